@@ -1,0 +1,150 @@
+"""Tasks started one by one, as in so many shells, with nothing above them."""
+
+import json
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from helpers import POWERS, Process, by_hand, processes, run_tfps, summary
+
+from tfps.launchers.local import held_ports
+
+
+def _last(output: str, name: str) -> float:
+    """Return the last value of a name in progress lines."""
+    return float(re.findall(rf"\b{re.escape(name)}=(\S+)", output)[-1])
+
+
+@pytest.mark.parametrize("issync", ["0", "1"])
+def test_classic_flags_train_linear_and_every_task_ends_by_itself(tmp_path: Path, issync: str) -> None:
+    """Three shells with the classic flags train ``linear`` to 2 and 10, and all exit 0, the PS too."""
+    flags = (f"--issync={issync}", "--model=linear", "--max_steps=600", f"--model_dir={tmp_path / 'm'}")
+    with by_hand(tmp_path, 1, 2, *flags) as tasks:
+        assert tasks["worker/0"].wait(60) == 0, tasks["worker/0"].output()
+        ended = time.monotonic()
+        assert [task.wait(10) for task in tasks.values()] == [0, 0, 0]
+        assert time.monotonic() - ended < 10
+        said = tasks["worker/0"].output()
+    assert _last(said, "weight") == pytest.approx(2, abs=0.1)
+    assert _last(said, "bias") == pytest.approx(10, abs=0.1)
+    told = summary(tmp_path / "m")
+    assert (told["status"], told["global_step"]) == ("done", 600)
+    taken = [told["tasks"][f"worker/{i}"]["steps"] for i in (0, 1)]
+    assert taken == [600, 600] if issync == "1" else sum(taken) == 600
+
+
+def test_without_model_dir_a_job_leaves_nothing(tmp_path: Path) -> None:
+    """Without ``--model_dir`` the classic command trains, keeps TensorFlow quiet, and writes no file."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "cwd").mkdir()
+    with held_ports(2) as ports, processes() as started:
+        cluster = [f"--ps_hosts=127.0.0.1:{ports[0]}", f"--worker_hosts=127.0.0.1:{ports[1]}", "--max_steps=20"]
+        for job in ("ps", "worker"):
+            me = [f"--job_name={job}", "--task_index=0"]
+            started.append(Process(tmp_path / "out" / job, *cluster, *me, cwd=tmp_path / "cwd"))
+        assert [task.wait(60) for task in started] == [0, 0], started[1].output()
+        assert all(re.match(r"(training|step|evaluating|done)\b", line) for line in started[1].output().splitlines())
+    assert list((tmp_path / "cwd").iterdir()) == []
+
+
+def test_tf_config_with_chief_and_evaluator(tmp_path: Path) -> None:
+    """A job told by TF_CONFIG alone (chief, worker, ps, evaluator inside the cluster) trains, evaluates and ends."""
+    with held_ports(3) as ports, processes() as started:
+        hosts = [f"localhost:{port}" for port in ports]
+        members = {"chief": hosts[:1], "worker": hosts[1:2], "ps": hosts[2:], "evaluator": ["localhost:1"]}
+        for kind in members:
+            told = json.dumps({"cluster": members, "task": {"type": kind, "index": 0}})
+            flags = ["--max_steps=100", f"--model_dir={tmp_path / 'm'}"]
+            started.append(Process(tmp_path / kind, *flags, TF_CONFIG=told))
+        assert [task.wait(90) for task in started] == [0, 0, 0, 0], "\n".join(t.output() for t in started)
+        assert "step=100" in started[3].output()
+        assert _last(started[3].output(), "loss") < 1
+    assert set(summary(tmp_path / "m")["tasks"]) == {"worker/0", "worker/1"}
+
+
+def test_a_missing_task_is_named_and_ends_the_others(tmp_path: Path) -> None:
+    """A task that never comes: every other one ends with 171 after ``--start_timeout_secs`` and names it."""
+    with held_ports(3) as ports, processes() as started:
+        hosts = [f"127.0.0.1:{port}" for port in ports]
+        cluster = [f"--ps_hosts={hosts[0]}", f"--worker_hosts={hosts[1]},{hosts[2]}", "--start_timeout_secs=6"]
+        for me in (["--job_name=ps"], ["--job_name=worker"]):
+            started.append(Process(tmp_path / me[0], *cluster, *me, "--task_index=0"))
+        assert [task.wait(40) for task in started] == [171, 171]
+        for task in started:
+            assert f"no answer from worker/1 ({hosts[2]})" in task.output()
+            assert "Traceback" not in task.output()
+
+
+def test_an_unknown_host_is_named(tmp_path: Path) -> None:
+    """A host name that does not resolve is 171 too, and said to be unknown."""
+    with held_ports(1) as ports:
+        flags = [
+            f"--ps_hosts=127.0.0.1:{ports[0]}",
+            "--worker_hosts=no-such-host.invalid:2222",
+            "--start_timeout_secs=1",
+        ]
+        ended = run_tfps(*flags, "--job_name=ps", "--task_index=0")
+    assert ended.returncode == 171
+    assert "worker/0 (no-such-host.invalid:2222, unknown host)" in ended.stderr
+
+
+def test_sigterm_to_every_task_saves_and_ends_with_143(tmp_path: Path) -> None:
+    """SIGTERM to all tasks of a sync job: the chief saves, everyone ends with 143 within 10 s."""
+    model_dir = tmp_path / "m"
+    with by_hand(tmp_path, 1, 2, "--issync=1", "--max_steps=1000000", f"--model_dir={model_dir}") as tasks:
+        tasks["worker/0"].wait_for("step=100 ", 60)
+        for task in tasks.values():
+            task.signal(signal.SIGTERM)
+        assert [task.wait(10) for task in tasks.values()] == [143, 143, 143]
+    told = summary(model_dir)
+    assert told["status"] == "stopped"
+    assert told["checkpoint"].endswith(f"model.ckpt-{told['global_step']}")
+    assert told["global_step"] >= 100
+
+
+def test_a_lost_ps_ends_the_workers_with_170(tmp_path: Path) -> None:
+    """A killed PS is a lost peer: each worker says so and ends with 170, in sync too."""
+    with by_hand(tmp_path, 1, 2, "--issync=1", "--max_steps=1000000") as tasks:
+        tasks["worker/1"].wait_for("step=1 ", 60)
+        tasks["ps/0"].signal(signal.SIGKILL)
+        assert tasks["ps/0"].wait(5) == -signal.SIGKILL
+        for worker in (tasks["worker/0"], tasks["worker/1"]):
+            assert worker.wait(30) == 170, worker.output()
+            assert "lost ps/0" in worker.output()
+
+
+def test_a_lost_worker_ends_a_sync_job_with_170(tmp_path: Path) -> None:
+    """In sync the others cannot go on without a killed worker: they name it and end with 170; nobody hangs."""
+    flags = ("--issync=1", "--max_steps=1000000", "--start_timeout_secs=8")
+    with by_hand(tmp_path, 1, 2, *flags) as tasks:
+        tasks["worker/1"].wait_for("step=1 ", 60)
+        tasks["worker/1"].signal(signal.SIGKILL)
+        assert tasks["worker/0"].wait(30) == 170
+        assert "lost worker/1" in tasks["worker/0"].output()
+        assert tasks["ps/0"].wait(40) == 170
+
+
+def test_async_goes_on_without_a_killed_worker_and_still_takes_every_step(tmp_path: Path) -> None:
+    """In async the others finish a killed worker's share; the step it may have drawn is taken too; everyone ends."""
+    model = tmp_path / "powers.py"
+    model.write_text(POWERS)
+    flags = (f"--model={model}", "--max_steps=4000", f"--model_dir={tmp_path / 'm'}")
+    with by_hand(tmp_path, 1, 2, *flags) as tasks:
+        tasks["worker/1"].wait_for("step=", 60)
+        tasks["worker/1"].signal(signal.SIGKILL)
+        assert tasks["worker/1"].wait(5) == -signal.SIGKILL
+        assert tasks["worker/0"].wait(60) == 0, tasks["worker/0"].output()
+        assert tasks["ps/0"].wait(40) == 0
+    assert summary(tmp_path / "m")["global_step"] == 4000
+
+
+def test_a_taken_port_is_named_with_its_flag(tmp_path: Path) -> None:
+    """A port that another process listens on is exit 2 at once, with the address and the flag."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = run_tfps(f"--ps_hosts={address}", "--worker_hosts=127.0.0.1:2", "--job_name=ps", "--task_index=0")
+    assert ended.returncode == 2
+    assert f"--ps_hosts: port {address.partition(':')[2]} of {address} is taken" in ended.stderr

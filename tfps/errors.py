@@ -1,0 +1,88 @@
+"""What can go wrong, as one tree; each class carries the exit code a task ends with.
+
+::
+
+    TfpsError                    1
+    ├── ConfigError              2   a flag, TF_CONFIG or the environment is wrong; lists every problem at once
+    │   └── ModelError           2   the user's model file is wrong; shows the user's own line
+    ├── DataError               65   training data missing or damaged
+    ├── CheckpointError         65   no usable checkpoint
+    ├── DivergedError           66   the loss became NaN or Inf
+    ├── StorageError            74   model_dir cannot be written
+    └── RetryableError         128+  the same command, started again, may succeed
+        ├── StoppedError       143   told to stop (SIGTERM, SIGINT); state is saved
+        ├── PeerLostError      170   another task of the cluster is gone
+        └── ClusterFormError   171   the cluster did not form in time
+
+Kubeflow's ``ExitCode`` restart policy retries 128 and up and gives up below. Imports nothing of tfps.
+"""
+
+from collections.abc import Sequence
+
+
+class TfpsError(Exception):
+    """Base of every error tfps raises on purpose: its text is for the user, without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(TfpsError):
+    """The job cannot start as asked. Holds every problem found, one plain line each."""
+
+    exit_code = 2
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class ModelError(ConfigError):
+    """The user's model cannot be loaded, built or run; the text names the user's own line."""
+
+
+class DataError(TfpsError):
+    """Training data is missing, damaged, or not what the model reads."""
+
+    exit_code = 65
+
+
+class CheckpointError(TfpsError):
+    """There is no checkpoint, or it does not fit the model."""
+
+    exit_code = 65
+
+
+class DivergedError(TfpsError):
+    """The loss is NaN or Inf."""
+
+    exit_code = 66
+
+
+class StorageError(TfpsError):
+    """The model directory cannot be written."""
+
+    exit_code = 74
+
+
+class RetryableError(TfpsError):
+    """Something outside this task went wrong: starting the same command again may succeed."""
+
+    exit_code = 128
+
+
+class StoppedError(RetryableError):
+    """The task was told to stop (SIGTERM or SIGINT) and has saved its state."""
+
+    exit_code = 143
+
+
+class PeerLostError(RetryableError):
+    """Another task of the cluster does not answer any more."""
+
+    exit_code = 170
+
+
+class ClusterFormError(RetryableError):
+    """Some tasks never answered within ``--start_timeout_secs``."""
+
+    exit_code = 171

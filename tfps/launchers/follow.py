@@ -1,0 +1,142 @@
+"""See a running job through to its end: show it, end it when a task fails or the user says so, and say how it ended."""
+
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from tfps.cluster import Task
+from tfps.config import JobConfig
+from tfps.errors import PeerLostError, StoppedError
+from tfps.launchers.local import Exited, Line
+from tfps.launchers.view import JobView, Plain, Terminal, screen
+from tfps.report import SUMMARY, read_json, write_json
+
+
+class RunningJob(Protocol):
+    """What can be followed."""
+
+    def events(self) -> Iterator[Line | Exited | None]:
+        """Yield what the tasks say and how they end, until all have."""
+
+    def cancel(self) -> None:
+        """Ask every task to save and end."""
+
+    def kill(self) -> None:
+        """End every task at once."""
+
+
+@dataclass
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        exit_codes: Of every task that has ended; negative for a signal.
+        exit_code: The job's: 0, that of the first task that failed, 170 if it was killed, or 143.
+        error: Why, if not 0.
+    """
+
+    exit_codes: dict[Task, int]
+    exit_code: int = 0
+    error: str = ""
+
+
+def follow(job: RunningJob, view: JobView) -> Outcome:
+    """Show a job until it ends.
+
+    The first SIGINT or SIGTERM ends it in order, with its state saved; a second one kills it.
+    """
+    outcome = Outcome({})
+    with _on_signals(lambda: _interrupt(job, outcome)), screen(view) as shown:
+        for event in job.events():
+            _take(event, job, view, shown, outcome)
+            shown.refresh()
+    return outcome
+
+
+def _take(
+    event: Line | Exited | None, job: RunningJob, view: JobView, shown: Plain | Terminal, outcome: Outcome
+) -> None:
+    if isinstance(event, Line):
+        errors = {line for task in view.tasks.values() for line in task.error.splitlines()}
+        repeated = event.text.startswith(("error:", "    ")) and event.text.removeprefix("error: ") in errors
+        view.said(event.task, event.text)
+        if not repeated:
+            shown.line(event.task, event.text)
+    elif isinstance(event, Exited):
+        outcome.exit_codes[event.task] = event.exit_code
+        if event.exit_code and not outcome.exit_code:
+            outcome.exit_code = event.exit_code if event.exit_code > 0 else PeerLostError.exit_code
+            outcome.error = _why(event, view)
+            job.cancel()
+
+
+def _why(event: Exited, view: JobView) -> str:
+    said = view.tasks[event.task].error
+    if said:
+        return f"{event.task}: {said}"
+    if event.exit_code < 0:
+        return f"{event.task} was killed by {signal.Signals(-event.exit_code).name}"
+    return f"{event.task} ended with exit code {event.exit_code}"
+
+
+def _interrupt(job: RunningJob, outcome: Outcome) -> None:
+    if outcome.exit_code:
+        job.kill()
+    outcome.exit_code = outcome.exit_code or StoppedError.exit_code
+    outcome.error = outcome.error or "stopped"
+    job.cancel()
+
+
+def log_tail(config: JobConfig, view: JobView, outcome: Outcome, most: int = 10) -> list[str]:
+    """Return the end of the log of the first task that ended badly without a word of its own."""
+    silent = [task for task, code in outcome.exit_codes.items() if code and not view.tasks[task].error]
+    if not silent or outcome.exit_code == StoppedError.exit_code:
+        return []
+    path = Path(config.model_dir or ".") / "logs" / f"{silent[0].job}-{silent[0].index}.log"
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    return [f"the end of {path}:", *(f"  {line}" for line in lines[-most:])]
+
+
+class _on_signals:  # noqa: N801  used as a function
+    """A context in which SIGINT and SIGTERM call a function."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._call()
+
+
+def write_summary(config: JobConfig, view: JobView, outcome: Outcome) -> Mapping[str, Any]:
+    """Complete the chief's ``summary.json`` with what only the launcher knows: exit codes, and why the job failed."""
+    path = Path(config.model_dir or ".") / SUMMARY
+    summary = read_json(path) or {
+        "status": "failed",
+        "model": config.model,
+        "mode": config.mode,
+        "global_step": view.step,
+    }
+    if outcome.exit_code:
+        summary |= {"status": "stopped" if outcome.exit_code == 143 else "failed"}
+        summary |= {"error": outcome.error, "exit_code": outcome.exit_code}
+    told = summary.get("tasks", {})
+    summary["tasks"] = {
+        str(task): {**told.get(str(task), {}), "exit_code": outcome.exit_codes.get(task), "restarts": 0}
+        for task in view.tasks
+    }
+    summary["first_step_secs"] = view.first_step_secs
+    write_json(path, summary)
+    return summary

@@ -1,0 +1,163 @@
+"""Show a running job: a live view on a terminal (drawn by rich), plain lines with the task's name elsewhere.
+
+Works on nothing but what tasks say and how they end, so it serves every launcher.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from tfps.cluster import Task
+from tfps.config import JobConfig
+from tfps.report import STATES, count, duration, parse_progress
+
+
+@dataclass
+class TaskView:
+    """What is known of one task.
+
+    Attributes:
+        state: One of ``report.STATES``, or ``starting``.
+        step: Global step of its last report.
+        values: Its last report, by name.
+        error: What it said of why it failed.
+    """
+
+    state: str = "starting"
+    step: int = 0
+    values: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass
+class JobView:
+    """What is known of a job, gathered from its tasks' lines."""
+
+    config: JobConfig
+    tasks: dict[Task, TaskView]
+    began: float
+    first_step_secs: float | None = None
+
+    @property
+    def step(self) -> int:
+        """The newest global step that any task has reported."""
+        return max((task.step for task in self.tasks.values()), default=0)
+
+    @property
+    def examples_per_sec(self) -> float:
+        """The sum of what the tasks that still train last reported, in examples per second."""
+        return sum(task.values.get("examples/s", 0.0) for task in self.tasks.values() if task.state == "training")
+
+    @property
+    def loss(self) -> float | None:
+        """The loss in the newest report."""
+        reports = [task for task in self.tasks.values() if "loss" in task.values]
+        return max(reports, key=lambda task: task.step).values["loss"] if reports else None
+
+    def said(self, task: Task, line: str) -> None:
+        """Take in a line of a task."""
+        view = self.tasks[task]
+        progress = parse_progress(line)
+        if progress is None:
+            self._state(view, line)
+            return
+        view.step, view.values = int(progress.pop("step")), {**view.values, **progress}
+        if self.first_step_secs is None:
+            self.first_step_secs = time.monotonic() - self.began
+
+    def _state(self, view: TaskView, line: str) -> None:
+        word = line.partition(" ")[0].rstrip(":")
+        if word in STATES:
+            view.state = word
+        if word == "error" or (view.error and line.startswith("    ")):
+            told = line.removeprefix("error: ")
+            view.error = f"{view.error}\n{told}" if view.error else told
+
+
+def job_view(config: JobConfig, tasks: Iterable[Task], began: float) -> JobView:
+    """Return the view of a job that was started at the monotonic time ``began``."""
+    return JobView(config, {task: TaskView() for task in tasks}, began)
+
+
+class Plain:
+    """Prints every line as it comes, after the name of its task."""
+
+    def __init__(self, view: JobView) -> None:
+        self._view = view
+        self._width = max(len(str(task)) for task in view.tasks)
+
+    def __enter__(self) -> "Plain":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def line(self, task: Task, text: str) -> None:
+        """Show a line that a task said."""
+        print(f"{task!s:<{self._width}} | {text}", flush=True)
+
+    def refresh(self) -> None:
+        """Nothing changes between two lines."""
+
+
+class Terminal:
+    """Draws the job in place; lines that are not mere progress scroll by above."""
+
+    def __init__(self, view: JobView, console: Console) -> None:
+        self._view = view
+        self._console = console
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
+        )
+        self._progress = Progress(*columns, TimeRemainingColumn(), TextColumn("left"), console=console)
+        self._bar = self._progress.add_task(view.config.model, total=view.config.max_steps)
+        self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> "Terminal":
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def line(self, task: Task, text: str) -> None:
+        """Show a line that a task said."""
+        if parse_progress(text) is None:
+            self._console.print(Text.assemble((f"{task!s:>9} ", "dim"), text))
+
+    def refresh(self) -> None:
+        """Bring the bar up to date; rich draws by itself."""
+        self._progress.update(self._bar, completed=min(self._view.step, self._view.config.max_steps))
+
+    def _draw(self) -> Group:
+        view = self._view
+        loss = "-" if view.loss is None else f"{view.loss:.4g}"
+        elapsed = duration(time.monotonic() - view.began)
+        head = Text(f"loss {loss}   {count(view.examples_per_sec)} examples/s   {elapsed}")
+        return Group(self._progress, head, self._table())
+
+    def _table(self, most: int = 16) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for name in ("task", "state", "step", "examples/s"):
+            table.add_column(name, justify="right" if name in ("step", "examples/s") else "left", style="dim")
+        shown: Sequence[tuple[Task, TaskView]] = list(self._view.tasks.items())
+        for task, known in shown[:most]:
+            rate = known.values.get("examples/s")
+            table.add_row(str(task), known.state, count(known.step) if known.step else "", count(rate) if rate else "")
+        if len(shown) > most:
+            table.add_row(f"and {len(shown) - most} more", "", "", "")
+        return table
+
+
+def screen(view: JobView) -> Plain | Terminal:
+    """Return the way to show a job that suits standard output."""
+    console = Console(highlight=False)
+    return Terminal(view, console) if console.is_terminal else Plain(view)

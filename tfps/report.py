@@ -1,0 +1,138 @@
+"""What a job tells people and programs: progress lines, ``job.json`` and ``summary.json``.
+
+A progress line is ``name=value`` pairs, one line a report, the same on every platform; ``parse_progress`` reads it
+back, which is how a launcher follows a task through nothing but its output. Must not import TensorFlow.
+"""
+
+import json
+import math
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfps.errors import CheckpointError, StorageError
+
+JOB, SUMMARY = "job.json", "summary.json"
+
+# The first word of a task's line, where it begins a new state of that task.
+STATES = ("waiting", "training", "evaluating", "done", "stopped", "error")
+
+
+def format_progress(step: int, values: Mapping[str, float]) -> str:
+    """Return ``step=100 loss=0.53 examples/s=12345``."""
+    named = ((re.sub(r"[\s=]", "_", name), value) for name, value in values.items())
+    return " ".join([f"step={step}", *(f"{name}={_number(value)}" for name, value in named)])
+
+
+def parse_progress(line: str) -> dict[str, float] | None:
+    """Return the pairs of a progress line, or ``None`` if the line is something else."""
+    if not re.match(r"step=[0-9]{1,19}(\s|\Z)", line):
+        return None
+    first, *others = (word.partition("=") for word in line.split())
+    try:
+        return {**{name: float(value) for name, _, value in others}, "step": float(first[2])}
+    except ValueError:
+        return None
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 9999.5 and math.isfinite(value) else f"{value:.4g}"
+
+
+def count(number: float) -> str:
+    """Return a count for people: ``12,345``."""
+    return f"{number:,.0f}"
+
+
+def duration(secs: float) -> str:
+    """Return a time for people: ``0.8 s``, ``42 s``, ``3 min 05 s``, ``2 h 04 min``."""
+    if secs < 10:
+        return f"{secs:.1f} s"
+    if secs < 120:
+        return f"{secs:.0f} s"
+    minutes, rest = divmod(round(secs), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def make_dir(path: Path) -> None:
+    """Make a directory of the job.
+
+    Raises:
+        StorageError: If it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"--model_dir: {path} cannot be made: {error.strerror}.") from None
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file whole or not at all: a temporary file, renamed. NaN and Inf become null.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    text = json.dumps(_finite(value), indent=2) + "\n"
+    make_dir(path.parent)
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+        try:
+            temporary.write_text(text)
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"--model_dir: {path} cannot be written: {error.strerror}.") from None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return what a JSON file holds, or ``None`` if there is no such file.
+
+    Raises:
+        CheckpointError: If it is not a JSON object: another program wrote it, or it is damaged.
+    """
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. Move it away, or give another --model_dir.") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds no JSON object. Move it away, or give another --model_dir.")
+    return value
+
+
+def final_lines(summary: Mapping[str, Any], model_dir: str | None) -> list[str]:
+    """Return the report that a job ends with, from its summary, for people."""
+    step, secs, rate = (summary.get(name) or 0 for name in ("global_step", "seconds", "examples_per_sec"))
+    resumed = summary.get("resumed_from_step")
+    lines = [f"done: step {count(step)} after {duration(secs)}, {count(rate)} examples/s"]
+    lines[0] += f", resumed from step {count(resumed)}" if resumed else ""
+    if summary.get("loss") is not None:
+        lines.append(f"  training loss  {summary['loss']:.4g}")
+    metrics = summary.get("eval") or {}
+    lines += [f"  eval {name:<9} {_number(value)}" for name, value in metrics.items() if _is_number(value)]
+    if model_dir:
+        lines += [f"  checkpoint     {summary.get('checkpoint') or 'none'}", f"  logs           {model_dir}/logs"]
+    return lines
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def one_line(text: str) -> str:
+    """Return a text as one line, for places that have room for just one."""
+    return re.sub(r"\s+", " ", text).strip()

@@ -1,0 +1,137 @@
+"""The chief's duties beside training: first values, checkpoints, the final evaluation, the summary."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster import Cluster, Task
+from tfps.config import JobConfig
+from tfps.errors import StoppedError, TfpsError
+from tfps.models import Model
+from tfps.report import JOB, SUMMARY, format_progress, write_json
+from tfps.runtime import evaluation, graph
+from tfps.runtime.checkpoint import Checkpoints, restore
+from tfps.runtime.events import EventFile
+from tfps.runtime.loop import Loop, Progress
+from tfps.runtime.model_dir import existing
+
+log = logging.getLogger(__name__)
+
+
+class Chief:
+    """What worker 0 does that the others do not. Build it while the training graph is the default one."""
+
+    def __init__(self, config: JobConfig, cluster: Cluster, model: Model, built: graph.TrainGraph) -> None:
+        self._config, self._built = config, built
+        self._init = tf.global_variables_initializer()
+        self._checkpoints = Checkpoints(config.model_dir, config.save_checkpoint_secs)
+        self._eval = graph.evaluation(config, cluster, Task("worker", 0), model, like=built.graph)
+        self.resumed_from: str | None = None
+        self.resumed_from_step = 0
+
+    def give_values(self, session: Any) -> None:
+        """Give the variables their first values, or the newest checkpoint's, and set up the mode.
+
+        Raises:
+            CheckpointError: If the newest checkpoint cannot be used.
+        """
+        newest = self._checkpoints.newest
+        if newest:
+            restore(session, newest, self._checkpoints.saver)
+            self.resumed_from, self.resumed_from_step = newest, self.global_step(session)
+            log.info("resumed from %s", newest)
+        else:
+            session.run(self._init)
+        session.run(self._built.step.chief_init)
+        if self._config.model_dir:
+            write_json(Path(self._config.model_dir) / JOB, _found_from_anywhere(self._config).to_dict())
+
+    def global_step(self, session: Any) -> int:
+        """Return how many updates the variables have had."""
+        return int(session.run(self._built.global_step))
+
+    def save_if_due(self, session: Any) -> None:
+        """Save every ``save_checkpoint_secs``; a failure is told, and training goes on."""
+        if self._checkpoints.due:
+            self._checkpoints.try_save(session, self._built.global_step)
+
+    def save(self, session: Any) -> None:
+        """Save now.
+
+        Raises:
+            StorageError: If that fails.
+        """
+        self._checkpoints.save(session, self._built.global_step)
+
+    def close_gaps(self, session: Any, loop: Loop) -> None:
+        """Take the steps that lost workers had drawn a ticket for."""
+        while (step := self.global_step(session)) < self._config.max_steps:
+            if loop.progress.input_ended or not self._built.step.chief_can_finish:
+                return
+            loop.take(step)
+
+    def evaluate(self, session: Any, target: str, session_config: Any) -> Mapping[str, Any]:
+        """Measure the model on the live parameters; returns its metrics by name, none if it has no evaluation input."""
+        if self._eval is None:
+            return {}
+        step = self.global_step(session)
+        log.info("evaluating at step %d", step)
+        with tf.Session(target, graph=self._eval.graph, config=session_config) as eval_session:
+            metrics = evaluation.measure(eval_session, self._eval)
+        scalars = {f"eval/{name}": value for name, value in metrics.items() if isinstance(value, float)}
+        log.info(format_progress(step, scalars))
+        EventFile(self._config.model_dir, "eval").write(step, metrics)
+        return metrics
+
+
+def _found_from_anywhere(config: JobConfig) -> JobConfig:
+    """Return a job with absolute paths, so that ``tfps eval`` finds its model and data from any directory."""
+    found = {"data_dir": config.data_dir} if config.data_dir and Path(config.data_dir).exists() else {}
+    found |= {"model": config.model} if Path(config.model).is_file() else {}
+    return config.replace(**{name: str(Path(path).resolve()) for name, path in found.items()})
+
+
+def write_summary(
+    config: JobConfig,
+    progress: Progress,
+    chief: Chief | None,
+    steps: Mapping[int, int],
+    metrics: Mapping[str, Any],
+    error: TfpsError | None = None,
+) -> None:
+    """Write ``summary.json``; nothing without a ``--model_dir``.
+
+    Args:
+        config: The job.
+        progress: The chief's own.
+        chief: ``None`` if the job ended before there was one.
+        steps: By worker index, the steps taken in this run, as far as they are known.
+        metrics: The final evaluation's.
+        error: Why the job ended early.
+    """
+    if not config.model_dir:
+        return
+    told = {
+        "status": "done",
+        "model": config.model,
+        "mode": config.mode,
+        "global_step": progress.global_step or (chief.resumed_from_step if chief else 0),
+        "max_steps": config.max_steps,
+        "resumed_from_step": chief.resumed_from_step if chief else 0,
+        "resumed_from": chief.resumed_from if chief else None,
+        "seconds": round(progress.seconds, 3),
+        "examples_per_sec": round(sum(steps.values()) * config.batch_size / progress.seconds, 1)
+        if progress.steps
+        else 0,
+        "loss": progress.loss,
+        "eval": metrics,
+        "checkpoint": next(reversed(existing(config.model_dir)), None),
+        "tasks": {f"worker/{index}": {"steps": taken} for index, taken in sorted(steps.items())},
+    }
+    if error:
+        told["status"] = "stopped" if isinstance(error, StoppedError) else "failed"
+        told |= {"error": str(error), "exit_code": error.exit_code}
+    write_json(Path(config.model_dir) / SUMMARY, told)

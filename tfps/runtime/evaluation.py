@@ -1,0 +1,119 @@
+"""Measure a model: on the live parameters at the end of training, or on a checkpoint."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster import Cluster, Task
+from tfps.config import JobConfig
+from tfps.errors import ConfigError, DataError, PeerLostError, TfpsError
+from tfps.models import Model
+from tfps.report import SUMMARY, format_progress, read_json
+from tfps.runtime import checkpoint, graph, net
+from tfps.runtime.events import EventFile
+from tfps.runtime.model_dir import existing
+from tfps.runtime.stop import Stop
+
+_POLL_SECS = 0.5
+
+log = logging.getLogger(__name__)
+
+
+def measure(session: Any, built: graph.EvalGraph) -> dict[str, Any]:
+    """Run a model's metrics over the whole evaluation input.
+
+    Returns:
+        By name, a float, or a list for a metric that is not a scalar; ``loss`` is the mean over the batches.
+
+    Raises:
+        DataError: If the evaluation input is empty.
+    """
+    with built.graph.as_default():
+        initialise = tf.group(tf.local_variables_initializer(), built.iterator.initializer)
+        update = tf.group(*(pair[1] for pair in built.metrics.values()))
+    session.run(initialise)
+    step = session.make_callable(update)
+    batches = 0
+    try:
+        while True:
+            step()
+            batches += 1
+    except tf.errors.OutOfRangeError:
+        pass
+    if not batches:
+        raise DataError("the evaluation input is empty: input_fn(mode='eval') gave no batch.")
+    values = session.run({name: pair[0] for name, pair in built.metrics.items()})
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()}
+
+
+def of_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Any]:
+    """Evaluate a checkpoint on this machine, without a cluster; see ``measure``.
+
+    Raises:
+        CheckpointError: If the checkpoint does not fit the model, or is damaged.
+    """
+    built = graph.evaluation(config, None, Task("worker", 0), model)
+    if built is None:
+        raise ConfigError(f"--model={model.name} has nothing to evaluate on: input_fn(mode='eval') returned None.")
+    with built.graph.as_default(), tf.Session(graph=built.graph) as session:
+        checkpoint.restore(session, path, tf.train.Saver())
+        return measure(session, built)
+
+
+def follow(config: JobConfig, cluster: Cluster, model: Model, stop: Stop) -> None:
+    """Be the evaluator: evaluate each checkpoint as it comes, until the job's summary is there.
+
+    The evaluator is no part of the cluster: it sees the job through ``--model_dir`` alone.
+
+    Raises:
+        PeerLostError: If no PS answers any more and there is no summary.
+        StoppedError: If told to stop.
+    """
+    events = EventFile(config.model_dir, "eval")
+    began = time.time()
+    last: str | None = None
+    last_answer = time.monotonic()
+    while True:
+        over = _is_over(config, began)
+        path = next(reversed(existing(config.model_dir)), None)
+        if path and path != last:
+            last = path
+            _evaluate_one(config, model, path, events)
+            continue
+        if over:
+            break
+        last_answer = _check(cluster, stop, last_answer, config.start_timeout_secs)
+        time.sleep(_POLL_SECS)
+    log.info("done")
+
+
+def _evaluate_one(config: JobConfig, model: Model, path: str, events: EventFile) -> None:
+    log.info("evaluating %s", path)
+    values = of_checkpoint(config, model, path)
+    step = checkpoint.step_of(path)
+    log.info(format_progress(step, {name: value for name, value in values.items() if isinstance(value, float)}))
+    events.write(step, values)
+
+
+def _is_over(config: JobConfig, began: float) -> bool:
+    """Tell whether the chief has written its summary since this evaluator began, or training had ended before."""
+    path = Path(config.model_dir or "") / SUMMARY
+    summary = read_json(path)
+    if summary is None:
+        return False
+    return path.stat().st_mtime >= began or int(summary.get("global_step") or 0) >= config.max_steps
+
+
+def _check(cluster: Cluster, stop: Stop, last_answer: float, patience_secs: float) -> float:
+    """Return when a PS last answered; raise the reason to end if there is one."""
+    if stop.error:
+        raise stop.error
+    if len(net.missing(cluster, [Task("ps", i) for i in range(cluster.num_ps)])) < cluster.num_ps:
+        return time.monotonic()
+    if time.monotonic() - last_answer > patience_secs:
+        error: TfpsError = PeerLostError(f"no PS has answered for {patience_secs:g} s and there is no summary.")
+        raise error
+    return last_answer

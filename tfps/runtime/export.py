@@ -1,0 +1,39 @@
+"""Turn a checkpoint into a SavedModel, which plain ``tf.saved_model.load`` reads and TensorFlow Serving serves."""
+
+from pathlib import Path
+
+import tensorflow.compat.v1 as tf
+
+from tfps.config import JobConfig
+from tfps.errors import StorageError
+from tfps.models import Model
+from tfps.runtime import checkpoint, graph
+
+
+def saved_model(config: JobConfig, model: Model, path: str) -> Path:
+    """Write a SavedModel with the signature ``serving_default``: features in, predictions out.
+
+    Args:
+        config: The job; ``export_dir`` says where to, by default ``MODEL_DIR/export/STEP``.
+        model: The model; its evaluation input gives the features' names, types and shapes.
+        path: The checkpoint.
+
+    Returns:
+        The directory written.
+
+    Raises:
+        CheckpointError: If the checkpoint does not fit the model.
+        StorageError: If the directory exists or cannot be written.
+    """
+    directory = Path(config.export_dir or Path(path).parent / "export" / str(checkpoint.step_of(path)))
+    if directory.exists() and any(directory.iterdir()):
+        raise StorageError(f"--export_dir={directory} exists and is not empty: give a new one.")
+    built, inputs, outputs = graph.prediction(config, model)
+    with built.as_default(), tf.Session(graph=built) as session:
+        checkpoint.restore(session, path, tf.train.Saver())
+        session.run(tf.tables_initializer())
+        try:
+            tf.saved_model.simple_save(session, str(directory), inputs, outputs, legacy_init_op=tf.tables_initializer())
+        except (OSError, tf.errors.OpError) as error:
+            raise StorageError(f"--export_dir={directory} cannot be written: {error}") from None
+    return directory

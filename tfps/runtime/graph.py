@@ -1,0 +1,233 @@
+"""Build the graphs of a job: training on a cluster, evaluation on a cluster or on one machine, and prediction.
+
+A model's functions are called here and nowhere else, so this is where a mistake in them is caught and shown.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster import Cluster, Task
+from tfps.config import JobConfig
+from tfps.errors import ModelError
+from tfps.models import Model
+from tfps.models.spec import ModeKeys, ModelSpec
+from tfps.modes import MODES
+from tfps.modes.step import Step
+from tfps.runtime import placement
+
+
+@dataclass(frozen=True)
+class TrainGraph:
+    """The graph in which one worker trains."""
+
+    graph: Any
+    global_step: Any
+    iterator: Any
+    spec: ModelSpec
+    step: Step
+    summary: Any
+
+
+@dataclass(frozen=True)
+class EvalGraph:
+    """The graph that evaluates a model, on live parameters or on a checkpoint's."""
+
+    graph: Any
+    global_step: Any
+    iterator: Any
+    metrics: Mapping[str, tuple[Any, Any]]
+
+
+def params_of(config: JobConfig) -> Mapping[str, Any]:
+    """Return what a model gets as ``params``: every flag of the job, read-only."""
+    return MappingProxyType(config.to_dict())
+
+
+def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> TrainGraph:
+    """Build a worker's training graph.
+
+    Raises:
+        ModelError: If the model fails, or gives back something else than its contract says.
+    """
+    with _new_graph(config) as graph:
+        with _on_cluster(config, cluster, task):
+            global_step = tf.train.get_or_create_global_step()
+            iterator, batch = _input(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
+            spec = _spec(model, ModeKeys.TRAIN, config, *batch)
+            summary = tf.summary.merge_all() if task.is_chief else None
+        # Slots go where their variables are; the strategy must not count them again.
+        with (
+            tf.device(placement.device_setter(cluster, task, lambda _op: 0)),
+            placement.local_variables_on(task.device),
+        ):
+            mode = importlib.import_module(MODES[config.mode])
+            step = _built(model, lambda: mode.build(spec.optimizer, spec.loss, global_step, config, cluster))
+    return TrainGraph(graph, global_step, iterator, spec, step, summary)
+
+
+def evaluation(
+    config: JobConfig, cluster: Cluster | None, task: Task, model: Model, like: Any = None
+) -> EvalGraph | None:
+    """Build an evaluation graph.
+
+    Args:
+        config: The job.
+        cluster: Where the variables live; ``None`` is this machine.
+        task: The worker that evaluates.
+        model: The model.
+        like: A training graph on the same cluster, whose variables are evaluated, each on the PS where it lives.
+
+    Returns:
+        The graph, or ``None`` if the model's ``input_fn`` returns ``None`` for ``mode='eval'``.
+
+    Raises:
+        ModelError: If the model fails, or gives back something else than its contract says.
+    """
+    strategy = placement.same_as(like) if like is not None else None
+    with _new_graph(config) as graph, _on_cluster(config, cluster, task, strategy):
+        global_step = tf.train.get_or_create_global_step()
+        device = task.device if cluster else "/cpu:0"
+        source = _input(model, ModeKeys.EVAL, config, device, 1, 0)
+        if source is None:
+            return None
+        iterator, batch = source
+        spec = _spec(model, ModeKeys.EVAL, config, *batch)
+        metrics = {"loss": tf.metrics.mean(spec.loss), **spec.eval_metric_ops}
+    return EvalGraph(graph, global_step, iterator, metrics)
+
+
+def prediction(config: JobConfig, model: Model) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
+    """Build the serving graph: placeholders shaped as the evaluation input's features, batch dimension free.
+
+    Returns:
+        The graph, its inputs by name, its predictions by name.
+
+    Raises:
+        ModelError: If the model fails or returns no predictions.
+    """
+    with _new_graph(config) as graph:
+        dataset = _dataset(model, ModeKeys.EVAL, config, 1, 0)
+        if dataset is None:
+            raise ModelError(
+                f"--model={model.name}: input_fn(mode='eval') returned None; export needs its features' shapes."
+            )
+        features_spec = tf.data.get_output_types(dataset)[0], tf.data.get_output_shapes(dataset)[0]
+        features = _placeholders(*features_spec)
+        spec = _spec(model, ModeKeys.PREDICT, config, features, None)
+        predictions = spec.predictions if isinstance(spec.predictions, Mapping) else {"output": spec.predictions}
+        inputs = features if isinstance(features, dict) else {"features": features}
+    return graph, inputs, predictions
+
+
+@contextlib.contextmanager
+def _new_graph(config: JobConfig) -> Iterator[Any]:
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.set_random_seed(config.seed)
+        yield graph
+
+
+@contextlib.contextmanager
+def _on_cluster(
+    config: JobConfig, cluster: Cluster | None, task: Task, strategy: placement.Strategy | None = None
+) -> Iterator[None]:
+    """Place variables on the PS, split large ones; without a cluster, leave everything on this machine."""
+    if cluster is None:
+        yield
+        return
+    strategy = strategy or placement.STRATEGIES[config.ps_strategy](cluster.num_ps)
+    with (
+        tf.device(placement.device_setter(cluster, task, strategy)),
+        placement.local_variables_on(task.device),
+        tf.variable_scope(tf.get_variable_scope(), partitioner=placement.partitioner(config, cluster)),
+    ):
+        yield
+
+
+def _dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: int) -> Any:
+    context = tf.distribute.InputContext(pipelines, index, pipelines if config.mode == "sync" else 1)
+    dataset = model.input_fn(mode, params_of(config), context)
+    if dataset is None and mode == ModeKeys.EVAL:
+        return None
+    if not isinstance(dataset, tf.compat.v2.data.Dataset):  # the base of both versions of the class
+        raise ModelError(
+            f"--model={model.name}: {model.line_of('input_fn')}: input_fn returned {_named(dataset)}; "
+            "it must return a tf.data.Dataset of (features, labels)."
+        )
+    element = tf.data.get_output_types(dataset)
+    if not (isinstance(element, tuple) and len(element) == 2):
+        raise ModelError(
+            f"--model={model.name}: {model.line_of('input_fn')}: input_fn's dataset has elements of {element}; "
+            "they must be pairs (features, labels)."
+        )
+    return dataset
+
+
+def _input(model: Model, mode: str, config: JobConfig, device: str, pipelines: int, index: int) -> Any:
+    """Build the input pipeline on the task's own CPU; returns its iterator and the next batch, or ``None``."""
+    with tf.device(f"{device}/cpu:0" if "cpu" not in device else device):
+        dataset = _dataset(model, mode, config, pipelines, index)
+        if dataset is None:
+            return None
+        iterator = tf.data.make_initializable_iterator(dataset)
+        return iterator, iterator.get_next()
+
+
+def _placeholders(types: Any, shapes: Any) -> Any:
+    if isinstance(types, dict):
+        return {name: _placeholder(name, types[name], shapes[name]) for name in types}
+    return _placeholder("features", types, shapes)
+
+
+def _placeholder(name: str, dtype: Any, shape: Any) -> Any:
+    free = None if shape.rank is None else [None, *shape.as_list()[1:]]
+    return tf.placeholder(dtype, free, name=f"serving_{name}")
+
+
+def _spec(model: Model, mode: str, config: JobConfig, features: Any, labels: Any) -> ModelSpec:
+    """Call ``model_fn`` and check what it gives back."""
+    spec: ModelSpec = model.model_fn(features, labels, mode, params_of(config))
+    problem = _spec_problem(spec, mode)
+    if problem:
+        raise ModelError(
+            f"--model={model.name}: {model.line_of('model_fn')}: model_fn(mode={mode!r}) returned {problem}"
+        )
+    if spec.loss is not None and spec.loss.shape.rank is None:
+        spec = dataclasses.replace(spec, loss=tf.reshape(spec.loss, []))
+    return spec
+
+
+def _spec_problem(spec: Any, mode: str) -> str:
+    if not isinstance(spec, ModelSpec):
+        return f"{_named(spec)}; it must return a tfps.ModelSpec."
+    if mode == ModeKeys.PREDICT:
+        return "" if spec.predictions is not None else "no predictions: give ModelSpec(predictions={...})."
+    if not isinstance(spec.loss, tf.Tensor):
+        return f"loss={_named(spec.loss)}; it must be a scalar tensor."
+    if spec.loss.shape.rank not in (0, None):
+        return f"a loss of shape {spec.loss.shape}; it must be a scalar: take its mean."
+    if mode == ModeKeys.TRAIN and not isinstance(spec.optimizer, tf.train.Optimizer):
+        return f"optimizer={_named(spec.optimizer)}; it must be a tf.compat.v1.train.Optimizer."
+    return ""
+
+
+def _built(model: Model, build: Any) -> Step:
+    """Run a mode's ``build``; what fails in there is the model's loss or optimizer."""
+    try:
+        step: Step = build()
+    except (ValueError, TypeError) as error:
+        raise ModelError(
+            f"--model={model.name}: {model.line_of('model_fn')}: no gradient step can be built: {error}"
+        ) from error
+    return step
+
+
+def _named(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,34 @@
+"""What ``--model_dir`` holds, told by its file names. Does not import TensorFlow."""
+
+import re
+from pathlib import Path
+
+from tfps.config import JobConfig
+from tfps.errors import CheckpointError
+
+_NAME = re.compile(r"model\.ckpt-(\d+)\.index")
+
+
+def existing(model_dir: str | None) -> list[str]:
+    """Return the paths of a directory's checkpoints, by their steps, the newest last.
+
+    The files count, not the ``checkpoint`` state file: a damaged one must not send a job back to step 0.
+    """
+    if not model_dir or not Path(model_dir).is_dir():
+        return []
+    steps = [int(match[1]) for path in Path(model_dir).iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [str(Path(model_dir) / f"model.ckpt-{step}") for step in sorted(steps)]
+
+
+def chosen(config: JobConfig) -> str:
+    """Return the checkpoint that ``--checkpoint_path`` or ``--model_dir`` means.
+
+    Raises:
+        CheckpointError: If there is none.
+    """
+    path = config.checkpoint_path or next(reversed(existing(config.model_dir)), None)
+    if path is None:
+        raise CheckpointError(f"--model_dir={config.model_dir} holds no checkpoint (model.ckpt-*): train first.")
+    if not Path(f"{path}.index").is_file():
+        raise CheckpointError(f"--checkpoint_path={path} is not a checkpoint: there is no {path}.index.")
+    return path

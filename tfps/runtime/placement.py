@@ -1,0 +1,181 @@
+"""Which variable lives on which parameter server, and what a step moves over the wire.
+
+``replica_device_setter`` asks a strategy for the PS of each variable as the graph is built. Every task builds the same
+graph in the same order, so all of them get the same answer without a word between them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster import Cluster, Task
+from tfps.config import JobConfig
+
+Strategy = Callable[[Any], int]
+
+
+class RoundRobin:
+    """Hands out the parameter servers in turn, whatever the variables' sizes."""
+
+    def __init__(self, num_ps: int) -> None:
+        self._num_ps = num_ps
+        self._next = 0
+
+    def __call__(self, op: Any) -> int:
+        """Return the PS index for a variable's operation."""
+        del op
+        index, self._next = self._next, (self._next + 1) % self._num_ps
+        return index
+
+
+class GreedyByBytes:
+    """Gives each variable to the PS that holds the fewest bytes so far.
+
+    As ``GreedyLoadBalancingStrategy`` with ``byte_size_load_fn`` of the former tf.contrib.training.
+    """
+
+    def __init__(self, num_ps: int) -> None:
+        self._bytes = [0] * num_ps
+
+    def __call__(self, op: Any) -> int:
+        """Return the PS index for a variable's operation."""
+        index = self._bytes.index(min(self._bytes))
+        self._bytes[index] += variable_bytes(op)
+        return index
+
+
+STRATEGIES: Mapping[str, Callable[[int], Strategy]] = {"greedy": GreedyByBytes, "round_robin": RoundRobin}
+
+
+def same_as(graph: Any) -> Strategy:
+    """Return a strategy that puts each variable where a graph on the same cluster has the one of its name."""
+    ps_of = {variable.name: variable.ps for variable in variables(graph)}
+    return lambda op: ps_of.get(op.name, 0)
+
+
+def variable_bytes(op: Any) -> int:
+    """Return the size in bytes of the variable that an operation holds; 0 for other resources, such as tables."""
+    if op.type not in ("VarHandleOp", "VariableV2", "Variable"):
+        return 0
+    return _tensor_bytes(tf.TensorShape(op.get_attr("shape")), op.get_attr("dtype")) or 0
+
+
+def partitioner(config: JobConfig, cluster: Cluster) -> Any:
+    """Return a partitioner that splits large variables along their first dimension, at most one slice a PS."""
+    if cluster.num_ps == 1:
+        return None
+    smallest = max(1, int(config.min_slice_mb * 2**20))
+    return tf.min_max_variable_partitioner(max_partitions=cluster.num_ps, axis=0, min_slice_size=smallest)
+
+
+def device_setter(cluster: Cluster, task: Task, strategy: Strategy) -> Any:
+    """Return the device function of one worker: variables on the PS that ``strategy`` names, all else on the worker."""
+    return tf.train.replica_device_setter(
+        cluster=tf.train.ClusterSpec(cluster.spec()), worker_device=task.device, ps_strategy=strategy
+    )
+
+
+def local_variables_on(device: str) -> Any:
+    """Return a scope in which variables that are local to a task (metrics, sync's local step) stay on ``device``."""
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if tf.GraphKeys.LOCAL_VARIABLES not in (kwargs.get("collections") or ()):
+            return next_creator(**kwargs)
+        with tf.device(None), tf.device(device):
+            return next_creator(**kwargs)
+
+    return tf.variable_creator_scope(create)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One variable (or one slice of one) and where it lives."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    ps: int
+
+
+def variables(graph: Any) -> list[Placed]:
+    """Return every saved variable of a graph, optimizer slots included, in the order of creation."""
+    return [
+        Placed(
+            name=variable.op.name,
+            shape=tuple(variable.shape.as_list()),
+            dtype=variable.dtype.base_dtype.name,
+            num_bytes=variable_bytes(variable.op),
+            ps=tf.DeviceSpec.from_string(variable.device).task or 0,
+        )
+        for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    ]
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One tensor that one step sends from one task to another.
+
+    ``num_bytes`` is ``None`` where the size is known only as the step runs (sparse gradients, for one).
+    """
+
+    tensor: str
+    source: str
+    target: str
+    num_bytes: int | None
+
+
+def crossings(fetches: Iterable[Any]) -> list[Crossing]:
+    """Return what one ``session.run`` of ``fetches`` sends between tasks: one entry, one RecvTensor call, each.
+
+    A tensor used twice on a task is sent once. A control edge between tasks is sent as an empty tensor.
+    """
+    found: dict[tuple[str, str], Crossing] = {}
+    for op in _needed(fetches):
+        target = _job_and_task(op)
+        for name, source, size in _inputs(op):
+            if source != target:
+                found[name, target] = Crossing(name, source, target, size)
+    return list(found.values())
+
+
+def fetched(tensor: Any, target: str) -> Crossing | None:
+    """Return the crossing that fetching ``tensor`` on task ``target`` causes, or ``None`` if it is there already."""
+    source = _job_and_task(tensor.op)
+    return (
+        Crossing(tensor.name, source, target, _tensor_bytes(tensor.shape, tensor.dtype)) if source != target else None
+    )
+
+
+def _needed(fetches: Iterable[Any]) -> list[Any]:
+    """Return the operations that fetching some tensors or operations runs."""
+    todo = [fetch if isinstance(fetch, tf.Operation) else fetch.op for fetch in fetches]
+    seen = set(todo)
+    for op in todo:  # grows while it is read
+        new = [parent for parent in [t.op for t in op.inputs] + list(op.control_inputs) if parent not in seen]
+        seen.update(new)
+        todo.extend(dict.fromkeys(new))
+    return todo
+
+
+def _inputs(op: Any) -> Sequence[tuple[str, str, int | None]]:
+    """Return name, source task and bytes of each edge into an operation; resource handles do not travel."""
+    data = [(t.name, _job_and_task(t.op), _tensor_bytes(t.shape, t.dtype)) for t in op.inputs if t.dtype != tf.resource]
+    return data + [(f"^{parent.name}", _job_and_task(parent), 0) for parent in op.control_inputs]
+
+
+def _job_and_task(op: Any) -> str:
+    """Return where an operation runs; one that works on a resource runs where the resource is."""
+    for tensor in op.inputs:
+        if tensor.dtype == tf.resource:
+            return _job_and_task(tensor.op)
+    device = tf.DeviceSpec.from_string(op.device)
+    return f"{device.job or 'worker'}/{device.task or 0}"
+
+
+def _tensor_bytes(shape: Any, dtype: Any) -> int | None:
+    if not shape.is_fully_defined() or dtype.base_dtype in (tf.string, tf.variant):
+        return None
+    return int(shape.num_elements()) * int(dtype.base_dtype.size)

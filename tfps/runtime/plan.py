@@ -1,0 +1,47 @@
+"""What goes where before anything starts: each variable's PS, and what a worker's step moves over the wire."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tfps.cluster import Cluster, Task
+from tfps.config import JobConfig
+from tfps.models import Model
+from tfps.runtime import graph, placement
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The placement of a model on a cluster.
+
+    Attributes:
+        variables: Every variable or slice, in the order of creation.
+        ps_bytes: Bytes by PS index.
+        pulled: What the PS send one worker in a step.
+        pushed: What one worker sends the PS in a step.
+    """
+
+    variables: Sequence[placement.Placed]
+    ps_bytes: Mapping[int, int]
+    pulled: Sequence[placement.Crossing]
+    pushed: Sequence[placement.Crossing]
+
+
+def make(config: JobConfig, cluster: Cluster, model: Model) -> Plan:
+    """Build the training graph of worker 0, start nothing, and read the plan off it."""
+    task = Task("worker", 0)
+    built = graph.training(config, cluster, task, model)
+    variables = placement.variables(built.graph)
+    totals = Counter(dict.fromkeys(range(cluster.num_ps), 0))
+    for variable in variables:
+        totals[variable.ps] += variable.num_bytes
+    crossings = placement.crossings([built.step.train_op, built.step.next_ticket, built.spec.loss])
+    # What a fetch brings home crosses the wire like any other tensor.
+    fetched = [placement.fetched(tensor, str(task)) for tensor in (built.step.next_ticket, built.spec.loss)]
+    crossings += [crossing for crossing in fetched if crossing is not None and crossing not in crossings]
+    return Plan(
+        variables=variables,
+        ps_bytes=dict(sorted(totals.items())),
+        pulled=[crossing for crossing in crossings if crossing.target == str(task)],
+        pushed=[crossing for crossing in crossings if crossing.source == str(task)],
+    )

@@ -1,0 +1,27 @@
+"""This task's TensorFlow server."""
+
+import os
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster import Cluster, Task
+from tfps.errors import ConfigError
+from tfps.runtime import net
+
+
+def start(cluster: Cluster, task: Task) -> Any:
+    """Start the ``tf.train.Server`` of a task; it ends with the process.
+
+    Raises:
+        ConfigError: If TensorFlow cannot start it.
+    """
+    net.bypass_proxies(os.environ, cluster)
+    config = tf.ConfigProto(allow_soft_placement=True)
+    config.gpu_options.allow_growth = True
+    try:
+        return tf.train.Server(
+            tf.train.ClusterSpec(cluster.spec()), job_name=task.job, task_index=task.index, config=config
+        )
+    except tf.errors.OpError as error:
+        raise ConfigError(f"--{task.job}_hosts: no server at {cluster.address(task)}: {error.message}") from None

@@ -1,0 +1,93 @@
+"""End a task that is told to, or that has lost a peer, even while it is blocked inside TensorFlow.
+
+A blocked ``session.run`` does not return to Python, so signals would never be seen. Therefore the work is done in a
+thread, and the main thread looks after it.
+"""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from tfps.errors import StoppedError, TfpsError
+
+GRACE_SECS = 6.0  # how long the work may take to finish its step; the exit is promised within 10 s
+_LOOK_SECS = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Stop:
+    """Whether this task has to end before it is through, and why. Shared by all its threads."""
+
+    def __init__(self) -> None:
+        self._error: TfpsError | None = None
+        self._since = 0.0
+
+    def request(self, error: TfpsError) -> None:
+        """Ask the task to end with ``error``; the first reason counts."""
+        if self._error is None:
+            self._since = time.monotonic()
+            self._error = error
+
+    @property
+    def error(self) -> TfpsError | None:
+        """The reason to end, if there is one."""
+        return self._error
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the task was asked to end and has had its time."""
+        return self._error is not None and time.monotonic() - self._since > GRACE_SECS
+
+    def on_signals(self) -> None:
+        """Ask for an end on SIGTERM and SIGINT; a second one ends the process at once."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self._error is not None:
+            os._exit(StoppedError.exit_code)
+        self.request(StoppedError(f"stopped by {signal.Signals(number).name}"))
+
+
+def supervise(
+    work: Callable[[], None], stop: Stop, watch: Callable[[], TfpsError | None], last_will: Callable[[], None]
+) -> None:
+    """Run ``work`` in a thread until it ends, or has to.
+
+    Args:
+        work: What the task does. Looks at ``stop`` between steps and raises its error.
+        stop: Filled by signals and by ``watch``.
+        watch: Called every second; returns an error when the task cannot go on.
+        last_will: Called when ``work`` did not end in time after a request; saves what can be saved.
+
+    Raises:
+        TfpsError: What ``work`` raised, or why it was ended.
+    """
+    failures: list[BaseException] = []
+    thread = threading.Thread(target=_keep_failure, args=(work, failures), name="work", daemon=True)
+    thread.start()
+    next_look = time.monotonic() + _LOOK_SECS
+    while thread.is_alive() and not stop.overdue:
+        thread.join(0.1)
+        if time.monotonic() > next_look and stop.error is None:
+            next_look = time.monotonic() + _LOOK_SECS
+            if error := watch():
+                stop.request(error)
+    if thread.is_alive() and stop.error:
+        last_will()
+        raise stop.error
+    if failures:
+        raise failures[0]
+
+
+def _keep_failure(work: Callable[[], None], failures: list[BaseException]) -> None:
+    try:
+        work()
+    except BaseException as error:
+        failures.append(error)

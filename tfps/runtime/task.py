@@ -1,0 +1,72 @@
+"""One process = one task: become a parameter server, a worker or the evaluator.
+
+Importing this module does not import TensorFlow; being a task does, after the logs are in place.
+"""
+
+import importlib.util
+import os
+
+from tfps.cluster import Cluster, Task
+from tfps.config import JobConfig
+from tfps.errors import ConfigError, TfpsError
+from tfps.runtime.stop import Stop, supervise
+
+
+def require_tensorflow() -> None:
+    """Make sure that TensorFlow is installed, without importing it.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ConfigError("TensorFlow is not installed: pip install tensorflow (or tensorflow-cpu).")
+
+
+def load_tensorflow() -> None:
+    """Import TensorFlow and make it behave as 1.x, with resource variables."""
+    import tensorflow.compat.v1 as tf  # noqa: PLC0415  after the logs are in place
+
+    tf.disable_v2_behavior()
+    tf.enable_resource_variables()
+
+
+def run(config: JobConfig, cluster: Cluster, task: Task) -> None:
+    """Be one task of a cluster until the job is done.
+
+    Raises:
+        TfpsError: See the classes of ``tfps.errors``; a failed chief has written ``summary.json``.
+    """
+    stop = Stop()
+    stop.on_signals()
+    {"ps": _ps, "worker": _worker, "evaluator": _evaluator}[task.job](config, cluster, task, stop)
+
+
+def _ps(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # a PS would take all the memory of the workers' GPUs
+    load_tensorflow()
+    from tfps.runtime import ps  # noqa: PLC0415
+
+    supervise(lambda: ps.serve(config, cluster, task, stop), stop, lambda: None, lambda: None)
+
+
+def _worker(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
+    load_tensorflow()
+    from tfps import models  # noqa: PLC0415
+    from tfps.runtime.worker import Worker  # noqa: PLC0415
+
+    worker = Worker(config, cluster, task, models.load(config.model), stop)
+    try:
+        supervise(worker.work, stop, worker.watch, worker.last_will)
+    except TfpsError as error:
+        worker.fail(error)
+        raise
+
+
+def _evaluator(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
+    del task
+    load_tensorflow()
+    from tfps import models  # noqa: PLC0415
+    from tfps.runtime import evaluation  # noqa: PLC0415
+
+    model = models.load(config.model)
+    supervise(lambda: evaluation.follow(config, cluster, model, stop), stop, lambda: None, lambda: None)

@@ -1,0 +1,196 @@
+"""A worker: builds its graph, meets the others, trains, and signs off. Worker 0 is the chief.
+
+What the tasks agree on, and in which order, is told in ``jobstate``; the chief's further duties are in ``chief``.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster import Cluster, Task
+from tfps.config import JobConfig
+from tfps.errors import PeerLostError, StoppedError, TfpsError
+from tfps.models import Model, mistake
+from tfps.report import count
+from tfps.runtime import graph, jobstate, net, server
+from tfps.runtime.chief import Chief, write_summary
+from tfps.runtime.events import EventFile
+from tfps.runtime.loop import Loop, Progress, Reporter
+from tfps.runtime.stop import Stop
+
+_POLL_SECS = 0.02
+_GONE_AFTER_SECS = 2.0  # at the end of the job, a worker that does not answer for so long is not waited for
+_LOST_AFTER_SECS = 10.0  # in training, a peer that does not answer for so long is lost
+_LAST_WILL_SECS = 3.0
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """One worker of a cluster; ``work`` is its whole life, the other methods look after it from another thread."""
+
+    def __init__(self, config: JobConfig, cluster: Cluster, task: Task, model: Model, stop: Stop) -> None:
+        self._config, self._cluster, self._task, self._model, self._stop = config, cluster, task, model, stop
+        self._session: Any = None
+        self._chief: Chief | None = None
+        self._loop: Loop | None = None
+        self._coordinator = tf.train.Coordinator()
+        self._peers = net.Peers(cluster)
+
+    def work(self) -> None:
+        """Train until the job is done.
+
+        Raises:
+            ModelError: If the model is wrong.
+            ClusterFormError: If some task never came.
+            PeerLostError: If a PS went away.
+            DivergedError: If the loss became NaN or Inf.
+            CheckpointError: If the newest checkpoint cannot be used.
+            StorageError: If the last checkpoint cannot be written.
+            StoppedError: If told to stop; the state is saved.
+        """
+        try:
+            self._build()
+            self._join_cluster()
+            loop = self._loop = self._make_loop()
+            self._train(loop)
+        except tf.errors.OpError as error:
+            raise self._explained(error) from error
+
+    def _build(self) -> None:
+        """Build the graphs, before anything is opened: a mistake in the model is told at once."""
+        built = self._built = graph.training(self._config, self._cluster, self._task, self._model)
+        with built.graph.as_default():
+            self._state = jobstate.JobState(self._cluster, self._task.index)
+            self._init_local = tf.group(
+                tf.local_variables_initializer(), tf.tables_initializer(), built.iterator.initializer
+            )
+            if self._task.is_chief:
+                self._chief = Chief(self._config, self._cluster, self._model, built)
+
+    def _join_cluster(self) -> None:
+        """Start the server, wait for the others, and for the variables to have their values."""
+        running = server.start(self._cluster, self._task)
+        net.wait_for_peers(self._cluster, self._task, self._config.start_timeout_secs, lambda: self._stop.error)
+        # Without the filter, creating a session would wait for every other worker, for ever.
+        filters = ["/job:ps", self._task.device]
+        self._session_config = tf.ConfigProto(device_filters=filters, allow_soft_placement=True)
+        self._target = running.target
+        session = self._session = tf.Session(self._target, graph=self._built.graph, config=self._session_config)
+        self._wait_until(lambda: self._state.is_up(session))
+        session.run(self._init_local)
+        if self._chief:
+            self._start_job(self._chief)
+        self._wait_until(lambda: self._state.is_ready(session))
+        session.run(self._built.step.worker_init)
+        self._state.write(session, jobstate.RUNNING, 0)
+
+    def _start_job(self, chief: Chief) -> None:
+        chief.give_values(self._session)
+        for runner in self._built.step.queue_runners:
+            runner.create_threads(self._session, coord=self._coordinator, daemon=True, start=True)
+        self._state.set_ready(self._session)
+
+    def _make_loop(self) -> Loop:
+        chief, session = self._chief, self._session
+        reporter = Reporter(self._config, EventFile(self._config.model_dir) if chief else None)
+        between = (lambda: chief.save_if_due(session)) if chief else (lambda: None)
+        return Loop(session, self._built, self._config, reporter, self._stop, between)
+
+    def _train(self, loop: Loop) -> None:
+        size = self._cluster.num_workers, self._cluster.num_ps
+        log.info("training: mode %s, %d workers, %d ps", self._config.mode, *size)
+        try:
+            loop.run()
+            if self._chief:
+                self._finish_job(self._chief, loop)
+        except StoppedError:
+            self._sign_off_early(loop)
+            raise
+        self._state.write(self._session, jobstate.DONE, loop.progress.steps)
+        log.info("done: %s steps of this worker", count(loop.progress.steps))
+
+    def _finish_job(self, chief: Chief, loop: Loop) -> None:
+        """Wait for the others, then save, evaluate and report."""
+        self._wait_until(self._others_are_through)
+        chief.close_gaps(self._session, loop)
+        chief.save(self._session)
+        metrics = chief.evaluate(self._session, self._target, self._session_config)
+        loop.progress.global_step = chief.global_step(self._session)
+        _, steps = self._state.read(self._session)
+        write_summary(self._config, loop.progress, chief, {**dict(enumerate(steps)), 0: loop.progress.steps}, metrics)
+
+    def _others_are_through(self) -> bool:
+        """Tell whether every other worker has signed off, or does not answer any more."""
+        phases, _ = self._state.read(self._session)
+        busy = [t for t in self._others() if phases[t.index] == jobstate.RUNNING]
+        return len(self._peers.lost(busy, _GONE_AFTER_SECS)) == len(busy)
+
+    def _others(self) -> Sequence[Task]:
+        return [task for task in self._cluster.tasks() if task.job == "worker" and task != self._task]
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            if self._stop.error:
+                raise self._stop.error
+            time.sleep(_POLL_SECS)
+
+    def _sign_off_early(self, loop: Loop) -> None:
+        """Save, and let the PS know that this worker has left."""
+        try:
+            if self._chief:
+                self._chief.save(self._session)
+            self._state.write(self._session, jobstate.STOPPED, loop.progress.steps)
+        except (tf.errors.OpError, TfpsError) as error:
+            log.info("the state could not be saved: %s", error)
+
+    def _explained(self, error: Any) -> TfpsError:
+        """Return a TensorFlow error as what it means: a lost PS, or the model's own line."""
+        if self._stop.error:
+            return self._stop.error
+        lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.FailedPreconditionError)
+        if isinstance(error, (*lost, tf.errors.CancelledError)):
+            names = net.missing(self._cluster, [task for task in self._cluster.tasks() if task.job == "ps"])
+            what = f"lost {', '.join(map(str, names))}" if names else f"a PS was lost ({error.message})"
+            return PeerLostError(f"{what}: start this task again to go on from the last checkpoint.")
+        return mistake(self._model, error, error.op.traceback if error.op is not None else [])
+
+    # The methods below are called from the main thread.
+
+    def watch(self) -> TfpsError | None:
+        """Return an error if a task that this one cannot do without is gone, or the background work has failed."""
+        try:
+            self._coordinator.raise_requested_exception()
+        except tf.errors.OpError as error:
+            return self._explained(error)
+        if self._loop is None:
+            return None
+        needed = [task for task in self._cluster.tasks() if task.job == "ps"]
+        needed += self._others() if self._config.mode == "sync" else []
+        if lost := self._still_needed(self._peers.lost(needed, _LOST_AFTER_SECS)):
+            return PeerLostError(f"lost {', '.join(map(str, lost))}: no answer for {_LOST_AFTER_SECS:g} s.")
+        return None
+
+    def _still_needed(self, lost: Sequence[Task]) -> Sequence[Task]:
+        """Return lost tasks without the workers that had signed off; if a PS is among them, none can be asked."""
+        if not lost or any(task.job == "ps" for task in lost):
+            return lost
+        phases, _ = self._state.read(self._session)
+        return [task for task in lost if phases[task.index] != jobstate.DONE]
+
+    def last_will(self) -> None:
+        """Save and sign off although the training thread is blocked; give up after a few seconds."""
+        if self._loop is not None and isinstance(self._stop.error, StoppedError):
+            thread = threading.Thread(target=self._sign_off_early, args=(self._loop,), daemon=True)
+            thread.start()
+            thread.join(_LAST_WILL_SECS)
+
+    def fail(self, error: TfpsError) -> None:
+        """Write the summary of a job that ended early, if this is the chief."""
+        if self._task.is_chief:
+            progress = self._loop.progress if self._loop else Progress()
+            write_summary(self._config, progress, self._chief, {0: progress.steps}, {}, error)

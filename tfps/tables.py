@@ -1,0 +1,61 @@
+"""The table that ``tfps plan`` prints. Drawn by rich; does not import TensorFlow."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from tfps.cluster import Cluster
+from tfps.config import JobConfig
+from tfps.report import count
+
+if TYPE_CHECKING:
+    from tfps.runtime.placement import Crossing
+    from tfps.runtime.plan import Plan
+
+
+def print_plan(config: JobConfig, cluster: Cluster, plan: "Plan") -> None:
+    """Print each variable's place, the bytes of each PS, and what a step moves."""
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=160)
+    console.print(f"{config.model} on {cluster.num_ps} ps and {cluster.num_workers} workers, --mode={config.mode}\n")
+    console.print(_variables(plan))
+    console.print(_servers(plan))
+    console.print(_step(plan))
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), title_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+    return table
+
+
+def _variables(plan: "Plan") -> Table:
+    table = _table("variables", "name", "shape", "type", "bytes", "ps")
+    for v in plan.variables:
+        table.add_row(v.name, "x".join(map(str, v.shape)) or "scalar", v.dtype, count(v.num_bytes), str(v.ps))
+    return table
+
+
+def _servers(plan: "Plan") -> Table:
+    table = _table("\nparameter servers", "ps", "variables", "bytes", "share")
+    total = sum(plan.ps_bytes.values()) or 1
+    for ps, size in plan.ps_bytes.items():
+        held = sum(variable.ps == ps for variable in plan.variables)
+        table.add_row(str(ps), str(held), count(size), f"{size / total:.0%}")
+    return table
+
+
+def _step(plan: "Plan") -> Table:
+    table = _table("\none step of one worker, on the wire", "direction", "tensors", "bytes")
+    for name, crossings in (("pull, ps to worker", plan.pulled), ("push, worker to ps", plan.pushed)):
+        table.add_row(name, str(len(crossings)), _size(crossings))
+    return table
+
+
+def _size(crossings: "Sequence[Crossing]") -> str:
+    known = count(sum(crossing.num_bytes or 0 for crossing in crossings))
+    open_ = sum(crossing.num_bytes is None for crossing in crossings)
+    return f"{known} and {open_} of a size that depends on the batch" if open_ else known
