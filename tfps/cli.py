@@ -19,10 +19,12 @@ from tfps.config import JobConfig
 from tfps.errors import ConfigError, DataError, StoppedError, TfpsError
 from tfps.models.optimizers import OPTIMIZERS
 from tfps.modes import MODES
-from tfps.report import JOB, final_lines, format_progress, one_line, read_json
+from tfps.report import JOB, SUMMARY, final_lines, format_progress, one_line, read_json
 from tfps.runtime import logs, model_dir, net, task
 
 _T = TypeVar("_T")
+
+MOST_LOCAL_TASKS = 256
 
 CHOICES = {"mode": tuple(MODES), "optimizer": tuple(OPTIMIZERS), "ps_strategy": ("greedy", "round_robin")}
 
@@ -185,6 +187,11 @@ def _launch(argv: Sequence[str]) -> int:
     problems.of(models.check, job.model)
     problems.of(models.check_data, job.model, job.data_dir, job.num_workers or 1)
     problems.of(task.require_tensorflow)
+    if (job.num_ps or 1) + (job.num_workers or 2) > MOST_LOCAL_TASKS:
+        problems.add(
+            f"--num_ps={job.num_ps} and --num_workers={job.num_workers} are more than the {MOST_LOCAL_TASKS} tasks "
+            "that launch starts on one machine: give fewer."
+        )
     problems.settle()
     job = job.replace(model_dir=job.model_dir or _new_model_dir(job.model))
     return _follow(job, began)
@@ -193,6 +200,7 @@ def _launch(argv: Sequence[str]) -> int:
 def _follow(job: JobConfig, began: float) -> int:
     from tfps.launchers import follow, local, view  # noqa: PLC0415  other verbs have no use for it
 
+    (Path(job.model_dir or ".") / SUMMARY).unlink(missing_ok=True)  # that of an earlier run
     with local.held_ports((job.num_ps or 1) + (job.num_workers or 2)) as ports:
         plan = local.plan(job, ports)
         running = local.LocalJob(plan)
@@ -292,7 +300,7 @@ VERBS: Mapping[str, Verb] = {
         _launch,
         ("size", *_JOB),
         "run a whole cluster on this machine",
-        "Shows the job while it runs; Ctrl-C saves and stops it. Without --model_dir it makes a new directory in runs/.",
+        "Shows the job while it runs; Ctrl-C saves and stops it. Without --model_dir it makes a new one in runs/.",
         "tfps launch --num_ps=1 --num_workers=2 --model=mnist --issync=1",
     ),
     "plan": Verb(

@@ -30,7 +30,7 @@ class _Invalid:
     problem: str
 
 
-def show(value: str, limit: int = 60) -> str:
+def show(value: str, limit: int = 100) -> str:
     """Quote a user's value for one plain line: control characters escaped, cut to ``limit`` characters."""
     text = value if re.fullmatch(r"[\x21-\x7e]+", value) else repr(value)
     return text if len(text) <= limit else f"{text[:limit]}... ({len(value)} characters)"

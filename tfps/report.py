@@ -133,6 +133,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
+def brief(error: BaseException) -> str:
+    """Return the gist of an error on one line, without what TensorFlow puts around it."""
+    lines = [line.strip() for line in str(getattr(error, "message", error)).splitlines()]
+    telling = [line for line in lines if line.strip("=") and line != "Graph execution error:"]
+    return " ".join(telling[:2]) or type(error).__name__
+
+
 def one_line(text: str) -> str:
     """Return a text as one line, for places that have room for just one."""
     return re.sub(r"\s+", " ", text).strip()

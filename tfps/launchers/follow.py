@@ -1,5 +1,6 @@
 """See a running job through to its end: show it, end it when a task fails or the user says so, and say how it ended."""
 
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ def follow(job: RunningJob, view: JobView) -> Outcome:
         for event in job.events():
             _take(event, job, view, shown, outcome)
             shown.refresh()
+    if outcome.exit_codes and not any(outcome.exit_codes.values()):
+        return Outcome(outcome.exit_codes)  # told to stop too late: it was done
     return outcome
 
 
@@ -60,10 +63,9 @@ def _take(
     event: Line | Exited | None, job: RunningJob, view: JobView, shown: Plain | Terminal, outcome: Outcome
 ) -> None:
     if isinstance(event, Line):
-        errors = {line for task in view.tasks.values() for line in task.error.splitlines()}
-        repeated = event.text.startswith(("error:", "    ")) and event.text.removeprefix("error: ") in errors
+        before = view.tasks[event.task].error
         view.said(event.task, event.text)
-        if not repeated:
+        if view.tasks[event.task].error == before or not _repeats(event.task, view):
             shown.line(event.task, event.text)
     elif isinstance(event, Exited):
         outcome.exit_codes[event.task] = event.exit_code
@@ -73,12 +75,20 @@ def _take(
             job.cancel()
 
 
+def _repeats(task: Task, view: JobView) -> bool:
+    """Tell whether another task's error begins with all that a task has said of its own."""
+    said = f"{view.tasks[task].error}\n"
+    return any(f"{other.error}\n".startswith(said) for name, other in view.tasks.items() if name != task)
+
+
 def _why(event: Exited, view: JobView) -> str:
     said = view.tasks[event.task].error
     if said:
         return f"{event.task}: {said}"
-    if event.exit_code < 0:
-        return f"{event.task} was killed by {signal.Signals(-event.exit_code).name}"
+    number = -event.exit_code
+    if number > 0:
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        return f"{event.task} was killed by {name}"
     return f"{event.task} ended with exit code {event.exit_code}"
 
 
@@ -97,6 +107,7 @@ def log_tail(config: JobConfig, view: JobView, outcome: Outcome, most: int = 10)
         return []
     path = Path(config.model_dir or ".") / "logs" / f"{silent[0].job}-{silent[0].index}.log"
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    lines = [line for line in lines if not re.match(r"[IW]\d{4} ", line)]  # TensorFlow's information and warnings
     return [f"the end of {path}:", *(f"  {line}" for line in lines[-most:])]
 
 

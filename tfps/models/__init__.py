@@ -54,7 +54,7 @@ class Model:
     def _call(self, function: str, *args: Any) -> Any:
         try:
             return getattr(self.module, function)(*args)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _mistake(self.name, self.source, error) from error
 
     def line_of(self, function: str) -> str:
@@ -113,7 +113,7 @@ def find(name: str) -> Path:
     _import_from(os.getcwd())
     try:
         spec = importlib.util.find_spec(BUILTIN.get(name, name))
-    except Exception as error:  # a dotted name imports its parent packages, which are the user's
+    except (Exception, SystemExit) as error:  # a dotted name imports its parent packages, which are the user's
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             raise ModelError(_not_found(name)) from None
         raise _mistake(name, Path(name), error) from None
@@ -131,7 +131,7 @@ def load(name: str) -> Model:
     source = find(name)
     try:
         return Model(name, source, _import(name, source))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _mistake(name, source, error) from error
 
 

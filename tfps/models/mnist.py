@@ -1,22 +1,28 @@
 """A small ConvNet that reads digits, MNIST's or those that the package carries: 1,960 parameters.
 
-The network of Ray's parameter-server example: a 3x3 convolution of 3 filters, 3x3 max-pooling, one dense layer. It must
-learn in all modes with the same settings, and what asks most of it is a gradient that is several steps old. So there is
-no ReLU, whose units die of such gradients (the pooling is non-linear enough), the dense layer begins at zero, and the
-optimizer is Adagrad, which Downpour SGD (Dean et al. 2012) chose for the same reason. 400 updates of batch 128 reach
-0.94 to 0.96 on MNIST's last 2,000 test images, and 0.93 and more with gradients 3 to 5 steps old.
+The network of Ray's parameter-server example: a 3x3 convolution of 3 filters, 3x3 max-pooling, ReLU, one dense layer.
+It must learn in all modes with the same settings, and what asks most of it are gradients several steps old, which in a
+network that begins at random push the few filters into silence. So the filters begin as edge detectors, the dense layer
+at zero (``--seed`` then decides the order of the examples alone), and the optimizer is Adagrad, as in Downpour SGD
+(Dean et al. 2012), for the same reason. 400 updates of batch 128 reach 0.95 and more on MNIST's last 2,000 test images,
+with gradients 3 to 5 steps old as well, and 0.90 and more on the package's digits.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 import tfps
 from tfps.data import digits, idx
 from tfps.data.batches import batches
 
-PIXEL_MEAN, PIXEL_STD = 0.13, 0.31  # of MNIST
+EDGES = (  # three filters of 3x3, of one size and far from each other: each sees ink end in another direction
+    ((1, 0, -1), (1, 0, -1), (1, 0, -1)),
+    ((1, 1, 1), (0, 0, 0), (-1, -1, -1)),
+    ((-1, -1, 0), (-1, 0, 1), (0, 1, 1)),
+)
 
 
 def input_fn(mode: str, params: Mapping[str, Any], input_context: Any) -> Any:
@@ -56,11 +62,11 @@ def model_fn(features: Mapping[str, Any], labels: Any, mode: str, params: Mappin
 
 def _logits(image: Any) -> Any:
     """Return the network's output, float32 of shape [batch, 10]."""
-    kernel = tf.get_variable("conv/kernel", [3, 3, 1, 3], initializer=tf.orthogonal_initializer())
+    edges = np.stack(EDGES, axis=-1).reshape(3, 3, 1, 3)
+    kernel = tf.get_variable("conv/kernel", [3, 3, 1, 3], initializer=tf.constant_initializer(edges))
     bias = tf.get_variable("conv/bias", [3], initializer=tf.zeros_initializer())
     weights = tf.get_variable("dense/kernel", [192, 10], initializer=tf.zeros_initializer())
     offsets = tf.get_variable("dense/bias", [10], initializer=tf.zeros_initializer())
-    net = tf.nn.conv2d((image - PIXEL_MEAN) / PIXEL_STD, kernel, strides=1, padding="VALID")
-    net = tf.nn.max_pool2d(net, 3, strides=3, padding="VALID")
-    net = tf.nn.bias_add(net, bias)  # the same as before pooling, at a ninth of the work
+    net = tf.nn.max_pool2d(tf.nn.conv2d(image, kernel, strides=1, padding="VALID"), 3, strides=3, padding="VALID")
+    net = tf.nn.relu(tf.nn.bias_add(net, bias))  # a bias after pooling is the same as before it, at a ninth of the work
     return tf.matmul(tf.reshape(net, [-1, 192]), weights) + offsets

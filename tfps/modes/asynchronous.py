@@ -37,7 +37,8 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
             0, dtype=tf.int64, trainable=False, collections=[], use_resource=True, name="tfps/tickets"
         )
         draw_first = _draw(counter)
-        draw_next = _draw(counter)
+        with tf.control_dependencies([train_op]):  # a step that fails has drawn nothing
+            draw_next = _draw(counter)
         return Step(
             train_op=train_op,
             first_ticket=draw_first,

@@ -76,23 +76,24 @@ class Checkpoints:
             log.info("%s Training goes on; the next try is in %g s.", error, self._every_secs)
         self._next = time.monotonic() + self._every_secs
 
-    def save(self, session: Any, global_step: Any) -> None:
-        """Save the variables as ``model.ckpt-STEP``, unless that step is saved already.
+    def save(self, session: Any, global_step: Any) -> int:
+        """Save the variables as ``model.ckpt-STEP``, unless that step is saved already; returns the step.
 
         Raises:
             StorageError: If the directory cannot be written.
         """
-        if not self._dir:
-            return
         step = int(session.run(global_step))
+        if not self._dir:
+            return step
         path = str(Path(self._dir) / f"model.ckpt-{step}")
         if path == self.newest:
-            return
+            return step
         try:
             self.newest = self.saver.save(session, str(Path(self._dir) / "model.ckpt"), step, write_meta_graph=False)
         except _STORAGE_ERRORS as error:
             raise StorageError(f"--model_dir: {path} cannot be written: {_message(error)}") from None
         log.info("saved %s", self.newest)
+        return step
 
 
 _STORAGE_ERRORS = (

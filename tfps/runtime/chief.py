@@ -1,5 +1,6 @@
 """The chief's duties beside training: first values, checkpoints, the final evaluation, the summary."""
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,7 @@ class Chief:
             session.run(self._init)
         session.run(self._built.step.chief_init)
         if self._config.model_dir:
+            (Path(self._config.model_dir) / SUMMARY).unlink(missing_ok=True)  # that of an earlier run
             write_json(Path(self._config.model_dir) / JOB, _found_from_anywhere(self._config).to_dict())
 
     def global_step(self, session: Any) -> int:
@@ -58,20 +60,21 @@ class Chief:
         if self._checkpoints.due:
             self._checkpoints.try_save(session, self._built.global_step)
 
-    def save(self, session: Any) -> None:
-        """Save now.
+    def save(self, session: Any) -> int:
+        """Save now; returns the global step that was saved.
 
         Raises:
             StorageError: If that fails.
         """
-        self._checkpoints.save(session, self._built.global_step)
+        return self._checkpoints.save(session, self._built.global_step)
 
     def close_gaps(self, session: Any, loop: Loop) -> None:
         """Take the steps that lost workers had drawn a ticket for."""
-        while (step := self.global_step(session)) < self._config.max_steps:
-            if loop.progress.input_ended or not self._built.step.chief_can_finish:
-                return
-            loop.take(step)
+        if loop.progress.input_ended or not self._built.step.chief_can_finish:
+            return
+        with contextlib.suppress(tf.errors.OutOfRangeError):  # the chief's own input has ended too
+            while (step := self.global_step(session)) < self._config.max_steps:
+                loop.take(step)
 
     def evaluate(self, session: Any, target: str, session_config: Any) -> Mapping[str, Any]:
         """Measure the model on the live parameters; returns its metrics by name, none if it has no evaluation input."""

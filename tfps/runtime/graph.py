@@ -128,6 +128,7 @@ def prediction(config: JobConfig, model: Model) -> tuple[Any, Mapping[str, Any],
 
 @contextlib.contextmanager
 def _new_graph(config: JobConfig) -> Iterator[Any]:
+    placement.find_rows_in_slices()
     graph = tf.Graph()
     with graph.as_default():
         tf.set_random_seed(config.seed)
@@ -146,7 +147,7 @@ def _on_cluster(
     with (
         tf.device(placement.device_setter(cluster, task, strategy)),
         placement.local_variables_on(task.device),
-        tf.variable_scope(tf.get_variable_scope(), partitioner=placement.partitioner(config, cluster)),
+        tf.variable_scope(tf.get_variable_scope(), custom_getter=placement.splitting(config, cluster)),
     ):
         yield
 

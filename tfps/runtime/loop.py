@@ -152,8 +152,16 @@ class Loop:
         while drawn == ticket and self._step.redraw is not None:
             if self._stop.error:
                 raise self._stop.error
-            drawn = int(self._session.run(self._step.redraw))
+            drawn = self._redraw()
         return drawn
+
+    def _redraw(self) -> int:
+        try:
+            return int(self._session.run(self._step.redraw))
+        except tf.errors.CancelledError as error:
+            if "is closed" not in error.message:
+                raise
+            raise tf.errors.OutOfRangeError(error.node_def, error.op, "another worker's input has ended") from error
 
     def _end_of_input(self) -> None:
         """Say that there is no more input, and let go of the ticket."""

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tfps.config import JobConfig
+from tfps.config import JobConfig, show
 from tfps.errors import CheckpointError
 
 _NAME = re.compile(r"model\.ckpt-(\d+)\.index")
@@ -28,7 +28,9 @@ def chosen(config: JobConfig) -> str:
     """
     path = config.checkpoint_path or next(reversed(existing(config.model_dir)), None)
     if path is None:
-        raise CheckpointError(f"--model_dir={config.model_dir} holds no checkpoint (model.ckpt-*): train first.")
+        given = show(config.model_dir or "", 200)
+        raise CheckpointError(f"--model_dir={given} holds no checkpoint (model.ckpt-*): train first.")
     if not Path(f"{path}.index").is_file():
-        raise CheckpointError(f"--checkpoint_path={path} is not a checkpoint: there is no {path}.index.")
+        given, index = show(path, 200), show(f"{path}.index", 200)
+        raise CheckpointError(f"--checkpoint_path={given} is not a checkpoint: there is no {index}.")
     return path

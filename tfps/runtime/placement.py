@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import embedding_ops
+from tensorflow.python.ops.variables import PartitionedVariable
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
@@ -62,12 +64,42 @@ def variable_bytes(op: Any) -> int:
     return _tensor_bytes(tf.TensorShape(op.get_attr("shape")), op.get_attr("dtype")) or 0
 
 
-def partitioner(config: JobConfig, cluster: Cluster) -> Any:
-    """Return a partitioner that splits large variables along their first dimension, at most one slice a PS."""
-    if cluster.num_ps == 1:
-        return None
+def splitting(config: JobConfig, cluster: Cluster) -> Any:
+    """Return a getter for ``tf.variable_scope`` that splits large variables along their first dimension.
+
+    A variable becomes at most one slice a PS, each of at least ``min_slice_mb``; a smaller one stays whole, as does
+    one that the model splits itself.
+    """
     smallest = max(1, int(config.min_slice_mb * 2**20))
-    return tf.min_max_variable_partitioner(max_partitions=cluster.num_ps, axis=0, min_slice_size=smallest)
+    partitioner = tf.min_max_variable_partitioner(max_partitions=cluster.num_ps, axis=0, min_slice_size=smallest)
+
+    def get(getter: Callable[..., Any], name: str, **kwargs: Any) -> Any:
+        shape = tf.TensorShape(kwargs.get("shape"))
+        known = shape.is_fully_defined() and shape.rank
+        if known and kwargs.get("partitioner") is None and max(partitioner(shape=shape, dtype=kwargs["dtype"])) > 1:
+            kwargs["partitioner"] = partitioner
+        return getter(name, **kwargs)
+
+    return get
+
+
+def find_rows_in_slices() -> None:
+    """Make ``tf.nn.embedding_lookup`` look for a row of a split variable in the slice that holds it.
+
+    Slices are runs of rows, but TensorFlow 1.x's default ``partition_strategy``, "mod", deals rows out in turn. It
+    would train, yet the table would be wrong in every checkpoint and for every other number of PS, in silence. A list
+    of tables, for which "mod" was made, is left alone. To be called once, before a model's graph is built.
+    """
+    original = embedding_ops._embedding_lookup_and_transform
+    if hasattr(original, "finds_rows_in_slices"):
+        return
+
+    def lookup(params: Any, ids: Any, partition_strategy: str = "mod", **kwargs: Any) -> Any:
+        split = isinstance(params, PartitionedVariable)
+        return original(params, ids, partition_strategy="div" if split else partition_strategy, **kwargs)
+
+    lookup.finds_rows_in_slices = True  # type: ignore[attr-defined]
+    embedding_ops._embedding_lookup_and_transform = lookup
 
 
 def device_setter(cluster: Cluster, task: Task, strategy: Strategy) -> Any:

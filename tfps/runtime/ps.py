@@ -11,11 +11,11 @@ from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import PeerLostError
 from tfps.runtime import jobstate, net, server
-from tfps.runtime.stop import Stop
+from tfps.runtime.stop import PS_GRACE_SECS, Stop
 
 _POLL_SECS = 0.1
-_PROBE_EVERY_SECS = 1.0
-_GONE_AFTER_SECS = 2.0
+_PROBE_EVERY_SECS = 0.5
+_GONE_AFTER_SECS = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -44,19 +44,17 @@ def _until_done(read_phases: Callable[[], Any], cluster: Cluster, patience_secs:
     """Return when every worker is done, or gone after the chief was done; see ``serve`` for what is raised."""
     peers = net.Peers(cluster)
     next_probe = 0.0
-    while True:
-        phases: list[int] = read_phases().tolist()
-        unfinished = _not_done(cluster, phases)
-        if not unfinished:
-            return
-        if stop.error and (stop.overdue or jobstate.RUNNING not in phases):
+    while unfinished := _not_done(cluster, phases := read_phases().tolist()):
+        if stop.error and (stop.waited_secs > PS_GRACE_SECS or jobstate.RUNNING not in phases):
             raise stop.error
         if time.monotonic() > next_probe:
             chief_is_done = phases[0] == jobstate.DONE
-            if len(peers.lost(unfinished, _GONE_AFTER_SECS if chief_is_done else patience_secs)) == len(unfinished):
+            patience = _GONE_AFTER_SECS if chief_is_done or stop.error else patience_secs
+            waited_for = [task for task in unfinished if not stop.error or phases[task.index] == jobstate.RUNNING]
+            if len(peers.lost(waited_for, patience)) == len(waited_for):
                 if chief_is_done:
                     return
-                raise PeerLostError(f"no worker has answered for {patience_secs:g} s: the job is given up.")
+                raise stop.error or PeerLostError(f"no worker has answered for {patience:g} s: the job is given up.")
             next_probe = time.monotonic() + _PROBE_EVERY_SECS
         time.sleep(_POLL_SECS)
 

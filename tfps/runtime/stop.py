@@ -14,7 +14,9 @@ from types import FrameType
 
 from tfps.errors import StoppedError, TfpsError
 
-GRACE_SECS = 6.0  # how long the work may take to finish its step; the exit is promised within 10 s
+# The exit is promised within 10 s: a worker's step and its last will take up to 6 + 3, and a PS outlives the workers.
+WORKER_GRACE_SECS = 6.0
+PS_GRACE_SECS = 9.5
 _LOOK_SECS = 1.0
 
 log = logging.getLogger(__name__)
@@ -39,9 +41,9 @@ class Stop:
         return self._error
 
     @property
-    def overdue(self) -> bool:
-        """Whether the task was asked to end and has had its time."""
-        return self._error is not None and time.monotonic() - self._since > GRACE_SECS
+    def waited_secs(self) -> float:
+        """For how long the task has been asked to end, in seconds; 0 if it has not."""
+        return time.monotonic() - self._since if self._error is not None else 0.0
 
     def on_signals(self) -> None:
         """Ask for an end on SIGTERM and SIGINT; a second one ends the process at once."""
@@ -56,7 +58,11 @@ class Stop:
 
 
 def supervise(
-    work: Callable[[], None], stop: Stop, watch: Callable[[], TfpsError | None], last_will: Callable[[], None]
+    work: Callable[[], None],
+    stop: Stop,
+    watch: Callable[[], TfpsError | None] = lambda: None,
+    last_will: Callable[[], None] = lambda: None,
+    grace_secs: Callable[[], float] = lambda: WORKER_GRACE_SECS,
 ) -> None:
     """Run ``work`` in a thread until it ends, or has to.
 
@@ -65,6 +71,7 @@ def supervise(
         stop: Filled by signals and by ``watch``.
         watch: Called every second; returns an error when the task cannot go on.
         last_will: Called when ``work`` did not end in time after a request; saves what can be saved.
+        grace_secs: How long ``work`` may take to end after a request.
 
     Raises:
         TfpsError: What ``work`` raised, or why it was ended.
@@ -73,7 +80,7 @@ def supervise(
     thread = threading.Thread(target=_keep_failure, args=(work, failures), name="work", daemon=True)
     thread.start()
     next_look = time.monotonic() + _LOOK_SECS
-    while thread.is_alive() and not stop.overdue:
+    while thread.is_alive() and (stop.error is None or stop.waited_secs < grace_secs()):
         thread.join(0.1)
         if time.monotonic() > next_look and stop.error is None:
             next_look = time.monotonic() + _LOOK_SECS

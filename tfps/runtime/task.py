@@ -9,7 +9,7 @@ import os
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import ConfigError, TfpsError
-from tfps.runtime.stop import Stop, supervise
+from tfps.runtime.stop import PS_GRACE_SECS, Stop, supervise
 
 
 def require_tensorflow() -> None:
@@ -46,7 +46,7 @@ def _ps(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
     load_tensorflow()
     from tfps.runtime import ps  # noqa: PLC0415
 
-    supervise(lambda: ps.serve(config, cluster, task, stop), stop, lambda: None, lambda: None)
+    supervise(lambda: ps.serve(config, cluster, task, stop), stop, grace_secs=lambda: 2 * PS_GRACE_SECS)
 
 
 def _worker(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
@@ -56,7 +56,7 @@ def _worker(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None
 
     worker = Worker(config, cluster, task, models.load(config.model), stop)
     try:
-        supervise(worker.work, stop, worker.watch, worker.last_will)
+        supervise(worker.work, stop, worker.watch, worker.last_will, worker.grace_secs)
     except TfpsError as error:
         worker.fail(error)
         raise
@@ -69,4 +69,4 @@ def _evaluator(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> N
     from tfps.runtime import evaluation  # noqa: PLC0415
 
     model = models.load(config.model)
-    supervise(lambda: evaluation.follow(config, cluster, model, stop), stop, lambda: None, lambda: None)
+    supervise(lambda: evaluation.follow(config, cluster, model, stop), stop)

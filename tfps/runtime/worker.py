@@ -4,6 +4,7 @@ What the tasks agree on, and in which order, is told in ``jobstate``; the chief'
 """
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,12 +16,12 @@ from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import PeerLostError, StoppedError, TfpsError
 from tfps.models import Model, mistake
-from tfps.report import count
+from tfps.report import brief, count
 from tfps.runtime import graph, jobstate, net, server
 from tfps.runtime.chief import Chief, write_summary
 from tfps.runtime.events import EventFile
 from tfps.runtime.loop import Loop, Progress, Reporter
-from tfps.runtime.stop import Stop
+from tfps.runtime.stop import WORKER_GRACE_SECS, Stop
 
 _POLL_SECS = 0.02
 _GONE_AFTER_SECS = 2.0  # at the end of the job, a worker that does not answer for so long is not waited for
@@ -118,9 +119,8 @@ class Worker:
         """Wait for the others, then save, evaluate and report."""
         self._wait_until(self._others_are_through)
         chief.close_gaps(self._session, loop)
-        chief.save(self._session)
+        loop.progress.global_step = chief.save(self._session)
         metrics = chief.evaluate(self._session, self._target, self._session_config)
-        loop.progress.global_step = chief.global_step(self._session)
         _, steps = self._state.read(self._session)
         write_summary(self._config, loop.progress, chief, {**dict(enumerate(steps)), 0: loop.progress.steps}, metrics)
 
@@ -143,19 +143,20 @@ class Worker:
         """Save, and let the PS know that this worker has left."""
         try:
             if self._chief:
-                self._chief.save(self._session)
+                loop.progress.global_step = self._chief.save(self._session)
             self._state.write(self._session, jobstate.STOPPED, loop.progress.steps)
         except (tf.errors.OpError, TfpsError) as error:
-            log.info("the state could not be saved: %s", error)
+            log.info("the state could not be saved: %s", brief(error))
 
     def _explained(self, error: Any) -> TfpsError:
-        """Return a TensorFlow error as what it means: a lost PS, or the model's own line."""
+        """Return a TensorFlow error as what it means: a lost PS, or the model's own line. The log gets all of it."""
+        print(f"{type(error).__name__}: {error.message}", file=sys.stderr)
         if self._stop.error:
             return self._stop.error
         lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.FailedPreconditionError)
         if isinstance(error, (*lost, tf.errors.CancelledError)):
             names = net.missing(self._cluster, [task for task in self._cluster.tasks() if task.job == "ps"])
-            what = f"lost {', '.join(map(str, names))}" if names else f"a PS was lost ({error.message})"
+            what = f"lost {', '.join(map(str, names))}" if names else f"a PS was lost ({brief(error)})"
             return PeerLostError(f"{what}: start this task again to go on from the last checkpoint.")
         return mistake(self._model, error, error.op.traceback if error.op is not None else [])
 
@@ -181,6 +182,12 @@ class Worker:
             return lost
         phases, _ = self._state.read(self._session)
         return [task for task in lost if phases[task.index] != jobstate.DONE]
+
+    def grace_secs(self) -> float:
+        """Return how long to wait for the step to end: a few times as long as steps take, for it may never end."""
+        progress = self._loop.progress if self._loop else Progress()
+        step_secs = progress.seconds / progress.steps if progress.steps else WORKER_GRACE_SECS
+        return min(1.0 + 3 * step_secs, WORKER_GRACE_SECS)
 
     def last_will(self) -> None:
         """Save and sign off although the training thread is blocked; give up after a few seconds."""

@@ -1,0 +1,294 @@
+"""A job as it is shown and followed: on a terminal, off one, to its end, and when it fails or is told to stop."""
+
+import io
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tfps.cluster import Task
+from tfps.config import JobConfig
+from tfps.launchers import view as viewing
+from tfps.launchers.follow import Outcome, follow, log_tail, write_summary
+from tfps.launchers.local import Exited, Line
+from tfps.launchers.view import JobView, Terminal, job_view
+
+PS, CHIEF, WORKER = Task("ps", 0), Task("worker", 0), Task("worker", 1)
+MISTAKE = ("error: --model=m.py: m.py, line 3: NameError: x", "    loss = x")
+
+
+class Script:
+    """A job whose events are given; remembers what it was told. An event that can be called is called."""
+
+    def __init__(self, events: Sequence[Line | Exited | Callable[[], None] | None]) -> None:
+        self._events = events
+        self.told: list[str] = []
+
+    def events(self) -> Iterator[Line | Exited | None]:
+        """Yield the events in order."""
+        for event in self._events:
+            if callable(event):
+                event()
+            else:
+                yield event
+
+    def cancel(self) -> None:
+        """Remember it."""
+        self.told.append("cancel")
+
+    def kill(self) -> None:
+        """Remember it."""
+        self.told.append("kill")
+
+
+def shown(
+    *, max_steps: int = 1000, model_dir: str | None = None, tasks: Sequence[Task] = (PS, CHIEF, WORKER)
+) -> JobView:
+    """Return the view of a job of one ps and two workers that has just begun."""
+    return job_view(JobConfig(max_steps=max_steps, model_dir=model_dir), tasks, began=0.0)
+
+
+def said(task: Task, *lines: str) -> list[Line]:
+    """Return the events of a task that says something."""
+    return [Line(task, line) for line in lines]
+
+
+def ended(*codes: int) -> list[Exited]:
+    """Return the events of the three tasks' ends."""
+    return [Exited(task, code) for task, code in zip((PS, CHIEF, WORKER), codes, strict=True)]
+
+
+def test_off_a_terminal_each_line_has_its_tasks_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines are printed as they come, aligned after the name of who said them; a good end is exit code 0."""
+    job = Script(
+        [*said(PS, "waiting for worker/1"), None, *said(CHIEF, "step=1 loss=2", "a | b %s {x} [red]"), *ended(0, 0, 0)]
+    )
+    outcome = follow(job, shown())
+    assert capsys.readouterr().out.splitlines() == [
+        "ps/0     | waiting for worker/1",
+        "worker/0 | step=1 loss=2",
+        "worker/0 | a | b %s {x} [red]",
+    ]
+    assert outcome == Outcome({PS: 0, CHIEF: 0, WORKER: 0}, 0, "")
+    assert job.told == []
+
+
+def test_what_is_known_of_a_job() -> None:
+    """From its tasks' lines: the newest step and its loss, and the speed of those that still train."""
+    view = shown()
+    assert (view.step, view.loss, view.examples_per_sec, view.first_step_secs) == (0, None, 0, None)
+    view.said(CHIEF, "training mnist from step 0")
+    view.said(WORKER, "training")
+    assert view.first_step_secs is None
+    view.said(CHIEF, "step=20 loss=0.5 examples/s=100")
+    first = view.first_step_secs
+    assert first is not None
+    view.said(WORKER, "step=30 loss=0.4 examples/s=50")
+    view.said(CHIEF, "step=25 accuracy=0.9")
+    assert (view.step, view.loss, view.examples_per_sec) == (30, 0.4, 150)
+    assert view.tasks[CHIEF].values == {"loss": 0.5, "examples/s": 100, "accuracy": 0.9}
+    view.said(WORKER, "done")
+    assert (view.step, view.examples_per_sec, view.first_step_secs) == (30, 100, first)
+
+
+@pytest.mark.parametrize(
+    ("line", "state"),
+    [
+        ("waiting for ps/0", "waiting"),
+        ("training", "training"),
+        ("evaluating: 10 batches", "evaluating"),
+        ("done", "done"),
+        ("stopped by SIGTERM", "stopped"),
+        ("error: a mistake", "error"),
+        ("trainingly said", "starting"),
+        ("", "starting"),
+        ("step=nan", "starting"),
+        ("my own print: done", "starting"),
+    ],
+)
+def test_a_tasks_state_is_its_lines_first_word(line: str, state: str) -> None:
+    """A line that begins with a state's name begins that state; any other changes nothing."""
+    view = shown()
+    view.said(CHIEF, line)
+    assert view.tasks[CHIEF].state == state
+
+
+def test_an_error_keeps_its_own_lines() -> None:
+    """A task's error is all that it said of it: the problems, and the indented lines of the user's code."""
+    view = shown()
+    view.said(CHIEF, "    indented before")
+    for line in (*MISTAKE, "error: a second problem", "something else", "    more of it"):
+        view.said(CHIEF, line)
+    problem, code = (line.removeprefix("error: ") for line in MISTAKE)
+    assert view.tasks[CHIEF].error.splitlines() == [problem, code, "a second problem", "    more of it"]
+
+
+def drawn(view: JobView, *lines: Line) -> str:
+    """Return what a terminal shows at the end of a live view."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None, highlight=False)
+    with Terminal(view, console) as terminal:
+        for event in lines:
+            view.said(event.task, event.text)
+            terminal.line(event.task, event.text)
+        terminal.refresh()
+        terminal._live.refresh()
+    out = console.file
+    assert isinstance(out, io.StringIO)
+    return out.getvalue()
+
+
+def test_on_a_terminal_the_job_is_drawn() -> None:
+    """A terminal shows the bar with its steps, loss, speed, and each task's state, step and speed."""
+    lines = [*said(PS, "waiting"), *said(CHIEF, "training", "step=250 loss=0.53219 examples/s=12345")]
+    lines += [*said(WORKER, "training", "step=1100 loss=0.25 examples/s=1000")]
+    out = drawn(shown(max_steps=2000), *lines)
+    for text in ("linear", "━", "1100/2000 steps", "left", "loss 0.25   13,345 examples/s"):
+        assert text in out
+    rows = [line.split() for line in out.splitlines()]
+    for row in ("ps/0 waiting", "worker/0 training 250 12,345", "worker/1 training 1,100 1,000"):
+        assert row.split() in rows
+    assert "step=250" not in out
+
+
+def test_on_a_terminal_other_lines_scroll_by() -> None:
+    """Lines that are no progress are shown above, as they are, with the task's name; markup in them is text."""
+    out = drawn(shown(), *said(CHIEF, "saved [bold]m[/bold] 100%", "training"), *said(PS, "error: [/x] {y}"))
+    assert "worker/0 saved [bold]m[/bold] 100%" in out
+    assert "    ps/0 error: [/x] {y}" in out
+
+
+def test_a_terminal_shows_the_first_of_many_tasks() -> None:
+    """Of many tasks the first are shown and the others counted."""
+    out = drawn(shown(tasks=[Task("worker", index) for index in range(40)]))
+    assert "worker/15" in out
+    assert "worker/16" not in out
+    assert "and 24 more" in out
+
+
+def test_a_step_beyond_the_end_fills_the_bar() -> None:
+    """Async workers overshoot: the bar never shows more than all steps."""
+    assert "1000/1000 steps" in drawn(shown(), *said(CHIEF, "step=1003 loss=1"))
+
+
+def test_standard_output_decides_how_a_job_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The live view is for terminals only."""
+    assert isinstance(viewing.screen(shown()), viewing.Plain)
+    monkeypatch.setattr(viewing, "Console", lambda **_: Console(file=io.StringIO(), force_terminal=True))
+    assert isinstance(viewing.screen(shown()), Terminal)
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "job_code", "error"),
+    [
+        ((), 1, 1, "worker/1 ended with exit code 1"),
+        ((), -9, 170, "worker/1 was killed by SIGKILL"),
+        ((), -35, 170, "worker/1 was killed by signal 35"),
+        (("error: lost ps/0",), 170, 170, "worker/1: lost ps/0"),
+        (MISTAKE, 2, 2, "worker/1: --model=m.py: m.py, line 3: NameError: x\n    loss = x"),
+    ],
+)
+def test_the_first_task_that_fails_decides(lines: Sequence[str], code: int, job_code: int, error: str) -> None:
+    """The first bad end is the job's: its code (a signal is 170) and its own words; the others are cancelled, once."""
+    job = Script(
+        [*said(WORKER, *lines), Exited(PS, 0), Exited(WORKER, code), *said(CHIEF, "error: lost"), Exited(CHIEF, 143)]
+    )
+    outcome = follow(job, shown())
+    assert (outcome.exit_code, outcome.error) == (job_code, error)
+    assert outcome.exit_codes == {PS: 0, WORKER: code, CHIEF: 143}
+    assert job.told == ["cancel"]
+
+
+def test_the_same_error_of_several_tasks_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tasks that fail alike are shown once, with all lines of it; an error of another kind is shown too."""
+    first, code = MISTAKE
+    lines = [*said(WORKER, first), *said(CHIEF, first), *said(WORKER, code), *said(CHIEF, code)]
+    follow(Script([*lines, *said(PS, first[:-1], code, "    more"), *ended(2, 2, 2)]), shown())
+    assert capsys.readouterr().out.splitlines() == [
+        f"worker/1 | {first}",
+        f"worker/1 | {code}",
+        f"ps/0     | {first[:-1]}",
+        f"ps/0     | {code}",
+        "ps/0     |     more",
+    ]
+
+
+def _interrupted() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_job_in_order(number: signal.Signals) -> None:
+    """The first signal cancels the tasks and the job is 143, stopped, whatever the tasks' codes; nothing is killed."""
+    before = signal.getsignal(number)
+    job = Script([lambda: os.kill(os.getpid(), number), *ended(143, 143, -15)])
+    outcome = follow(job, shown())
+    assert (outcome.exit_code, outcome.error) == (143, "stopped")
+    assert job.told == ["cancel"]
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_kills_the_job() -> None:
+    """The second signal does not wait for anything to be saved."""
+    job = Script([_interrupted, _interrupted, *ended(-9, -9, -9)])
+    assert follow(job, shown()).exit_code == 143
+    assert job.told[:2] == ["cancel", "kill"]
+
+
+def test_a_signal_to_a_failed_job_kills_what_is_left() -> None:
+    """A job that ends by itself because a task failed keeps its own reason when it is interrupted."""
+    job = Script([Exited(PS, 2), _interrupted, Exited(CHIEF, -9), Exited(WORKER, -9)])
+    outcome = follow(job, shown())
+    assert (outcome.exit_code, outcome.error) == (2, "ps/0 ended with exit code 2")
+    assert job.told[:2] == ["cancel", "kill"]
+
+
+def test_the_log_of_a_task_that_died_in_silence_is_shown(tmp_path: Path) -> None:
+    """Of the first task that ended badly without a word the end of its log is shown; else nothing."""
+    view = shown(model_dir=str(tmp_path))
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "worker-1.log"
+    log.write_bytes(b"\xff bad\n" + b"".join(b"line %d\n" % n for n in range(20)))
+    died = Outcome({WORKER: -11, PS: 143}, 170, "killed")
+    assert log_tail(view.config, view, died, most=2) == [f"the end of {log}:", "  line 18", "  line 19"]
+    assert log_tail(view.config, view, Outcome({WORKER: 143}, 143)) == []
+    view.said(WORKER, "error: I said why")
+    assert log_tail(view.config, view, Outcome({WORKER: 1}, 1)) == []
+
+
+def test_a_log_that_is_not_there_is_no_error(tmp_path: Path) -> None:
+    """A task that died before it had a log does not keep the job from ending."""
+    view = shown(model_dir=str(tmp_path))
+    assert log_tail(view.config, view, Outcome({PS: 1}, 1)) == [f"the end of {tmp_path / 'logs' / 'ps-0.log'}:"]
+
+
+def test_the_summary_is_completed(tmp_path: Path) -> None:
+    """What the chief has written stays; exit codes, restarts and the first step's time are added for every task."""
+    told = {"status": "done", "global_step": 5, "tasks": {"worker/0": {"steps": 3, "exit_code": 9}}, "own": [1]}
+    (tmp_path / "summary.json").write_text(json.dumps(told))
+    view = shown(model_dir=str(tmp_path))
+    view.said(CHIEF, "step=5 loss=1")
+    summary = write_summary(view.config, view, Outcome({PS: 0, CHIEF: 0}))
+    assert summary == json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["status"], summary["global_step"], summary["own"]) == ("done", 5, [1])
+    assert "error" not in summary
+    assert summary["first_step_secs"] == view.first_step_secs
+    assert summary["tasks"] == {
+        "ps/0": {"exit_code": 0, "restarts": 0},
+        "worker/0": {"steps": 3, "exit_code": 0, "restarts": 0},
+        "worker/1": {"exit_code": None, "restarts": 0},
+    }
+
+
+@pytest.mark.parametrize(("code", "status"), [(2, "failed"), (170, "failed"), (143, "stopped")])
+def test_the_summary_of_a_job_that_failed_says_why(tmp_path: Path, code: int, status: str) -> None:
+    """A job that ends badly has a summary even if its chief wrote none: status, error, exit code, last step seen."""
+    view = shown(model_dir=str(tmp_path))
+    view.said(WORKER, "step=7 loss=1")
+    summary = write_summary(view.config, view, Outcome({PS: code}, code, "worker/1: lost"))
+    assert (summary["status"], summary["exit_code"], summary["error"]) == (status, code, "worker/1: lost")
+    assert (summary["global_step"], summary["model"], summary["mode"]) == (7, "linear", "async")
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
