@@ -32,9 +32,7 @@ def measure(session: Any, built: graph.EvalGraph) -> dict[str, Any]:
         DataError: If the evaluation input is empty.
     """
     with built.graph.as_default():
-        initialise = tf.group(
-            tf.local_variables_initializer(), tf.tables_initializer(), built.iterator.initializer
-        )
+        initialise = tf.group(tf.local_variables_initializer(), tf.tables_initializer(), built.iterator.initializer)
         update = tf.group(*(pair[1] for pair in built.metrics.values()))
     session.run(initialise)
     step = session.make_callable(update)

@@ -112,14 +112,9 @@ def prediction(config: JobConfig, model: Model) -> tuple[Any, Mapping[str, Any],
     Raises:
         ModelError: If the model fails or returns no predictions.
     """
+    types, shapes = _features(model, config)
     with _new_graph(config) as graph:
-        dataset = _dataset(model, ModeKeys.EVAL, config, 1, 0)
-        if dataset is None:
-            raise ModelError(
-                f"--model={model.name}: input_fn(mode='eval') returned None; export needs its features' shapes."
-            )
-        features_spec = tf.data.get_output_types(dataset)[0], tf.data.get_output_shapes(dataset)[0]
-        features = _placeholders(*features_spec)
+        features = _placeholders(types, shapes)
         spec = _spec(model, ModeKeys.PREDICT, config, features, None)
         predictions = spec.predictions if isinstance(spec.predictions, Mapping) else {"output": spec.predictions}
         inputs = features if isinstance(features, dict) else {"features": features}
@@ -179,6 +174,17 @@ def _input(model: Model, mode: str, config: JobConfig, device: str, pipelines: i
             return None
         iterator = tf.data.make_initializable_iterator(dataset)
         return iterator, iterator.get_next()
+
+
+def _features(model: Model, config: JobConfig) -> tuple[Any, Any]:
+    """Return types and shapes of the evaluation input's features; its pipeline is no part of what is served."""
+    with _new_graph(config):
+        dataset = _dataset(model, ModeKeys.EVAL, config, 1, 0)
+        if dataset is None:
+            raise ModelError(
+                f"--model={model.name}: input_fn(mode='eval') returned None; export needs its features' shapes."
+            )
+        return tf.data.get_output_types(dataset)[0], tf.data.get_output_shapes(dataset)[0]
 
 
 def _placeholders(types: Any, shapes: Any) -> Any:
