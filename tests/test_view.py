@@ -14,7 +14,7 @@ from tfps.cluster import Task
 from tfps.config import JobConfig
 from tfps.launchers import view as viewing
 from tfps.launchers.follow import Outcome, follow, log_tail, write_summary
-from tfps.launchers.local import Exited, Line
+from tfps.launchers.handle import Exited, Line
 from tfps.launchers.view import JobView, Terminal, job_view
 
 PS, CHIEF, WORKER = Task("ps", 0), Task("worker", 0), Task("worker", 1)

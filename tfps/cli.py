@@ -203,7 +203,7 @@ def _follow(job: JobConfig, began: float) -> int:
     (Path(job.model_dir or ".") / SUMMARY).unlink(missing_ok=True)  # that of an earlier run
     with local.held_ports((job.num_ps or 1) + (job.num_workers or 2)) as ports:
         plan = local.plan(job, ports)
-        running = local.LocalJob(plan)
+        running = local.submit(plan)
         print(
             f"{job.model}: {job.num_ps} ps, {job.num_workers} workers, {job.mode}; model_dir {job.model_dir}",
             flush=True,

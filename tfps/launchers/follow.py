@@ -2,31 +2,18 @@
 
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from tfps.cluster import Task
 from tfps.config import JobConfig
 from tfps.errors import PeerLostError, StoppedError
-from tfps.launchers.local import Exited, Line
+from tfps.launchers.handle import Exited, Handle, Line
 from tfps.launchers.view import JobView, Plain, Terminal, screen
 from tfps.report import SUMMARY, read_json, write_json
-
-
-class RunningJob(Protocol):
-    """What can be followed."""
-
-    def events(self) -> Iterator[Line | Exited | None]:
-        """Yield what the tasks say and how they end, until all have."""
-
-    def cancel(self) -> None:
-        """Ask every task to save and end."""
-
-    def kill(self) -> None:
-        """End every task at once."""
 
 
 @dataclass
@@ -44,7 +31,7 @@ class Outcome:
     error: str = ""
 
 
-def follow(job: RunningJob, view: JobView) -> Outcome:
+def follow(job: Handle, view: JobView) -> Outcome:
     """Show a job until it ends.
 
     The first SIGINT or SIGTERM ends it in order, with its state saved; a second one kills it.
@@ -59,9 +46,7 @@ def follow(job: RunningJob, view: JobView) -> Outcome:
     return outcome
 
 
-def _take(
-    event: Line | Exited | None, job: RunningJob, view: JobView, shown: Plain | Terminal, outcome: Outcome
-) -> None:
+def _take(event: Line | Exited | None, job: Handle, view: JobView, shown: Plain | Terminal, outcome: Outcome) -> None:
     if isinstance(event, Line):
         before = view.tasks[event.task].error
         view.said(event.task, event.text)
@@ -92,7 +77,7 @@ def _why(event: Exited, view: JobView) -> str:
     return f"{event.task} ended with exit code {event.exit_code}"
 
 
-def _interrupt(job: RunningJob, outcome: Outcome) -> None:
+def _interrupt(job: Handle, outcome: Outcome) -> None:
     if outcome.exit_code:
         job.kill()
     outcome.exit_code = outcome.exit_code or StoppedError.exit_code

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
+from tfps.launchers.handle import Exited, Line
 from tfps.report import make_dir
 
 PRELOAD = ["tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist", "tfps.models.linear"]
@@ -66,20 +67,9 @@ def held_ports(count: int) -> Iterator[list[int]]:
         yield [holder.getsockname()[1] for holder in holders]
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line that a task said."""
-
-    task: Task
-    text: str
-
-
-@dataclass(frozen=True)
-class Exited:
-    """A task has ended; ``exit_code`` is negative for a signal."""
-
-    task: Task
-    exit_code: int
+def submit(plan: Plan) -> "LocalJob":
+    """Start every task of a plan."""
+    return LocalJob(plan)
 
 
 class LocalJob:
