@@ -96,20 +96,25 @@ def test_killed_half_way_it_goes_on_from_its_last_checkpoint(tmp_path: Path) -> 
     assert f"resumed from step {told['resumed_from_step']:,}" in ended.stdout
 
 
-def test_ctrl_c_stops_all_of_it_with_its_state_saved(tmp_path: Path) -> None:
-    """SIGINT to the launcher: every task ends, the chief's state is saved, exit code 143, and how to go on is said."""
+@pytest.mark.parametrize("told", ["Ctrl-C", "SIGTERM to the process group"])
+def test_told_to_stop_it_stops_all_of_it_with_its_state_saved(tmp_path: Path, told: str) -> None:
+    """Every task ends with 143, the chief's state is saved, no process is left, and how to go on is said."""
     with processes() as started:
         started.append(Process(tmp_path / "out", *LONG, "--issync=1", f"--model_dir={tmp_path / 'm'}"))
         started[0].wait_for("step=100 ", 60)
         below = children_of(started[0].pid)
         assert len(below) >= 4
-        started[0].signal(signal.SIGINT)
+        if told == "Ctrl-C":
+            started[0].signal(signal.SIGINT)
+        else:
+            os.killpg(started[0].pid, signal.SIGTERM)
         assert started[0].wait(15) == 143
         wait_gone(below, 2)
-        told = summary(tmp_path / "m")
-        assert f"stopped at step {told['global_step']}" in started[0].output()
-    assert told["status"] == "stopped"
-    assert told["checkpoint"].endswith(f"-{told['global_step']}")
+        left = summary(tmp_path / "m")
+        assert f"stopped at step {left['global_step']}" in started[0].output()
+    assert left["status"] == "stopped"
+    assert left["checkpoint"].endswith(f"-{left['global_step']}")
+    assert {of["exit_code"] for of in left["tasks"].values()} == {143}
     assert "Traceback" not in "".join(path.read_text() for path in (tmp_path / "m" / "logs").iterdir())
 
 

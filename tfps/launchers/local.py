@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -84,9 +85,10 @@ class LocalJob:
         self._kill_at: float | None = None
         log = Path(plan.config.model_dir or ".") / "logs" / "launch.log"
         make_dir(log.parent)
-        with _standard_error_to(log):  # the fork server's, which imports TensorFlow
-            for task, argv in plan.commands.items():
-                self._start(task, argv)
+        with _standard_error_to(log), _sigterm_ignored():
+            forkserver.ensure_running()  # TensorFlow's noise goes to the log, signals to the whole group pass it by
+        for task, argv in plan.commands.items():
+            self._start(task, argv)
 
     def _start(self, task: Task, argv: Sequence[str]) -> None:
         ours, theirs = self._context.Pipe()
@@ -182,8 +184,19 @@ def _standard_error_to(path: Path) -> Iterator[None]:
             os.close(saved)
 
 
+@contextlib.contextmanager
+def _sigterm_ignored() -> Iterator[None]:
+    """Let processes started inside ignore SIGTERM."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _be_task(argv: list[str], launcher: Connection) -> None:
     """Run in the forked process: be the command ``tfps run ARGV``, its output sent to the launcher."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()  # Ctrl-C is for the launcher, which ends the tasks in order
     for number in (1, 2):
         os.dup2(launcher.fileno(), number)

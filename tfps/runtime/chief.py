@@ -14,6 +14,7 @@ from tfps.errors import StoppedError, TfpsError
 from tfps.models import Model
 from tfps.report import JOB, SUMMARY, format_progress, write_json
 from tfps.runtime import evaluation, graph
+from tfps.runtime import session as sessions
 from tfps.runtime.checkpoint import Checkpoints, restore
 from tfps.runtime.events import EventFile
 from tfps.runtime.loop import Loop, Progress
@@ -82,7 +83,7 @@ class Chief:
             return {}
         step = self.global_step(session)
         log.info("evaluating at step %d", step)
-        with tf.Session(target, graph=self._eval.graph, config=session_config) as eval_session:
+        with sessions.Session(target, graph=self._eval.graph, config=session_config) as eval_session:
             metrics = evaluation.measure(eval_session, self._eval)
         scalars = {f"eval/{name}": value for name, value in metrics.items() if isinstance(value, float)}
         log.info(format_progress(step, scalars))

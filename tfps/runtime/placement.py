@@ -4,6 +4,7 @@
 graph in the same order, so all of them get the same answer without a word between them.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from tensorflow.python.ops.variables import PartitionedVariable
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
+
+_COPIED_SIZE = 16  # elements of a constant that TensorFlow would rather copy than send
 
 Strategy = Callable[[Any], int]
 
@@ -162,13 +165,16 @@ class Crossing:
 def crossings(fetches: Iterable[Any]) -> list[Crossing]:
     """Return what one ``session.run`` of ``fetches`` sends between tasks: one entry, one RecvTensor call, each.
 
-    A tensor used twice on a task is sent once. A control edge between tasks is sent as an empty tensor.
+    A tensor used twice on a task is sent once. A control edge between tasks is sent as an empty tensor. What grappler
+    changes is not seen: it looks through identities and no-ops, and may add control edges where it folds constants.
     """
     found: dict[tuple[str, str], Crossing] = {}
-    for op in _needed(fetches):
+    needed = _needed(fetches)
+    copied = _copied(needed)
+    for op in needed:
         target = _job_and_task(op)
         for name, source, size in _inputs(op):
-            if source != target:
+            if source != target and name not in copied:
                 found[name, target] = Crossing(name, source, target, size)
     return list(found.values())
 
@@ -190,6 +196,16 @@ def _needed(fetches: Iterable[Any]) -> list[Any]:
         seen.update(new)
         todo.extend(dict.fromkeys(new))
     return todo
+
+
+def _copied(ops: Iterable[Any]) -> set[str]:
+    """Return the constants that TensorFlow copies to where they are used: small ones that several tasks use.
+
+    tensorflow/core/common_runtime/replicate_constants_pass.cc
+    """
+    uses = {(t, _job_and_task(op)) for op in ops for t in op.inputs if t.op.type == "Const"}
+    tasks = Counter(tensor for tensor, _ in uses)
+    return {t.name for t, count in tasks.items() if count > 1 and t.shape.num_elements() <= _COPIED_SIZE}
 
 
 def _inputs(op: Any) -> Sequence[tuple[str, str, int | None]]:

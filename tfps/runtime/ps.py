@@ -11,6 +11,7 @@ from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import PeerLostError
 from tfps.runtime import jobstate, net, server
+from tfps.runtime import session as sessions
 from tfps.runtime.stop import PS_GRACE_SECS, Stop
 
 _POLL_SECS = 0.1
@@ -32,7 +33,7 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
     with tf.Graph().as_default() as graph:
         state = jobstate.on_ps(cluster, task.index)
         phase = state.phase.read_value()
-        session = tf.Session(running.target, graph=graph, config=tf.ConfigProto(device_filters=[task.device]))
+        session = sessions.Session(running.target, graph=graph, config=tf.ConfigProto(device_filters=[task.device]))
         session.run(state.init_op)
     net.wait_for_peers(cluster, task, config.start_timeout_secs, lambda: stop.error)
     log.info("training: serving %d workers", cluster.num_workers)

@@ -18,6 +18,7 @@ from tfps.errors import PeerLostError, StoppedError, TfpsError
 from tfps.models import Model, mistake
 from tfps.report import brief, count
 from tfps.runtime import graph, jobstate, net, server
+from tfps.runtime import session as sessions
 from tfps.runtime.chief import Chief, write_summary
 from tfps.runtime.events import EventFile
 from tfps.runtime.loop import Loop, Progress, Reporter
@@ -81,7 +82,7 @@ class Worker:
         filters = ["/job:ps", self._task.device]
         self._session_config = tf.ConfigProto(device_filters=filters, allow_soft_placement=True)
         self._target = running.target
-        session = self._session = tf.Session(self._target, graph=self._built.graph, config=self._session_config)
+        session = self._session = sessions.Session(self._target, graph=self._built.graph, config=self._session_config)
         self._wait_until(lambda: self._state.is_up(session))
         session.run(self._init_local)
         if self._chief:

@@ -1,0 +1,44 @@
+"""A session that goes on when TensorFlow takes two different requests for the same one.
+
+Every RunGraph call carries a random id, and a task refuses an id that is among the last 100,000 it has seen, as a
+repeated request (tensorflow/core/distributed_runtime/recent_request_ids.cc). But the id is the first number of a
+generator that each of the master's short-lived threads seeds with 32 bits only (ThreadLocalNew64 in tsl's random.cc),
+so of 43,000 calls to a busy task one is refused although it is new: Aborted, or Cancelled where the other tasks' parts
+of the step are told first.
+
+The refused task has run no part of the step. What hangs on its part, such as ``global_step``, is not done either, and
+the step can be taken again.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+_REFUSED = "was received twice"
+_TRIES = 10
+
+
+class Session(tf.Session):  # type: ignore[misc]
+    """A ``tf.compat.v1.Session`` that repeats calls which were refused as repeated."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run as ``tf.Session.run`` does."""
+        return _persistently(super().run, *args, **kwargs)
+
+    def make_callable(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """Return a callable as ``tf.Session.make_callable`` does."""
+        call = super().make_callable(*args, **kwargs)
+        return lambda *inputs: _persistently(call, *inputs)
+
+
+def _persistently(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    for _ in range(_TRIES - 1):
+        try:
+            return call(*args, **kwargs)
+        except (tf.errors.AbortedError, tf.errors.CancelledError) as error:
+            if _REFUSED not in error.message:
+                raise
+            print("A step was refused as repeated, which it was not; it is taken again.", file=sys.stderr)
+    return call(*args, **kwargs)
