@@ -49,8 +49,8 @@ class Chief:
             session.run(self._init)
         session.run(self._built.step.chief_init)
         if self._config.model_dir:
-            (Path(self._config.model_dir) / SUMMARY).unlink(missing_ok=True)  # that of an earlier run
             write_json(Path(self._config.model_dir) / JOB, _found_from_anywhere(self._config).to_dict())
+            (Path(self._config.model_dir) / SUMMARY).unlink(missing_ok=True)  # that of an earlier run
 
     def global_step(self, session: Any) -> int:
         """Return how many updates the variables have had."""

@@ -1,10 +1,15 @@
 """Event files, which TensorBoard reads."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+
+from tfps.report import brief
+
+log = logging.getLogger(__name__)
 
 
 class EventFile:
@@ -18,8 +23,12 @@ class EventFile:
         """Write the scalars among ``values``, and the model's own merged summary, at a global step."""
         if self._writer is None:
             return
-        if merged is not None:
-            self._writer.add_summary(merged, step)
         scalars = [tf.Summary.Value(tag=k, simple_value=v) for k, v in values.items() if isinstance(v, (int, float))]
-        self._writer.add_summary(tf.Summary(value=scalars), step)
-        self._writer.flush()
+        try:
+            if merged is not None:
+                self._writer.add_summary(merged, step)
+            self._writer.add_summary(tf.Summary(value=scalars), step)
+            self._writer.flush()
+        except Exception as error:  # of any class: a file that is too large is an IndexError
+            log.info("--model_dir: the event file cannot be written: %s Training goes on without it.", brief(error))
+            self._writer = None

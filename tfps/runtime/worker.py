@@ -151,15 +151,23 @@ class Worker:
 
     def _explained(self, error: Any) -> TfpsError:
         """Return a TensorFlow error as what it means: a lost PS, or the model's own line. The log gets all of it."""
-        print(f"{type(error).__name__}: {error.message}", file=sys.stderr)
+        print(f"{type(error).__name__}: {error.message}", file=sys.__stderr__, flush=True)
         if self._stop.error:
             return self._stop.error
         lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.FailedPreconditionError)
         if isinstance(error, (*lost, tf.errors.CancelledError)):
-            names = net.missing(self._cluster, [task for task in self._cluster.tasks() if task.job == "ps"])
+            names = self._lost_ps()
             what = f"lost {', '.join(map(str, names))}" if names else f"a PS was lost ({brief(error)})"
             return PeerLostError(f"{what}: start this task again to go on from the last checkpoint.")
         return mistake(self._model, error, error.op.traceback if error.op is not None else [])
+
+    def _lost_ps(self) -> Sequence[Task]:
+        """Return the PS that do not answer; one that was just killed may take a moment to be gone."""
+        deadline = time.monotonic() + _GONE_AFTER_SECS
+        servers = [task for task in self._cluster.tasks() if task.job == "ps"]
+        while not (absent := net.missing(self._cluster, servers)) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECS)
+        return absent
 
     # The methods below are called from the main thread.
 
@@ -169,10 +177,13 @@ class Worker:
             self._coordinator.raise_requested_exception()
         except tf.errors.OpError as error:
             return self._explained(error)
-        if self._loop is None:
-            return None
+        if self._session is None:
+            return None  # the others may be on their way
         needed = [task for task in self._cluster.tasks() if task.job == "ps"]
-        needed += self._others() if self._config.mode == "sync" else []
+        if self._loop is None:
+            needed += [task for task in self._others() if task.is_chief]  # which has yet to set the variables
+        elif self._config.mode == "sync":
+            needed += self._others()
         if lost := self._still_needed(self._peers.lost(needed, _LOST_AFTER_SECS)):
             return PeerLostError(f"lost {', '.join(map(str, lost))}: no answer for {_LOST_AFTER_SECS:g} s.")
         return None

@@ -1,0 +1,305 @@
+"""Measuring a model, exporting it, and what its author is told about mistakes in it."""
+
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from cluster_in_process import cluster_of, dataset_of, job, linear, model_of, train, variables_of, wait_until
+from helpers import summary
+
+import tfps
+from tfps.cluster import Task
+from tfps.config import JobConfig
+from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, StorageError
+from tfps.models import Model
+from tfps.runtime import evaluation, export, graph
+
+BATCHES = np.random.default_rng(3).normal(size=[5, 4, 3]).astype(np.float32)
+EMPTY = np.zeros([0, 4, 3], np.float32)
+
+
+def pairs(x: Any, single: bool) -> tuple[Any, Any]:
+    """Return features and labels of a batch."""
+    return x if single else {"x": x, "scale": tf.ones([4])}, tf.reduce_sum(x, axis=1)
+
+
+def batches(single: bool = False, measured: Any = BATCHES) -> Callable[..., Any]:
+    """Return an ``input_fn`` with features in a dict, or a single tensor."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = tf.data.Dataset.from_tensor_slices(measured if mode == "eval" else BATCHES)
+        data = data.map(lambda x: pairs(x, single))
+        return data if mode == "eval" else data.repeat()
+
+    return input_fn
+
+
+def regression(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a ``model_fn`` with two layers, a lookup table, and predictions by name."""
+    x = features["x"] if isinstance(features, dict) else features
+    kernel = tf.get_variable("kernel", [3, 8])
+    bias = tf.get_variable("bias", [8], initializer=tf.ones_initializer())
+    last = tf.get_variable("last", [8])
+    sizes = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["unit"], [1.0]), 0.0)
+    y = tf.tensordot(tf.tanh(x @ kernel + bias), last, 1) * sizes.lookup(tf.constant("unit"))
+    predictions = {"y": y, "positive": y > 0}
+    if mode == "infer":
+        return tfps.ModelSpec(predictions=predictions)
+    return tfps.ModelSpec(
+        loss=tf.reduce_mean(tf.square(y - labels)),
+        predictions=predictions,
+        eval_metric_ops={
+            "mae": tf.metrics.mean_absolute_error(labels, y),
+            "rows": tf.metrics.mean_tensor(tf.reduce_mean(x, axis=0)),
+        },
+        optimizer=tf.train.AdamOptimizer(0.01),
+    )
+
+
+MODEL = model_of(batches(), regression)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a job that has trained on two PS, with the kernel in slices."""
+    model_dir = tmp_path_factory.mktemp("trained")
+    train(MODEL, num_ps=2, max_steps=20, min_slice_mb=1e-9, model_dir=str(model_dir))
+    return model_dir
+
+
+def newest(model_dir: Path) -> str:
+    """Return the newest checkpoint."""
+    return str(tf.train.latest_checkpoint(str(model_dir)))
+
+
+def predicted(model_dir: Path, x: Any) -> Any:
+    """Return what the trained weights predict, computed without TensorFlow."""
+    weights = variables_of(model_dir)
+    return np.tanh(x @ weights["kernel"] + weights["bias"]) @ weights["last"]
+
+
+def test_live_parameters_measure_as_the_checkpoint_does(trained: Path) -> None:
+    """The final evaluation on the PS' parameters and that of the last checkpoint are the same numbers exactly."""
+    live = summary(trained)["eval"]
+    assert evaluation.of_checkpoint(JobConfig(), MODEL, newest(trained)) == live
+    assert set(live) == {"loss", "mae", "rows"}
+
+
+def test_metrics_are_over_the_whole_input(trained: Path) -> None:
+    """The metrics are means over all evaluation batches; one that is no scalar is a list."""
+    live = summary(trained)["eval"]
+    errors = np.stack([predicted(trained, x) - x.sum(axis=1) for x in BATCHES])
+    assert live["loss"] == pytest.approx(np.square(errors).mean(), rel=1e-5)
+    assert live["mae"] == pytest.approx(np.abs(errors).mean(), rel=1e-5)
+    assert live["rows"] == pytest.approx(BATCHES.mean(axis=(0, 1)).tolist(), rel=1e-5)
+
+
+def test_measuring_twice_gives_the_same(trained: Path) -> None:
+    """Each evaluation begins anew: what an earlier one has counted is forgotten."""
+    built = graph.evaluation(JobConfig(), None, Task("worker", 0), MODEL)
+    assert built is not None
+    with built.graph.as_default(), tf.Session() as session:
+        tf.train.Saver().restore(session, newest(trained))
+        assert evaluation.measure(session, built) == evaluation.measure(session, built) == summary(trained)["eval"]
+
+
+def test_an_empty_evaluation_input_is_a_data_error(trained: Path) -> None:
+    """No batch to evaluate on is 65, and not a metric of nothing."""
+    empty = model_of(batches(measured=EMPTY), regression)
+    with pytest.raises(DataError, match="the evaluation input is empty"):
+        evaluation.of_checkpoint(JobConfig(), empty, newest(trained))
+
+
+def test_nothing_to_evaluate_on_is_said(trained: Path) -> None:
+    """``tfps eval`` of a model without evaluation input says so; its training just has no metrics."""
+    none = model_of(lambda *_: None, regression)
+    with pytest.raises(ConfigError, match=r"input_fn\(mode='eval'\) returned None"):
+        evaluation.of_checkpoint(JobConfig(), none, newest(trained))
+    with pytest.raises(ModelError, match=r"input_fn\(mode='eval'\) returned None; export needs"):
+        export.saved_model(JobConfig(), none, newest(trained))
+
+
+def test_a_checkpoint_of_another_model_is_not_measured(trained: Path) -> None:
+    """Evaluating or exporting with another model is a CheckpointError, not numbers of untrained weights."""
+    other = model_of(batches(), linear)
+    for use in (evaluation.of_checkpoint, export.saved_model):
+        with pytest.raises(CheckpointError, match="it has no weight"):
+            use(JobConfig(), other, newest(trained))
+
+
+# Plain TensorFlow 2, tfps not importable: loads, predicts, prints.
+SERVE = """
+import importlib.util, json, sys
+assert importlib.util.find_spec("tfps") is None
+import numpy as np
+import tensorflow as tf
+for directory, single in zip(sys.argv[1::2], sys.argv[2::2]):
+    signature = tf.saved_model.load(directory).signatures["serving_default"]
+    for rows in (1, 7):
+        x = tf.constant(np.linspace(-1, 1, 3 * rows, dtype=np.float32).reshape(rows, 3))
+        given = {"features": x} if single == "True" else {"x": x, "scale": tf.ones([rows])}
+        told = {name: value.numpy().tolist() for name, value in signature(**given).items()}
+        print(json.dumps(told))
+"""
+
+
+def test_an_export_is_served_by_plain_tensorflow(trained: Path, tmp_path: Path) -> None:
+    """A SavedModel loads where tfps is not installed, takes batches of any size, and predicts what the weights do.
+
+    With features in a dict, whose names are the signature's inputs, and with a single tensor, called ``features``.
+    """
+    arguments = []
+    for single in (False, True):
+        config = JobConfig(export_dir=str(tmp_path / str(single)))
+        written = export.saved_model(config, model_of(batches(single), regression), newest(trained))
+        arguments += [str(written), str(single)]
+    (tmp_path / "elsewhere").mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-I", "-c", SERVE, *arguments],
+        cwd=tmp_path / "elsewhere",
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 4
+    for line, rows in zip(lines, (1, 7, 1, 7), strict=True):
+        told = eval(line, {"true": True, "false": False})
+        expected = predicted(trained, np.linspace(-1, 1, 3 * rows, dtype=np.float32).reshape(rows, 3))
+        np.testing.assert_allclose(told["y"], expected, rtol=1e-5, atol=1e-6)
+        assert told["positive"] == [bool(value > 0) for value in told["y"]]
+
+
+def test_export_goes_below_the_model_dir(trained: Path) -> None:
+    """Without ``--export_dir`` it is MODEL_DIR/export/STEP, and a second export there is refused."""
+    written = export.saved_model(JobConfig(), MODEL, newest(trained))
+    assert written == trained / "export" / "20"
+    assert (written / "saved_model.pb").is_file()
+    with pytest.raises(StorageError, match=r"--export_dir=.*export/20 exists and is not empty: give a new one"):
+        export.saved_model(JobConfig(), MODEL, newest(trained))
+
+
+def test_an_export_that_cannot_be_written_is_a_storage_error(trained: Path, tmp_path: Path) -> None:
+    """A file in the way of the directory is 74."""
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(StorageError, match=r"--export_dir="):
+            export.saved_model(JobConfig(export_dir=str(place)), MODEL, newest(trained))
+
+
+def nothing(*_: Any) -> None:
+    """Return nothing."""
+
+
+def raising(*_: Any) -> None:
+    """Fail as a user's code does."""
+    raise KeyError("feature")
+
+
+def spec(**fields: Any) -> Any:
+    """Return a ``model_fn`` that returns these fields, made when it is called."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        loss = tf.reduce_mean(weight * labels)
+        whole = {"loss": loss, "predictions": {"y": loss}, "optimizer": tf.train.AdamOptimizer()}
+        made = {name: value(features, weight) if callable(value) else value for name, value in fields.items()}
+        return tfps.ModelSpec(**{**whole, **made})
+
+    return model_fn
+
+
+INPUT = batches()
+
+
+@pytest.mark.parametrize(
+    ("input_fn", "model_fn", "told"),
+    [
+        (nothing, regression, "input_fn returned None; it must return a tf.data.Dataset of (features, labels)."),
+        (lambda *_: [1, 2], regression, "input_fn returned a list; it must return a tf.data.Dataset"),
+        (lambda *_: tf.data.Dataset.range(3), regression, "they must be pairs (features, labels)."),
+        (lambda *_: tf.data.Dataset.from_tensors((1, 2, 3)), regression, "they must be pairs (features, labels)."),
+        (INPUT, nothing, "model_fn(mode='train') returned None; it must return a tfps.ModelSpec."),
+        (INPUT, lambda *_: tf.constant(1.0), "returned a SymbolicTensor; it must return a tfps.ModelSpec."),
+        (INPUT, spec(loss=None), "returned loss=None; it must be a scalar tensor."),
+        (INPUT, spec(loss=0.5), "returned loss=a float; it must be a scalar tensor."),
+        (INPUT, spec(loss=lambda f, w: w * f["x"]), "a loss of shape (4, 3); it must be a scalar: take its mean."),
+        (INPUT, spec(optimizer=None), "optimizer=None; it must be a tf.compat.v1.train.Optimizer."),
+        (INPUT, spec(optimizer="sgd"), "optimizer=a str; it must be a tf.compat.v1.train.Optimizer."),
+        (INPUT, spec(loss=lambda f, w: tf.reduce_mean(f["x"])), "no gradient step can be built: No gradients provided"),
+        (INPUT, spec(loss=lambda f, w: tf.cast(w, tf.int32)), "no gradient step can be built"),
+        (raising, regression, "KeyError: 'feature'\n    raise KeyError(\"feature\")"),
+        (INPUT, raising, "KeyError: 'feature'\n    raise KeyError(\"feature\")"),
+        (INPUT, spec(loss=lambda f, w: w @ f["x"]), "Shape must be"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_mistake_in_a_model_is_shown_with_its_line(input_fn: Any, model_fn: Any, told: str, mode: str) -> None:
+    """What a model's functions get wrong is a ModelError with the model's name and a line of the user's own file."""
+    functions = SimpleNamespace(input_fn=input_fn, model_fn=model_fn)
+    model = Model("mine", Path(__file__), functions)
+    with pytest.raises(ModelError) as error:
+        graph.training(JobConfig(mode=mode), cluster_of(), Task("worker", 0), model)
+    text = str(error.value)
+    assert told in text
+    assert re.match(rf"--model=mine: {re.escape(__file__)}, line \d+: ", text)
+
+
+def test_a_loss_of_unknown_shape_is_taken_as_a_scalar() -> None:
+    """A loss whose rank the graph does not know is no mistake."""
+    model = model_of(INPUT, spec(loss=lambda f, w: tf.placeholder_with_default(w * 1.0, None)))
+    built = graph.training(JobConfig(), cluster_of(), Task("worker", 0), model)
+    assert built.spec.loss.shape == ()
+
+
+def checked(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a ``model_fn`` that checks its input as it runs."""
+    with tf.control_dependencies([tf.debugging.assert_less(features["x"], 5.0, message="x is too large")]):
+        return linear({"x": tf.identity(features["x"])}, labels, mode, params)
+
+
+def test_an_operation_that_fails_is_shown_with_its_line() -> None:
+    """An operation that fails in the midst of training is a ModelError with the user's file and line, and what failed."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.float32([1, 2, 3, 9])).repeat()
+
+    with job(model_of(input_fn, checked), num_workers=1, max_steps=100) as running:
+        wait_until(lambda: "worker/0" in running.ended)
+    error = running.ended["worker/0"]
+    assert isinstance(error, ModelError)
+    line = checked.__code__.co_firstlineno + 2
+    assert f"{__file__}, line {line}: InvalidArgumentError: " in str(error)
+    assert "x is too large" in str(error)
+    assert "tf.debugging.assert_less(" in str(error)
+
+
+def test_an_input_that_fails_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    """A Python function in the input pipeline that raises ends the worker with its error's name and text."""
+    caplog.set_level(logging.INFO, "tfps")
+
+    def broken(x: Any) -> Any:
+        if x > 2:
+            raise KeyError("no such image")
+        return x
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = tf.data.Dataset.from_tensor_slices(np.float32([1, 2, 3]))
+        data = data.map(lambda x: tf.ensure_shape(tf.numpy_function(broken, [x], tf.float32), []))
+        return None if mode == "eval" else data.map(lambda x: ({"x": x}, 0.0))
+
+    with job(model_of(input_fn, linear), num_workers=1, max_steps=100) as running:
+        wait_until(lambda: "worker/0" in running.ended)
+    error = running.ended["worker/0"]
+    assert isinstance(error, ModelError), error
+    assert "KeyError: 'no such image'" in str(error)

@@ -1,0 +1,407 @@
+"""What a mode does to the parameters, computed by hand and compared to the bit, on real servers."""
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from cluster_in_process import (
+    assert_done,
+    cluster_of,
+    dataset_of,
+    job,
+    linear,
+    model_of,
+    shared_servers,
+    target_of,
+    train,
+    variables_of,
+    wait_until,
+)
+from helpers import summary
+
+import tfps
+from tfps.cluster import Task
+from tfps.config import JobConfig
+from tfps.models.optimizers import OPTIMIZERS
+from tfps.runtime import graph
+from tfps.runtime.events import EventFile
+from tfps.runtime.loop import Loop, Reporter
+from tfps.runtime.stop import Stop
+
+STEPS = 50
+
+
+def eighths(num_workers: int, steps: int) -> Any:
+    """Return a gradient for each worker and step: multiples of 1/8, whose sums are exact in any order."""
+    return np.random.default_rng(7).integers(-80, 80, [num_workers, steps, 2]).astype(np.float32) / 8
+
+
+def from_table(table: Any, slow: Sequence[int] = ()) -> Any:
+    """Return an ``input_fn`` that gives worker i the rows of ``table[i]``, one a step; some workers late at times."""
+
+    def late(step: Any) -> Any:
+        time.sleep(0.03 if step % 7 == 3 else 0)
+        return step
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        if mode == "eval":
+            return None
+        worker = context.input_pipeline_id
+        numbers = tf.data.Dataset.range(len(table[worker]))
+        if worker in slow:
+            numbers = numbers.map(lambda step: tf.ensure_shape(tf.numpy_function(late, [step], tf.int64), []))
+        return numbers.map(lambda step: ({"x": tf.gather(table[worker], step), "worker": worker}, 0.0))
+
+    return input_fn
+
+
+def two_variables(params: Any, x: Any, note: Any = None) -> tfps.ModelSpec:
+    """Be a model with two variables, each with the gradient x; ``note`` is given their values at every step."""
+    variables = [tf.get_variable(name, [2], initializer=tf.zeros_initializer()) for name in ("first", "second")]
+    values = [tf.identity(variable) for variable in variables]
+    noted = [note(*values)] if note else []
+    with tf.control_dependencies(noted):
+        loss = tf.add_n([tf.reduce_sum(value * x) for value in values])
+    return tfps.ModelSpec(loss=loss, optimizer=tfps.make_optimizer(params, "sgd", learning_rate=1.0))
+
+
+@pytest.mark.parametrize(
+    ("num_ps", "num_workers", "slow"), [(1, 1, []), (1, 2, []), (2, 3, []), (2, 2, [1]), (1, 3, [0, 2])]
+)
+def test_sync_applies_the_mean_of_one_gradient_of_each_worker(
+    tmp_path: Path, num_ps: int, num_workers: int, slow: list[int]
+) -> None:
+    """Update k of ``sync`` is the sum of every worker's k-th gradient divided by their number, to the bit.
+
+    Each worker computed its k-th gradient at the parameters that k updates had made, also where some are slow; each
+    took exactly ``max_steps`` steps.
+    """
+    table = eighths(num_workers, STEPS)
+    at = [np.zeros(2, np.float32)]
+    for k in range(STEPS):
+        at.append(at[-1] - table[:, k].sum(axis=0) / np.float32(num_workers))
+    seen = defaultdict(list)
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        def note(*values: Any) -> Any:
+            return tf.numpy_function(
+                lambda worker, *arrays: seen[int(worker)].append(arrays), [features["worker"], *values], []
+            )
+
+        return two_variables(params, features["x"], note)
+
+    flags = {"mode": "sync", "max_steps": STEPS, "model_dir": str(tmp_path)}
+    # Longer than needed: the job has to end because of max_steps.
+    longer = np.concatenate([table, table], axis=1)
+    train(model_of(from_table(longer, slow), model_fn), num_ps, num_workers, **flags)
+
+    for worker in range(num_workers):
+        np.testing.assert_array_equal(seen[worker], [(value, value) for value in at[:STEPS]])
+    saved = variables_of(tmp_path)
+    np.testing.assert_array_equal([saved["first"], saved["second"]], [at[STEPS], at[STEPS]])
+    assert saved["global_step"] == STEPS
+    told = summary(tmp_path)["tasks"]
+    assert [told[f"worker/{i}"]["steps"] for i in range(num_workers)] == [STEPS] * num_workers
+
+
+def plain(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    """Be a ``model_fn`` with two variables."""
+    return two_variables(params, features["x"])
+
+
+def on_one_machine(optimizer: str, gradients: Any) -> dict[str, Any]:
+    """Return the variables that an optimizer makes of some gradients, without a cluster."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        step = tf.train.get_or_create_global_step()
+        variables = [tf.get_variable(name, [2], initializer=tf.zeros_initializer()) for name in ("first", "second")]
+        gradient = tf.placeholder(tf.float32, [2])
+        made = tfps.make_optimizer({"optimizer": optimizer}, "sgd", learning_rate=1.0)
+        train_op = made.apply_gradients([(gradient, variable) for variable in variables], step)
+        session.run(tf.global_variables_initializer())
+        for value in gradients:
+            session.run(train_op, {gradient: value})
+        return session.run({variable.op.name: variable for variable in tf.global_variables()})
+
+
+def assert_same(saved: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Fail unless two sets of variables have the same names and the same bits."""
+    assert saved.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(saved[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_sync_slots_are_those_of_the_mean_gradient(tmp_path: Path, optimizer: str) -> None:
+    """In ``sync`` the optimizer sees the mean only: weights, slots and beta powers are those of one machine."""
+    table = eighths(2, 20)
+    flags = {"optimizer": optimizer, "mode": "sync", "max_steps": 20, "model_dir": str(tmp_path)}
+    train(model_of(from_table(table), plain), num_ps=2, **flags)
+    assert_same(variables_of(tmp_path), on_one_machine(optimizer, table.sum(axis=0) / np.float32(2)))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_async_with_one_worker_is_plain_training(tmp_path: Path, optimizer: str) -> None:
+    """One worker in ``async`` makes what one machine makes, with every optimizer and its slots spread over two PS."""
+    table = eighths(1, 5)
+    flags = {"optimizer": optimizer, "max_steps": 5, "model_dir": str(tmp_path)}
+    train(model_of(from_table(table), plain), num_ps=2, num_workers=1, **flags)
+    assert_same(variables_of(tmp_path), on_one_machine(optimizer, table[0]))
+
+
+def powers(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` that gives worker i the gradient 2^i at every step."""
+    power = np.float32([2.0**context.input_pipeline_id])
+    return None if mode == "eval" else dataset_of(power).repeat()
+
+
+def assert_all_applied(model_dir: Path) -> None:
+    """Fail unless the weight is minus the sum of the powers that the workers say they have pushed."""
+    told, saved = summary(model_dir), variables_of(model_dir)
+    steps = {int(name.partition("/")[2]): task["steps"] for name, task in told["tasks"].items()}
+    assert saved["weight"] == -sum(taken * 2**worker for worker, taken in steps.items())
+    assert saved["global_step"] == told["global_step"] == sum(steps.values())
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "num_workers", "num_ps"), [(1, 1, 1), (1, 3, 2), (2, 2, 1), (3, 3, 1), (7, 2, 2), (100, 3, 1)]
+)
+def test_async_applies_every_gradient_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_steps: int, num_workers: int, num_ps: int
+) -> None:
+    """In ``async`` the weight is the sum of all gradients; steps, tickets and ``global_step`` are ``max_steps``.
+
+    Each ticket from 0 to ``max_steps - 1`` is used once, whatever the number of workers.
+    """
+    tickets: list[int] = []
+    take = Loop.take
+    monkeypatch.setattr(Loop, "take", lambda loop, ticket: (tickets.append(ticket), take(loop, ticket))[1])
+    train(model_of(powers, linear), num_ps, num_workers, max_steps=max_steps, model_dir=str(tmp_path))
+    assert_all_applied(tmp_path)
+    assert sorted(tickets) == list(range(max_steps))
+    assert variables_of(tmp_path)["global_step"] == max_steps
+
+
+def test_async_resumes_where_it_ended(tmp_path: Path) -> None:
+    """A second run goes on from the checkpoint's step and weight, up to a larger ``max_steps``."""
+    for max_steps in (30, 50):
+        train(model_of(powers, linear), num_workers=1, max_steps=max_steps, model_dir=str(tmp_path))
+    assert variables_of(tmp_path) == {"weight": -50, "global_step": 50}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("min_slice_mb", [64.0, 1e-9])
+def test_embedding_rows(tmp_path: Path, mode: str, min_slice_mb: float) -> None:
+    """Sparse gradients follow the mode's rule, for a whole table and one split over two PS.
+
+    Indices come unsorted, repeated, and different by worker: in ``sync`` a row's update is the sum of both workers'
+    gradients divided by two, also where only one has met it; in ``async`` it is the sum of all.
+    """
+    ids = np.tile([[[4, 0, 4], [1, 5, 0], [2, 2, 2]], [[0, 3, 4], [5, 1, 5], [3, 0, 0]]], [1, 4, 1])
+    flags = {"mode": mode, "min_slice_mb": min_slice_mb, "max_steps": 9}
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        table = tf.get_variable("table", [6, 2], initializer=tf.ones_initializer())
+        rows = tf.nn.embedding_lookup(table, features["x"])
+        scale = tf.constant([[1.0, 2.0], [4.0, 8.0], [16.0, 32.0]])
+        return tfps.ModelSpec(loss=tf.reduce_sum(rows * scale), optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    train(model_of(from_table(ids), model_fn), num_ps=2, model_dir=str(tmp_path), **flags)
+    expected = np.ones([6, 2], np.float32)
+    for worker in (0, 1):
+        for step_ids in ids[worker][: summary(tmp_path)["tasks"][f"worker/{worker}"]["steps"]]:
+            np.subtract.at(expected, step_ids, np.float32([[1, 2], [4, 8], [16, 32]]) / (2 if mode == "sync" else 1))
+    np.testing.assert_array_equal(variables_of(tmp_path)["table"], expected)
+
+
+class _Gate:
+    """An ``input_fn`` in which some workers wait, at some element, for an event."""
+
+    def __init__(self, lengths: Sequence[int], waits: dict[int, tuple[int, threading.Event]]) -> None:
+        self._lengths, self._waits = lengths, waits
+
+    def __call__(self, mode: str, params: Any, context: Any) -> Any:
+        """Give worker i as many elements as its length says; a worker that waits does so before an element's number."""
+        del params
+        if mode == "eval":
+            return None
+        worker = context.input_pipeline_id
+        at, event = self._waits.get(worker, (-1, threading.Event()))
+
+        def elements() -> Iterator[float]:
+            for number in range(self._lengths[worker] + 1):
+                assert number != at or event.wait(20)
+                if number < self._lengths[worker]:
+                    yield 2.0**worker
+
+        return tf.data.Dataset.from_generator(elements, tf.float32, []).map(lambda x: ({"x": x}, 0.0))
+
+    __code__ = from_table.__code__
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_async_goes_on_without_a_worker_whose_input_has_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, short: int
+) -> None:
+    """A worker's input ends after 3 steps, be it the chief's or not: the other takes all the others."""
+    caplog.set_level(logging.INFO, "tfps")
+    lengths, ended = [1000, 1000], threading.Event()
+    lengths[short] = 3
+    model = model_of(_Gate(lengths, {1 - short: (20, ended)}), linear)
+    with job(model, max_steps=60, model_dir=str(tmp_path)) as running:
+        wait_until(lambda: "the input has ended after 3 steps" in caplog.text)
+        time.sleep(0.2)  # the ticket is given back just after
+        ended.set()
+        assert_done(running.wait())
+    assert_all_applied(tmp_path)
+    told = summary(tmp_path)
+    assert told["global_step"] == 60
+    assert told["tasks"][f"worker/{short}"]["steps"] == 3
+
+
+def test_async_ends_when_all_inputs_have(tmp_path: Path) -> None:
+    """All inputs end, after 5, 3 and 8 elements: every element is a step, everyone ends well, with a checkpoint."""
+    train(model_of(_Gate([5, 3, 8], {}), linear), num_workers=3, max_steps=1000, model_dir=str(tmp_path))
+    assert variables_of(tmp_path) == {"weight": -(5 * 1 + 3 * 2 + 8 * 4), "global_step": 16}
+    assert summary(tmp_path)["status"] == "done"
+
+
+def test_the_chief_takes_the_step_of_a_worker_that_found_no_input_for_it(tmp_path: Path) -> None:
+    """Worker 1 learns that its input has ended while it holds a ticket, all others used: the chief takes that step."""
+    through = threading.Event()
+    with job(model_of(_Gate([1000, 0], {1: (0, through)}), linear), max_steps=40, model_dir=str(tmp_path)) as running:
+        wait_until(lambda: _written(tmp_path, 39))
+        through.set()
+        assert_done(running.wait())
+    assert variables_of(tmp_path) == {"weight": -40, "global_step": 40}
+
+
+def test_a_step_that_nobody_has_input_for_is_left_out(tmp_path: Path) -> None:
+    """As before, but the chief has no element left either: the job ends well, one step short."""
+    through = threading.Event()
+    with job(model_of(_Gate([39, 0], {1: (0, through)}), linear), max_steps=40, model_dir=str(tmp_path)) as running:
+        wait_until(lambda: _written(tmp_path, 39))
+        through.set()
+        assert_done(running.wait())
+    assert variables_of(tmp_path) == {"weight": -39, "global_step": 39}
+    assert summary(tmp_path)["status"] == "done"
+
+
+@pytest.mark.parametrize("short", [0, 1, 2])
+def test_sync_ends_for_all_with_the_first_input(tmp_path: Path, short: int) -> None:
+    """In ``sync`` no mean can be made once one input has ended: all end well, after as many steps as it had."""
+    lengths = [100, 100, 100]
+    lengths[short] = 6
+    flags = {"mode": "sync", "max_steps": 1000, "model_dir": str(tmp_path)}
+    train(model_of(_Gate(lengths, {}), linear), num_workers=3, **flags)
+    saved = variables_of(tmp_path)
+    assert saved["global_step"] == 6
+    assert saved["weight"] == pytest.approx(-6 * 7 / 3, rel=1e-6)
+
+
+class _SyncByHand:
+    """Two workers of a sync job on one PS; B's step can be taken apart: its gradient pushed, its token not drawn."""
+
+    def __init__(self, model_dir: Path) -> None:
+        config = JobConfig(mode="sync", max_steps=100, model_dir=str(model_dir))
+        cluster, model = cluster_of(), model_of(powers, linear)
+        self.a, self.b = (graph.training(config, cluster, Task("worker", i), model) for i in (0, 1))
+        sessions = []
+        for index, built in enumerate((self.a, self.b)):
+            with built.graph.as_default():
+                init = [tf.global_variables_initializer()] if index == 0 else []
+                local = [tf.local_variables_initializer(), built.iterator.initializer]
+                filters = tf.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{index}"])
+                sessions.append(tf.Session(target_of(Task("worker", index)), graph=built.graph, config=filters))
+                sessions[-1].run([*init, *local])
+        self.session_a, self.session_b = sessions
+        self.session_a.run(self.a.step.chief_init)
+        self.session_a.run(self.a.step.worker_init)
+        self.session_b.run(self.b.step.worker_init)
+        for runner in self.a.step.queue_runners:
+            runner.create_threads(self.session_a, coord=tf.train.Coordinator(), daemon=True, start=True)
+        reporter = Reporter(config, EventFile(None))
+        self.loop_a = Loop(self.session_a, self.a, config, reporter, Stop(), lambda: None)
+        draw = next(o for o in self.b.graph.get_operations() if o.type == "QueueDequeueV2" and o.control_inputs)
+        self.push_b = draw.control_inputs
+        with self.b.graph.as_default():
+            local_step = tf.local_variables()[0]
+            drawn = tf.raw_ops.QueueDequeueV2(handle=draw.inputs[0], component_types=[tf.int64])
+            self.draw_b = local_step.assign(drawn[0])
+
+    def global_step(self) -> int:
+        """Return the number of updates."""
+        return int(self.session_a.run(self.a.global_step))
+
+    def a_draws_bs_token(self) -> None:
+        """Let A take two steps in one: B has pushed its first gradient, but not drawn its token yet."""
+        self.session_b.run(self.push_b)
+        assert self.session_a.run([self.a.step.next_ticket, self.a.step.train_op])[0] == 1
+        assert self.session_a.run([self.a.step.next_ticket, self.a.step.train_op])[0] == 1  # this one is B's
+        assert self.global_step() == 1
+
+
+def test_a_token_of_another_worker_is_given_back(tmp_path: Path) -> None:
+    """A quick worker that has drawn a slow one's token puts it back, waits for its own, and the mean stays a mean."""
+    with shared_servers():
+        by_hand = _SyncByHand(tmp_path)
+        by_hand.a_draws_bs_token()
+        drawn: list[int] = []
+        again = threading.Thread(target=lambda: drawn.append(by_hand.loop_a._other_than(1, 1)))
+        again.start()
+        assert by_hand.session_b.run(by_hand.draw_b) == 1  # would wait for ever if A had kept it
+        assert not drawn
+        assert by_hand.session_b.run([by_hand.b.step.next_ticket, by_hand.b.step.train_op])[0] == 2
+        again.join(20)
+        assert drawn == [2]
+        weight = by_hand.session_a.run(by_hand.a.graph.get_collection("trainable_variables")[0])
+    assert weight == -2 * (1 + 2) / 2
+
+
+def test_a_token_in_hand_when_the_input_ends_is_no_error(tmp_path: Path) -> None:
+    """A third worker's input ends while a quick worker gives a token back: that is the end of input, no lost PS."""
+    with shared_servers():
+        by_hand = _SyncByHand(tmp_path)
+        by_hand.a_draws_bs_token()
+        by_hand.session_b.run(by_hand.b.step.give_back)
+        with pytest.raises(tf.errors.OutOfRangeError):
+            by_hand.loop_a._other_than(1, 1)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_tables_local_variables_summaries_and_logged_tensors(tmp_path: Path, mode: str) -> None:
+    """A model may have a lookup table, local variables, a summary and logged tensors, in training and evaluation."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        words = tf.data.Dataset.from_tensor_slices([["one", "two"]]).map(lambda word: ({"word": word}, 0.0))
+        return words if mode == "eval" else words.repeat()
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        values = tf.lookup.KeyValueTensorInitializer(["one", "two"], [1.0, 2.0])
+        numbers = tf.lookup.StaticHashTable(values, -100.0).lookup(features["word"])
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        loss = tf.reduce_mean(weight * numbers)
+        tf.summary.scalar("twice", 2 * loss)
+        seen = tf.metrics.mean(numbers)
+        return tfps.ModelSpec(
+            loss=loss,
+            eval_metric_ops={"seen": seen},
+            optimizer=tf.train.GradientDescentOptimizer(1.0),
+            log_tensors={"seen": seen[1], "weight": weight},
+        )
+
+    train(model_of(input_fn, model_fn), num_ps=2, mode=mode, max_steps=10, model_dir=str(tmp_path))
+    assert variables_of(tmp_path) == {"weight": -15, "global_step": 10}
+    assert summary(tmp_path)["eval"] == {"loss": -22.5, "seen": 1.5}
+
+
+def _written(model_dir: Path, step: int) -> bool:
+    """Tell whether the event file has come to a step."""
+    files = list(model_dir.glob("events*"))
+    return bool(files) and any(event.step >= step for event in tf.train.summary_iterator(str(files[0])))
