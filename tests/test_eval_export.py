@@ -236,8 +236,8 @@ INPUT = batches()
         (INPUT, spec(loss=lambda f, w: w * f["x"]), "a loss of shape (4, 3); it must be a scalar: take its mean."),
         (INPUT, spec(optimizer=None), "optimizer=None; it must be a tf.compat.v1.train.Optimizer."),
         (INPUT, spec(optimizer="sgd"), "optimizer=a str; it must be a tf.compat.v1.train.Optimizer."),
-        (INPUT, spec(loss=lambda f, w: tf.reduce_mean(f["x"])), "no gradient step can be built: No gradients provided"),
-        (INPUT, spec(loss=lambda f, w: tf.cast(w, tf.int32)), "no gradient step can be built"),
+        (INPUT, spec(loss=lambda f, _: tf.reduce_mean(f["x"])), "no gradient step can be built: No gradients provided"),
+        (INPUT, spec(loss=lambda _, w: tf.cast(w, tf.int32)), "no gradient step can be built"),
         (raising, regression, "KeyError: 'feature'\n    raise KeyError(\"feature\")"),
         (INPUT, raising, "KeyError: 'feature'\n    raise KeyError(\"feature\")"),
         (INPUT, spec(loss=lambda f, w: w @ f["x"]), "Shape must be"),
@@ -257,7 +257,7 @@ def test_a_mistake_in_a_model_is_shown_with_its_line(input_fn: Any, model_fn: An
 
 def test_a_loss_of_unknown_shape_is_taken_as_a_scalar() -> None:
     """A loss whose rank the graph does not know is no mistake."""
-    model = model_of(INPUT, spec(loss=lambda f, w: tf.placeholder_with_default(w * 1.0, None)))
+    model = model_of(INPUT, spec(loss=lambda _, w: tf.placeholder_with_default(w * 1.0, None)))
     built = graph.training(JobConfig(), cluster_of(), Task("worker", 0), model)
     assert built.spec.loss.shape == ()
 
@@ -269,7 +269,7 @@ def checked(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpe
 
 
 def test_an_operation_that_fails_is_shown_with_its_line() -> None:
-    """An operation that fails in the midst of training is a ModelError with the user's file and line, and what failed."""
+    """An operation that fails in the midst of training is a ModelError with the user's line, and the reason."""
 
     def input_fn(mode: str, params: Any, context: Any) -> Any:
         return None if mode == "eval" else dataset_of(np.float32([1, 2, 3, 9])).repeat()

@@ -348,3 +348,24 @@ def test_data_of_a_users_model_is_at_least_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^--data_dir=/no/such: no such file or directory\.$") as caught:
         models.check_data("mine.py", "/no/such", 2)
     assert caught.value.exit_code == 65
+
+
+@pytest.mark.parametrize(
+    ("body", "wrong"),
+    [
+        ("loss = tf.reduce_mean(labels)\n    return loss", True),
+        ("spec = None\n    spec = helper(labels)\n    return spec", False),
+        ("loss = tf.reduce_mean(labels)\n    for loss in [helper(loss)]:\n        pass\n    return loss", False),
+        ("return labels", False),
+    ],
+)
+def test_a_variable_that_is_only_ever_a_tensor_is_no_spec(tmp_path: Path, body: str, wrong: bool) -> None:
+    """A ``model_fn`` that returns a variable to which it only assigns tensors is told so; in doubt, nothing is said."""
+    model = tmp_path / "mine.py"
+    functions = "def input_fn(a, b, c):\n    return x\ndef model_fn(features, labels, mode, params):\n    "
+    model.write_text(functions + body)
+    if wrong:
+        with pytest.raises(ModelError, match=r"line 5: model_fn must return a tfps\.ModelSpec"):
+            models.check(str(model))
+    else:
+        models.check(str(model))

@@ -135,7 +135,9 @@ def _is_number(value: Any) -> bool:
 
 def brief(error: BaseException) -> str:
     """Return the gist of an error on one line, without what TensorFlow puts around it."""
-    lines = [line.strip() for line in str(getattr(error, "message", error)).splitlines()]
+    text = str(getattr(error, "message", error))
+    named = re.search(r"^Node: '.*'$", text, re.MULTILINE)  # ends the list of calls that made the operation
+    lines = [line.strip() for line in text[named.end() if named else 0 :].splitlines()]
     telling = [line for line in lines if line.strip("=") and line != "Graph execution error:"]
     return " ".join(telling[:2]) or type(error).__name__
 

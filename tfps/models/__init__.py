@@ -245,11 +245,27 @@ def _return_problem(node: ast.FunctionDef) -> str:
         return f", line {node.lineno}: {node.name} is a generator; it must return {expected}."
     if not returns and not any(isinstance(child, ast.Raise) for child in _own_statements(node)):
         return f", line {node.lineno}: {node.name} returns nothing; it must return {expected}."
-    literal = (ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.JoinedStr, ast.BinOp, ast.Compare)
-    wrong = [r for r in returns if r.value is None or isinstance(r.value, literal) or _is_tensor_call(r.value)]
+    wrong = [r for r in returns if _is_no_spec(r.value) or _is_name_of_no_spec(node, r.value)]
     if not wrong or node.name == "input_fn":
         return ""
     return f", line {wrong[0].lineno}: {node.name} must return {expected}.\n    {ast.unparse(wrong[0])}"
+
+
+def _is_no_spec(value: ast.expr | None) -> bool:
+    """Tell whether an expression is plainly something else than a ``ModelSpec``."""
+    literal = (ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.JoinedStr, ast.BinOp, ast.Compare)
+    return value is None or isinstance(value, literal) or _is_tensor_call(value)
+
+
+def _is_name_of_no_spec(node: ast.FunctionDef, value: ast.expr | None) -> bool:
+    """Tell whether an expression is a variable that the function only ever assigns such things to."""
+    if not isinstance(value, ast.Name):
+        return False
+    stores = [
+        n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id == value.id and isinstance(n.ctx, ast.Store)
+    ]
+    plain = [a for a in _own_statements(node) if isinstance(a, ast.Assign) and stores and a.targets[0] in stores]
+    return bool(plain) and len(plain) == len(stores) and all(_is_no_spec(a.value) for a in plain)
 
 
 def _is_tensor_call(value: ast.expr) -> bool:

@@ -52,6 +52,8 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
     )
     stamp = local_step.read_value()
     gradients = [pair for pair in optimizer.compute_gradients(loss) if pair[0] is not None]
+    if not gradients:
+        raise ValueError("No gradients provided for any variable: the loss depends on none.")
     means = [_mean(gradient, variable, stamp, cluster.num_workers) for gradient, variable in gradients]
     with tf.device(global_step.device):
         queue = tf.FIFOQueue(-1, tf.int64, shapes=[], name="tfps/tokens", shared_name="tfps/tokens")

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.config import show
 from tfps.errors import CheckpointError, DivergedError, StorageError
+from tfps.report import brief
 from tfps.runtime.model_dir import existing
 
 _KEEP = 5
@@ -37,14 +38,18 @@ def restore(session: Any, path: str, saver: Any) -> None:
     Raises:
         CheckpointError: If it is damaged, or holds other variables or shapes than the model's.
     """
-    misfits = _misfits(session.graph, path)
     try:
+        misfits = _misfits(session.graph, path)
         if not misfits:
             saver.restore(session, path)
-    except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError, ValueError) as error:
+    except (tf.errors.InvalidArgumentError, ValueError) as error:
         misfits = [_message(error)]
-    except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.UnknownError) as error:
-        raise CheckpointError(f"checkpoint {path} is damaged: {_message(error)}") from None
+    except _LOST:
+        raise
+    except tf.errors.OpError as error:
+        raise CheckpointError(
+            f"checkpoint {path} is damaged: {_message(error)}. Delete its files to go on from the one before."
+        ) from None
     if misfits:
         raise CheckpointError(
             f"checkpoint {path} does not fit the model: {misfits[0]} "
@@ -54,10 +59,7 @@ def restore(session: Any, path: str, saver: Any) -> None:
 
 def _misfits(graph: Any, path: str) -> list[str]:
     """Return how a graph's variables differ from a checkpoint's; to restore another shape would be no error."""
-    try:
-        saved = tf.train.load_checkpoint(path).get_variable_to_shape_map()
-    except (tf.errors.OpError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {_message(error)}") from None
+    saved = tf.train.load_checkpoint(path).get_variable_to_shape_map()
     found = []
     for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
         split = variable._get_save_slice_info()
@@ -71,8 +73,7 @@ def _misfits(graph: Any, path: str) -> list[str]:
 
 def _message(error: Exception) -> str:
     """Return the first sentence of a TensorFlow error."""
-    text = str(getattr(error, "message", error)).strip().splitlines()[0]
-    return show(text.split("\n")[0].split("[[")[0].strip(), 300).strip("'\"")
+    return show(brief(error).split("[[")[0].strip(), 300).strip("'\"")
 
 
 class Checkpoints:

@@ -4,9 +4,11 @@ What the tasks agree on, and in which order, is told in ``jobstate``; the chief'
 """
 
 import logging
+import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -159,7 +161,14 @@ class Worker:
             names = self._lost_ps()
             what = f"lost {', '.join(map(str, names))}" if names else f"a PS was lost ({brief(error)})"
             return PeerLostError(f"{what}: start this task again to go on from the last checkpoint.")
-        return mistake(self._model, error, error.op.traceback if error.op is not None else [])
+        return mistake(self._model, type(error)(None, None, brief(error)), self._made_at(error))
+
+    def _made_at(self, error: Any) -> Sequence[Any]:
+        """Return the calls that made the operation which failed; only its name is known, and that not always."""
+        made = {op.name: op for op in self._built.graph.get_operations()}
+        names = [name for name in re.findall(r"\{\{node ([^}]+)\}\}", error.message) if name in made]
+        calls = made[names[0]].traceback if names else []
+        return [traceback.FrameSummary(call.filename, call.lineno, call.name) for call in calls]
 
     def _lost_ps(self) -> Sequence[Task]:
         """Return the PS that do not answer; one that was just killed may take a moment to be gone."""
