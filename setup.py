@@ -22,7 +22,7 @@ setup(
     extras_require={  # either TensorFlow will do, so neither is forced on those who have the other
         "tensorflow": ["tensorflow>=2.16"],
         "cpu": ["tensorflow-cpu>=2.16"],
-        "dev": ["mypy>=1.10", "pytest>=8.0", "pytest-timeout>=2.3", "ruff>=0.6"],
+        "dev": ["mypy>=1.10", "pytest>=8.0", "pytest-timeout>=2.3", "ruff>=0.6", "scikit-learn>=1.3"],
     },
     entry_points={"console_scripts": ["tfps = tfps.cli:main"]},
 )

@@ -97,7 +97,7 @@ def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
 
 def test_a_save_every_so_many_seconds(tmp_path: Path) -> None:
     """The chief saves while training goes on: there are checkpoints of steps before the last, named by their step."""
-    train(LINEAR, num_workers=1, max_steps=400, save_checkpoint_secs=0.01, model_dir=str(tmp_path))
+    train(LINEAR, num_workers=1, max_steps=120, save_checkpoint_secs=0.02, model_dir=str(tmp_path))
     steps = [int(path.rpartition("-")[2]) for path in existing(str(tmp_path))]
     assert 1 < len(steps) <= 5
     for path, step in zip(existing(str(tmp_path)), steps, strict=True):
@@ -186,7 +186,7 @@ def test_a_lost_directory_fails_the_job_at_its_end_only(tmp_path: Path, caplog: 
     """With the directory gone, training goes on to ``max_steps``; that its result cannot be saved is a StorageError."""
     caplog.set_level(logging.INFO, "tfps")
     model_dir, go_on = tmp_path / "m", threading.Event()
-    flags = {"max_steps": 200, "steps_to_validate": 50, "save_checkpoint_secs": 0.01, "model_dir": str(model_dir)}
+    flags = {"max_steps": 100, "steps_to_validate": 50, "save_checkpoint_secs": 0.02, "model_dir": str(model_dir)}
     with job(model_of(held_at(20, go_on), linear), num_workers=1, **flags) as running:
         wait_until(lambda: "saved" in caplog.text)
         model_dir.rename(tmp_path / "elsewhere")
@@ -197,7 +197,7 @@ def test_a_lost_directory_fails_the_job_at_its_end_only(tmp_path: Path, caplog: 
     assert isinstance(error, StorageError), error
     assert f"--model_dir: {model_dir}" in str(error)
     assert "Training goes on" in caplog.text
-    assert "step=200" in caplog.text
+    assert "step=100" in caplog.text
 
 
 def held_at(number: int, event: threading.Event) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from sklearn import datasets
 
 from tfps.data import digits, idx
 from tfps.data.batches import batches
@@ -279,7 +280,7 @@ def test_digits_are_whole() -> None:
 
 def test_digits_are_the_original() -> None:
     """The carried digits are scikit-learn's copy of the UCI set."""
-    original = pytest.importorskip("sklearn.datasets").load_digits()
+    original = datasets.load_digits()
     with np.load(Path(digits.__file__).with_name("digits.npz")) as stored:
         np.testing.assert_array_equal(stored["images"], original.images)
         np.testing.assert_array_equal(stored["labels"], original.target)

@@ -16,12 +16,25 @@ from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import PeerLostError, StoppedError
 from tfps.runtime import jobstate, ps
+from tfps.runtime import stop as stopping
 from tfps.runtime import worker as workers
 from tfps.runtime.jobstate import DONE, RUNNING, STOPPED
 from tfps.runtime.stop import Stop, supervise
 from tfps.runtime.worker import Worker
 
 STOP = StoppedError("stopped by SIGTERM")
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the times after which a task that does not answer counts as gone."""
+    for module, name, secs in (
+        (ps, "_PROBE_EVERY_SECS", 0.1),
+        (ps, "_GONE_AFTER_SECS", 0.3),
+        (workers, "_LOST_AFTER_SECS", 0.3),
+        (stopping, "_LOOK_SECS", 0.1),
+    ):
+        monkeypatch.setattr(module, name, secs)
 
 
 class Job:
@@ -148,7 +161,7 @@ def test_a_worker_lost_after_the_chief_was_done_keeps_no_ps() -> None:
         job.serve()
         job.write(0, DONE)
         job.write(1, DONE)
-        assert job.still_serves(1.5)  # it answers: it may be slow
+        assert job.still_serves(0.7)  # it answers: it may be slow
         job.vanish(2)
         assert job.end(6) == [None]
 
@@ -161,7 +174,7 @@ def test_a_lost_worker_does_not_end_a_ps_that_others_use(caplog: pytest.LogCaptu
         wait_until(lambda: "serving 3 workers" in caplog.text)
         job.vanish(0)
         job.vanish(2)
-        assert job.still_serves(2.0)
+        assert job.still_serves(1.5)
         job.vanish(1)
         (error,) = job.end(6)
     assert isinstance(error, PeerLostError)
@@ -203,12 +216,11 @@ def test_stopped_workers_alone_end_no_ps() -> None:
         job.serve()
         job.write(0, STOPPED)
         job.write(1, STOPPED)
-        assert job.still_serves(1.0)
+        assert job.still_serves(0.6)
 
 
-def test_a_worker_does_not_wait_for_a_chief_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_does_not_wait_for_a_chief_that_is_gone() -> None:
     """A chief that ends before the variables have their values (a bad checkpoint, say): the others name it and end."""
-    monkeypatch.setattr(workers, "_LOST_AFTER_SECS", 0.5)
     ended: list[BaseException] = []
     with a_job(num_workers=2) as job:
         job.serve()
@@ -222,7 +234,7 @@ def test_a_worker_does_not_wait_for_a_chief_that_is_gone(monkeypatch: pytest.Mon
                 ended.append(error)
 
         threading.Thread(target=work, daemon=True).start()
-        time.sleep(1.5)
+        time.sleep(0.8)
         assert not ended
         job.vanish(0)
         wait_until(lambda: ended, 10)

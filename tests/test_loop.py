@@ -179,7 +179,7 @@ def test_divergence_ends_the_job_and_is_not_saved(tmp_path: Path, mode: str, bad
 def test_a_task_that_is_told_to_stop_saves_first(tmp_path: Path) -> None:
     """Stopped in the middle, the chief saves the step it has come to, says so in the summary, and everyone ends."""
     with job(model_of(ones, linear), max_steps=10**9, model_dir=str(tmp_path)) as running:
-        wait_until(lambda: events(tmp_path).get(1))
+        wait_until(lambda: events(tmp_path))
         running.stop()
         ended = running.wait(15)
     assert {str(error) for error in ended.values()} == {"stopped by SIGTERM"}

@@ -255,9 +255,12 @@ def fetches(training: graph.TrainGraph) -> list[Any]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("num_ps", "optimizer"), [(1, "sgd"), (2, "momentum"), (2, "adam")])
-@pytest.mark.parametrize("model", [model_of(numbers, linear), WIDE], ids=["linear", "wide"])
-def test_the_plan_is_what_tensorflow_sends(mode: str, num_ps: int, optimizer: str, model: Model) -> None:
+@pytest.mark.parametrize(
+    ("model", "num_ps", "optimizer"),
+    [(model_of(numbers, linear), 1, "sgd"), (WIDE, 1, "sgd"), (WIDE, 2, "momentum"), (WIDE, 2, "adam")],
+    ids=["linear-1-sgd", "wide-1-sgd", "wide-2-momentum", "wide-2-adam"],
+)
+def test_the_plan_is_what_tensorflow_sends(mode: str, model: Model, num_ps: int, optimizer: str) -> None:
     """The crossings are the very tensors that a step sends between tasks, each of them one RecvTensor call.
 
     Compared with TensorFlow's own partition of the graph, its rewriting by grappler off. With grappler on, names differ

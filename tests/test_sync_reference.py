@@ -29,6 +29,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 def _theirs(optimizer: Any, loss: Any, global_step: Any) -> tuple[Any, Any, Any]:
     sync = tf.train.SyncReplicasOptimizer(optimizer, 2, 2)
     token = sync.minimize(loss, global_step)
+    sync.ready_for_local_init_op.mark_used()
     return token, sync.chief_init_op, sync.get_chief_queue_runner()
 
 
