@@ -185,4 +185,4 @@ def test_a_task_that_is_told_to_stop_saves_first(tmp_path: Path) -> None:
     assert {str(error) for error in ended.values()} == {"stopped by SIGTERM"}
     told = summary(tmp_path)
     assert (told["status"], told["exit_code"]) == ("stopped", 143)
-    assert told["global_step"] == variables_of(tmp_path)["global_step"] > 0
+    assert 0 < told["global_step"] <= variables_of(tmp_path)["global_step"]  # the other may step on meanwhile
