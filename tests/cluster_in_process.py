@@ -85,8 +85,7 @@ def shared_servers() -> Iterator[None]:
         init(session, *args, **kwargs)
         sessions.append(session)
 
-    for one in servers.values():
-        tf.Session.reset(one.target)
+    _within(30, lambda: [tf.Session.reset(one.target) for one in servers.values()])
     with (
         mock.patch.object(server, "start", lambda _cluster, task: servers[task]),
         mock.patch.object(tf.Session, "__init__", noted),
@@ -94,8 +93,21 @@ def shared_servers() -> Iterator[None]:
         try:
             yield
         finally:
-            for one in sessions:  # first, as a reset frees what a running session may still be waiting for
-                one.close()
+            # Before the next reset, which frees what a running session may still be waiting for.
+            _within(30, lambda: [one.close() for one in sessions])
+
+
+def _within(secs: float, act: Callable[[], Any]) -> None:
+    """Do something that may block inside TensorFlow, where no signal is seen; fails after ``secs``."""
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(secs)
+    assert not thread.is_alive(), f"blocked for {secs} s"
+
+
+def session_config(*filters: str) -> Any:
+    """Return the config of a session that a test uses itself: its calls end, whatever happens."""
+    return tf.ConfigProto(device_filters=filters, operation_timeout_in_ms=20_000)
 
 
 class Running:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cluster_in_process import dataset_of, linear, model_of, shared_servers, target_of, wait_until
+from cluster_in_process import dataset_of, linear, model_of, session_config, shared_servers, target_of, wait_until
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
@@ -51,8 +51,7 @@ class Job:
     def _side(self, worker: int) -> tuple[jobstate.JobState, tf.Session]:
         with tf.Graph().as_default() as graph:
             state = jobstate.JobState(self.cluster, worker)
-            config = tf.ConfigProto(device_filters=["/job:ps"])
-            return state, tf.Session(target_of(Task("ps", 0)), graph=graph, config=config)
+            return state, tf.Session(target_of(Task("ps", 0)), graph=graph, config=session_config("/job:ps"))
 
     def serve(self, patience_secs: float = 10.0) -> None:
         """Start the PS, and wait until they have set up their state."""

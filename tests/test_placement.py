@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cluster_in_process import cluster_of, dataset_of, linear, model_of, shared_servers, target_of, train, variables_of
+from cluster_in_process import (
+    cluster_of,
+    dataset_of,
+    linear,
+    model_of,
+    session_config,
+    shared_servers,
+    target_of,
+    train,
+    variables_of,
+)
 
 import tfps
 from tfps.cluster import Cluster, Task
@@ -235,7 +245,7 @@ def sends(metadata: Any) -> Iterator[tuple[str, str, str]]:
 def one_step(training: graph.TrainGraph, rewriting: bool) -> list[tuple[str, str, str]]:
     """Return what one step of worker 0 sends."""
     step = training.step
-    config = tf.ConfigProto(device_filters=["/job:ps", "/job:worker/task:0"])
+    config = session_config("/job:ps", "/job:worker/task:0")
     config.graph_options.rewrite_options.disable_meta_optimizer = not rewriting
     options, metadata = tf.RunOptions(output_partition_graphs=True), tf.RunMetadata()
     with shared_servers(), training.graph.as_default():
