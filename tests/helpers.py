@@ -34,6 +34,30 @@ def model_fn(features, labels, mode, params):
     return tfps.ModelSpec(loss=loss, predictions={"y": loss}, optimizer=tf.train.GradientDescentOptimizer(1.0))
 """
 
+# POWERS, whose every task that loads it prints the command line as it arrived.
+ECHO = f"""{POWERS}
+import json, sys
+print("argv", json.dumps(sys.argv))
+"""
+
+# A value that every layer between a user and a task could spoil: shells, YAML, Compose, Kubernetes, Slurm.
+NASTY = 'it\'s "q" $HOME ${HOME} $(touch spoilt) `id` $$ %j %% \\n\ttab; no: {} [1e3] # & | > * ? ~ !x é\nnew line'
+
+
+def golden(name: str, text: str) -> None:
+    """Compare a plan's text with the file that is checked in; ``UPDATE_GOLDEN=1`` writes the file instead."""
+    path = REPO / "tests" / "golden" / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(f"{text}\n")
+    assert path.read_text() == f"{text}\n"
+
+
+def argv_of(output: str) -> list[str]:
+    """Return the command line that a task with the ECHO model has printed."""
+    [line] = {line.partition("argv ")[2] for line in output.splitlines() if "argv [" in line}
+    argv: list[str] = json.loads(line)
+    return argv
+
 
 def environment(**changes: str) -> dict[str, str]:
     """Return this process's environment with the repository importable, and some variables changed."""
@@ -69,6 +93,10 @@ class Process:
     def output(self) -> str:
         """Return what it has said so far."""
         return self._output.read_text(errors="replace")
+
+    def poll(self) -> int | None:
+        """Return its exit code, ``None`` while it runs."""
+        return self._popen.poll()
 
     def wait(self, secs: float) -> int:
         """Return its exit code; fails after ``secs``, with what it said."""

@@ -72,6 +72,30 @@ def number(above: float) -> _Converter:
     return convert
 
 
+def memory(value: str) -> int:
+    """Read an amount of memory as bytes: ``8Gi`` is 8 * 2^30, ``500M`` is 500 * 10^6."""
+    match = re.fullmatch(r"([0-9]{1,16}(?:\.[0-9]{1,9})?)([KMGT]i?|)B?", value)
+    units = {unit + i: (1024 if i else 1000) ** n for n, unit in enumerate("KMGT", 1) for i in ("", "i")}
+    size = int(float(match[1]) * units.get(match[2], 1)) if match else 0
+    if not 2**20 <= size <= 2**50:
+        raise ValueError("must be a number and a unit, like 8Gi or 500M, from 1Mi to 1024Ti")
+    return size
+
+
+def name(value: str) -> str:
+    """Take a name that every platform takes."""
+    if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", value):
+        raise ValueError("must be up to 40 of a-z, 0-9 and -, begin with a letter and not end with a -")
+    return value
+
+
+def dns_label(value: str) -> str:
+    """Take a DNS label (RFC 1123)."""
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", value):
+        raise ValueError("must be a DNS label: up to 63 of a-z, 0-9 and -, not - at either end")
+    return value
+
+
 def boolean(value: str) -> bool:
     """Read 1/0, true/false, yes/no, in any case."""
     known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -90,17 +114,46 @@ def _flag(default: _T, group: str, convert: _Converter, help_text: str) -> _T:
 class JobConfig:
     """Everything a job is told. Immutable; ``None`` means that the flag was not given."""
 
+    to: str | None = _flag(None, "platform", text, "where the job runs")
+    name: str | None = _flag(None, "platform", name, "the job's name there (default: the model's, and the time)")
+    dry_run: bool = _flag(False, "platform", boolean, "print what would be sent, and only that; send nothing")
+    wait: bool = _flag(False, "platform", boolean, "watch the job to its end, and exit as it does")
+    image: str | None = _flag(None, "platform", text, "containers: the image, with tfps in it (default tfps:VERSION)")
+    volumes: str | None = _flag(
+        None,
+        "platform",
+        text,
+        "containers: what they mount, NAME:/path or /host/path:/path,... with :ro to only read (default tfps:/tfps); "
+        "--model_dir lies on one of them (default /tfps/NAME)",
+    )
+    namespace: str | None = _flag(None, "platform", dns_label, "Kubernetes: the namespace (default: kubectl's own)")
+    queue: str | None = _flag(None, "platform", text, "Volcano: the queue; Slurm: the partition (default: its own)")
+    address: str | None = _flag(
+        None,
+        "platform",
+        text,
+        "Ray: the dashboard, http://host:8265 (default: RAY_ADDRESS, else this machine's)",
+    )
+    ssh: bool = _flag(False, "platform", boolean, "hosts: start the tasks over ssh, and end them with this command")
+    ps_cpu: float | None = _flag(None, "resources", number(0), "processor cores of each parameter server")
+    ps_memory: int | None = _flag(None, "resources", memory, "memory of each parameter server, like 8Gi or 500M")
+    worker_cpu: float | None = _flag(None, "resources", number(0), "processor cores of each worker")
+    worker_memory: int | None = _flag(None, "resources", memory, "memory of each worker")
+    worker_gpu: int | None = _flag(None, "resources", integer(0, 64), "GPUs of each worker")
     ps_hosts: str | None = _flag(None, "cluster", _raw, "addresses of the parameter servers: host:port,host:port")
     worker_hosts: str | None = _flag(None, "cluster", _raw, "addresses of the workers; the first is the chief")
-    job_name: str | None = _flag(None, "cluster", _raw, "what this task is: ps, worker or evaluator")
+    job_name: str | None = _flag(None, "task", _raw, "what this task is: ps, worker or evaluator")
     task_index: int | None = _flag(
-        None, "cluster", integer(-INT64_MAX - 1, INT64_MAX), "which of that job's tasks this one is, from 0"
+        None, "task", integer(-INT64_MAX - 1, INT64_MAX), "which of that job's tasks this one is, from 0"
     )
     num_ps: int | None = _flag(
         None, "size", integer(1, 4096), "how many parameter servers (default 1); of a Slurm step, its first tasks"
     )
     num_workers: int | None = _flag(
         None, "size", integer(1, 4096), "how many workers (default 2; where the cluster is given, as many as it has)"
+    )
+    port_base: int | None = _flag(
+        None, "size", integer(1, 65535), "Slurm: the first port of a node's tasks (default 8888; submitted: by its id)"
     )
     model: str = _flag("linear", "job", text, "a .py file, a dotted module, or a built-in model")
     data_dir: str = _flag("", "job", text, "where the data is (default: what the model carries with it)")
@@ -124,15 +177,30 @@ class JobConfig:
     min_slice_mb: float = _flag(
         64.0, "placement", number(0), "variables are split over the parameter servers in slices of at least this size"
     )
-    start_timeout_secs: float = _flag(
-        60.0, "time limits", number(0), "seconds to wait for the other tasks; then exit 171, naming who is missing"
+    start_timeout_secs: float | None = _flag(
+        None,
+        "time limits",
+        number(0),
+        "seconds to wait for the other tasks; then exit 171, naming who is missing (default 60; of submitted jobs 600)",
     )
     checkpoint_path: str | None = _flag(None, "checkpoint", text, "which checkpoint (default: the newest)")
+    task: str | None = _flag(None, "logs", text, "only this task's, like worker:1")
+    follow: bool = _flag(False, "logs", boolean, "go on until the job ends")
     export_dir: str | None = _flag(None, "export", text, "where the SavedModel goes (default: MODEL_DIR/export/STEP)")
 
     def replace(self, **changes: Any) -> "JobConfig":
         """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+    @property
+    def patience_secs(self) -> float:
+        """How long a task waits for the others, in seconds."""
+        return self.start_timeout_secs or 60.0
+
+    def for_task(self, **changes: Any) -> "JobConfig":
+        """Return a copy without what only those need who start tasks: sizes, platform and resources."""
+        others = {name: FIELDS[name].default for name in fields_of(("size", "platform", "resources", "logs"))}
+        return self.replace(**{**others, **changes})
 
     def to_argv(self) -> list[str]:
         """Return the command line that gives this very config: ``--name=value`` for each non-default field."""
@@ -146,7 +214,10 @@ class JobConfig:
 
 FIELDS: Mapping[str, "dataclasses.Field[Any]"] = {f.name: f for f in dataclasses.fields(JobConfig)}
 
-_HEADINGS = {"cluster": "cluster (what TF_CONFIG or Slurm's srun says need not be given)"}  # other groups: the name
+_HEADINGS = {  # of other groups, the name
+    "cluster": "cluster (for run, what TF_CONFIG or srun tells need not be given)",
+    "resources": "resources (default: what the platform gives)",
+}
 _FLAG = re.compile(r"--?([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 
 
@@ -280,4 +351,4 @@ def _help(field: "dataclasses.Field[Any]", choices: Collection[str] | None) -> s
     if choices:
         told += f": {', '.join(choices)}"
     default = f"{field.default:g}" if isinstance(field.default, float) else field.default
-    return told if default in (None, "") else f"{told} (default {default})"
+    return told if default in (None, "", False) else f"{told} (default {default})"

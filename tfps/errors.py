@@ -64,6 +64,12 @@ class StorageError(TfpsError):
     exit_code = 74
 
 
+def of_exit_code(code: int, text: str) -> TfpsError:
+    """Return the error that ends a task with ``code`` because another task has ended so."""
+    kinds = (ConfigError, DataError, DivergedError, StorageError)
+    return next((kind(text) for kind in kinds if kind.exit_code == code), TfpsError(text))
+
+
 class RetryableError(TfpsError):
     """Something outside this task went wrong: starting the same command again may succeed."""
 

@@ -34,6 +34,11 @@ class Chief:
         self.resumed_from: str | None = None
         self.resumed_from_step = 0
 
+    def go_on(self, session: Any) -> None:
+        """Take over from a chief that was lost: the variables have their values."""
+        self.resumed_from_step = self.global_step(session)
+        log.info("started again: going on from step %d", self.resumed_from_step)
+
     def give_values(self, session: Any) -> None:
         """Give the variables their first values, or the newest checkpoint's, and set up the mode.
 

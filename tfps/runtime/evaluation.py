@@ -85,7 +85,7 @@ def follow(config: JobConfig, cluster: Cluster, model: Model, stop: Stop) -> Non
             continue
         if over:
             break
-        last_answer = _check(cluster, stop, last_answer, config.start_timeout_secs)
+        last_answer = _check(cluster, stop, last_answer, config.patience_secs)
         time.sleep(_POLL_SECS)
     log.info("done")
 

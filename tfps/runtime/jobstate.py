@@ -3,11 +3,20 @@
 Each PS holds a vector with a phase per worker, and the same vector of steps taken. The protocol:
 
 1. A PS sets its vectors to zero as soon as its server is up.
-2. The chief gives the variables their values (initial, or a checkpoint's), then sets ``ready`` on PS 0.
-3. The other workers wait for ``ready``, then train.
-4. A worker that is through (or was told to stop) writes DONE (or STOPPED) on every PS, and leaves.
+2. A worker reads which PS have its mark, then leaves it on all of them.
+3. The chief gives the variables their values (initial, or a checkpoint's), then sets ``ready`` on PS 0.
+4. The other workers wait for ``ready``, then train.
+5. A worker that is through (or was told to stop) writes DONE (or STOPPED) on every PS, and leaves.
    The chief does so last, when the final checkpoint, the evaluation and the summary are written.
-5. A PS leaves when every worker is DONE.
+   A worker that cannot go on, and would not if it were started again, writes minus its exit code.
+6. A PS leaves when every worker is DONE, or one has failed.
+
+A worker that finds its mark has been here before: it was started again, by a platform or a person. Where every PS has
+its mark, and no worker waits for another (``async``, or all others are DONE), it goes on, the chief too: the PS hold
+all there is. Where only some have it, PS were started again, and lack their variables; and in ``sync`` the others wait
+for what the lost worker took along. Then the job has to begin anew from its checkpoint: the worker tells the PS with
+its mark to leave, and leaves; so does everyone who misses a PS then. The platform starts them all again, and they find
+no marks.
 
 The variables are in no collection: they are no part of the model and of no checkpoint.
 """
@@ -20,7 +29,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster
 
-RUNNING, STOPPED, DONE = 0, 1, 2
+RUNNING, STOPPED, DONE = 0, 1, 2  # and below 0, minus an exit code
 
 
 def _variable(name: str, shape: Sequence[int], dtype: Any) -> Any:
@@ -34,19 +43,23 @@ class PsState:
     """The state held on one PS, as operations of one graph.
 
     Attributes:
-        phase: int32 variable [num_workers]: RUNNING, STOPPED or DONE.
+        phase: int32 variable [num_workers]: RUNNING, STOPPED or DONE, or minus an exit code.
         steps: int64 variable [num_workers]: steps that each worker has taken.
+        marks: bool variable [num_workers]: who has joined.
         ready: bool variable: the chief has given the variables their values. Used on PS 0.
+        leave: bool variable: the job has to begin anew.
     """
 
     phase: Any
     steps: Any
+    marks: Any
     ready: Any
+    leave: Any
 
     @property
     def init_op(self) -> Any:
         """Operation with which the PS sets everything to zero."""
-        return tf.group(self.phase.initializer, self.steps.initializer, self.ready.initializer)
+        return tf.group(*(variable.initializer for variable in vars(self).values()))
 
 
 def on_ps(cluster: Cluster, index: int) -> PsState:
@@ -55,7 +68,9 @@ def on_ps(cluster: Cluster, index: int) -> PsState:
         return PsState(
             phase=_variable(f"tfps/phase_{index}", [cluster.num_workers], tf.int32),
             steps=_variable(f"tfps/steps_{index}", [cluster.num_workers], tf.int64),
+            marks=_variable(f"tfps/marks_{index}", [cluster.num_workers], tf.bool),
             ready=_variable(f"tfps/ready_{index}", [], tf.bool),
+            leave=_variable(f"tfps/leave_{index}", [], tf.bool),
         )
 
 
@@ -73,6 +88,9 @@ class JobState:
         self._set_ready = servers[0].ready.assign(True, read_value=False)
         self._ready = servers[0].ready.read_value()
         self._read = servers[0].phase.read_value(), servers[0].steps.read_value()
+        self._marked = tf.stack([ps.marks.read_value()[worker] for ps in servers])
+        self._mark = tf.group(*(ps.marks.scatter_update(tf.IndexedSlices(True, worker)) for ps in servers))
+        self._dismiss = [ps.leave.assign(True, read_value=False) for ps in servers]
         self._up = tf.group(*(ps.phase.read_value().op for ps in servers))
 
     def write(self, session: Any, phase: int, steps: int) -> None:
@@ -90,6 +108,19 @@ class JobState:
         except tf.errors.FailedPreconditionError:
             return False
         return True
+
+    def marked(self, session: Any) -> list[bool]:
+        """Tell by PS whether this worker has joined it before."""
+        marked: list[bool] = session.run(self._marked).tolist()
+        return marked
+
+    def join(self, session: Any) -> None:
+        """Leave this worker's mark on every PS."""
+        session.run(self._mark)
+
+    def dismiss(self, session: Any, which: Sequence[bool]) -> None:
+        """Tell some of the PS to leave."""
+        session.run([leave for leave, chosen in zip(self._dismiss, which, strict=True) if chosen])
 
     def is_ready(self, session: Any) -> bool:
         """Tell whether the variables have their values."""

@@ -1,10 +1,12 @@
 """What ``--model_dir`` holds, told by its file names. Does not import TensorFlow."""
 
 import re
+import time
 from pathlib import Path
 
 from tfps.config import JobConfig, show
 from tfps.errors import CheckpointError
+from tfps.report import SUMMARY, read_json
 
 _NAME = re.compile(r"model\.ckpt-(\d+)\.index")
 
@@ -18,6 +20,18 @@ def existing(model_dir: str | None) -> list[str]:
         return []
     steps = [int(match[1]) for path in Path(model_dir).iterdir() if (match := _NAME.fullmatch(path.name))]
     return [str(Path(model_dir) / f"model.ckpt-{step}") for step in sorted(steps)]
+
+
+def ended(config: JobConfig) -> bool:
+    """Tell whether the job has come to its end, and not long ago, as its summary says.
+
+    A task that was lost near the end of its job and is started again finds nobody.
+    """
+    path = Path(config.model_dir or ".") / SUMMARY
+    summary = read_json(path) if config.model_dir else None
+    if not summary or summary.get("status") != "done" or summary.get("max_steps") != config.max_steps:
+        return False
+    return time.time() - path.stat().st_mtime < config.patience_secs
 
 
 def chosen(config: JobConfig) -> str:

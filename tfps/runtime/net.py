@@ -17,6 +17,7 @@ from tfps.errors import ClusterFormError, ConfigError, TfpsError
 _PROBE_SECS = 1.0  # a blackholed address costs this long
 _POLL_SECS = 0.05
 _TELL_AFTER_SECS = 2.0  # waiting shorter than this is not worth a line
+_ASK_AFTER_SECS = 10.0  # tasks started together have met by then
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,13 @@ def missing(cluster: Cluster, tasks: Iterable[Task]) -> list[Task]:
         return [task for task, is_up in zip(asked, up, strict=True) if not is_up]
 
 
-def wait_for_peers(cluster: Cluster, task: Task, timeout_secs: float, stopping: Callable[[], TfpsError | None]) -> None:
+def wait_for_peers(
+    cluster: Cluster,
+    task: Task,
+    timeout_secs: float,
+    stopping: Callable[[], TfpsError | None],
+    ended: Callable[[], bool] = lambda: False,
+) -> bool:
     """Wait until every other task of the cluster answers.
 
     Args:
@@ -84,6 +91,10 @@ def wait_for_peers(cluster: Cluster, task: Task, timeout_secs: float, stopping: 
         task: This task, which is not waited for.
         timeout_secs: For how long.
         stopping: Returns an error when this task has to end instead.
+        ended: Tells whether the job is over; asked when nobody has come for some time.
+
+    Returns:
+        Whether they all answer; if not, the job is over.
 
     Raises:
         ClusterFormError: If some never answered; names them.
@@ -100,10 +111,14 @@ def wait_for_peers(cluster: Cluster, task: Task, timeout_secs: float, stopping: 
                 f"the cluster did not form: no answer from {_named(cluster, absent)} within "
                 f"--start_timeout_secs={timeout_secs:g}. Start them, or correct their addresses."
             )
+        if waited > _ASK_AFTER_SECS and ended():
+            log.info("the job has ended already")
+            return False
         if not told and waited > _TELL_AFTER_SECS:
             log.info("waiting for %s", _named(cluster, absent))
             told = True
         time.sleep(_POLL_SECS)
+    return True
 
 
 class Peers:

@@ -3,6 +3,7 @@
 What the tasks agree on, and in which order, is told in ``jobstate``; the chief's further duties are in ``chief``.
 """
 
+import contextlib
 import logging
 import re
 import sys
@@ -16,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.errors import PeerLostError, StoppedError, TfpsError
+from tfps.errors import PeerLostError, RetryableError, StoppedError, TfpsError
 from tfps.models import Model, mistake
 from tfps.report import brief, count
 from tfps.runtime import graph, jobstate, net, server
@@ -24,6 +25,7 @@ from tfps.runtime import session as sessions
 from tfps.runtime.chief import Chief, write_summary
 from tfps.runtime.events import EventFile
 from tfps.runtime.loop import Loop, Progress, Reporter
+from tfps.runtime.model_dir import ended
 from tfps.runtime.stop import WORKER_GRACE_SECS, Stop
 
 _POLL_SECS = 0.02
@@ -42,6 +44,7 @@ class Worker:
         self._session: Any = None
         self._chief: Chief | None = None
         self._loop: Loop | None = None
+        self._trained = False
         self._coordinator = tf.train.Coordinator()
         self._peers = net.Peers(cluster)
 
@@ -59,7 +62,8 @@ class Worker:
         """
         try:
             self._build()
-            self._join_cluster()
+            if not self._join_cluster():
+                return
             loop = self._loop = self._make_loop()
             self._train(loop)
         except tf.errors.OpError as error:
@@ -76,22 +80,50 @@ class Worker:
             if self._task.is_chief:
                 self._chief = Chief(self._config, self._cluster, self._model, built)
 
-    def _join_cluster(self) -> None:
-        """Start the server, wait for the others, and for the variables to have their values."""
+    def _join_cluster(self) -> bool:
+        """Start the server, wait for the others, and for the variables to have their values; tell if it came to it."""
         running = server.start(self._cluster, self._task)
-        net.wait_for_peers(self._cluster, self._task, self._config.start_timeout_secs, lambda: self._stop.error)
+        patience_secs, over = self._config.patience_secs, lambda: ended(self._config)
+        if not net.wait_for_peers(self._cluster, self._task, patience_secs, lambda: self._stop.error, over):
+            return False
         # Without the filter, creating a session would wait for every other worker, for ever.
         filters = ["/job:ps", self._task.device]
         self._session_config = tf.ConfigProto(device_filters=filters, allow_soft_placement=True)
         self._target = running.target
         session = self._session = sessions.Session(self._target, graph=self._built.graph, config=self._session_config)
         self._wait_until(lambda: self._state.is_up(session))
+        again = self._meet_again(session)
         session.run(self._init_local)
-        if self._chief:
+        if self._chief and again:
+            self._chief.go_on(session)
+        elif self._chief:
             self._start_job(self._chief)
         self._wait_until(lambda: self._state.is_ready(session))
         session.run(self._built.step.worker_init)
         self._state.write(session, jobstate.RUNNING, 0)
+        return True
+
+    def _meet_again(self, session: Any) -> bool:
+        """Join the PS; tell whether the job goes on that this task has been part of before.
+
+        Raises:
+            PeerLostError: If it has to begin anew; the PS that were part of it are told to leave.
+        """
+        marked = self._state.marked(session)
+        if any(marked) and not (all(marked) and self._can_go_on(session)):
+            self._state.dismiss(session, marked)
+            raise PeerLostError("this task was started again: the job begins anew from its last checkpoint.")
+        self._state.join(session)
+        return all(marked) and self._state.is_ready(session)
+
+    def _can_go_on(self, session: Any) -> bool:
+        """Tell whether nobody waits for what this worker took along when it was lost."""
+        if self._config.mode != "sync":
+            return True
+        phases, _ = self._state.read(session)
+        others = [phases[task.index] for task in self._others()]
+        self._trained = bool(others) and set(others) == {jobstate.DONE}  # all but what the chief does last
+        return self._trained
 
     def _start_job(self, chief: Chief) -> None:
         chief.give_values(self._session)
@@ -109,7 +141,8 @@ class Worker:
         size = self._cluster.num_workers, self._cluster.num_ps
         log.info("training: mode %s, %d workers, %d ps", self._config.mode, *size)
         try:
-            loop.run()
+            if not self._trained:
+                loop.run()
             if self._chief:
                 self._finish_job(self._chief, loop)
         except StoppedError:
@@ -150,6 +183,11 @@ class Worker:
             self._state.write(self._session, jobstate.STOPPED, loop.progress.steps)
         except (tf.errors.OpError, TfpsError) as error:
             log.info("the state could not be saved: %s", brief(error))
+
+    def _sign_off_failed(self, error: TfpsError) -> None:
+        with contextlib.suppress(tf.errors.OpError):
+            steps = self._loop.progress.steps if self._loop else 0
+            self._state.write(self._session, -error.exit_code, steps)
 
     def _explained(self, error: Any) -> TfpsError:
         """Return a TensorFlow error as what it means: a lost PS, or the model's own line. The log gets all of it."""
@@ -218,7 +256,11 @@ class Worker:
             thread.join(_LAST_WILL_SECS)
 
     def fail(self, error: TfpsError) -> None:
-        """Write the summary of a job that ended early, if this is the chief."""
+        """Let the PS know if this task has failed for good; write the summary of the job, if this is the chief."""
+        if not isinstance(error, RetryableError) and self._loop is not None:
+            thread = threading.Thread(target=self._sign_off_failed, args=(error,), daemon=True)
+            thread.start()
+            thread.join(_LAST_WILL_SECS)
         if self._task.is_chief:
             progress = self._loop.progress if self._loop else Progress()
             write_summary(self._config, progress, self._chief, {0: progress.steps}, {}, error)
