@@ -18,11 +18,12 @@ setup(
     packages=find_packages(include=["tfps", "tfps.*"]),
     package_data={"tfps.data": ["digits.npz", "digits.LICENSE"]},
     python_requires=">=3.10",
-    install_requires=["absl-py>=1.4", "numpy>=1.24", "rich>=13.0"],
+    install_requires=["absl-py>=1.4", "numpy>=1.24", "PyYAML>=6.0", "rich>=13.0"],
     extras_require={  # either TensorFlow will do, so neither is forced on those who have the other
         "tensorflow": ["tensorflow>=2.16"],
         "cpu": ["tensorflow-cpu>=2.16"],
-        "dev": ["mypy>=1.10", "pytest>=8.0", "pytest-timeout>=2.3", "ruff>=0.6", "scikit-learn>=1.3"],
+        "ray": ["ray[default]>=2.40"],
+        "dev": ["mypy>=1.10", "pytest>=8.0", "pytest-timeout>=2.3", "ruff>=0.6", "scikit-learn>=1.3", "types-PyYAML"],
     },
     entry_points={"console_scripts": ["tfps = tfps.cli:main"]},
 )

@@ -18,6 +18,7 @@ from helpers import REPO, run_tfps
 import tfps
 from tfps import cli, config
 from tfps.cluster import Task
+from tfps.verbs import run
 
 GOOD = {"ps_hosts": "p0:2222", "worker_hosts": "w0:2222,w1:2222", "job_name": "worker", "task_index": "0"}
 MEMBERS = {"ps": ["p0:1"], "worker": ["w0:1", "w1:1"]}
@@ -197,7 +198,7 @@ def test_bad_hosts(refused: Any, flag: str, value: str) -> None:
 def test_ipv6_in_brackets_is_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """IPv6 in brackets is a good address, and the task gets as far as being one."""
     tasks: list[Task] = []
-    monkeypatch.setattr(cli, "_be_task", lambda _job, _members, me: tasks.append(me) or 0)
+    monkeypatch.setattr(run, "_be_task", lambda _job, _members, me: tasks.append(me) or 0)
     assert cli.main(task(ps_hosts="[::2]:2222", worker_hosts="[fe80::1]:2222,[fe80::2]:2222", task_index="1")) == 0
     assert tasks == [Task("worker", 1)]
 
@@ -332,10 +333,12 @@ def test_help_of_a_command(capsys: pytest.CaptureFixture[str], verb: str, monkey
     out = capsys.readouterr().out
     flags = [line.split()[0].removeprefix("--") for line in out.splitlines() if line.startswith("  --")]
     told = cli.VERBS[verb]
-    assert flags == config.fields_of(told.groups)
+    assert flags == list(told.flags)
     assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("  tfps"))
     program, name, *argv = shlex.split(told.example)
     assert (program, name) == ("tfps", verb)
+    if told.argument:
+        assert argv.pop(0) == "slurm:4711"
     assert f"  {told.example}" in out.splitlines()
     assert config.parse(argv, flags, cli.CHOICES).problems == {}
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +13,15 @@ from tfps.config import FIELDS, JobConfig, Parsed, parse
 ODD = ["a b", "'", '"', "a\nb\n", "\\", "$(x)", ";", "`x`", "-1", "--model=x", "--", "=", "a=b", "é", "%s", "{0}"]
 ODD_PATHS = [*ODD, "~/x", "/a//b/", ".", "C:\\x", "x" * 5000]
 INTEGERS = ["batch_size", "max_steps", "steps_to_validate", "seed", "num_ps", "num_workers", "task_index"]
-NUMBERS = ["learning_rate", "save_checkpoint_secs", "min_slice_mb", "start_timeout_secs"]
+NUMBERS = ["learning_rate", "save_checkpoint_secs", "min_slice_mb", "start_timeout_secs", "ps_cpu", "worker_cpu"]
+GOOD: Mapping[str, list[Any]] = {
+    **{name: [True] for name in ("dry_run", "wait", "ssh", "follow")},
+    **{name: [2**20, 10**9, 2**50] for name in ("ps_memory", "worker_memory")},
+    "worker_gpu": [1, 64],
+    "port_base": [1024, 8888],
+    "name": ["a", "a-1", "x" * 40],
+    "namespace": ["1", "a-1", "x" * 63],
+}
 NOT_INTEGERS = ["", " ", "x", "1.5", "1e3", "1_000", "0x10", "٣", "1 ", " 1", "--1", "nan", "9" * 5000, str(2**63)]
 NOT_NUMBERS = [
     "",
@@ -57,13 +66,15 @@ def refusal(*argv: str, names: Any = tuple(FIELDS)) -> str:
 
 def values_of(name: str) -> list[Any]:
     """Return good values of a field."""
+    if name in GOOD:
+        return GOOD[name]
     if name in CHOICES:
         return list(CHOICES[name])
     if name in INTEGERS:
         return [1, 2, 4096] if name.startswith("num_") else [1, 7, 2**31 - 1]
     if name in NUMBERS:
         return [0.1, 1e-300, 1 / 3, 5e-324, 1.7976931348623157e308, 1e16]
-    return ["", *ODD] if FIELDS[name].metadata["group"] == "cluster" else ODD_PATHS
+    return ["", *ODD] if FIELDS[name].metadata["group"] in ("cluster", "task") else ODD_PATHS
 
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if name != "issync"])
@@ -286,3 +297,38 @@ def test_help_tells_every_flag_once_within_the_width() -> None:
     joined = " ".join(told.split())
     assert "how gradients become updates: async, sync (default async)" in joined
     assert "seconds between two checkpoints (default 60)" in joined
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [("8Gi", 8 * 2**30), ("500M", 500_000_000), ("1.5GiB", 3 * 2**29), ("2TB", 2 * 10**12), ("1048576", 2**20)],
+)
+def test_memory_has_units(value: str, size: int) -> None:
+    """Memory is read as bytes: ``i`` makes a unit a power of 1024, as in Kubernetes; a B after it changes nothing."""
+    assert read(f"--ps_memory={value}").config.ps_memory == size
+
+
+@pytest.mark.parametrize(
+    "value", ["", "8", "500m", "8g", "8 Gi", "-8Gi", "Gi", "1e9", "0Gi", "9999Ti", "8Gib", "8Ei", "nan"]
+)
+def test_memory_that_could_be_misread_is_refused(value: str) -> None:
+    """No unit, a unit in small letters (500m is half a byte to Kubernetes), an absurd amount: refused with the form."""
+    assert "must be a number and a unit, like 8Gi or 500M, from 1Mi to 1024Ti." in refusal(f"--worker_memory={value}")
+
+
+@pytest.mark.parametrize("value", ["", "Job", "1job", "job-", "-job", "a_b", "a.b", "a b", "é", "x" * 41, "a\n"])
+def test_a_name_that_a_platform_would_refuse(value: str) -> None:
+    """A job's name has to do on every platform."""
+    assert "must be up to 40 of a-z, 0-9 and -, begin with a letter and not end with a -." in refusal(f"--name={value}")
+
+
+@pytest.mark.parametrize("value", ["", "Team", "team_1", "-a", "a-", "a/b", "x" * 64])
+def test_a_namespace_that_kubernetes_would_refuse(value: str) -> None:
+    """A namespace is a DNS label."""
+    assert "must be a DNS label" in refusal(f"--namespace={value}")
+
+
+def test_what_a_task_is_not_told() -> None:
+    """A task's command line has nothing of what only those need who start it."""
+    job = JobConfig(to="slurm", name="a", wait=True, ps_memory=2**30, num_ps=1, volumes="a:/b", seed=3, follow=True)
+    assert job.for_task(job_name="ps", task_index=2).to_argv() == ["--job_name=ps", "--task_index=2", "--seed=3"]

@@ -109,7 +109,7 @@ def test_told_to_stop_it_stops_all_of_it_with_its_state_saved(tmp_path: Path, to
         else:
             os.killpg(started[0].pid, signal.SIGTERM)
         assert started[0].wait(15) == 143
-        wait_gone(below, 2)
+        wait_gone(below, 15)
         left = summary(tmp_path / "m")
         assert f"stopped at step {left['global_step']}" in started[0].output()
     assert left["status"] == "stopped"
@@ -139,7 +139,7 @@ def test_a_killed_worker_ends_the_job_and_is_named(tmp_path: Path) -> None:
         os.kill(victim, signal.SIGKILL)
         assert started[0].wait(20) == 170
         assert "error: worker/1 was killed by SIGKILL" in started[0].output()
-        wait_gone(below, 2)
+        wait_gone(below, 15)
     told = summary(tmp_path / "m")
     assert (told["status"], told["exit_code"], told["tasks"]["worker/1"]["exit_code"]) == ("failed", 170, -9)
 

@@ -3,12 +3,14 @@
 ``RECORDED`` holds, by the ``srun`` line, the variables of the step and the node on which each rank really ran.
 """
 
+import socket
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
-from tfps import slurm_env
+from tfps import cluster, slurm_env
 from tfps.errors import ConfigError
 
 MOST = 4096
@@ -198,3 +200,71 @@ def test_a_broken_environment_names_the_variable(change: dict[str, str], told: s
     assert told in str(caught.value)
     assert ": " in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+MACHINES = """\
+NodeName=n1 Arch=x86_64 Gres=gpu:2 NodeAddr=127.0.0.11 NodeHostName=vm Port=17001 State=IDLE
+NodeName=n2 Arch=x86_64 NodeAddr=127.0.0.12 NodeHostName=vm Port=17002 Comment=NodeAddr
+NodeName=n3 NodeAddr=fe80::3 NodeHostName=other Version=22.05.8
+"""
+
+
+def test_tasks_of_nodes_on_one_machine_have_ports_of_their_own() -> None:
+    """Ports are counted on each machine; a node has the address that Slurm knows, in brackets if it is IPv6."""
+    machines = slurm_env.read_machines(MACHINES)
+    addresses = ["n1:8888", "n1:8889", "n2:8888", "n3:8888", "m5:8888"]
+    expected = ("127.0.0.11:9000", "127.0.0.11:9001", "127.0.0.12:9002", "[fe80::3]:9000", "m5:9000")
+    assert slurm_env.place(addresses, machines, 9000) == expected
+    assert slurm_env.place(addresses, {}, slurm_env.PORT_BASE) == tuple(addresses)
+
+
+NAMES = {"a": "10.0.0.1", "b": "10.0.0.2", "same": "10.0.0.1", "loop": "127.0.1.1", "loop6": "::1"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "mine", "asks"),
+    [
+        (["a", "b", "a"], "a", False),
+        (["a", "loop"], "loop", False),  # Debian's own name of a machine: the others see nothing odd, nor may it
+        (["a", "loop"], "a", True),
+        (["a", "loop6"], "a", True),
+        (["a", "same"], "a", True),
+        (["a", "unknown"], "a", True),
+        (["unknown"], "unknown", True),
+    ],
+)
+def test_slurm_is_asked_only_if_names_cannot_tell(
+    nodes: list[str], mine: str, asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task asks where nodes are if a name is unknown, or another's, or loopback on other machines."""
+
+    def look_up(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        if name not in NAMES:
+            raise socket.gaierror
+        return [(None, None, None, "", (NAMES[name], 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho NodeName=a NodeAddr=10.1.1.1 NodeHostName=h\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    found = slurm_env.ask(nodes, {"SLURMD_NODENAME": mine})
+    assert found == ({"a": slurm_env.Machine("10.1.1.1", "h")} if asks else {})
+
+
+def test_without_scontrol_names_are_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node without Slurm's commands is no reason to fail: its names may be known to the network later."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert slurm_env.ask(["no-such-node.invalid"], {}) == {}
+
+
+def test_workers_may_be_the_first_component() -> None:
+    """Where each component's --job_name says so, its tasks are the workers, whatever their ranks; all tasks agree."""
+    variables, ran_on = RECORDED["sbatch: -n1 -w n2, hetjob -n4 -N2 -w n[1,3]; srun --het-group=0,1"]
+    found = []
+    for rank, env in enumerate(tasks(variables, ran_on.split())):
+        job_name = "worker" if rank == 0 else "ps"
+        found.append(cluster.resolve(None, None, job_name, None, None, None, env))
+    expected = cluster.Cluster(("n1:8888", "n1:8889", "n1:8890", "n3:8888"), ("n2:8888",))
+    assert [members for members, _ in found] == [expected] * 5
+    assert [str(task) for _, task in found] == ["worker/0", "ps/0", "ps/1", "ps/2", "ps/3"]

@@ -166,12 +166,35 @@ def _from_flags(
     return _Said("", ps, workers, job_name, task_index)
 
 
+def is_slurms(ps_hosts: object, worker_hosts: object, env: Mapping[str, str]) -> bool:
+    """Tell whether the cluster is a Slurm step: neither flags nor TF_CONFIG say who is in it."""
+    return (
+        ps_hosts is None and worker_hosts is None and not _is_given(env.get("TF_CONFIG", "")) and slurm_env.in_step(env)
+    )
+
+
+def _is_given(tf_config_text: str) -> bool:
+    return "".join(tf_config_text.split()) not in ("", "{}")
+
+
+def placed(cluster: Cluster, machines: Mapping[str, slurm_env.Machine], port_base: int) -> Cluster:
+    """Return a Slurm step's cluster with the addresses of its machines.
+
+    Args:
+        cluster: As ``resolve`` gives it: each task's host is its node's name.
+        machines: By node; of a node that is not there, the name is its address, and it has a machine of its own.
+        port_base: The first port on each machine.
+    """
+    addresses = slurm_env.place([*cluster.ps, *cluster.workers], machines, port_base)
+    return Cluster(addresses[: cluster.num_ps], addresses[cluster.num_ps :])
+
+
 def _from_environment(flags: _Said, num_ps: int | None, env: Mapping[str, str], problems: list[str]) -> _Said:
     text = env.get("TF_CONFIG", "")
-    if "".join(text.split()) not in ("", "{}"):
+    if _is_given(text):
         return _Said("TF_CONFIG", **vars(tf_config.read(text, problems)))
-    if flags.ps_hosts is None and flags.worker_hosts is None and slurm_env.in_step(env):
-        return _from_slurm(num_ps, env, problems)
+    if is_slurms(flags.ps_hosts, flags.worker_hosts, env):
+        return _from_slurm(num_ps, flags.job_name, env, problems)
     return _Said()
 
 
@@ -266,14 +289,16 @@ def _out_of_range(flags: _Said, said: _Said) -> Iterator[str]:
         yield f"{shown} is negative: tasks are counted from 0."
 
 
-def _from_slurm(num_ps: int | None, env: Mapping[str, str], problems: list[str]) -> _Said:
+def _from_slurm(num_ps: int | None, job_name: str | None, env: Mapping[str, str], problems: list[str]) -> _Said:
     try:
         step = slurm_env.read(env, MAX_TASKS)
     except ConfigError as error:
         problems += error.problems
         return _Said(_SLURM)
     first = step.components[0] if len(step.components) > 1 else num_ps or 1
-    ps, workers = step.addresses[:first], step.addresses[first:]
+    jobs = ("worker", "ps") if _is_reversed(step, job_name) else ("ps", "worker")
+    hosts = dict(zip(jobs, (step.addresses[:first], step.addresses[first:]), strict=True))
+    ps, workers = hosts["ps"], hosts["worker"]
     if not workers:
         fix = "srun --het-group=0,1" if env.get("SLURM_HET_SIZE") else f"srun --ntasks={first + 2}"
         problems.append(
@@ -281,5 +306,11 @@ def _from_slurm(num_ps: int | None, env: Mapping[str, str], problems: list[str])
         )
         return _Said(_SLURM)
     check_hosts("SLURM_STEP_NODELIST", step.addresses, problems)
-    job, index = ("ps", step.rank) if step.rank < first else ("worker", step.rank - first)
+    job, index = (jobs[0], step.rank) if step.rank < first else (jobs[1], step.rank - first)
     return _Said(_SLURM, ps, workers, job, index, f" (SLURM_PROCID={step.rank})")
+
+
+def _is_reversed(step: slurm_env.Step, job_name: str | None) -> bool:
+    """Tell whether the workers are the first of two components: each component's ``--job_name`` says so."""
+    mine = step.rank >= step.components[0]
+    return len(step.components) == 2 and job_name == ("worker", "ps")[mine]

@@ -4,11 +4,17 @@ Slurm lists a step's nodes sorted, and the ranks follow that order only in the p
 (``srun A : B``) they follow the components, each in its own node order; ``--distribution`` decides how they go round
 the nodes. What is read is checked against the node and the ranks that Slurm tells this task, so that a rule of Slurm
 not known here ends in an error and never in a wrong cluster. Must not import TensorFlow.
+
+Nodes of small sites and of test benches may have names that do not resolve, or share a machine: ``ask`` finds out.
 """
 
+import ipaddress
 import itertools
 import math
 import re
+import shutil
+import socket
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +23,8 @@ from tfps.config import show
 from tfps.errors import ConfigError
 
 PORT_BASE = 8888  # TensorFlow's SlurmClusterResolver starts there, too
+
+_ASK_SECS = 30.0
 
 _Nodes = dict[str, int]  # how many tasks each node runs, in Slurm's order of nodes
 
@@ -28,6 +36,14 @@ class Step:
     addresses: tuple[str, ...]
     rank: int
     components: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a node is: its ``address``, and the ``name`` of its machine, on which other nodes may be, too."""
+
+    address: str
+    name: str
 
 
 def in_step(env: Mapping[str, str]) -> bool:
@@ -54,6 +70,67 @@ def read(env: Mapping[str, str], most: int) -> Step:
     rank = _number(env, "SLURM_PROCID", 0, len(ranks) - 1)
     _check_self(env, ranks, rank)
     return Step(tuple(_with_ports(ranks)), rank, tuple(sum(component.values()) for component in components))
+
+
+def place(addresses: Sequence[str], machines: Mapping[str, Machine], port_base: int) -> tuple[str, ...]:
+    """Return addresses of tasks, whose hosts are names of nodes, with what is known of their machines.
+
+    A task's port is ``port_base`` plus its place among the tasks of its machine; so those of nodes that share one
+    do not collide.
+    """
+    slots: Counter[str] = Counter()
+    placed = []
+    for node in (address.rpartition(":")[0] for address in addresses):
+        machine = machines.get(node, Machine(node, node))
+        host = f"[{machine.address}]" if ":" in machine.address else machine.address
+        placed.append(f"{host}:{port_base + slots[machine.name]}")
+        slots[machine.name] += 1
+    return tuple(placed)
+
+
+def ask(nodes: Sequence[str], env: Mapping[str, str]) -> Mapping[str, Machine]:
+    """Ask Slurm where nodes are, if their names alone cannot tell; returns nothing if they can, or Slurm does not.
+
+    Every task of a step asks for itself; so what makes one ask may only be what the others see as well: a machine
+    that knows itself by a loopback address, as Debian's do, is no reason.
+    """
+    if not _are_odd(nodes, env.get("SLURMD_NODENAME", "")) or shutil.which("scontrol") is None:
+        return {}
+    try:
+        told = subprocess.run(
+            ["scontrol", "show", "node", "--oneliner", ",".join(nodes)],
+            capture_output=True,
+            text=True,
+            timeout=_ASK_SECS,
+            check=False,
+        ).stdout
+    except subprocess.TimeoutExpired:
+        return {}
+    return read_machines(told)
+
+
+def _are_odd(nodes: Sequence[str], mine: str) -> bool:
+    """Tell whether a node's name does not resolve, or resolves to what another's does, or another's to loopback."""
+    seen: set[str] = set()
+    for node in dict.fromkeys(nodes):
+        try:
+            found = {str(info[4][0]) for info in socket.getaddrinfo(node, None, type=socket.SOCK_STREAM)}
+        except OSError:
+            return True
+        if found & seen or (node != mine and any(ipaddress.ip_address(a.split("%")[0]).is_loopback for a in found)):
+            return True
+        seen |= found
+    return False
+
+
+def read_machines(text: str) -> dict[str, Machine]:
+    """Return the machines in what ``scontrol show node --oneliner`` prints, by node."""
+    found = {}
+    for line in text.splitlines():
+        told = dict(re.findall(r"\b(NodeName|NodeAddr|NodeHostName)=(\S+)", line))
+        if len(told) == 3:
+            found[told["NodeName"]] = Machine(told["NodeAddr"], told["NodeHostName"])
+    return found
 
 
 def expand_nodes(text: str, most: int) -> list[str]:

@@ -1,9 +1,10 @@
-"""The table that ``tfps plan`` prints. Drawn by rich; does not import TensorFlow."""
+"""The tables that ``tfps plan`` and ``tfps status`` print. Drawn by rich; does not import TensorFlow."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tfps.cluster import Cluster
@@ -11,6 +12,7 @@ from tfps.config import JobConfig
 from tfps.report import count
 
 if TYPE_CHECKING:
+    from tfps.launchers.handle import Status
     from tfps.runtime.placement import Crossing
     from tfps.runtime.plan import Plan
 
@@ -23,6 +25,20 @@ def print_plan(config: JobConfig, cluster: Cluster, plan: "Plan") -> None:
     console.print(_variables(plan))
     console.print(_servers(plan))
     console.print(_step(plan))
+
+
+def print_status(handle: str, status: "Status") -> None:
+    """Print what a platform knows of a job."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{handle}  {status.state}{f': {status.reason}' if status.reason else ''}", markup=False)
+    table = _table("", "task", "state", "exit code", "restarts", "where", "why")
+    for column in table.columns[4:]:
+        column.justify = "left"
+    for task, known in status.tasks.items():
+        code = "" if known.exit_code is None else str(known.exit_code)
+        table.add_row(str(task), known.state, code, str(known.restarts), escape(known.where), escape(known.reason))
+    if status.tasks:
+        console.print(table)
 
 
 def _table(title: str, *columns: str) -> Table:

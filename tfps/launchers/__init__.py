@@ -1,9 +1,28 @@
 """Where jobs run: one file per platform, this one lazy table. Launchers import neither TensorFlow nor the runtime.
 
-A launcher's module has ``plan(config) -> Plan``, pure, and ``submit(plan) -> Handle``; every plan starts its tasks
-with ``python -m tfps run`` and the flags of ``JobConfig.to_argv()``.
+The module of a platform that jobs are submitted to has
+
+- ``FLAGS``: which flags of ``tfps submit`` it understands, beside those that every platform does;
+- ``plan(job) -> Plan``: pure; ``str(plan)`` is the script or manifest, all that is sent. Raises ConfigError for what
+  the platform would refuse;
+- ``submit(plan) -> Submitted``: sends it, all or nothing. Raises ConfigError in the platform's own words;
+- ``find(id) -> Submitted``: the job of a handle ``PLATFORM:ID``; does not ask the platform yet.
+
+Every plan starts its tasks with ``python -m tfps run`` and the flags of ``JobConfig.to_argv()``.
 """
 
 from collections.abc import Mapping
 
-LAUNCHERS: Mapping[str, str] = {"local": "tfps.launchers.local"}
+# Not a platform: what ``tfps launch`` does.
+LOCAL = "tfps.launchers.local"
+
+LAUNCHERS: Mapping[str, str] = {
+    "compose": "tfps.launchers.compose",
+    "hosts": "tfps.launchers.hosts",
+    "kubernetes": "tfps.launchers.kubernetes",
+    "tfjob": "tfps.launchers.tfjob",
+    "volcano": "tfps.launchers.volcano",
+    "jobset": "tfps.launchers.jobset",
+    "ray": "tfps.launchers.ray",
+    "slurm": "tfps.launchers.slurm",
+}

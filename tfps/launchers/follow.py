@@ -11,7 +11,7 @@ from typing import Any
 from tfps.cluster import Task
 from tfps.config import JobConfig
 from tfps.errors import PeerLostError, StoppedError
-from tfps.launchers.handle import Exited, Handle, Line
+from tfps.launchers.handle import Exited, Line, Running
 from tfps.launchers.view import JobView, Plain, Terminal, screen
 from tfps.report import SUMMARY, read_json, write_json
 
@@ -31,7 +31,7 @@ class Outcome:
     error: str = ""
 
 
-def follow(job: Handle, view: JobView) -> Outcome:
+def follow(job: Running, view: JobView) -> Outcome:
     """Show a job until it ends.
 
     The first SIGINT or SIGTERM ends it in order, with its state saved; a second one kills it.
@@ -46,7 +46,7 @@ def follow(job: Handle, view: JobView) -> Outcome:
     return outcome
 
 
-def _take(event: Line | Exited | None, job: Handle, view: JobView, shown: Plain | Terminal, outcome: Outcome) -> None:
+def _take(event: Line | Exited | None, job: Running, view: JobView, shown: Plain | Terminal, outcome: Outcome) -> None:
     if isinstance(event, Line):
         before = view.tasks[event.task].error
         view.said(event.task, event.text)
@@ -77,7 +77,7 @@ def _why(event: Exited, view: JobView) -> str:
     return f"{event.task} ended with exit code {event.exit_code}"
 
 
-def _interrupt(job: Handle, outcome: Outcome) -> None:
+def _interrupt(job: Running, outcome: Outcome) -> None:
     if outcome.exit_code:
         job.kill()
     outcome.exit_code = outcome.exit_code or StoppedError.exit_code

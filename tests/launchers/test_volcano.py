@@ -1,0 +1,112 @@
+"""Volcano's Job: what its types take, and what its policies do."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from launchers.kube_jobs import FULL, SMALL, changed, kind_of, plan_of
+
+from tfps.errors import ConfigError
+from tfps.launchers import volcano
+from tfps.launchers.job import Job
+
+# The fields of batch.volcano.sh/v1alpha1 Job that Volcano 1.15 has, by type: from the Go types in its
+# staging/src/volcano.sh/apis/pkg/apis/batch/v1alpha1/job.go. A pod's template is checked by Kubernetes' own schema.
+_POLICY = {"action": str, "event": str, "events": [str], "exitCode": int, "timeout": str}
+_TASK = {"name": str, "replicas": int, "minAvailable": int, "template": dict, "policies": [_POLICY], "maxRetry": int}
+_SPEC = {
+    "schedulerName": str,
+    "minAvailable": int,
+    "tasks": [_TASK],
+    "policies": [_POLICY],
+    "plugins": {"env": [str], "svc": [str], "tensorflow": [str]},
+    "queue": str,
+    "maxRetry": int,
+    "ttlSecondsAfterFinished": int,
+    "priorityClassName": str,
+    "minSuccess": int,
+}
+_JOB = {"apiVersion": str, "kind": str, "metadata": dict, "spec": _SPEC}
+# What users may write: pkg/webhooks/admission/jobs/validate/util.go.
+_EVENTS = {"*", "PodFailed", "PodEvicted", "PodPending", "Unknown", "TaskCompleted", "TaskFailed"}
+_ACTIONS = {"AbortJob", "RestartJob", "RestartTask", "TerminateJob", "CompleteJob", "ResumeJob"}
+
+
+def check(value: Any, kind: Any) -> None:
+    """Fail if a value has a field that its type does not have, or another type."""
+    if isinstance(kind, Mapping):
+        assert set(value) <= set(kind), f"unknown: {sorted(set(value) - set(kind))}"
+        for name, inner in value.items():
+            check(inner, kind[name])
+    elif isinstance(kind, list):
+        assert isinstance(value, list)
+        for inner in value:
+            check(inner, kind[0])
+    else:
+        assert type(value) is kind
+
+
+@pytest.mark.parametrize("job", [SMALL, changed(FULL, FULL.model_source, queue="team.high")])
+def test_volcano_has_every_field(job: Job) -> None:
+    """Volcano's types have every field of the Job, and its webhook lets through each event and action."""
+    found = kind_of("volcano", job, "Job")
+    check(found, _JOB)
+    for policy in [*found["spec"]["policies"], *(p for t in found["spec"]["tasks"] for p in t.get("policies", []))]:
+        assert policy["action"] in _ACTIONS
+        assert set(policy.get("events", [])) | {policy.get("event", "*")} <= _EVENTS
+        assert ("exitCode" in policy) != bool({"event", "events"} & set(policy))
+
+
+def test_all_tasks_are_scheduled_together() -> None:
+    """Volcano starts all tasks or none, in the queue that was asked for."""
+    spec = kind_of("volcano", changed(FULL, "", queue="high"), "Job")["spec"]
+    assert (spec["schedulerName"], spec["queue"], spec["minAvailable"], spec["maxRetry"]) == ("volcano", "high", 5, 10)
+    assert "queue" not in kind_of("volcano", SMALL, "Job")["spec"]
+
+
+def test_the_workers_complete_the_job() -> None:
+    """The completion of the workers, and of no other task, completes the job, which ends the ps."""
+    ps, worker = kind_of("volcano", FULL, "Job")["spec"]["tasks"]
+    assert worker["policies"] == [{"event": "TaskCompleted", "action": "CompleteJob"}]
+    assert "policies" not in ps
+
+
+def act(policies: list[dict[str, Any]], event: str, code: int) -> str:
+    """Return what Volcano does: the first policy with the event, or the exit code, counts (applyPolicies)."""
+    fits = [p for p in policies if event in p.get("events", []) or (code and p.get("exitCode") == code)]
+    return str(fits[0]["action"]) if fits else "SyncJob"
+
+
+@pytest.mark.parametrize("code", [1, 2, 65, 66, 74, 128, 134, 137, 139, 143, 170, 171, 172])
+def test_exit_codes_drive_restarts(code: int) -> None:
+    """Codes from 128 up start the job again, tfps's permanent ones end it; so does an eviction start it again."""
+    policies = kind_of("volcano", SMALL, "Job")["spec"]["policies"]
+    assert act(policies, "PodFailed", code) == ("RestartJob" if code >= 128 else "TerminateJob")
+    assert act(policies, "PodEvicted", 0) == "RestartJob"
+
+
+def test_the_plugins_are_told_about_the_tasks() -> None:
+    """The tensorflow plugin knows the names of both tasks and the port; addresses are there before pods are ready."""
+    spec = kind_of("volcano", SMALL, "Job")["spec"]
+    assert spec["plugins"]["tensorflow"] == ["--ps=ps", "--worker=worker", "--port=2222"]
+    assert "--publish-not-ready-addresses=true" in spec["plugins"]["svc"]
+    assert [task["name"] for task in spec["tasks"]] == ["ps", "worker"]
+
+
+@pytest.mark.parametrize("queue", ["High", "a_b", "-", "a" * 64, "no\nsuch"])
+def test_a_queue_that_cannot_be_is_refused(queue: str) -> None:
+    """A name that no queue of Volcano's can have is an error of the plan."""
+    with pytest.raises(ConfigError, match="is no name of a queue"):
+        plan_of("volcano", changed(SMALL, queue=queue))
+
+
+@pytest.mark.parametrize(
+    ("phase", "state"),
+    [("Completed", "SUCCEEDED"), ("Failed", "FAILED"), ("Terminated", "FAILED"), ("Aborted", "CANCELLED")],
+)
+def test_the_phase_tells_how_it_is(phase: str, state: str) -> None:
+    """A phase that is an end is one of the job; while it runs, the pods tell."""
+    assert volcano._state([{"status": {"state": {"phase": phase}}}])[0] == state
+    assert volcano._state([{"status": {"state": {"phase": "Running"}}}]) == ("", "")
+    assert volcano._state([{}]) == ("", "")
+    assert volcano._replicas([kind_of("volcano", FULL, "Job")]) == {"ps": 2, "worker": 3}

@@ -1,0 +1,76 @@
+"""Run a platform's own client, and pass on its words. Users know its configuration, its login and its errors."""
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+
+from tfps.errors import ConfigError
+
+TIMEOUT_SECS = 120.0
+
+
+def need(tool: str, to_get_it: str) -> str:
+    """Return the path of a program.
+
+    Raises:
+        ConfigError: If it is not installed; says how ``to_get_it``.
+    """
+    path = shutil.which(tool)
+    if path is None:
+        raise ConfigError(f"{tool} is not installed: {to_get_it}.")
+    return path
+
+
+def output(
+    argv: Sequence[str],
+    given: str = "",
+    env: Mapping[str, str] | None = None,
+    timeout_secs: float | None = TIMEOUT_SECS,
+) -> str:
+    """Return what a program prints, with ``given`` as its standard input.
+
+    Raises:
+        ConfigError: If it fails, with its own words, or takes longer than ``timeout_secs``.
+    """
+    try:
+        ended = subprocess.run(
+            argv,
+            input=given,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_secs,
+            env=env,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{_named(argv)} has not answered for {timeout_secs:g} s: is the platform up?") from None
+    if ended.returncode:
+        said = ended.stderr.strip() or ended.stdout.strip() or f"exit code {ended.returncode}"
+        raise ConfigError([f"{_named(argv)}: {line}" for line in said.splitlines()[-10:] if line.strip()])
+    return ended.stdout
+
+
+def lines(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Yield the lines of a program's standard output and standard error as they come; closing this ends it."""
+    with subprocess.Popen(
+        argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=env,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                yield line.rstrip("\n")
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def _named(argv: Sequence[str]) -> str:
+    """Return a command as an error names it: the program and what it was to do."""
+    return " ".join([argv[0].rpartition("/")[2], *[word for word in argv[1:3] if not word.startswith("-")]])

@@ -1,0 +1,125 @@
+"""What Kubernetes' objects say of a job's tasks: read from what ``kubectl get -o json`` prints. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfps.cluster import Task
+from tfps.launchers import handle, pods
+from tfps.launchers.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, TaskStatus
+from tfps.launchers.pods import Object
+
+_INDEX = "batch.kubernetes.io/job-completion-index"
+_DONE = ("Complete", "Succeeded", "Completed")  # of a Job, a TFJob, a JobSet
+_CONSEQUENCES = (None, 0, 143, 170)  # exit codes of tasks that ended because another one had failed
+_PHASES = {"Running": RUNNING, "Succeeded": SUCCEEDED, "Failed": FAILED, "Pending": PENDING}
+
+
+def by_conditions(found: Sequence[Object], deciding: Sequence[Object]) -> tuple[str, str]:
+    """Return the state that objects' conditions tell, and the reason: done if all of ``deciding`` are; else ``""``."""
+    if deciding and all(_condition(one, *_DONE) for one in deciding):
+        return SUCCEEDED, ""
+    failed = [condition for one in found if (condition := _condition(one, "Failed"))]
+    if failed:
+        return FAILED, _words(failed[0])
+    waiting = [condition for one in found if (condition := _condition(one, "Suspended"))]
+    return (PENDING, _words(waiting[0])) if waiting else ("", "")
+
+
+def _condition(found: Object, *types: str) -> Object | None:
+    """Return a condition of an object that is true."""
+    told = found.get("status", {}).get("conditions") or []
+    return next((one for one in told if one.get("type") in types and one.get("status") == "True"), None)
+
+
+def _words(told: Mapping[str, Any]) -> str:
+    """Return a reason and a message as one line."""
+    parts = [str(told[name]) for name in ("reason", "message") if told.get(name)]
+    return " ".join(": ".join(parts).split())
+
+
+def task_of(pod: Object) -> Task | None:
+    """Return the task that a pod runs."""
+    index = pod["metadata"].get("annotations", {}).get(_INDEX, pod["metadata"]["name"].rpartition("-")[2])
+    role = pods.role_of(pod)
+    return Task(role, int(index)) if role in ("ps", "worker") and index.isdecimal() else None
+
+
+def by_task(found: Sequence[Object]) -> dict[Task, list[Object]]:
+    """Return each task's pods, the oldest first."""
+    known: dict[Task, list[Object]] = {}
+    for pod in sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp", ""))):
+        if task := task_of(pod):
+            known.setdefault(task, []).append(pod)
+    return known
+
+
+def has_started(pod: Object) -> bool:
+    """Tell whether a pod's container has logs."""
+    return bool({"running", "terminated"} & set(_container(pod).get("state", {})))
+
+
+def has_ended(pod: Object) -> bool:
+    """Tell whether a pod will say nothing more."""
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
+
+def of_task(found: Sequence[Object]) -> TaskStatus:
+    """Return the state of a task with these pods, the oldest first."""
+    pod = found[-1]
+    told = pod.get("status", {})
+    codes = [code for one in found if (code := _exit_code(one)) is not None]
+    node = pod.get("spec", {}).get("nodeName")
+    return TaskStatus(
+        _PHASES.get(told.get("phase", "Pending"), UNKNOWN),
+        codes[-1] if codes else None,
+        len(found) - 1 + int(_container(pod).get("restartCount", 0)),
+        f"{pod['metadata']['name']}{f' on {node}' if node else ''}",
+        _why(pod),
+    )
+
+
+def _container(pod: Object) -> Object:
+    found = pod.get("status", {}).get("containerStatuses") or []
+    return next((one for one in found if one.get("name") == pods.CONTAINER), {})
+
+
+def _exit_code(pod: Object) -> int | None:
+    container = _container(pod)
+    for state in ("state", "lastState"):
+        ended = container.get(state, {}).get("terminated")
+        if ended:
+            return int(ended["exitCode"])
+    return None
+
+
+def _why(pod: Object) -> str:
+    """Return why a pod waits, or has failed."""
+    told, state = pod.get("status", {}), _container(pod).get("state", {})
+    if pod["metadata"].get("deletionTimestamp"):
+        return "Terminating"
+    for words in (_words(state.get("waiting", {})), _words(told)):
+        if words:
+            return words
+    if told.get("phase") == "Failed":
+        return _words(state.get("terminated", {}))
+    waits = [one for one in told.get("conditions") or [] if one.get("status") == "False" and one.get("message")]
+    return _words(waits[0]) if waits and told.get("phase") == "Pending" else ""
+
+
+def of_job(state: str, reason: str, replicas: Mapping[str, int], tasks: Mapping[Task, TaskStatus]) -> Status:
+    """Return the state of a job, given what its object says; in a failed one the tasks that caused it come first."""
+    all_tasks = [Task(role, index) for role in ("ps", "worker") for index in range(replicas.get(role, 0))]
+    known = {task: tasks.get(task) or _unseen(state) for task in all_tasks}
+    if not state:
+        state = RUNNING if any(task.state == RUNNING for task in known.values()) else PENDING
+    if state == PENDING and not reason:
+        reason = next((task.reason for task in known.values() if task.state == PENDING and task.reason), "")
+    if state == FAILED:
+        known = dict(sorted(known.items(), key=lambda item: item[1].exit_code in _CONSEQUENCES))
+    return Status(state, known, reason)
+
+
+def _unseen(state: str) -> TaskStatus:
+    """Return the state of a task without a pod: not made yet, or deleted with its job."""
+    ended = {SUCCEEDED: SUCCEEDED, FAILED: CANCELLED, CANCELLED: CANCELLED}
+    return TaskStatus(ended.get(state, handle.PENDING))

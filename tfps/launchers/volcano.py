@@ -1,0 +1,112 @@
+"""Volcano's Job (``batch.volcano.sh/v1alpha1``): its tasks are scheduled all together, and told TF_CONFIG."""
+
+import re
+
+from tfps.config import show
+from tfps.errors import ConfigError
+from tfps.launchers import handle, kubectl, pods
+from tfps.launchers.job import PORT, Job, Role
+from tfps.launchers.kubectl import KubeJob, Platform
+from tfps.launchers.pods import Object, Plan
+
+FLAGS = pods.FLAGS | {"queue"}
+
+_WHY = f"""
+The parameter servers end with the job: by themselves when every worker has said that it is done, and by Volcano, which
+completes the job once all workers (not the first of them) have ended with 0, and ends it when a task has failed.
+A task that is evicted, or ends with 128 or more (killed, a lost peer), starts the whole job again from its last
+checkpoint, up to {pods.RETRIES} times; exit codes {", ".join(map(str, pods.PERMANENT))} would only come again, so they
+end the job.
+"""
+_PLUGINS = {
+    "env": [],
+    "svc": ["--publish-not-ready-addresses=true", "--disable-network-policy=true"],  # ours is narrower
+    "tensorflow": ["--ps=ps", "--worker=worker", f"--port={PORT}"],
+}
+_PHASES = {
+    "Completed": handle.SUCCEEDED,
+    "Failed": handle.FAILED,
+    "Terminated": handle.FAILED,
+    "Aborted": handle.CANCELLED,
+    "Restarting": handle.PENDING,
+}
+
+
+def sends(job: Job) -> bool:  # noqa: ARG001
+    """Tell that there is something to send."""
+    return True
+
+
+def plan(job: Job) -> Plan:
+    """Return the objects of a job.
+
+    Raises:
+        ConfigError: If the cluster would refuse one of them.
+    """
+    job = pods.placed(job)
+    pods.check_tf_config(job, job.name)
+    spec = {
+        "schedulerName": "volcano",
+        **_queue(job),
+        "minAvailable": len(job.tasks()),
+        "maxRetry": pods.RETRIES,
+        "plugins": _PLUGINS,
+        "policies": _policies(),
+        "tasks": [_task(job, role) for role in job.roles],
+    }
+    volcano = pods.thing(job, "batch.volcano.sh/v1alpha1", "Job", spec=spec)
+    return pods.plan(job, "volcano", [*pods.config_maps(job), pods.network_policy(job), volcano], _WHY)
+
+
+def _queue(job: Job) -> Object:
+    queue = job.config.queue
+    if queue is None:
+        return {}
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", queue) or len(queue) > 63:
+        raise ConfigError(f"--queue={show(queue)} is no name of a queue: up to 63 of a-z, 0-9, - and . make one.")
+    return {"queue": queue}
+
+
+def _policies() -> list[Object]:
+    """Return what happens when a task ends badly: the first that fits counts."""
+    ends = [{"exitCode": code, "action": "TerminateJob"} for code in pods.PERMANENT]
+    return [*ends, {"events": ["PodEvicted", "PodFailed"], "action": "RestartJob"}]
+
+
+def _task(job: Job, role: Role) -> Object:
+    template = pods.template(job, role, restartPolicy="Never")
+    completes = [{"event": "TaskCompleted", "action": "CompleteJob"}] if role.name == "worker" else []
+    ending = {"policies": completes} if completes else {}
+    return {"name": role.name, "replicas": role.replicas, **ending, "template": template}
+
+
+def _replicas(found: list[Object]) -> dict[str, int]:
+    return {task["name"]: task.get("replicas", 1) for task in found[0]["spec"]["tasks"]}
+
+
+def _state(found: list[Object]) -> tuple[str, str]:
+    told = found[0].get("status", {}).get("state", {})
+    words = ": ".join(str(told[name]) for name in ("reason", "message") if told.get(name))
+    phase = str(told.get("phase", ""))
+    return _PHASES.get(phase, ""), words or (phase if phase in _PHASES and phase != "Completed" else "")
+
+
+_PLATFORM = Platform("volcano", "jobs.batch.volcano.sh", _replicas, _state)
+
+
+def submit(plan: Plan) -> KubeJob:
+    """Create the objects of a job, all or none.
+
+    Raises:
+        ConfigError: If kubectl is not installed, or the cluster refuses one of them.
+    """
+    return kubectl.submit(_PLATFORM, plan)
+
+
+def find(name: str) -> KubeJob:
+    """Return the job of a handle.
+
+    Raises:
+        ConfigError: If it is not ``NAME`` or ``NAMESPACE/NAME``.
+    """
+    return kubectl.find(_PLATFORM, name)

@@ -1,0 +1,71 @@
+"""``tfps launch``: run a whole cluster on this machine."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfps.config import JobConfig
+from tfps.errors import StoppedError
+from tfps.report import SUMMARY, final_lines
+from tfps.runtime import task
+from tfps.verbs.problems import Problems, check_model
+from tfps.verbs.verb import JOB, Verb
+
+MOST_LOCAL_TASKS = 256
+
+
+def _launch(argv: Sequence[str]) -> int:
+    """Run a whole cluster on this machine."""
+    began = time.monotonic()
+    problems = Problems()
+    job = problems.read(VERB.flags, argv)
+    job = job.replace(num_ps=job.num_ps or 1, num_workers=job.num_workers or 2)
+    check_model(job, problems)
+    problems.of(task.require_tensorflow)
+    if (job.num_ps or 1) + (job.num_workers or 2) > MOST_LOCAL_TASKS:
+        problems.add(
+            f"--num_ps={job.num_ps} and --num_workers={job.num_workers} are more than the {MOST_LOCAL_TASKS} tasks "
+            "that launch starts on one machine: give fewer."
+        )
+    problems.settle()
+    job = job.replace(model_dir=job.model_dir or _new_model_dir(job.model))
+    return _follow(job, began)
+
+
+def _follow(job: JobConfig, began: float) -> int:
+    from tfps.launchers import follow, local, view  # noqa: PLC0415  other verbs have no use for it
+
+    (Path(job.model_dir or ".") / SUMMARY).unlink(missing_ok=True)  # that of an earlier run
+    with local.held_ports((job.num_ps or 1) + (job.num_workers or 2)) as ports:
+        plan = local.plan(job, ports)
+        running = local.submit(plan)
+        print(
+            f"{job.model}: {job.num_ps} ps, {job.num_workers} workers, {job.mode}; model_dir {job.model_dir}",
+            flush=True,
+        )
+        shown = view.job_view(job, plan.commands, began)
+        outcome = follow.follow(running, shown)
+    summary = follow.write_summary(job, shown, outcome)
+    if outcome.exit_code == StoppedError.exit_code:
+        print(f"stopped at step {summary.get('global_step', 0)}; the same flags and --model_dir={job.model_dir} go on.")
+    elif outcome.exit_code:
+        print("\n".join([f"error: {outcome.error}", *follow.log_tail(job, shown, outcome)]), file=sys.stderr)
+    else:
+        print("\n".join(["", *final_lines(summary, job.model_dir)]))
+    return outcome.exit_code
+
+
+def _new_model_dir(model: str) -> str:
+    """Return a new directory's name, so that a job without ``--model_dir`` starts afresh."""
+    return str(Path("runs") / f"{Path(model).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+
+
+VERB = Verb(
+    _launch,
+    ("size", *JOB),
+    "run a whole cluster on this machine",
+    "Shows the job while it runs; Ctrl-C saves and stops it. Without --model_dir it makes a new one in runs/.",
+    "tfps launch --num_ps=1 --num_workers=2 --model=mnist --issync=1",
+)

@@ -1,0 +1,97 @@
+"""``tfps submit``: hand a job to a platform."""
+
+import importlib
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfps import config, models
+from tfps.config import JobConfig
+from tfps.errors import DataError
+from tfps.launchers import LAUNCHERS
+from tfps.launchers.job import Job
+from tfps.verbs.problems import Problems
+from tfps.verbs.verb import JOB, Verb
+from tfps.verbs.watching import see_through, wait_for
+
+_EVERYWHERE = ("to", "name", "dry_run", "wait")
+_PLATFORM = ("platform", "resources", "cluster")
+
+
+def _submit(argv: Sequence[str]) -> int:
+    problems = Problems()
+    asked = problems.read(VERB.flags, argv)
+    if asked.to is None:
+        problems.add(f"--to is missing: say where the job runs, one of {', '.join(LAUNCHERS)}.")
+    problems.settle()
+    launcher = importlib.import_module(LAUNCHERS[asked.to or ""])
+    job = _job(asked, launcher, problems)
+    plan = problems.of(launcher.plan, job)
+    problems.settle()
+    if asked.dry_run or not launcher.sends(job):
+        print(plan)
+        return 0
+    return _send(launcher, plan, job)
+
+
+def _send(launcher: Any, plan: Any, job: Job) -> int:
+    began = time.monotonic()
+    submitted = launcher.submit(plan)
+    if hasattr(submitted, "events"):  # no platform holds it: it lasts as long as this command
+        return see_through(submitted, job, began)
+    print(submitted.handle, flush=True)
+    return wait_for(submitted, job, began) if job.config.wait else 0
+
+
+def _job(asked: JobConfig, launcher: Any, problems: Problems) -> Job:
+    """Return the job, looked at as far as this machine can tell."""
+    for flag in config.fields_of(_PLATFORM):
+        if getattr(asked, flag) != config.FIELDS[flag].default and flag not in (*_EVERYWHERE, *launcher.FLAGS):
+            problems.add(f"--{flag} means nothing with --to={asked.to}: leave it out.")
+    name = asked.name or _name(asked.model)
+    is_file = asked.model.endswith(".py")
+    if "volumes" in launcher.FLAGS:
+        if is_file or asked.model in models.BUILTIN:  # a dotted module may be in the image alone
+            problems.of(models.check, asked.model)
+        source = Path(asked.model).read_text() if is_file and Path(asked.model).is_file() else None
+        return Job(name, asked, source, directory=os.getcwd())
+    problems.of(models.check, asked.model)
+    problems.of(_check_data, asked.data_dir)
+    return Job(name, _with_absolute_paths(asked, name), python=sys.executable, directory=os.getcwd())
+
+
+def _check_data(data_dir: str) -> None:
+    """Look whether the data is there; the tasks look into it."""
+    if data_dir and "://" not in data_dir and not Path(data_dir).exists():
+        raise DataError(f"--data_dir={config.show(data_dir)}: no such file or directory.")
+
+
+def _with_absolute_paths(asked: JobConfig, name: str) -> JobConfig:
+    """Return the job with paths that hold in any directory of machines that share this one's."""
+    paths = {"model_dir": asked.model_dir or str(Path("runs") / name)}
+    paths |= {"model": asked.model} if Path(asked.model).is_file() else {}
+    paths |= {"data_dir": asked.data_dir} if asked.data_dir else {}
+    return asked.replace(
+        **{flag: path if "://" in path else str(Path(path).absolute()) for flag, path in paths.items()}
+    )
+
+
+def _name(model: str) -> str:
+    """Return a job's name: its model's, and the time."""
+    stem = Path(model).stem if model.endswith(".py") else model.rpartition(".")[2]
+    plain = re.sub("[^a-z0-9]+", "-", stem.lower()).strip("-")[:20].rstrip("-")
+    return f"{plain if plain[:1].isalpha() else f'job-{plain}'.rstrip('-')}-{time.strftime('%m%d-%H%M%S')}"
+
+
+VERB = Verb(
+    _submit,
+    ("platform", "size", "resources", "cluster", *JOB),
+    "hand the job to a platform",
+    "Prints the job's handle, which tfps status, logs and cancel take. The platform's own program must be installed "
+    "and logged in, but not for --dry_run.",
+    "tfps submit --to=slurm --num_ps=1 --num_workers=2 --worker_gpu=8 --model=mnist --model_dir=DIR",
+)

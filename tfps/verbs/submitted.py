@@ -1,0 +1,76 @@
+"""``tfps status``, ``logs`` and ``cancel``: what is asked of a submitted job, by its handle."""
+
+import importlib
+from collections.abc import Sequence
+
+from tfps import config
+from tfps.cluster import Task
+from tfps.launchers import LAUNCHERS
+from tfps.launchers.handle import Submitted
+from tfps.tables import print_status
+from tfps.verbs.problems import Problems
+from tfps.verbs.verb import Verb
+
+_EXAMPLE = "slurm:4711"
+
+
+def _find(verb: Verb, argv: Sequence[str]) -> tuple[Submitted, config.JobConfig]:
+    """Return the job of the handle among the arguments, and the flags."""
+    problems = Problems()
+    handles = [arg for arg in argv if ":" in arg and arg.partition(":")[0] in LAUNCHERS]
+    asked = problems.read(verb.flags, [arg for arg in argv if arg not in handles])
+    if len(handles) != 1:
+        told = f"{len(handles)} handles are given" if handles else "the job's handle is missing"
+        problems.add(f"{told}: give the one that tfps submit printed, like {_EXAMPLE}.")
+    problems.settle()
+    platform, _, name = handles[0].partition(":")
+    return importlib.import_module(LAUNCHERS[platform]).find(name), asked
+
+
+def _status(argv: Sequence[str]) -> int:
+    job, _ = _find(STATUS, argv)
+    print_status(job.handle, job.status())
+    return 0
+
+
+def _logs(argv: Sequence[str]) -> int:
+    job, asked = _find(LOGS, argv)
+    task = Task.parse(asked.task) if asked.task else None
+    for line in job.logs(task, asked.follow):
+        print(line.text if task else f"{line.task!s:<9} | {line.text}", flush=True)
+    return 0
+
+
+def _cancel(argv: Sequence[str]) -> int:
+    job, _ = _find(CANCEL, argv)
+    job.cancel()
+    print(f"{job.handle} is cancelled")
+    return 0
+
+
+_HANDLE = "HANDLE is what tfps submit printed."
+
+STATUS = Verb(
+    _status,
+    (),
+    "show a submitted job's tasks",
+    f"{_HANDLE} The platform is asked.",
+    f"tfps status {_EXAMPLE}",
+    "HANDLE",
+)
+LOGS = Verb(
+    _logs,
+    ("logs",),
+    "show what a submitted job says",
+    f"{_HANDLE} Each line is after the name of its task.",
+    f"tfps logs {_EXAMPLE} --task=worker:1 --follow",
+    "HANDLE",
+)
+CANCEL = Verb(
+    _cancel,
+    (),
+    "end a submitted job",
+    f"{_HANDLE} The tasks save and end; what they wrote stays.",
+    f"tfps cancel {_EXAMPLE}",
+    "HANDLE",
+)

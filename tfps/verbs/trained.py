@@ -1,0 +1,67 @@
+"""``tfps eval`` and ``tfps export``: what works on a trained job's directory."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from tfps import config, models
+from tfps.config import JobConfig
+from tfps.errors import ConfigError
+from tfps.report import JOB, format_progress, read_json
+from tfps.runtime import model_dir
+from tfps.verbs.problems import Problems, check_model
+from tfps.verbs.verb import Verb, with_tensorflow
+
+
+def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, models.Model, str]:
+    """Return the job that a directory holds, as ``job.json`` and the flags tell, its model, and the checkpoint."""
+    problems = Problems()
+    given = problems.read(flags, argv)
+    problems.settle()
+    if not (given.model_dir or given.checkpoint_path):
+        raise ConfigError("--model_dir is missing: give the directory of a trained job.")
+    directory = Path(given.model_dir or str(Path(given.checkpoint_path or "").parent))
+    stored = read_json(directory / JOB) or {}
+    defaults = JobConfig(**{name: value for name, value in stored.items() if name in config.FIELDS})
+    job = problems.read(flags, argv, defaults.replace(model_dir=str(directory)))
+    path = model_dir.chosen(job)
+    check_model(job, problems)
+    with_tensorflow(problems)
+    return job, models.load(job.model), path
+
+
+def _eval(argv: Sequence[str]) -> int:
+    """Evaluate a checkpoint on this machine."""
+    job, model, path = _trained(EVAL.flags, argv)
+    from tfps.runtime import checkpoint, evaluation  # noqa: PLC0415  imports TensorFlow
+
+    values = evaluation.of_checkpoint(job, model, path)
+    print(format_progress(checkpoint.step_of(path), {k: v for k, v in values.items() if isinstance(v, float)}))
+    return 0
+
+
+def _export(argv: Sequence[str]) -> int:
+    """Write a SavedModel."""
+    job, model, path = _trained(EXPORT.flags, argv)
+    from tfps.runtime import export  # noqa: PLC0415  imports TensorFlow
+
+    print(export.saved_model(job, model, path))
+    return 0
+
+
+EVAL = Verb(
+    _eval,
+    ("job", "checkpoint"),
+    "measure a checkpoint",
+    "Prints one line, step=... loss=... and the model's own metrics. The model, its data and its flags are those "
+    "of the job that wrote the directory, where they are not given here.",
+    "tfps eval --model_dir=DIR",
+)
+
+EXPORT = Verb(
+    _export,
+    ("job", "checkpoint", "export"),
+    "write a SavedModel",
+    "Prints the directory of the SavedModel. The model and its flags are those of the job that wrote the "
+    "checkpoint, where they are not given here.",
+    "tfps export --model_dir=DIR",
+)

@@ -1,0 +1,51 @@
+"""Show a job that runs elsewhere as ``tfps launch`` shows one that runs here, and end as it does."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tfps.errors import StoppedError
+from tfps.launchers.follow import Outcome, follow
+from tfps.launchers.handle import Running, Submitted
+from tfps.launchers.job import Job
+from tfps.launchers.view import JobView, job_view
+from tfps.launchers.watch import Watch
+from tfps.report import SUMMARY, final_lines, read_json
+
+
+def wait_for(submitted: Submitted, job: Job, began: float) -> int:
+    """Watch a submitted job to its end; returns its exit code, or 143 if told to stop watching."""
+    view = job_view(job.config, job.tasks(), began)
+    watch = Watch(submitted)
+    outcome = follow(watch, view)
+    if watch.left:
+        print(f"not watched any more, but it goes on: tfps status, logs or cancel {submitted.handle}")
+        return StoppedError.exit_code
+    return _report(view, job, outcome)
+
+
+def see_through(running: Running, job: Job, began: float) -> int:
+    """Run a job that ends with this command; returns its exit code."""
+    view = job_view(job.config, job.tasks(), began)
+    return _report(view, job, follow(running, view))
+
+
+def _report(view: JobView, job: Job, outcome: Outcome) -> int:
+    if outcome.exit_code == StoppedError.exit_code:
+        print(f"stopped at step {view.step}; the same flags and --name={job.name} go on.")
+    elif outcome.exit_code:
+        print(f"error: {outcome.error}", file=sys.stderr)
+    else:
+        print("\n".join(["", *final_lines(_summary(view, job), job.config.model_dir)]))
+    return outcome.exit_code
+
+
+def _summary(view: JobView, job: Job) -> dict[str, Any]:
+    """Return the chief's summary if its directory is seen from here, else what the tasks have said."""
+    stored = read_json(Path(job.config.model_dir) / SUMMARY) if job.config.model_dir else None
+    if stored:
+        return stored
+    reported = [values for task in view.tasks.values() for values in task.values.items()]
+    metrics = {name.removeprefix("eval/"): value for name, value in reported if name.startswith("eval/")}
+    return {"global_step": view.step, "seconds": time.monotonic() - view.began, "loss": view.loss, "eval": metrics}
