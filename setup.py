@@ -23,7 +23,11 @@ setup(
         "tensorflow": ["tensorflow>=2.16"],
         "cpu": ["tensorflow-cpu>=2.16"],
         "ray": ["ray[default]>=2.40"],
-        "dev": ["mypy>=1.10", "pytest>=8.0", "pytest-timeout>=2.3", "ruff>=0.6", "scikit-learn>=1.3", "types-PyYAML"],
+        "dev": [
+            *("mypy>=1.10", "ruff>=0.6", "types-PyYAML"),
+            *("pytest>=8.0", "pytest-timeout>=2.3", "scikit-learn>=1.3"),
+            *("kubernetes-validate>=1.29", "kubeflow-training>=1.8", "kubeflow-trainer-api>=2.0"),  # schemas
+        ],
     },
     entry_points={"console_scripts": ["tfps = tfps.cli:main"]},
 )

@@ -224,7 +224,7 @@ def test_a_worker_does_not_wait_for_a_chief_that_is_gone() -> None:
     with a_job(num_workers=2) as job:
         job.serve()
         stop, ones = Stop(), model_of(lambda *_: dataset_of(np.float32([1])).repeat(), linear)
-        worker = Worker(JobConfig(max_steps=5), job.cluster, Task("worker", 1), ones, stop)
+        worker = Worker(JobConfig(max_steps=5, start_timeout_secs=3), job.cluster, Task("worker", 1), ones, stop)
 
         def work() -> None:
             try:
@@ -233,7 +233,8 @@ def test_a_worker_does_not_wait_for_a_chief_that_is_gone() -> None:
                 ended.append(error)
 
         threading.Thread(target=work, daemon=True).start()
-        time.sleep(0.8)
+        state, session = job.states[1]
+        wait_until(lambda: state.marked(session) == [True])  # it has joined, and waits for the chief
         assert not ended
         job.vanish(0)
         wait_until(lambda: ended, 10)

@@ -29,7 +29,8 @@ def print_plan(config: JobConfig, cluster: Cluster, plan: "Plan") -> None:
 
 def print_status(handle: str, status: "Status") -> None:
     """Print what a platform knows of a job."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=1000)
     console.print(f"{handle}  {status.state}{f': {status.reason}' if status.reason else ''}", markup=False)
     table = _table("", "task", "state", "exit code", "restarts", "where", "why")
     for column in table.columns[4:]:

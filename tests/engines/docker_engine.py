@@ -126,7 +126,8 @@ def make_skeleton() -> None:
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name in ("dev", "etc", "home", "opt", "proc", "sys", "tmp", "usr", "tfps"):
             owner = 1000 if name == "tfps" else 0
-            _add(tar, name, type=tarfile.DIRTYPE, mode=0o755, uid=owner, gid=owner)
+            mode = 0o1777 if name == "tmp" else 0o755
+            _add(tar, name, type=tarfile.DIRTYPE, mode=mode, uid=owner, gid=owner)
         for name, target in links.items():
             _add(tar, name, type=tarfile.SYMTYPE, linkname=target)
     path = f"{sys.prefix}/bin:/usr/bin:/bin"

@@ -16,6 +16,8 @@ from launchers.kube_jobs import PLATFORMS, SMALL, plan_of
 from tfps.cli import main
 from tfps.launchers.local import held_ports
 
+pytestmark = pytest.mark.timeout(300)  # several tasks import TensorFlow at once
+
 KINDS = {
     "kubernetes": ["ConfigMap", "NetworkPolicy", "Service", "Job", "Job"],
     "tfjob": ["NetworkPolicy", "TFJob"],

@@ -247,7 +247,7 @@ class Cluster:
                 return
             if code >= 128:
                 if "?" not in made["name"]:  # an operator's pod has the same name again
-                    del self.pods[owner["metadata"]["namespace"], pod.name]
+                    self.pods.pop((owner["metadata"]["namespace"], pod.name), None)
                 self._start(owner, made)
             elif code:
                 self._finish(owner, "Failed", f"{pod.name} ended with exit code {code}")

@@ -81,7 +81,15 @@ def test_lines_come_before_the_ends() -> None:
 def test_exit_codes(state: str, chief: TaskStatus, code: int) -> None:
     """A task's exit code is what the platform says, or what its and the job's state mean."""
     events = happened(Scripted(ended(state, TaskStatus("SUCCEEDED", 0), chief)))
-    assert events == [Exited(PS, 0), Exited(CHIEF, code)]
+    assert set(events) == {Exited(PS, 0), Exited(CHIEF, code)}
+
+
+@pytest.mark.parametrize(("cause", "follows"), [(66, 170), (66, 137), (137, 170), (170, 143), (171, 0)])
+def test_the_cause_is_told_first(cause: int, follows: int) -> None:
+    """Of the exit codes of a failed job the one that explains the others comes first, as the job ends with it."""
+    for order in ((cause, follows), (follows, cause)):
+        events = happened(Scripted(ended("FAILED", *(TaskStatus("FAILED", code) for code in order))))
+        assert [event.exit_code for event in events if isinstance(event, Exited)] == [cause, follows]
 
 
 def test_restarts_are_told_once() -> None:

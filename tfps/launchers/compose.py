@@ -110,7 +110,7 @@ def _container(job: Job, config: JobConfig, role: Role, task: Task, volumes: Seq
         "restart": f"on-failure:{_RESTARTS}",
         "stop_grace_period": f"{GRACE_SECS}s",
         "read_only": True,
-        "tmpfs": ["/tmp:mode=1777"],  # noqa: S108  the container's own
+        "tmpfs": ["/tmp"],  # noqa: S108  the container's own
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
         **_resources(role, task),

@@ -1,12 +1,13 @@
 """Watch a submitted job as if it ran here: made of what its platform can be asked, its state and its logs."""
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Iterator
 
 from tfps.cluster import Task
-from tfps.errors import ConfigError, PeerLostError, StoppedError
+from tfps.errors import ClusterFormError, ConfigError, PeerLostError, StoppedError
 from tfps.launchers.handle import CANCELLED, SUCCEEDED, Exited, Line, Status, Submitted
 
 _ASK_EVERY_SECS = 1.0
@@ -41,7 +42,8 @@ class Watch:
             return
         self._reader.join(_LAST_LINES_SECS)
         yield from self._said(0.0)
-        yield from (Exited(task, _exit_code(self._status, task)) for task in self._status.tasks)
+        codes = {task: _exit_code(self._status, task) for task in self._status.tasks}
+        yield from (Exited(task, codes[task]) for task in sorted(codes, key=lambda task: _rank(codes[task])))
 
     def cancel(self) -> None:
         """Stop watching, unless the job has ended: then its end is told."""
@@ -75,9 +77,10 @@ class Watch:
                 self._restarts[task] = known.restarts
 
     def _read(self) -> None:
-        """Run in a thread: read the logs, anew if their stream breaks before the job ends."""
-        for line in self._job.logs(None, follow=True):
-            self._lines.put(line)
+        """Run in a thread: read the logs. A platform that does not answer any more is noticed by ``_ask``."""
+        with contextlib.suppress(ConfigError):
+            for line in self._job.logs(None, follow=True):
+                self._lines.put(line)
 
 
 def _exit_code(status: Status, task: Task) -> int:
@@ -89,3 +92,10 @@ def _exit_code(status: Status, task: Task) -> int:
         return known.exit_code
     gone = StoppedError if CANCELLED in (status.state, known.state) else PeerLostError
     return 0 if known.state == SUCCEEDED else gone.exit_code
+
+
+def _rank(code: int) -> int:
+    """Order exit codes: what cannot be helped is why the others ended, and who was only told to end is never."""
+    if 0 < code < 128:
+        return 0
+    return {PeerLostError.exit_code: 2, ClusterFormError.exit_code: 2, StoppedError.exit_code: 3, 0: 4}.get(code, 1)

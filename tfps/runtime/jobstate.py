@@ -12,11 +12,11 @@ Each PS holds a vector with a phase per worker, and the same vector of steps tak
 6. A PS leaves when every worker is DONE, or one has failed.
 
 A worker that finds its mark has been here before: it was started again, by a platform or a person. Where every PS has
-its mark, and no worker waits for another (``async``, or all others are DONE), it goes on, the chief too: the PS hold
-all there is. Where only some have it, PS were started again, and lack their variables; and in ``sync`` the others wait
-for what the lost worker took along. Then the job has to begin anew from its checkpoint: the worker tells the PS with
-its mark to leave, and leaves; so does everyone who misses a PS then. The platform starts them all again, and they find
-no marks.
+its mark, and no worker waits for another (``async``; before ``ready``; or all others are DONE), it goes on, the chief
+too: the PS hold all there is. Where only some have it, PS were started again, and lack their variables; and in ``sync``
+the others wait for what the lost worker took along. Then the job has to begin anew from its checkpoint: the worker
+tells the PS with its mark to leave, and leaves; so does everyone who misses a PS then. The platform starts them all
+again, and they find no marks.
 
 The variables are in no collection: they are no part of the model and of no checkpoint.
 """

@@ -118,7 +118,7 @@ class Worker:
 
     def _can_go_on(self, session: Any) -> bool:
         """Tell whether nobody waits for what this worker took along when it was lost."""
-        if self._config.mode != "sync":
+        if self._config.mode != "sync" or not (self._chief or self._state.is_ready(session)):
             return True
         phases, _ = self._state.read(session)
         others = [phases[task.index] for task in self._others()]
@@ -227,13 +227,17 @@ class Worker:
         if self._session is None:
             return None  # the others may be on their way
         needed = [task for task in self._cluster.tasks() if task.job == "ps"]
-        if self._loop is None:
-            needed += [task for task in self._others() if task.is_chief]  # which has yet to set the variables
-        elif self._config.mode == "sync":
+        if self._loop is not None and self._config.mode == "sync":
             needed += self._others()
-        if lost := self._still_needed(self._peers.lost(needed, _LOST_AFTER_SECS)):
-            return PeerLostError(f"lost {', '.join(map(str, lost))}: no answer for {_LOST_AFTER_SECS:g} s.")
-        return None
+        lost = self._still_needed(self._peers.lost(needed, _LOST_AFTER_SECS))
+        return _lost(lost, _LOST_AFTER_SECS) if lost else self._chief_is_missing()
+
+    def _chief_is_missing(self) -> TfpsError | None:
+        """Return an error if the chief, which has yet to set the variables, is not there, nor started again."""
+        chief = [task for task in self._others() if task.is_chief]
+        patience_secs = self._config.patience_secs
+        missing = self._loop is None and self._peers.lost(chief, patience_secs)
+        return _lost(chief, patience_secs) if missing else None
 
     def _still_needed(self, lost: Sequence[Task]) -> Sequence[Task]:
         """Return lost tasks without the workers that had signed off; if a PS is among them, none can be asked."""
@@ -264,3 +268,7 @@ class Worker:
         if self._task.is_chief:
             progress = self._loop.progress if self._loop else Progress()
             write_summary(self._config, progress, self._chief, {0: progress.steps}, {}, error)
+
+
+def _lost(tasks: Sequence[Task], secs: float) -> PeerLostError:
+    return PeerLostError(f"lost {', '.join(map(str, tasks))}: no answer for {secs:g} s.")
