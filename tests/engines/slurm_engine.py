@@ -140,7 +140,7 @@ class Slurm:
     def wait_idle(self, *nodes: str) -> None:
         """Wait until nodes are up and nothing runs there."""
         deadline = time.monotonic() + 60
-        while sorted(self._idle()) < sorted(nodes) or set(nodes) - set(self._idle()):
+        while set(nodes) - set(self._idle()):
             assert time.monotonic() < deadline, (self._log / "daemons").read_text()
             time.sleep(0.2)
 

@@ -12,7 +12,7 @@ from helpers import POWERS, Process, summary
 
 from tfps.launchers.local import held_ports
 
-STEPS = {"async": 4_000, "sync": 2_000}
+STEPS = {"async": 2_000, "sync": 800}
 DIVERGING = POWERS.replace('weight * features["x"]', 'tf.square(weight * features["x"] + 1.0) * 100.0')
 
 
