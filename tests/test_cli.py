@@ -198,7 +198,7 @@ def test_bad_hosts(refused: Any, flag: str, value: str) -> None:
 def test_ipv6_in_brackets_is_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """IPv6 in brackets is a good address, and the task gets as far as being one."""
     tasks: list[Task] = []
-    monkeypatch.setattr(run, "_be_task", lambda _job, _members, me: tasks.append(me) or 0)
+    monkeypatch.setattr(run, "_be_task", lambda _job, _members, me, _flag: tasks.append(me) or 0)
     assert cli.main(task(ps_hosts="[::2]:2222", worker_hosts="[fe80::1]:2222,[fe80::2]:2222", task_index="1")) == 0
     assert tasks == [Task("worker", 1)]
 
