@@ -118,7 +118,8 @@ def final_lines(summary: Mapping[str, Any], model_dir: str | None) -> list[str]:
     """Return the report that a job ends with, from its summary, for people."""
     step, secs, rate = (summary.get(name) or 0 for name in ("global_step", "seconds", "examples_per_sec"))
     resumed = summary.get("resumed_from_step")
-    lines = [f"done: step {count(step)} after {duration(secs)}, {count(rate)} examples/s"]
+    lines = [f"done: step {count(step)} after {duration(secs)}"]
+    lines[0] += f", {count(rate)} examples/s" if rate else ""
     lines[0] += f", resumed from step {count(resumed)}" if resumed else ""
     if summary.get("loss") is not None:
         lines.append(f"  training loss  {summary['loss']:.4g}")

@@ -22,7 +22,10 @@ def wait_for(submitted: Submitted, job: Job, began: float) -> int:
     if watch.left:
         print(f"not watched any more, but it goes on: tfps status, logs or cancel {submitted.handle}")
         return StoppedError.exit_code
-    return _report(view, job, outcome)
+    code = _report(view, job, outcome)
+    if code and code != StoppedError.exit_code:
+        print(f"see tfps status or logs {submitted.handle}", file=sys.stderr)
+    return code
 
 
 def see_through(running: Running, job: Job, began: float) -> int:
@@ -37,15 +40,14 @@ def _report(view: JobView, job: Job, outcome: Outcome) -> int:
     elif outcome.exit_code:
         print(f"error: {outcome.error}", file=sys.stderr)
     else:
-        print("\n".join(["", *final_lines(_summary(view, job), job.config.model_dir)]))
+        stored = read_json(Path(job.config.model_dir) / SUMMARY) if job.config.model_dir else None
+        told = final_lines(stored, job.config.model_dir) if stored else final_lines(_as_told(view), None)
+        print("\n".join(["", *told]))
     return outcome.exit_code
 
 
-def _summary(view: JobView, job: Job) -> dict[str, Any]:
-    """Return the chief's summary if its directory is seen from here, else what the tasks have said."""
-    stored = read_json(Path(job.config.model_dir) / SUMMARY) if job.config.model_dir else None
-    if stored:
-        return stored
+def _as_told(view: JobView) -> dict[str, Any]:
+    """Return a summary made of what the tasks have said, for a job whose directory is not seen from here."""
     reported = [values for task in view.tasks.values() for values in task.values.items()]
     metrics = {name.removeprefix("eval/"): value for name, value in reported if name.startswith("eval/")}
     return {"global_step": view.step, "seconds": time.monotonic() - view.began, "loss": view.loss, "eval": metrics}
