@@ -164,7 +164,7 @@ def test_the_final_report() -> None:
 
 def test_the_final_report_of_little() -> None:
     """A summary without much in it, or with nulls, makes a report too; a resumed job says from where."""
-    assert report.final_lines({}, None) == ["done: step 0 after 0.0 s, 0 examples/s"]
+    assert report.final_lines({}, None) == ["done: step 0 after 0.0 s"]
     nulls = {
         "global_step": 5,
         "seconds": None,
@@ -174,7 +174,7 @@ def test_the_final_report_of_little() -> None:
         "checkpoint": None,
     }
     assert report.final_lines({**nulls, "resumed_from_step": 3}, "m") == [
-        "done: step 5 after 0.0 s, 0 examples/s, resumed from step 3",
+        "done: step 5 after 0.0 s, resumed from step 3",
         "  checkpoint     none",
         "  logs           m/logs",
     ]
