@@ -7,6 +7,7 @@ import os
 import shlex
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -154,13 +155,16 @@ def _untouched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
             touched.append(name)
         return really_import(name, *args, **kwargs)
 
-    class NoSocket(socket.socket):
-        def __init__(self, *_: Any, **__: Any) -> None:
+    really_open = socket.socket.__init__
+
+    def open_socket(self: socket.socket, *args: Any, **kwargs: Any) -> None:
+        if threading.current_thread() is threading.main_thread():  # others are those of tests before
             touched.append("socket")
             raise AssertionError("a socket was opened")
+        really_open(self, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", look)
-    monkeypatch.setattr(socket, "socket", NoSocket)
+    monkeypatch.setattr(socket.socket, "__init__", open_socket)
     yield
     assert touched == []
 
