@@ -1,0 +1,57 @@
+"""Tasks that are lost, or never come, with nobody to start them again: the others say so, and end or go on."""
+
+import signal
+from pathlib import Path
+
+from helpers import POWERS, Process, by_hand, processes, summary
+
+from tfps.launchers.local import held_ports
+
+
+def test_a_missing_task_is_named_and_ends_the_others(tmp_path: Path) -> None:
+    """A task that never comes: every other one ends with 171 after ``--start_timeout_secs`` and names it."""
+    with held_ports(3) as ports, processes() as started:
+        hosts = [f"127.0.0.1:{port}" for port in ports]
+        cluster = [f"--ps_hosts={hosts[0]}", f"--worker_hosts={hosts[1]},{hosts[2]}", "--start_timeout_secs=6"]
+        for me in (["--job_name=ps"], ["--job_name=worker"]):
+            started.append(Process(tmp_path / me[0], *cluster, *me, "--task_index=0"))
+        assert [task.wait(40) for task in started] == [171, 171]
+        for task in started:
+            assert f"no answer from worker/1 ({hosts[2]})" in task.output()
+            assert "Traceback" not in task.output()
+
+
+def test_a_lost_ps_ends_the_workers_with_170(tmp_path: Path) -> None:
+    """A killed PS is a lost peer: each worker says so and ends with 170, in sync too."""
+    with by_hand(tmp_path, 1, 2, "--issync=1", "--max_steps=1000000") as tasks:
+        tasks["worker/1"].wait_for("step=1 ", 60)
+        tasks["ps/0"].signal(signal.SIGKILL)
+        assert tasks["ps/0"].wait(5) == -signal.SIGKILL
+        for worker in (tasks["worker/0"], tasks["worker/1"]):
+            assert worker.wait(30) == 170, worker.output()
+            assert "lost ps/0" in worker.output()
+
+
+def test_a_lost_worker_ends_a_sync_job_with_170(tmp_path: Path) -> None:
+    """In sync the others cannot go on without a killed worker: they name it and end with 170; nobody hangs."""
+    flags = ("--issync=1", "--max_steps=1000000", "--start_timeout_secs=8")
+    with by_hand(tmp_path, 1, 2, *flags) as tasks:
+        tasks["worker/1"].wait_for("step=1 ", 60)
+        tasks["worker/1"].signal(signal.SIGKILL)
+        assert tasks["worker/0"].wait(30) == 170
+        assert "lost worker/1" in tasks["worker/0"].output()
+        assert tasks["ps/0"].wait(40) == 170
+
+
+def test_async_goes_on_without_a_killed_worker_and_still_takes_every_step(tmp_path: Path) -> None:
+    """In async the others finish a killed worker's share; the step it may have drawn is taken too; everyone ends."""
+    model = tmp_path / "powers.py"
+    model.write_text(POWERS)
+    flags = (f"--model={model}", "--max_steps=4000", f"--model_dir={tmp_path / 'm'}")
+    with by_hand(tmp_path, 1, 2, *flags) as tasks:
+        tasks["worker/1"].wait_for("step=", 60)
+        tasks["worker/1"].signal(signal.SIGKILL)
+        assert tasks["worker/1"].wait(5) == -signal.SIGKILL
+        assert tasks["worker/0"].wait(60) == 0, tasks["worker/0"].output()
+        assert tasks["ps/0"].wait(40) == 0
+    assert summary(tmp_path / "m")["global_step"] == 4000
