@@ -75,6 +75,7 @@ def test_lines_come_before_the_ends() -> None:
         ("FAILED", TaskStatus("SUCCEEDED"), 0),
         ("CANCELLED", TaskStatus("CANCELLED"), 143),
         ("CANCELLED", TaskStatus("FAILED", 143), 143),
+        ("CANCELLED", TaskStatus("RUNNING", 137, restarts=1), 143),
         ("SUCCEEDED", TaskStatus("UNKNOWN", 137), 0),
     ],
 )

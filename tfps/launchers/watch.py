@@ -88,7 +88,7 @@ def _exit_code(status: Status, task: Task) -> int:
     known = status.tasks[task]
     if status.state == SUCCEEDED:
         return 0
-    if known.exit_code is not None:
+    if known.exit_code is not None and status.state != CANCELLED:  # there it may be of a process before the last
         return known.exit_code
     gone = StoppedError if CANCELLED in (status.state, known.state) else PeerLostError
     return 0 if known.state == SUCCEEDED else gone.exit_code
