@@ -149,10 +149,16 @@ def test_a_signal_ends_a_blocked_task_with_143(number: signal.Signals) -> None:
     assert (code, said) == (143, ["ready", "last will", f"stopped by {number.name}"])
 
 
-def test_a_second_signal_ends_a_blocked_task_at_once() -> None:
-    """A real process with all the time of the world: the second signal ends it with 143 there and then."""
+def test_an_interrupt_ends_a_task_that_is_ending_at_once() -> None:
+    """A real process with all the time of the world: Ctrl-C when it is ending ends it with 143 there and then."""
     code, said = _end("1000", signal.SIGTERM, signal.SIGINT)
     assert (code, said) == (143, ["ready"])
+
+
+def test_a_second_sigterm_takes_no_time_away() -> None:
+    """A platform that sends SIGTERM again does not keep a task from its last will."""
+    code, said = _end("0.5", signal.SIGTERM, signal.SIGTERM, signal.SIGTERM)
+    assert (code, said) == (143, ["ready", "last will", "stopped by SIGTERM"])
 
 
 def _end(grace_secs: str, *numbers: signal.Signals) -> tuple[int, list[str]]:
@@ -163,6 +169,7 @@ def _end(grace_secs: str, *numbers: signal.Signals) -> tuple[int, list[str]]:
         said = [process.stdout.readline()]
         for number in numbers:
             process.send_signal(number)
+            time.sleep(0.1)  # of two that come at once, Python sees the lower number first
         try:
             said += process.communicate(timeout=20)[0].splitlines()
         finally:

@@ -147,8 +147,9 @@ class KubeJob:
         known = pod_state.of_task(found)
         return replace(known, restarts=known.restarts + len(seen) - len(found))
 
-    def _ask(self, verb: str, what: str, *args: str) -> str:
-        return _kubectl(self._namespace, verb, what, f"--selector={pods.selector(self._name)}", *args, _ASK)
+    def _ask(self, verb: str, what: str, *args: str, role: str = "") -> str:
+        selector = pods.selector(self._name, role)
+        return _kubectl(self._namespace, verb, what, f"--selector={selector}", *args, _ASK)
 
     def logs(self, task: Task | None, follow: bool) -> Iterator[Line]:
         """Yield what the tasks, or only ``task``, have said; with ``follow``, until the job ends.
@@ -184,5 +185,6 @@ class KubeJob:
         """
         self.status()
         wait = ("--cascade=foreground", "--wait=true", f"--timeout={_END_SECS}s")
-        self._ask("delete", self._platform.resource, "--ignore-not-found", *wait)
+        for role in ("worker", ""):  # of a Job for each role, the workers first: they save on the parameter servers
+            self._ask("delete", self._platform.resource, "--ignore-not-found", *wait, role=role)
         self._ask("delete", _BESIDE, "--ignore-not-found", "--wait=false")

@@ -81,9 +81,10 @@ def labels(job: Job, role: str = "") -> dict[str, str]:
     return {**found, f"{_NAME}component": role} if role else found
 
 
-def selector(name: str) -> str:
-    """Return what finds the objects of the job of a name, as kubectl takes it."""
-    return f"{_NAME}managed-by=tfps,{_NAME}instance={name}"
+def selector(name: str, role: str = "") -> str:
+    """Return what finds the objects of the job of a name, or of one of its roles, as kubectl takes it."""
+    of_role = f",{_NAME}component={role}" if role else ""
+    return f"{_NAME}managed-by=tfps,{_NAME}instance={name}{of_role}"
 
 
 def role_of(found: Mapping[str, Any]) -> str:

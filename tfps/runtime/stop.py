@@ -46,13 +46,16 @@ class Stop:
         return time.monotonic() - self._since if self._error is not None else 0.0
 
     def on_signals(self) -> None:
-        """Ask for an end on SIGTERM and SIGINT; a second one ends the process at once."""
+        """Ask for an end on SIGTERM and SIGINT; SIGINT after that ends the process at once.
+
+        A second SIGTERM does not: platforms send several, and have SIGKILL for what does not end.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self._error is not None:
+        if self._error is not None and number == signal.SIGINT:
             os._exit(StoppedError.exit_code)
         self.request(StoppedError(f"stopped by {signal.Signals(number).name}"))
 
