@@ -81,14 +81,14 @@ def platform(directory: Path, num_ps: int, num_workers: int, *flags: str, model:
             running.end()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(330)
 @pytest.mark.parametrize("mode", STEPS)
 @pytest.mark.parametrize("lost", ["worker/1", "worker/0", "ps/1"])
 def test_a_killed_task_that_is_started_again(tmp_path: Path, mode: str, lost: str) -> None:
     """Whichever task is killed in training, the job takes all its steps, no task hangs, and all end with 0."""
     steps = STEPS[mode]
     with platform(tmp_path, 2, 2, f"--mode={mode}", f"--max_steps={steps}", "--start_timeout_secs=60") as job:
-        job.tasks["worker/0"].wait_for("saved ", 60)
+        job.tasks["worker/0"].wait_for("saved ", 120)
         killed = job.tasks[lost]
         killed.signal(signal.SIGKILL)
         assert killed.wait(5) == -signal.SIGKILL
