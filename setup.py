@@ -25,8 +25,8 @@ setup(
         "ray": ["ray[default]>=2.40"],
         "dev": [
             *("mypy>=1.10", "ruff>=0.6", "types-PyYAML"),
-            *("pytest>=8.0", "pytest-timeout>=2.3", "scikit-learn>=1.3"),
-            *("kubernetes-validate>=1.29", "kubeflow-training>=1.8", "kubeflow-trainer-api>=2.0"),  # schemas
+            *("pytest>=8.0", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "scikit-learn>=1.3"),
+            *("jsonschema>=4.20", "kubernetes-validate>=1.29", "kubeflow-training>=1.8", "kubeflow-trainer-api>=2.0"),
         ],
     },
     entry_points={"console_scripts": ["tfps = tfps.cli:main"]},

@@ -21,6 +21,7 @@ from typing import Any
 
 from helpers import REPO, children_of, wait_gone
 
+COMPOSE_2 = Path(sys.prefix) / "compose-2/usr/libexec/docker/cli-plugins"
 SKELETON = "tfps-skeleton"
 BASE = "python:3.11.15-slim-bookworm"
 _CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
@@ -172,6 +173,19 @@ def _pip_conf(root: Path) -> str:
     bundle = values.get("cert") or os.environ.get("SSL_CERT_FILE") or _CA_BUNDLE
     shutil.copyfile(bundle, f"{root}{_CA_BUNDLE}")
     return "\n".join(["[global]", *(f"{name} = {value}" for name, value in {**values, "cert": _CA_BUNDLE}.items()), ""])
+
+
+@contextlib.contextmanager
+def compose_2() -> Iterator[None]:
+    """Let Docker's client have its plugin ``compose`` while the context lasts, without which tfps takes 1.29."""
+    plugins = Path(os.environ["DOCKER_CONFIG"]) / "cli-plugins"
+    plugins.parent.mkdir(exist_ok=True)
+    plugins.symlink_to(COMPOSE_2)
+    try:
+        assert docker("compose", "version", "--short").startswith("2.")
+        yield
+    finally:
+        plugins.unlink()
 
 
 def _run(argv: Sequence[str], **options: Any) -> None:

@@ -168,14 +168,35 @@ def test_every_value_arrives_as_it_is(build: Build, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("**/spoilt"))
 
 
-def test_docker_compose_reads_what_is_planned(build: Build, tmp_path: Path) -> None:
-    """docker-compose config takes the golden file, GPUs included, and gives its commands back."""
+@pytest.mark.parametrize("release", ["1.29", "2"])
+def test_docker_compose_reads_what_is_planned(build: Build, release: str) -> None:
+    """docker-compose config takes the golden file, GPUs included, and gives its commands back; so does 2."""
     golden = REPO / "tests" / "golden" / "compose-large.yaml"
-    read = subprocess.run(["docker-compose", "-f", golden, "config"], capture_output=True, text=True, check=False)
+    compose = ["docker-compose"] if release == "1.29" else [engine.COMPOSE_2 / "docker-compose"]
+    read = subprocess.run([*compose, "-f", golden, "config"], capture_output=True, text=True, check=False)
     assert read.returncode == 0, read.stderr
     planned, known = yaml.safe_load(golden.read_text())["services"], yaml.safe_load(read.stdout)["services"]
     assert {name: each["command"] for name, each in known.items()} == {n: p["command"] for n, p in planned.items()}
     assert known["worker-0"]["deploy"] == planned["worker-0"]["deploy"]
+
+
+def test_docker_compose_2_submits_and_cancels(build: Build, tmp_path: Path) -> None:
+    """With docker compose 2: every value arrives as it is, the job ends by itself; another one is cancelled."""
+    tmp_path.chmod(0o755)
+    before = docker("network", "ls", "--quiet")
+    with engine.compose_2():
+        told = submit("second", model(tmp_path, ECHO, f"{NASTY}.py"), "--max_steps=2", "--seed=7", "--wait")
+        assert told.returncode == 0, told.stdout + told.stderr
+        assert f"--model=/opt/model/{NASTY}.py" in argv_of(_said("second", "worker/0"))
+        assert inspect("second_training")[0]["Internal"] is True
+        assert {each["HostConfig"]["CapDrop"][0] for each in inspect(container("second", "ps/0"))} == {"ALL"}
+        assert run_tfps("cancel", "compose:second", timeout=SECS).returncode == 0
+        submitted("stopped", model(tmp_path, SLOW), "--max_steps=100000")
+        wait_until_said("stopped", "worker/0", "step=")
+        told = run_tfps("cancel", "compose:stopped", timeout=SECS)
+        assert (told.returncode, told.stdout) == (0, "compose:stopped is cancelled\n"), told.stderr
+        assert _checkpoints("stopped")
+    assert (docker("ps", "--all", "--quiet"), docker("network", "ls", "--quiet")) == ("", before)
 
 
 def test_cancel_saves_and_the_same_name_goes_on(build: Build, tmp_path: Path) -> None:
@@ -315,7 +336,10 @@ def test_without_compose_it_says_what_to_install(build: Build, tmp_path: Path) -
 
 
 def test_the_shipped_image_trains_by_the_shipped_file(build: Build) -> None:
-    """docker/Dockerfile builds; it runs without rights; docker/compose.yaml trains MNIST on it, onto its volume."""
+    """docker/Dockerfile builds; it runs without rights; docker/compose.yaml trains MNIST on it, onto its volume.
+
+    With docker-compose 1.29, and with docker compose 2.
+    """
     build.join(600)
     assert build.error is None, build.error
     run = ("run", "--rm", "--network=none", IMAGE)
@@ -323,12 +347,15 @@ def test_the_shipped_image_trains_by_the_shipped_file(build: Build) -> None:
     assert docker(*run, "tfps", "--version") == f"tfps {tfps.__version__}\n"
     assert docker(*run, "id", "-u") == "1000\n"
     file = REPO / "docker" / "compose.yaml"
-    up = ["docker-compose", "--project-name=tfps", f"--file={file}", "up", "--no-color"]
-    told = subprocess.run(up, capture_output=True, text=True, timeout=SECS, check=False)
-    assert told.returncode == 0, told.stdout[-3000:] + told.stderr
-    known = inspect(*docker("ps", "--all", "--quiet").split())
-    assert [each["State"]["ExitCode"] for each in known] == [0, 0, 0]
-    directory = engine.volume("tfps_tfps") / "tfps"
-    assert (directory / "model.ckpt-1000.index").is_file()
-    assert summary(directory)["eval"]["accuracy"] > 0.9
-    assert run_tfps("status", "compose:tfps").stdout.startswith("compose:tfps  SUCCEEDED")
+    for compose in (["docker-compose"], [str(engine.COMPOSE_2 / "docker-compose")]):
+        up = [*compose, "--project-name=tfps", f"--file={file}", "up", "--no-color"]
+        told = subprocess.run(up, capture_output=True, text=True, timeout=SECS, check=False)
+        assert told.returncode == 0, told.stdout[-3000:] + told.stderr
+        known = inspect(*docker("ps", "--all", "--quiet").split())
+        assert [each["State"]["ExitCode"] for each in known] == [0, 0, 0]
+        directory = engine.volume("tfps_tfps") / "tfps"
+        assert (directory / "model.ckpt-1000.index").is_file()
+        assert summary(directory)["eval"]["accuracy"] > 0.9
+        assert run_tfps("status", "compose:tfps").stdout.startswith("compose:tfps  SUCCEEDED")
+        engine.remove_containers()
+        docker("volume", "rm", "tfps_tfps")

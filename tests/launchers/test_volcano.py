@@ -1,60 +1,41 @@
-"""Volcano's Job: what its types take, and what its policies do."""
+"""Volcano's Job: what its schema takes, and what its policies do."""
 
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 from launchers.kube_jobs import FULL, SMALL, changed, kind_of, plan_of
 
 from tfps.errors import ConfigError
 from tfps.launchers import volcano
 from tfps.launchers.job import Job
 
-# The fields of batch.volcano.sh/v1alpha1 Job that Volcano 1.15 has, by type: from the Go types in its
-# staging/src/volcano.sh/apis/pkg/apis/batch/v1alpha1/job.go. A pod's template is checked by Kubernetes' own schema.
-_POLICY = {"action": str, "event": str, "events": [str], "exitCode": int, "timeout": str}
-_TASK = {"name": str, "replicas": int, "minAvailable": int, "template": dict, "policies": [_POLICY], "maxRetry": int}
-_SPEC = {
-    "schedulerName": str,
-    "minAvailable": int,
-    "tasks": [_TASK],
-    "policies": [_POLICY],
-    "plugins": {"env": [str], "svc": [str], "tensorflow": [str]},
-    "queue": str,
-    "maxRetry": int,
-    "ttlSecondsAfterFinished": int,
-    "priorityClassName": str,
-    "minSuccess": int,
-}
-_JOB = {"apiVersion": str, "kind": str, "metadata": dict, "spec": _SPEC}
+_SPEC = yaml.safe_load(Path(__file__).with_name("volcano_job.yaml").read_text())
 # What users may write: pkg/webhooks/admission/jobs/validate/util.go.
 _EVENTS = {"*", "PodFailed", "PodEvicted", "PodPending", "Unknown", "TaskCompleted", "TaskFailed"}
 _ACTIONS = {"AbortJob", "RestartJob", "RestartTask", "TerminateJob", "CompleteJob", "ResumeJob"}
 
 
-def check(value: Any, kind: Any) -> None:
-    """Fail if a value has a field that its type does not have, or another type."""
-    if isinstance(kind, Mapping):
-        assert set(value) <= set(kind), f"unknown: {sorted(set(value) - set(kind))}"
-        for name, inner in value.items():
-            check(inner, kind[name])
-    elif isinstance(kind, list):
-        assert isinstance(value, list)
-        for inner in value:
-            check(inner, kind[0])
-    else:
-        assert type(value) is kind
-
-
 @pytest.mark.parametrize("job", [SMALL, changed(FULL, FULL.model_source, queue="team.high")])
 def test_volcano_has_every_field(job: Job) -> None:
-    """Volcano's types have every field of the Job, and its webhook lets through each event and action."""
-    found = kind_of("volcano", job, "Job")
-    check(found, _JOB)
-    for policy in [*found["spec"]["policies"], *(p for t in found["spec"]["tasks"] for p in t.get("policies", []))]:
+    """Volcano's schema takes the Job, and its webhook lets through each event and action."""
+    spec = kind_of("volcano", job, "Job")["spec"]
+    jsonschema.validate(spec, _SPEC)
+    for policy in [*spec["policies"], *(p for t in spec["tasks"] for p in t.get("policies", []))]:
         assert policy["action"] in _ACTIONS
         assert set(policy.get("events", [])) | {policy.get("event", "*")} <= _EVENTS
         assert ("exitCode" in policy) != bool({"event", "events"} & set(policy))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"restartPolicy": "Never"}, {"maxRetry": "10"}, {"tasks": []}, {"policies": [{"event": "PodLost"}]}]
+)
+def test_the_schema_refuses_what_volcano_would(wrong: dict[str, Any]) -> None:
+    """An unknown field, another type, no task or an unknown event does not pass, so the test above can fail."""
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(kind_of("volcano", SMALL, "Job")["spec"] | wrong, _SPEC)
 
 
 def test_all_tasks_are_scheduled_together() -> None:
