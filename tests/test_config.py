@@ -19,6 +19,8 @@ GOOD: Mapping[str, list[Any]] = {
     **{name: [2**20, 10**9, 2**50] for name in ("ps_memory", "worker_memory")},
     "worker_gpu": [1, 64],
     "port_base": [1024, 8888],
+    "steps_per_run": [1, 7, 64],
+    "runs_in_flight": [1, 8],
     "name": ["a", "a-1", "x" * 40],
     "namespace": ["1", "a-1", "x" * 63],
 }

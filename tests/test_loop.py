@@ -163,7 +163,13 @@ def test_divergence_ends_the_job_and_is_not_saved(tmp_path: Path, mode: str, bad
     def input_fn(mode: str, params: Any, context: Any) -> Any:
         return None if mode == "eval" else dataset_of(np.float32([1] * 20 + [bad] * 20))
 
-    flags = {"mode": mode, "max_steps": 100, "save_checkpoint_secs": 1e-6, "model_dir": str(tmp_path)}
+    flags = {
+        "mode": mode,
+        "max_steps": 100,
+        "save_checkpoint_secs": 1e-6,
+        "steps_per_run": 1,
+        "model_dir": str(tmp_path),
+    }
     with job(model_of(input_fn, linear), num_workers=1, **flags) as running:
         wait_until(lambda: "worker/0" in running.ended)
     error = running.ended["worker/0"]

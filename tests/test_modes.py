@@ -32,9 +32,7 @@ from tfps.cluster import Task
 from tfps.config import JobConfig
 from tfps.models.optimizers import OPTIMIZERS
 from tfps.runtime import graph
-from tfps.runtime.events import EventFile
-from tfps.runtime.loop import Loop, Reporter
-from tfps.runtime.stop import Stop
+from tfps.runtime.loop import Loop
 
 STEPS = 50
 
@@ -181,8 +179,8 @@ def test_async_applies_every_gradient_once(
     Each ticket from 0 to ``max_steps - 1`` is used once, whatever the number of workers.
     """
     tickets: list[int] = []
-    take = Loop.take
-    monkeypatch.setattr(Loop, "take", lambda loop, ticket: (tickets.append(ticket), take(loop, ticket))[1])
+    note = Loop._note
+    monkeypatch.setattr(Loop, "_note", lambda loop, step, *rest: (tickets.append(step - 1), note(loop, step, *rest))[1])
     train(model_of(powers, linear), num_ps, num_workers, max_steps=max_steps, model_dir=str(tmp_path))
     assert_all_applied(tmp_path)
     assert sorted(tickets) == list(range(max_steps))
@@ -307,72 +305,61 @@ def test_sync_ends_for_all_with_the_first_input(tmp_path: Path, short: int) -> N
 
 
 class _SyncByHand:
-    """Two workers of a sync job on one PS; B's step can be taken apart: its gradient pushed, its token not drawn."""
+    """Two workers of a sync job on one PS, a session each, whose steps a test takes itself."""
 
-    def __init__(self, model_dir: Path) -> None:
-        job_config = JobConfig(mode="sync", max_steps=100, model_dir=str(model_dir))
+    def __init__(self) -> None:
+        job_config = JobConfig(mode="sync", max_steps=100)
         cluster, model = cluster_of(), model_of(powers, linear)
-        self.a, self.b = (graph.training(job_config, cluster, Task("worker", i), model) for i in (0, 1))
-        sessions = []
-        for index, built in enumerate((self.a, self.b)):
+        self._built = [graph.training(job_config, cluster, Task("worker", i), model) for i in (0, 1)]
+        self._sessions = []
+        for index, built in enumerate(self._built):
             with built.graph.as_default():
-                init = [tf.global_variables_initializer()] if index == 0 else []
-                local = [tf.local_variables_initializer(), built.iterator.initializer]
+                init = [tf.global_variables_initializer(), built.step.chief_init] if index == 0 else []
                 config = session_config("/job:ps", f"/job:worker/task:{index}")
-                sessions.append(tf.Session(target_of(Task("worker", index)), graph=built.graph, config=config))
-                sessions[-1].run([*init, *local])
-        self.session_a, self.session_b = sessions
-        self.session_a.run(self.a.step.chief_init)
-        self.session_a.run(self.a.step.worker_init)
-        self.session_b.run(self.b.step.worker_init)
-        for runner in self.a.step.queue_runners:
-            runner.create_threads(self.session_a, coord=tf.train.Coordinator(), daemon=True, start=True)
-        reporter = Reporter(job_config, EventFile(None))
-        self.loop_a = Loop(self.session_a, self.a, job_config, reporter, Stop(), lambda: None)
-        draw = next(o for o in self.b.graph.get_operations() if o.type == "QueueDequeueV2" and o.control_inputs)
-        self.push_b = draw.control_inputs
-        with self.b.graph.as_default():
-            local_step = tf.local_variables()[0]
-            drawn = tf.raw_ops.QueueDequeueV2(handle=draw.inputs[0], component_types=[tf.int64])
-            self.draw_b = local_step.assign(drawn[0])
+                self._sessions.append(tf.Session(target_of(Task("worker", index)), graph=built.graph, config=config))
+                for op in (*init, built.iterator.initializer, built.step.worker_init):
+                    self._sessions[-1].run(op)
+        runner = tf.train.QueueRunner(self._built[0].step.queue, [self._built[0].updates])
+        runner.create_threads(self._sessions[0], coord=tf.train.Coordinator(), daemon=True, start=True)
 
-    def global_step(self) -> int:
-        """Return the number of updates."""
-        return int(self.session_a.run(self.a.global_step))
+    def push(self, worker: int) -> None:
+        """Push a worker's gradient, and draw no token."""
+        token = self._token(worker)
+        self._sessions[worker].run(token.control_inputs)
 
-    def a_draws_bs_token(self) -> None:
-        """Let A take two steps in one: B has pushed its first gradient, but not drawn its token yet."""
-        self.session_b.run(self.push_b)
-        assert self.session_a.run([self.a.step.next_ticket, self.a.step.train_op])[0] == 1
-        assert self.session_a.run([self.a.step.next_ticket, self.a.step.train_op])[0] == 1  # this one is B's
-        assert self.global_step() == 1
+    def draw(self, worker: int) -> int:
+        """Draw a token, and push nothing."""
+        stamp = self._built[worker].step.train_op.inputs[0]
+        with self._built[worker].graph.as_default():
+            [token] = tf.raw_ops.QueueDequeueV2(handle=self._token(worker).inputs[0], component_types=[tf.int64])
+            take = tf.raw_ops.AssignVariableOp(resource=stamp, value=token)
+        return int(self._sessions[worker].run([token, take])[0])
+
+    def step(self, worker: int) -> int:
+        """Take a step; returns the ticket drawn."""
+        built = self._built[worker]
+        return int(self._sessions[worker].run([built.next_ticket, built.step.train_op])[0][0])
+
+    def _token(self, worker: int) -> Any:
+        operations = self._built[worker].graph.get_operations()
+        return next(op for op in operations if op.type == "QueueDequeueV2" and op.control_inputs)
 
 
-def test_a_token_of_another_worker_is_given_back(tmp_path: Path) -> None:
-    """A quick worker that has drawn a slow one's token puts it back, waits for its own, and the mean stays a mean."""
+def test_a_quick_worker_waits_for_a_slow_ones_next_gradient() -> None:
+    """B has pushed its first gradient, but not drawn its token: A cannot draw that one and push twice in a step."""
     with shared_servers():
-        by_hand = _SyncByHand(tmp_path)
-        by_hand.a_draws_bs_token()
+        workers = _SyncByHand()
+        workers.push(1)
+        assert workers.step(0) == 1
         drawn: list[int] = []
-        again = threading.Thread(target=lambda: drawn.append(by_hand.loop_a._other_than(1, 1)))
+        again = threading.Thread(target=lambda: drawn.append(workers.step(0)), daemon=True)
         again.start()
-        assert by_hand.session_b.run(by_hand.draw_b) == 1  # would wait for ever if A had kept it
+        assert workers.draw(1) == 1  # would wait for ever if A had taken it
+        time.sleep(0.2)
         assert not drawn
-        assert by_hand.session_b.run([by_hand.b.step.next_ticket, by_hand.b.step.train_op])[0] == 2
+        workers.push(1)
         again.join(20)
         assert drawn == [2]
-        weight = by_hand.session_a.run(by_hand.a.graph.get_collection("trainable_variables")[0])
-    assert weight == -2 * (1 + 2) / 2
-
-
-def test_a_token_in_hand_when_the_input_ends_is_no_error(tmp_path: Path) -> None:
-    """A third worker's input ends while a quick worker gives a token back: that is the end of input, no lost PS."""
-    with shared_servers():
-        by_hand = _SyncByHand(tmp_path)
-        by_hand.a_draws_bs_token()
-        by_hand.session_b.run(by_hand.b.step.give_back)
-        with pytest.raises(tf.errors.OutOfRangeError):
-            by_hand.loop_a._other_than(1, 1)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

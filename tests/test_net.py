@@ -168,6 +168,19 @@ def test_a_late_task_is_waited_for(caplog: pytest.LogCaptureFixture, monkeypatch
     assert caplog.messages == [f"waiting for ps/0 (127.0.0.1:{port})"]
 
 
+def test_workers_that_are_not_needed_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While only workers are missing it is asked whether it goes on without them; while a PS is, it is not."""
+    monkeypatch.setattr(net, "_TELL_AFTER_SECS", 0.0)
+    closed = address_of_closed()
+    with listener() as server:
+        cluster = Cluster((address_of(server),), (closed, closed))
+        assert net.wait_for_peers(cluster, CHIEF, 20, lambda: None, enough=lambda: True)
+        with pytest.raises(ClusterFormError, match="no answer from worker/1"):
+            net.wait_for_peers(cluster, CHIEF, 0.2, lambda: None, enough=lambda: False)
+    with pytest.raises(ClusterFormError, match="no answer from ps/0"):
+        net.wait_for_peers(Cluster((closed,), (closed, closed)), CHIEF, 0.2, lambda: None, enough=lambda: True)
+
+
 def test_those_who_never_come_are_named() -> None:
     """After the time, an error names each missing task with its address, and the flag that says how long."""
     with three(PS, WORKER) as cluster, pytest.raises(ClusterFormError) as caught:

@@ -145,13 +145,13 @@ def test_evaluation_finds_variables_where_training_has_them(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_is_local_stays_on_the_worker(mode: str) -> None:
-    """Local variables (metrics, sync's stamp), the input and the computation are on the worker's own task."""
+    """Local variables (metrics), the input and the computation are on the worker's own task."""
     training = built(addresses(2, 2), 1, mode=mode)
     local = training.graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)
-    assert len(local) == (3 if mode == "sync" else 2)
+    assert len(local) == 2
     assert {variable.device for variable in local} == {"/job:worker/task:1"}
     on_workers = {"IteratorV2", "MatMul", "ResourceGather"}
-    where = {op.type: placement._job_and_task(op) for op in training.graph.get_operations()}
+    where = {op.type: placement.task_of(op) for op in training.graph.get_operations()}
     assert {where[kind] for kind in on_workers - {"ResourceGather"}} == {"worker/1"}
 
 
@@ -160,7 +160,7 @@ def test_reads_are_where_the_variable_is() -> None:
     training = built(addresses(2, 1))
     for op in training.graph.get_operations():
         if op.type in ("ReadVariableOp", "ResourceGather"):
-            assert placement._job_and_task(op) == placement._job_and_task(op.inputs[0].op)
+            assert placement.task_of(op) == placement.task_of(op.inputs[0].op)
     table = next(v for v in placement.variables(training.graph) if v.name == "table")
     pulled = [c for c in placement.crossings([training.spec.loss]) if c.source == f"ps/{table.ps}"]
     assert pulled
@@ -253,15 +253,11 @@ def one_step(training: graph.TrainGraph, rewriting: bool) -> list[tuple[str, str
         local = tf.group(tf.local_variables_initializer(), tf.tables_initializer(), training.iterator.initializer)
         for op in (tf.global_variables_initializer(), local, step.chief_init, step.worker_init):
             session.run(op)
-        for runner in step.queue_runners:
+        if training.updates is not None:
+            runner = tf.train.QueueRunner(step.queue, [training.updates])
             runner.create_threads(session, coord=tf.train.Coordinator(), daemon=True, start=True)
-        session.run(fetches(training), options=options, run_metadata=metadata)
+        session.run(training.fetches, options=options, run_metadata=metadata)
     return sorted(sends(metadata))
-
-
-def fetches(training: graph.TrainGraph) -> list[Any]:
-    """Return what the loop fetches in a step."""
-    return [training.step.next_ticket, training.spec.loss, training.step.train_op]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -279,8 +275,8 @@ def test_the_plan_is_what_tensorflow_sends(mode: str, model: Model, num_ps: int,
     config = JobConfig(mode=mode, optimizer=optimizer, max_steps=10, **SPLIT)
     cluster = cluster_of(num_ps, 1)
     training = graph.training(config, cluster, Task("worker", 0), model)
-    crossings = placement.crossings(fetches(training))
-    home = [placement.fetched(tensor, "worker/0") for tensor in (training.step.next_ticket, training.spec.loss)]
+    crossings = placement.crossings(training.fetches)
+    home = [placement.fetched(tensor, "worker/0") for tensor in (training.next_ticket, training.spec.loss)]
     crossings += [crossing for crossing in home if crossing is not None and crossing not in crossings]
     told = sorted((crossing.tensor, crossing.source, crossing.target) for crossing in crossings)
     assert told == one_step(training, False)

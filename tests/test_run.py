@@ -46,7 +46,10 @@ def test_without_model_dir_a_job_leaves_nothing(tmp_path: Path) -> None:
             me = [f"--job_name={job}", "--task_index=0"]
             started.append(Process(tmp_path / "out" / job, *cluster, *me, cwd=tmp_path / "cwd"))
         assert [task.wait(60) for task in started] == [0, 0], started[1].output()
-        assert all(re.match(r"(training|step|evaluating|done)\b", line) for line in started[1].output().splitlines())
+        assert all(
+            re.match(r"(threads|training|step|pace|evaluating|done)\b", line)
+            for line in started[1].output().splitlines()
+        )
     assert list((tmp_path / "cwd").iterdir()) == []
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster import Cluster
+from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.modes import synchronous
 from tfps.runtime.task import load_tensorflow
@@ -26,32 +26,35 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def _theirs(optimizer: Any, loss: Any, global_step: Any) -> tuple[Any, Any, Any]:
+def _theirs(optimizer: Any, loss: Any, global_step: Any, index: int) -> tuple[Any, Any, Any]:
     sync = tf.train.SyncReplicasOptimizer(optimizer, 2, 2)
     token = sync.minimize(loss, global_step)
     sync.ready_for_local_init_op.mark_used()
-    return token, sync.chief_init_op, sync.get_chief_queue_runner()
+    return token, tf.no_op() if index else sync.chief_init_op, sync.get_chief_queue_runner()
 
 
-def _ours(optimizer: Any, loss: Any, global_step: Any) -> tuple[Any, Any, Any]:
-    step = synchronous.build(optimizer, loss, global_step, JobConfig(), Cluster(("p:1",), ("w:1", "w:2")))
-    return step.next_ticket, tf.group(step.chief_init, step.worker_init), step.queue_runners[0]
+def _ours(optimizer: Any, loss: Any, global_step: Any, index: int) -> tuple[Any, Any, Any]:
+    cluster = Cluster(("p:1",), ("w:1", "w:2"))
+    step = synchronous.build(optimizer, loss, global_step, JobConfig(), cluster, Task("worker", index))
+    start = step.worker_init if index else tf.group(step.chief_init, step.worker_init)
+    return step.train_op, start, tf.train.QueueRunner(step.queue, [step.update])
 
 
 def _trained(build: Callable[..., tuple[Any, Any, Any]], optimizer: Callable[[], Any]) -> np.ndarray:
     """Return the weights after both workers, a session each on one server, took every step together."""
     server = tf.train.Server.create_local_server()
     workers = []
-    for _ in range(2):
+    for index in range(2):
         with tf.Graph().as_default() as graph:
             gradient = tf.placeholder(tf.float32, [SIZE])
             weights = tf.get_variable("weights", [SIZE], initializer=tf.ones_initializer())
-            made = build(optimizer(), tf.reduce_sum(weights * gradient), tf.train.get_or_create_global_step())
+            made = build(optimizer(), tf.reduce_sum(weights * gradient), tf.train.get_or_create_global_step(), index)
             init = tf.group(tf.global_variables_initializer(), tf.local_variables_initializer())
             workers.append((tf.Session(server.target, graph=graph), gradient, weights, init, *made))
-    chief, _, weights, init, _, chief_init, runner = workers[0]
+    chief, _, weights, init, _, _, runner = workers[0]
     chief.run(init)
-    chief.run(chief_init)
+    for session, _, _, _, _, start, _ in workers:
+        session.run(start)
     runner.create_threads(chief, daemon=True, start=True)
     for gradients in GRADIENTS:
         pushes = [

@@ -177,6 +177,17 @@ class JobConfig:
     min_slice_mb: float = _flag(
         64.0, "placement", number(0), "variables are split over the parameter servers in slices of at least this size"
     )
+    wire: str = _flag("packed", "speed", text, "how tensors travel: small ones together, so but halved, or one by one")
+    steps_per_run: int | None = _flag(
+        None, "speed", integer(1, 64), "steps of one session.run (default: by measuring the first steps)"
+    )
+    runs_in_flight: int | None = _flag(
+        None,
+        "speed",
+        integer(1, 8),
+        "async: runs of a worker under way at once, each of which makes gradients one "
+        "step staler (default: by measuring)",
+    )
     start_timeout_secs: float | None = _flag(
         None,
         "time limits",

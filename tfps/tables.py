@@ -66,9 +66,11 @@ def _servers(plan: "Plan") -> Table:
 
 
 def _step(plan: "Plan") -> Table:
-    table = _table("\none step of one worker, on the wire", "direction", "tensors", "bytes")
-    for name, crossings in (("pull, ps to worker", plan.pulled), ("push, worker to ps", plan.pushed)):
-        table.add_row(name, str(len(crossings)), _size(crossings))
+    before = ("with --wire=plain", "bytes") if plan.plain else ()
+    table = _table("\none step of one worker, on the wire", "direction", "tensors", "bytes", *before)
+    for name, way in (("pull, ps to worker", "pulled"), ("push, worker to ps", "pushed")):
+        ways = [getattr(each, way) for each in (plan, plan.plain) if each]
+        table.add_row(name, *(text for crossings in ways for text in (str(len(crossings)), _size(crossings))))
     return table
 
 

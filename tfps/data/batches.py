@@ -70,7 +70,7 @@ def _shuffled(size: int, batch_size: int, seed: tuple[int, int]) -> Any:
         epoch_seed = tf.random.experimental.stateless_fold_in(tf.constant(seed, tf.int64), epoch)
         return tf.random.experimental.stateless_shuffle(tf.range(size), epoch_seed)
 
-    return tf.data.Dataset.range(_FOR_EVER).map(order).rebatch(batch_size, drop_remainder=True)
+    return tf.data.Dataset.range(_FOR_EVER).map(order).rebatch(batch_size, drop_remainder=True).repeat()
 
 
 def _in_order(size: int, batch_size: int) -> Any:

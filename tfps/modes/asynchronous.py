@@ -4,20 +4,21 @@ No worker waits for another. A gradient was computed at parameters that other wo
 *stale*), and k gradients make k updates: the sum, one by one. Downpour SGD, Dean et al. 2012, section 4.1.
 
 To end after exactly ``max_steps`` updates, workers draw numbered tickets from a counter beside ``global_step``;
-``ResourceCountUpTo`` hands out each number once (tensorflow/core/kernels/count_up_to_op.cc). The next ticket is
-drawn in the run of the present step, so it costs no extra round trip.
+``ResourceCountUpTo`` hands out each number once (tensorflow/core/kernels/count_up_to_op.cc). The next tickets are
+drawn in the run of the present steps, so they cost no extra round trip.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster import Cluster
+from tfps.cluster import Cluster, Task
 from tfps.config import INT64_MAX, JobConfig
-from tfps.modes.step import Step
+from tfps.modes.step import Copy, Step
 
 
-def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluster: Cluster) -> Step:
+def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluster: Cluster, task: Task) -> Step:
     """Build one asynchronous step.
 
     Args:
@@ -26,30 +27,46 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         global_step: int64 resource variable; counts the updates applied.
         config: The job; not used by this mode.
         cluster: The cluster; not used by this mode.
+        task: The worker; not used by this mode.
 
     Returns:
         The step; its tickets number the job's updates from 0.
     """
-    del config, cluster
+    del config, cluster, task
     train_op = optimizer.minimize(loss, global_step=global_step)
     with tf.device(global_step.device):
         counter = tf.Variable(
             0, dtype=tf.int64, trainable=False, collections=[], use_resource=True, name="tfps/tickets"
         )
-        draw_first = _draw(counter)
-        with tf.control_dependencies([train_op]):  # a step that fails has drawn nothing
-            draw_next = _draw(counter)
-        return Step(
-            train_op=train_op,
-            first_ticket=draw_first,
-            next_ticket=draw_next,
-            chief_init=counter.assign(global_step, read_value=False),
-            worker_init=tf.no_op(),
-            queue_runners=(),
-            redraw=None,
-            give_back=counter.assign_sub(1, read_value=False),
-            chief_can_finish=True,
-        )
+        start = counter.assign(global_step, read_value=False)
+
+    def draw(count: int, after: Sequence[Any] = ()) -> Any:
+        with tf.device(global_step.device):
+            drawn = [_draw(counter) for _ in range(count)]
+            for ticket in drawn:
+                ticket.op._add_control_inputs(after)
+            return tf.stack(drawn)
+
+    def draw_after(count: int, copy: Copy) -> Any:
+        return draw(count, after=[copy(train_op)])  # steps that fail have drawn nothing
+
+    def give_back(count: int) -> Any:
+        with tf.device(global_step.device):
+            return counter.assign_sub(count, read_value=False)
+
+    return Step(
+        train_op=train_op,
+        gate=(),
+        draw=draw,
+        draw_after=draw_after,
+        chief_init=start,
+        worker_init=tf.no_op(),
+        update=None,
+        queue=None,
+        give_back=give_back,
+        chief_can_finish=True,
+        may_overlap=True,
+    )
 
 
 def _draw(counter: Any) -> Any:

@@ -1,16 +1,19 @@
 """What a mode gives to the training loop. Does not import TensorFlow.
 
-The loop knows nothing of modes. It holds a ticket, an integer; while the ticket is below ``max_steps`` it runs
-``train_op`` and gets its next ticket from the same run::
+The loop knows nothing of modes. It holds tickets, integers; for each that is below ``max_steps`` it takes a step, and
+in the run of the last of these it draws as many again::
 
-    ticket = run(first_ticket)
-    while ticket < max_steps:
-        ticket = run([train_op, next_ticket])
+    tickets = run(draw(n))
+    while all(ticket < max_steps for ticket in tickets):
+        tickets = run([train_op of n steps, draw_after(n, the last of them)])
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+Copy = Callable[[Any], Any]
+"""From a tensor or an operation of a step to that of a copy of the step."""
 
 
 @dataclass(frozen=True)
@@ -19,24 +22,27 @@ class Step:
 
     Attributes:
         train_op: Operation; one step: read the parameters, compute gradients, hand them over.
-        first_ticket: Scalar int64 tensor, run once before the first step.
-        next_ticket: Scalar int64 tensor, fetched together with ``train_op``.
+        gate: Operations of a step that have to end before the next one reads any parameter.
+        draw: Adds to the graph, and returns, n tickets, int64 [n], as they are before the first step.
+        draw_after: The same, drawn at the end of a run whose last step is a copy of this one.
         chief_init: Operation that the chief runs once, when the variables have their values and before any worker
             takes a step.
         worker_init: Operation that every worker runs once, before its first step.
-        queue_runners: ``tf.compat.v1.train.QueueRunner`` that the chief keeps running in the background.
-        redraw: Scalar int64 tensor, fetched instead of ``next_ticket`` when that is the ticket the worker had already:
-            puts it back and draws another one. ``None`` in a mode whose tickets never repeat.
-        give_back: Operation run by a worker whose input has ended, with a ticket in its hand.
+        update: Operation that the chief keeps running in the background, or ``None``.
+        queue: What ``update`` puts into; when it is closed, there are no more updates. ``None`` without one.
+        give_back: Adds to the graph, and returns, what a worker runs whose input has ended, with n tickets in its hand.
         chief_can_finish: Whether the chief alone can take the steps that lost workers left undone.
+        may_overlap: Whether a worker may have several runs under way at once.
     """
 
     train_op: Any
-    first_ticket: Any
-    next_ticket: Any
+    gate: Sequence[Any]
+    draw: Callable[[int], Any]
+    draw_after: Callable[[int, Copy], Any]
     chief_init: Any
     worker_init: Any
-    queue_runners: Sequence[Any]
-    redraw: Any
-    give_back: Any
+    update: Any
+    queue: Any
+    give_back: Callable[[int], Any]
     chief_can_finish: bool
+    may_overlap: bool

@@ -1,6 +1,5 @@
 """The chief's duties beside training: first values, checkpoints, the final evaluation, the summary."""
 
-import contextlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,9 +77,8 @@ class Chief:
         """Take the steps that lost workers had drawn a ticket for."""
         if loop.progress.input_ended or not self._built.step.chief_can_finish:
             return
-        with contextlib.suppress(tf.errors.OutOfRangeError):  # the chief's own input has ended too
-            while (step := self.global_step(session)) < self._config.max_steps:
-                loop.take(step)
+        while not loop.progress.input_ended and (step := self.global_step(session)) < self._config.max_steps:
+            loop.take(step)
 
     def evaluate(self, session: Any, target: str, session_config: Any) -> Mapping[str, Any]:
         """Measure the model on the live parameters; returns its metrics by name, none if it has no evaluation input."""

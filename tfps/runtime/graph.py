@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+from tensorflow.core.framework import attr_value_pb2
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
@@ -20,19 +21,37 @@ from tfps.models import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes import MODES
 from tfps.modes.step import Step
-from tfps.runtime import placement
+from tfps.runtime import placement, unroll, wire
+
+_UPDATES = 8  # of a background run
+_MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
 
 
 @dataclass(frozen=True)
 class TrainGraph:
-    """The graph in which one worker trains."""
+    """The graph in which one worker trains.
+
+    Attributes:
+        batches: int64 scalar: how many the input has, or ``tf.data.experimental``'s INFINITE or UNKNOWN_CARDINALITY.
+        next_ticket: int64 [1], drawn at the end of a step.
+        updates: Operation that the chief keeps running in the background, several of the mode's, or ``None``.
+    """
 
     graph: Any
     global_step: Any
     iterator: Any
+    batches: Any
     spec: ModelSpec
     step: Step
+    next_ticket: Any
+    updates: Any
     summary: Any
+    num_workers: int
+
+    @property
+    def fetches(self) -> list[Any]:
+        """What the loop fetches of one step."""
+        return [self.next_ticket, self.spec.loss, self.step.train_op]
 
 
 @dataclass(frozen=True)
@@ -59,7 +78,8 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
     with _new_graph(config) as graph:
         with _on_cluster(config, cluster, task):
             global_step = tf.train.get_or_create_global_step()
-            iterator, batch = _input(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
+            source = _input(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
+            iterator, batches, batch = source
             spec = _spec(model, ModeKeys.TRAIN, config, *batch)
             summary = tf.summary.merge_all() if task.is_chief else None
         # Slots go where their variables are; the strategy must not count them again.
@@ -68,8 +88,23 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             placement.local_variables_on(task.device),
         ):
             mode = importlib.import_module(MODES[config.mode])
-            step = _built(model, lambda: mode.build(spec.optimizer, spec.loss, global_step, config, cluster))
-    return TrainGraph(graph, global_step, iterator, spec, step, summary)
+            step = _built(model, lambda: mode.build(spec.optimizer, spec.loss, global_step, config, cluster, task))
+            next_ticket = step.draw_after(1, lambda op: op)
+        if config.wire != "plain":
+            wire.pack(graph, [next_ticket, spec.loss, step.train_op], narrow=config.wire == "bfloat16")
+        updates = _updates(graph, step, config)
+    return TrainGraph(
+        graph, global_step, iterator, batches, spec, step, next_ticket, updates, summary, cluster.num_workers
+    )
+
+
+def _updates(graph: Any, step: Step, config: JobConfig) -> Any:
+    """Return several updates of a mode as one operation, so that between most of them no Python is waited for."""
+    if step.update is None:
+        return None
+    if config.wire != "plain":
+        wire.pack(graph, [step.update])
+    return unroll.Steps(graph, [step.update]).copy(_UPDATES - 1)(step.update)
 
 
 def evaluation(
@@ -97,7 +132,7 @@ def evaluation(
         source = _input(model, ModeKeys.EVAL, config, device, 1, 0)
         if source is None:
             return None
-        iterator, batch = source
+        iterator, _, batch = source
         spec = _spec(model, ModeKeys.EVAL, config, *batch)
         metrics = {"loss": tf.metrics.mean(spec.loss), **spec.eval_metric_ops}
     return EvalGraph(graph, global_step, iterator, metrics)
@@ -167,13 +202,27 @@ def _dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: 
 
 
 def _input(model: Model, mode: str, config: JobConfig, device: str, pipelines: int, index: int) -> Any:
-    """Build the input pipeline on the task's own CPU; returns its iterator and the next batch, or ``None``."""
+    """Build the input pipeline on the task's own CPU; returns iterator, number of batches and the next, or ``None``."""
     with tf.device(f"{device}/cpu:0" if "cpu" not in device else device):
         dataset = _dataset(model, mode, config, pipelines, index)
         if dataset is None:
             return None
+        _keep_cardinality(tf.get_default_graph())
         iterator = tf.data.make_initializable_iterator(dataset)
-        return iterator, iterator.get_next()
+        return iterator, tf.data.experimental.cardinality(dataset), iterator.get_next()
+
+
+def _keep_cardinality(graph: Any) -> None:
+    """Let ``map`` leave the number of elements as it is.
+
+    With TensorFlow 1.x's it is unknown after it, for its function may end the input; only one that calls Python can.
+    """
+    functions = {function.signature.name: function for function in graph.as_graph_def().library.function}
+    for op in graph.get_operations():
+        if op.type in _MAPS:
+            function = functions[op.get_attr("f").name]
+            if not any("PyFunc" in node.op for node in function.node_def):
+                op._set_attr("preserve_cardinality", attr_value_pb2.AttrValue(b=True))
 
 
 def _features(model: Model, config: JobConfig) -> tuple[Any, Any]:

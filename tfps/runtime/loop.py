@@ -1,13 +1,18 @@
 """The training loop of one worker: take steps, report them, save now and then.
 
-It knows nothing of modes: see ``tfps.modes.step`` for the ticket that a step is taken for.
+It knows nothing of modes: see ``tfps.modes.step`` for the tickets that steps are taken for, and ``runs`` for how many
+steps are taken at a time. All that is promised of a step (to end at ``max_steps``, to be reported, to have input) is
+promised of each one, however many a run takes.
 """
 
 import contextlib
+import functools
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +23,7 @@ from tfps.errors import DivergedError
 from tfps.report import format_progress
 from tfps.runtime.events import EventFile
 from tfps.runtime.graph import TrainGraph
+from tfps.runtime.runs import Input, Pace, Runs, Taken
 from tfps.runtime.stop import Stop
 
 _QUIET_SECS = 5.0  # a slow model reports at least this often
@@ -67,10 +73,12 @@ class Reporter:
         passed = last < 0 or step // self._every > last // self._every
         return passed or step >= self._max_steps or time.monotonic() - when > _QUIET_SECS
 
-    def report(self, step: int, steps_taken: int, values: dict[str, float], merged: bytes | None) -> None:
-        """Report a step: the values, and the speed since the last report."""
+    def report(
+        self, step: int, steps_taken: int, values: dict[str, float], merged: bytes | None, ended: float | None = None
+    ) -> None:
+        """Report a step, which ended at a monotonic time, or now: the values, and the speed since the last report."""
         last, taken, when = self._last
-        now = time.monotonic()
+        now = time.monotonic() if ended is None else ended
         self._last = step, steps_taken, now
         if last >= 0:
             secs = max(now - when, 1e-9)
@@ -81,6 +89,42 @@ class Reporter:
             self._events.write(step, values, merged)
 
 
+@dataclass(frozen=True)
+class _Block:
+    """Tickets that a run takes a step for, each; ``renew``: it draws as many as the pace says in the end."""
+
+    tickets: Sequence[int]
+    renew: bool = True
+
+
+class _UnderWay:
+    """A run that has been started, in a thread of its own or at once."""
+
+    def __init__(self, block: _Block, act: Callable[[], Taken], apart: bool) -> None:
+        self.block, self._act = block, act
+        self._taken: Taken | None = None
+        self._error: BaseException | None = None
+        self.began = self.ended = time.monotonic()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="work") if apart else None
+        self._thread.start() if self._thread else self._run()
+
+    def _run(self) -> None:
+        try:
+            self._taken = self._act()
+        except BaseException as error:
+            self._error = error
+        self.ended = time.monotonic()
+
+    def result(self) -> Taken:
+        """Wait for its end; raises what it raised."""
+        if self._thread:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._taken is not None
+        return self._taken
+
+
 class Loop:
     """Takes the steps of one worker.
 
@@ -89,8 +133,12 @@ class Loop:
         built: Its training graph.
         config: The job.
         reporter: Told of each step that is due to be reported.
-        stop: Looked at between steps.
-        between_steps: Called after every step; the chief saves here.
+        stop: Looked at between runs.
+        between_runs: Called after every run; the chief saves here.
+
+    Attributes:
+        progress: How far it has come.
+        pace: How many steps a run takes, and how many runs are under way.
     """
 
     def __init__(
@@ -100,17 +148,14 @@ class Loop:
         config: JobConfig,
         reporter: Reporter,
         stop: Stop,
-        between_steps: Callable[[], None],
+        between_runs: Callable[[], None],
     ) -> None:
-        self._session, self._step = session, built.step
         self._max_steps = config.max_steps
-        self._reporter, self._stop, self._between_steps = reporter, stop, between_steps
+        self._reporter, self._stop, self._between_runs = reporter, stop, between_runs
+        self._runs = Runs(session, built)
+        self._input = Input(session, built)
+        self.pace = Pace(config, built.num_workers, self._input.size_is_known, built.step.may_overlap)
         self.progress = Progress()
-        plain = [built.step.next_ticket, built.spec.loss, built.step.train_op]
-        self._names = list(built.spec.log_tensors)
-        merged = [] if built.summary is None else [built.summary]
-        self._plain = session.make_callable(plain)
-        self._full = session.make_callable([*plain, *built.spec.log_tensors.values(), *merged])
 
     def run(self) -> None:
         """Take steps until the tickets reach ``max_steps`` or the input ends.
@@ -119,53 +164,76 @@ class Loop:
             DivergedError: If the loss is NaN or Inf.
             TfpsError: The reason to stop, if there is one.
         """
-        ticket = int(self._session.run(self._step.first_ticket))
-        if ticket >= self._max_steps:
+        in_hand = deque([_Block(self._runs.draw(self.pace.steps))])
+        if in_hand[0].tickets[0] >= self._max_steps:
             log.info("nothing to train: --max_steps=%d is reached; raise it to go on", self._max_steps)
-        while ticket < self._max_steps:
-            try:
-                ticket = self.take(ticket)
-            except tf.errors.OutOfRangeError:
-                self._end_of_input()
-                return
-
-    def take(self, ticket: int) -> int:
-        """Take one step; returns the next ticket."""
+        under_way: deque[_UnderWay] = deque()
+        while in_hand or under_way:
+            if self._stop.error:
+                in_hand.clear()
+            while in_hand and len(under_way) < self.pace.runs:
+                under_way.extend(self._start(in_hand))
+            if under_way:
+                in_hand.extend(self._finish(under_way.popleft(), self._stop.error is None))
         if self._stop.error:
             raise self._stop.error
-        due = self._reporter.due(ticket + 1)
-        next_ticket, loss, _, *rest = self._full() if due else self._plain()
-        progress = self.progress
-        progress.steps, progress.global_step = progress.steps + 1, ticket + 1
-        progress.loss, progress.last_step = float(loss), time.monotonic()
-        if not math.isfinite(loss):
-            raise DivergedError(f"the loss is {loss} at step {ticket + 1}: try a smaller --learning_rate.")
-        if due:
-            logged = {name: value.item() for name, value in zip(self._names, rest, strict=False)}
-            merged = rest[-1] if len(rest) > len(self._names) else None
-            self._reporter.report(ticket + 1, progress.steps, {**logged, "loss": float(loss)}, merged)
-        self._between_steps()
-        return self._other_than(ticket, int(next_ticket))
 
-    def _other_than(self, ticket: int, drawn: int) -> int:
-        """Return a ticket other than the one just used, drawing again if need be."""
-        while drawn == ticket and self._step.redraw is not None:
-            if self._stop.error:
-                raise self._stop.error
-            drawn = self._redraw()
-        return drawn
+    def take(self, ticket: int) -> None:
+        """Take one step, and draw nothing."""
+        self._finish(self._start(deque([_Block([ticket], renew=False)]))[0])
 
-    def _redraw(self) -> int:
+    def _start(self, in_hand: "deque[_Block]") -> Sequence[_UnderWay]:
+        """Start a run for the first block in hand, or for a part of it; nothing if its tickets are used up."""
+        block = in_hand.popleft()
+        usable = [ticket for ticket in block.tickets if ticket < self._max_steps]
+        if not usable:
+            return []
+        if len(usable) < len(block.tickets) or (len(usable) > 1 and not self._input.has(len(usable))):
+            singles = [_Block([ticket], renew=False) for ticket in usable]
+            singles[-1] = _Block(usable[-1:], block.renew)
+            in_hand.extendleft(reversed(singles[1:]))
+            block = singles[0]
+        self._input.take(len(block.tickets))
+        draw = self.pace.steps if block.renew else 0
+        shown = self._reporter.due(block.tickets[0] + 1) or self._reporter.due(block.tickets[-1] + 1)
+        act = functools.partial(self._runs.take, len(block.tickets), draw, shown)
+        return [_UnderWay(block, act, apart=self.pace.runs > 1)]
+
+    def _finish(self, run: _UnderWay, go_on: bool = True) -> Sequence[_Block]:
+        """Take in what a run has given; returns blocks of further tickets."""
         try:
-            return int(self._session.run(self._step.redraw))
-        except tf.errors.CancelledError as error:
-            if "is closed" not in error.message:
-                raise
-            raise tf.errors.OutOfRangeError(error.node_def, error.op, "another worker's input has ended") from error
+            taken = run.result()
+        except tf.errors.OutOfRangeError:
+            self._end_of_input(run.block)
+            return []
+        for index, ticket in enumerate(run.block.tickets):
+            share = (index + 1) / len(run.block.tickets)
+            self._note(ticket + 1, index, taken, run.began + share * (run.ended - run.began))
+        self._between_runs()
+        more = [_Block(taken.tickets)] if taken.tickets else []
+        if go_on and self.pace.measure(run.ended - run.began, self._max_steps - run.block.tickets[-1]):
+            log.info("pace: %s", self.pace)
+            more += [_Block(self._runs.draw(self.pace.steps)) for _ in range(self.pace.runs - 1)]
+        return more
 
-    def _end_of_input(self) -> None:
-        """Say that there is no more input, and let go of the ticket."""
+    def _note(self, step: int, index: int, taken: Taken, ended: float) -> None:
+        """Count one step of a run; report it if it is due."""
+        loss, progress = taken.losses[index], self.progress
+        progress.steps, progress.global_step = progress.steps + 1, max(step, progress.global_step)
+        progress.loss, progress.last_step = loss, ended
+        if not math.isfinite(loss):
+            raise DivergedError(f"the loss is {loss} at step {step}: try a smaller --learning_rate.")
+        if taken.logged and self._reporter.due(step):
+            summary = taken.summaries[index] if taken.summaries else None
+            self._reporter.report(step, progress.steps, {**taken.logged[index], "loss": loss}, summary, ended)
+
+    def _end_of_input(self, block: _Block) -> None:
+        """Say that there is no more input, and let go of the tickets."""
+        if len(block.tickets) > 1:  # in step with others, one of whose input has ended
+            self.progress.global_step = self._runs.global_step()
+            self.progress.steps += sum(ticket < self.progress.global_step for ticket in block.tickets)
+        if not self.progress.input_ended:
+            log.info("the input has ended after %d steps of this worker", self.progress.steps)
         self.progress.input_ended = True
-        log.info("the input has ended after %d steps of this worker", self.progress.steps)
         with contextlib.suppress(tf.errors.AbortedError, tf.errors.CancelledError):  # another worker's ended first
-            self._session.run(self._step.give_back)
+            self._runs.give_back(len(block.tickets))

@@ -83,6 +83,7 @@ def wait_for_peers(
     timeout_secs: float,
     stopping: Callable[[], TfpsError | None],
     ended: Callable[[], bool] = lambda: False,
+    enough: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Wait until every other task of the cluster answers.
 
@@ -92,9 +93,10 @@ def wait_for_peers(
         timeout_secs: For how long.
         stopping: Returns an error when this task has to end instead.
         ended: Tells whether the job is over; asked when nobody has come for some time.
+        enough: Tells whether the job goes on without the workers that are missing; asked when only workers are.
 
     Returns:
-        Whether they all answer; if not, the job is over.
+        Whether all that are needed answer; if not, the job is over.
 
     Raises:
         ClusterFormError: If some never answered; names them.
@@ -114,6 +116,8 @@ def wait_for_peers(
         if waited > _ASK_AFTER_SECS and ended():
             log.info("the job has ended already")
             return False
+        if waited > _TELL_AFTER_SECS and all(peer.job == "worker" for peer in absent) and enough():
+            return True
         if not told and waited > _TELL_AFTER_SECS:
             log.info("waiting for %s", _named(cluster, absent))
             told = True

@@ -64,7 +64,7 @@ def variable_bytes(op: Any) -> int:
     """Return the size in bytes of the variable that an operation holds; 0 for other resources, such as tables."""
     if op.type not in ("VarHandleOp", "VariableV2", "Variable"):
         return 0
-    return _tensor_bytes(tf.TensorShape(op.get_attr("shape")), op.get_attr("dtype")) or 0
+    return tensor_bytes(tf.TensorShape(op.get_attr("shape")), op.get_attr("dtype")) or 0
 
 
 def splitting(config: JobConfig, cluster: Cluster) -> Any:
@@ -169,10 +169,10 @@ def crossings(fetches: Iterable[Any]) -> list[Crossing]:
     changes is not seen: it looks through identities and no-ops, and may add control edges where it folds constants.
     """
     found: dict[tuple[str, str], Crossing] = {}
-    needed = _needed(fetches)
-    copied = _copied(needed)
-    for op in needed:
-        target = _job_and_task(op)
+    ops = needed(fetches)
+    copied = _copied(ops)
+    for op in ops:
+        target = task_of(op)
         for name, source, size in _inputs(op):
             if source != target and name not in copied:
                 found[name, target] = Crossing(name, source, target, size)
@@ -181,13 +181,11 @@ def crossings(fetches: Iterable[Any]) -> list[Crossing]:
 
 def fetched(tensor: Any, target: str) -> Crossing | None:
     """Return the crossing that fetching ``tensor`` on task ``target`` causes, or ``None`` if it is there already."""
-    source = _job_and_task(tensor.op)
-    return (
-        Crossing(tensor.name, source, target, _tensor_bytes(tensor.shape, tensor.dtype)) if source != target else None
-    )
+    source = task_of(tensor.op)
+    return Crossing(tensor.name, source, target, tensor_bytes(tensor.shape, tensor.dtype)) if source != target else None
 
 
-def _needed(fetches: Iterable[Any]) -> list[Any]:
+def needed(fetches: Iterable[Any]) -> list[Any]:
     """Return the operations that fetching some tensors or operations runs."""
     todo = [fetch if isinstance(fetch, tf.Operation) else fetch.op for fetch in fetches]
     seen = set(todo)
@@ -203,27 +201,28 @@ def _copied(ops: Iterable[Any]) -> set[str]:
 
     tensorflow/core/common_runtime/replicate_constants_pass.cc
     """
-    uses = {(t, _job_and_task(op)) for op in ops for t in op.inputs if t.op.type == "Const"}
+    uses = {(t, task_of(op)) for op in ops for t in op.inputs if t.op.type == "Const"}
     tasks = Counter(tensor for tensor, _ in uses)
     return {t.name for t, count in tasks.items() if count > 1 and t.shape.num_elements() <= _COPIED_SIZE}
 
 
 def _inputs(op: Any) -> Sequence[tuple[str, str, int | None]]:
     """Return name, source task and bytes of each edge into an operation; resource handles do not travel."""
-    data = [(t.name, _job_and_task(t.op), _tensor_bytes(t.shape, t.dtype)) for t in op.inputs if t.dtype != tf.resource]
-    return data + [(f"^{parent.name}", _job_and_task(parent), 0) for parent in op.control_inputs]
+    data = [(t.name, task_of(t.op), tensor_bytes(t.shape, t.dtype)) for t in op.inputs if t.dtype != tf.resource]
+    return data + [(f"^{parent.name}", task_of(parent), 0) for parent in op.control_inputs]
 
 
-def _job_and_task(op: Any) -> str:
+def task_of(op: Any) -> str:
     """Return where an operation runs; one that works on a resource runs where the resource is."""
     for tensor in op.inputs:
         if tensor.dtype == tf.resource:
-            return _job_and_task(tensor.op)
+            return task_of(tensor.op)
     device = tf.DeviceSpec.from_string(op.device)
     return f"{device.job or 'worker'}/{device.task or 0}"
 
 
-def _tensor_bytes(shape: Any, dtype: Any) -> int | None:
+def tensor_bytes(shape: Any, dtype: Any) -> int | None:
+    """Return the size of a tensor, ``None`` if it is not known before it is there."""
     if not shape.is_fully_defined() or dtype.base_dtype in (tf.string, tf.variant):
         return None
     return int(shape.num_elements()) * int(dtype.base_dtype.size)

@@ -19,12 +19,14 @@ class Plan:
         ps_bytes: Bytes by PS index.
         pulled: What the PS send one worker in a step.
         pushed: What one worker sends the PS in a step.
+        plain: The same job with ``--wire=plain``; ``None`` if it is that.
     """
 
     variables: Sequence[placement.Placed]
     ps_bytes: Mapping[int, int]
     pulled: Sequence[placement.Crossing]
     pushed: Sequence[placement.Crossing]
+    plain: "Plan | None" = None
 
 
 def make(config: JobConfig, cluster: Cluster, model: Model) -> Plan:
@@ -35,13 +37,14 @@ def make(config: JobConfig, cluster: Cluster, model: Model) -> Plan:
     totals = Counter(dict.fromkeys(range(cluster.num_ps), 0))
     for variable in variables:
         totals[variable.ps] += variable.num_bytes
-    crossings = placement.crossings([built.step.train_op, built.step.next_ticket, built.spec.loss])
+    crossings = placement.crossings(built.fetches)
     # What a fetch brings home crosses the wire like any other tensor.
-    fetched = [placement.fetched(tensor, str(task)) for tensor in (built.step.next_ticket, built.spec.loss)]
+    fetched = [placement.fetched(tensor, str(task)) for tensor in (built.next_ticket, built.spec.loss)]
     crossings += [crossing for crossing in fetched if crossing is not None and crossing not in crossings]
     return Plan(
         variables=variables,
         ps_bytes=dict(sorted(totals.items())),
         pulled=[crossing for crossing in crossings if crossing.target == str(task)],
         pushed=[crossing for crossing in crossings if crossing.source == str(task)],
+        plain=None if config.wire == "plain" else make(config.replace(wire="plain"), cluster, model),
     )

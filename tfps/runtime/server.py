@@ -1,5 +1,6 @@
 """This task's TensorFlow server."""
 
+import logging
 import os
 from typing import Any
 
@@ -7,7 +8,9 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
 from tfps.errors import ConfigError
-from tfps.runtime import net
+from tfps.runtime import net, threads
+
+log = logging.getLogger(__name__)
 
 
 def start(cluster: Cluster, task: Task) -> Any:
@@ -17,7 +20,11 @@ def start(cluster: Cluster, task: Task) -> Any:
         ConfigError: If TensorFlow cannot start it.
     """
     net.bypass_proxies(os.environ, cluster)
-    config = tf.ConfigProto(allow_soft_placement=True)
+    intra, inter = threads.share(cluster, task)
+    log.info("threads: %s intra-op, %s inter-op", intra or "TensorFlow's", inter or "TensorFlow's")
+    config = tf.ConfigProto(
+        allow_soft_placement=True, intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter
+    )
     config.gpu_options.allow_growth = True
     try:
         return tf.train.Server(

@@ -84,13 +84,14 @@ class Worker:
         """Start the server, wait for the others, and for the variables to have their values; tell if it came to it."""
         running = server.start(self._cluster, self._task)
         patience_secs, over = self._config.patience_secs, lambda: ended(self._config)
-        if not net.wait_for_peers(self._cluster, self._task, patience_secs, lambda: self._stop.error, over):
-            return False
         # Without the filter, creating a session would wait for every other worker, for ever.
         filters = ["/job:ps", self._task.device]
         self._session_config = tf.ConfigProto(device_filters=filters, allow_soft_placement=True)
         self._target = running.target
-        session = self._session = sessions.Session(self._target, graph=self._built.graph, config=self._session_config)
+        stopping = lambda: self._stop.error  # noqa: E731
+        if not net.wait_for_peers(self._cluster, self._task, patience_secs, stopping, over, self._was_here):
+            return False
+        session = self._session = self._new_session()
         self._wait_until(lambda: self._state.is_up(session))
         again = self._meet_again(session)
         session.run(self._init_local)
@@ -102,6 +103,14 @@ class Worker:
         session.run(self._built.step.worker_init)
         self._state.write(session, jobstate.RUNNING, 0)
         return True
+
+    def _new_session(self) -> Any:
+        return sessions.Session(self._target, graph=self._built.graph, config=self._session_config)
+
+    def _was_here(self) -> bool:
+        """Tell whether every PS knows this worker from before: those that are missing may be through and gone."""
+        with self._new_session() as session:
+            return self._state.is_up(session) and all(self._state.marked(session))
 
     def _meet_again(self, session: Any) -> bool:
         """Join the PS; tell whether the job goes on that this task has been part of before.
@@ -127,7 +136,8 @@ class Worker:
 
     def _start_job(self, chief: Chief) -> None:
         chief.give_values(self._session)
-        for runner in self._built.step.queue_runners:
+        if self._built.updates is not None:
+            runner = tf.train.QueueRunner(self._built.step.queue, [self._built.updates])
             runner.create_threads(self._session, coord=self._coordinator, daemon=True, start=True)
         self._state.set_ready(self._session)
 
@@ -249,8 +259,10 @@ class Worker:
     def grace_secs(self) -> float:
         """Return how long to wait for the step to end: a few times as long as steps take, for it may never end."""
         progress = self._loop.progress if self._loop else Progress()
-        step_secs = progress.seconds / progress.steps if progress.steps else WORKER_GRACE_SECS
-        return min(1.0 + 3 * step_secs, WORKER_GRACE_SECS)
+        if not self._loop or not progress.steps:
+            return WORKER_GRACE_SECS
+        run_secs = progress.seconds / progress.steps * self._loop.pace.steps
+        return min(1.0 + 3 * run_secs, WORKER_GRACE_SECS)
 
     def last_will(self) -> None:
         """Save and sign off although the training thread is blocked; give up after a few seconds."""

@@ -24,7 +24,7 @@ def _plan(argv: Sequence[str]) -> int:
 
 VERB = Verb(
     _plan,
-    ("size", "job", "training", "mode", "placement"),
+    ("size", "job", "training", "mode", "placement", "speed"),
     "show what goes where, without starting",
     "Prints each variable's parameter server, the bytes of each, and what one step moves over the wire.",
     "tfps plan --model=mnist --num_ps=2",

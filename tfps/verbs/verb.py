@@ -7,7 +7,7 @@ from tfps import config
 from tfps.runtime import logs, task
 from tfps.verbs.problems import Problems
 
-JOB = ("job", "training", "mode", "placement", "time limits")  # the groups of flags that training takes
+JOB = ("job", "training", "mode", "placement", "speed", "time limits")  # the groups of flags that training takes
 
 
 @dataclass(frozen=True)

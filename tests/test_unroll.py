@@ -1,0 +1,162 @@
+"""Several steps in one run, and several runs under way, are the same steps."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from cluster_in_process import dataset_of, linear, model_of, train, variables_of
+from helpers import summary
+
+import tfps
+from tfps.config import JobConfig
+from tfps.runtime.runs import Pace
+from tfps.runtime.unroll import Steps
+
+
+def counted(length: int | None) -> Any:
+    """Return an ``input_fn`` that gives worker i the gradient 2^i, so many times, or for ever."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        power = dataset_of(np.float32([2.0**context.input_pipeline_id]))
+        return None if mode == "eval" else power.repeat(length).map(lambda x, y: (x, y))
+
+    return input_fn
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize(("steps_per_run", "max_steps"), [(1, 50), (3, 50), (8, 49), (8, 50), (16, 3)])
+def test_every_step_is_taken_once(tmp_path: Path, mode: str, steps_per_run: int, max_steps: int) -> None:
+    """However many steps a run takes, the job ends at ``max_steps``, and each worker's steps are in the weight."""
+    flags = {"mode": mode, "steps_per_run": steps_per_run, "runs_in_flight": 2, "model_dir": str(tmp_path)}
+    train(model_of(counted(None), linear), num_ps=2, max_steps=max_steps, **flags)
+    told, saved = summary(tmp_path), variables_of(tmp_path)
+    steps = [told["tasks"][f"worker/{i}"]["steps"] for i in (0, 1)]
+    assert saved["global_step"] == told["global_step"] == max_steps
+    if mode == "sync":
+        assert steps == [max_steps, max_steps]
+        assert saved["weight"] == -max_steps * 1.5
+    else:
+        assert sum(steps) == max_steps
+        assert saved["weight"] == -(steps[0] + 2 * steps[1])
+
+
+def test_an_input_that_ends_is_used_to_its_end(tmp_path: Path) -> None:
+    """With 23 batches a worker and 8 steps a run, every batch is a step; what is missing to ``max_steps`` is left."""
+    flags = {"steps_per_run": 8, "runs_in_flight": 2, "max_steps": 1000, "model_dir": str(tmp_path)}
+    train(model_of(counted(23), linear), **flags)
+    assert variables_of(tmp_path) == {"weight": -23 * 3, "global_step": 46}
+
+
+def test_in_step_the_shortest_input_ends_it(tmp_path: Path) -> None:
+    """In sync the other worker is in the middle of a run then: its steps are counted all the same."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return counted(11 if context.input_pipeline_id else None)(mode, params, context)
+
+    train(model_of(input_fn, linear), mode="sync", steps_per_run=8, max_steps=1000, model_dir=str(tmp_path))
+    assert variables_of(tmp_path) == {"weight": -11 * 1.5, "global_step": 11}
+    assert [task["steps"] for task in summary(tmp_path)["tasks"].values()] == [11, 11]
+
+
+def chain(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a loop, a condition, dropout and a moving average, whose gradients depend on the weights."""
+    weight = tf.get_variable("weight", [3], initializer=tf.ones_initializer())
+    seen = tf.get_variable("seen", [], initializer=tf.zeros_initializer(), trainable=False)
+    _, looped = tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, x * 0.5 + weight), (0, weight * features["x"]))
+    chosen = tf.cond(tf.reduce_sum(weight) > 1, lambda: looped * 2, lambda: looped)
+    with tf.control_dependencies([seen.assign_add(1.0)]):
+        loss = tf.reduce_sum(tf.square(tf.nn.dropout(chosen, rate=0.0)))
+    return tfps.ModelSpec(loss=loss, optimizer=tf.train.MomentumOptimizer(0.001, 0.9))
+
+
+def test_a_run_of_many_steps_is_as_many_runs(tmp_path: Path) -> None:
+    """Weights and slots are the same to the bit, also of a model with a loop, a condition and a moving average."""
+    made = []
+    for steps_per_run in (1, 5):
+        directory = tmp_path / str(steps_per_run)
+        flags = {"steps_per_run": steps_per_run, "max_steps": 20, "model_dir": str(directory)}
+        train(model_of(counted(None), chain), num_workers=1, **flags)
+        made.append({name: value.tobytes() for name, value in variables_of(directory).items()})
+    assert made[0] == made[1]
+    assert variables_of(tmp_path / "5")["seen"] == 20
+
+
+def test_copies_draw_other_random_numbers() -> None:
+    """Each copy of a random operation has a seed of its own, and the same ones in every process."""
+
+    def drawn() -> Any:
+        with tf.Graph().as_default() as graph, tf.Session() as session:
+            tf.set_random_seed(7)
+            number = tf.random.uniform([])
+            steps = Steps(graph, [number])
+            return session.run([steps.copy(index)(number) for index in range(4)])
+
+    first = drawn()
+    assert len(set(first)) == 4
+    assert first == drawn()
+
+
+def test_a_step_reads_what_others_have_written_meanwhile() -> None:
+    """A copy reads a variable after its own last update, not as the run began: async stays async."""
+    written, go_on = threading.Event(), threading.Event()
+
+    def pause() -> np.float32:
+        written.set()
+        assert go_on.wait(20)
+        return np.float32(1)
+
+    server = tf.train.Server.create_local_server()
+    with tf.Graph().as_default() as graph:
+        shared = tf.get_variable("shared", [], initializer=tf.zeros_initializer())
+        read = shared.read_value()
+        with tf.control_dependencies([read]):
+            done = shared.assign_add(tf.numpy_function(pause, [], tf.float32), read_value=False)
+        steps = Steps(graph, [read, done])
+        with graph.as_default(), tf.Session(server.target) as session:
+            session.run(tf.global_variables_initializer())
+            other = shared.assign_add(10.0, read_value=False)
+            found: list[Any] = []
+            both = [steps.copy(0)(read), steps.copy(1)(read), steps.copy(1)(done)]
+            run = threading.Thread(target=lambda: found.extend(session.run(both)[:2]), daemon=True)
+            run.start()
+            assert written.wait(20)
+            session.run(other)
+            go_on.set()
+            run.join(20)
+    assert found == [0, 11]
+
+
+@pytest.mark.parametrize(
+    ("secs", "left", "workers", "many_steps", "many_runs", "expected"),
+    [
+        (0.001, 10**6, 2, True, True, (16, 2)),
+        (0.02, 10**6, 2, True, True, (4, 2)),
+        (0.3, 10**6, 2, True, True, (1, 1)),
+        (0.001, 10**6, 1, True, True, (16, 1)),
+        (0.001, 10**6, 2, True, False, (16, 1)),
+        (0.001, 10**6, 2, False, True, (1, 2)),
+        (0.001, 200, 2, True, True, (4, 2)),
+    ],
+)
+def test_the_pace_suits_the_steps(
+    secs: float, left: int, workers: int, many_steps: bool, many_runs: bool, expected: tuple[int, int]
+) -> None:
+    """Short steps are taken many at a time, long ones, and those of a short job, are not; slow first ones do not count.
+
+    A single worker has no gradient that is stale, and an input that could end in a run is taken step by step.
+    """
+    pace = Pace(JobConfig(), workers, many_steps, many_runs)
+    changed = [pace.measure(each, left) for each in [5.0] * 3 + [secs] * 12]
+    assert (pace.steps, pace.runs) == expected
+    assert sum(changed) == (expected != (1, 1))
+
+
+def test_the_pace_that_is_asked_for_stays() -> None:
+    """With both flags given nothing is measured; mode and input still bound them."""
+    config = JobConfig(steps_per_run=7, runs_in_flight=3)
+    assert not any(Pace(config, 1, True, True).measure(0.001, 10**6) for _ in range(50))
+    found = [Pace(config, 1, steps, runs) for steps, runs in ((True, True), (False, True), (True, False))]
+    assert [(pace.steps, pace.runs) for pace in found] == [(7, 3), (1, 3), (7, 1)]

@@ -1,0 +1,117 @@
+"""Several steps in one ``session.run``: copies of a step's operations, each after the one before it.
+
+A run costs a call to each task and its clean-up, whatever it does, so short steps are better taken several at a time.
+A ``tf.while_loop`` across tasks would send its condition to each of them in each turn; copies send nothing.
+
+Copies share what lasts: variables, iterators, tables, queues, accumulators. What uses one of these in a step waits for
+all that used it in the step before, on the task where it lives, so nothing crosses the wire for it. A copy thus reads
+what its PS have then, other workers' updates included, as a run of its own would.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.runtime.placement import needed
+
+_SEED_STRIDE = 1_000_003
+
+
+class Steps:
+    """Copies of a step, made when they are asked for.
+
+    Args:
+        graph: The graph of the step, which the copies are added to.
+        fetches: The tensors and operations that are the step.
+        gate: Operations of a step that all use of resources in the next one has to wait for.
+    """
+
+    def __init__(self, graph: Any, fetches: Sequence[Any], gate: Sequence[Any] = ()) -> None:
+        self._graph, self._gate = graph, [op.name for op in gate]
+        ops = needed(fetches)
+        kept = {op for op in ops if _lasts(op)}
+        self._ops = [op for op in sorted(ops, key=lambda op: op._id) if op not in kept]
+        self._shared = {tensor.name: tensor for op in kept for tensor in op.outputs}
+        self._copies: list[dict[str, Any]] = [{op.name: op for op in self._ops}]
+
+    def copy(self, index: int) -> Callable[[Any], Any]:
+        """Return a function from a tensor or operation of the step to that of its ``index``-th copy; 0 is itself."""
+        while len(self._copies) <= index:
+            self._add()
+        ops = self._copies[index]
+
+        def find(of: Any) -> Any:
+            if isinstance(of, tf.Operation):
+                return ops.get(of.name, of)
+            return ops[of.op.name].outputs[of.value_index] if of.op.name in ops else of
+
+        return find
+
+    def _add(self) -> None:
+        number = len(self._copies)
+        wanted = tf.GraphDef(versions=self._graph.graph_def_versions, node=[self._node(op, number) for op in self._ops])
+        with self._graph.as_default(), tf.device(None), tf.control_dependencies(None):
+            names = [op.name for op in self._ops]
+            made = tf.import_graph_def(wanted, self._shared, names, name=f"tfps/step_{number}")
+        copy = dict(zip(names, made, strict=True))
+        self._put_after(copy, self._copies[-1])
+        self._copies.append(copy)
+
+    def _node(self, op: Any, number: int) -> Any:
+        """Return an operation's definition as the copy has it."""
+        node = tf.NodeDef()
+        node.CopyFrom(op.node_def)
+        mine = self._copies[0]
+        inputs = [name for name in node.input if not name.startswith("^") or name[1:] in mine]
+        del node.input[:]
+        node.input.extend(inputs)
+        if "_class" in node.attr:
+            places = node.attr["_class"].list.s
+            near = [place for place in places if place.decode().removeprefix("loc:@") in mine]
+            del places[:]
+            places.extend(near)
+        if "frame_name" in node.attr:  # loops of one name would run as one
+            node.attr["frame_name"].s += f"/step_{number}".encode()
+        if "seed2" in node.attr and op.op_def.is_stateful and (node.attr["seed"].i or node.attr["seed2"].i):
+            node.attr["seed2"].i += number * _SEED_STRIDE
+        return node
+
+    def _put_after(self, copy: dict[str, Any], before: dict[str, Any]) -> None:
+        """Let what uses a resource in one copy wait for all that used it in the one before."""
+        users: dict[str, list[str]] = defaultdict(list)
+        for op in self._ops:
+            for tensor in op.inputs:
+                if tensor.name in self._shared and (tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype):
+                    users[tensor.name].append(op.name)
+        gate = [before[name] for name in self._gate]
+        for names in users.values():
+            ends = [before[end] for name in names for end in _ends(self._copies[0][name])]
+            for name in names:
+                copy[name]._add_control_inputs(list(dict.fromkeys([*gate, *ends])))
+
+
+def _ends(op: Any) -> Sequence[str]:
+    """Return an operation's name; of one by which a loop is entered, the names of those by which it is left."""
+    if op.type != "Enter":
+        return [op.name]
+    todo, ends = [(op, 1)], []
+    seen = {op}
+    for inner, depth in todo:  # grows while it is read
+        for user in (user for output in inner.outputs for user in output.consumers()):
+            level = depth + {"Enter": 1, "Exit": -1}.get(user.type, 0)
+            if not level:
+                ends.append(user.name)
+            elif user not in seen:
+                todo.append((user, level))
+            seen.add(user)
+    return ends
+
+
+def _lasts(op: Any) -> bool:
+    """Tell whether an operation is the same in every step: what it makes outlives the step, or never changes."""
+    if op.inputs or op.control_inputs:
+        return False
+    made = {tensor.dtype for tensor in op.outputs}
+    return op.type in ("Const", "Placeholder") or tf.resource in made or any(dtype._is_ref_dtype for dtype in made)

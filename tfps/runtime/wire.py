@@ -1,0 +1,164 @@
+"""The wire: what a step sends between a worker and each PS, packed into few tensors.
+
+TensorFlow sends every tensor that crosses tasks by a call of its own (RecvTensor), which costs more than its bytes as
+long as these are few. Here the small ones of one direction travel together: they are flattened and concatenated where
+they are made, sent as one tensor, and split where they are used. Neither the model nor the optimizer sees it: the same
+variables are read, the same gradients applied, bit for bit.
+
+- *pull*: every read of a variable that a step uses on the worker. Reads of one variable become one.
+- *push*: every dense tensor of the worker that a step uses on a PS: gradients, a decayed learning rate.
+- Constants that only one other task uses are made there.
+- What waits for operations on several tasks waits for each of them, not for a third task that has waited for all.
+
+A bucket holds tensors of one type, of up to ``BUCKET_BYTES`` together: the transfer of a large model is still spread
+over the step. What is larger goes alone, uncopied. What would make a circle, sending a tensor that depends on another
+of its bucket, is left out, as is what has no fixed shape (sparse gradients).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.runtime.placement import needed, task_of, tensor_bytes
+
+BUCKET_BYTES = 1 << 20
+_SCOPE = "tfps/wire"
+
+
+def pack(graph: Any, fetches: Sequence[Any], narrow: bool = False) -> None:
+    """Pack what crosses between tasks when a graph's ``fetches`` are run, in place.
+
+    Args:
+        graph: The training graph of one worker, whole: what is added later is not packed.
+        fetches: The tensors and operations of one step.
+        narrow: Send float32 tensors, but scalars, as bfloat16: half the bytes, 8 bits of each number's 24.
+    """
+    with graph.as_default(), tf.device(None), tf.name_scope(f"{_SCOPE}/"):
+        _move_constants(needed(fetches))
+        _wait_directly(needed(fetches))
+        _merge_reads(needed(fetches))
+        for source, target, found in _by_route(needed(fetches), _is_read):
+            _send_packed("pull", source, target, found, narrow)
+        for source, target, found in _by_route(needed(fetches), _is_of_worker):
+            _send_packed("push", source, target, _independent(found, target), narrow)
+
+
+def _move_constants(ops: Iterable[Any]) -> None:
+    for op in ops:
+        users = {_device_of(user) for user in op.outputs[0].consumers()} if op.type == "Const" else set()
+        if len(users) == 1 and not op.control_inputs:
+            op._set_device(users.pop())
+
+
+def _wait_directly(ops: Iterable[Any]) -> None:
+    """Let what waits for a group of operations wait for these themselves: those on its own task cost nothing."""
+    for op in ops:
+        waited_for = [leaf for other in op.control_inputs for leaf in _leaves(other, task_of(op))]
+        if waited_for != list(op.control_inputs):
+            op._remove_all_control_inputs()
+            op._add_control_inputs(list(dict.fromkeys(waited_for)))
+
+
+def _leaves(op: Any, task: str) -> Sequence[Any]:
+    if op.type != "NoOp" or task_of(op) == task:
+        return [op]
+    return [leaf for other in op.control_inputs for leaf in _leaves(other, task)]
+
+
+def _device_of(op: Any) -> str:
+    """Return the device of an operation, or that of the resource that it works on."""
+    resource = next((t.op.device for t in op.inputs if t.dtype == tf.resource), "")
+    return str(resource or op.device)
+
+
+def _is_read(tensor: Any) -> bool:
+    """Tell whether a tensor is a variable's value as the step begins: a read that waits for nothing."""
+    op = tensor.op
+    return op.type == "ReadVariableOp" and not op.control_inputs and op.inputs[0].op.type == "VarHandleOp"
+
+
+def _is_of_worker(tensor: Any) -> bool:
+    return task_of(tensor.op).startswith("worker/") and tensor.op.type != "Const"  # TensorFlow copies small ones
+
+
+def _merge_reads(ops: Iterable[Any]) -> None:
+    """Let all that use a variable's value as the step begins use one read of it."""
+    first: dict[Any, Any] = {}
+    for op in sorted(ops, key=lambda op: op._id):
+        if op.outputs and _is_read(op.outputs[0]):
+            kept = first.setdefault((op.inputs[0].op.name, op.outputs[0].dtype), op.outputs[0])
+            if kept is not op.outputs[0]:
+                _replace(op.outputs[0], kept, lambda _user: True)
+
+
+def _by_route(ops: Sequence[Any], wanted: Callable[[Any], bool]) -> Iterable[tuple[str, str, Sequence[Any]]]:
+    """Yield the tensors of fixed shape that cross from one task to another, by source, target and type."""
+    routes: dict[tuple[str, str, Any, bool], dict[Any, Any]] = {}
+    for op in sorted(ops, key=lambda op: op._id):
+        for tensor in op.inputs:
+            source, target = task_of(tensor.op), task_of(op)
+            if source != target and tensor_bytes(tensor.shape, tensor.dtype) and wanted(tensor):
+                route = source, target, tensor.dtype, tensor.shape.rank == 0
+                routes.setdefault(route, {})[tensor.ref()] = tensor
+    for (source, target, *_), found in routes.items():
+        yield source, target, list(found.values())
+
+
+def _independent(tensors: Sequence[Any], target: str) -> Sequence[Any]:
+    """Return the tensors that depend on nothing which ``target`` makes of another one of them."""
+    users = [user for tensor in tensors for user in tensor.consumers() if task_of(user) == target]
+    after: set[Any] = set(users)
+    for op in (todo := list(after)):  # grows while it is read
+        new = [user for output in op.outputs for user in output.consumers()] + list(op._control_outputs)
+        todo.extend(user for user in dict.fromkeys(new) if user not in after)
+        after.update(new)
+    return [tensor for tensor in tensors if tensor.op not in after]
+
+
+def _send_packed(name: str, source: str, target: str, tensors: Sequence[Any], narrow: bool) -> None:
+    for bucket in _buckets(tensors):
+        short = narrow and bucket[0].dtype == tf.float32 and bucket[0].shape.rank > 0
+        if len(bucket) == 1 and not short:
+            continue
+        with tf.device(_device(source)):
+            packed = tf.concat([tf.reshape(tensor, [-1]) for tensor in bucket], 0, name=name)
+            packed = tf.cast(packed, tf.bfloat16) if short else packed
+        with tf.device(_device(target)):
+            packed = tf.cast(packed, tf.float32) if short else packed
+            parts = tf.split(packed, [int(tensor.shape.num_elements()) for tensor in bucket])
+            parts = [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, bucket, strict=True)]
+        for tensor, part in zip(bucket, parts, strict=True):
+            _replace(tensor, part, lambda user: task_of(user) == target)
+
+
+def _device(task: str) -> str:
+    job, index = task.split("/")
+    return f"/job:{job}/task:{index}"
+
+
+def _buckets(tensors: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    """Yield tensors that travel together; what is larger than half a bucket does alone."""
+    bucket: list[Any] = []
+    room = BUCKET_BYTES
+    for tensor in tensors:
+        size = tensor_bytes(tensor.shape, tensor.dtype) or 0
+        if size > BUCKET_BYTES // 2:
+            yield [tensor]
+            continue
+        if size > room:
+            yield bucket
+            bucket, room = [], BUCKET_BYTES
+        bucket.append(tensor)
+        room -= size
+    if bucket:
+        yield bucket
+
+
+def _replace(old: Any, new: Any, where: Callable[[Any], bool]) -> None:
+    """Let the users of a tensor that ``where`` is true of use another one instead."""
+    for user in old.consumers():
+        if where(user) and not user.name.startswith(f"{_SCOPE}/"):
+            for index, tensor in enumerate(user.inputs):
+                if tensor.name == old.name:
+                    user._update_input(index, new)
