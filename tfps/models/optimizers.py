@@ -6,7 +6,7 @@ from typing import Any
 OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "sgd": ("GradientDescentOptimizer", {}),
     "momentum": ("MomentumOptimizer", {"momentum": 0.9}),
-    "adam": ("AdamOptimizer", {}),
+    "adam": ("LazyAdamOptimizer", {}),  # ours; the others are TensorFlow's
     "adagrad": ("AdagradOptimizer", {}),
     "ftrl": ("FtrlOptimizer", {}),
     "rmsprop": ("RMSPropOptimizer", {}),
@@ -26,5 +26,8 @@ def make_optimizer(params: Mapping[str, Any], default: str, learning_rate: float
     """
     import tensorflow.compat.v1 as tf  # noqa: PLC0415  the table above is read where TensorFlow must not be
 
+    from tfps.models import lazy_adam  # noqa: PLC0415
+
     class_name, options = OPTIMIZERS[params.get("optimizer") or default]
-    return getattr(tf.train, class_name)(learning_rate=params.get("learning_rate") or learning_rate, **options)
+    made = getattr(lazy_adam, class_name, None) or getattr(tf.train, class_name)
+    return made(learning_rate=params.get("learning_rate") or learning_rate, **options)

@@ -217,10 +217,9 @@ def _keep_cardinality(graph: Any) -> None:
 
     With TensorFlow 1.x's it is unknown after it, for its function may end the input; only one that calls Python can.
     """
-    functions = {function.signature.name: function for function in graph.as_graph_def().library.function}
     for op in graph.get_operations():
         if op.type in _MAPS:
-            function = functions[op.get_attr("f").name]
+            function = graph._get_function(op.get_attr("f").name).definition
             if not any("PyFunc" in node.op for node in function.node_def):
                 op._set_attr("preserve_cardinality", attr_value_pb2.AttrValue(b=True))
 

@@ -179,7 +179,9 @@ class Loop:
             raise self._stop.error
 
     def take(self, ticket: int) -> None:
-        """Take one step, and draw nothing."""
+        """Take one step, and draw nothing; raises the reason to stop, if there is one."""
+        if self._stop.error:
+            raise self._stop.error
         self._finish(self._start(deque([_Block([ticket], renew=False)]))[0])
 
     def _start(self, in_hand: "deque[_Block]") -> Sequence[_UnderWay]:

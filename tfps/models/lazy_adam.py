@@ -1,0 +1,40 @@
+"""Adam whose sparse updates touch only the rows that a gradient has.
+
+TensorFlow's ``AdamOptimizer`` decays the moments of every row at each step, and so reads and writes a whole embedding
+table for a few rows of it. Here a row's moments rest while no gradient has the row (as in the former
+``tf.contrib.opt.LazyAdamOptimizer``; the bias correction still counts the job's steps, Kingma and Ba 2015, section 2).
+Dense variables are updated by TensorFlow's own kernel, and the slots have the same names.
+"""
+
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+
+class LazyAdamOptimizer(tf.train.AdamOptimizer):  # type: ignore[misc]
+    """``tf.compat.v1.train.AdamOptimizer``, lazy on sparse gradients; the same arguments."""
+
+    def _resource_apply_sparse(self, grad: Any, handle: Any, indices: Any) -> Any:
+        """Update some rows.
+
+        Args:
+            grad: float [n, ...]: the rows' gradients.
+            handle: The resource variable.
+            indices: int [n], each row once.
+        """
+        kind = handle.dtype.base_dtype
+        rate, decay1, decay2, epsilon = (
+            tf.cast(value, kind) for value in (self._lr_t, self._beta1_t, self._beta2_t, self._epsilon_t)
+        )
+        power1, power2 = (tf.cast(power, kind) for power in self._get_beta_accumulators())
+        first = self._decayed(self.get_slot(handle, "m"), indices, decay1, grad)
+        second = self._decayed(self.get_slot(handle, "v"), indices, decay2, tf.square(grad))
+        change = rate * tf.sqrt(1 - power2) / (1 - power1) * first / (tf.sqrt(second) + epsilon)
+        return self._resource_scatter_add(handle, indices, -change)
+
+    def _decayed(self, slot: Any, indices: Any, decay: Any, value: Any) -> Any:
+        """Move rows of a moment towards a value; returns them."""
+        rows = decay * tf.gather(slot, indices) + (1 - decay) * value
+        update = tf.raw_ops.ResourceScatterUpdate(resource=slot.handle, indices=indices, updates=rows)
+        with tf.control_dependencies([update]):
+            return tf.identity(rows)
