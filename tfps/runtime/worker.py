@@ -32,6 +32,7 @@ _POLL_SECS = 0.02
 _GONE_AFTER_SECS = 2.0  # at the end of the job, a worker that does not answer for so long is not waited for
 _LOST_AFTER_SECS = 10.0  # in training, a peer that does not answer for so long is lost
 _LAST_WILL_SECS = 3.0
+_LAST_STEPS_SECS = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -189,10 +190,21 @@ class Worker:
         """Save, and let the PS know that this worker has left."""
         try:
             if self._chief:
+                self._let_others_stop()
                 loop.progress.global_step = self._chief.save(self._session)
             self._state.write(self._session, jobstate.STOPPED, loop.progress.steps)
         except (tf.errors.OpError, TfpsError) as error:
             log.info("the state could not be saved: %s", brief(error))
+
+    def _let_others_stop(self) -> None:
+        """Wait a little for the others' last steps, if they are told to stop too, so that these are saved."""
+        deadline = time.monotonic() + _LAST_STEPS_SECS
+        while self._any_is_training() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECS)
+
+    def _any_is_training(self) -> bool:
+        phases, _ = self._state.read(self._session)
+        return any(phases[task.index] == jobstate.RUNNING for task in self._others())
 
     def _sign_off_failed(self, error: TfpsError) -> None:
         with contextlib.suppress(tf.errors.OpError):
