@@ -93,7 +93,7 @@ def wait_for_peers(
         timeout_secs: For how long.
         stopping: Returns an error when this task has to end instead.
         ended: Tells whether the job is over; asked when nobody has come for some time.
-        enough: Tells whether the job goes on without the workers that are missing; asked when only workers are.
+        enough: Tells whether the job goes on without the workers that are missing; asked once, when only workers are.
 
     Returns:
         Whether all that are needed answer; if not, the job is over.
@@ -102,7 +102,7 @@ def wait_for_peers(
         ClusterFormError: If some never answered; names them.
     """
     start_time = time.monotonic()
-    told = False
+    told = asked = False
     absent = [peer for peer in cluster.tasks() if peer != task]
     while absent := missing(cluster, absent):
         if error := stopping():
@@ -116,8 +116,10 @@ def wait_for_peers(
         if waited > _ASK_AFTER_SECS and ended():
             log.info("the job has ended already")
             return False
-        if waited > _TELL_AFTER_SECS and all(peer.job == "worker" for peer in absent) and enough():
-            return True
+        if not asked and waited > _TELL_AFTER_SECS and all(peer.job == "worker" for peer in absent):
+            asked = True
+            if enough():
+                return True
         if not told and waited > _TELL_AFTER_SECS:
             log.info("waiting for %s", _named(cluster, absent))
             told = True

@@ -109,9 +109,20 @@ class Worker:
         return sessions.Session(self._target, graph=self._built.graph, config=self._session_config)
 
     def _was_here(self) -> bool:
-        """Tell whether every PS knows this worker from before: those that are missing may be through and gone."""
-        with self._new_session() as session:
-            return self._state.is_up(session) and all(self._state.marked(session))
+        """Tell whether every PS knows this worker from before: those that are missing may be through and gone.
+
+        A PS that goes just then would never answer: that is a no, too.
+        """
+        found: list[bool] = []
+
+        def ask() -> None:
+            with contextlib.suppress(tf.errors.OpError), self._new_session() as session:
+                found.append(self._state.is_up(session) and all(self._state.marked(session)))
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(_GONE_AFTER_SECS)
+        return found == [True]
 
     def _meet_again(self, session: Any) -> bool:
         """Join the PS; tell whether the job goes on that this task has been part of before.
