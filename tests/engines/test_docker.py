@@ -212,9 +212,8 @@ def test_cancel_saves_and_the_same_name_goes_on(build: Build, tmp_path: Path) ->
     assert "--name=stop is taken" in again.stderr
     told = run_tfps("cancel", "compose:stop", timeout=SECS)
     assert (told.returncode, told.stdout) == (0, "compose:stop is cancelled\n"), told.stderr
-    died = docker(
-        "events", f"--since={began}", f"--until={int(time.time()) + 1}", "--filter=event=die", "--format={{json .}}"
-    )
+    mine = "--filter=event=die", "--filter=label=com.docker.compose.project=stop"
+    died = docker("events", f"--since={began}", f"--until={int(time.time()) + 1}", *mine, "--format={{json .}}")
     codes = [json.loads(line)["Actor"]["Attributes"]["exitCode"] for line in died.splitlines()]
     assert codes == ["143", "143", "143"]
     assert (docker("ps", "--all", "--quiet"), docker("network", "ls", "--quiet")) == ("", before)

@@ -61,7 +61,7 @@ def test_tasks_end_in_order_with_the_launcher(
     model_dir = tmp_path / "m"
     launcher = Process(tmp_path / "out", *hosts, "--max_steps=10000000", f"--model_dir={model_dir}", **ssh)
     try:
-        launcher.wait_for("step=100 ", 100)
+        launcher.wait_for("examples/s=", 100)
         pids = tasks_of(model_dir)
         assert len(alive(pids)) == 3
         launcher.signal(number)
@@ -78,7 +78,7 @@ def test_a_task_that_is_killed_ends_the_job(ssh: dict[str, str], hosts: list[str
     model_dir = tmp_path / "m"
     launcher = Process(tmp_path / "out", *hosts, "--max_steps=10000000", f"--model_dir={model_dir}", **ssh)
     try:
-        launcher.wait_for("step=100 ", 100)
+        launcher.wait_for("examples/s=", 100)
         pids = tasks_of(model_dir)
         [worker] = [pid for pid in pids if b"--task_index=1" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(worker, signal.SIGKILL)

@@ -60,7 +60,7 @@ def test_if_the_launcher_dies_its_tasks_do_too(tmp_path: Path) -> None:
     """SIGKILL to the launcher leaves no process behind after 10 s."""
     with processes() as started:
         started.append(Process(tmp_path / "out", *LONG, f"--model_dir={tmp_path / 'm'}"))
-        started[0].wait_for("step=20 ", 60)
+        started[0].wait_for("examples/s=", 60)
         below = children_of(started[0].pid)
         assert len(below) >= 4
         started[0].signal(signal.SIGKILL)
