@@ -34,7 +34,7 @@ FORBIDDEN: Mapping[str, tuple[str, ...]] = {
 }
 
 # What runs as TensorFlow: the only modules that import it as they are imported.
-WITH_TENSORFLOW = ("tfps.runtime", *MODES.values(), *models.BUILTIN.values(), "tfps.data.batches")
+WITH_TENSORFLOW = ("tfps.runtime", *MODES.values(, "tfps.models.lazy_adam"), *models.BUILTIN.values(), "tfps.data.batches")
 
 
 def modules() -> dict[str, Path]:
