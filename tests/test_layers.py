@@ -34,7 +34,8 @@ FORBIDDEN: Mapping[str, tuple[str, ...]] = {
 }
 
 # What runs as TensorFlow: the only modules that import it as they are imported.
-WITH_TENSORFLOW = ("tfps.runtime", *MODES.values(, "tfps.models.lazy_adam"), *models.BUILTIN.values(), "tfps.data.batches")
+_MODELS = (*models.BUILTIN.values(), "tfps.models.lazy_adam")
+WITH_TENSORFLOW = ("tfps.runtime", *MODES.values(), *_MODELS, "tfps.data.batches")
 
 
 def modules() -> dict[str, Path]:
