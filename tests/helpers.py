@@ -44,12 +44,12 @@ print("argv", json.dumps(sys.argv))
 NASTY = 'it\'s "q" $HOME ${HOME} $(touch spoilt) `id` $$ %j %% \\n\ttab; no: {} [1e3] # & | > * ? ~ !x é\nnew line'
 
 
-def golden(name: str, text: str) -> None:
-    """Compare a plan's text with the file that is checked in; ``UPDATE_GOLDEN=1`` writes the file instead."""
+def golden(name: str, plan: str) -> str:
+    """Return the text that is checked in for a plan; ``UPDATE_GOLDEN=1`` writes it first."""
     path = REPO / "tests" / "golden" / name
     if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(f"{text}\n")
-    assert path.read_text() == f"{text}\n"
+        path.write_text(f"{plan}\n")
+    return path.read_text().removesuffix("\n")
 
 
 def argv_of(output: str) -> list[str]:

@@ -644,14 +644,14 @@ def test_whatever_is_given_is_a_config_error_or_a_task(text: str) -> None:
     ]
     flags = {"ps_hosts": PS, "worker_hosts": WORKERS, "job_name": "worker", "task_index": 0}
     for env in [*slurm, *map(tf_config, nested), {"TF_CONFIG": text}]:
-        _resolve_or_refuse(env, {})
-        _resolve_or_refuse(env, flags)
+        assert _task_or_problems(env, {})
+        assert _task_or_problems(env, flags)
     for name in ("ps_hosts", "worker_hosts", "job_name"):
-        _resolve_or_refuse({}, {**flags, name: text})
+        assert _task_or_problems({}, {**flags, name: text})
 
 
-def _resolve_or_refuse(env: dict[str, str], flags: dict[str, Any]) -> None:
+def _task_or_problems(env: dict[str, str], flags: dict[str, Any]) -> Task | list[str]:
     try:
-        resolve(env, **flags)
+        return resolve(env, **flags)[1]
     except ConfigError:
-        refusal(env, **flags)
+        return refusal(env, **flags)

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers import MNIST, REPO
 from sklearn import datasets
 
 from tfps.data import digits, idx
 from tfps.data.batches import batches
 from tfps.errors import DataError
 
-MNIST = Path(__file__).resolve().parents[2] / "shared" / "data" / "mnist"
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 EVAL_IMAGES, EVAL_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 
@@ -110,10 +110,12 @@ def test_mnist_itself() -> None:
     idx.check(str(MNIST), 8000)
 
 
-def test_reading_does_not_import_tensorflow() -> None:
+def test_reading_does_not_import_tensorflow(tmp_path: Path) -> None:
     """Data is checked without TensorFlow, whose import takes longer than an answer may."""
-    code = "import sys; from tfps.data import digits, idx; digits.load(); assert 'tensorflow' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+    check = f"from tfps.data import digits, idx; digits.load(); idx.check({str(write_pair(tmp_path))!r}, 1)"
+    code = f"{check}; import sys; print('tensorflow' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=REPO)
+    assert (ended.returncode, ended.stdout) == (0, "False\n"), ended.stderr
 
 
 # What is refused

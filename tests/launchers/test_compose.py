@@ -46,8 +46,8 @@ def test_a_large_job_is_planned_as_before() -> None:
         mode="sync",
         learning_rate=0.5,
     )
-    job = Job("large", config, model_source="...", directory="/home/me")
-    golden("compose-large.yaml", str(compose.plan(job)))
+    plan = str(compose.plan(Job("large", config, model_source="...", directory="/home/me")))
+    assert plan == golden("compose-large.yaml", plan)
 
 
 def test_nothing_else_is_printed_nor_needed(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ SMALL = JobConfig(
 def test_golden(ssh: bool) -> None:
     """A PS and two workers, to be started by hand and over ssh."""
     plan = hosts.plan(Job("mnist", SMALL.replace(ssh=ssh), python="/venv/bin/python", directory="/home/me"))
-    golden(f"hosts{'-ssh' if ssh else ''}.sh", str(plan))
+    assert str(plan) == golden(f"hosts{'-ssh' if ssh else ''}.sh", str(plan))
     assert hosts.sends(plan.job) is ssh
 
 

@@ -21,10 +21,12 @@ def test_jobset_has_every_field(job: Job) -> None:
 @pytest.mark.parametrize("job", [SMALL, FULL])
 def test_each_inner_job_is_one_that_kubernetes_takes(job: Job) -> None:
     """The template of each role, made a Job, passes Kubernetes' own schema strictly."""
-    for one in kind_of("jobset", job, "JobSet")["spec"]["replicatedJobs"]:
-        template = one["template"]
-        template["metadata"]["name"] = one["name"]
-        kubernetes_validate.validate({"apiVersion": "batch/v1", "kind": "Job", **template}, "1.37.0", strict=True)
+    replicated = kind_of("jobset", job, "JobSet")["spec"]["replicatedJobs"]
+    assert [one["name"] for one in replicated] == ["ps", "worker"]
+    for one in replicated:
+        inner = {"apiVersion": "batch/v1", "kind": "Job", **one["template"]}
+        inner["metadata"]["name"] = one["name"]
+        assert kubernetes_validate.validate(inner, "1.37.0", strict=True) == "1.37"
 
 
 def test_every_pod_has_the_name_that_the_hosts_say() -> None:

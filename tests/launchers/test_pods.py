@@ -24,12 +24,13 @@ every_platform = pytest.mark.parametrize("platform", PLATFORMS)
 def test_the_manifest_is_the_one_checked_in(platform: str, name: str, job: Job) -> None:
     """The plan of a small job, and of one that asks for all there is, is written as the golden file has it."""
     job = changed(job, job.model_source, queue="high") if (platform, name) == ("volcano", "full") else job
-    golden(f"{platform}-{name}.yaml", str(plan_of(platform, job)))
+    plan = str(plan_of(platform, job))
+    assert plan == golden(f"{platform}-{name}.yaml", plan)
 
 
 @every_platform
 @pytest.mark.parametrize("job", [SMALL, FULL])
-@pytest.mark.parametrize("version", ["1.29.0", "1.37.0"])
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
 def test_kubernetes_has_every_field(platform: str, job: Job, version: str) -> None:
     """Kubernetes' own schemas, of an old and a new release, take every object and every pod template strictly."""
     own = [found for found in objects_of(platform, job) if found["kind"] in CORE or found["apiVersion"] == "batch/v1"]
@@ -40,7 +41,7 @@ def test_kubernetes_has_every_field(platform: str, job: Job, version: str) -> No
     assert len(own) >= 1
     assert len(wrapped) == 2
     for found in own + wrapped:
-        kubernetes_validate.validate(found, version, strict=True)
+        assert kubernetes_validate.validate(found, f"{version}.0", strict=True) == version
 
 
 def test_the_schemas_refuse_what_kubernetes_does_not_know() -> None:

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
 from tfps.errors import ConfigError
-from tfps.runtime import net, threads
+from tfps.runtime import memory, net, threads
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +21,7 @@ def start(cluster: Cluster, task: Task) -> Any:
     """
     net.bypass_proxies(os.environ, cluster)
     intra, inter = threads.share(cluster, task)
+    memory.keep_freed(heaps=intra or 1)
     log.info("threads: %s intra-op, %s inter-op", intra or "TensorFlow's", inter or "TensorFlow's")
     config = tf.ConfigProto(
         allow_soft_placement=True, intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter
