@@ -61,7 +61,7 @@ def _servers() -> Mapping[Task, Any]:
     ports = _KEPT.enter_context(held_ports(MAX_PS + MAX_WORKERS))
     addresses = [f"127.0.0.1:{port}" for port in ports]
     cluster = Cluster(tuple(addresses[:MAX_PS]), tuple(addresses[MAX_PS:]))
-    return {task: server.start(cluster, task) for task in cluster.tasks()}
+    return {task: server.start(JobConfig(), cluster, task) for task in cluster.tasks()}
 
 
 def target_of(task: Task) -> str:
@@ -87,7 +87,7 @@ def shared_servers() -> Iterator[None]:
 
     _within(30, lambda: [tf.Session.reset(one.target) for one in servers.values()])
     with (
-        mock.patch.object(server, "start", lambda _cluster, task: servers[task]),
+        mock.patch.object(server, "start", lambda _config, _cluster, task: servers[task]),
         mock.patch.object(tf.Session, "__init__", noted),
     ):
         try:

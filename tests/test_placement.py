@@ -251,7 +251,7 @@ def one_step(training: graph.TrainGraph, rewriting: bool) -> list[tuple[str, str
     with shared_servers(), training.graph.as_default():
         session = tf.Session(target_of(Task("worker", 0)), config=config)
         local = tf.group(tf.local_variables_initializer(), tf.tables_initializer(), training.iterator.initializer)
-        for op in (tf.global_variables_initializer(), local, step.chief_init, step.worker_init):
+        for op in (tf.global_variables_initializer(), training.load, local, step.chief_init, step.worker_init):
             session.run(op)
         if training.updates is not None:
             runner = tf.train.QueueRunner(step.queue, [training.updates])

@@ -133,7 +133,7 @@ def test_a_step_reads_what_others_have_written_meanwhile() -> None:
     ("secs", "left", "workers", "many_steps", "many_runs", "expected"),
     [
         (0.001, 10**6, 2, True, True, (16, 2)),
-        (0.02, 10**6, 2, True, True, (4, 2)),
+        (0.02, 10**6, 2, True, True, (8, 2)),
         (0.3, 10**6, 2, True, True, (1, 1)),
         (0.001, 10**6, 1, True, True, (16, 1)),
         (0.001, 10**6, 2, True, False, (16, 1)),

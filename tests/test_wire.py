@@ -76,8 +76,7 @@ def test_one_tensor_each_way_for_each_ps(mode: str, num_ps: int) -> None:
     planned = plan.make(JobConfig(mode=mode, optimizer="adam"), cluster, DEEP)
     assert planned.plain
     pulls, pushes = ([c for c in way if c.num_bytes and c.num_bytes > 8] for way in (planned.pulled, planned.pushed))
-    assert len(pulls) == num_ps + 1  # and the rows of the table
-    assert len(pushes) == num_ps + 1  # and the rows' indices
+    assert len(pulls) == len(pushes) == num_ps
     assert sum(c.num_bytes or 0 for c in pushes) <= sum(c.num_bytes or 0 for c in planned.plain.pushed)
     assert len(planned.plain.pulled) > len(planned.pulled) + 6
 

@@ -30,7 +30,7 @@ from tfps.config import JobConfig
 from tfps.launchers.handle import Exited, Line
 from tfps.report import make_dir
 
-PRELOAD = ["tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist", "tfps.models.linear"]
+PRELOAD = ["tfps.runtime.preload", "tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist", "tfps.models.linear"]
 KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
 
 

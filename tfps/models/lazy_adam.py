@@ -30,7 +30,8 @@ class LazyAdamOptimizer(tf.train.AdamOptimizer):  # type: ignore[misc]
         first = self._decayed(self.get_slot(handle, "m"), indices, decay1, grad)
         second = self._decayed(self.get_slot(handle, "v"), indices, decay2, tf.square(grad))
         change = rate * tf.sqrt(1 - power2) / (1 - power1) * first / (tf.sqrt(second) + epsilon)
-        return self._resource_scatter_add(handle, indices, -change)
+        # Not by self._resource_scatter_add, which reads the whole variable afterwards.
+        return tf.raw_ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=-change)
 
     def _decayed(self, slot: Any, indices: Any, decay: Any, value: Any) -> Any:
         """Move rows of a moment towards a value; returns them."""

@@ -1,15 +1,16 @@
 """The optimizers that ``--optimizer`` names, as one table. Imports TensorFlow only when one is made."""
 
+import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
 OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "sgd": ("GradientDescentOptimizer", {}),
-    "momentum": ("MomentumOptimizer", {"momentum": 0.9}),
-    "adam": ("LazyAdamOptimizer", {}),  # ours; the others are TensorFlow's
-    "adagrad": ("AdagradOptimizer", {}),
-    "ftrl": ("FtrlOptimizer", {}),
-    "rmsprop": ("RMSPropOptimizer", {}),
+    "sgd": ("tensorflow.compat.v1.train:GradientDescentOptimizer", {}),
+    "momentum": ("tensorflow.compat.v1.train:MomentumOptimizer", {"momentum": 0.9}),
+    "adam": ("tfps.models.lazy_adam:LazyAdamOptimizer", {}),
+    "adagrad": ("tfps.models.exact_adagrad:ExactAdagradOptimizer", {}),
+    "ftrl": ("tensorflow.compat.v1.train:FtrlOptimizer", {}),
+    "rmsprop": ("tensorflow.compat.v1.train:RMSPropOptimizer", {}),
 }
 
 
@@ -24,10 +25,6 @@ def make_optimizer(params: Mapping[str, Any], default: str, learning_rate: float
     Returns:
         A ``tf.compat.v1.train.Optimizer``.
     """
-    import tensorflow.compat.v1 as tf  # noqa: PLC0415  the table above is read where TensorFlow must not be
-
-    from tfps.models import lazy_adam  # noqa: PLC0415
-
-    class_name, options = OPTIMIZERS[params.get("optimizer") or default]
-    made = getattr(lazy_adam, class_name, None) or getattr(tf.train, class_name)
-    return made(learning_rate=params.get("learning_rate") or learning_rate, **options)
+    path, options = OPTIMIZERS[params.get("optimizer") or default]
+    make = pkgutil.resolve_name(path)
+    return make(learning_rate=params.get("learning_rate") or learning_rate, **options)

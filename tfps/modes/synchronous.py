@@ -110,6 +110,7 @@ class _Mean:
 
 def _mean(gradient: Any, variable: Any, stamp: Any, num_workers: int) -> _Mean:
     name = f"{variable.op.name}/mean"
+    gradient = _summed_by_row(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
     with tf.device(variable.device):
         if not isinstance(gradient, tf.IndexedSlices):
             dense = tf.ConditionalAccumulator(gradient.dtype, variable.shape, shared_name=name)
@@ -118,3 +119,10 @@ def _mean(gradient: Any, variable: Any, stamp: Any, num_workers: int) -> _Mean:
         total = sparse.take_indexed_slices_grad(num_workers)
         share = tf.IndexedSlices(total.values / num_workers, total.indices, total.dense_shape)
         return _Mean(variable, sparse, sparse.apply_indexed_slices_grad(gradient, stamp), share)
+
+
+def _summed_by_row(gradient: Any) -> Any:
+    """Return a sparse gradient with each row once: a worker's own sum, which is made on the worker."""
+    rows, place = tf.unique(gradient.indices)
+    sums = tf.unsorted_segment_sum(gradient.values, place, tf.size(rows))
+    return tf.IndexedSlices(sums, rows, gradient.dense_shape)

@@ -51,6 +51,7 @@ class Chief:
             log.info("resumed from %s", newest)
         else:
             session.run(self._init)
+        session.run(self._built.load)
         session.run(self._built.step.chief_init)
         if self._config.model_dir:
             write_json(Path(self._config.model_dir) / JOB, _found_from_anywhere(self._config).to_dict())
@@ -63,6 +64,7 @@ class Chief:
     def save_if_due(self, session: Any) -> None:
         """Save every ``save_checkpoint_secs``; a failure is told, and training goes on."""
         if self._checkpoints.due:
+            session.run(self._built.store)
             self._checkpoints.try_save(session, self._built.global_step)
 
     def save(self, session: Any) -> int:
@@ -71,6 +73,7 @@ class Chief:
         Raises:
             StorageError: If that fails.
         """
+        session.run(self._built.store)
         return self._checkpoints.save(session, self._built.global_step)
 
     def close_gaps(self, session: Any, loop: Loop) -> None:

@@ -21,7 +21,8 @@ from tfps.models import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes import MODES
 from tfps.modes.step import Step
-from tfps.runtime import placement, unroll, wire
+from tfps.runtime import placement, rows, unroll, wire
+from tfps.runtime.packing import Packing, can_pack
 
 _UPDATES = 8  # of a background run
 _MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
@@ -35,6 +36,8 @@ class TrainGraph:
         batches: int64 scalar: how many the input has, or ``tf.data.experimental``'s INFINITE or UNKNOWN_CARDINALITY.
         next_ticket: int64 [1], drawn at the end of a step.
         updates: Operation that the chief keeps running in the background, several of the mode's, or ``None``.
+        load: Operation for when the variables have their first values; see ``packing``.
+        store: Operation for before anybody looks at the variables.
     """
 
     graph: Any
@@ -45,6 +48,8 @@ class TrainGraph:
     step: Step
     next_ticket: Any
     updates: Any
+    load: Any
+    store: Any
     summary: Any
     num_workers: int
 
@@ -82,20 +87,37 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             iterator, batches, batch = source
             spec = _spec(model, ModeKeys.TRAIN, config, *batch)
             summary = tf.summary.merge_all() if task.is_chief else None
+        shown = [spec.loss, *spec.log_tensors.values(), *([] if summary is None else [summary])]
+        if problem := rows.problem(shown):
+            raise ModelError(f"--model={model.name}: {model.line_of('model_fn')}: {problem}")
         # Slots go where their variables are; the strategy must not count them again.
         with (
             tf.device(placement.device_setter(cluster, task, lambda _op: 0)),
             placement.local_variables_on(task.device),
         ):
             mode = importlib.import_module(MODES[config.mode])
-            step = _built(model, lambda: mode.build(spec.optimizer, spec.loss, global_step, config, cluster, task))
+            packing = Packing(spec.optimizer) if config.wire != "plain" and can_pack(spec.optimizer) else None
+            optimizer = packing or spec.optimizer
+            step = _built(model, lambda: mode.build(optimizer, spec.loss, global_step, config, cluster, task))
             next_ticket = step.draw_after(1, lambda op: op)
+        if packing:
+            packing.redirect(placement.needed([step.train_op, *shown]))
         if config.wire != "plain":
             wire.pack(graph, [next_ticket, spec.loss, step.train_op], narrow=config.wire == "bfloat16")
-        updates = _updates(graph, step, config)
-    return TrainGraph(
-        graph, global_step, iterator, batches, spec, step, next_ticket, updates, summary, cluster.num_workers
-    )
+        return TrainGraph(
+            graph=graph,
+            global_step=global_step,
+            iterator=iterator,
+            batches=batches,
+            spec=spec,
+            step=step,
+            next_ticket=next_ticket,
+            updates=_updates(graph, step, config),
+            load=packing.load() if packing else tf.no_op(),
+            store=packing.store() if packing else tf.no_op(),
+            summary=summary,
+            num_workers=cluster.num_workers,
+        )
 
 
 def _updates(graph: Any, step: Step, config: JobConfig) -> Any:

@@ -32,7 +32,7 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
         TfpsError: If a worker has failed for good, with the same exit code.
         StoppedError: If told to stop, after the workers have saved and left, or had their time to.
     """
-    running = server.start(cluster, task)
+    running = server.start(config, cluster, task)
     with tf.Graph().as_default() as graph:
         state = jobstate.on_ps(cluster, task.index)
         told = state.phase.read_value(), state.leave.read_value()

@@ -18,7 +18,7 @@ from tfps.config import JobConfig
 from tfps.runtime.graph import TrainGraph
 from tfps.runtime.unroll import Steps
 
-_RUN_SECS = 0.1
+_RUN_SECS = 0.2
 _MOST_STEPS = 16
 _WARM_UP, _MEASURED = 3, 10  # runs of one step
 _WORTH = 20  # as many runs there must be left, for to build a longer one takes as long as some

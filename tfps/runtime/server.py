@@ -7,29 +7,30 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
+from tfps.config import JobConfig
 from tfps.errors import ConfigError
 from tfps.runtime import memory, net, threads
 
 log = logging.getLogger(__name__)
 
 
-def start(cluster: Cluster, task: Task) -> Any:
+def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
     """Start the ``tf.train.Server`` of a task; it ends with the process.
 
     Raises:
         ConfigError: If TensorFlow cannot start it.
     """
     net.bypass_proxies(os.environ, cluster)
-    intra, inter = threads.share(cluster, task)
+    intra, inter = threads.share(cluster, task, overlap=config.mode != "sync")
     memory.keep_freed(heaps=intra or 1)
     log.info("threads: %s intra-op, %s inter-op", intra or "TensorFlow's", inter or "TensorFlow's")
-    config = tf.ConfigProto(
+    options = tf.ConfigProto(
         allow_soft_placement=True, intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter
     )
-    config.gpu_options.allow_growth = True
+    options.gpu_options.allow_growth = True
     try:
         return tf.train.Server(
-            tf.train.ClusterSpec(cluster.spec()), job_name=task.job, task_index=task.index, config=config
+            tf.train.ClusterSpec(cluster.spec()), job_name=task.job, task_index=task.index, config=options
         )
     except tf.errors.OpError as error:
         raise ConfigError(f"--{task.job}_hosts: no server at {cluster.address(task)}: {error.message}") from None

@@ -9,6 +9,7 @@ import os
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import ConfigError, TfpsError
+from tfps.runtime import loading
 from tfps.runtime.stop import PS_GRACE_SECS, Stop, supervise
 
 
@@ -24,7 +25,8 @@ def require_tensorflow() -> None:
 
 def load_tensorflow() -> None:
     """Import TensorFlow and make it behave as 1.x, with resource variables."""
-    import tensorflow.compat.v1 as tf  # noqa: PLC0415  after the logs are in place
+    loading.load()  # after the logs are in place
+    import tensorflow.compat.v1 as tf  # noqa: PLC0415
 
     tf.disable_v2_behavior()
     tf.enable_resource_variables()

@@ -23,14 +23,15 @@ def cores() -> int:
         return count
 
 
-def share(cluster: Cluster, task: Task) -> tuple[int, int]:
+def share(cluster: Cluster, task: Task, overlap: bool) -> tuple[int, int]:
     """Return the numbers of intra-op and inter-op threads of a task; 0, TensorFlow's own choice, if the user set one.
 
-    Tasks at the same host name share its cores evenly. Two inter-op threads at least: one waits while the other works.
+    Tasks at the same host name share its cores evenly. Where steps ``overlap``, as in async, there are two inter-op
+    threads at least: one works while the other waits for it.
     """
     mine = split(cluster.address(task))[0]
     neighbours = sum(split(cluster.address(other))[0] == mine for other in cluster.tasks())
     count = max(1, cores() // neighbours)
     intra = 0 if os.environ.get("TF_NUM_INTRAOP_THREADS") else count
-    inter = 0 if os.environ.get("TF_NUM_INTEROP_THREADS") else max(2, count)
+    inter = 0 if os.environ.get("TF_NUM_INTEROP_THREADS") else max(2 if overlap else 1, count)
     return intra, inter

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.placement import needed
+from tfps.runtime.placement import needed, task_of
 
 _SEED_STRIDE = 1_000_003
 
@@ -25,7 +25,8 @@ class Steps:
     Args:
         graph: The graph of the step, which the copies are added to.
         fetches: The tensors and operations that are the step.
-        gate: Operations of a step that all use of resources in the next one has to wait for.
+        gate: Operations of a step that all use of the PS's resources in the next one has to wait for; the worker's
+            own input need not.
     """
 
     def __init__(self, graph: Any, fetches: Sequence[Any], gate: Sequence[Any] = ()) -> None:
@@ -89,7 +90,8 @@ class Steps:
         for names in users.values():
             ends = [before[end] for name in names for end in _ends(self._copies[0][name])]
             for name in names:
-                copy[name]._add_control_inputs(list(dict.fromkeys([*gate, *ends])))
+                before_it = ends if task_of(copy[name]).startswith("worker/") else [*gate, *ends]
+                copy[name]._add_control_inputs(list(dict.fromkeys(before_it)))
 
 
 def _ends(op: Any) -> Sequence[str]:

@@ -12,7 +12,10 @@ variables are read, the same gradients applied, bit for bit.
 
 A bucket holds tensors of one type, of up to ``BUCKET_BYTES`` together: the transfer of a large model is still spread
 over the step. What is larger goes alone, uncopied. What would make a circle, sending a tensor that depends on another
-of its bucket, is left out, as is what has no fixed shape (sparse gradients).
+of its bucket, is left out.
+
+Rows of embedding tables, of which there are more or fewer in each step, are prepared by ``rows`` and then travel
+together like other tensors, all that are alike in one, with the number of each in another.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,10 +23,11 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from tfps.runtime import rows
 from tfps.runtime.placement import needed, task_of, tensor_bytes
+from tfps.runtime.rewiring import device, independent, replace
 
 BUCKET_BYTES = 1 << 20
-_SCOPE = "tfps/wire"
 
 
 def pack(graph: Any, fetches: Sequence[Any], narrow: bool = False) -> None:
@@ -34,14 +38,17 @@ def pack(graph: Any, fetches: Sequence[Any], narrow: bool = False) -> None:
         fetches: The tensors and operations of one step.
         narrow: Send float32 tensors, but scalars, as bfloat16: half the bytes, 8 bits of each number's 24.
     """
-    with graph.as_default(), tf.device(None), tf.name_scope(f"{_SCOPE}/"):
+    with graph.as_default(), tf.device(None), tf.name_scope("tfps/wire/"):
         _move_constants(needed(fetches))
         _wait_directly(needed(fetches))
         _merge_reads(needed(fetches))
+        rows.make_unique(needed(fetches))
         for source, target, found in _by_route(needed(fetches), _is_read):
             _send_packed("pull", source, target, found, narrow)
         for source, target, found in _by_route(needed(fetches), _is_of_worker):
-            _send_packed("push", source, target, _independent(found, target), narrow)
+            _send_packed("push", source, target, independent(found, target), narrow)
+        for source, target, found in _rows_by_route(needed(fetches)):
+            _send_rows(source, target, independent(found, target), narrow)
 
 
 def _move_constants(ops: Iterable[Any]) -> None:
@@ -89,7 +96,7 @@ def _merge_reads(ops: Iterable[Any]) -> None:
         if op.outputs and _is_read(op.outputs[0]):
             kept = first.setdefault((op.inputs[0].op.name, op.outputs[0].dtype), op.outputs[0])
             if kept is not op.outputs[0]:
-                _replace(op.outputs[0], kept, lambda _user: True)
+                replace(op.outputs[0], kept, lambda _user: True)
 
 
 def _by_route(ops: Sequence[Any], wanted: Callable[[Any], bool]) -> Iterable[tuple[str, str, Sequence[Any]]]:
@@ -105,39 +112,51 @@ def _by_route(ops: Sequence[Any], wanted: Callable[[Any], bool]) -> Iterable[tup
         yield source, target, list(found.values())
 
 
-def _independent(tensors: Sequence[Any], target: str) -> Sequence[Any]:
-    """Return the tensors that depend on nothing which ``target`` makes of another one of them."""
-    users = [user for tensor in tensors for user in tensor.consumers() if task_of(user) == target]
-    after: set[Any] = set(users)
-    for op in (todo := list(after)):  # grows while it is read
-        new = [user for output in op.outputs for user in output.consumers()] + list(op._control_outputs)
-        todo.extend(user for user in dict.fromkeys(new) if user not in after)
-        after.update(new)
-    return [tensor for tensor in tensors if tensor.op not in after]
+def _rows_by_route(ops: Sequence[Any]) -> Iterable[tuple[str, str, Sequence[Any]]]:
+    """Yield the tensors of unknown length that cross from one task to another, by source, target, type and width."""
+    routes: dict[tuple[str, str, Any, tuple[int, ...]], dict[Any, Any]] = {}
+    for op in sorted(ops, key=lambda op: op._id):
+        for tensor in op.inputs:
+            source, target, shape = task_of(tensor.op), task_of(op), tensor.shape
+            if source != target and shape.rank and shape[0].value is None and shape[1:].is_fully_defined():
+                routes.setdefault((source, target, tensor.dtype, tuple(shape[1:].as_list())), {})[tensor.ref()] = tensor
+    for (source, target, *_), found in routes.items():
+        yield source, target, list(found.values())
+
+
+def _send_rows(source: str, target: str, tensors: Sequence[Any], narrow: bool) -> None:
+    short = narrow and tensors[0].dtype == tf.float32
+    if len(tensors) == 1 and not short:
+        return
+    with tf.device(device(source)):
+        sizes = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
+        packed = tf.concat(tensors, 0, name="rows")
+        packed = tf.cast(packed, tf.bfloat16) if short else packed
+    with tf.device(device(target)):
+        packed = tf.cast(packed, tf.float32) if short else packed
+        parts = tf.split(packed, sizes, num=len(tensors))
+    for tensor, part in zip(tensors, parts, strict=True):
+        part.set_shape(tensor.shape)
+        replace(tensor, part, lambda user: task_of(user) == target)
 
 
 def _send_packed(name: str, source: str, target: str, tensors: Sequence[Any], narrow: bool) -> None:
-    for bucket in _buckets(tensors):
+    for bucket in buckets(tensors):
         short = narrow and bucket[0].dtype == tf.float32 and bucket[0].shape.rank > 0
         if len(bucket) == 1 and not short:
             continue
-        with tf.device(_device(source)):
+        with tf.device(device(source)):
             packed = tf.concat([tf.reshape(tensor, [-1]) for tensor in bucket], 0, name=name)
             packed = tf.cast(packed, tf.bfloat16) if short else packed
-        with tf.device(_device(target)):
+        with tf.device(device(target)):
             packed = tf.cast(packed, tf.float32) if short else packed
             parts = tf.split(packed, [int(tensor.shape.num_elements()) for tensor in bucket])
             parts = [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, bucket, strict=True)]
         for tensor, part in zip(bucket, parts, strict=True):
-            _replace(tensor, part, lambda user: task_of(user) == target)
+            replace(tensor, part, lambda user: task_of(user) == target)
 
 
-def _device(task: str) -> str:
-    job, index = task.split("/")
-    return f"/job:{job}/task:{index}"
-
-
-def _buckets(tensors: Sequence[Any]) -> Iterable[Sequence[Any]]:
+def buckets(tensors: Sequence[Any]) -> Iterable[Sequence[Any]]:
     """Yield tensors that travel together; what is larger than half a bucket does alone."""
     bucket: list[Any] = []
     room = BUCKET_BYTES
@@ -153,12 +172,3 @@ def _buckets(tensors: Sequence[Any]) -> Iterable[Sequence[Any]]:
         room -= size
     if bucket:
         yield bucket
-
-
-def _replace(old: Any, new: Any, where: Callable[[Any], bool]) -> None:
-    """Let the users of a tensor that ``where`` is true of use another one instead."""
-    for user in old.consumers():
-        if where(user) and not user.name.startswith(f"{_SCOPE}/"):
-            for index, tensor in enumerate(user.inputs):
-                if tensor.name == old.name:
-                    user._update_input(index, new)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
@@ -83,11 +84,14 @@ class Worker:
 
     def _join_cluster(self) -> bool:
         """Start the server, wait for the others, and for the variables to have their values; tell if it came to it."""
-        running = server.start(self._cluster, self._task)
+        running = server.start(self._config, self._cluster, self._task)
         patience_secs, over = self._config.patience_secs, lambda: ended(self._config)
         # Without the filter, creating a session would wait for every other worker, for ever.
         filters = ["/job:ps", self._task.device]
         self._session_config = tf.ConfigProto(device_filters=filters, allow_soft_placement=True)
+        # Its algebra rounds otherwise where the wire is packed: no bit of a result may depend on that.
+        rewriting = self._session_config.graph_options.rewrite_options
+        rewriting.arithmetic_optimization = RewriterConfig.OFF
         self._target = running.target
         stopping = lambda: self._stop.error  # noqa: E731
         if not net.wait_for_peers(self._cluster, self._task, patience_secs, stopping, over, self._was_here):

@@ -1,0 +1,102 @@
+"""Claims about the rows of embedding tables on the wire."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from cluster_in_process import model_of, train, variables_of
+
+import tfps
+from tfps.cluster import Cluster
+from tfps.config import JobConfig
+from tfps.errors import ModelError
+from tfps.models.optimizers import OPTIMIZERS
+from tfps.runtime import plan
+
+STEPS, ROWS = 6, 60
+
+
+def ids(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` of ids of which many are the same."""
+    if mode == "eval":
+        return None
+    rng = np.random.default_rng(context.input_pipeline_id)
+    values = np.minimum(rng.zipf(1.3, size=(STEPS, 8, 2)) - 1, ROWS - 1).astype(np.int64)
+    return tf.data.Dataset.from_tensor_slices(values).map(lambda x: ({"ids": x}, 0.0)).repeat()
+
+
+def looking_up(num_tables: int) -> Any:
+    """Return a model that looks up several tables, one of them twice, and two by the same ids."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        left, right = features["ids"][:, 0], features["ids"][:, 1]
+        tables = [tf.get_variable(f"table{i}", [ROWS, 4]) for i in range(num_tables)]
+        rows = [tf.nn.embedding_lookup(table, left) for table in tables]
+        rows += [tf.nn.embedding_lookup(tables[0], right), tf.nn.embedding_lookup(tables[-1], features["ids"])[:, 1]]
+        weight = tf.get_variable("weight", [4])
+        loss = tf.reduce_mean(tf.square(tf.add_n(rows) * weight - 1))
+        return tfps.ModelSpec(loss=loss, optimizer=tfps.make_optimizer(params, "sgd", learning_rate=0.1))
+
+    return model_of(ids, model_fn)
+
+
+def trained(directory: Path, num_ps: int, num_workers: int, **flags: Any) -> dict[str, bytes]:
+    """Return the bytes of a job's variables; the tables are split."""
+    flags |= {"max_steps": STEPS, "min_slice_mb": 1e-6, "model_dir": str(directory)}
+    train(looking_up(3), num_ps, num_workers, **flags)
+    return {name: np.asarray(value).tobytes() for name, value in variables_of(directory).items()}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_rows_that_travel_once_are_trained_alike(tmp_path: Path, optimizer: str, num_ps: int) -> None:
+    """Unique ids and sums on the worker change no bit of tables and slots, split or whole."""
+    made = [trained(tmp_path / each, num_ps, 1, optimizer=optimizer, wire=each) for each in ("plain", "packed")]
+    assert made[0] == made[1]
+
+
+def test_rows_in_step_are_trained_alike(tmp_path: Path) -> None:
+    """The same with two workers in sync, whose sums do not depend on the order."""
+    made = [trained(tmp_path / each, 2, 2, mode="sync", optimizer="adagrad", wire=each) for each in ("plain", "packed")]
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam", "ftrl"])
+def test_tables_cost_no_calls(optimizer: str) -> None:
+    """Ten tables are as many tensors a step as two."""
+    cluster = Cluster(("p:1",), ("w:1", "w:2"))
+    counts = []
+    for num_tables in (2, 10):
+        planned = plan.make(JobConfig(optimizer=optimizer), cluster, looking_up(num_tables))
+        counts.append(len(planned.pulled) + len(planned.pushed))
+    assert counts[0] == counts[1] <= 10
+
+
+def test_a_row_travels_once() -> None:
+    """What is asked for are unique ids, and the gradient that is sent has a row for each of them."""
+    planned = plan.make(JobConfig(optimizer="adagrad"), Cluster(("p:1",), ("w:1",)), looking_up(1))
+    assert planned.plain
+    widths = [sum(c.num_bytes is None for c in way) for way in (planned.pulled, planned.pushed)]
+    assert widths == [1, 2]  # rows; ids and sums
+    assert not any(c.num_bytes is None for c in planned.plain.pulled)  # all eight, however many are the same
+
+
+@pytest.mark.parametrize("wire", ["plain", "packed"])
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [("L2Loss", tf.nn.l2_loss), ("HistogramSummary", lambda table: tf.summary.histogram("all_of_it", table))],
+)
+def test_a_table_read_whole_is_refused(wire: str, name: str, read: Any) -> None:
+    """A regulariser or a histogram of a whole table is named, with the model's line, before anything starts."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        table = tf.get_variable("table", [ROWS, 4])
+        loss = tf.reduce_mean(tf.nn.embedding_lookup(table, features["ids"]))
+        more = read(table)
+        loss = loss + 0.1 * more if more.dtype == tf.float32 else loss
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(0.1))
+
+    with pytest.raises(ModelError, match=rf"'table' is an embedding table.*\({name}\) reads all of it"):
+        plan.make(JobConfig(wire=wire), Cluster(("p:1",), ("w:1",)), model_of(ids, model_fn))

@@ -1,0 +1,164 @@
+"""How small dense variables live on a PS: packed, several in one variable.
+
+A PS pays for each variable that it reads and for each gradient that it applies, as long as these are small more than
+for their bytes. So the small ones of a PS become one variable, and so do their slots: a step reads it once, and one
+gradient updates it.
+
+1. The variables that the model made stay, with their slots, under their names: what looks for them by name, a
+   checkpoint or an evaluation, finds them.
+2. Once they have their first values, the packed ones are filled from them: ``load``.
+3. A step uses the packed ones alone.
+4. Before anybody looks at the plain ones, they are brought up to date: ``store``.
+
+No number differs, to the bit, because only optimizers are packed that treat each element by itself. A variable that
+the model itself changes, or reads in parts, stays as it is, as does a large one.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.models.exact_adagrad import ExactAdagradOptimizer
+from tfps.models.lazy_adam import LazyAdamOptimizer
+from tfps.runtime import wire
+from tfps.runtime.placement import task_of
+from tfps.runtime.rewiring import device
+
+_ELEMENTWISE = (
+    tf.train.GradientDescentOptimizer,
+    tf.train.MomentumOptimizer,
+    tf.train.AdamOptimizer,
+    tf.train.RMSPropOptimizer,
+    tf.train.FtrlOptimizer,
+    LazyAdamOptimizer,
+    ExactAdagradOptimizer,
+)
+
+
+def can_pack(optimizer: Any) -> bool:
+    """Tell whether an optimizer's update of an element depends, to the bit, on nothing but this element.
+
+    TensorFlow's Adagrad and an FTRL with a power of its own do not: the last few elements of a tensor, which fill no
+    vector register, are computed by another approximation than the rest. A class of the user's may do anything.
+    """
+    return type(optimizer) in _ELEMENTWISE and getattr(optimizer, "_learning_rate_power", -0.5) == -0.5
+
+
+class Packing(tf.train.Optimizer):  # type: ignore[misc]
+    """A ``tf.compat.v1.train.Optimizer`` that updates packed variables by means of another one.
+
+    Args:
+        optimizer: The model's own, of which ``can_pack`` is true.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer._use_locking, optimizer.get_name())
+        self._optimizer = optimizer
+        self._variables: Sequence[Any] = ()
+        self._packs: Sequence[_Pack] = ()
+
+    def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Return pairs of gradient and variable as any optimizer does; some of the variables are packed ones."""
+        pairs = [pair for pair in self._optimizer.compute_gradients(loss, *args, **kwargs) if pair[0] is not None]
+        self._variables = [variable for _, variable in pairs]
+        gradients = {variable.ref(): gradient for gradient, variable in pairs}
+        self._packs = [_Pack(bucket) for bucket in _buckets(pairs)]
+        packed = [(pack.flat([gradients.pop(v.ref()) for v in pack.variables]), pack.whole) for pack in self._packs]
+        return packed + [pair for pair in pairs if pair[1].ref() in gradients]
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """Apply what ``compute_gradients`` gave, or means of it; the packed variables' slots are in no collection."""
+        with tf.init_scope():
+            self._optimizer._create_slots(self._variables)
+        with tf.variable_creator_scope(lambda create, **kwargs: create(**{**kwargs, "collections": []})):
+            return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
+
+    def redirect(self, ops: Iterable[Any]) -> None:
+        """Let operations of a step use the packed variables instead of the plain ones; call it once, at the end."""
+        pack_of = {variable.handle.op: pack for pack in self._packs for variable in pack.variables}
+        for user in list(ops):
+            for index, tensor in enumerate(user.inputs):
+                if tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0].op in pack_of:
+                    user._update_input(index, pack_of[tensor.op.inputs[0].op].value(tensor.op, task_of(user)))
+
+    def load(self) -> Any:
+        """Return an operation that fills the packed variables and slots from the plain ones."""
+        return tf.group(*(pack.load(slot) for pack in self._packs for slot in self._views()))
+
+    def store(self) -> Any:
+        """Return an operation that brings the plain variables and slots up to date."""
+        return tf.group(*(pack.store(slot) for pack in self._packs for slot in self._views()))
+
+    def _views(self) -> Sequence[Callable[[Any], Any]]:
+        """Return functions from a variable to itself, and to each of its slots."""
+        names = self._optimizer.get_slot_names()
+        return [lambda variable: variable] + [lambda v, name=name: self._optimizer.get_slot(v, name) for name in names]
+
+
+class _Pack:
+    """Variables of one PS and type as one, ``whole``."""
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self.variables = variables
+        self._sizes = [int(variable.shape.num_elements()) for variable in variables]
+        first = variables[0]
+        with tf.device(first.device):
+            self.whole = tf.Variable(
+                lambda: tf.zeros([sum(self._sizes)], first.dtype.base_dtype),
+                trainable=False,
+                collections=[],
+                use_resource=True,
+                name="tfps/packed",
+            )
+        self._values: dict[str, Sequence[Any]] = {}
+
+    def flat(self, tensors: Sequence[Any]) -> Any:
+        """Return tensors of the variables' shapes as one of ``whole``'s."""
+        return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+
+    def value(self, read: Any, task: str) -> Any:
+        """Return what stands for a read of one of the variables, on a task; all reads as the step begins are one."""
+        if read.control_inputs:
+            with tf.device(device(task)), tf.control_dependencies(read.control_inputs):
+                values = self._parts(self.whole.read_value())
+        else:
+            with tf.device(device(task)), tf.control_dependencies(None):
+                values = self._values.get(task) or self._parts(self.whole.read_value())
+            self._values[task] = values
+        return next(value for value, v in zip(values, self.variables, strict=True) if v.handle is read.inputs[0])
+
+    def load(self, slot: Callable[[Any], Any]) -> Any:
+        with tf.device(self.whole.device):
+            return slot(self.whole).assign(self.flat([slot(v).read_value() for v in self.variables]), read_value=False)
+
+    def store(self, slot: Callable[[Any], Any]) -> Any:
+        with tf.device(self.whole.device):
+            parts = self._parts(slot(self.whole).read_value())
+            made = [slot(v).assign(part, read_value=False) for v, part in zip(self.variables, parts, strict=True)]
+            return tf.group(*made)
+
+    def _parts(self, whole: Any) -> Sequence[Any]:
+        parts = tf.split(whole, self._sizes)
+        return [tf.reshape(part, variable.shape) for part, variable in zip(parts, self.variables, strict=True)]
+
+
+def _buckets(pairs: Sequence[tuple[Any, Any]]) -> Iterable[Sequence[Any]]:
+    """Yield variables that can live together, at least two: of one PS and type, with dense gradients."""
+    routes: dict[tuple[str, Any], list[Any]] = {}
+    for gradient, variable in pairs:
+        if isinstance(gradient, tf.Tensor) and gradient.dtype == variable.dtype.base_dtype and _is_only_read(variable):
+            routes.setdefault((variable.device, gradient.dtype), []).append(variable)
+    for found in routes.values():
+        yield from (bucket for bucket in wire.buckets(found) if len(bucket) > 1)
+
+
+def _is_only_read(variable: Any) -> bool:
+    """Tell whether all that is done to a variable, beside its initialisation, is to read it whole."""
+    handle = getattr(variable, "handle", None)
+    if handle is None or not variable.shape.is_fully_defined():
+        return False
+    return all(
+        user.type in ("ReadVariableOp", "VarIsInitializedOp") or user is variable.initializer
+        for user in handle.consumers()
+    )

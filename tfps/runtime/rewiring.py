@@ -1,0 +1,32 @@
+"""Change a graph that is built: what a tensor's users use instead."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfps.runtime.placement import task_of
+
+
+def device(task: str) -> str:
+    """Return a task's device."""
+    job, index = task.split("/")
+    return f"/job:{job}/task:{index}"
+
+
+def replace(old: Any, new: Any, where: Callable[[Any], bool]) -> None:
+    """Let the users of a tensor that ``where`` is true of use another one instead."""
+    for user in old.consumers():
+        if where(user):
+            for index, tensor in enumerate(user.inputs):
+                if tensor.name == old.name:
+                    user._update_input(index, new)
+
+
+def independent(tensors: Sequence[Any], target: str) -> Sequence[Any]:
+    """Return the tensors that depend on nothing which ``target`` makes of another one of them."""
+    users = [user for tensor in tensors for user in tensor.consumers() if task_of(user) == target]
+    after: set[Any] = set(users)
+    for op in (todo := list(after)):  # grows while it is read
+        new = [user for output in op.outputs for user in output.consumers()] + list(op._control_outputs)
+        todo.extend(user for user in dict.fromkeys(new) if user not in after)
+        after.update(new)
+    return [tensor for tensor in tensors if tensor.op not in after]

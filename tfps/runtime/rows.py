@@ -1,0 +1,104 @@
+"""Rows of embedding tables on the wire: each one once a step.
+
+Click logs name the same few ids again and again. A lookup on a PS would send each row as often as it is named; a
+gradient would be sent as often, and summed by row on the PS. Here
+
+1. the worker makes the ids of a lookup unique, asks the PS for those rows, and puts them where they are named;
+2. it sums the gradient of each row, and sends the sums to the rows that it asked for.
+
+The PS updates rows of which there are no two of one id. The order of the sums is TensorFlow's, so is every bit of the
+result. Does not change what ``--wire=plain`` does.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.runtime.placement import needed, task_of
+from tfps.runtime.rewiring import device, replace
+
+
+def problem(fetches: Iterable[Any]) -> str:
+    """Return which table is read whole although its rows are looked up, and by what, or nothing.
+
+    The PS would copy all of it in every step, as rows of it change while it is sent.
+    """
+    ops = needed(fetches)
+    tables = {op.inputs[0].op for op in ops if op.type == "ResourceGather"}
+    for op in ops:
+        if op.type == "ReadVariableOp" and op.inputs[0].op in tables:
+            user = next(_users(op), op)
+            return (
+                f"{op.inputs[0].op.name!r} is an embedding table, whose rows are looked up, but {user.name!r} "
+                f"({user.type}) reads all of it in each step: leave this table out, or use the looked-up rows."
+            )
+    return ""
+
+
+def _users(read: Any) -> Any:
+    """Yield what uses a read; identities are looked through."""
+    for user in read.outputs[0].consumers():
+        yield from _users(user) if user.type == "Identity" else [user]
+
+
+def make_unique(ops: Sequence[Any]) -> None:
+    """Rewrite the lookups of a step, and the sums of gradients by row; ``ops`` are all its operations."""
+    places: dict[str, tuple[Any, Any]] = {}
+    for op in ops:
+        if _is_lookup(op):
+            ids = op.inputs[1]
+            if ids.name not in places:
+                with tf.device(device(task_of(ids.op))):
+                    places[ids.name] = _unique(ids)
+            _look_up(op, *places[ids.name])
+    for op in ops:
+        if _sums_by_row(op):
+            _sum_on_worker(op, places)
+
+
+def _is_lookup(op: Any) -> bool:
+    """Tell whether an operation looks up rows on a PS for a worker."""
+    if op.type != "ResourceGather" or op.get_attr("batch_dims") or not task_of(op).startswith("ps/"):
+        return False
+    return all(task_of(other).startswith("worker/") for other in (op.inputs[1].op, *op.outputs[0].consumers()))
+
+
+def _unique(ids: Any) -> tuple[Any, Any]:
+    """Return the ids, each once, as a vector, and the place of each in it; no place if they are unique as they are."""
+    if ids.op.type == "Unique" and ids.value_index == 0:
+        return ids, None
+    return tuple(tf.unique(tf.reshape(ids, [-1])))
+
+
+def _look_up(op: Any, unique: Any, place: Any) -> None:
+    if place is None:
+        return
+    ids, found = op.inputs[1], op.outputs[0]
+    with tf.device(op.device), tf.control_dependencies(op.control_inputs):
+        rows = tf.raw_ops.ResourceGather(resource=op.inputs[0], indices=unique, dtype=found.dtype)
+    with tf.device(device(task_of(ids.op))):
+        shape = tf.concat([tf.shape(ids), tf.shape(rows)[1:]], 0)
+        # Grappler simplifies what it knows the shape of, which rounds otherwise: let it know as much as before.
+        known = found.shape.is_fully_defined()
+        every = tf.reshape(tf.gather(rows, place), found.shape.as_list() if known else shape)
+    replace(found, every, lambda _user: True)
+
+
+def _sums_by_row(op: Any) -> bool:
+    """Tell whether an operation sums a worker's gradient (TensorFlow's ``_deduplicate_indexed_slices``, on the PS)."""
+    if op.type != "UnsortedSegmentSum" or op.inputs[1].op.type != "Unique":
+        return False
+    return all(task_of(made.op).startswith("worker/") for made in (op.inputs[0], op.inputs[1].op.inputs[0]))
+
+
+def _sum_on_worker(op: Any, places: dict[str, tuple[Any, Any]]) -> None:
+    """Let the worker sum, and send the sums for the ids that it has asked for, if it has asked for these alone."""
+    values, was = op.inputs[0], op.inputs[1].op
+    ids = was.inputs[0]
+    asked = ids.op.inputs[0] if ids.op.type == "Reshape" else ids
+    with tf.device(device(task_of(values.op))):
+        unique, place = places.get(asked.name) or tf.unique(ids)
+        sums = values if place is None else tf.unsorted_segment_sum(values, place, tf.size(unique))
+    replace(was.outputs[0], unique, lambda user: user is not op)
+    replace(op.outputs[0], sums, lambda _user: True)
