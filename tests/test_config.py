@@ -334,3 +334,13 @@ def test_what_a_task_is_not_told() -> None:
     """A task's command line has nothing of what only those need who start it."""
     job = JobConfig(to="slurm", name="a", wait=True, ps_memory=2**30, num_ps=1, volumes="a:/b", seed=3, follow=True)
     assert job.for_task(job_name="ps", task_index=2).to_argv() == ["--job_name=ps", "--task_index=2", "--seed=3"]
+
+
+@pytest.mark.parametrize("sync", ["--mode=sync", "--issync=1"])
+def test_overlapping_runs_are_for_async(sync: str) -> None:
+    """In sync a second run under way is refused, not ignored; one is what sync has anyway."""
+    names = ["mode", "issync", "runs_in_flight"]
+    told = config.parse([sync, "--runs_in_flight=2"], names).problems["runs_in_flight"]
+    assert told.startswith("--runs_in_flight=2 is for --mode=async")
+    assert not config.parse([sync, "--runs_in_flight=1"], names).problems
+    assert not config.parse(["--issync=0", "--runs_in_flight=2"], names).problems

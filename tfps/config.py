@@ -177,7 +177,9 @@ class JobConfig:
     min_slice_mb: float = _flag(
         64.0, "placement", number(0), "variables are split over the parameter servers in slices of at least this size"
     )
-    wire: str = _flag("packed", "speed", text, "how tensors travel: small ones together, so but halved, or one by one")
+    wire: str = _flag(
+        "packed", "speed", text, "small tensors travel as one, or so with half the bits, or each by itself"
+    )
     steps_per_run: int | None = _flag(
         None, "speed", integer(1, 64), "steps of one session.run (default: by measuring the first steps)"
     )
@@ -185,8 +187,7 @@ class JobConfig:
         None,
         "speed",
         integer(1, 8),
-        "async: runs of a worker under way at once, each of which makes gradients one "
-        "step staler (default: by measuring)",
+        "async: runs of a worker under way at once; each but one makes gradients a run staler (default: by measuring)",
     )
     start_timeout_secs: float | None = _flag(
         None,
@@ -293,8 +294,11 @@ def parse(
     given = {name: values[name].value for name in names if values[name].present}
     problems |= {name: value.problem for name, value in given.items() if isinstance(value, _Invalid)}
     config = (defaults or JobConfig()).replace(**{n: v for n, v in given.items() if n not in problems})
-    contradiction = _mode_contradiction(config, "mode" in given and "mode" not in problems)
-    return Parsed(_with_mode(config), {**problems, **({"issync": contradiction} if contradiction else {})})
+    contradictions = {
+        "issync": _mode_contradiction(config, "mode" in given and "mode" not in problems),
+        "runs_in_flight": _overlap_contradiction(config),
+    }
+    return Parsed(_with_mode(config), {**problems, **{name: told for name, told in contradictions.items() if told}})
 
 
 def _mode_contradiction(config: JobConfig, mode_given: bool) -> str:
@@ -303,6 +307,13 @@ def _mode_contradiction(config: JobConfig, mode_given: bool) -> str:
         return ""
     given = f"--issync={int(bool(config.issync))}"
     return f"{given} means --mode={meant}, but --mode={config.mode} is given: drop one of them."
+
+
+def _overlap_contradiction(config: JobConfig) -> str:
+    if (config.runs_in_flight or 1) == 1 or _with_mode(config).mode != "sync":
+        return ""
+    told = f"--runs_in_flight={config.runs_in_flight} is for --mode=async"
+    return f"{told}: in sync a step begins when the one before has ended. Leave it out."
 
 
 def _with_mode(config: JobConfig) -> JobConfig:

@@ -72,9 +72,9 @@ class Workload:
         return replace(self, steps=self.steps // 3, warmup=self.warmup // 3)
 
 
-_MNIST = ("tfps", "classic", "torch", "torch_tcp")
+_MNIST = ("tfps", "classic", "torch_tcp")
 _DENSE = ("tfps", "classic", "torch", "torch_tcp", "raw_tcp")
-_CTR = ("tfps", "classic", "torch", "limit")
+_CTR = ("tfps", "classic", "torch_tcp", "limit")
 
 
 def _dense(mb: int, steps: int, warmup: int) -> Workload:
@@ -89,9 +89,9 @@ _ALL = (
         "mnist_async",
         "MNIST ConvNet of 1,960 parameters, batch 128, async, 1 PS + 2 workers",
         "mnist",
-        (*_MNIST, "tf2_pss", "tf2_pss_8", "ray", "limit"),
-        steps=3_000,
-        warmup=600,
+        (*_MNIST, "torch", "tf2_pss", "tf2_pss_8", "ray", "limit"),
+        steps=2_400,
+        warmup=800,
         least=0.9,
     ),
     Workload(
@@ -99,8 +99,8 @@ _ALL = (
         "the same, sync",
         "mnist",
         (*_MNIST, "ray", "limit"),
-        steps=3_000,
-        warmup=600,
+        steps=1_200,
+        warmup=400,
         mode="sync",
         least=0.9,
     ),
@@ -108,8 +108,8 @@ _ALL = (
         "narrow",
         "50 residual layers of 16x16 (100 small variables), batch 32, async, 1 PS + 2 workers",
         "narrow",
-        ("tfps", "classic", "torch", "limit"),
-        steps=3_000,
+        ("tfps", "classic", "torch_tcp", "limit"),
+        steps=2_400,
         warmup=600,
         batch_size=32,
         most=1.0,
@@ -119,7 +119,7 @@ _ALL = (
         "26 embedding tables of 40,000x16, MLP 64-32, batch 512, async, 1 PS + 2 workers",
         "ctr",
         _CTR,
-        steps=900,
+        steps=750,
         warmup=200,
         batch_size=512,
         most=0.6,
@@ -129,7 +129,7 @@ _ALL = (
         "the same with 2 PS",
         "ctr",
         _CTR[:-1],
-        steps=900,
+        steps=750,
         warmup=200,
         batch_size=512,
         num_ps=2,

@@ -156,6 +156,8 @@ class Loop:
         self._input = Input(session, built)
         self.pace = Pace(config, built.num_workers, self._input.size_is_known, built.step.may_overlap)
         self.progress = Progress()
+        if (config.steps_per_run or 1) > 1 and not self._input.size_is_known:
+            log.info("--steps_per_run=%d: the input may end anywhere, so a run takes one step", config.steps_per_run)
 
     def run(self) -> None:
         """Take steps until the tickets reach ``max_steps`` or the input ends.
