@@ -42,6 +42,8 @@ def test_mnist_on_the_digits_that_the_package_carries(tmp_path: Path, issync: st
     assert _accuracy(model_dir) >= 0.85
     assert told["global_step"] == 400
     assert told["examples_per_sec"] > 0
+    assert told["pace"]["steps_per_run"] >= told["pace"]["runs_in_flight"] >= 1
+    assert told["gradients_dropped"] == (0 if issync == "1" else None)
     assert {task: of["exit_code"] for task, of in told["tasks"].items()} == dict.fromkeys(
         ["ps/0", "ps/1", "worker/0", "worker/1", "worker/2", "worker/3"], 0
     )

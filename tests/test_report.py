@@ -15,6 +15,20 @@ from tfps.report import format_progress, parse_progress, read_json, write_json
 NEARLY = ["", "step", "step=", "step=x", "step=nan", "step=inf", "step=-1", "step=1.5", "step=1e3", "step=٣", "step=5,"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "runs", "told"),
+    [
+        (1, 1, "1 step a run"),
+        (8, 1, "8 steps a run"),
+        (8, 2, "8 steps a run, 2 under way: gradients are up to 1 staler"),
+    ],
+)
+def test_the_report_tells_the_pace(steps: int, runs: int, told: str) -> None:
+    """How many steps a run took, how many runs were under way, and what that did to the gradients."""
+    summary = {"pace": {"steps_per_run": steps, "runs_in_flight": runs}}
+    assert report.final_lines(summary, None)[1:] == [f"  pace           {told}"]
+
+
 def test_a_progress_line_as_people_see_it() -> None:
     """A progress line has the step, then each value as short as it can be read."""
     values = {"loss": 0.53219, "accuracy": 1.0, "examples/s": 12345.6, "tiny": 1.5e-7, "nan": math.nan}

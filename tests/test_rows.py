@@ -49,9 +49,8 @@ def trained(directory: Path, num_ps: int, num_workers: int, **flags: Any) -> dic
     return {name: np.asarray(value).tobytes() for name, value in variables_of(directory).items()}
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("num_ps", [1, 2])
-def test_rows_that_travel_once_are_trained_alike(tmp_path: Path, optimizer: str, num_ps: int) -> None:
+@pytest.mark.parametrize(("num_ps", "optimizer"), [*((1, name) for name in OPTIMIZERS), (2, "adagrad")])
+def test_rows_that_travel_once_are_trained_alike(tmp_path: Path, num_ps: int, optimizer: str) -> None:
     """Unique ids and sums on the worker change no bit of tables and slots, split or whole."""
     made = [trained(tmp_path / each, num_ps, 1, optimizer=optimizer, wire=each) for each in ("plain", "packed")]
     assert made[0] == made[1]

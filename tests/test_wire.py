@@ -51,9 +51,8 @@ def trained(directory: Path, num_ps: int, num_workers: int, **flags: Any) -> dic
     return {name: np.asarray(value).tobytes() for name, value in variables_of(directory).items()}
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("num_ps", [1, 2])
-def test_a_packed_run_is_a_plain_one(tmp_path: Path, optimizer: str, num_ps: int) -> None:
+@pytest.mark.parametrize(("num_ps", "optimizer"), [*((2, name) for name in OPTIMIZERS), (1, "adagrad")])
+def test_a_packed_run_is_a_plain_one(tmp_path: Path, num_ps: int, optimizer: str) -> None:
     """``--wire`` changes no bit of weights, slots and steps, nor a name in the checkpoint: with one worker in async."""
     made = [trained(tmp_path / each, num_ps, 1, optimizer=optimizer, wire=each) for each in ("plain", "packed")]
     assert made[0] == made[1]

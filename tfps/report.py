@@ -114,6 +114,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value
 
 
+def pace(steps_per_run: int, runs_in_flight: int) -> str:
+    """Return how steps are taken, and what that costs in staleness, for people."""
+    steps = f"{steps_per_run} steps a run" if steps_per_run > 1 else "1 step a run"
+    late = f", {runs_in_flight} under way: gradients are up to {runs_in_flight - 1} staler"
+    return steps + (late if runs_in_flight > 1 else "")
+
+
 def final_lines(summary: Mapping[str, Any], model_dir: str | None) -> list[str]:
     """Return the report that a job ends with, from its summary, for people."""
     step, secs, rate = (summary.get(name) or 0 for name in ("global_step", "seconds", "examples_per_sec"))
@@ -123,6 +130,8 @@ def final_lines(summary: Mapping[str, Any], model_dir: str | None) -> list[str]:
     lines[0] += f", resumed from step {count(resumed)}" if resumed else ""
     if summary.get("loss") is not None:
         lines.append(f"  training loss  {summary['loss']:.4g}")
+    if summary.get("pace"):
+        lines.append(f"  pace           {pace(**summary['pace'])}")
     metrics = summary.get("eval") or {}
     lines += [f"  eval {name:<9} {_number(value)}" for name, value in metrics.items() if _is_number(value)]
     if model_dir:

@@ -32,7 +32,7 @@ def main() -> int:
     """Run what the flags ask for."""
     flags = _flags()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
+        signal.signal(number, stop)
     workloads = [WORKLOADS[name] for name in flags.workload or WORKLOADS]
     chosen = flags.program or list(PROGRAMS)
     mnist = Path(os.environ.get("TFPS_BENCH_MNIST", ROOT / ".." / "shared" / "data" / "mnist")).resolve()
@@ -49,7 +49,7 @@ def main() -> int:
     return 0
 
 
-def _stop(number: int, _frame: object) -> None:
+def stop(number: int, _frame: object) -> None:
     """End by way of every ``finally``, which end what was started; a second signal must not cut that short."""
     for other in (signal.SIGTERM, signal.SIGINT):
         signal.signal(other, signal.SIG_IGN)
@@ -91,7 +91,7 @@ def _rounds(
     for number in range(1, rounds + 1):
         for workload in workloads:
             for name in [name for name in workload.programs if name in chosen]:
-                result = _run(workload, name, number, _place(workload, mnist, scratch))
+                result = run_once(workload, name, number, _place(workload, mnist, scratch))
                 print(report.line(result, workload), flush=True)
                 results.append(result)
     return results
@@ -101,7 +101,7 @@ def _place(workload: Workload, mnist: Path, scratch: Path) -> Place:
     return Place(scratch / workload.model, mnist, scratch / "run")
 
 
-def _run(workload: Workload, name: str, number: int, place: Place) -> Result:
+def run_once(workload: Workload, name: str, number: int, place: Place) -> Result:
     """Run one program once."""
     program, result = PROGRAMS[name], Result(workload.name, name, number)
     shutil.rmtree(place.scratch, ignore_errors=True)

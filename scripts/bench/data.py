@@ -21,7 +21,7 @@ def write(model: str, mnist_dir: Path, to: Path) -> Path:
     """Write a model's arrays below ``to`` and return their directory."""
     directory = to / model
     directory.mkdir(parents=True, exist_ok=True)
-    arrays = {"mnist": lambda: _mnist(mnist_dir), "narrow": _narrow, "ctr": _ctr, "dense": dict}[model]()
+    arrays = {"mnist": lambda: _mnist(mnist_dir), "narrow": _narrow, "ctr": _ctr, "dense": dict, "null": dict}[model]()
     for name, array in arrays.items():
         np.save(directory / f"{name}.npy", array)
     return directory

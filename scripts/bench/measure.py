@@ -115,5 +115,8 @@ def _window(workload: Workload, seen: Sequence[Mark], curves: Sequence[Any]) -> 
 
 def _rate(result: Result, workload: Workload, steps: float, secs: float) -> None:
     result.measured_secs = secs
+    if workload.unit == "ms":
+        result.value = 1_000 * secs / steps * workload.num_workers
+        return
     per_step = 2 * workload.mb / 1e3 if workload.mb else workload.batch_size
     result.value = steps * per_step / secs

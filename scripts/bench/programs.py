@@ -13,7 +13,10 @@ from workloads import Workload
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-MODELS = {"mnist": "mnist", **{name: str(HERE / "models" / f"{name}.py") for name in ("narrow", "ctr", "dense")}}
+MODELS = {
+    "mnist": "mnist",
+    **{name: str(HERE / "models" / f"{name}.py") for name in ("narrow", "ctr", "dense", "null")},
+}
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ def _peer(
         return made
 
     def _peer_flags(workload: Workload, place: Place, variant: str) -> dict[str, object]:
-        names = ("model", "mode", "num_ps", "num_workers", "batch_size", "steps", "every", "mb")
+        names = ("model", "mode", "num_ps", "num_workers", "batch_size", "steps", "every", "mb", "rows")
         data_dir = place.for_tfps(workload) if file == "limit" else place.arrays
         return {**{name: getattr(workload, name) for name in names}, "data_dir": data_dir, "variant": variant}
 
@@ -153,7 +156,8 @@ PROGRAMS: Mapping[str, Program] = {
 
 def environment(program: Program, workload: Workload) -> dict[str, str]:
     """Return the environment variables of a run."""
-    return {**program.env, "TFPS_BENCH_MB": str(workload.mb), "RAY_USAGE_STATS_ENABLED": "0"}
+    size = {"TFPS_BENCH_MB": str(workload.mb), "TFPS_BENCH_ROWS": str(workload.rows)}
+    return {**program.env, **size, "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def metrics(name: str, place: Place, said: Sequence[Mapping[str, object]]) -> dict[str, float]:

@@ -13,7 +13,7 @@ class Workload:
     Attributes:
         name: What the table says.
         title: What it is, for people.
-        model: ``mnist``, ``narrow``, ``ctr`` or ``dense``.
+        model: ``mnist``, ``narrow``, ``ctr``, ``dense`` or ``null``.
         programs: Who takes part, in the order of the table.
         steps: Updates of the whole job; for a program that counts workers' own steps, steps of each.
         warmup: Updates before the measured time begins.
@@ -21,10 +21,12 @@ class Workload:
         batch_size: Examples of one worker's step.
         num_ps: Parameter servers.
         num_workers: Workers.
-        mb: Of the dense ladder: 10^6 bytes of parameters.
+        mb: Of the dense ladder and the null step: 10^6 bytes of parameters.
+        rows: Of the null step: how many rows of a table a step reads; 0 is all parameters.
         least: Least accuracy that counts as learned.
         most: Most loss that counts as learned.
-        unit: What is reported: ``examples/s``, ``GB/s`` or ``s`` (from the command to every worker's first step).
+        unit: What is reported: ``examples/s``, ``GB/s``, ``ms`` (of a step) or ``s`` (from the command to
+            every worker's first step).
         deadline_secs: When a run is ended and called failed.
     """
 
@@ -39,6 +41,7 @@ class Workload:
     num_ps: int = 1
     num_workers: int = 2
     mb: int = 0
+    rows: int = 0
     least: float | None = None
     most: float | None = None
     unit: str = "examples/s"
@@ -56,14 +59,24 @@ class Workload:
             return f"accuracy {accuracy:.3f}, less than {self.least:g}"
         if self.most is not None and not loss <= self.most:
             return f"loss {loss:.3f}, more than {self.most:g}"
-        if self.mb:
+        if self.model == "null":
+            total, due = metrics.get("total", 0.0), -self.steps * DENSE_STEP * self.read
+            return "" if abs(total / due - 1) < 1e-3 else f"a sum of {total:g} instead of {due:g}"
+        if self.model == "dense":
             values, due = (metrics.get("low"), metrics.get("high")), -self.steps * DENSE_STEP
             return "" if values == (due, due) else f"values {values} instead of {due:g}"
         return ""
 
+    @property
+    def read(self) -> int:
+        """How many parameters a null step reads."""
+        return self.rows * 64 or max(1, self.mb * 10**6 // 4)
+
     def check(self) -> str:
         """Return what each run must show, for people."""
-        if self.mb:
+        if self.model == "null":
+            return "the sum of all parameters is what the pushes make of it"
+        if self.model == "dense":
             return f"every value is exactly what {self.steps:,} pushes make of it"
         return f"test accuracy >= {self.least:g}" if self.least is not None else f"held-out loss <= {self.most:g}"
 

@@ -30,6 +30,7 @@ class Chief:
         self._init = tf.global_variables_initializer()
         self._checkpoints = Checkpoints(config.model_dir, config.save_checkpoint_secs)
         self._eval = graph.evaluation(config, cluster, Task("worker", 0), model, like=built.graph)
+        self.num_workers = built.num_workers
         self.resumed_from: str | None = None
         self.resumed_from_step = 0
 
@@ -106,7 +107,7 @@ def _found_from_anywhere(config: JobConfig) -> JobConfig:
 
 def write_summary(
     config: JobConfig,
-    progress: Progress,
+    loop: Loop | None,
     chief: Chief | None,
     steps: Mapping[int, int],
     metrics: Mapping[str, Any],
@@ -116,7 +117,7 @@ def write_summary(
 
     Args:
         config: The job.
-        progress: The chief's own.
+        loop: The chief's own; ``None`` if it has taken no step.
         chief: ``None`` if the job ended before there was one.
         steps: By worker index, the steps taken in this run, as far as they are known.
         metrics: The final evaluation's.
@@ -124,6 +125,7 @@ def write_summary(
     """
     if not config.model_dir:
         return
+    progress = loop.progress if loop else Progress()
     told = {
         "status": "done",
         "model": config.model,
@@ -137,6 +139,8 @@ def write_summary(
         if progress.steps
         else 0,
         "loss": progress.loss,
+        "pace": loop.pace.to_dict() if loop else None,
+        "gradients_dropped": _dropped(config, chief, progress, steps),
         "eval": metrics,
         "checkpoint": next(reversed(existing(config.model_dir)), None),
         "tasks": {f"worker/{index}": {"steps": taken} for index, taken in sorted(steps.items())},
@@ -145,3 +149,10 @@ def write_summary(
         told["status"] = "stopped" if isinstance(error, StoppedError) else "failed"
         told |= {"error": str(error), "exit_code": error.exit_code}
     write_json(Path(config.model_dir) / SUMMARY, told)
+
+
+def _dropped(config: JobConfig, chief: Chief | None, progress: Progress, steps: Mapping[int, int]) -> int | None:
+    """Return how many gradients came too late for their update; ``None`` in async, or if not all steps are known."""
+    if config.mode != "sync" or chief is None or len(steps) < chief.num_workers:
+        return None
+    return sum(steps.values()) - chief.num_workers * (progress.global_step - chief.resumed_from_step)

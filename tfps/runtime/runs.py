@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from tfps import report
 from tfps.config import JobConfig
 from tfps.runtime.graph import TrainGraph
 from tfps.runtime.unroll import Steps
@@ -142,8 +143,11 @@ class Pace:
         self._chosen = None not in (config.steps_per_run, config.runs_in_flight)
 
     def __str__(self) -> str:
-        steps = f"{self.steps} steps a run" if self.steps > 1 else "1 step a run"
-        return f"{steps}, {self.runs} under way: gradients are up to {self.runs - 1} staler" if self.runs > 1 else steps
+        return report.pace(**self.to_dict())
+
+    def to_dict(self) -> dict[str, int]:
+        """Return it for the summary."""
+        return {"steps_per_run": self.steps, "runs_in_flight": self.runs}
 
     def measure(self, secs: float, left: int) -> bool:
         """Take in how long a run took, and how many steps the job has left; tell whether the pace has changed."""

@@ -184,7 +184,7 @@ class Worker:
         loop.progress.global_step = chief.save(self._session)
         metrics = chief.evaluate(self._session, self._target, self._session_config)
         _, steps = self._state.read(self._session)
-        write_summary(self._config, loop.progress, chief, {**dict(enumerate(steps)), 0: loop.progress.steps}, metrics)
+        write_summary(self._config, loop, chief, {**dict(enumerate(steps)), 0: loop.progress.steps}, metrics)
 
     def _others_are_through(self) -> bool:
         """Tell whether every other worker has signed off, or does not answer any more."""
@@ -305,8 +305,8 @@ class Worker:
             thread.start()
             thread.join(_LAST_WILL_SECS)
         if self._task.is_chief:
-            progress = self._loop.progress if self._loop else Progress()
-            write_summary(self._config, progress, self._chief, {0: progress.steps}, {}, error)
+            steps = self._loop.progress.steps if self._loop else 0
+            write_summary(self._config, self._loop, self._chief, {0: steps}, {}, error)
 
 
 def _lost(tasks: Sequence[Task], secs: float) -> PeerLostError:

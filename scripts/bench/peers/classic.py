@@ -74,18 +74,38 @@ def ladder(flags: Any) -> Built:
     return x, y, tf.add_n([tf.reduce_sum(value * x) for value in values]), {"low": low, "high": high}
 
 
+def null(flags: Any) -> Built:
+    """Build ``--mb`` of parameters, one table or 16 variables, or a scalar, whose gradient is the input."""
+    x, y = tf.placeholder(tf.float32, []), tf.placeholder(tf.float32, [])
+    size, zeros = flags.mb * 10**6 // 4, tf.zeros_initializer()
+    if flags.rows:
+        table = tf.get_variable("table", [size // 64, 64], initializer=zeros)
+        ids = tf.random.uniform([flags.rows], maxval=size // 64, dtype=tf.int32)
+        variables, loss = [table], tf.reduce_sum(tf.nn.embedding_lookup(table, ids) * x)
+    else:
+        shapes = [[size // task.DENSE_VARIABLES]] * task.DENSE_VARIABLES if size else [[]]
+        variables = [tf.get_variable(f"part{i}", shape, initializer=zeros) for i, shape in enumerate(shapes)]
+        loss = tf.add_n([tf.reduce_sum(variable * x) for variable in variables])
+    totals = []
+    for variable in variables:
+        with tf.device(variable.device):
+            totals.append(tf.reduce_sum(variable))
+    return x, y, loss, {"total": tf.add_n(totals)}
+
+
 def dense(name: str, net: Any, inputs: int, outputs: int, initializer: Any) -> Any:
     """Build a dense layer."""
     kernel = tf.get_variable(f"{name}/kernel", [inputs, outputs], initializer=initializer)
     return tf.matmul(net, kernel) + tf.get_variable(f"{name}/bias", [outputs], initializer=tf.zeros_initializer())
 
 
-MODELS = {"mnist": mnist, "narrow": narrow, "ctr": ctr, "dense": ladder}
+MODELS = {"mnist": mnist, "narrow": narrow, "ctr": ctr, "dense": ladder, "null": null}
 OPTIMIZERS = {
     "mnist": lambda: tf.train.AdagradOptimizer(0.05),
     "narrow": lambda: tf.train.AdagradOptimizer(0.02),
     "ctr": lambda: tf.train.AdagradOptimizer(0.05),
     "dense": lambda: tf.train.GradientDescentOptimizer(task.DENSE_RATE),
+    "null": lambda: tf.train.GradientDescentOptimizer(task.DENSE_RATE),
 }
 
 
@@ -136,7 +156,7 @@ def worker(flags: Any, cluster: Any, server: Any) -> None:
 
 def evaluate(server: Any, flags: Any, names: dict[Any, str], measured: dict[str, Any]) -> None:
     """Measure the model on the parameter servers' values."""
-    feeds = {} if flags.model == "dense" else {x: task.load(flags, name) for x, name in names.items()}
+    feeds = {} if flags.model in ("dense", "null") else {x: task.load(flags, name) for x, name in names.items()}
     with tf.Session(server.target, config=session_config(flags)) as evaluating:
         task.say("done", **{name: float(v) for name, v in evaluating.run(measured, feeds).items()})
 

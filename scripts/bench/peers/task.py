@@ -23,7 +23,7 @@ def flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name in ("role", "model", "mode", "data_dir", "variant"):
         parser.add_argument(f"--{name}", default="")
-    for name in ("index", "num_ps", "num_workers", "batch_size", "steps", "every", "mb"):
+    for name in ("index", "num_ps", "num_workers", "batch_size", "steps", "every", "mb", "rows"):
         parser.add_argument(f"--{name}", type=int, default=0)
     parser.add_argument("--ports", type=lambda text: [int(port) for port in text.split(",")], default=[])
     return parser.parse_args()
@@ -42,8 +42,8 @@ def load(given: argparse.Namespace, name: str) -> Any:
 
 
 def batches(given: argparse.Namespace) -> Iterator[Arrays]:
-    """Yield this worker's batches for ever, each epoch in a new order; the dense ladder's is a one."""
-    if given.model == "dense":
+    """Yield this worker's batches for ever, each epoch in a new order; of dense ladder and null step, ones."""
+    if given.model in ("dense", "null"):
         while True:
             yield np.float32(1), np.float32(0)
     x, y = (load(given, name)[given.index :: given.num_workers] for name in ("train_x", "train_y"))
