@@ -43,9 +43,13 @@ def main() -> int:
     if flags.quick:
         workloads = [workload.shorter() for workload in workloads]
     with tempfile.TemporaryDirectory(prefix="tfps-bench-") as scratch:
-        results = _rounds(workloads, chosen, 1 if flags.quick else flags.rounds, mnist, Path(scratch))
+        for model in {workload.model for workload in workloads}:
+            data.write(model, mnist, Path(scratch))
         planned = {w.name: report.planned(w, _place(w, mnist, Path(scratch))) for w in workloads}
-    _write(flags.out, workloads, results, planned)
+        results: list[Result] = []
+        for number in range(1, 2 if flags.quick else flags.rounds + 1):
+            results += _round(number, workloads, chosen, mnist, Path(scratch))
+            _write(flags.out, workloads, results, planned)  # what is done is not lost if the rest is cut short
     return 0
 
 
@@ -81,19 +85,15 @@ def _problem(workloads: Sequence[Workload], chosen: Sequence[str], mnist: Path) 
     return f"no virtual environment .venv/bench/{absent[0]}: run scripts/bench/venvs {absent[0]}." if absent else ""
 
 
-def _rounds(
-    workloads: Sequence[Workload], chosen: Sequence[str], rounds: int, mnist: Path, scratch: Path
+def _round(
+    number: int, workloads: Sequence[Workload], chosen: Sequence[str], mnist: Path, scratch: Path
 ) -> list[Result]:
-    """Run everything: in each round, each workload, each program in turn."""
-    for model in {workload.model for workload in workloads}:
-        data.write(model, mnist, scratch)
+    """Run each workload, each program in turn, once."""
     results = []
-    for number in range(1, rounds + 1):
-        for workload in workloads:
-            for name in [name for name in workload.programs if name in chosen]:
-                result = run_once(workload, name, number, _place(workload, mnist, scratch))
-                print(report.line(result, workload), flush=True)
-                results.append(result)
+    for workload in workloads:
+        for name in [name for name in workload.programs if name in chosen]:
+            results.append(run_once(workload, name, number, _place(workload, mnist, scratch)))
+            print(report.line(results[-1], workload), flush=True)
     return results
 
 
