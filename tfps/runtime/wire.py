@@ -129,7 +129,7 @@ def _send_rows(source: str, target: str, tensors: Sequence[Any], narrow: bool) -
     if len(tensors) == 1 and not short:
         return
     with tf.device(device(source)):
-        sizes = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
+        sizes = tf.stack(tf.shape_n(tensors))[:, 0]
         packed = tf.concat(tensors, 0, name="rows")
         packed = tf.cast(packed, tf.bfloat16) if short else packed
     with tf.device(device(target)):
