@@ -26,20 +26,21 @@ def numbers(mode: str, params: Any, context: Any) -> Any:
 
 
 def awkward(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
-    """Be a model that reads late, keeps an average, and changes a weight itself."""
+    """Be a model that reads late, keeps an average, changes one weight itself, bounds another, and shows a third."""
     first = tf.get_variable("first", [5, 3])
     second = tf.get_variable("second", [3], initializer=tf.zeros_initializer())
     third = tf.get_variable("third", [3], initializer=tf.ones_initializer())
     own = tf.get_variable("own", [3], initializer=tf.ones_initializer())
+    bounded = tf.get_variable("bounded", [3], constraint=lambda weight: tf.minimum(weight, 0.25))
     average = tf.get_variable("average", [3], initializer=tf.zeros_initializer(), trainable=False)
     kept = average.assign(0.9 * average + 0.1 * second)
     with tf.control_dependencies([kept, own.assign(tf.minimum(own, 1.5))]):
         late = second.read_value()
-    net = tf.matmul(features["x"], first) + second + tf.nn.relu(late) + third * own
+    net = tf.matmul(features["x"], first) + second + tf.nn.relu(late) + third * own + bounded
     tf.summary.histogram("third", third)
     loss = tf.reduce_mean(tf.square(net - 1))
     optimizer = tfps.make_optimizer(params, "adagrad", learning_rate=0.1)
-    return tfps.ModelSpec(loss=loss, optimizer=optimizer, log_tensors={"largest": tf.reduce_max(third)})
+    return tfps.ModelSpec(loss=loss, optimizer=optimizer, log_tensors={"third": third.value()})
 
 
 AWKWARD = model_of(numbers, awkward)
@@ -69,13 +70,24 @@ def test_an_awkward_model_trains_as_if_unpacked(tmp_path: Path, mode: str, optim
         values = variables_of(tmp_path / wire)
         made.append({name: np.asarray(value).tobytes() for name, value in values.items()})
     assert made[0] == made[1]
-    assert {"first", "second", "third", "own", "average", "global_step"} < set(made[0])
+    assert {"first", "second", "third", "own", "bounded", "average", "global_step"} < set(made[0])
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_step_sees_packed_variables_alone(mode: str) -> None:
+    """Nothing that a step runs, shows or applies reads a plain variable that is packed; each moment is one read."""
+    training = built(AWKWARD, mode=mode)
+    parts = [training.step.train_op, training.step.update, *training.spec.log_tensors.values(), training.summary]
+    ops = placement.needed([part for part in parts if part is not None])
+    read = Counter(op.inputs[0].op.name for op in ops if op.type == "ReadVariableOp")
+    assert not {"first", "second", "third"} & set(read)
+    assert read["tfps/packed"] == 2  # as the step begins, and late
 
 
 def test_one_update_for_many_variables() -> None:
-    """The variables that are only read are updated as one; the one that the model changes itself, by itself."""
-    assert updates(built(AWKWARD)) == {"ResourceApplyAdagradV2": 2}
-    assert updates(built(AWKWARD, wire="plain")) == {"ResourceApplyAdagradV2": 4}
+    """The variables that are only read are updated as one; those that the model changes or bounds, by themselves."""
+    assert updates(built(AWKWARD)) == {"ResourceApplyAdagradV2": 3}
+    assert updates(built(AWKWARD, wire="plain")) == {"ResourceApplyAdagradV2": 5}
 
 
 def test_an_optimizer_that_may_do_anything_is_left_alone() -> None:

@@ -62,6 +62,27 @@ def test_rows_in_step_are_trained_alike(tmp_path: Path) -> None:
     assert made[0] == made[1]
 
 
+def branching(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a lookup in a branch, one in a loop, and sums of its own by unique ids."""
+    left, right = features["ids"][:, 0], features["ids"][:, 1]
+    first, second, third = (tf.get_variable(f"table{i}", [ROWS, 4]) for i in range(3))
+    rows = tf.nn.embedding_lookup(second, right)
+    rows += tf.cond(left[0] > 2, lambda: tf.nn.embedding_lookup(first, left), lambda: tf.zeros([8, 4]))
+    rows += tf.map_fn(lambda one: tf.nn.embedding_lookup(third, one), left, dtype=tf.float32)
+    groups = tf.math.unsorted_segment_sum(rows, tf.unique(left)[1], 8)
+    loss = tf.reduce_mean(tf.square(rows - 1)) + tf.reduce_mean(groups)
+    return tfps.ModelSpec(loss=loss, optimizer=tfps.make_optimizer(params, "adagrad", learning_rate=0.1))
+
+
+def test_branches_loops_and_sums_of_its_own_are_the_models(tmp_path: Path) -> None:
+    """What is looked up only sometimes, or summed in another way, is left as the model has it."""
+    made = []
+    for wire in ("plain", "packed"):
+        train(model_of(ids, branching), 1, 1, max_steps=STEPS, wire=wire, model_dir=str(tmp_path / wire))
+        made.append({name: np.asarray(v).tobytes() for name, v in variables_of(tmp_path / wire).items()})
+    assert made[0] == made[1]
+
+
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam", "ftrl"])
 def test_tables_cost_no_calls(optimizer: str) -> None:
     """Ten tables are as many tensors a step as two."""

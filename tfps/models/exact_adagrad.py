@@ -1,4 +1,4 @@
-"""Adagrad whose update of an element depends on nothing but that element.
+"""Adagrad whose dense update of an element depends on nothing but that element.
 
 TensorFlow's ``AdagradOptimizer`` multiplies by an approximate reciprocal square root (``ResourceApplyAdagrad``), but
 the last elements of a tensor, which do not fill a vector register, by an exact one: where in a tensor an element is

@@ -37,7 +37,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         global_step: int64 resource variable; counts the updates applied.
         config: The job; not used by this mode.
         cluster: Its number of workers is the number of gradients in a mean.
-        task: The worker; the chief, which is the first, also builds the update.
+        task: The worker.
 
     Returns:
         The step; its tickets are the tokens, and no tokens are handed out in advance, so no gradient is stale at start.

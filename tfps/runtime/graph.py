@@ -86,7 +86,9 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             source = _input(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
             iterator, batches, batch = source
             spec = _spec(model, ModeKeys.TRAIN, config, *batch)
-            summary = tf.summary.merge_all() if task.is_chief else None
+            # What is shown is fetched, and what is fetched cannot be redirected.
+            spec = dataclasses.replace(spec, log_tensors={n: tf.identity(t) for n, t in spec.log_tensors.items()})
+            summary = tf.summary.merge_all()
         shown = [spec.loss, *spec.log_tensors.values(), *([] if summary is None else [summary])]
         if problem := rows.problem(shown):
             raise ModelError(f"--model={model.name}: {model.line_of('model_fn')}: {problem}")
@@ -96,12 +98,13 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             placement.local_variables_on(task.device),
         ):
             mode = importlib.import_module(MODES[config.mode])
-            packing = Packing(spec.optimizer) if config.wire != "plain" and can_pack(spec.optimizer) else None
+            packing = _packing(spec.optimizer, config)
             optimizer = packing or spec.optimizer
             step = _built(model, lambda: mode.build(optimizer, spec.loss, global_step, config, cluster, task))
             next_ticket = step.draw_after(1, lambda op: op)
         if packing:
-            packing.redirect(placement.needed([step.train_op, *shown]))
+            updates = [] if step.update is None else [step.update]
+            packing.redirect(placement.needed([step.train_op, *updates, *shown]))
         if config.wire != "plain":
             wire.pack(graph, [next_ticket, spec.loss, step.train_op], narrow=config.wire == "bfloat16")
         return TrainGraph(
@@ -115,9 +118,15 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             updates=_updates(graph, step, config),
             load=packing.load() if packing else tf.no_op(),
             store=packing.store() if packing else tf.no_op(),
-            summary=summary,
+            summary=summary if task.is_chief else None,
             num_workers=cluster.num_workers,
         )
+
+
+def _packing(optimizer: Any, config: JobConfig) -> Packing | None:
+    if config.wire == "plain" or not can_pack(optimizer):
+        return None
+    return Packing(optimizer, scalars=config.wire != "bfloat16")
 
 
 def _updates(graph: Any, step: Step, config: JobConfig) -> Any:

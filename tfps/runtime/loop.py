@@ -154,10 +154,12 @@ class Loop:
         self._reporter, self._stop, self._between_runs = reporter, stop, between_runs
         self._runs = Runs(session, built)
         self._input = Input(session, built)
-        self.pace = Pace(config, built.num_workers, self._input.size_is_known, built.step.may_overlap)
+        many = self._input.size_is_known and self._runs.can_be_long
+        self.pace = Pace(config, built.num_workers, many, built.step.may_overlap)
         self.progress = Progress()
-        if (config.steps_per_run or 1) > 1 and not self._input.size_is_known:
-            log.info("--steps_per_run=%d: the input may end anywhere, so a run takes one step", config.steps_per_run)
+        if (config.steps_per_run or 1) > 1 and not many:
+            why = "the model uses a variable in a branch" if self._input.size_is_known else "the input may end anywhere"
+            log.info("--steps_per_run=%d: %s, so a run takes one step", config.steps_per_run, why)
 
     def run(self) -> None:
         """Take steps until the tickets reach ``max_steps`` or the input ends.

@@ -11,7 +11,7 @@ gradient updates it.
 4. Before anybody looks at the plain ones, they are brought up to date: ``store``.
 
 No number differs, to the bit, because only optimizers are packed that treat each element by itself. A variable that
-the model itself changes, or reads in parts, stays as it is, as does a large one.
+the model itself changes, reads in parts or constrains stays as it is, as does a large one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -50,11 +50,12 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
 
     Args:
         optimizer: The model's own, of which ``can_pack`` is true.
+        scalars: Whether scalars are packed, too.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, scalars: bool) -> None:
         super().__init__(optimizer._use_locking, optimizer.get_name())
-        self._optimizer = optimizer
+        self._optimizer, self._scalars = optimizer, scalars
         self._variables: Sequence[Any] = ()
         self._packs: Sequence[_Pack] = ()
 
@@ -63,7 +64,7 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
         pairs = [pair for pair in self._optimizer.compute_gradients(loss, *args, **kwargs) if pair[0] is not None]
         self._variables = [variable for _, variable in pairs]
         gradients = {variable.ref(): gradient for gradient, variable in pairs}
-        self._packs = [_Pack(bucket) for bucket in _buckets(pairs)]
+        self._packs = [_Pack(bucket) for bucket in _buckets(pairs, self._scalars)]
         packed = [(pack.flat([gradients.pop(v.ref()) for v in pack.variables]), pack.whole) for pack in self._packs]
         return packed + [pair for pair in pairs if pair[1].ref() in gradients]
 
@@ -76,11 +77,12 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
 
     def redirect(self, ops: Iterable[Any]) -> None:
         """Let operations of a step use the packed variables instead of the plain ones; call it once, at the end."""
-        pack_of = {variable.handle.op: pack for pack in self._packs for variable in pack.variables}
+        places = {v.handle.op: (pack, i) for pack in self._packs for i, v in enumerate(pack.variables)}
         for user in list(ops):
             for index, tensor in enumerate(user.inputs):
-                if tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0].op in pack_of:
-                    user._update_input(index, pack_of[tensor.op.inputs[0].op].value(tensor.op, task_of(user)))
+                if tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0].op in places:
+                    pack, part = places[tensor.op.inputs[0].op]
+                    user._update_input(index, pack.values(tensor.op, task_of(user))[part])
 
     def load(self) -> Any:
         """Return an operation that fills the packed variables and slots from the plain ones."""
@@ -111,22 +113,19 @@ class _Pack:
                 use_resource=True,
                 name="tfps/packed",
             )
-        self._values: dict[str, Sequence[Any]] = {}
+        self._values: dict[Any, Sequence[Any]] = {}
 
     def flat(self, tensors: Sequence[Any]) -> Any:
         """Return tensors of the variables' shapes as one of ``whole``'s."""
         return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
 
-    def value(self, read: Any, task: str) -> Any:
-        """Return what stands for a read of one of the variables, on a task; all reads as the step begins are one."""
-        if read.control_inputs:
-            with tf.device(device(task)), tf.control_dependencies(read.control_inputs):
-                values = self._parts(self.whole.read_value())
-        else:
-            with tf.device(device(task)), tf.control_dependencies(None):
-                values = self._values.get(task) or self._parts(self.whole.read_value())
-            self._values[task] = values
-        return next(value for value, v in zip(values, self.variables, strict=True) if v.handle is read.inputs[0])
+    def values(self, read: Any, task: str) -> Sequence[Any]:
+        """Return, on a task, what the variables are when a read of one of them happens: one read of ``whole``."""
+        when = task, tuple(op.name for op in read.control_inputs)
+        if when not in self._values:
+            with tf.control_dependencies(None), tf.control_dependencies(read.control_inputs), tf.device(device(task)):
+                self._values[when] = self._parts(self.whole.read_value())
+        return self._values[when]
 
     def load(self, slot: Callable[[Any], Any]) -> Any:
         with tf.device(self.whole.device):
@@ -143,11 +142,12 @@ class _Pack:
         return [tf.reshape(part, variable.shape) for part, variable in zip(parts, self.variables, strict=True)]
 
 
-def _buckets(pairs: Sequence[tuple[Any, Any]]) -> Iterable[Sequence[Any]]:
+def _buckets(pairs: Sequence[tuple[Any, Any]], scalars: bool) -> Iterable[Sequence[Any]]:
     """Yield variables that can live together, at least two: of one PS and type, with dense gradients."""
     routes: dict[tuple[str, Any], list[Any]] = {}
     for gradient, variable in pairs:
-        if isinstance(gradient, tf.Tensor) and gradient.dtype == variable.dtype.base_dtype and _is_only_read(variable):
+        alike = isinstance(gradient, tf.Tensor) and gradient.dtype == variable.dtype.base_dtype
+        if alike and (scalars or variable.shape.rank) and _is_only_read(variable):
             routes.setdefault((variable.device, gradient.dtype), []).append(variable)
     for found in routes.values():
         yield from (bucket for bucket in wire.buckets(found) if len(bucket) > 1)
@@ -156,7 +156,7 @@ def _buckets(pairs: Sequence[tuple[Any, Any]]) -> Iterable[Sequence[Any]]:
 def _is_only_read(variable: Any) -> bool:
     """Tell whether all that is done to a variable, beside its initialisation, is to read it whole."""
     handle = getattr(variable, "handle", None)
-    if handle is None or not variable.shape.is_fully_defined():
+    if handle is None or variable.constraint is not None or not variable.shape.is_fully_defined():
         return False
     return all(
         user.type in ("ReadVariableOp", "VarIsInitializedOp") or user is variable.initializer

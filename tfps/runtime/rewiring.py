@@ -12,6 +12,11 @@ def device(task: str) -> str:
     return f"/job:{job}/task:{index}"
 
 
+def is_in_every_step(op: Any) -> bool:
+    """Tell whether an operation runs once in each step: it is in no branch of ``tf.cond`` and in no loop."""
+    return op._get_control_flow_context() is None and op.type not in ("Switch", "RefSwitch", "Enter", "RefEnter")
+
+
 def replace(old: Any, new: Any, where: Callable[[Any], bool]) -> None:
     """Let the users of a tensor that ``where`` is true of use another one instead."""
     for user in old.consumers():

@@ -4,10 +4,10 @@ Click logs name the same few ids again and again. A lookup on a PS would send ea
 gradient would be sent as often, and summed by row on the PS. Here
 
 1. the worker makes the ids of a lookup unique, asks the PS for those rows, and puts them where they are named;
-2. it sums the gradient of each row, and sends the sums to the rows that it asked for.
+2. it sums the gradient of each row, and sends the sums to the rows that it asked for: the PS updates each row once.
 
-The PS updates rows of which there are no two of one id. The order of the sums is TensorFlow's, so is every bit of the
-result. Does not change what ``--wire=plain`` does.
+The second is for optimizers that sum gradients by row, all of TensorFlow's but plain gradient descent, which applies
+them one after another. The order of the sums is TensorFlow's, so is every bit of the result.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.placement import needed, task_of
-from tfps.runtime.rewiring import device, replace
+from tfps.runtime.rewiring import device, is_in_every_step, replace
 
 
 def problem(fetches: Iterable[Any]) -> str:
@@ -31,7 +31,8 @@ def problem(fetches: Iterable[Any]) -> str:
             user = next(_users(op), op)
             return (
                 f"{op.inputs[0].op.name!r} is an embedding table, whose rows are looked up, but {user.name!r} "
-                f"({user.type}) reads all of it in each step: leave this table out, or use the looked-up rows."
+                f"({user.type}) reads all of it in each step: leave this table out, or use the looked-up rows. "
+                "If it is small, look them up in table.read_value()."
             )
     return ""
 
@@ -59,7 +60,9 @@ def make_unique(ops: Sequence[Any]) -> None:
 
 def _is_lookup(op: Any) -> bool:
     """Tell whether an operation looks up rows on a PS for a worker."""
-    if op.type != "ResourceGather" or op.get_attr("batch_dims") or not task_of(op).startswith("ps/"):
+    if op.type != "ResourceGather" or op.get_attr("batch_dims") or not is_in_every_step(op):
+        return False
+    if not task_of(op).startswith("ps/"):
         return False
     return all(task_of(other).startswith("worker/") for other in (op.inputs[1].op, *op.outputs[0].consumers()))
 
@@ -86,10 +89,19 @@ def _look_up(op: Any, unique: Any, place: Any) -> None:
 
 
 def _sums_by_row(op: Any) -> bool:
-    """Tell whether an operation sums a worker's gradient (TensorFlow's ``_deduplicate_indexed_slices``, on the PS)."""
-    if op.type != "UnsortedSegmentSum" or op.inputs[1].op.type != "Unique":
+    """Tell whether an operation sums what a worker has by unique ids, as TensorFlow's ``_deduplicate_indexed_slices``.
+
+    There are as many sums as ids; another number of them, or sums by something else, is a model's own.
+    """
+    place = op.inputs[1] if op.type == "UnsortedSegmentSum" and is_in_every_step(op) else None
+    if place is None or place.op.type != "Unique" or place.value_index != 1:
         return False
-    return all(task_of(made.op).startswith("worker/") for made in (op.inputs[0], op.inputs[1].op.inputs[0]))
+    count = op.inputs[2].op
+    count = count.inputs[0].op if count.type == "StridedSlice" else count
+    counted = count.inputs[0] if count.type in ("Shape", "Size") else None
+    if counted is None or counted.op is not place.op or counted.value_index != 0:
+        return False
+    return all(task_of(made.op).startswith("worker/") for made in (op.inputs[0], place.op.inputs[0]))
 
 
 def _sum_on_worker(op: Any, places: dict[str, tuple[Any, Any]]) -> None:

@@ -48,6 +48,9 @@ class Runs:
     Args:
         session: Session on this worker's server.
         built: Its training graph.
+
+    Attributes:
+        can_be_long: Whether a run can take several steps.
     """
 
     def __init__(self, session: Any, built: TrainGraph) -> None:
@@ -56,6 +59,7 @@ class Runs:
         summary = [] if built.summary is None else [built.summary]
         self._shown = [*built.spec.log_tensors.values(), *summary]
         self._steps = Steps(built.graph, [built.step.train_op, built.spec.loss, *self._shown], built.step.gate)
+        self.can_be_long = self._steps.in_order
         self._calls: dict[tuple[int, int, bool], Callable[[], Any]] = {}
         self._building = threading.Lock()
 

@@ -27,6 +27,10 @@ class Steps:
         fetches: The tensors and operations that are the step.
         gate: Operations of a step that all use of the PS's resources in the next one has to wait for; the worker's
             own input need not.
+
+    Attributes:
+        in_order: Whether copies can be put in order: not where a resource is used in a branch of ``tf.cond``, whose end
+            is not known.
     """
 
     def __init__(self, graph: Any, fetches: Sequence[Any], gate: Sequence[Any] = ()) -> None:
@@ -36,6 +40,12 @@ class Steps:
         self._ops = [op for op in sorted(ops, key=lambda op: op._id) if op not in kept]
         self._shared = {tensor.name: tensor for op in kept for tensor in op.outputs}
         self._copies: list[dict[str, Any]] = [{op.name: op for op in self._ops}]
+        self.in_order = not any(op.type in ("Switch", "RefSwitch") and self._uses(op) for op in self._ops)
+
+    def _uses(self, op: Any) -> Sequence[str]:
+        """Return the names of the resources that an operation uses."""
+        lasting = [tensor for tensor in op.inputs if tensor.name in self._shared]
+        return [t.name for t in lasting if t.dtype == tf.resource or t.dtype._is_ref_dtype]
 
     def copy(self, index: int) -> Callable[[Any], Any]:
         """Return a function from a tensor or operation of the step to that of its ``index``-th copy; 0 is itself."""
@@ -83,9 +93,8 @@ class Steps:
         """Let what uses a resource in one copy wait for all that used it in the one before."""
         users: dict[str, list[str]] = defaultdict(list)
         for op in self._ops:
-            for tensor in op.inputs:
-                if tensor.name in self._shared and (tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype):
-                    users[tensor.name].append(op.name)
+            for name in self._uses(op):
+                users[name].append(op.name)
         gate = [before[name] for name in self._gate]
         for names in users.values():
             ends = [before[end] for name in names for end in _ends(self._copies[0][name])]

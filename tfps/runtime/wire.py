@@ -15,7 +15,8 @@ over the step. What is larger goes alone, uncopied. What would make a circle, se
 of its bucket, is left out.
 
 Rows of embedding tables, of which there are more or fewer in each step, are prepared by ``rows`` and then travel
-together like other tensors, all that are alike in one, with the number of each in another.
+together like other tensors, all that are alike in one, however large, with the number of each in another. What is in
+a branch or a loop travels by itself.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +26,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.runtime import rows
 from tfps.runtime.placement import needed, task_of, tensor_bytes
-from tfps.runtime.rewiring import device, independent, replace
+from tfps.runtime.rewiring import device, independent, is_in_every_step, replace
 
 BUCKET_BYTES = 1 << 20
 
@@ -105,7 +106,8 @@ def _by_route(ops: Sequence[Any], wanted: Callable[[Any], bool]) -> Iterable[tup
     for op in sorted(ops, key=lambda op: op._id):
         for tensor in op.inputs:
             source, target = task_of(tensor.op), task_of(op)
-            if source != target and tensor_bytes(tensor.shape, tensor.dtype) and wanted(tensor):
+            known = tensor_bytes(tensor.shape, tensor.dtype)
+            if source != target and known and wanted(tensor) and is_in_every_step(tensor.op):
                 route = source, target, tensor.dtype, tensor.shape.rank == 0
                 routes.setdefault(route, {})[tensor.ref()] = tensor
     for (source, target, *_), found in routes.items():
@@ -118,7 +120,8 @@ def _rows_by_route(ops: Sequence[Any]) -> Iterable[tuple[str, str, Sequence[Any]
     for op in sorted(ops, key=lambda op: op._id):
         for tensor in op.inputs:
             source, target, shape = task_of(tensor.op), task_of(op), tensor.shape
-            if source != target and shape.rank and shape[0].value is None and shape[1:].is_fully_defined():
+            alike = shape.rank and shape[0].value is None and shape[1:].is_fully_defined()
+            if source != target and alike and is_in_every_step(tensor.op):
                 routes.setdefault((source, target, tensor.dtype, tuple(shape[1:].as_list())), {})[tensor.ref()] = tensor
     for (source, target, *_), found in routes.items():
         yield source, target, list(found.values())
