@@ -236,6 +236,7 @@ CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is st
         (INPUT, spec(loss=None), "returned loss=None; it must be a scalar tensor."),
         (INPUT, spec(loss=0.5), "returned loss=a float; it must be a scalar tensor."),
         (INPUT, spec(loss=lambda f, w: w * f["x"]), "a loss of shape (4, 3); it must be a scalar: take its mean."),
+        (INPUT, spec(log_tensors={"a": tf.zeros([3])}), "log_tensors with 'a' of shape (3,); each must be a scalar"),
         (INPUT, spec(optimizer=None), "optimizer=None; it must be a tf.compat.v1.train.Optimizer."),
         (INPUT, spec(optimizer="sgd"), "optimizer=a str; it must be a tf.compat.v1.train.Optimizer."),
         (INPUT, spec(loss=lambda f, _: tf.reduce_mean(f["x"])), "no gradient step can be built: No gradients provided"),

@@ -32,15 +32,16 @@ def awkward(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpe
     third = tf.get_variable("third", [3], initializer=tf.ones_initializer())
     own = tf.get_variable("own", [3], initializer=tf.ones_initializer())
     bounded = tf.get_variable("bounded", [3], constraint=lambda weight: tf.minimum(weight, 0.25))
+    scale = tf.get_variable("scale", [], initializer=tf.ones_initializer())
     average = tf.get_variable("average", [3], initializer=tf.zeros_initializer(), trainable=False)
     kept = average.assign(0.9 * average + 0.1 * second)
     with tf.control_dependencies([kept, own.assign(tf.minimum(own, 1.5))]):
         late = second.read_value()
-    net = tf.matmul(features["x"], first) + second + tf.nn.relu(late) + third * own + bounded
+    net = tf.matmul(features["x"], first) + second + tf.nn.relu(late) + third * own * scale + bounded
     tf.summary.histogram("third", third)
     loss = tf.reduce_mean(tf.square(net - 1))
     optimizer = tfps.make_optimizer(params, "adagrad", learning_rate=0.1)
-    return tfps.ModelSpec(loss=loss, optimizer=optimizer, log_tensors={"third": third.value()})
+    return tfps.ModelSpec(loss=loss, optimizer=optimizer, log_tensors={"scale": scale.value()})
 
 
 AWKWARD = model_of(numbers, awkward)
@@ -80,14 +81,14 @@ def test_a_step_sees_packed_variables_alone(mode: str) -> None:
     parts = [training.step.train_op, training.step.update, *training.spec.log_tensors.values(), training.summary]
     ops = placement.needed([part for part in parts if part is not None])
     read = Counter(op.inputs[0].op.name for op in ops if op.type == "ReadVariableOp")
-    assert not {"first", "second", "third"} & set(read)
+    assert not {"first", "second", "third", "scale"} & set(read)
     assert read["tfps/packed"] == 2  # as the step begins, and late
 
 
 def test_one_update_for_many_variables() -> None:
     """The variables that are only read are updated as one; those that the model changes or bounds, by themselves."""
     assert updates(built(AWKWARD)) == {"ResourceApplyAdagradV2": 3}
-    assert updates(built(AWKWARD, wire="plain")) == {"ResourceApplyAdagradV2": 5}
+    assert updates(built(AWKWARD, wire="plain")) == {"ResourceApplyAdagradV2": 6}
 
 
 def test_an_optimizer_that_may_do_anything_is_left_alone() -> None:

@@ -299,9 +299,10 @@ def _spec_problem(spec: Any, mode: str) -> str:
         return f"loss={_named(spec.loss)}; it must be a scalar tensor."
     if spec.loss.shape.rank not in (0, None):
         return f"a loss of shape {spec.loss.shape}; it must be a scalar: take its mean."
+    wide = [f"{n!r} of shape {t.shape}" for n, t in spec.log_tensors.items() if (t.shape.num_elements() or 1) > 1]
     if mode == ModeKeys.TRAIN and not isinstance(spec.optimizer, tf.train.Optimizer):
         return f"optimizer={_named(spec.optimizer)}; it must be a tf.compat.v1.train.Optimizer."
-    return ""
+    return f"log_tensors with {wide[0]}; each must be a scalar: take its mean, or its norm." if wide else ""
 
 
 def _built(model: Model, build: Any) -> Step:

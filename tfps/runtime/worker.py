@@ -89,9 +89,9 @@ class Worker:
         # Without the filter, creating a session would wait for every other worker, for ever.
         filters = ["/job:ps", self._task.device]
         self._session_config = tf.ConfigProto(device_filters=filters, allow_soft_placement=True)
-        # Its algebra rounds otherwise where the wire is packed: no bit of a result may depend on that.
+        # They reorder sums and products, otherwise where the wire is packed: no bit may depend on that.
         rewriting = self._session_config.graph_options.rewrite_options
-        rewriting.arithmetic_optimization = RewriterConfig.OFF
+        rewriting.arithmetic_optimization = rewriting.constant_folding = RewriterConfig.OFF
         self._target = running.target
         stopping = lambda: self._stop.error  # noqa: E731
         if not net.wait_for_peers(self._cluster, self._task, patience_secs, stopping, over, self._was_here):
