@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 _FAULTS_OF_A_STEP = """
 import resource, sys
 import numpy as np
@@ -26,7 +24,6 @@ def _faults_of_a_step(how: str, **env: str) -> int:
     return int(subprocess.run(argv, env=env, check=True, capture_output=True, text=True, timeout=60).stdout)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_freed_memory_serves_the_next_step() -> None:
     """A step that takes as much as the one before needs no new page; by default it needs some, again and again."""
     assert _faults_of_a_step("keep") < 50 < _faults_of_a_step("default")

@@ -187,7 +187,7 @@ class JobConfig:
         None,
         "speed",
         integer(1, 8),
-        "async: runs of a worker under way at once; each but one makes gradients a run staler (default: by measuring)",
+        "async: runs of a worker under way at once; the more, the staler its gradients (default: by measuring)",
     )
     start_timeout_secs: float | None = _flag(
         None,

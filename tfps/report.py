@@ -117,7 +117,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def pace(steps_per_run: int, runs_in_flight: int) -> str:
     """Return how steps are taken, and what that costs in staleness, for people."""
     steps = f"{steps_per_run} steps a run" if steps_per_run > 1 else "1 step a run"
-    late = f", {runs_in_flight} under way: gradients are up to {runs_in_flight - 1} staler"
+    late = f", {runs_in_flight} under way: gradients are about {runs_in_flight - 1} staler"
     return steps + (late if runs_in_flight > 1 else "")
 
 

@@ -18,7 +18,7 @@ Plans = Mapping[str, tuple[str, str]]
 
 _HEAD = """# tfps beside its peers
 
-Written by `scripts/bench/run`: {rounds} rounds, in each every program in turn, on {cores} cores of {machine},
+Written by `scripts/bench/run`: {rounds}, in each every program in turn, on {cores} cores of {machine},
 TensorFlow {tensorflow}. Median, min and max are of the rounds; the ratio is the median over the rounds of a program's
 figure to tfps's in the same round. Figures are of the steady state, from the moment when all workers have passed a
 warm-up to the last step. A run that failed its check gives no figure. "Step" is one worker's batch; CPU seconds are
@@ -100,7 +100,7 @@ def table(workloads: Sequence[Workload], results: Sequence[Result], plans: Plans
     """Return RESULTS.md."""
     rounds = max(result.round for result in results)
     head = _HEAD.format(
-        rounds=rounds,
+        rounds="1 round" if rounds == 1 else f"{rounds} rounds",
         cores=len(os.sched_getaffinity(0)),
         machine=f"one {platform.machine()} machine",
         tensorflow=version("tensorflow"),

@@ -2,7 +2,7 @@
 
 - Keras comes when it is used. TensorFlow imports all of it in the end, and goes on if that fails; ``tf.keras`` then
   imports it by itself (tensorflow/__init__.py).
-- No garbage is looked for meanwhile: an import makes a million objects, and hardly any garbage.
+- No garbage is looked for meanwhile: what an import makes stays.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Freed memory is kept for the next step, on Linux with glibc.
 
 Each step takes and frees the same tensors. By default glibc gives large ones back to the system at once and asks for
-them anew, and the system clears every page again: for a large model that costs as much as sending it. It also keeps a
-heap for each of many threads, whose free parts do not serve the others. Does not import TensorFlow.
+them anew, and the system clears every page again: for a large model that costs nearly as much as sending it. It also
+keeps a heap for each of many threads, whose free parts do not serve the others. Does not import TensorFlow.
 """
 
 import ctypes

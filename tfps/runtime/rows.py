@@ -81,10 +81,7 @@ def _look_up(op: Any, unique: Any, place: Any) -> None:
     with tf.device(op.device), tf.control_dependencies(op.control_inputs):
         rows = tf.raw_ops.ResourceGather(resource=op.inputs[0], indices=unique, dtype=found.dtype)
     with tf.device(device(task_of(ids.op))):
-        shape = tf.concat([tf.shape(ids), tf.shape(rows)[1:]], 0)
-        # Grappler simplifies what it knows the shape of, which rounds otherwise: let it know as much as before.
-        known = found.shape.is_fully_defined()
-        every = tf.reshape(tf.gather(rows, place), found.shape.as_list() if known else shape)
+        every = tf.gather(rows, tf.reshape(place, tf.shape(ids)))
     replace(found, every, lambda _user: True)
 
 

@@ -89,7 +89,7 @@ class Worker:
         # Without the filter, creating a session would wait for every other worker, for ever.
         filters = ["/job:ps", self._task.device]
         self._session_config = tf.ConfigProto(device_filters=filters, allow_soft_placement=True)
-        # They reorder sums and products, otherwise where the wire is packed: no bit may depend on that.
+        # Grappler's algebra and folding round otherwise where the wire is packed: no bit may depend on that.
         rewriting = self._session_config.graph_options.rewrite_options
         rewriting.arithmetic_optimization = rewriting.constant_folding = RewriterConfig.OFF
         self._target = running.target
