@@ -21,18 +21,18 @@ from workloads import Workload
 
 PROGRAMS_MEASURED = ("tfps", "classic")
 WORKERS = (1, 2, 4, 8)
-KINDS = {  # parameters read, of how many MB, how many rows of it, steps of a worker
-    "a scalar": (0, 0, 600),
-    "dense, 1 MB": (1, 0, 150),
-    "dense, 10 MB": (10, 0, 40),
-    "dense, 100 MB": (100, 0, 8),
-    "32 rows of 100 MB": (100, 32, 300),
-    "32 rows of 1 GB": (1_000, 32, 300),
+KINDS = {  # parameters read, of how many MB, how many rows of it, steps of all workers together
+    "a scalar": (0, 0, 4_000),
+    "dense, 1 MB": (1, 0, 960),
+    "dense, 10 MB": (10, 0, 160),
+    "dense, 100 MB": (100, 0, 32),
+    "32 rows of 100 MB": (100, 32, 2_400),
+    "32 rows of 1 GB": (1_000, 32, 2_400),
 }
 
 _HEAD = """# The null step
 
-Written by `scripts/bench/null`, {rounds} rounds: milliseconds of a worker's step that reads parameters from one PS and
+Written by `scripts/bench/null`, {rounds}: milliseconds of a worker's step that reads parameters from one PS and
 gives an update of ones, asynchronous, in the steady state; the median of the rounds. Each run is checked: the sum of
 all parameters must be what the updates make of it. All tasks share one machine's cores, so more workers than cores
 take longer in any case.
@@ -41,8 +41,7 @@ take longer in any case.
 
 def workload(kind: str, workers: int) -> Workload:
     """Return one cell's workload."""
-    mb, rows, steps = KINDS[kind]
-    total = steps * workers
+    mb, rows, total = KINDS[kind]
     return Workload(
         f"{kind}, {workers}w",
         kind,
@@ -60,7 +59,7 @@ def workload(kind: str, workers: int) -> Workload:
 
 def table(results: Sequence[Result], rounds: int) -> str:
     """Return NULL_STEPS.md."""
-    lines = [_HEAD.format(rounds=rounds)]
+    lines = [_HEAD.format(rounds="1 round" if rounds == 1 else f"{rounds} rounds")]
     lines += ["| a step reads | program | " + " | ".join(f"{n} workers" for n in WORKERS) + " |"]
     lines += ["|---|---|" + "---:|" * len(WORKERS)]
     for kind in KINDS:

@@ -14,8 +14,9 @@ from workloads import WORKLOADS
 
 mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "tfps"
+mpl.rcParams["svg.fonttype"] = "none"  # text, which a browser draws, instead of outlines
 COLUMNS = 2
-COLOURS = {"tfps": "#d1495b", "limit": "#b8b8b8", "raw_tcp": "#b8b8b8"}
+COLOURS = {"tfps": "#d1495b", "tfps_bf16": "#d1495b", "limit": "#b8b8b8", "raw_tcp": "#b8b8b8"}
 OTHER = "#30638e"
 
 

@@ -69,9 +69,15 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _tfps(workload: Workload, place: Place) -> list[Task]:
+def _tfps_narrow(workload: Workload, place: Place) -> list[Task]:
+    """The same with half the bits on the wire."""
+    return _tfps(workload, place, wire="bfloat16")
+
+
+def _tfps(workload: Workload, place: Place, **more: object) -> list[Task]:
     """One ``tfps run`` a task; where starting is measured, one ``tfps launch``."""
     flags = {
+        **more,
         "model": MODELS[workload.model],
         "data_dir": place.for_tfps(workload),
         "model_dir": place.scratch / "model",
@@ -141,6 +147,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # as torchrun sets it for several proces
 
 PROGRAMS: Mapping[str, Program] = {
     "tfps": Program("tfps", _tfps),
+    "tfps_bf16": Program("tfps --wire=bfloat16", _tfps_narrow),
     "classic": Program("classic TF1 script", _peer("classic"), env=_QUIET, lasts=True),
     "torch": Program("PyTorch RPC", _peer("torch_rpc", "torch"), "torch", env=_ONE_THREAD),
     "torch_tcp": Program("PyTorch RPC, TCP", _peer("torch_rpc", "torch", "tcp"), "torch", env=_ONE_THREAD),
@@ -162,7 +169,7 @@ def environment(program: Program, workload: Workload) -> dict[str, str]:
 
 def metrics(name: str, place: Place, said: Sequence[Mapping[str, object]]) -> dict[str, float]:
     """Return what a run's model is worth: tfps's summary, or what a program said at the end."""
-    if name == "tfps":
+    if name.startswith("tfps"):
         summary = place.scratch / "model" / "summary.json"
         told = json.loads(summary.read_text())["eval"] if summary.exists() else {}
     else:

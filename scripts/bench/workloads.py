@@ -87,7 +87,7 @@ class Workload:
 
 
 _MNIST = ("tfps", "classic", "torch_tcp")
-_DENSE = ("tfps", "classic", "torch", "torch_tcp", "raw_tcp")
+_DENSE = ("tfps", "tfps_bf16", "classic", "torch", "torch_tcp", "raw_tcp")
 _CTR = ("tfps", "classic", "torch_tcp", "limit")
 
 
