@@ -189,6 +189,13 @@ def wait_gone(pids: Sequence[int], secs: float) -> None:
     assert not left, f"still running after {secs} s: {left}"
 
 
+def load_variable(model_dir: Path, name: str) -> Any:
+    """Return a variable of a directory's newest checkpoint."""
+    from tensorflow.python.training import checkpoint_utils  # noqa: PLC0415  most tests do without TensorFlow
+
+    return checkpoint_utils.load_variable(str(model_dir), name)
+
+
 def summary(model_dir: Path) -> dict[str, Any]:
     """Return a job's ``summary.json``."""
     told: dict[str, Any] = json.loads((model_dir / "summary.json").read_text())

@@ -15,9 +15,8 @@ from cluster_in_process import dataset_of, linear, model_of, session_config, sha
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import PeerLostError, StoppedError
-from tfps.runtime import jobstate, ps
+from tfps.runtime import jobstate, ps, watch
 from tfps.runtime import stop as stopping
-from tfps.runtime import worker as workers
 from tfps.runtime.jobstate import DONE, RUNNING, STOPPED
 from tfps.runtime.stop import Stop, supervise
 from tfps.runtime.worker import Worker
@@ -31,7 +30,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, secs in (
         (ps, "_PROBE_EVERY_SECS", 0.1),
         (ps, "_GONE_AFTER_SECS", 0.3),
-        (workers, "_LOST_AFTER_SECS", 0.3),
+        (watch, "_LOST_AFTER_SECS", 0.3),
+        (watch, "_REPLACED_AFTER_SECS", 0.3),
         (stopping, "_LOOK_SECS", 0.1),
     ):
         monkeypatch.setattr(module, name, secs)

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,9 @@ import tfps
 from tfps.cluster import Task
 from tfps.config import JobConfig
 from tfps.models.optimizers import OPTIMIZERS
-from tfps.runtime import graph
-from tfps.runtime.loop import Loop
+from tfps.runtime import chief, graph
+from tfps.runtime.loop import Loop, Progress
+from tfps.runtime.updates import Updates
 
 STEPS = 50
 
@@ -319,8 +321,7 @@ class _SyncByHand:
                 self._sessions.append(tf.Session(target_of(Task("worker", index)), graph=built.graph, config=config))
                 for op in (*init, built.iterator.initializer, built.step.worker_init):
                     self._sessions[-1].run(op)
-        runner = tf.train.QueueRunner(self._built[0].step.queue, [self._built[0].updates])
-        runner.create_threads(self._sessions[0], coord=tf.train.Coordinator(), daemon=True, start=True)
+        Updates(self._sessions[0], self._built[0].updates)
 
     def push(self, worker: int) -> None:
         """Push a worker's gradient, and draw no token."""
@@ -329,10 +330,10 @@ class _SyncByHand:
 
     def draw(self, worker: int) -> int:
         """Draw a token, and push nothing."""
-        stamp = self._built[worker].step.train_op.inputs[0]
+        stamp, stamped = self._built[worker].step.train_op.inputs
         with self._built[worker].graph.as_default():
             [token] = tf.raw_ops.QueueDequeueV2(handle=self._token(worker).inputs[0], component_types=[tf.int64])
-            take = tf.raw_ops.AssignVariableOp(resource=stamp, value=token)
+            take = tf.raw_ops.AssignVariableOp(resource=stamp, value=token + stamped.op.inputs[1])
         return int(self._sessions[worker].run([token, take])[0])
 
     def step(self, worker: int) -> int:
@@ -393,3 +394,21 @@ def _written(model_dir: Path, step: int) -> bool:
     """Tell whether the event file has come to a step."""
     files = list(model_dir.glob("events*"))
     return bool(files) and any(event.step >= step for event in tf.train.summary_iterator(str(files[0])))
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps", "began_anew", "dropped"),
+    [
+        ("sync", {0: 10, 1: 13}, False, 3),
+        ("sync", {0: 10, 1: 10}, False, 0),
+        ("sync", {0: 10}, False, None),
+        ("sync", {0: 10, 1: 4}, True, None),
+        ("async", {0: 5, 1: 5}, False, None),
+    ],
+)
+def test_gradients_that_came_too_late_are_counted(
+    mode: str, steps: dict[int, int], began_anew: bool, dropped: int | None
+) -> None:
+    """What workers have pushed and no update has used was dropped; it is not known where some steps are not."""
+    one = SimpleNamespace(num_workers=2, resumed_from_step=90, began_anew=began_anew)
+    assert chief._dropped(JobConfig(mode=mode), one, Progress(global_step=100), steps) == dropped

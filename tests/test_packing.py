@@ -15,7 +15,7 @@ from tfps.config import JobConfig
 from tfps.models import Model
 from tfps.models.exact_adagrad import ExactAdagradOptimizer
 from tfps.runtime import graph, placement
-from tfps.runtime.packing import can_pack
+from tfps.runtime.packing import can_pack, sizes
 
 STEPS = 7
 
@@ -120,3 +120,9 @@ def test_exact_adagrad_is_adagrad() -> None:
     assert set(values[0]) == set(values[1])
     for name, value in values[0].items():
         np.testing.assert_allclose(values[1][name], value, rtol=1e-6, atol=1e-7)
+
+
+def test_what_lives_packed_is_counted() -> None:
+    """The plan knows what packed variables and their slots take: first, second, third and scale, and as much again."""
+    assert sizes(built(AWKWARD).graph) == {0: 2 * 4 * (5 * 3 + 3 + 3 + 1)}
+    assert sizes(built(AWKWARD, wire="plain").graph) == {}

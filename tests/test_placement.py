@@ -26,6 +26,7 @@ from tfps.models import Model
 from tfps.models.optimizers import OPTIMIZERS
 from tfps.modes import MODES
 from tfps.runtime import graph, placement, plan
+from tfps.runtime.updates import Updates
 
 SHAPES = ([3, 5], [100], [], [7, 4], [50, 2], [1])
 
@@ -254,8 +255,7 @@ def one_step(training: graph.TrainGraph, rewriting: bool) -> list[tuple[str, str
         for op in (tf.global_variables_initializer(), training.load, local, step.chief_init, step.worker_init):
             session.run(op)
         if training.updates is not None:
-            runner = tf.train.QueueRunner(step.queue, [training.updates])
-            runner.create_threads(session, coord=tf.train.Coordinator(), daemon=True, start=True)
+            Updates(session, training.updates)
         session.run(training.fetches, options=options, run_metadata=metadata)
     return sorted(sends(metadata))
 

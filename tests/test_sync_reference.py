@@ -15,6 +15,8 @@ from tfps.runtime.task import load_tensorflow
 
 load_tensorflow()
 
+from tfps.runtime.updates import Updates  # noqa: E402
+
 STEPS, SIZE = 20, 7
 GRADIENTS = np.random.default_rng(7).normal(size=(STEPS, 2, SIZE)).astype(np.float32)  # by step and worker
 
@@ -30,14 +32,16 @@ def _theirs(optimizer: Any, loss: Any, global_step: Any, index: int) -> tuple[An
     sync = tf.train.SyncReplicasOptimizer(optimizer, 2, 2)
     token = sync.minimize(loss, global_step)
     sync.ready_for_local_init_op.mark_used()
-    return token, tf.no_op() if index else sync.chief_init_op, sync.get_chief_queue_runner()
+    runner = sync.get_chief_queue_runner()
+    start = [] if index else [sync.chief_init_op]
+    return token, start, lambda session: runner.create_threads(session, daemon=True, start=True)
 
 
 def _ours(optimizer: Any, loss: Any, global_step: Any, index: int) -> tuple[Any, Any, Any]:
     cluster = Cluster(("p:1",), ("w:1", "w:2"))
     step = synchronous.build(optimizer, loss, global_step, JobConfig(), cluster, Task("worker", index))
-    start = step.worker_init if index else tf.group(step.chief_init, step.worker_init)
-    return step.train_op, start, tf.train.QueueRunner(step.queue, [step.update])
+    start = [] if index else [step.chief_init]
+    return step.train_op, [*start, step.worker_init], lambda session: Updates(session, step.update)
 
 
 def _trained(build: Callable[..., tuple[Any, Any, Any]], optimizer: Callable[[], Any]) -> np.ndarray:
@@ -51,11 +55,12 @@ def _trained(build: Callable[..., tuple[Any, Any, Any]], optimizer: Callable[[],
             made = build(optimizer(), tf.reduce_sum(weights * gradient), tf.train.get_or_create_global_step(), index)
             init = tf.group(tf.global_variables_initializer(), tf.local_variables_initializer())
             workers.append((tf.Session(server.target, graph=graph), gradient, weights, init, *made))
-    chief, _, weights, init, _, _, runner = workers[0]
+    chief, _, weights, init, _, _, start_updates = workers[0]
     chief.run(init)
     for session, _, _, _, _, start, _ in workers:
-        session.run(start)
-    runner.create_threads(chief, daemon=True, start=True)
+        for op in start:
+            session.run(op)
+    start_updates(chief)
     for gradients in GRADIENTS:
         pushes = [
             threading.Thread(target=session.run, args=(token, {fed: value}), daemon=True)

@@ -160,3 +160,12 @@ def test_the_pace_that_is_asked_for_stays() -> None:
     assert not any(Pace(config, 1, True, True).measure(0.001, 10**6) for _ in range(50))
     found = [Pace(config, 1, steps, runs) for steps, runs in ((True, True), (False, True), (True, False))]
     assert [(pace.steps, pace.runs) for pace in found] == [(7, 3), (1, 3), (7, 1)]
+
+
+@pytest.mark.parametrize("in_branch", [False, True])
+def test_a_variable_in_a_branch_is_not_put_in_order(in_branch: bool) -> None:
+    """Where a variable is used in a branch of ``tf.cond``, copies of a step cannot be told to wait for one another."""
+    with tf.Graph().as_default() as graph:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        value = tf.cond(tf.constant(True), lambda: weight + 1.0, lambda: 0.0) if in_branch else weight + 1.0
+        assert Steps(graph, [value]).in_order is not in_branch

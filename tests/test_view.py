@@ -27,6 +27,7 @@ class Script:
     def __init__(self, events: Sequence[Line | Exited | Callable[[], None] | None]) -> None:
         self._events = events
         self.told: list[str] = []
+        self.restarts = {WORKER: 2}
 
     def events(self) -> Iterator[Line | Exited | None]:
         """Yield the events in order."""
@@ -115,6 +116,14 @@ def test_a_tasks_state_is_its_lines_first_word(line: str, state: str) -> None:
     view = shown()
     view.said(CHIEF, line)
     assert view.tasks[CHIEF].state == state
+
+
+def test_what_a_process_said_of_its_end_is_not_said_of_the_next() -> None:
+    """A task that is started again has that state, and no error: why it ends in the end is what the last one says."""
+    view = shown()
+    for line in (*MISTAKE, "restarted after exit code 170 (1 of 5)"):
+        view.said(WORKER, line)
+    assert (view.tasks[WORKER].state, view.tasks[WORKER].error) == ("restarted", "")
 
 
 def test_an_error_keeps_its_own_lines() -> None:
@@ -271,14 +280,14 @@ def test_the_summary_is_completed(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps(told))
     view = shown(model_dir=str(tmp_path))
     view.said(CHIEF, "step=5 loss=1")
-    summary = write_summary(view.config, view, Outcome({PS: 0, CHIEF: 0}))
+    summary = write_summary(view.config, view, Outcome({PS: 0, CHIEF: 0}, restarts={CHIEF: 3}))
     assert summary == json.loads((tmp_path / "summary.json").read_text())
     assert (summary["status"], summary["global_step"], summary["own"]) == ("done", 5, [1])
     assert "error" not in summary
     assert summary["first_step_secs"] == view.first_step_secs
     assert summary["tasks"] == {
         "ps/0": {"exit_code": 0, "restarts": 0},
-        "worker/0": {"steps": 3, "exit_code": 0, "restarts": 0},
+        "worker/0": {"steps": 3, "exit_code": 0, "restarts": 3},
         "worker/1": {"exit_code": None, "restarts": 0},
     }
 

@@ -171,6 +171,12 @@ class JobConfig:
     )
     steps_to_validate: int = _flag(100, "training", integer(1, INT64_MAX), "global steps between two progress lines")
     save_checkpoint_secs: float = _flag(60.0, "training", number(0), "seconds between two checkpoints")
+    on_nan: str = _flag(
+        "stop",
+        "training",
+        text,
+        "what to do when a loss or gradient is NaN or Inf, which is never applied: end with 66, or skip the batch",
+    )
     mode: str = _flag("async", "mode", text, "how gradients become updates")
     issync: bool | None = _flag(None, "mode", boolean, "1 is --mode=sync, 0 is --mode=async")
     ps_strategy: str = _flag("greedy", "placement", text, "how variables are spread over the parameter servers")
@@ -195,6 +201,15 @@ class JobConfig:
         number(0),
         "seconds to wait for the other tasks; then exit 171, naming who is missing (default 60; of submitted jobs 600)",
     )
+    stall_timeout_secs: float = _flag(
+        600.0, "time limits", number(0), "seconds without a step after which a worker ends, with 172"
+    )
+    max_restarts: int = _flag(
+        5,
+        "supervision",
+        integer(0, 1000),
+        "how often each task is started again that is lost or ends with a code from 128 up",
+    )
     checkpoint_path: str | None = _flag(None, "checkpoint", text, "which checkpoint (default: the newest)")
     task: str | None = _flag(None, "logs", text, "only this task's, like worker:1")
     follow: bool = _flag(False, "logs", boolean, "go on until the job ends")
@@ -210,8 +225,9 @@ class JobConfig:
         return self.start_timeout_secs or 60.0
 
     def for_task(self, **changes: Any) -> "JobConfig":
-        """Return a copy without what only those need who start tasks: sizes, platform and resources."""
-        others = {name: FIELDS[name].default for name in fields_of(("size", "platform", "resources", "logs"))}
+        """Return a copy without what only those need who start tasks."""
+        groups = ("size", "platform", "resources", "supervision", "logs")
+        others = {name: FIELDS[name].default for name in fields_of(groups)}
         return self.replace(**{**others, **changes})
 
     def to_argv(self) -> list[str]:

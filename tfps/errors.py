@@ -12,7 +12,8 @@
     └── RetryableError         128+  the same command, started again, may succeed
         ├── StoppedError       143   told to stop (SIGTERM, SIGINT); state is saved
         ├── PeerLostError      170   another task of the cluster is gone
-        └── ClusterFormError   171   the cluster did not form in time
+        ├── ClusterFormError   171   the cluster did not form in time
+        └── StallError         172   a worker takes no step any more
 
 Kubeflow's ``ExitCode`` restart policy retries 128 and up and gives up below. Imports nothing of tfps.
 """
@@ -92,3 +93,9 @@ class ClusterFormError(RetryableError):
     """Some tasks never answered within ``--start_timeout_secs``."""
 
     exit_code = 171
+
+
+class StallError(RetryableError):
+    """A worker has taken no step for ``--stall_timeout_secs``."""
+
+    exit_code = 172

@@ -17,7 +17,7 @@ from tfps.errors import CheckpointError, StorageError
 JOB, SUMMARY = "job.json", "summary.json"
 
 # The first word of a task's line, where it begins a new state of that task.
-STATES = ("waiting", "training", "evaluating", "done", "stopped", "error")
+STATES = ("waiting", "training", "evaluating", "done", "stopped", "stalled", "restarted", "error")
 
 
 def format_progress(step: int, values: Mapping[str, float]) -> str:
@@ -134,6 +134,10 @@ def final_lines(summary: Mapping[str, Any], model_dir: str | None) -> list[str]:
         lines.append(f"  pace           {pace(**summary['pace'])}")
     metrics = summary.get("eval") or {}
     lines += [f"  eval {name:<9} {_number(value)}" for name, value in metrics.items() if _is_number(value)]
+    restarts = [f"{task} {of['restarts']}" for task, of in summary.get("tasks", {}).items() if of.get("restarts")]
+    lines += [f"  restarts       {', '.join(restarts)}"] if restarts else []
+    skipped = summary.get("batches_skipped")
+    lines += [f"  skipped        {count(skipped)} batches"] if skipped else []
     if model_dir:
         lines += [f"  checkpoint     {summary.get('checkpoint') or 'none'}", f"  logs           {model_dir}/logs"]
     return lines

@@ -57,11 +57,11 @@ def _variables(plan: "Plan") -> Table:
 
 
 def _servers(plan: "Plan") -> Table:
-    table = _table("\nparameter servers", "ps", "variables", "bytes", "share")
+    table = _table("\nparameter servers", "ps", "variables", "bytes", "share", "packed copies")
     total = sum(plan.ps_bytes.values()) or 1
     for ps, size in plan.ps_bytes.items():
         held = sum(variable.ps == ps for variable in plan.variables)
-        table.add_row(str(ps), str(held), count(size), f"{size / total:.0%}")
+        table.add_row(str(ps), str(held), count(size), f"{size / total:.0%}", count(plan.packed_bytes.get(ps, 0)))
     return table
 
 

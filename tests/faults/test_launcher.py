@@ -2,12 +2,25 @@
 
 import os
 import signal
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from helpers import POWERS, Process, alive, children_of, processes, run_tfps, summary, wait_gone
+from helpers import POWERS, Process, alive, children_of, load_variable, processes, run_tfps, summary, wait_gone
 
 LONG = ("launch", "--model=linear", "--num_ps=1", "--num_workers=2", "--max_steps=1000000", "--steps_to_validate=20")
+
+BLOCKS = """
+    def wait_for_ever(step):
+        import time
+        while step >= 50:
+            time.sleep(1)
+        return step
+
+    steps = tf.data.Dataset.range(10**9).map(lambda at: tf.numpy_function(wait_for_ever, [at], tf.int64))
+    return tf.data.Dataset.zip((data, steps)).map(lambda pair, _: pair)
+"""
 
 
 def test_killed_half_way_it_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
@@ -67,14 +80,13 @@ def test_if_the_launcher_dies_its_tasks_do_too(tmp_path: Path) -> None:
         wait_gone(below, 10)
 
 
-def test_a_killed_worker_ends_the_job_and_is_named(tmp_path: Path) -> None:
-    """A task that is killed ends the job with 170, its name and the signal; the others save and leave."""
+def test_a_worker_that_is_gone_for_good_ends_the_job_and_is_named(tmp_path: Path) -> None:
+    """A killed task that may not be started again ends the job with 170, its name and the signal; the others leave."""
     with processes() as started:
-        started.append(Process(tmp_path / "out", *LONG, f"--model_dir={tmp_path / 'm'}"))
+        started.append(Process(tmp_path / "out", *LONG, "--max_restarts=0", f"--model_dir={tmp_path / 'm'}"))
         started[0].wait_for("worker/1 | step=", 60)
         below = children_of(started[0].pid)
-        victim = next(pid for pid in below if b"--task_index=1" in _command(pid, tmp_path))
-        os.kill(victim, signal.SIGKILL)
+        os.kill(_pid_of("worker-1", below), signal.SIGKILL)
         assert started[0].wait(20) == 170
         assert "error: worker/1 was killed by SIGKILL" in started[0].output()
         wait_gone(below, 15)
@@ -82,8 +94,98 @@ def test_a_killed_worker_ends_the_job_and_is_named(tmp_path: Path) -> None:
     assert (told["status"], told["exit_code"], told["tasks"]["worker/1"]["exit_code"]) == ("failed", 170, -9)
 
 
-def _command(pid: int, directory: Path) -> bytes:
-    """Return which task a forked process is, by the log that it holds open."""
-    del directory
-    links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
-    return b"--task_index=1" if any(link.endswith("worker-1.log") for link in links) else b""
+@pytest.mark.parametrize("issync", ["0", "1"])
+@pytest.mark.parametrize("lost", ["worker-1", "worker-0"])
+def test_a_killed_task_is_started_again_and_no_step_is_lost(tmp_path: Path, lost: str, issync: str) -> None:
+    """A worker or the chief killed: it alone is started again, the PS keep their state, and no step is lost.
+
+    In sync each update is still the exact mean: 1.5 a step.
+    """
+    steps = 4_000 if issync == "1" else 12_000
+    flags = (f"--issync={issync}", f"--max_steps={steps}", f"--model_dir={tmp_path / 'm'}", "--steps_per_run=4")
+    with processes() as started:
+        started.append(Process(tmp_path / "out", "launch", f"--model={_powers(tmp_path)}", *flags))
+        started[0].wait_for(f"{lost.replace('-', '/')} | step=", 60)
+        victim = _pid_of(lost, children_of(started[0].pid))
+        os.kill(victim, signal.SIGKILL)
+        assert started[0].wait(90) == 0, started[0].output()
+    said, told = started[0].output(), summary(tmp_path / "m")
+    assert f"{lost.replace('-', '/')} | restarted after SIGKILL (1 of 5)" in said
+    restarts = {task: of["restarts"] for task, of in told["tasks"].items()}
+    assert restarts == {task: int(task == lost.replace("-", "/")) for task in restarts}
+    assert told["global_step"] == steps
+    assert ("all go on together from step" in said) == (issync == "1")
+    weight = load_variable(tmp_path / "m", "weight")
+    assert weight == -1.5 * steps if issync == "1" else -2 * steps <= weight <= -steps
+
+
+def test_a_frozen_task_is_named_killed_and_started_again(tmp_path: Path) -> None:
+    """A stopped process (SIGSTOP) is noticed, in sync too, where everyone waits for it; the job ends well."""
+    flags = ("--issync=1", "--max_steps=3000", f"--model_dir={tmp_path / 'm'}")
+    with processes() as started:
+        started.append(Process(tmp_path / "out", "launch", f"--model={_powers(tmp_path)}", *flags))
+        started[0].wait_for("worker/1 | step=", 60)
+        os.kill(victim := _pid_of("worker-1", children_of(started[0].pid)), signal.SIGSTOP)
+        began = time.monotonic()
+        started[0].wait_for("worker/1 | stalled: no sign of life for 15 s, killed", 25)
+        assert time.monotonic() - began > 10, "it was not frozen"
+        assert started[0].wait(90) == 0, started[0].output()
+        assert not alive([victim])
+    assert summary(tmp_path / "m")["tasks"]["worker/1"]["restarts"] == 1
+    assert load_variable(tmp_path / "m", "weight") == -1.5 * 3000
+
+
+def test_a_short_pause_is_survived(tmp_path: Path) -> None:
+    """A worker that is stopped for five seconds goes on; nothing is restarted."""
+    flags = ("--issync=1", "--max_steps=3000", f"--model_dir={tmp_path / 'm'}")
+    with processes() as started:
+        started.append(Process(tmp_path / "out", "launch", f"--model={_powers(tmp_path)}", *flags))
+        started[0].wait_for("worker/1 | step=", 60)
+        os.kill(victim := _pid_of("worker-1", children_of(started[0].pid)), signal.SIGSTOP)
+        time.sleep(5)
+        before = started[0].output()
+        time.sleep(0.2)
+        assert before == started[0].output(), "sync went on without it: it was not stopped"
+        os.kill(victim, signal.SIGCONT)
+        assert started[0].wait(60) == 0, started[0].output()
+    assert {of["restarts"] for of in summary(tmp_path / "m")["tasks"].values()} == {0}
+
+
+def test_a_crash_loop_ends_at_the_budget(tmp_path: Path) -> None:
+    """A model that kills its process whenever it is trained ends the job when it has had its restarts."""
+    model = tmp_path / "crash.py"
+    model.write_text(POWERS + "\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    ended = run_tfps(
+        "launch", f"--model={model}", "--max_restarts=2", "--num_workers=1", f"--model_dir={tmp_path / 'm'}"
+    )
+    assert ended.returncode == 170, ended.stdout + ended.stderr
+    assert "worker/0 | restarted after SIGKILL (2 of 2)" in ended.stdout
+    assert "error: worker/0 was killed by SIGKILL" in ended.stderr
+    assert summary(tmp_path / "m")["tasks"]["worker/0"]["restarts"] == 2
+
+
+def test_a_worker_whose_input_blocks_ends_with_its_stacks_in_its_log(tmp_path: Path) -> None:
+    """No step for ``--stall_timeout_secs``: 172, and the log shows the line of the user's that blocks."""
+    model = tmp_path / "blocks.py"
+    body, model_fn = POWERS.replace("return tf.data.Dataset", "data = tf.data.Dataset").split("\ndef model_fn")
+    model.write_text(f"{body}{BLOCKS}\ndef model_fn{model_fn}")
+    ended = run_tfps("launch", f"--model={model}", "--stall_timeout_secs=4", "--max_restarts=0", cwd=tmp_path)
+    assert ended.returncode == 172, ended.stdout + ended.stderr
+    assert "the last was" in ended.stderr
+    [log] = (tmp_path / "runs").glob("*/logs/worker-0.log")
+    assert "in wait_for_ever" in log.read_text()
+
+
+def _powers(directory: Path) -> Path:
+    model = directory / "powers.py"
+    model.write_text(POWERS)
+    return model
+
+
+def _pid_of(task: str, below: Sequence[int]) -> int:
+    """Return the process that is a task, by the log that it holds open."""
+    return next(pid for pid in below if any(link.endswith(f"{task}.log") for link in _open_files(pid)))
+
+
+def _open_files(pid: int) -> list[str]:
+    return [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]

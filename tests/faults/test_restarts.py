@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import POWERS, Process, summary
+from helpers import POWERS, Process, load_variable, summary
 
 from tfps.launchers.local import held_ports
 
@@ -96,12 +96,13 @@ def test_a_killed_task_that_is_started_again(tmp_path: Path, mode: str, lost: st
         told = summary(tmp_path / "m")
         assert (told["status"], told["global_step"]) == ("done", steps)
         assert job.starts[lost] >= 2
-        if mode == "async" and lost != "ps/1":
+        if lost != "ps/1":
             others = {name: count for name, count in job.starts.items() if name != lost}
             assert set(others.values()) == {1}, "a worker alone can be replaced"
             assert ("going on from step" in job.said()) == (lost == "worker/0")
-        elif mode == "sync":
-            assert "the job begins anew" in job.said() or lost == "ps/1"
+            assert ("all go on together from step" in job.said()) == (mode == "sync")
+        if mode == "sync":
+            assert load_variable(tmp_path / "m", "weight") == -1.5 * steps, "each update is the exact mean"
 
 
 def test_a_task_that_comes_after_the_end(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from tfps.cluster import Task
 from tfps.config import JobConfig
 from tfps.errors import PeerLostError, StoppedError
-from tfps.launchers.handle import Exited, Line, Running
+from tfps.launchers.handle import Exited, Line, Running, how_it_ended
 from tfps.launchers.view import JobView, Plain, Terminal, screen
 from tfps.report import SUMMARY, read_json, write_json
 
@@ -24,11 +24,13 @@ class Outcome:
         exit_codes: Of every task that has ended; negative for a signal.
         exit_code: The job's: 0, that of the first task that failed, 170 if it was killed, or 143.
         error: Why, if not 0.
+        restarts: How often each task was started again.
     """
 
     exit_codes: dict[Task, int]
     exit_code: int = 0
     error: str = ""
+    restarts: Mapping[Task, int] = field(default_factory=dict)
 
 
 def follow(job: Running, view: JobView) -> Outcome:
@@ -42,8 +44,8 @@ def follow(job: Running, view: JobView) -> Outcome:
             _take(event, job, view, shown, outcome)
             shown.refresh()
     if outcome.exit_codes and not any(outcome.exit_codes.values()):
-        return Outcome(outcome.exit_codes)  # told to stop too late: it was done
-    return outcome
+        return Outcome(outcome.exit_codes, restarts=job.restarts)  # told to stop too late: it was done
+    return replace(outcome, restarts=job.restarts)
 
 
 def _take(event: Line | Exited | None, job: Running, view: JobView, shown: Plain | Terminal, outcome: Outcome) -> None:
@@ -70,11 +72,8 @@ def _why(event: Exited, view: JobView) -> str:
     said = view.tasks[event.task].error
     if said:
         return f"{event.task}: {said}"
-    number = -event.exit_code
-    if number > 0:
-        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        return f"{event.task} was killed by {name}"
-    return f"{event.task} ended with exit code {event.exit_code}"
+    verb = "was killed by" if event.exit_code < 0 else "ended with"
+    return f"{event.task} {verb} {how_it_ended(event.exit_code)}"
 
 
 def _interrupt(job: Running, outcome: Outcome) -> None:
@@ -130,7 +129,11 @@ def write_summary(config: JobConfig, view: JobView, outcome: Outcome) -> Mapping
         summary |= {"error": outcome.error, "exit_code": outcome.exit_code}
     told = summary.get("tasks", {})
     summary["tasks"] = {
-        str(task): {**told.get(str(task), {}), "exit_code": outcome.exit_codes.get(task), "restarts": 0}
+        str(task): {
+            **told.get(str(task), {}),
+            "exit_code": outcome.exit_codes.get(task),
+            "restarts": outcome.restarts.get(task, 0),
+        }
         for task in view.tasks
     }
     summary["first_step_secs"] = view.first_step_secs

@@ -1,5 +1,6 @@
 """What a launcher gives back for a job, and what such a job tells: the same for every platform."""
 
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -33,8 +34,19 @@ class Exited:
     exit_code: int
 
 
+def how_it_ended(code: int) -> str:
+    """Return an exit code in words: ``SIGKILL`` of a negative one, ``exit code 170``."""
+    if code >= 0:
+        return f"exit code {code}"
+    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+
+
 class Running(Protocol):
     """A job that this process sees through to its end."""
+
+    @property
+    def restarts(self) -> Mapping[Task, int]:
+        """How often it has started each task again."""
 
     def events(self) -> Iterator[Line | Exited | None]:
         """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""

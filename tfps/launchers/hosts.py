@@ -136,6 +136,7 @@ class SshJob:
         """Start every task."""
         self._said: queue.Queue[Line | Exited] = queue.Queue()
         self._kill_at: float | None = None
+        self.restarts: Mapping[Task, int] = {}  # nobody starts them again
         self._connections = {task: self._start(task, plan.ssh(task)) for task in plan.argv}
 
     def _start(self, task: Task, argv: Sequence[str]) -> "subprocess.Popen[str]":

@@ -5,6 +5,10 @@ in a fraction of a second. Ports are picked without a race: each is bound here, 
 so the kernel gives it to nobody else; with ``SO_REUSEADDR``, and as nobody listens on it yet, gRPC can bind it too.
 
 Each task is the very command of a task anywhere else, ``python -m tfps run FLAGS``; ``str(plan)`` shows them.
+
+A task that is lost, or ends with a code that says that starting it again may help, is started again up to
+``--max_restarts`` times, each time after a longer pause. One that gives no sign of life is killed, and so lost: a
+thread in it writes a byte every second, which one that is stopped, or stuck where Python cannot run, does not.
 """
 
 import contextlib
@@ -27,11 +31,14 @@ from pathlib import Path
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.launchers.handle import Exited, Line
+from tfps.errors import RetryableError
+from tfps.launchers.handle import Exited, Line, how_it_ended
 from tfps.report import make_dir
 
 PRELOAD = ["tfps.runtime.preload", "tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist", "tfps.models.linear"]
 KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
+_SIGN_SECS, _SILENT_SECS = 1.0, 15.0
+_PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -50,9 +57,7 @@ def plan(config: JobConfig, ports: Sequence[int]) -> Plan:
     addresses = [f"127.0.0.1:{port}" for port in ports]
     num_ps = config.num_ps or 1
     cluster = Cluster(tuple(addresses[:num_ps]), tuple(addresses[num_ps:]))
-    given = config.replace(
-        num_ps=None, num_workers=None, ps_hosts=",".join(cluster.ps), worker_hosts=",".join(cluster.workers)
-    )
+    given = config.for_task(ps_hosts=",".join(cluster.ps), worker_hosts=",".join(cluster.workers))
     return Plan(config, {t: given.replace(job_name=t.job, task_index=t.index).to_argv() for t in cluster.tasks()})
 
 
@@ -78,38 +83,77 @@ class LocalJob:
 
     def __init__(self, plan: Plan) -> None:
         """Start every task."""
+        self._plan = plan
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
         self._processes: dict[Task, ForkServerProcess] = {}
         self._selector = selectors.DefaultSelector()
         self._kill_at: float | None = None
+        self._looked = time.monotonic()
+        self._last_sign: dict[Task, float] = {}
+        self._start_at: dict[Task, tuple[float, int]] = {}  # of tasks between two processes: when, and the last's code
+        self._given_up: list[Exited] = []
+        self.restarts: dict[Task, int] = dict.fromkeys(plan.commands, 0)
         log = Path(plan.config.model_dir or ".") / "logs" / "launch.log"
         make_dir(log.parent)
         with _standard_error_to(log), _sigterm_ignored():
             forkserver.ensure_running()  # TensorFlow's noise goes to the log, signals to the whole group pass it by
-        for task, argv in plan.commands.items():
-            self._start(task, argv)
+        for task in plan.commands:
+            self._start(task)
 
-    def _start(self, task: Task, argv: Sequence[str]) -> None:
+    def _start(self, task: Task) -> None:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_be_task, args=(list(argv), theirs), name=str(task), daemon=True)
+        life, sign = self._context.Pipe(duplex=False)
+        argv = list(self._plan.commands[task])
+        process = self._context.Process(target=_be_task, args=(argv, theirs, sign), name=str(task), daemon=True)
         process.start()
         theirs.close()
+        sign.close()
         self._processes[task] = process
         output = _Output(task, ours)
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._said(output))
+        self._selector.register(life, selectors.EVENT_READ, lambda: self._lives(task, life))
         self._selector.register(process.sentinel, selectors.EVENT_READ, lambda: self._ended(output, process))
 
     def events(self, every_secs: float = 0.25) -> Iterator[Line | Exited | None]:
         """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
-        while self._selector.get_map():
+        while self._selector.get_map() or self._start_at or self._given_up:
+            while self._given_up:
+                yield self._given_up.pop()
             ready = self._selector.select(every_secs)
             for key, _ in ready:
                 yield from key.data()
             if self._kill_at and time.monotonic() > self._kill_at:
                 self.kill()
+            yield from self._silent()
+            self._start_those_due()
             if not ready:
                 yield None
+
+    def _lives(self, task: Task, life: Connection) -> Iterator[Line]:
+        """Take in a task's signs of life; there are none any more when it has ended."""
+        if os.read(life.fileno(), 1 << 10):
+            self._last_sign[task] = time.monotonic()
+        else:
+            self._selector.unregister(life)
+            life.close()
+        yield from ()
+
+    def _silent(self) -> Iterator[Line]:
+        """Kill tasks that give no sign of life; yield a line for each."""
+        now, before = time.monotonic(), self._looked
+        self._looked = now
+        if now - before > _SILENT_SECS / 2:  # it was this process that was stopped
+            self._last_sign = dict.fromkeys(self._last_sign, now)
+        for task in [task for task, when in self._last_sign.items() if now - when > _SILENT_SECS]:
+            del self._last_sign[task]
+            yield Line(task, f"stalled: no sign of life for {_SILENT_SECS:.0f} s, killed")
+            self._signal(signal.SIGKILL, task)
+
+    def _start_those_due(self) -> None:
+        for task in [task for task, (when, _) in self._start_at.items() if time.monotonic() >= when]:
+            del self._start_at[task]
+            self._start(task)
 
     def _said(self, output: "_Output") -> Iterator[Line]:
         yield from (Line(output.task, text) for text in output.read())
@@ -124,7 +168,18 @@ class LocalJob:
             yield from (Line(output.task, text) for text in lines)
         if not output.at_end:
             self._selector.unregister(output.connection)
-        yield Exited(output.task, process.exitcode or 0)
+        self._last_sign.pop(output.task, None)
+        yield self._replaced(output.task, process.exitcode or 0)
+
+    def _replaced(self, task: Task, code: int) -> Line | Exited:
+        """Let a task that has ended be started again, if that may help and it was not too often."""
+        number, most = self.restarts[task] + 1, self._plan.config.max_restarts
+        if self._kill_at or number > most or 0 <= code < RetryableError.exit_code:
+            return Exited(task, code)
+        self.restarts[task] = number
+        pause_secs = min(_PAUSE_SECS * 2 ** (number - 1), _LONGEST_PAUSE_SECS)
+        self._start_at[task] = time.monotonic() + pause_secs, code
+        return Line(task, f"restarted after {how_it_ended(code)} ({number} of {most})")
 
     def status(self) -> Mapping[Task, int | None]:
         """Return each task's exit code, ``None`` while it runs."""
@@ -134,14 +189,16 @@ class LocalJob:
         """Ask every task to save and end; those that have not after a while are killed."""
         if self._kill_at is None:
             self._kill_at = time.monotonic() + KILL_AFTER_SECS
+            self._given_up += [Exited(task, code) for task, (_, code) in self._start_at.items()]
+            self._start_at = {}
             self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End every task at once."""
         self._signal(signal.SIGKILL)
 
-    def _signal(self, number: int) -> None:
-        for process in self._processes.values():
+    def _signal(self, number: int, task: Task | None = None) -> None:
+        for process in [self._processes[task]] if task else self._processes.values():
             if process.exitcode is None and process.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
@@ -194,13 +251,14 @@ def _sigterm_ignored() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _be_task(argv: list[str], launcher: Connection) -> None:
+def _be_task(argv: list[str], launcher: Connection, sign: Connection) -> None:
     """Run in the forked process: be the command ``tfps run ARGV``, its output sent to the launcher."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()  # Ctrl-C is for the launcher, which ends the tasks in order
     for number in (1, 2):
         os.dup2(launcher.fileno(), number)
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
+    threading.Thread(target=_give_signs, args=(sign,), daemon=True).start()
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     for name in [n for n in os.environ if n == "TF_CONFIG" or n.startswith("SLURM_")]:
         del os.environ[name]
@@ -213,3 +271,10 @@ def _end_with(launcher: Connection) -> None:
     with contextlib.suppress(OSError):
         os.read(launcher.fileno(), 1)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _give_signs(sign: Connection) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            os.write(sign.fileno(), b".")
+            time.sleep(_SIGN_SECS)

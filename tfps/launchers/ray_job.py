@@ -189,6 +189,11 @@ class OwnCluster:
         self._job = job
         self._watch = Watch(job)
 
+    @property
+    def restarts(self) -> Mapping[Task, int]:
+        """How often each task was started again."""
+        return self._watch.restarts
+
     def events(self) -> Iterator[Line | Exited | None]:
         """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
         try:

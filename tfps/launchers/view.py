@@ -75,6 +75,8 @@ class JobView:
         word = line.partition(" ")[0].rstrip(":")
         if word in STATES:
             view.state = word
+        if word == "restarted":
+            view.error = ""  # that of the process before
         if word == "error" or (view.error and line.startswith("    ")):
             told = line.removeprefix("error: ")
             view.error = f"{view.error}\n{told}" if view.error else told

@@ -25,7 +25,7 @@ class Watch:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._status = Status("UNKNOWN")
         self._answered = time.monotonic()
-        self._restarts: dict[Task, int] = {}
+        self.restarts: dict[Task, int] = {}
 
     def events(self) -> Iterator[Line | Exited | None]:
         """Yield what the tasks say, and how they ended once the job has; ``None`` when nothing happened for a while.
@@ -71,10 +71,10 @@ class Watch:
 
     def _restarted(self) -> Iterator[Line]:
         for task, known in self._status.tasks.items():
-            if known.restarts > self._restarts.get(task, 0):
+            if known.restarts > self.restarts.get(task, 0):
                 code = "" if known.exit_code is None else f" after exit code {known.exit_code}"
                 yield Line(task, f"restarted{code}, the {known.restarts}. time")
-                self._restarts[task] = known.restarts
+                self.restarts[task] = known.restarts
 
     def _read(self) -> None:
         """Run in a thread: read the logs. A platform that does not answer any more is noticed by ``_ask``."""

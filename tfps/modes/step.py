@@ -17,6 +17,23 @@ Copy = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
+class Leftovers:
+    """What steps that were broken off leave on the PS, in a mode whose workers wait for one another.
+
+    Attributes:
+        era: int64 placeholder, by default 0: how often workers have begun anew; ``chief_init`` is run with it.
+        counts: int64 [n]: how much each of n queues and accumulators holds.
+        clear: n operations: each takes one out, or all.
+        torn: Scalar bool: an update was broken off when some variables had it and others not.
+    """
+
+    era: Any
+    counts: Any
+    clear: Sequence[Any]
+    torn: Any
+
+
+@dataclass(frozen=True)
 class Step:
     """The operations of one mode in one worker's graph.
 
@@ -25,11 +42,13 @@ class Step:
         gate: Operations of a step that have to end before the next one reads any parameter.
         draw: Adds to the graph, and returns, n tickets, int64 [n], as they are before the first step.
         draw_after: The same, drawn at the end of a run whose last step is a copy of this one.
-        chief_init: Operation that the chief runs once, when the variables have their values and before any worker
-            takes a step.
-        worker_init: Operation that every worker runs once, before its first step.
+        chief_init: Operation that the chief runs when the variables have their values and before any worker takes a
+            step; with ``leftovers``, also when the workers begin together anew. What was begun before does not count.
+        worker_init: Operation that every worker runs before its first step, and when they begin anew.
         update: Operation that the chief keeps running in the background, or ``None``.
-        queue: What ``update`` puts into; when it is closed, there are no more updates. ``None`` without one.
+        leftovers: ``None`` where no worker waits for another: what one leaves behind hinders nobody.
+        ahead: int64 [workers]: for how many updates to come each has handed over its part; the others wait for those
+            that have for none. ``None`` where no worker waits for another.
         give_back: Adds to the graph, and returns, what a worker runs whose input has ended, with n tickets in its hand.
         chief_can_finish: Whether the chief alone can take the steps that lost workers left undone.
         may_overlap: Whether a worker may have several runs under way at once.
@@ -42,7 +61,8 @@ class Step:
     chief_init: Any
     worker_init: Any
     update: Any
-    queue: Any
+    leftovers: Leftovers | None
+    ahead: Any
     give_back: Callable[[int], Any]
     chief_can_finish: bool
     may_overlap: bool

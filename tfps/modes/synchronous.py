@@ -16,8 +16,15 @@ Three things differ from TensorFlow's, so that a mean is always one gradient of 
 - ``SparseConditionalAccumulator`` divides each row by the number of gradients it saw that row in, and merges rows only
   if their indices come sorted. Here it adds up, which is right in any order, and the sum is divided by N.
 - The stamp is kept on the PS, beside the tokens, and does not travel with every gradient.
+
+A worker may be lost with its token, or with a part of its gradient sent, and the chief in the middle of an update. When
+they begin together anew, stamps go on from a higher *base*: what is still on its way from before is dropped as stale,
+what has arrived is cleared, and every worker computes the gradient of the present step once more. Only where a PS had
+begun an update that was not ended everywhere (``torn``), the variables are of two steps, and of no use.
 """
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +32,9 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.modes.step import Copy, Step
+from tfps.modes.step import Copy, Leftovers, Step
+
+_BASE = 1 << 40  # more than there are steps
 
 
 def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluster: Cluster, task: Task) -> Step:
@@ -44,29 +53,45 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
     """
     del config
     with tf.device(global_step.device):
-        stamp = tf.Variable(
-            lambda: tf.zeros([], tf.int64),
-            trainable=False,
-            collections=[],
-            use_resource=True,
-            name=f"tfps/stamp_{task.index}",
-        )
+        base, stamp = _number("tfps/base"), _number(f"tfps/stamp_{task.index}")
         stamped = stamp.read_value()
     gradients = [pair for pair in optimizer.compute_gradients(loss) if pair[0] is not None]
     if not gradients:
         raise ValueError("No gradients provided for any variable: the loss depends on none.")
-    means = [_mean(gradient, variable, stamped, cluster.num_workers) for gradient, variable in gradients]
+    made = [_mean(gradient, variable, stamped, cluster.num_workers) for gradient, variable in gradients]
+    begun, means = _noting_the_beginning(made)
     with tf.device(global_step.device):
         queues = [_tokens(index) for index in range(cluster.num_workers)]
         update = optimizer.apply_gradients([(mean.value, mean.variable) for mean in means], global_step)
         with tf.control_dependencies([update]):
             value = global_step.read_value()
             hand_out = tf.group(*(queue.enqueue(value) for queue in queues))
+        pushed = [_number(f"tfps/pushed_{index}") for index in range(cluster.num_workers)]
         with tf.control_dependencies([mean.push for mean in means]):
+            count = pushed[task.index].assign_add(1, read_value=False)
+        with tf.control_dependencies([count]):
             token = queues[task.index].dequeue()
-        taken = stamp.assign(token, read_value=False)
-        start = tf.group(*(mean.accumulator.set_global_step(global_step.read_value()) for mean in means))
-        worker_init = stamp.assign(global_step.read_value(), read_value=False)
+        taken = stamp.assign(token + base, read_value=False)
+        worker_init = tf.group(
+            stamp.assign(global_step + base, read_value=False),
+            pushed[task.index].assign(global_step, read_value=False),
+        )
+        era = tf.placeholder_with_default(tf.zeros([], tf.int64), [])
+        with tf.control_dependencies([base.assign(era * _BASE, read_value=False)]):
+            first = base + global_step
+        start = tf.group(
+            *(mean.accumulator.set_global_step(first) for mean in means),
+            *(number.assign(global_step, read_value=False) for number in begun),
+        )
+        leftovers = Leftovers(
+            era=era,
+            counts=tf.stack(
+                [tf.cast(mean.accumulator.num_accumulated(), tf.int64) for mean in means]
+                + [tf.cast(queue.size(), tf.int64) for queue in queues]
+            ),
+            clear=[mean.drop for mean in means] + [queue.dequeue().op for queue in queues],
+            torn=tf.reduce_any(tf.not_equal(tf.stack([number.read_value() for number in begun]), global_step)),
+        )
 
     def draw(count: int) -> Any:
         return global_step.read_value() + tf.range(count, dtype=tf.int64)
@@ -86,11 +111,16 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         chief_init=start,
         worker_init=worker_init,
         update=hand_out,
-        queue=queues[0],
+        leftovers=leftovers,
+        ahead=tf.stack([number.read_value() for number in pushed]) - global_step,
         give_back=give_back,
         chief_can_finish=False,
         may_overlap=False,
     )
+
+
+def _number(name: str) -> Any:
+    return tf.Variable(lambda: tf.zeros([], tf.int64), trainable=False, collections=[], use_resource=True, name=name)
 
 
 def _tokens(index: int) -> Any:
@@ -100,12 +130,16 @@ def _tokens(index: int) -> Any:
 
 @dataclass(frozen=True)
 class _Mean:
-    """A variable's accumulator, the operation that puts this worker's gradient in, and the mean that comes out."""
+    """A variable's accumulator, the operation that puts this worker's gradient in, and the mean that comes out.
+
+    ``drop`` takes out what is in it, if anything is.
+    """
 
     variable: Any
     accumulator: Any
     push: Any
     value: Any
+    drop: Any
 
 
 def _mean(gradient: Any, variable: Any, stamp: Any, num_workers: int) -> _Mean:
@@ -114,11 +148,38 @@ def _mean(gradient: Any, variable: Any, stamp: Any, num_workers: int) -> _Mean:
     with tf.device(variable.device):
         if not isinstance(gradient, tf.IndexedSlices):
             dense = tf.ConditionalAccumulator(gradient.dtype, variable.shape, shared_name=name)
-            return _Mean(variable, dense, dense.apply_grad(gradient, stamp), dense.take_grad(num_workers))
+            push, value = dense.apply_grad(gradient, stamp), dense.take_grad(num_workers)
+            return _Mean(variable, dense, push, value, dense.take_grad(1).op)
         sparse = tf.SparseConditionalAccumulator(gradient.dtype, shape=[], shared_name=name, reduction_type="SUM")
         total = sparse.take_indexed_slices_grad(num_workers)
         share = tf.IndexedSlices(total.values / num_workers, total.indices, total.dense_shape)
-        return _Mean(variable, sparse, sparse.apply_indexed_slices_grad(gradient, stamp), share)
+        drop = sparse.take_indexed_slices_grad(1).indices.op
+        return _Mean(variable, sparse, sparse.apply_indexed_slices_grad(gradient, stamp), share, drop)
+
+
+def _noting_the_beginning(means: Sequence[_Mean]) -> tuple[Sequence[Any], Sequence[_Mean]]:
+    """Return a counter of each PS, and the means, which can be had once their PS has counted the update as begun."""
+    counters: list[Any] = []
+    noted: list[_Mean] = []
+    for device in dict.fromkeys(mean.variable.device for mean in means):
+        own = [mean for mean in means if mean.variable.device == device]
+        with tf.device(device):
+            counters.append(_number(f"tfps/begun_{len(counters)}"))
+            with tf.control_dependencies([_numbers(mean.value) for mean in own]):
+                begin = counters[-1].assign_add(1, read_value=False)
+            with tf.control_dependencies([begin]):
+                noted += [dataclasses.replace(mean, value=_same(mean.value)) for mean in own]
+    return counters, noted
+
+
+def _numbers(mean: Any) -> Any:
+    return mean.values if isinstance(mean, tf.IndexedSlices) else mean
+
+
+def _same(mean: Any) -> Any:
+    if isinstance(mean, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.identity(mean.values), tf.identity(mean.indices), mean.dense_shape)
+    return tf.identity(mean)
 
 
 def _summed_by_row(gradient: Any) -> Any:

@@ -1,6 +1,7 @@
 """The chief's duties beside training: first values, checkpoints, the final evaluation, the summary."""
 
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ from tfps.runtime.checkpoint import Checkpoints, restore
 from tfps.runtime.events import EventFile
 from tfps.runtime.loop import Loop, Progress
 from tfps.runtime.model_dir import existing
+from tfps.runtime.updates import Updates
+
+_TORN_SECS = 1.0
+_CLEAR_MS = 10_000
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +36,8 @@ class Chief:
         self._checkpoints = Checkpoints(config.model_dir, config.save_checkpoint_secs)
         self._eval = graph.evaluation(config, cluster, Task("worker", 0), model, like=built.graph)
         self.num_workers = built.num_workers
+        self.updates: Updates | None = None
+        self.began_anew = False
         self.resumed_from: str | None = None
         self.resumed_from_step = 0
 
@@ -53,10 +60,34 @@ class Chief:
         else:
             session.run(self._init)
         session.run(self._built.load)
-        session.run(self._built.step.chief_init)
         if self._config.model_dir:
             write_json(Path(self._config.model_dir) / JOB, _found_from_anywhere(self._config).to_dict())
             (Path(self._config.model_dir) / SUMMARY).unlink(missing_ok=True)  # that of an earlier run
+
+    def let_go(self, session: Any, era: int) -> None:
+        """Set up the mode, clear what steps that were broken off have left, and start the updates."""
+        step, self.began_anew = self._built.step, era > 0
+        now = {step.leftovers.era: era} if step.leftovers else {}
+        session.run(step.chief_init, now)
+        if step.leftovers:
+            patience = tf.RunOptions(timeout_in_ms=_CLEAR_MS)
+            while (counts := session.run(step.leftovers.counts)).any():
+                full = [clear for clear, held in zip(step.leftovers.clear, counts, strict=True) if held]
+                session.run(full, options=patience)
+            session.run(step.chief_init, now)
+        if self._built.updates is not None:
+            self.updates = Updates(session, self._built.updates)
+
+    def is_torn(self, session: Any) -> bool:
+        """Tell whether the variables are of two steps, as the chief was lost in the middle of an update."""
+        leftovers = self._built.step.leftovers
+        if leftovers is None:
+            return False
+        torn = leftovers.torn
+        deadline = time.monotonic() + _TORN_SECS
+        while session.run(torn) and time.monotonic() < deadline:
+            time.sleep(0.05)  # one that is under way may yet be ended
+        return bool(session.run(torn))
 
     def global_step(self, session: Any) -> int:
         """Return how many updates the variables have had."""
@@ -111,6 +142,7 @@ def write_summary(
     chief: Chief | None,
     steps: Mapping[int, int],
     metrics: Mapping[str, Any],
+    skipped: int = 0,
     error: TfpsError | None = None,
 ) -> None:
     """Write ``summary.json``; nothing without a ``--model_dir``.
@@ -121,6 +153,7 @@ def write_summary(
         chief: ``None`` if the job ended before there was one.
         steps: By worker index, the steps taken in this run, as far as they are known.
         metrics: The final evaluation's.
+        skipped: Batches that were skipped, as far as that is known.
         error: Why the job ended early.
     """
     if not config.model_dir:
@@ -141,6 +174,7 @@ def write_summary(
         "loss": progress.loss,
         "pace": loop.pace.to_dict() if loop else None,
         "gradients_dropped": _dropped(config, chief, progress, steps),
+        "batches_skipped": skipped,
         "eval": metrics,
         "checkpoint": next(reversed(existing(config.model_dir)), None),
         "tasks": {f"worker/{index}": {"steps": taken} for index, taken in sorted(steps.items())},
@@ -153,6 +187,6 @@ def write_summary(
 
 def _dropped(config: JobConfig, chief: Chief | None, progress: Progress, steps: Mapping[int, int]) -> int | None:
     """Return how many gradients came too late for their update; ``None`` in async, or if not all steps are known."""
-    if config.mode != "sync" or chief is None or len(steps) < chief.num_workers:
+    if config.mode != "sync" or chief is None or chief.began_anew or len(steps) < chief.num_workers:
         return None
     return sum(steps.values()) - chief.num_workers * (progress.global_step - chief.resumed_from_step)

@@ -21,7 +21,7 @@ from tfps.models import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes import MODES
 from tfps.modes.step import Step
-from tfps.runtime import placement, rows, unroll, wire
+from tfps.runtime import finite, placement, rows, unroll, wire
 from tfps.runtime.packing import Packing, can_pack
 
 _UPDATES = 8  # of a background run
@@ -99,7 +99,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         ):
             mode = importlib.import_module(MODES[config.mode])
             packing = _packing(spec.optimizer, config)
-            optimizer = packing or spec.optimizer
+            optimizer = finite.Finite(packing or spec.optimizer, packing.name_of if packing else _name_of)
             step = _built(model, lambda: mode.build(optimizer, spec.loss, global_step, config, cluster, task))
             next_ticket = step.draw_after(1, lambda op: op)
         if packing:
@@ -127,6 +127,10 @@ def _packing(optimizer: Any, config: JobConfig) -> Packing | None:
     if config.wire == "plain" or not can_pack(optimizer):
         return None
     return Packing(optimizer, scalars=config.wire != "bfloat16")
+
+
+def _name_of(variable: Any) -> str:
+    return str(variable.op.name)
 
 
 def _updates(graph: Any, step: Step, config: JobConfig) -> Any:
@@ -239,7 +243,8 @@ def _input(model: Model, mode: str, config: JobConfig, device: str, pipelines: i
         if dataset is None:
             return None
         _keep_cardinality(tf.get_default_graph())
-        iterator = tf.data.make_initializable_iterator(dataset)
+        # By its name it lasts beyond the session that made it.
+        iterator = tf.data.make_initializable_iterator(dataset, shared_name=f"tfps/{mode}_input")
         return iterator, tf.data.experimental.cardinality(dataset), iterator.get_next()
 
 

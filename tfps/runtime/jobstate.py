@@ -4,24 +4,31 @@ Each PS holds a vector with a phase per worker, and the same vector of steps tak
 
 1. A PS sets its vectors to zero as soon as its server is up.
 2. A worker reads which PS have its mark, then leaves it on all of them.
-3. The chief gives the variables their values (initial, or a checkpoint's), then sets ``ready`` on PS 0.
-4. The other workers wait for ``ready``, then train.
+3. The chief gives the variables their values (initial, or a checkpoint's), then sets ``ready`` on PS 0 to era 0.
+4. The other workers wait for that, then train.
 5. A worker that is through (or was told to stop) writes DONE (or STOPPED) on every PS, and leaves.
    The chief does so last, when the final checkpoint, the evaluation and the summary are written.
    A worker that cannot go on, and would not if it were started again, writes minus its exit code.
 6. A PS leaves when every worker is DONE, or one has failed.
 
 A worker that finds its mark has been here before: it was started again, by a platform or a person. Where every PS has
-its mark, and no worker waits for another (``async``; before ``ready``; or all others are DONE), it goes on, the chief
-too: the PS hold all there is. Where only some have it, PS were started again, and lack their variables; and in ``sync``
-the others wait for what the lost worker took along. Then the job has to begin anew from its checkpoint: the worker
-tells the PS with its mark to leave, and leaves; so does everyone who misses a PS then. The platform starts them all
-again, and they find no marks.
+its mark, the PS hold all there is, and no step is lost:
+
+- Where no worker waits for another (``async``; before step 4; all others are DONE), it goes on, the chief too.
+- In ``sync`` the others wait for what the lost worker took along, so all begin together anew. It *calls* them: it
+  raises the ``era`` on PS 0. Every worker looks for that now and then, breaks off its step, and writes the era that it
+  has come to into ``met``. When all that are RUNNING have come, the chief clears what the broken-off steps have left,
+  and sets ``ready`` to that era; everyone goes on at the present step. Who is lost meanwhile, calls again.
+
+Where only some PS have its mark, the others were started again, and lack their variables; and where the chief was lost
+in an update that one PS had ended and another not, they have them of two steps. Then the job has to begin anew from its
+checkpoint: the worker tells the PS with its mark to leave, and leaves; so does everyone who misses a PS then. The
+platform starts them all again, and they find no marks.
 
 The variables are in no collection: they are no part of the model and of no checkpoint.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +39,26 @@ from tfps.cluster import Cluster
 RUNNING, STOPPED, DONE = 0, 1, 2  # and below 0, minus an exit code
 
 
-def _variable(name: str, shape: Sequence[int], dtype: Any) -> Any:
-    return tf.Variable(
-        lambda: tf.zeros(shape, dtype), dtype=dtype, trainable=False, collections=[], use_resource=True, name=name
-    )
+def _variable(name: str, shape: Sequence[int], dtype: Any, first: Any = 0) -> Any:
+    value = lambda: tf.cast(tf.fill(shape, first), dtype)  # noqa: E731
+    return tf.Variable(value, dtype=dtype, trainable=False, collections=[], use_resource=True, name=name)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the workers are in beginning together.
+
+    Attributes:
+        era: The newest.
+        ready: The one in which everyone may go on.
+        met: By worker, the one it has come to.
+        phases: By worker.
+    """
+
+    era: int
+    ready: int
+    met: Sequence[int]
+    phases: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -45,20 +68,26 @@ class PsState:
     Attributes:
         phase: int32 variable [num_workers]: RUNNING, STOPPED or DONE, or minus an exit code.
         steps: int64 variable [num_workers]: steps that each worker has taken.
+        skipped: int64 variable [num_workers]: batches that each worker has skipped.
         marks: bool variable [num_workers]: who has joined.
-        ready: bool variable: the chief has given the variables their values. Used on PS 0.
+        era: int64 variable: how often a worker has called the others together. This and the next two: of PS 0.
+        met: int64 variable [num_workers]: the era that each worker has come to.
+        ready: int64 variable: the era in which the chief lets everyone go on; before the first, -1.
         leave: bool variable: the job has to begin anew.
     """
 
     phase: Any
     steps: Any
+    skipped: Any
     marks: Any
+    era: Any
+    met: Any
     ready: Any
     leave: Any
 
     @property
     def init_op(self) -> Any:
-        """Operation with which the PS sets everything to zero."""
+        """Operation with which the PS sets everything to its first values."""
         return tf.group(*(variable.initializer for variable in vars(self).values()))
 
 
@@ -68,8 +97,11 @@ def on_ps(cluster: Cluster, index: int) -> PsState:
         return PsState(
             phase=_variable(f"tfps/phase_{index}", [cluster.num_workers], tf.int32),
             steps=_variable(f"tfps/steps_{index}", [cluster.num_workers], tf.int64),
+            skipped=_variable(f"tfps/skipped_{index}", [cluster.num_workers], tf.int64),
             marks=_variable(f"tfps/marks_{index}", [cluster.num_workers], tf.bool),
-            ready=_variable(f"tfps/ready_{index}", [], tf.bool),
+            era=_variable(f"tfps/era_{index}", [], tf.int64),
+            met=_variable(f"tfps/met_{index}", [cluster.num_workers], tf.int64),
+            ready=_variable(f"tfps/ready_{index}", [], tf.int64, first=-1),
             leave=_variable(f"tfps/leave_{index}", [], tf.bool),
         )
 
@@ -81,25 +113,64 @@ class JobState:
         servers = [on_ps(cluster, index) for index in range(cluster.num_ps)]
         self._phase = tf.placeholder(tf.int32, [], name="tfps/phase")
         self._steps = tf.placeholder(tf.int64, [], name="tfps/steps")
+        self._skipped = tf.placeholder(tf.int64, [], name="tfps/skipped")
         self._write = tf.group(
             *(ps.phase.scatter_update(tf.IndexedSlices(self._phase, worker)) for ps in servers),
             *(ps.steps.scatter_update(tf.IndexedSlices(self._steps, worker)) for ps in servers),
+            *(ps.skipped.scatter_update(tf.IndexedSlices(self._skipped, worker)) for ps in servers),
         )
-        self._set_ready = servers[0].ready.assign(True, read_value=False)
-        self._ready = servers[0].ready.read_value()
-        self._read = servers[0].phase.read_value(), servers[0].steps.read_value()
+        first = servers[0]
+        self._era = tf.placeholder(tf.int64, [], name="tfps/era")
+        self._set_ready = first.ready.assign(self._era, read_value=False)
+        self._call = first.era.assign_add(1, read_value=False)
+        era = first.era.read_value()
+        with tf.device(first.era.device):
+            self._come = first.met.scatter_update(tf.IndexedSlices(era, worker)).op, era
+        self._look = [v.read_value() for v in (first.era, first.ready, first.met, first.phase)]
+        self._read = first.phase.read_value(), first.steps.read_value()
+        self._all_skipped = first.skipped.read_value()
         self._marked = tf.stack([ps.marks.read_value()[worker] for ps in servers])
         self._mark = tf.group(*(ps.marks.scatter_update(tf.IndexedSlices(True, worker)) for ps in servers))
         self._dismiss = [ps.leave.assign(True, read_value=False) for ps in servers]
         self._up = tf.group(*(ps.phase.read_value().op for ps in servers))
 
-    def write(self, session: Any, phase: int, steps: int) -> None:
-        """Tell every PS this worker's phase and how many steps it has taken."""
-        session.run(self._write, {self._phase: phase, self._steps: steps})
+    def write(self, session: Any, phase: int, steps: int, skipped: int = 0) -> None:
+        """Tell every PS this worker's phase, how many steps it has taken and how many batches skipped."""
+        session.run(self._write, {self._phase: phase, self._steps: steps, self._skipped: skipped})
 
-    def set_ready(self, session: Any) -> None:
-        """Let the other workers start: the variables have their values."""
-        session.run(self._set_ready)
+    def set_ready(self, session: Any, era: int = 0) -> None:
+        """Let the workers go on: the variables have their values, and nothing is left of an earlier era."""
+        session.run(self._set_ready, {self._era: era})
+
+    def call(self, session: Any) -> None:
+        """Call all workers together."""
+        session.run(self._call)
+
+    def come(self, session: Any) -> int:
+        """Come to the newest era, and return it."""
+        return int(session.run(self._come)[1])
+
+    def looker(self, session: Any) -> Callable[[], Meeting]:
+        """Return a function that tells where the workers are in beginning together.
+
+        It can be called while another thread adds to the graph: ``session.run`` could not, which would take in
+        operations that are not complete.
+        """
+        look = session.make_callable(self._look)
+
+        def meeting() -> Meeting:
+            era, ready, met, phases = look()
+            return Meeting(int(era), int(ready), met.tolist(), phases.tolist())
+
+        return meeting
+
+    def look(self, session: Any) -> Meeting:
+        """Return where the workers are in beginning together."""
+        return self.looker(session)()
+
+    def skipped(self, session: Any) -> int:
+        """Return how many batches all workers together have skipped."""
+        return int(session.run(self._all_skipped).sum())
 
     def is_up(self, session: Any) -> bool:
         """Tell whether every PS has set up its state."""
@@ -118,13 +189,14 @@ class JobState:
         """Leave this worker's mark on every PS."""
         session.run(self._mark)
 
-    def dismiss(self, session: Any, which: Sequence[bool]) -> None:
-        """Tell some of the PS to leave."""
-        session.run([leave for leave, chosen in zip(self._dismiss, which, strict=True) if chosen])
+    def dismiss(self, session: Any, which: Sequence[bool] | None = None) -> None:
+        """Tell all PS to leave, or some of them."""
+        chosen = which or [True] * len(self._dismiss)
+        session.run([leave for leave, told in zip(self._dismiss, chosen, strict=True) if told])
 
     def is_ready(self, session: Any) -> bool:
         """Tell whether the variables have their values."""
-        return bool(session.run(self._ready))
+        return self.look(session).ready >= 0
 
     def read(self, session: Any) -> tuple[list[int], list[int]]:
         """Return every worker's phase and steps."""

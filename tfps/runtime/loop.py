@@ -8,7 +8,6 @@ promised of each one, however many a run takes.
 import contextlib
 import functools
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -22,11 +21,13 @@ from tfps.config import JobConfig
 from tfps.errors import DivergedError
 from tfps.report import format_progress
 from tfps.runtime.events import EventFile
+from tfps.runtime.finite import Complaint, complaint
 from tfps.runtime.graph import TrainGraph
 from tfps.runtime.runs import Input, Pace, Runs, Taken
 from tfps.runtime.stop import Stop
 
 _QUIET_SECS = 5.0  # a slow model reports at least this often
+_MOST_SKIPPED = 100  # batches in a row: then it is not the data
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Progress:
         began: Monotonic time when training began, in seconds.
         last_step: Monotonic time of its last step's end.
         input_ended: Whether its input, or that of a worker it trains in step with, has ended.
+        skipped: Batches whose loss or gradient was NaN or Inf, with which no step was taken.
     """
 
     steps: int = 0
@@ -50,6 +52,7 @@ class Progress:
     began: float = field(default_factory=time.monotonic)
     last_step: float = 0.0
     input_ended: bool = False
+    skipped: int = 0
 
     @property
     def seconds(self) -> float:
@@ -154,22 +157,35 @@ class Loop:
         self._reporter, self._stop, self._between_runs = reporter, stop, between_runs
         self._runs = Runs(session, built)
         self._input = Input(session, built)
-        many = self._input.size_is_known and self._runs.can_be_long
+        self._under_way: Sequence[int] = []
+        self._may_skip, self._skipped_in_a_row = config.on_nan == "skip", 0
+        many = self._input.size_is_known and self._runs.can_be_long and not self._may_skip
         self.pace = Pace(config, built.num_workers, many, built.step.may_overlap)
         self.progress = Progress()
         if (config.steps_per_run or 1) > 1 and not many:
-            why = "the model uses a variable in a branch" if self._input.size_is_known else "the input may end anywhere"
-            log.info("--steps_per_run=%d: %s, so a run takes one step", config.steps_per_run, why)
+            log.info("--steps_per_run=%d: %s, so a run takes one step", config.steps_per_run, self._why_short())
+
+    def resume(self, session: Any) -> None:
+        """Go on in another session; the run that was under way in the one before was broken off."""
+        self._runs.use(session)
+        self.progress.global_step = self._runs.global_step()
+        self.progress.steps += sum(ticket < self.progress.global_step for ticket in self._under_way)
+        self._under_way = []
+
+    def _why_short(self) -> str:
+        if not self._input.size_is_known:
+            return "the input may end anywhere"
+        return "--on_nan=skip may skip a step" if self._may_skip else "the model uses a variable in a branch"
 
     def run(self) -> None:
         """Take steps until the tickets reach ``max_steps`` or the input ends.
 
         Raises:
-            DivergedError: If the loss is NaN or Inf.
+            DivergedError: If the loss or a gradient is NaN or Inf, and is not to be skipped.
             TfpsError: The reason to stop, if there is one.
         """
         in_hand = deque([_Block(self._runs.draw(self.pace.steps))])
-        if in_hand[0].tickets[0] >= self._max_steps:
+        if in_hand[0].tickets[0] >= self._max_steps and not self.progress.steps:
             log.info("nothing to train: --max_steps=%d is reached; raise it to go on", self._max_steps)
         under_way: deque[_UnderWay] = deque()
         while in_hand or under_way:
@@ -200,6 +216,7 @@ class Loop:
             in_hand.extendleft(reversed(singles[1:]))
             block = singles[0]
         self._input.take(len(block.tickets))
+        self._under_way = block.tickets
         draw = self.pace.steps if block.renew else 0
         shown = self._reporter.due(block.tickets[0] + 1) or self._reporter.due(block.tickets[-1] + 1)
         act = functools.partial(self._runs.take, len(block.tickets), draw, shown)
@@ -209,9 +226,14 @@ class Loop:
         """Take in what a run has given; returns blocks of further tickets."""
         try:
             taken = run.result()
-        except tf.errors.OutOfRangeError:
+        except tf.errors.OpError as error:
+            if found := complaint(error):
+                return self._skip(run.block, found)
+            if not isinstance(error, tf.errors.OutOfRangeError):
+                raise
             self._end_of_input(run.block)
             return []
+        self._skipped_in_a_row, self._under_way = 0, []
         for index, ticket in enumerate(run.block.tickets):
             share = (index + 1) / len(run.block.tickets)
             self._note(ticket + 1, index, taken, run.began + share * (run.ended - run.began))
@@ -227,11 +249,21 @@ class Loop:
         loss, progress = taken.losses[index], self.progress
         progress.steps, progress.global_step = progress.steps + 1, max(step, progress.global_step)
         progress.loss, progress.last_step = loss, ended
-        if not math.isfinite(loss):
-            raise DivergedError(f"the loss is {loss} at step {step}: try a smaller --learning_rate.")
         if taken.logged and self._reporter.due(step):
             summary = taken.summaries[index] if taken.summaries else None
             self._reporter.report(step, progress.steps, {**taken.logged[index], "loss": loss}, summary, ended)
+
+    def _skip(self, block: _Block, found: Complaint) -> Sequence[_Block]:
+        """Return a block again whose batch was not finite, and so not applied, for the next batch; or end."""
+        step = block.tickets[found.index] + 1
+        self.progress.steps += found.index  # of its run, these were taken
+        self.progress.global_step = max(self.progress.global_step, step - 1)
+        self._skipped_in_a_row += 1
+        if not self._may_skip or self._skipped_in_a_row > _MOST_SKIPPED:
+            raise DivergedError(f"{found.what} at step {step}: try a smaller --learning_rate.") from None
+        self.progress.skipped += 1
+        log.info("skipped a batch: %s at step %d", found.what, step)
+        return [block]
 
     def _end_of_input(self, block: _Block) -> None:
         """Say that there is no more input, and let go of the tickets."""

@@ -14,6 +14,7 @@ No number differs, to the bit, because only optimizers are packed that treat eac
 the model itself changes, reads in parts or constrains stays as it is, as does a large one.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -22,8 +23,11 @@ import tensorflow.compat.v1 as tf
 from tfps.models.exact_adagrad import ExactAdagradOptimizer
 from tfps.models.lazy_adam import LazyAdamOptimizer
 from tfps.runtime import wire
-from tfps.runtime.placement import task_of
-from tfps.runtime.rewiring import device
+from tfps.runtime.placement import task_of, variable_bytes
+from tfps.runtime.rewiring import device, flat, unflat
+
+_NAME = "tfps/packed"
+_NAMED = 3  # of packed variables
 
 _ELEMENTWISE = (
     tf.train.GradientDescentOptimizer,
@@ -65,7 +69,7 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
         self._variables = [variable for _, variable in pairs]
         gradients = {variable.ref(): gradient for gradient, variable in pairs}
         self._packs = [_Pack(bucket) for bucket in _buckets(pairs, self._scalars)]
-        packed = [(pack.flat([gradients.pop(v.ref()) for v in pack.variables]), pack.whole) for pack in self._packs]
+        packed = [(flat([gradients.pop(v.ref()) for v in pack.variables]), pack.whole) for pack in self._packs]
         return packed + [pair for pair in pairs if pair[1].ref() in gradients]
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
@@ -74,6 +78,11 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
             self._optimizer._create_slots(self._variables)
         with tf.variable_creator_scope(lambda create, **kwargs: create(**{**kwargs, "collections": []})):
             return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
+
+    def name_of(self, variable: Any) -> str:
+        """Return a variable's name for people; of a packed one, the names of those that live in it."""
+        names = next(([v.op.name for v in p.variables] for p in self._packs if p.whole is variable), [variable.op.name])
+        return ", ".join(names[:_NAMED]) + (f" or {len(names) - _NAMED} others" if len(names) > _NAMED else "")
 
     def redirect(self, ops: Iterable[Any]) -> None:
         """Let operations of a step use the packed variables instead of the plain ones; call it once, at the end."""
@@ -103,43 +112,43 @@ class _Pack:
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self.variables = variables
-        self._sizes = [int(variable.shape.num_elements()) for variable in variables]
-        first = variables[0]
+        first, size = variables[0], sum(int(variable.shape.num_elements()) for variable in variables)
         with tf.device(first.device):
             self.whole = tf.Variable(
-                lambda: tf.zeros([sum(self._sizes)], first.dtype.base_dtype),
+                lambda: tf.zeros([size], first.dtype.base_dtype),
                 trainable=False,
                 collections=[],
                 use_resource=True,
-                name="tfps/packed",
+                name=_NAME,
             )
         self._values: dict[Any, Sequence[Any]] = {}
-
-    def flat(self, tensors: Sequence[Any]) -> Any:
-        """Return tensors of the variables' shapes as one of ``whole``'s."""
-        return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
 
     def values(self, read: Any, task: str) -> Sequence[Any]:
         """Return, on a task, what the variables are when a read of one of them happens: one read of ``whole``."""
         when = task, tuple(op.name for op in read.control_inputs)
         if when not in self._values:
             with tf.control_dependencies(None), tf.control_dependencies(read.control_inputs), tf.device(device(task)):
-                self._values[when] = self._parts(self.whole.read_value())
+                self._values[when] = unflat(self.whole.read_value(), self.variables)
         return self._values[when]
 
     def load(self, slot: Callable[[Any], Any]) -> Any:
         with tf.device(self.whole.device):
-            return slot(self.whole).assign(self.flat([slot(v).read_value() for v in self.variables]), read_value=False)
+            return slot(self.whole).assign(flat([slot(v).read_value() for v in self.variables]), read_value=False)
 
     def store(self, slot: Callable[[Any], Any]) -> Any:
         with tf.device(self.whole.device):
-            parts = self._parts(slot(self.whole).read_value())
+            parts = unflat(slot(self.whole).read_value(), self.variables)
             made = [slot(v).assign(part, read_value=False) for v, part in zip(self.variables, parts, strict=True)]
             return tf.group(*made)
 
-    def _parts(self, whole: Any) -> Sequence[Any]:
-        parts = tf.split(whole, self._sizes)
-        return [tf.reshape(part, variable.shape) for part, variable in zip(parts, self.variables, strict=True)]
+
+def sizes(graph: Any) -> Counter[int]:
+    """Return how many bytes the packed variables of a graph and their slots have, by PS index."""
+    found: Counter[int] = Counter()
+    for op in graph.get_operations():
+        if op.type == "VarHandleOp" and _NAME in op.name:
+            found[tf.DeviceSpec.from_string(op.device).task or 0] += variable_bytes(op)
+    return found
 
 
 def _buckets(pairs: Sequence[tuple[Any, Any]], scalars: bool) -> Iterable[Sequence[Any]]:

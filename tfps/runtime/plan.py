@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.models import Model
-from tfps.runtime import graph, placement
+from tfps.runtime import graph, packing, placement
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class Plan:
     Attributes:
         variables: Every variable or slice, in the order of creation.
         ps_bytes: Bytes by PS index.
+        packed_bytes: By PS index, those of the variables beside these that small ones live in.
         pulled: What the PS send one worker in a step.
         pushed: What one worker sends the PS in a step.
         plain: The same job with ``--wire=plain``; ``None`` if it is that.
@@ -24,6 +25,7 @@ class Plan:
 
     variables: Sequence[placement.Placed]
     ps_bytes: Mapping[int, int]
+    packed_bytes: Mapping[int, int]
     pulled: Sequence[placement.Crossing]
     pushed: Sequence[placement.Crossing]
     plain: "Plan | None" = None
@@ -44,6 +46,7 @@ def make(config: JobConfig, cluster: Cluster, model: Model) -> Plan:
     return Plan(
         variables=variables,
         ps_bytes=dict(sorted(totals.items())),
+        packed_bytes=packing.sizes(built.graph),
         pulled=[crossing for crossing in crossings if crossing.target == str(task)],
         pushed=[crossing for crossing in crossings if crossing.source == str(task)],
         plain=None if config.wire == "plain" else make(config.replace(wire="plain"), cluster, model),

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow.compat.v1 as tf
+
 from tfps.runtime.placement import task_of
 
 
@@ -24,6 +26,17 @@ def replace(old: Any, new: Any, where: Callable[[Any], bool]) -> None:
             for index, tensor in enumerate(user.inputs):
                 if tensor.name == old.name:
                     user._update_input(index, new)
+
+
+def flat(tensors: Sequence[Any], name: str | None = None) -> Any:
+    """Return tensors of one type as one vector."""
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0, name=name)
+
+
+def unflat(vector: Any, like: Sequence[Any]) -> Sequence[Any]:
+    """Return the parts of such a vector, which have the fixed shapes of other tensors, or variables."""
+    parts = tf.split(vector, [int(one.shape.num_elements()) for one in like])
+    return [tf.reshape(part, one.shape) for part, one in zip(parts, like, strict=True)]
 
 
 def independent(tensors: Sequence[Any], target: str) -> Sequence[Any]:

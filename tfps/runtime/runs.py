@@ -60,8 +60,13 @@ class Runs:
         self._shown = [*built.spec.log_tensors.values(), *summary]
         self._steps = Steps(built.graph, [built.step.train_op, built.spec.loss, *self._shown], built.step.gate)
         self.can_be_long = self._steps.in_order
+        self._fetches: dict[tuple[int, int, bool], Any] = {}
         self._calls: dict[tuple[int, int, bool], Callable[[], Any]] = {}
         self._building = threading.Lock()
+
+    def use(self, session: Any) -> None:
+        """Go on in another session."""
+        self._session, self._calls = session, {}
 
     def draw(self, count: int) -> Sequence[int]:
         """Draw tickets before the first step."""
@@ -82,7 +87,12 @@ class Runs:
     def take(self, count: int, draw: int, shown: bool) -> Taken:
         """Take ``count`` steps and draw ``draw`` tickets; ``shown`` also gives what is reported of them."""
         with self._building:
-            call = self._calls.get((count, draw, shown)) or self._build(count, draw, shown)
+            what = count, draw, shown
+            if what not in self._fetches:
+                self._fetches[what] = self._build(*what)
+            if what not in self._calls:
+                self._calls[what] = self._session.make_callable(self._fetches[what])
+            call = self._calls[what]
         losses, tickets, values = call()[:3]
         size = len(self._shown)
         steps = [values[i * size : (i + 1) * size] for i in range(count if shown else 0)]
@@ -94,7 +104,7 @@ class Runs:
             summaries=[step[-1] for step in steps if len(step) > len(names)],
         )
 
-    def _build(self, count: int, draw: int, shown: bool) -> Callable[[], Any]:
+    def _build(self, count: int, draw: int, shown: bool) -> Any:
         built = self._built
         with built.graph.as_default():
             copies = [self._steps.copy(index) for index in range(count)]
@@ -102,9 +112,7 @@ class Runs:
             tickets = built.step.draw_after(draw, copies[-1]) if draw else []
             values = [copy(tensor) for copy in copies for tensor in self._shown] if shown else []
             done = [copy(built.step.train_op) for copy in copies]
-        call: Callable[[], Any] = self._session.make_callable([losses, tickets, values, done])
-        self._calls[count, draw, shown] = call
-        return call
+        return [losses, tickets, values, done]
 
 
 class Input:

@@ -8,6 +8,7 @@ all that used it in the step before, on the task where it lives, so nothing cros
 what its PS have then, other workers' updates included, as a run of its own would.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ import tensorflow.compat.v1 as tf
 from tfps.runtime.placement import needed, task_of
 
 _SEED_STRIDE = 1_000_003
+_SCOPE = "tfps/step_"
 
 
 class Steps:
@@ -65,7 +67,7 @@ class Steps:
         wanted = tf.GraphDef(versions=self._graph.graph_def_versions, node=[self._node(op, number) for op in self._ops])
         with self._graph.as_default(), tf.device(None), tf.control_dependencies(None):
             names = [op.name for op in self._ops]
-            made = tf.import_graph_def(wanted, self._shared, names, name=f"tfps/step_{number}")
+            made = tf.import_graph_def(wanted, self._shared, names, name=f"{_SCOPE}{number}")
         copy = dict(zip(names, made, strict=True))
         self._put_after(copy, self._copies[-1])
         self._copies.append(copy)
@@ -101,6 +103,12 @@ class Steps:
             for name in names:
                 before_it = ends if task_of(copy[name]).startswith("worker/") else [*gate, *ends]
                 copy[name]._add_control_inputs(list(dict.fromkeys(before_it)))
+
+
+def copy_number(name: str) -> int:
+    """Return which copy of a step an operation of that name is part of; 0 is the step itself."""
+    named = re.match(rf"{_SCOPE}(\d+)[/_]", name)
+    return int(named[1]) if named else 0
 
 
 def _ends(op: Any) -> Sequence[str]:

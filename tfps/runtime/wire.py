@@ -26,7 +26,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.runtime import rows
 from tfps.runtime.placement import needed, task_of, tensor_bytes
-from tfps.runtime.rewiring import device, independent, is_in_every_step, replace
+from tfps.runtime.rewiring import device, flat, independent, is_in_every_step, replace, unflat
 
 BUCKET_BYTES = 1 << 20
 
@@ -44,12 +44,14 @@ def pack(graph: Any, fetches: Sequence[Any], narrow: bool = False) -> None:
         _wait_directly(needed(fetches))
         _merge_reads(needed(fetches))
         rows.make_unique(needed(fetches))
-        for source, target, found in _by_route(needed(fetches), _is_read):
-            _send_packed("pull", source, target, found, narrow)
-        for source, target, found in _by_route(needed(fetches), _is_of_worker):
-            _send_packed("push", source, target, independent(found, target), narrow)
-        for source, target, found in _rows_by_route(needed(fetches)):
-            _send_rows(source, target, independent(found, target), narrow)
+        for source, target, found in _by_route(needed(fetches), _pulled):
+            for bucket in buckets(found):
+                _send("pull", source, target, bucket, narrow)
+        for source, target, found in _by_route(needed(fetches), _pushed):
+            for bucket in buckets(independent(found, target)):
+                _send("push", source, target, bucket, narrow)
+        for source, target, found in _by_route(needed(fetches), _rows):
+            _send("rows", source, target, independent(found, target), narrow)
 
 
 def _move_constants(ops: Iterable[Any]) -> None:
@@ -100,63 +102,56 @@ def _merge_reads(ops: Iterable[Any]) -> None:
                 replace(op.outputs[0], kept, lambda _user: True)
 
 
-def _by_route(ops: Sequence[Any], wanted: Callable[[Any], bool]) -> Iterable[tuple[str, str, Sequence[Any]]]:
-    """Yield the tensors of fixed shape that cross from one task to another, by source, target and type."""
-    routes: dict[tuple[str, str, Any, bool], dict[Any, Any]] = {}
+def _pulled(tensor: Any) -> Any:
+    return _fixed(tensor) if _is_read(tensor) else None
+
+
+def _pushed(tensor: Any) -> Any:
+    return _fixed(tensor) if _is_of_worker(tensor) else None
+
+
+def _fixed(tensor: Any) -> Any:
+    """Return what tensors of fixed shape that travel together have in common, or ``None``."""
+    return (tensor.dtype, tensor.shape.rank == 0) if tensor_bytes(tensor.shape, tensor.dtype) else None
+
+
+def _rows(tensor: Any) -> Any:
+    """Return what tensors of unknown length that travel together have in common, or ``None``."""
+    shape = tensor.shape
+    alike = shape.rank and shape[0].value is None and shape[1:].is_fully_defined()
+    return (tensor.dtype, tuple(shape[1:].as_list())) if alike else None
+
+
+def _by_route(ops: Sequence[Any], kind: Callable[[Any], Any]) -> Iterable[tuple[str, str, Sequence[Any]]]:
+    """Yield the tensors that cross from one task to another, by source, target and kind; not those without a kind."""
+    routes: dict[tuple[str, str, Any], dict[Any, Any]] = {}
     for op in sorted(ops, key=lambda op: op._id):
         for tensor in op.inputs:
-            source, target = task_of(tensor.op), task_of(op)
-            known = tensor_bytes(tensor.shape, tensor.dtype)
-            if source != target and known and wanted(tensor) and is_in_every_step(tensor.op):
-                route = source, target, tensor.dtype, tensor.shape.rank == 0
-                routes.setdefault(route, {})[tensor.ref()] = tensor
-    for (source, target, *_), found in routes.items():
+            source, target, alike = task_of(tensor.op), task_of(op), kind(tensor)
+            if source != target and alike is not None and is_in_every_step(tensor.op):
+                routes.setdefault((source, target, alike), {})[tensor.ref()] = tensor
+    for (source, target, _), found in routes.items():
         yield source, target, list(found.values())
 
 
-def _rows_by_route(ops: Sequence[Any]) -> Iterable[tuple[str, str, Sequence[Any]]]:
-    """Yield the tensors of unknown length that cross from one task to another, by source, target, type and width."""
-    routes: dict[tuple[str, str, Any, tuple[int, ...]], dict[Any, Any]] = {}
-    for op in sorted(ops, key=lambda op: op._id):
-        for tensor in op.inputs:
-            source, target, shape = task_of(tensor.op), task_of(op), tensor.shape
-            alike = shape.rank and shape[0].value is None and shape[1:].is_fully_defined()
-            if source != target and alike and is_in_every_step(tensor.op):
-                routes.setdefault((source, target, tensor.dtype, tuple(shape[1:].as_list())), {})[tensor.ref()] = tensor
-    for (source, target, *_), found in routes.items():
-        yield source, target, list(found.values())
-
-
-def _send_rows(source: str, target: str, tensors: Sequence[Any], narrow: bool) -> None:
-    short = narrow and tensors[0].dtype == tf.float32
+def _send(name: str, source: str, target: str, tensors: Sequence[Any], narrow: bool) -> None:
+    """Send tensors as one: those of fixed shape flattened, those of unknown length one after another."""
+    if not tensors:
+        return
+    fixed = tensors[0].shape.is_fully_defined()
+    short = narrow and tensors[0].dtype == tf.float32 and tensors[0].shape.rank > 0
     if len(tensors) == 1 and not short:
         return
     with tf.device(device(source)):
-        sizes = tf.stack(tf.shape_n(tensors))[:, 0]
-        packed = tf.concat(tensors, 0, name="rows")
+        sizes = None if fixed else tf.stack(tf.shape_n(tensors))[:, 0]
+        packed = flat(tensors, name) if fixed else tf.concat(tensors, 0, name=name)
         packed = tf.cast(packed, tf.bfloat16) if short else packed
     with tf.device(device(target)):
         packed = tf.cast(packed, tf.float32) if short else packed
-        parts = tf.split(packed, sizes, num=len(tensors))
+        parts = unflat(packed, tensors) if fixed else tf.split(packed, sizes, num=len(tensors))
     for tensor, part in zip(tensors, parts, strict=True):
         part.set_shape(tensor.shape)
         replace(tensor, part, lambda user: task_of(user) == target)
-
-
-def _send_packed(name: str, source: str, target: str, tensors: Sequence[Any], narrow: bool) -> None:
-    for bucket in buckets(tensors):
-        short = narrow and bucket[0].dtype == tf.float32 and bucket[0].shape.rank > 0
-        if len(bucket) == 1 and not short:
-            continue
-        with tf.device(device(source)):
-            packed = tf.concat([tf.reshape(tensor, [-1]) for tensor in bucket], 0, name=name)
-            packed = tf.cast(packed, tf.bfloat16) if short else packed
-        with tf.device(device(target)):
-            packed = tf.cast(packed, tf.float32) if short else packed
-            parts = tf.split(packed, [int(tensor.shape.num_elements()) for tensor in bucket])
-            parts = [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, bucket, strict=True)]
-        for tensor, part in zip(bucket, parts, strict=True):
-            replace(tensor, part, lambda user: task_of(user) == target)
 
 
 def buckets(tensors: Sequence[Any]) -> Iterable[Sequence[Any]]:

@@ -5,11 +5,8 @@ What the tasks agree on, and in which order, is told in ``jobstate``; the chief'
 
 import contextlib
 import logging
-import re
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,19 +16,21 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import PeerLostError, RetryableError, StoppedError, TfpsError
-from tfps.models import Model, mistake
+from tfps.models import Model
 from tfps.report import brief, count
 from tfps.runtime import graph, jobstate, net, server
 from tfps.runtime import session as sessions
 from tfps.runtime.chief import Chief, write_summary
 from tfps.runtime.events import EventFile
+from tfps.runtime.explain import explained
 from tfps.runtime.loop import Loop, Progress, Reporter
 from tfps.runtime.model_dir import ended
 from tfps.runtime.stop import WORKER_GRACE_SECS, Stop
+from tfps.runtime.together import Together
+from tfps.runtime.watch import Watch
 
 _POLL_SECS = 0.02
 _GONE_AFTER_SECS = 2.0  # at the end of the job, a worker that does not answer for so long is not waited for
-_LOST_AFTER_SECS = 10.0  # in training, a peer that does not answer for so long is lost
 _LAST_WILL_SECS = 3.0
 _LAST_STEPS_SECS = 1.0
 
@@ -46,9 +45,7 @@ class Worker:
         self._session: Any = None
         self._chief: Chief | None = None
         self._loop: Loop | None = None
-        self._trained = False
-        self._coordinator = tf.train.Coordinator()
-        self._peers = net.Peers(cluster)
+        self._trained = self._steps_on = False
 
     def work(self) -> None:
         """Train until the job is done.
@@ -76,11 +73,13 @@ class Worker:
         built = self._built = graph.training(self._config, self._cluster, self._task, self._model)
         with built.graph.as_default():
             self._state = jobstate.JobState(self._cluster, self._task.index)
-            self._init_local = tf.group(
-                tf.local_variables_initializer(), tf.tables_initializer(), built.iterator.initializer
-            )
+            self._init_tables = tf.tables_initializer()
+            self._init_local = tf.group(tf.local_variables_initializer(), self._init_tables, built.iterator.initializer)
             if self._task.is_chief:
                 self._chief = Chief(self._config, self._cluster, self._model, built)
+        in_step = built.step.leftovers is not None
+        self._together = Together(self._state, self._chief, in_step, self._wait_until)
+        self._watch = Watch(self._config, self._cluster, self._task, in_step, self._phases, self._ahead)
 
     def _join_cluster(self) -> bool:
         """Start the server, wait for the others, and for the variables to have their values; tell if it came to it."""
@@ -103,11 +102,15 @@ class Worker:
         if self._chief and again:
             self._chief.go_on(session)
         elif self._chief:
-            self._start_job(self._chief)
-        self._wait_until(lambda: self._state.is_ready(session))
-        session.run(self._built.step.worker_init)
+            self._chief.give_values(session)
+        self._begin(session)
         self._state.write(session, jobstate.RUNNING, 0)
         return True
+
+    def _begin(self, session: Any) -> None:
+        """Begin together with the other workers."""
+        self._together.begin(session)
+        session.run(self._built.step.worker_init)
 
     def _new_session(self) -> Any:
         return sessions.Session(self._target, graph=self._built.graph, config=self._session_config)
@@ -117,16 +120,20 @@ class Worker:
 
         A PS that goes just then would never answer: that is a no, too.
         """
-        found: list[bool] = []
+        return bool(self._asked(lambda session: self._state.is_up(session) and all(self._state.marked(session))))
+
+    def _asked(self, question: Callable[[Any], Any]) -> Any:
+        """Return what the PS answer within a short time, ``None`` if they do not; in a session of its own."""
+        found: list[Any] = []
 
         def ask() -> None:
             with contextlib.suppress(tf.errors.OpError), self._new_session() as session:
-                found.append(self._state.is_up(session) and all(self._state.marked(session)))
+                found.append(question(session))
 
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         thread.join(_GONE_AFTER_SECS)
-        return found == [True]
+        return found[0] if found else None
 
     def _meet_again(self, session: Any) -> bool:
         """Join the PS; tell whether the job goes on that this task has been part of before.
@@ -135,47 +142,68 @@ class Worker:
             PeerLostError: If it has to begin anew; the PS that were part of it are told to leave.
         """
         marked = self._state.marked(session)
-        if any(marked) and not (all(marked) and self._can_go_on(session)):
+        if any(marked) and not all(marked):
             self._state.dismiss(session, marked)
             raise PeerLostError("this task was started again: the job begins anew from its last checkpoint.")
         self._state.join(session)
-        return all(marked) and self._state.is_ready(session)
+        again = all(marked) and self._state.is_ready(session)
+        if again and self._together.in_step:
+            self._call(session)
+        return again
 
-    def _can_go_on(self, session: Any) -> bool:
-        """Tell whether nobody waits for what this worker took along when it was lost."""
-        if self._config.mode != "sync" or not (self._chief or self._state.is_ready(session)):
-            return True
+    def _call(self, session: Any) -> None:
+        """Call the others, which wait for what this worker took along when it was lost; unless they are through."""
         phases, _ = self._state.read(session)
         others = [phases[task.index] for task in self._others()]
         self._trained = bool(others) and set(others) == {jobstate.DONE}  # all but what the chief does last
-        return self._trained
-
-    def _start_job(self, chief: Chief) -> None:
-        chief.give_values(self._session)
-        if self._built.updates is not None:
-            runner = tf.train.QueueRunner(self._built.step.queue, [self._built.updates])
-            runner.create_threads(self._session, coord=self._coordinator, daemon=True, start=True)
-        self._state.set_ready(self._session)
+        if not self._trained:
+            self._state.write(session, jobstate.RUNNING, 0)
+            self._state.call(session)
 
     def _make_loop(self) -> Loop:
-        chief, session = self._chief, self._session
+        chief = self._chief
         reporter = Reporter(self._config, EventFile(self._config.model_dir) if chief else None)
-        between = (lambda: chief.save_if_due(session)) if chief else (lambda: None)
-        return Loop(session, self._built, self._config, reporter, self._stop, between)
+        between = (lambda: chief.save_if_due(self._session)) if chief else (lambda: None)
+        return Loop(self._session, self._built, self._config, reporter, self._stop, between)
 
     def _train(self, loop: Loop) -> None:
         size = self._cluster.num_workers, self._cluster.num_ps
         log.info("training: mode %s, %d workers, %d ps", self._config.mode, *size)
+        self._together.listen()
         try:
-            if not self._trained:
-                loop.run()
-            if self._chief:
-                self._finish_job(self._chief, loop)
+            while not self._is_through(loop):
+                pass
         except StoppedError:
             self._sign_off_early(loop)
             raise
-        self._state.write(self._session, jobstate.DONE, loop.progress.steps)
         log.info("done: %s steps of this worker", count(loop.progress.steps))
+
+    def _is_through(self, loop: Loop) -> bool:
+        """Train to the end and sign off; tell whether it came to that, or another worker's call broke it off."""
+        try:
+            if self._together.broken_off:
+                self._begin_anew(loop)
+            if not self._trained:
+                self._steps_on = True
+                loop.run()
+            self._steps_on = False
+            if self._chief:
+                self._finish_job(self._chief, loop)
+            self._sign_off(jobstate.DONE, loop)
+        except (tf.errors.OpError, RuntimeError):  # of a closed session
+            if not self._together.broken_off:
+                raise
+            return False
+        return True
+
+    def _begin_anew(self, loop: Loop) -> None:
+        self._session = self._new_session()
+        self._session.run(self._init_tables)  # of those that ended with the session before
+        self._begin(self._session)
+        loop.resume(self._session)
+
+    def _sign_off(self, phase: int, loop: Loop) -> None:
+        self._state.write(self._session, phase, loop.progress.steps, loop.progress.skipped)
 
     def _finish_job(self, chief: Chief, loop: Loop) -> None:
         """Wait for the others, then save, evaluate and report."""
@@ -184,13 +212,14 @@ class Worker:
         loop.progress.global_step = chief.save(self._session)
         metrics = chief.evaluate(self._session, self._target, self._session_config)
         _, steps = self._state.read(self._session)
-        write_summary(self._config, loop, chief, {**dict(enumerate(steps)), 0: loop.progress.steps}, metrics)
+        skipped = self._state.skipped(self._session) + loop.progress.skipped
+        write_summary(self._config, loop, chief, {**dict(enumerate(steps)), 0: loop.progress.steps}, metrics, skipped)
 
     def _others_are_through(self) -> bool:
         """Tell whether every other worker has signed off, or does not answer any more."""
         phases, _ = self._state.read(self._session)
         busy = [t for t in self._others() if phases[t.index] == jobstate.RUNNING]
-        return len(self._peers.lost(busy, _GONE_AFTER_SECS)) == len(busy)
+        return self._watch.are_gone(busy, _GONE_AFTER_SECS)
 
     def _others(self) -> Sequence[Task]:
         return [task for task in self._cluster.tasks() if task.job == "worker" and task != self._task]
@@ -207,8 +236,8 @@ class Worker:
             if self._chief:
                 self._let_others_stop()
                 loop.progress.global_step = self._chief.save(self._session)
-            self._state.write(self._session, jobstate.STOPPED, loop.progress.steps)
-        except (tf.errors.OpError, TfpsError) as error:
+            self._sign_off(jobstate.STOPPED, loop)
+        except (tf.errors.OpError, TfpsError, RuntimeError) as error:
             log.info("the state could not be saved: %s", brief(error))
 
     def _let_others_stop(self) -> None:
@@ -222,66 +251,31 @@ class Worker:
         return any(phases[task.index] == jobstate.RUNNING for task in self._others())
 
     def _sign_off_failed(self, error: TfpsError) -> None:
-        with contextlib.suppress(tf.errors.OpError):
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):
             steps = self._loop.progress.steps if self._loop else 0
             self._state.write(self._session, -error.exit_code, steps)
 
     def _explained(self, error: Any) -> TfpsError:
-        """Return a TensorFlow error as what it means: a lost PS, or the model's own line. The log gets all of it."""
-        print(f"{type(error).__name__}: {error.message}", file=sys.__stderr__, flush=True)
-        if self._stop.error:
-            return self._stop.error
-        lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.FailedPreconditionError)
-        if isinstance(error, (*lost, tf.errors.CancelledError)):
-            names = self._lost_ps()
-            what = f"lost {', '.join(map(str, names))}" if names else f"a PS was lost ({brief(error)})"
-            return PeerLostError(f"{what}: start this task again to go on from the last checkpoint.")
-        return mistake(self._model, type(error)(None, None, brief(error)), self._made_at(error))
-
-    def _made_at(self, error: Any) -> Sequence[Any]:
-        """Return the calls that made the operation which failed; only its name is known, and that not always."""
-        made = {op.name: op for op in self._built.graph.get_operations()}
-        names = [name for name in re.findall(r"\{\{node ([^}]+)\}\}", error.message) if name in made]
-        calls = made[names[0]].traceback if names else []
-        return [traceback.FrameSummary(call.filename, call.lineno, call.name) for call in calls]
-
-    def _lost_ps(self) -> Sequence[Task]:
-        """Return the PS that do not answer; one that was just killed may take a moment to be gone."""
-        deadline = time.monotonic() + _GONE_AFTER_SECS
-        servers = [task for task in self._cluster.tasks() if task.job == "ps"]
-        while not (absent := net.missing(self._cluster, servers)) and time.monotonic() < deadline:
-            time.sleep(_POLL_SECS)
-        return absent
+        return self._stop.error or explained(error, self._cluster, self._model, self._built.graph)
 
     # The methods below are called from the main thread.
 
     def watch(self) -> TfpsError | None:
         """Return an error if a task that this one cannot do without is gone, or the background work has failed."""
-        try:
-            self._coordinator.raise_requested_exception()
-        except tf.errors.OpError as error:
-            return self._explained(error)
+        if self._chief and self._chief.updates and self._chief.updates.error:
+            return self._explained(self._chief.updates.error)
         if self._session is None:
             return None  # the others may be on their way
-        needed = [task for task in self._cluster.tasks() if task.job == "ps"]
-        if self._loop is not None and self._config.mode == "sync":
-            needed += self._others()
-        lost = self._still_needed(self._peers.lost(needed, _LOST_AFTER_SECS))
-        return _lost(lost, _LOST_AFTER_SECS) if lost else self._chief_is_missing()
+        return self._watch.error(self._loop.progress if self._loop else None, self._steps_on)
 
-    def _chief_is_missing(self) -> TfpsError | None:
-        """Return an error if the chief, which has yet to set the variables, is not there, nor started again."""
-        chief = [task for task in self._others() if task.is_chief]
-        patience_secs = self._config.patience_secs
-        missing = self._loop is None and self._peers.lost(chief, patience_secs)
-        return _lost(chief, patience_secs) if missing else None
+    def _phases(self) -> Sequence[int]:
+        """Return the workers' phases; raises ``RuntimeError`` if the session has just been closed by a call."""
+        return self._state.read(self._session)[0]
 
-    def _still_needed(self, lost: Sequence[Task]) -> Sequence[Task]:
-        """Return lost tasks without the workers that had signed off; if a PS is among them, none can be asked."""
-        if not lost or any(task.job == "ps" for task in lost):
-            return lost
-        phases, _ = self._state.read(self._session)
-        return [task for task in lost if phases[task.index] != jobstate.DONE]
+    def _ahead(self) -> Sequence[int]:
+        """Return ``Step.ahead``, if the PS tell it."""
+        ahead = self._built.step.ahead
+        return [] if ahead is None else self._asked(lambda session: session.run(ahead).tolist()) or []
 
     def grace_secs(self) -> float:
         """Return how long to wait for the step to end: a few times as long as steps take, for it may never end."""
@@ -306,8 +300,4 @@ class Worker:
             thread.join(_LAST_WILL_SECS)
         if self._task.is_chief:
             steps = self._loop.progress.steps if self._loop else 0
-            write_summary(self._config, self._loop, self._chief, {0: steps}, {}, error)
-
-
-def _lost(tasks: Sequence[Task], secs: float) -> PeerLostError:
-    return PeerLostError(f"lost {', '.join(map(str, tasks))}: no answer for {secs:g} s.")
+            write_summary(self._config, self._loop, self._chief, {0: steps}, {}, error=error)

@@ -64,7 +64,7 @@ def _new_model_dir(model: str) -> str:
 
 VERB = Verb(
     _launch,
-    ("size", *JOB),
+    ("size", *JOB, "supervision"),
     "run a whole cluster on this machine",
     "Shows the job while it runs; Ctrl-C saves and stops it. Without --model_dir it makes a new one in runs/.",
     "tfps launch --num_ps=1 --num_workers=2 --model=mnist --issync=1",

@@ -17,6 +17,7 @@ CHOICES: Mapping[str, Collection[str]] = {
     "mode": tuple(MODES),
     "optimizer": tuple(OPTIMIZERS),
     "ps_strategy": ("greedy", "round_robin"),
+    "on_nan": ("stop", "skip"),
     "wire": ("packed", "bfloat16", "plain"),
 }
 

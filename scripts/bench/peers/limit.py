@@ -4,6 +4,8 @@ Same TensorFlow, same data, one session per worker with its input in the graph. 
 ``session.run`` as no longer make it faster, so that what is left is the computing. Counts its own steps only.
 """
 
+import socket
+import time
 from types import MappingProxyType
 from typing import Any
 
@@ -54,6 +56,21 @@ def evaluate(session: Any, metrics: dict[str, Any]) -> dict[str, float]:
             return {name: float(v) for name, v in session.run({n: value for n, (value, _) in metrics.items()}).items()}
 
 
+def _answers(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+def meet(flags: Any) -> socket.socket:
+    """Wait for the other workers, so that all of them compute in the time measured; returns what has to stay open."""
+    ports = flags.ports[flags.num_ps :][: flags.num_workers]
+    own = socket.create_server(("127.0.0.1", ports[flags.index]))
+    for port in ports:
+        while not _answers(port):
+            time.sleep(0.01)
+    return own
+
+
 def main() -> None:
     """Be one worker."""
     tf.disable_v2_behavior()
@@ -67,10 +84,13 @@ def main() -> None:
     with tf.Session(config=tf.ConfigProto(**threads)) as session:
         session.run([tf.global_variables_initializer(), input_init])
         run, marks, step = session.make_callable(loss), task.Marks(flags.every, flags.steps), 0
+        run()
+        met = meet(flags)
         while step < flags.steps:
             run()
             step += UNROLLED
             marks.at(step)
+        met.close()
         session.run(eval_init)
         task.say("done", **evaluate(session, metrics))
 

@@ -1,0 +1,141 @@
+"""The workers of a sync job that are called together, as by one that was lost and started again, on real servers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from cluster_in_process import (
+    assert_done,
+    cluster_of,
+    dataset_of,
+    job,
+    linear,
+    model_of,
+    session_config,
+    shared_servers,
+    target_of,
+    variables_of,
+    wait_until,
+)
+from helpers import summary
+
+from tfps.cluster import Task
+from tfps.config import JobConfig
+from tfps.errors import PeerLostError
+from tfps.modes import synchronous
+from tfps.runtime import chief, graph, jobstate, together
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "_LISTEN_SECS", 0.05)
+    monkeypatch.setattr(chief, "_TORN_SECS", 0.1)
+
+
+def powers(mode: str, params: Any, context: Any) -> Any:
+    """Give worker i the gradient 3 * 2^i, for ever: the mean of up to three is exact."""
+    return None if mode == "eval" else dataset_of(np.float32([3 * 2.0**context.input_pipeline_id])).repeat()
+
+
+class Caller:
+    """A task beside a job's that sees its state."""
+
+    def __init__(self, num_ps: int, num_workers: int) -> None:
+        with tf.Graph().as_default() as graph:
+            self._state = jobstate.JobState(cluster_of(num_ps, num_workers), 0)
+            self._session = tf.Session(target_of(Task("ps", 0)), graph=graph, config=session_config("/job:ps"))
+
+    def wait_until_ready(self, era: int) -> None:
+        """Wait until the workers go on in an era."""
+        wait_until(lambda: self._state.is_up(self._session) and self._state.look(self._session).ready == era)
+
+    def call(self) -> None:
+        """Call the workers together."""
+        self._state.call(self._session)
+
+
+@pytest.mark.parametrize("steps_per_run", [1, 4])
+@pytest.mark.parametrize(("num_ps", "num_workers"), [(1, 1), (1, 2), (2, 3)])
+def test_called_together_they_lose_no_step(tmp_path: Path, num_ps: int, num_workers: int, steps_per_run: int) -> None:
+    """Broken off and begun anew four times, a job has made exactly its updates, each the exact mean, all counted."""
+    steps = 800
+    flags = {"mode": "sync", "max_steps": steps, "steps_per_run": steps_per_run, "model_dir": str(tmp_path)}
+    with job(model_of(powers, linear), num_ps, num_workers, **flags) as running:
+        caller = Caller(num_ps, num_workers)
+        for era in range(4):
+            caller.wait_until_ready(era)
+            caller.call()
+        caller.wait_until_ready(4)
+        assert not running.ended, "the job was over before it was called"
+        assert_done(running.wait(60))
+    mean = 3 * (2**num_workers - 1) / num_workers
+    assert variables_of(tmp_path) == {"weight": -steps * mean, "global_step": steps}
+    told = summary(tmp_path)
+    assert [told["tasks"][f"worker/{i}"]["steps"] for i in range(num_workers)] == [steps] * num_workers
+    assert told["gradients_dropped"] is None
+
+
+def test_variables_of_two_steps_are_of_no_use(tmp_path: Path) -> None:
+    """Where an update was begun and not ended, no worker goes on: every task leaves, to begin from a checkpoint."""
+    with tf.Graph().as_default() as beside, tf.device("/job:ps/task:0"):
+        begin = synchronous._number("tfps/begun_0").assign_add(1, read_value=False)
+    with job(model_of(powers, linear), 1, 2, mode="sync", max_steps=10**6, model_dir=str(tmp_path)) as running:
+        caller = Caller(1, 2)
+        caller.wait_until_ready(0)
+        with tf.Session(target_of(Task("ps", 0)), graph=beside, config=session_config("/job:ps")) as session:
+            session.run(begin)
+        caller.call()
+        wait_until(lambda: {"ps/0", "worker/0"} <= set(running.ended))
+        assert isinstance(running.ended["ps/0"], PeerLostError)
+        assert "the chief was lost in the middle of an update" in str(running.ended["worker/0"])
+
+
+class _ByHand:
+    """One worker's graph of a sync job of two, and a session, for a test that takes its steps by hand."""
+
+    def __init__(self) -> None:
+        config = JobConfig(mode="sync")
+        self.built = graph.training(config, cluster_of(), Task("worker", 0), model_of(powers, linear))
+        with self.built.graph.as_default():
+            filters = session_config("/job:ps", "/job:worker/task:0")
+            self.session = tf.Session(target_of(Task("worker", 0)), graph=self.built.graph, config=filters)
+            self._chief = chief.Chief(config, cluster_of(), model_of(powers, linear), self.built)
+            for op in (tf.global_variables_initializer(), self.built.iterator.initializer):
+                self.session.run(op)
+        operations = self.built.graph.get_operations()
+        token = next(op for op in operations if op.type == "QueueDequeueV2" and op.control_inputs)
+        self.push = token.control_inputs
+        queues = {op.inputs[0] for op in operations if op.type == "QueueDequeueV2"}
+        with self.built.graph.as_default():
+            self.fill = [
+                tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.constant(7, tf.int64)]) for queue in queues
+            ]
+
+    def begin(self, era: int) -> None:
+        """Begin an era, without updates in the background."""
+        object.__setattr__(self.built, "updates", None)
+        self._chief.let_go(self.session, era)
+
+    def held(self) -> list[int]:
+        """Return what accumulators and queues hold."""
+        return list(self.session.run(self.built.step.leftovers.counts))
+
+
+def test_what_broken_off_steps_have_left_is_cleared() -> None:
+    """Gradients and tokens of before are gone, and one that arrives late, with a stamp of before, is dropped."""
+    with shared_servers():
+        worker = _ByHand()
+        worker.begin(0)
+        worker.session.run(worker.built.step.worker_init)
+        worker.session.run(worker.push)
+        worker.session.run(worker.fill)
+        assert worker.held() == [1, 1, 1]
+        worker.begin(1)
+        assert worker.held() == [0, 0, 0]
+        worker.session.run(worker.push)  # its stamp is still that of before
+        assert worker.held() == [0, 0, 0]
+        worker.session.run(worker.built.step.worker_init)
+        worker.session.run(worker.push)
+        assert worker.held() == [1, 0, 0]

@@ -1,0 +1,77 @@
+"""No NaN or Inf reaches a parameter server: a step whose loss or gradient holds one fails before any of it is applied.
+
+A worker checks what a step has computed, all of it, before it sends any of it (``CheckNumerics``,
+tensorflow/core/kernels/check_numerics_op.cc). The run fails, nothing of that step was applied, and ``complaint`` tells
+from the error what was found, and in which step of a run of several.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.runtime.unroll import copy_number
+
+_TOLD = re.compile(r"tfps: ([^\n]*?) : Tensor had (NaN|Inf|Inf and NaN) values\s+\[\[\{\{node ([^}]*)\}")
+
+
+class Finite(tf.train.Optimizer):  # type: ignore[misc]
+    """A ``tf.compat.v1.train.Optimizer`` that applies what another one does, if the loss and all gradients are finite.
+
+    Args:
+        optimizer: The other one.
+        name_of: From a variable to its name for people.
+    """
+
+    def __init__(self, optimizer: Any, name_of: Callable[[Any], str]) -> None:
+        super().__init__(optimizer._use_locking, optimizer.get_name())
+        self._optimizer, self._name_of = optimizer, name_of
+
+    def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Return pairs of gradient and variable, none of which can be had before all of them are checked."""
+        pairs = [pair for pair in self._optimizer.compute_gradients(loss, *args, **kwargs) if pair[0] is not None]
+        named = [(_numbers(gradient), f"the gradient of {self._name_of(variable)}") for gradient, variable in pairs]
+        with tf.name_scope("tfps/finite/"):
+            first = tf.check_numerics(loss, "tfps: the loss")  # told rather than what follows from it
+            with tf.control_dependencies([first]):
+                checks = [tf.check_numerics(t, f"tfps: {name}") for t, name in named if t.dtype.is_floating]
+            with tf.control_dependencies([first, *checks]):
+                return [(_same(gradient), variable) for gradient, variable in pairs]
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """Apply them as the other optimizer does."""
+        return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
+
+
+def _numbers(gradient: Any) -> Any:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _same(gradient: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.identity(gradient.values), gradient.indices, gradient.dense_shape)
+    return tf.identity(gradient)
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """What was not finite, for people, and in which step of its run, from 0."""
+
+    what: str
+    index: int
+
+
+def complaint(error: Any) -> Complaint | None:
+    """Return what an error of a run says of numbers that are not finite; ``None`` if it is about something else.
+
+    It may be of any class: what was cancelled for that error is told along with it, and sometimes first.
+    """
+    told = _TOLD.search(error.message)
+    if told is None:
+        return None
+    what, kind, node = told.groups()
+    value = kind.lower().replace("inf and nan", "nan")
+    what = f"the loss is {value}" if what == "the loss" else f"{what} holds {kind}"
+    return Complaint(what, copy_number(node))

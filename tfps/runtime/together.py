@@ -1,0 +1,102 @@
+"""How the workers begin together, and begin anew when one of them was lost and started again.
+
+The protocol is in ``jobstate``.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.errors import PeerLostError
+from tfps.runtime.chief import Chief
+from tfps.runtime.jobstate import RUNNING, JobState, Meeting
+
+_LISTEN_SECS = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class Together:
+    """One worker's part in it.
+
+    Args:
+        state: The job's.
+        chief: The chief's duties, if this worker is the chief.
+        in_step: Whether workers wait for one another, and so have to begin anew together.
+        wait_until: Returns when a condition is true; raises the reason to stop, if there is one.
+
+    Attributes:
+        broken_off: Whether the session was closed because another worker has called.
+    """
+
+    def __init__(
+        self, state: JobState, chief: Chief | None, in_step: bool, wait_until: Callable[[Callable[[], bool]], None]
+    ) -> None:
+        self._state, self._chief, self.in_step, self._wait_until = state, chief, in_step, wait_until
+        self._session: Any = None
+        self._look: Callable[[], Meeting] = lambda: Meeting(0, -1, [], [])
+        self._era = 0
+        self._listening = False
+        self.broken_off = False
+
+    def begin(self, session: Any) -> None:
+        """Wait until every worker that trains has come to the newest era, and may go on.
+
+        Raises:
+            PeerLostError: If the variables are of no use: the job has to begin anew from its checkpoint.
+        """
+        self._session, self._listening, self.broken_off = session, False, False
+        self._look = self._state.looker(session)
+        while not self._come(session):
+            pass
+        self._listening = True
+
+    def listen(self) -> None:
+        """From now on, break off what the session does when another worker calls."""
+        if self.in_step:
+            threading.Thread(target=self._listen, daemon=True, name="listener").start()
+
+    def _listen(self) -> None:
+        while True:
+            time.sleep(_LISTEN_SECS)
+            session, look, era = self._session, self._look, self._era
+            with contextlib.suppress(tf.errors.OpError, RuntimeError):  # of a closed session
+                if self._listening and look().era > era and session is self._session:
+                    self._listening, self.broken_off = False, True
+                    session.close()
+
+    def _come(self, session: Any) -> bool:
+        """Come to the newest era; tell whether everyone goes on in it, or has been called again."""
+        era = self._era = self._state.come(session)
+        if self._chief and self._look().ready < era:
+            self._let_go(self._chief, session, era)
+        self._wait_until(lambda: (seen := self._look()).ready >= era or seen.era > era)
+        return self._look().ready >= era
+
+    def _let_go(self, chief: Chief, session: Any, era: int) -> None:
+        """Wait for the others, clear what is left of the era before, and let everyone go on."""
+        self._wait_until(lambda: self._all_have_come(era))
+        if self._look().era > era:
+            return
+        try:
+            of_use = not era or not chief.is_torn(session)
+            if of_use:
+                chief.let_go(session, era)
+        except tf.errors.DeadlineExceededError:
+            of_use = False
+        if not of_use:
+            self._state.dismiss(session)
+            raise PeerLostError("the chief was lost in the middle of an update: the job begins anew.")
+        self._state.set_ready(session, era)
+        if era:
+            log.info("started again: all go on together from step %d", chief.global_step(session))
+
+    def _all_have_come(self, era: int) -> bool:
+        seen = self._look()
+        training = [index for index, phase in enumerate(seen.phases) if phase == RUNNING]
+        return seen.era > era or all(seen.met[index] >= era for index in training)

@@ -1,0 +1,85 @@
+"""What a worker's main thread looks for while its work goes on in another: lost tasks, and a step that never ends."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfps.cluster import Cluster, Task
+from tfps.config import JobConfig
+from tfps.errors import PeerLostError, TfpsError
+from tfps.runtime import jobstate, net
+from tfps.runtime.loop import Progress
+from tfps.runtime.stall import Stall
+
+_LOST_AFTER_SECS = 10.0  # a PS that does not answer for so long is lost
+_REPLACED_AFTER_SECS = 20.0  # so is a worker that others wait for, which may be started again meanwhile
+
+
+class Watch:
+    """Looks after one worker.
+
+    Args:
+        config: The job.
+        cluster: Its tasks.
+        task: The worker.
+        in_step: Whether workers wait for one another.
+        phases: Returns the workers' phases; raises ``RuntimeError`` if they cannot be asked for just now.
+        ahead: Returns ``modes.step.Step.ahead``; nothing if it is not known.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        cluster: Cluster,
+        task: Task,
+        in_step: bool,
+        phases: Callable[[], Sequence[int]],
+        ahead: Callable[[], Sequence[int]],
+    ) -> None:
+        self._patience_secs, self._task, self._in_step = config.patience_secs, task, in_step
+        self._phases, self._ahead = phases, ahead
+        self._servers = [other for other in cluster.tasks() if other.job == "ps"]
+        self._others = [other for other in cluster.tasks() if other.job == "worker" and other != task]
+        self._peers = net.Peers(cluster)
+        self._stall = Stall(config.stall_timeout_secs)
+
+    def error(self, progress: Progress | None, steps_on: bool) -> TfpsError | None:
+        """Return why the worker cannot go on, or nothing.
+
+        Args:
+            progress: How far it has come; ``None`` if it has not begun to train.
+            steps_on: Whether it takes steps now.
+        """
+        if lost := self._any_lost(self._servers, _LOST_AFTER_SECS):
+            return lost
+        if progress is None:  # the chief has yet to set the variables
+            return self._any_lost([other for other in self._others if other.is_chief], self._patience_secs)
+        if self._in_step and (lost := self._any_lost(self._others, _REPLACED_AFTER_SECS)):
+            return lost
+        return self._stall.error(progress.steps, progress.global_step, self._awaited) if steps_on else None
+
+    def are_gone(self, tasks: Sequence[Task], after_secs: float) -> bool:
+        """Tell whether none of some tasks has answered for some time."""
+        return len(self._peers.lost(tasks, after_secs)) == len(tasks)
+
+    def _any_lost(self, tasks: Sequence[Task], after_secs: float) -> TfpsError | None:
+        lost = self._still_needed(self._peers.lost(tasks, after_secs))
+        return PeerLostError(f"lost {_named(lost)}: no answer for {after_secs:g} s.") if lost else None
+
+    def _still_needed(self, lost: Sequence[Task]) -> Sequence[Task]:
+        """Return lost tasks without the workers that had signed off."""
+        if not lost or lost[0].job == "ps":
+            return lost
+        try:
+            phases = self._phases()
+        except RuntimeError:
+            return []
+        return [task for task in lost if phases[task.index] != jobstate.DONE]
+
+    def _awaited(self) -> Sequence[Task]:
+        """Return the workers that have yet to hand over their part of the present update, if this one has."""
+        behind = [index for index, count in enumerate(self._ahead()) if not count]
+        return [] if self._task.index in behind else [Task("worker", index) for index in behind]
+
+
+def _named(tasks: Sequence[Any]) -> str:
+    return ", ".join(map(str, tasks))
