@@ -2,8 +2,8 @@
 
 Each PS holds a vector with a phase per worker, and the same vector of steps taken. The protocol:
 
-1. A PS sets its vectors to zero as soon as its server is up.
-2. A worker reads which PS have its mark, then leaves it on all of them.
+1. A PS sets its vectors to zero as soon as its server is up, and says on what terms it was started.
+2. A worker that was started on the same (``agreement``) reads which PS have its mark, then leaves it on all of them.
 3. The chief gives the variables their values (initial, or a checkpoint's), then sets ``ready`` on PS 0.
 4. The other workers wait for ``ready``, then train.
 5. A worker that is through (or was told to stop) writes DONE (or STOPPED) on every PS, and leaves.
@@ -38,6 +38,10 @@ def _variable(name: str, shape: Sequence[int], dtype: Any) -> Any:
     )
 
 
+def _text(name: str, value: str) -> Any:
+    return tf.Variable(lambda: tf.constant(value), trainable=False, collections=[], use_resource=True, name=name)
+
+
 @dataclass(frozen=True)
 class PsState:
     """The state held on one PS, as operations of one graph.
@@ -48,6 +52,7 @@ class PsState:
         marks: bool variable [num_workers]: who has joined.
         ready: bool variable: the chief has given the variables their values. Used on PS 0.
         leave: bool variable: the job has to begin anew.
+        terms: string variable: what the PS was started on; see ``agreement``.
     """
 
     phase: Any
@@ -55,6 +60,7 @@ class PsState:
     marks: Any
     ready: Any
     leave: Any
+    terms: Any
 
     @property
     def init_op(self) -> Any:
@@ -62,8 +68,8 @@ class PsState:
         return tf.group(*(variable.initializer for variable in vars(self).values()))
 
 
-def on_ps(cluster: Cluster, index: int) -> PsState:
-    """Add the state of one PS to the default graph."""
+def on_ps(cluster: Cluster, index: int, terms: str = "") -> PsState:
+    """Add the state of one PS to the default graph; the PS itself gives its terms."""
     with tf.device(None), tf.device(f"/job:ps/task:{index}/cpu:0"):
         return PsState(
             phase=_variable(f"tfps/phase_{index}", [cluster.num_workers], tf.int32),
@@ -71,6 +77,7 @@ def on_ps(cluster: Cluster, index: int) -> PsState:
             marks=_variable(f"tfps/marks_{index}", [cluster.num_workers], tf.bool),
             ready=_variable(f"tfps/ready_{index}", [], tf.bool),
             leave=_variable(f"tfps/leave_{index}", [], tf.bool),
+            terms=_text(f"tfps/terms_{index}", terms),
         )
 
 
@@ -91,7 +98,8 @@ class JobState:
         self._marked = tf.stack([ps.marks.read_value()[worker] for ps in servers])
         self._mark = tf.group(*(ps.marks.scatter_update(tf.IndexedSlices(True, worker)) for ps in servers))
         self._dismiss = [ps.leave.assign(True, read_value=False) for ps in servers]
-        self._up = tf.group(*(ps.phase.read_value().op for ps in servers))
+        self._terms = [ps.terms.read_value() for ps in servers]
+        self._up = tf.group(*(variable.read_value().op for ps in servers for variable in vars(ps).values()))
 
     def write(self, session: Any, phase: int, steps: int) -> None:
         """Tell every PS this worker's phase and how many steps it has taken."""
@@ -108,6 +116,10 @@ class JobState:
         except tf.errors.FailedPreconditionError:
             return False
         return True
+
+    def terms(self, session: Any) -> list[str]:
+        """Return by PS what it was started on."""
+        return [terms.decode() for terms in session.run(self._terms)]
 
     def marked(self, session: Any) -> list[bool]:
         """Tell by PS whether this worker has joined it before."""
