@@ -155,6 +155,18 @@ def test_tf_config_gives_cluster_and_role(examine: Any, monkeypatch: pytest.Monk
         assert "port" not in examine()
 
 
+def test_a_slurm_step_gives_cluster_and_role(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under srun the step's nodes are asked, on the ports that ``tfps run`` would take there."""
+    step = {"PROCID": "1", "STEP_NUM_TASKS": "2", "STEP_NODELIST": "localhost", "STEP_TASKS_PER_NODE": "2"}
+    for name, value in step.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with held_ports(1) as [port]:
+        told = examine("--num_ps=1", f"--port_base={port}")
+    assert told[f"ps/0 localhost:{port}"] == ("-", "not started yet: nobody listens there")
+    assert f"worker/0 localhost:{port + 1}" in told
+    assert str(port + 1) in told["port"][1]
+
+
 @pytest.mark.parametrize(
     ("argv", "lines"),
     [
