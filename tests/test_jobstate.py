@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from cluster_in_process import dataset_of, linear, model_of, session_config, shared_servers, target_of, wait_until
+from listeners import Speaker
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
@@ -38,12 +38,12 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Job:
-    """PS that serve, and workers that are ports which answer, with their side of the state."""
+    """PS that serve, and workers that are ports which say who they are, with their side of the state."""
 
     def __init__(self, stack: contextlib.ExitStack, num_ps: int, num_workers: int) -> None:
-        self.listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(num_workers)]
+        self.workers = [stack.enter_context(contextlib.closing(Speaker(Task("worker", i)))) for i in range(num_workers)]
         hosts = [target_of(Task("ps", i)).removeprefix("grpc://") for i in range(num_ps)]
-        self.cluster = Cluster(tuple(hosts), tuple(f"127.0.0.1:{one.getsockname()[1]}" for one in self.listeners))
+        self.cluster = Cluster(tuple(hosts), tuple(worker.address for worker in self.workers))
         self.stop = Stop()
         self.ended: dict[int, BaseException | None] = {}
         self.states = [self._side(worker) for worker in range(num_workers)]
@@ -55,7 +55,7 @@ class Job:
 
     def serve(self, patience_secs: float = 10.0) -> None:
         """Start the PS, and wait until they have set up their state."""
-        config = JobConfig(start_timeout_secs=patience_secs)
+        config = JobConfig(max_steps=5, start_timeout_secs=patience_secs)
         for index in range(self.cluster.num_ps):
             threading.Thread(target=self._serve, args=(config, index), daemon=True).start()
         state, session = self.states[0]
@@ -75,7 +75,7 @@ class Job:
 
     def vanish(self, worker: int) -> None:
         """Let a worker not answer any more."""
-        self.listeners[worker].close()
+        self.workers[worker].close()
 
     def still_serves(self, secs: float) -> bool:
         """Tell whether every PS serves for some time to come."""

@@ -1,4 +1,4 @@
-"""The network as it is looked at before TensorFlow does: real listeners, real ports, no servers."""
+"""The network as it is looked at before TensorFlow does: real ports, and who is met there."""
 
 import contextlib
 import logging
@@ -6,20 +6,20 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from cluster_in_process import cluster_of
+from helpers import by_hand
+from listeners import Speaker, address_of, blackhole, listener
 
+from tfps import hosts
 from tfps.cluster import Cluster, Task
 from tfps.errors import ClusterFormError, ConfigError, StoppedError
 from tfps.launchers.local import held_ports
 from tfps.runtime import net
 
 PS, CHIEF, WORKER = Task("ps", 0), Task("worker", 0), Task("worker", 1)
-
-
-def listener() -> socket.socket:
-    """Return a socket that listens on a free port of 127.0.0.1."""
-    return socket.create_server(("127.0.0.1", 0))
 
 
 def sharing(host: str, port: int) -> socket.socket:
@@ -31,40 +31,21 @@ def sharing(host: str, port: int) -> socket.socket:
     return sock
 
 
-def address_of(sock: socket.socket) -> str:
-    """Return a socket's ``host:port``."""
-    host, port = sock.getsockname()[:2]
-    return f"{host}:{port}"
-
-
 @contextlib.contextmanager
 def three(*absent: Task) -> Iterator[Cluster]:
-    """Yield a cluster of a ps and two workers that all listen but ``absent``, whose ports nobody else has meanwhile."""
+    """Yield a cluster of a ps and two workers, all there but ``absent``, whose ports nobody else has meanwhile."""
     with contextlib.ExitStack() as stack:
         free = iter(stack.enter_context(held_ports(3)))
-        hosts = {
-            task: f"127.0.0.1:{next(free)}" if task in absent else address_of(stack.enter_context(listener()))
+        there = {
+            task: stack.enter_context(contextlib.closing(Speaker(task)))
             for task in (PS, CHIEF, WORKER)
+            if task not in absent
         }
-        yield Cluster((hosts[PS],), (hosts[CHIEF], hosts[WORKER]))
-
-
-@contextlib.contextmanager
-def blackhole() -> Iterator[str]:
-    """Yield an address that swallows what is sent to it: a listener that takes nobody in and whose queue is full."""
-    with contextlib.ExitStack() as stack:
-        full = stack.enter_context(socket.socket())
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        for _ in range(64):
-            caller = stack.enter_context(socket.socket())
-            caller.settimeout(0.2)
-            try:
-                caller.connect(full.getsockname())
-            except TimeoutError:
-                yield address_of(full)
-                return
-        pytest.fail("64 calls to a listener that takes nobody in, and none was swallowed")
+        where = {
+            **{task: each.address for task, each in there.items()},
+            **{t: f"127.0.0.1:{next(free)}" for t in absent},
+        }
+        yield Cluster((where[PS],), (where[CHIEF], where[WORKER]))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +59,7 @@ def blackhole() -> Iterator[str]:
 )
 def test_an_address_is_host_and_port(address: str, parts: tuple[str, int]) -> None:
     """The last colon separates; an IPv6 address loses its brackets, as sockets want it."""
-    assert net.split(address) == parts
+    assert hosts.split(address) == parts
 
 
 def test_who_answers() -> None:
@@ -149,27 +130,18 @@ def test_all_there_is_no_wait() -> None:
 def test_a_late_task_is_waited_for(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that comes late is waited for, and after a while it is said who is missing, once."""
     monkeypatch.setattr(net, "_TELL_AFTER_SECS", 0.1)
-    with held_ports(1) as [port], listener() as chief:
-        cluster = Cluster((f"127.0.0.1:{port}",), (address_of(chief),))
-        came = threading.Event()
-
-        def come() -> None:
-            with sharing("127.0.0.1", port) as late:
-                time.sleep(0.5)
-                came.set()
-                late.listen()
-                ended.wait(20)
-
-        ended = threading.Event()
-        thread = threading.Thread(target=come)
-        thread.start()
+    with held_ports(1) as [port]:
+        cluster = Cluster((f"127.0.0.1:{port}",), ("127.0.0.1:1",))
+        came: list[Speaker] = []
+        later = threading.Timer(0.5, lambda: came.append(Speaker(PS, port)))
+        later.start()
         try:
             with caplog.at_level(logging.INFO, net.__name__):
-                net.wait_for_peers(cluster, CHIEF, 20, lambda: None)
-            assert came.is_set()
+                assert net.wait_for_peers(cluster, CHIEF, 20, lambda: None)
+            assert came
         finally:
-            ended.set()
-            thread.join()
+            later.join()
+            came[0].close()
     assert caplog.messages == [f"waiting for ps/0 (127.0.0.1:{port})"]
 
 
@@ -177,8 +149,8 @@ def test_workers_that_are_not_needed_are_not_waited_for(monkeypatch: pytest.Monk
     """While only workers are missing it is asked whether it goes on without them; while a PS is, it is not."""
     monkeypatch.setattr(net, "_TELL_AFTER_SECS", 0.0)
     closed = address_of_closed()
-    with listener() as server:
-        cluster = Cluster((address_of(server),), (closed, closed))
+    with contextlib.closing(Speaker(PS)) as server:
+        cluster = Cluster((server.address,), (closed, closed))
         assert net.wait_for_peers(cluster, CHIEF, 20, lambda: None, enough=lambda: True)
         with pytest.raises(ClusterFormError, match="no answer from worker/1"):
             net.wait_for_peers(cluster, CHIEF, 0.2, lambda: None, enough=lambda: False)
@@ -212,6 +184,66 @@ def test_of_many_missing_the_first_are_named() -> None:
         net.wait_for_peers(cluster, CHIEF, 0.0, lambda: None)
 
 
+def test_real_servers_meet() -> None:
+    """Five real servers, asked by each of them who they are, are all at their addresses."""
+    cluster = cluster_of(2, 3)
+    for task in cluster.tasks():
+        assert net.wait_for_peers(cluster, task, 10, lambda: None)
+
+
+def test_swapped_servers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two PS in another order each is named with its address and what it says; it is exit 2, and not at once."""
+    monkeypatch.setattr(net, "LEAVING_SECS", 0.5)
+    real = cluster_of(2, 1)
+    swapped = Cluster(real.ps[::-1], real.workers)
+    began = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        net.wait_for_peers(swapped, CHIEF, 20, lambda: None)
+    assert 0.5 < time.monotonic() - began < 10
+    assert caught.value.exit_code == 2
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["ps/0 (127.0.0.1", "ps/1 (127.0.0.1"]
+    assert f"ps/0 ({real.ps[1]}) says that it is ps/1: " in caught.value.problems[0]
+    assert f"ps/1 ({real.ps[0]}) says that it is ps/0: " in caught.value.problems[1]
+
+
+def test_another_jobs_task_is_refused_or_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker at a PS' address is named if it stays, and is no fault if it leaves and the PS comes."""
+    monkeypatch.setattr(net, "LEAVING_SECS", 3.0)
+    with held_ports(1) as [port]:
+        cluster = Cluster((f"127.0.0.1:{port}",), ("127.0.0.1:1",))
+        old, came = Speaker(Task("worker", 7), port), []
+
+        def change() -> None:
+            old.close()
+            came.append(Speaker(PS, port))
+
+        later = threading.Timer(1.0, change)
+        later.start()
+        began = time.monotonic()
+        assert net.wait_for_peers(cluster, CHIEF, 20, lambda: None)
+        assert time.monotonic() - began > 0.9
+        later.join()
+        came[0].close()
+    monkeypatch.setattr(net, "LEAVING_SECS", 0.3)
+    with (
+        contextlib.closing(Speaker(Task("worker", 7))) as stays,
+        pytest.raises(ConfigError, match="says that it is work"),
+    ):
+        net.wait_for_peers(Cluster((stays.address,), ("127.0.0.1:1",)), CHIEF, 20, lambda: None)
+
+
+def test_what_is_no_task_is_not_there() -> None:
+    """A listener that never answers, and one that says something else, are told as that when the time is over: 171."""
+    with listener() as mute, contextlib.closing(Speaker(PS)) as other:
+        other.says = b"HTTP/1.0 400 Bad request"
+        cluster = Cluster((address_of(mute), other.address), ("127.0.0.1:1",))
+        with pytest.raises(ClusterFormError) as caught:
+            net.wait_for_peers(cluster, CHIEF, 0.5, lambda: None)
+    assert f"ps/0 ({cluster.ps[0]}, what listens there does not answer)" in str(caught.value)
+    assert f"ps/1 ({cluster.ps[1]}, something else listens there)" in str(caught.value)
+    assert caught.value.exit_code == 171
+
+
 def test_a_task_that_is_told_to_stop_does_not_wait() -> None:
     """Waiting ends with the reason to stop."""
     stopped = StoppedError("stopped by SIGTERM")
@@ -230,7 +262,7 @@ def test_peers_know_since_when_a_task_is_silent() -> None:
         assert peers.lost([PS, CHIEF, WORKER], 1000.0) == []
         time.sleep(0.05)
         assert peers.lost([WORKER], 0.05) == [WORKER]
-        host, port = net.split(cluster.address(WORKER))
+        host, port = hosts.split(cluster.address(WORKER))
         with sharing(host, port) as back:
             back.listen()
             assert peers.lost([WORKER], 0.0) == []
@@ -320,3 +352,15 @@ def test_the_clusters_hosts_go_round_the_proxy(name: str) -> None:
     net.bypass_proxies(env, Cluster(("p0:1", "[::1]:1"), ("w0:1", "w0:2")))
     assert env["no_grpc_proxy"] == "localhost,p0,::1,w0"
     assert env["http_proxy"] == "http://proxy:3128"
+
+
+def test_no_variable_sends_tasks_to_a_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With every proxy variable at a port where nobody listens, and exemptions for others only, a job trains."""
+    closed = f"http://{address_of_closed()}"
+    for name in ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, closed)
+        monkeypatch.setenv(name.upper(), closed)
+    monkeypatch.setenv("no_proxy", "example.com")
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
+    with by_hand(tmp_path, 1, 1, "--max_steps=20") as tasks:
+        assert [task.wait(60) for task in tasks.values()] == [0, 0], tasks["worker/0"].output()

@@ -90,6 +90,12 @@ def same(address: str) -> str:
     return f"{'localhost' if host in _LOOPBACK else host}:{port}"
 
 
+def split(address: str) -> tuple[str, int]:
+    """Return host and port of a good ``host:port``; an IPv6 address is without its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def _is_ip(kind: Callable[[str], object], text: str) -> bool:
     try:
         kind(text)

@@ -2,8 +2,8 @@
 
 Each PS holds a vector with a phase per worker, and the same vector of steps taken. The protocol:
 
-1. A PS sets its vectors to zero as soon as its server is up.
-2. A worker reads which PS have its mark, then leaves it on all of them.
+1. A PS sets its vectors to zero as soon as its server is up, and says on what terms it was started.
+2. A worker that was started on the same (``agreement``) reads which PS have its mark, then leaves it on all of them.
 3. The chief gives the variables their values (initial, or a checkpoint's), then sets ``ready`` on PS 0 to era 0.
 4. The other workers wait for that, then train.
 5. A worker that is through (or was told to stop) writes DONE (or STOPPED) on every PS, and leaves.
@@ -61,6 +61,10 @@ class Meeting:
     phases: Sequence[int]
 
 
+def _text(name: str, value: str) -> Any:
+    return tf.Variable(lambda: tf.constant(value), trainable=False, collections=[], use_resource=True, name=name)
+
+
 @dataclass(frozen=True)
 class PsState:
     """The state held on one PS, as operations of one graph.
@@ -74,6 +78,7 @@ class PsState:
         met: int64 variable [num_workers]: the era that each worker has come to.
         ready: int64 variable: the era in which the chief lets everyone go on; before the first, -1.
         leave: bool variable: the job has to begin anew.
+        terms: string variable: what the PS was started on; see ``agreement``.
     """
 
     phase: Any
@@ -84,6 +89,7 @@ class PsState:
     met: Any
     ready: Any
     leave: Any
+    terms: Any
 
     @property
     def init_op(self) -> Any:
@@ -91,8 +97,8 @@ class PsState:
         return tf.group(*(variable.initializer for variable in vars(self).values()))
 
 
-def on_ps(cluster: Cluster, index: int) -> PsState:
-    """Add the state of one PS to the default graph."""
+def on_ps(cluster: Cluster, index: int, terms: str = "") -> PsState:
+    """Add the state of one PS to the default graph; the PS itself gives its terms."""
     with tf.device(None), tf.device(f"/job:ps/task:{index}/cpu:0"):
         return PsState(
             phase=_variable(f"tfps/phase_{index}", [cluster.num_workers], tf.int32),
@@ -103,6 +109,7 @@ def on_ps(cluster: Cluster, index: int) -> PsState:
             met=_variable(f"tfps/met_{index}", [cluster.num_workers], tf.int64),
             ready=_variable(f"tfps/ready_{index}", [], tf.int64, first=-1),
             leave=_variable(f"tfps/leave_{index}", [], tf.bool),
+            terms=_text(f"tfps/terms_{index}", terms),
         )
 
 
@@ -132,7 +139,8 @@ class JobState:
         self._marked = tf.stack([ps.marks.read_value()[worker] for ps in servers])
         self._mark = tf.group(*(ps.marks.scatter_update(tf.IndexedSlices(True, worker)) for ps in servers))
         self._dismiss = [ps.leave.assign(True, read_value=False) for ps in servers]
-        self._up = tf.group(*(ps.phase.read_value().op for ps in servers))
+        self._terms = [ps.terms.read_value() for ps in servers]
+        self._up = tf.group(*(variable.read_value().op for ps in servers for variable in vars(ps).values()))
 
     def write(self, session: Any, phase: int, steps: int, skipped: int = 0) -> None:
         """Tell every PS this worker's phase, how many steps it has taken and how many batches skipped."""
@@ -179,6 +187,10 @@ class JobState:
         except tf.errors.FailedPreconditionError:
             return False
         return True
+
+    def terms(self, session: Any) -> list[str]:
+        """Return by PS what it was started on."""
+        return [terms.decode() for terms in session.run(self._terms)]
 
     def marked(self, session: Any) -> list[bool]:
         """Tell by PS whether this worker has joined it before."""

@@ -1,31 +1,30 @@
-"""Look at the network before TensorFlow does: is this task's port free, do the other tasks' servers answer.
+"""Look at the network before TensorFlow does: is this task's port free, are the other tasks there, and no others.
 
 ``tf.train.Server`` says of a taken port only that it "could not start" (and where gRPC sets ``SO_REUSEPORT``, shares
-it in silence), and ``CreateSession`` waits for a missing task for ever. Does not import TensorFlow.
+it in silence), and ``CreateSession`` waits for a missing task for ever. So each task first asks at every address who is
+there (``identity``). Does not import TensorFlow.
 """
 
 import errno
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tfps.cluster import Cluster, Task
 from tfps.errors import ClusterFormError, ConfigError, TfpsError
+from tfps.hosts import split
+from tfps.runtime import identity
+from tfps.runtime.identity import Answer
 
-_PROBE_SECS = 1.0  # a blackholed address costs this long
+LEAVING_SECS = 5.0  # what is still there after so long does not leave by itself
+
 _POLL_SECS = 0.05
 _TELL_AFTER_SECS = 2.0  # waiting shorter than this is not worth a line
 _ASK_AFTER_SECS = 10.0  # tasks started together have met by then
 
 log = logging.getLogger(__name__)
-
-
-def split(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``; an IPv6 address is without its brackets."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def check_port(address: str, flag: str) -> None:
@@ -52,7 +51,12 @@ def check_port(address: str, flag: str) -> None:
 
 
 def bypass_proxies(env: MutableMapping[str, str], cluster: Cluster) -> None:
-    """Keep gRPC from sending the cluster's traffic to the proxy that ``http_proxy`` names."""
+    """Keep gRPC from sending the cluster's traffic to the proxy that a variable names.
+
+    gRPC reads the first of ``grpc_proxy``, ``https_proxy`` and ``http_proxy``, in lower case only, and goes round it to
+    what the first of ``no_grpc_proxy`` and ``no_proxy`` names (grpc/src/core/handshaker/http_connect/
+    http_proxy_mapper.cc); an IPv6 address has no brackets there.
+    """
     hosts = [split(cluster.address(task))[0] for task in cluster.tasks()]
     known = [host for name in ("no_grpc_proxy", "no_proxy") for host in env.get(name, "").split(",") if host]
     env["no_grpc_proxy"] = ",".join(dict.fromkeys([*known, *hosts]))
@@ -61,10 +65,10 @@ def bypass_proxies(env: MutableMapping[str, str], cluster: Cluster) -> None:
 def answers(address: str) -> bool:
     """Tell whether something accepts connections at ``host:port``."""
     try:
-        with socket.create_connection(split(address), timeout=_PROBE_SECS) as connection:
-            return bool(connection.getsockname() != connection.getpeername())  # a port can connect to itself
+        identity.connect(address).close()
     except OSError:
         return False
+    return True
 
 
 def missing(cluster: Cluster, tasks: Iterable[Task]) -> list[Task]:
@@ -85,7 +89,7 @@ def wait_for_peers(
     ended: Callable[[], bool] = lambda: False,
     enough: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Wait until every other task of the cluster answers.
+    """Wait until every other task of the cluster is there, and says that it is that task.
 
     Args:
         cluster: The cluster.
@@ -96,35 +100,94 @@ def wait_for_peers(
         enough: Tells whether the job goes on without the workers that are missing; asked once, when only workers are.
 
     Returns:
-        Whether all that are needed answer; if not, the job is over.
+        Whether all that are needed are there; if not, the job is over.
 
     Raises:
+        ConfigError: If another task is at some address, and stays.
         ClusterFormError: If some never answered; names them.
     """
-    start_time = time.monotonic()
+    meeting = _Meeting(cluster, task, timeout_secs)
     told = asked = False
-    absent = [peer for peer in cluster.tasks() if peer != task]
-    while absent := missing(cluster, absent):
+    while not meeting.is_complete():
         if error := stopping():
             raise error
-        waited = time.monotonic() - start_time
-        if waited > timeout_secs:
-            raise ClusterFormError(
-                f"the cluster did not form: no answer from {_named(cluster, absent)} within "
-                f"--start_timeout_secs={timeout_secs:g}. Start them, or correct their addresses."
-            )
-        if waited > _ASK_AFTER_SECS and ended():
+        meeting.check()
+        if meeting.lasts(_ASK_AFTER_SECS) and ended():
             log.info("the job has ended already")
             return False
-        if not asked and waited > _TELL_AFTER_SECS and all(peer.job == "worker" for peer in absent):
+        if not asked and meeting.lasts(_TELL_AFTER_SECS) and meeting.lacks_only_workers:
             asked = True
             if enough():
                 return True
-        if not told and waited > _TELL_AFTER_SECS:
-            log.info("waiting for %s", _named(cluster, absent))
+        if not told and meeting.lasts(_TELL_AFTER_SECS):
+            log.info("waiting for %s", meeting.missing)
             told = True
         time.sleep(_POLL_SECS)
     return True
+
+
+class _Meeting:
+    """The other tasks: who of them is not there yet, and what is found in their place."""
+
+    def __init__(self, cluster: Cluster, task: Task, timeout_secs: float) -> None:
+        self._cluster, self._timeout_secs = cluster, timeout_secs
+        self._absent: Mapping[Task, Answer] = {peer: Answer() for peer in cluster.tasks() if peer != task}
+        self._began = self._wrong_since = time.monotonic()
+
+    def is_complete(self) -> bool:
+        """Ask those who were not there; tell whether all are now."""
+        found = identity.ask_all(self._cluster, list(self._absent))
+        self._absent = {peer: answer for peer, answer in found.items() if answer.task != peer}
+        if not any(answer.task for answer in self._absent.values()):
+            self._wrong_since = time.monotonic()
+        return not self._absent
+
+    def check(self) -> None:
+        """Raise an error if it is no use to wait any longer."""
+        found = {peer: answer.task for peer, answer in self._absent.items() if answer.task}
+        wrong = [f"{peer} ({self._cluster.address(peer)}) {stranger(other)}" for peer, other in found.items()]
+        if wrong and time.monotonic() - self._wrong_since > min(LEAVING_SECS, self._timeout_secs):
+            raise ConfigError(wrong)
+        if self.lasts(self._timeout_secs):
+            raise ClusterFormError(
+                f"the cluster did not form: no answer from {self.missing} within "
+                f"--start_timeout_secs={self._timeout_secs:g}. Start them, or correct their addresses."
+            )
+
+    def lasts(self, secs: float) -> bool:
+        """Tell whether it has lasted longer than ``secs``."""
+        return time.monotonic() - self._began > secs
+
+    @property
+    def lacks_only_workers(self) -> bool:
+        """Whether all that are not there are workers."""
+        return all(peer.job == "worker" for peer in self._absent)
+
+    @property
+    def missing(self) -> str:
+        """Those who are not there, with their addresses, the first of them; and what is there instead."""
+        notes = {peer: _note(answer) for peer, answer in self._absent.items()}
+        return first_few([f"{peer} ({self._cluster.address(peer)}{note})" for peer, note in notes.items()])
+
+
+def stranger(found: Task) -> str:
+    """Return what to tell of an address at which another task is found."""
+    return (
+        f"says that it is {found}: it was started with another order of hosts, or for another job. Give every task the "
+        "same hosts in the same order, and each address to one job."
+    )
+
+
+def first_few(named: Sequence[str], most: int = 10) -> str:
+    """Return some things as one text, the first ``most`` of them, and how many more there are."""
+    return ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")
+
+
+def _note(answer: Answer) -> str:
+    """Return what to add to an address; nothing if there is simply nobody."""
+    if answer.task:
+        return f", which says that it is {answer.task}"
+    return "" if answer.problem in ("", identity.REFUSED, identity.SILENT) else f", {answer.problem}"
 
 
 class Peers:
@@ -145,18 +208,3 @@ class Peers:
             self._silent_since.pop(task, None)
         now = time.monotonic()
         return [task for task in absent if now - self._silent_since.setdefault(task, now) >= after_secs]
-
-
-def _named(cluster: Cluster, tasks: Sequence[Task], most: int = 10) -> str:
-    """Return tasks with their addresses, the first ``most`` of them."""
-    named = [f"{task} ({cluster.address(task)}{_unknown(cluster.address(task))})" for task in tasks[:most]]
-    return ", ".join(named) + (f" and {len(tasks) - most} more" if len(tasks) > most else "")
-
-
-def _unknown(address: str) -> str:
-    """Say so if the host of an address has no known name."""
-    try:
-        socket.getaddrinfo(*split(address))
-    except OSError:
-        return ", unknown host"
-    return ""

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import PeerLostError, of_exit_code
-from tfps.runtime import jobstate, net, server
+from tfps.runtime import agreement, jobstate, net, server
 from tfps.runtime import session as sessions
 from tfps.runtime.model_dir import ended
 from tfps.runtime.stop import PS_GRACE_SECS, Stop
@@ -34,7 +34,7 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
     """
     running = server.start(config, cluster, task)
     with tf.Graph().as_default() as graph:
-        state = jobstate.on_ps(cluster, task.index)
+        state = jobstate.on_ps(cluster, task.index, agreement.terms(config, cluster, tf.__version__))
         told = state.phase.read_value(), state.leave.read_value()
         session = sessions.Session(running.target, graph=graph, config=tf.ConfigProto(device_filters=[task.device]))
         session.run(state.init_op)

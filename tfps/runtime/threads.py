@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from tfps.cluster import Cluster, Task
-from tfps.runtime.net import split
+from tfps.hosts import split
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 

@@ -18,7 +18,7 @@ from tfps.config import JobConfig
 from tfps.errors import PeerLostError, RetryableError, StoppedError, TfpsError
 from tfps.models import Model
 from tfps.report import brief, count
-from tfps.runtime import graph, jobstate, net, server
+from tfps.runtime import agreement, graph, jobstate, net, server
 from tfps.runtime import session as sessions
 from tfps.runtime.chief import Chief, write_summary
 from tfps.runtime.events import EventFile
@@ -52,6 +52,7 @@ class Worker:
 
         Raises:
             ModelError: If the model is wrong.
+            ConfigError: If another task was started otherwise.
             ClusterFormError: If some task never came.
             PeerLostError: If a PS went away.
             DivergedError: If the loss became NaN or Inf.
@@ -97,6 +98,8 @@ class Worker:
             return False
         session = self._session = self._new_session()
         self._wait_until(lambda: self._state.is_up(session))
+        mine = agreement.terms(self._config, self._cluster, tf.__version__)
+        agreement.check(mine, self._state.terms(session), self._cluster)
         again = self._meet_again(session)
         session.run(self._init_local)
         if self._chief and again:

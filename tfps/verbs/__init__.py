@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tfps.verbs import launch, plan, run, submit, submitted, trained
+from tfps.verbs import doctor, launch, plan, run, submit, submitted, trained
 from tfps.verbs.verb import Verb
 
 VERBS: Mapping[str, Verb] = {
@@ -13,6 +13,7 @@ VERBS: Mapping[str, Verb] = {
     "logs": submitted.LOGS,
     "cancel": submitted.CANCEL,
     "plan": plan.VERB,
+    "doctor": doctor.VERB,
     "eval": trained.EVAL,
     "export": trained.EXPORT,
 }

@@ -35,12 +35,12 @@ def _run(argv: Sequence[str]) -> int:
     assert place is not None
     members, me = place
     if cluster.is_slurms(job.ps_hosts, job.worker_hosts, os.environ):
-        members = _on_machines(members, job.port_base)
+        members = on_machines(members, job.port_base)
         return _be_task(job, members, me, "--port_base")
     return _be_task(job, members, me, f"--{me.job}_hosts")
 
 
-def _on_machines(members: cluster.Cluster, port_base: int | None) -> cluster.Cluster:
+def on_machines(members: cluster.Cluster, port_base: int | None) -> cluster.Cluster:
     """Return a Slurm step's cluster, looked up."""
     nodes = [members.address(task).rpartition(":")[0] for task in members.tasks()]
     return cluster.placed(members, slurm_env.ask(nodes, os.environ), port_base or slurm_env.PORT_BASE)

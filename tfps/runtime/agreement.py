@@ -1,0 +1,110 @@
+"""What the tasks of a job have to agree on, however each was started.
+
+A task that has another mode, wire or optimizer than the others builds another graph: the job would hang, or train
+something else in silence. So:
+
+1. A PS writes the terms it was started on, as JSON, beside the job's other state (``jobstate.PsState.terms``).
+2. A worker reads the terms of every PS before it joins one. Where they differ from its own it does not join: it ends
+   with every difference told or, if that PS leaves meanwhile (it was of an earlier job), as one that lost it.
+
+The addresses are no terms: one host may have many names, and who is where has been asked (``identity``). Neither is
+what each task may have for itself: paths, batch sizes, how often to save and to report. Nor an id of the run: whether
+a PS has seen a worker before is told by that worker's mark (``jobstate``). Does not import TensorFlow.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tfps
+from tfps.cluster import Cluster, Task
+from tfps.config import JobConfig
+from tfps.errors import ConfigError, PeerLostError
+from tfps.runtime import net
+
+_FLAGS = ("model", "optimizer", "learning_rate", "max_steps", "mode", "ps_strategy", "min_slice_mb", "wire")
+_POLL_SECS = 0.1
+
+log = logging.getLogger(__name__)
+
+Terms = Mapping[str, Mapping[str, Any]]
+
+
+def terms(config: JobConfig, cluster: Cluster, tensorflow: str) -> str:
+    """Return what a task of a job was started on, as JSON; ``tensorflow`` is that package's version."""
+    flags = {name: getattr(config, name) for name in _FLAGS} | {"model": os.path.basename(config.model)}
+    sizes = {"ps_hosts": cluster.num_ps, "worker_hosts": cluster.num_workers}
+    versions = {"tfps": tfps.__version__, "TensorFlow": tensorflow}
+    return json.dumps({"flags": flags, "sizes": sizes, "versions": versions})
+
+
+def check(mine: str, theirs: Sequence[str], cluster: Cluster) -> None:
+    """Compare a worker's terms with those of every PS.
+
+    Args:
+        mine: As ``terms`` gives them.
+        theirs: Those of each PS.
+        cluster: The cluster.
+
+    Raises:
+        ConfigError: If some differ; a line for each difference.
+        PeerLostError: If they do, but the PS has left.
+    """
+    here = json.loads(mine)
+    found: dict[tuple[str, str], list[Task]] = {}
+    for index, told in enumerate(theirs):
+        for difference in differences(here, json.loads(told)):
+            found.setdefault(difference, []).append(Task("ps", index))
+    if found:
+        _wait_for_leaving(cluster, {ps for others in found.values() for ps in others})
+        raise ConfigError([f"{what} on {_named(cluster, others)}: {fix}" for (what, fix), others in found.items()])
+    versions = {json.loads(told)["versions"]["TensorFlow"] for told in theirs} - {here["versions"]["TensorFlow"]}
+    if versions:
+        log.info("TensorFlow %s here, %s on PS", here["versions"]["TensorFlow"], ", ".join(sorted(versions)))
+
+
+def differences(mine: Terms, theirs: Terms) -> list[tuple[str, str]]:
+    """Return how two tasks' terms differ: each as ``... here, ... there``, and what to do.
+
+    TensorFlow may differ in the third part of its version: of those it says itself that they are compatible.
+    """
+    same, install = "give every task the same.", "install the same on every host."
+    found = [(f"{_flag(name, a)} here, {_shown(b)}", same) for name, a, b in _unequal(mine, theirs, "flags")]
+    found += [(f"--{name} has {a} here, {b}", same) for name, a, b in _unequal(mine, theirs, "sizes")]
+    packages = _unequal(mine, theirs, "versions")
+    odd = [each for each in packages if each[0] != "TensorFlow" or _minor(each[1]) != _minor(each[2])]
+    return found + [(f"{package} {a} here, {b}", install) for package, a, b in odd]
+
+
+def _unequal(mine: Terms, theirs: Terms, kind: str) -> list[tuple[str, Any, Any]]:
+    return [
+        (name, mine[kind][name], theirs[kind][name]) for name in mine[kind] if mine[kind][name] != theirs[kind][name]
+    ]
+
+
+def _flag(name: str, value: Any) -> str:
+    return f"no --{name}" if value is None else f"--{name}={_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+def _wait_for_leaving(cluster: Cluster, others: set[Task]) -> None:
+    """Give PS of an earlier job their time to leave; raises if one does."""
+    deadline = time.monotonic() + net.LEAVING_SECS
+    while time.monotonic() < deadline:
+        if gone := net.missing(cluster, sorted(others)):
+            raise PeerLostError(f"{_named(cluster, gone)} was of an earlier job, and has left: start this task again.")
+        time.sleep(_POLL_SECS)
+
+
+def _named(cluster: Cluster, servers: Sequence[Task]) -> str:
+    return net.first_few([f"{ps} ({cluster.address(ps)})" for ps in servers], most=1)
