@@ -13,7 +13,8 @@ from tfps.config import FIELDS, JobConfig, Parsed, parse
 ODD = ["a b", "'", '"', "a\nb\n", "\\", "$(x)", ";", "`x`", "-1", "--model=x", "--", "=", "a=b", "é", "%s", "{0}"]
 ODD_PATHS = [*ODD, "~/x", "/a//b/", ".", "C:\\x", "x" * 5000]
 INTEGERS = ["batch_size", "max_steps", "steps_to_validate", "seed", "num_ps", "num_workers", "task_index"]
-NUMBERS = ["learning_rate", "save_checkpoint_secs", "min_slice_mb", "start_timeout_secs", "ps_cpu", "worker_cpu"]
+NUMBERS = ["learning_rate", "save_checkpoint_secs", "min_slice_mb", "start_timeout_secs", "stall_timeout_secs"]
+NUMBERS += ["ps_cpu", "worker_cpu"]
 GOOD: Mapping[str, list[Any]] = {
     **{name: [True] for name in ("dry_run", "wait", "ssh", "follow")},
     **{name: [2**20, 10**9, 2**50] for name in ("ps_memory", "worker_memory")},
@@ -21,6 +22,7 @@ GOOD: Mapping[str, list[Any]] = {
     "port_base": [1024, 8888],
     "steps_per_run": [1, 7, 64],
     "runs_in_flight": [1, 8],
+    "max_restarts": [0, 1000],
     "name": ["a", "a-1", "x" * 40],
     "namespace": ["1", "a-1", "x" * 63],
 }

@@ -74,7 +74,7 @@ def test_off_a_terminal_each_line_has_its_tasks_name(capsys: pytest.CaptureFixtu
         "worker/0 | step=1 loss=2",
         "worker/0 | a | b %s {x} [red]",
     ]
-    assert outcome == Outcome({PS: 0, CHIEF: 0, WORKER: 0}, 0, "")
+    assert outcome == Outcome({PS: 0, CHIEF: 0, WORKER: 0}, 0, "", job.restarts)
     assert job.told == []
 
 
