@@ -32,6 +32,7 @@ from tfps.errors import CheckpointError, DivergedError, StorageError
 from tfps.report import parse_progress
 from tfps.runtime import checkpoint, evaluation, model_dir
 from tfps.runtime.checkpoint import Background, Checkpoints
+from tfps.runtime.chief import Chief
 from tfps.runtime.model_dir import Finder, chosen, existing
 from tfps.runtime.stop import Stop
 
@@ -897,6 +898,24 @@ def test_what_goes_wrong_in_the_background_ends_the_job(tmp_path: Path) -> None:
     assert "other holds NaN or Inf" in str(running.ended["worker/0"])
     assert 0 < summary(tmp_path)["global_step"] < 10**6
     assert existing(str(tmp_path)) == []
+
+
+def test_what_goes_wrong_at_the_end_ends_the_job(tmp_path: Path) -> None:
+    """What the save in the background raises when the last step has been taken does not vanish either."""
+    last_step = threading.Event()
+
+    def failing(*_: Any) -> None:
+        assert last_step.wait(20)
+        time.sleep(0.3)
+        raise RuntimeError("in the background")
+
+    with (
+        mock.patch.object(Checkpoints, "try_save", failing),
+        mock.patch.object(Chief, "close_gaps", side_effect=lambda *_: last_step.set()),
+        job(LINEAR, model_dir=str(tmp_path), **{**FLAGS, "max_steps": 50}) as running,
+    ):
+        wait_until(lambda: "worker/0" in running.ended)
+    assert str(running.ended["worker/0"]) == "in the background"
 
 
 @pytest.mark.parametrize("look", [Background.is_idle, Background.wait])
