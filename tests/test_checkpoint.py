@@ -1,25 +1,40 @@
 """What a checkpoint holds, which one a job goes on from, and what happens if one is damaged or cannot be written."""
 
 import contextlib
+import itertools
+import json
 import logging
 import os
+import re
 import resource
+import shutil
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from cluster_in_process import dataset_of, job, linear, model_of, train, variables_of, wait_until
-from helpers import summary
+from helpers import environment, run_tfps, summary
 
 import tfps
+from tfps import models
+from tfps.cluster import Cluster
+from tfps.config import JobConfig
 from tfps.errors import CheckpointError, DivergedError, StorageError
-from tfps.runtime import checkpoint
-from tfps.runtime.checkpoint import Checkpoints
-from tfps.runtime.model_dir import existing
+from tfps.report import parse_progress
+from tfps.runtime import checkpoint, evaluation, model_dir
+from tfps.runtime.checkpoint import Background, Checkpoints
+from tfps.runtime.chief import Chief
+from tfps.runtime.model_dir import Finder, chosen, existing
+from tfps.runtime.stop import Stop
 
 
 def ones(mode: str, params: Any, context: Any) -> Any:
@@ -65,6 +80,7 @@ class _Training:
             self.weight = tf.get_variable(name, shape, initializer=tf.ones_initializer())
             self.session = tf.Session(graph=graph)
             self.session.run(tf.global_variables_initializer())
+            self.saver = tf.train.Saver()
             self.checkpoints = Checkpoints(str(model_dir), every_secs=0.0)
 
     def save(self, step: int, patiently: bool = False) -> None:
@@ -72,6 +88,22 @@ class _Training:
         self.step.load(step, self.session)
         save = self.checkpoints.try_save if patiently else self.checkpoints.save
         save(self.session, self.step)
+
+    def resume(self) -> int | None:
+        """Return the step of the checkpoint that it goes on from, and has the values of."""
+        path = self.checkpoints.resume(self.session)
+        step = int(self.session.run(self.step))
+        assert path is None or path.endswith(f"/model.ckpt-{step}")
+        return step if path else None
+
+
+def steps_in(model_dir: Path) -> list[int]:
+    """Return the steps of a directory's checkpoints; fails if there is anything else of checkpoints in it."""
+    suffixes = ["data-00000-of-00001", "index", "manifest.json"]
+    steps = sorted(int(path.rpartition("-")[2]) for path in existing(str(model_dir)))
+    files = {f"model.ckpt-{step}.{suffix}" for step in steps for suffix in suffixes}
+    assert {path.name for path in model_dir.iterdir()} - {"checkpoint"} == files
+    return steps
 
 
 def test_five_are_kept_over_all_runs(tmp_path: Path) -> None:
@@ -83,8 +115,27 @@ def test_five_are_kept_over_all_runs(tmp_path: Path) -> None:
             written = Path(f"{run.checkpoints.newest}.index").stat().st_mtime_ns
             run.save(step)
             assert Path(f"{run.checkpoints.newest}.index").stat().st_mtime_ns == written
-    assert existing(str(tmp_path)) == [str(tmp_path / f"model.ckpt-{step}") for step in (4, 5, 6, 7, 8)]
-    assert len(list(tmp_path.glob("model.ckpt-*"))) == 10
+    assert steps_in(tmp_path) == [4, 5, 6, 7, 8]
+    state = tf.train.get_checkpoint_state(str(tmp_path))
+    assert state.all_model_checkpoint_paths == existing(str(tmp_path))
+    assert state.model_checkpoint_path == str(tmp_path / "model.ckpt-8")
+
+
+def test_a_damaged_checkpoint_takes_no_place(tmp_path: Path) -> None:
+    """Of the five, none is one that was passed over; it goes when it is older than those."""
+    run = _Training(tmp_path)
+    for step in (1, 2, 3, 4, 5):
+        run.save(step)
+    for step in (4, 5):
+        damage(tmp_path / f"model.ckpt-{step}.index", "empty")
+    run = _Training(tmp_path)
+    assert run.resume() == 3
+    for step, left in ((6, [1, 2, 3, 4, 5, 6]), (7, [1, 2, 3, 4, 5, 6, 7]), (8, [2, 3, 4, 5, 6, 7, 8])):
+        run.save(step)
+        assert steps_in(tmp_path) == left
+    for step, left in ((9, [3, 4, 5, 6, 7, 8, 9]), (10, [6, 7, 8, 9, 10])):
+        run.save(step)
+        assert steps_in(tmp_path)[-len(left) :] == left
 
 
 def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
@@ -110,7 +161,15 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path: Path, shape: tuple[int
     _Training(tmp_path).save(7)
     other = _Training(tmp_path, shape, name)
     with pytest.raises(CheckpointError, match=r"model\.ckpt-7 does not fit the model: .*--model_dir"):
-        checkpoint.restore(other.session, str(other.checkpoints.newest), other.checkpoints.saver)
+        checkpoint.restore(other.session, str(other.checkpoints.newest), other.saver)
+
+
+def test_a_whole_checkpoint_of_another_model_is_not_passed_over(tmp_path: Path) -> None:
+    """Where the newest checkpoint is whole and does not fit, an older one that fits is no answer: flags are wrong."""
+    _Training(tmp_path).save(5)
+    _Training(tmp_path, (5,)).save(7)
+    with pytest.raises(CheckpointError, match=r"model\.ckpt-7 does not fit the model: "):
+        _Training(tmp_path).resume()
 
 
 def test_a_checkpoint_of_another_optimizer_ends_the_job(tmp_path: Path) -> None:
@@ -139,20 +198,395 @@ def damage(path: Path, how: str) -> None:
     path.write_bytes(wrong[how])
 
 
-@pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "garbled", "missing"])
-@pytest.mark.parametrize("file", ["index", "data-00000-of-00001"])
+HOW = ["truncated", "empty", "flipped", "garbled", "missing"]
+FILES = ["index", "data-00000-of-00001"]
+
+
+def spoil(path: Path, how: str) -> None:
+    """Damage a checkpoint's file, or delete it."""
+    path.unlink() if how == "missing" else damage(path, how)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("file", FILES)
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, file: str, how: str) -> None:
-    """A truncated, empty, changed or missing file is a CheckpointError that names the checkpoint, on one line."""
+    """Asked for by its path, a truncated, empty, changed or missing file is a CheckpointError that names it."""
     _Training(tmp_path).save(7)
     run = _Training(tmp_path)
-    newest, path = str(run.checkpoints.newest), tmp_path / f"model.ckpt-7.{file}"
-    path.unlink() if how == "missing" else damage(path, how)
-    with pytest.raises(CheckpointError, match=r"model\.ckpt-7 is damaged: .*Delete its files") as told:
-        checkpoint.restore(run.session, newest, run.checkpoints.saver)
+    spoil(tmp_path / f"model.ckpt-7.{file}", how)
+    with pytest.raises(CheckpointError, match=r"model\.ckpt-7 is damaged: .*--checkpoint_path") as told:
+        checkpoint.restore(run.session, str(run.checkpoints.newest), run.saver)
     assert "\n" not in str(told.value)
     if file == "index":
         with pytest.raises(CheckpointError, match=r"model\.ckpt-7 "):
-            checkpoint.step_of(newest)
+            checkpoint.step_of(str(run.checkpoints.newest))
+
+
+def files_in(directory: Path) -> dict[str, bytes]:
+    """Return what a directory's files hold, by their names."""
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def told_of_damage(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was said of damage since the last time."""
+    told = [text for text in caplog.messages if "is damaged: " in text]
+    caplog.clear()
+    return told
+
+
+@pytest.mark.parametrize(("file", "how"), list(itertools.product(FILES, HOW)))
+@pytest.mark.parametrize("manifest", [True, False])
+def test_the_newest_whole_checkpoint_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, how: str, manifest: bool
+) -> None:
+    """With any file of the newest checkpoint damaged, the one before is used, and one line names the file.
+
+    So it is with checkpoints of plain TensorFlow, without manifests. The damaged one is left as it is until its step
+    is saved anew; then that is whole, and is used.
+    """
+    run = _Training(tmp_path)
+    for step in (5, 7):
+        run.save(step)
+    for path in tmp_path.glob("*.manifest.json" if not manifest else "no-file"):
+        path.unlink()
+    spoil(tmp_path / f"model.ckpt-7.{file}", how)
+    before = files_in(tmp_path)
+    run = _Training(tmp_path)
+    assert run.resume() == 5
+    [line] = told_of_damage(caplog)
+    assert line.startswith(f"checkpoint {tmp_path}/model.ckpt-7 is damaged: ")
+    assert f"model.ckpt-7.{file}" in line or (not manifest and "TensorBundle at " in line)
+    assert "\n" not in line
+    assert files_in(tmp_path) == before
+    run.save(6)
+    assert _Training(tmp_path).resume() == 6
+    assert len(told_of_damage(caplog)) == 1
+    run.weight.load([7, 7, 7, 7], run.session)
+    run.save(7)
+    run = _Training(tmp_path)
+    assert run.resume() == 7
+    assert run.session.run(run.weight).tolist() == [7, 7, 7, 7]
+    assert told_of_damage(caplog) == []
+    assert model_dir.problem(str(tmp_path / "model.ckpt-7")) is None
+
+
+@pytest.mark.parametrize("how", ["truncated", "garbled", "empty"])
+def test_a_garbled_manifest_is_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str) -> None:
+    """Nobody can tell whether a checkpoint with a garbled manifest is whole: the one before is used."""
+    run = _Training(tmp_path)
+    for step in (5, 7):
+        run.save(step)
+    damage(tmp_path / "model.ckpt-7.manifest.json", how)
+    assert _Training(tmp_path).resume() == 5
+    assert [line.partition("damaged: ")[2] for line in told_of_damage(caplog)] == [
+        f"model.ckpt-7.manifest.json is {'empty' if how == 'empty' else 'garbled'}. The one before it is looked at."
+    ]
+
+
+def test_none_whole_is_an_error_that_lists_them(tmp_path: Path) -> None:
+    """Where there are checkpoints and none is whole, that is a CheckpointError which names each: never step 0."""
+    run = _Training(tmp_path)
+    for step in (5, 6, 7, 8):
+        run.save(step)
+    for step, (file, how) in {5: (FILES[0], "missing"), 6: (FILES[1], "missing"), 7: (FILES[1], "flipped")}.items():
+        spoil(tmp_path / f"model.ckpt-{step}.{file}", how)
+    (tmp_path / "model.ckpt-8.index").unlink()
+    (tmp_path / "model.ckpt-8.manifest.json").unlink()
+    before = files_in(tmp_path)
+    for act in (_Training(tmp_path).resume, lambda: chosen(JobConfig(model_dir=str(tmp_path)))):
+        with pytest.raises(CheckpointError, match="holds no whole checkpoint: ") as told:
+            act()
+        text = str(told.value)
+        assert re.findall(r"(model\.ckpt-\d) \(", text) == [f"model.ckpt-{step}" for step in (8, 7, 6, 5)]
+        assert "model.ckpt-8.index is missing" in text
+        assert "\n" not in text
+        assert files_in(tmp_path) == before
+
+
+def test_a_job_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A job passes a damaged checkpoint over, and says so; with none whole, it ends with 65 and trains nothing."""
+    for step in (10, 20):
+        train(LINEAR, num_workers=1, max_steps=step, model_dir=str(tmp_path))
+    damage(tmp_path / "model.ckpt-20.data-00000-of-00001", "flipped")
+    train(LINEAR, num_workers=1, mode="sync", max_steps=20, model_dir=str(tmp_path))
+    assert len(told_of_damage(caplog)) == 1
+    told = summary(tmp_path)
+    assert (told["resumed_from_step"], told["resumed_from"]) == (10, str(tmp_path / "model.ckpt-10"))
+    assert told["checkpoint"] == str(tmp_path / "model.ckpt-20")
+    assert variables_of(tmp_path) == {"weight": -20, "global_step": 20}
+    for step in (10, 20):
+        damage(tmp_path / f"model.ckpt-{step}.index", "garbled")
+    with job(LINEAR, num_workers=1, max_steps=30, model_dir=str(tmp_path)) as running:
+        wait_until(lambda: "worker/0" in running.ended)
+    assert isinstance(running.ended["worker/0"], CheckpointError)
+    told = summary(tmp_path)
+    assert (told["exit_code"], told["global_step"], told["checkpoint"]) == (65, 0, None)
+
+
+STATES = {
+    b"": "is empty: ",
+    b"\x00\xff garbled": "is garbled: ",
+    b"model_checkpoint_pa": "is garbled: ",
+    b'model_checkpoint_path: "model.ckpt-9"\n': "names model.ckpt-9, which is not there: ",
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_damaged_state_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, state: bytes) -> None:
+    """A damaged ``checkpoint`` state file is told in one line, and does not matter; the next save mends it."""
+    run = _Training(tmp_path)
+    run.save(7)
+    assert run.resume() == 7
+    assert caplog.messages == []
+    (tmp_path / "checkpoint").write_bytes(state)
+    assert chosen(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-7")
+    assert run.resume() == 7
+    assert len(caplog.messages) == 2
+    for line in caplog.messages:
+        assert line.startswith(f"{tmp_path}/checkpoint {STATES[state]}")
+    run.save(8)
+    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-8")
+
+
+@pytest.mark.parametrize(("file", "how"), list(itertools.product(FILES, HOW)))
+def test_eval_and_export_use_the_newest_whole_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, how: str
+) -> None:
+    """Without ``--checkpoint_path``, it is the newest whole one, and one line names what is damaged."""
+    run = _Training(tmp_path)
+    for step in (5, 7):
+        run.save(step)
+    spoil(tmp_path / f"model.ckpt-7.{file}", how)
+    assert chosen(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-5")
+    [line] = caplog.messages if file != "index" or how != "missing" else told_of_damage(caplog)
+    assert f"model.ckpt-7.{file}" in line
+    given = str(tmp_path / "model.ckpt-5")
+    assert chosen(JobConfig(model_dir=str(tmp_path), checkpoint_path=given)) == given
+
+
+def test_a_checkpoint_is_read_and_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Who looks again and again for the newest one reads each once; a step that is saved anew is looked at anew."""
+    run = _Training(tmp_path)
+    run.save(5)
+    run.save(7)
+    damage(tmp_path / "model.ckpt-7.index", "flipped")
+    finder = Finder(str(tmp_path))
+    with mock.patch.object(model_dir, "problem", side_effect=model_dir.problem) as read:
+        assert [finder.newest() for _ in range(3)] == [str(tmp_path / "model.ckpt-5")] * 3
+        assert [call.args[0][-1] for call in read.call_args_list] == ["7", "5"]
+        assert len(told_of_damage(caplog)) == 1
+        run = _Training(tmp_path)
+        assert run.resume() == 5
+        run.save(7)
+        assert [finder.newest() for _ in range(3)] == [str(tmp_path / "model.ckpt-7")] * 3
+        assert [call.args[0][-1] for call in read.call_args_list] == ["7", "5", "7"]
+
+
+EVALUATED = """
+import tensorflow.compat.v1 as tf
+import tfps
+
+def input_fn(mode, params, input_context):
+    return tf.data.Dataset.from_tensors(({"x": 1.0}, 0.0))
+
+def model_fn(features, labels, mode, params):
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    loss = weight * features["x"]
+    return tfps.ModelSpec(loss=loss, predictions={"y": loss}, optimizer=tf.train.GradientDescentOptimizer(1.0))
+"""
+
+
+def test_tfps_eval_says_what_it_passes_over(tmp_path: Path) -> None:
+    """``tfps eval`` measures the newest whole checkpoint; the line on the damaged one is not in its output."""
+    for step in (10, 20):
+        train(LINEAR, num_workers=1, max_steps=step, model_dir=str(tmp_path / "m"))
+    spoil(tmp_path / "m" / "model.ckpt-20.data-00000-of-00001", "missing")
+    (tmp_path / "mine.py").write_text(EVALUATED)
+    ended = run_tfps("eval", f"--model_dir={tmp_path}/m", f"--model={tmp_path}/mine.py")
+    assert (ended.returncode, ended.stdout) == (0, "step=10 loss=-10\n"), ended.stderr
+    assert ended.stderr.startswith(f"checkpoint {tmp_path}/m/model.ckpt-20 is damaged: model.ckpt-20.data-")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_the_evaluator_passes_damage_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The evaluator measures the newest whole checkpoint of a job that has ended, and ends."""
+    caplog.set_level(logging.INFO, "tfps")
+    for step in (10, 20):
+        train(LINEAR, num_workers=1, max_steps=step, model_dir=str(tmp_path))
+    damage(tmp_path / "model.ckpt-20.data-00000-of-00001", "flipped")
+    (tmp_path / "mine.py").write_text(EVALUATED)
+    config = JobConfig(model=str(tmp_path / "mine.py"), model_dir=str(tmp_path), max_steps=20)
+    evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), models.load(config.model), Stop())
+    assert "step=10 loss=-10" in caplog.messages
+    assert len(told_of_damage(caplog)) == 1
+
+
+# Saves as of a step in a process of its own, which is killed before its n-th change to the disk, for every n until it
+# gets through; then says what a new chief makes of what each has left. The processes are forked before any session is.
+KILLED = """
+import json, os, shutil, signal, sys, traceback
+from pathlib import Path
+from tfps.runtime import task
+task.load_tensorflow()
+import tensorflow.compat.v1 as tf
+from tfps.runtime.checkpoint import Checkpoints
+
+start, last = Path(sys.argv[1]), int(sys.argv[2])
+work = start.parent / "work"
+tf.Graph().as_default().__enter__()
+global_step = tf.train.get_or_create_global_step()
+weight = tf.get_variable("weight", [1000], initializer=tf.zeros_initializer())
+init = tf.global_variables_initializer()
+checkpoints = Checkpoints(str(work), 60)
+
+def save(session, step, checkpoints):
+    weight.load([step] * 1000, session)
+    global_step.load(step, session)
+    checkpoints.save(session, global_step)
+
+def killed_before(nth):
+    calls = []
+    def dying(name, real):
+        def call(*args, **kwargs):
+            calls.append(name)
+            if len(calls) == nth:
+                (start.parent / f"{nth}.call").write_text(name)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+        return call
+    with tf.Session() as session:
+        session.run(init)
+        checkpoints.resume(session)
+        for name in ("mkdir", "fsync", "replace", "unlink", "rmdir"):
+            setattr(os, name, dying(name, getattr(os, name)))
+        save(session, last, checkpoints)
+
+def apart(act):
+    pid = os.fork()
+    if not pid:
+        try:
+            act()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitpid(pid, 0)[1]
+
+statuses = []
+while not statuses or statuses[-1] == signal.SIGKILL:
+    shutil.copytree(start, work)
+    statuses.append(apart(lambda: killed_before(len(statuses) + 1)))
+    work.rename(start.parent / str(len(statuses)))
+
+with tf.Session() as session:
+    for nth, status in enumerate(statuses, 1):
+        left = start.parent / str(nth)
+        session.run(init)
+        checkpoints = Checkpoints(str(left), 60)
+        path = checkpoints.resume(session)
+        found, values = session.run([global_step, weight])
+        assert (values == found).all()
+        seen = tf.train.latest_checkpoint(str(left))
+        call = start.parent / f"{nth}.call"
+        told = {"status": status, "call": call.read_text() if call.exists() else None}
+        told["resumed"], told["step"] = path and int(path.rpartition("-")[2]), int(found)
+        told["seen"] = int(tf.train.load_variable(seen, "global_step")) if seen else None
+        told["left"] = sorted(path.name for path in left.iterdir())
+        save(session, last + 1, checkpoints)
+        told["after"] = sorted(path.name for path in left.iterdir())
+        print(json.dumps(told))
+"""
+
+
+def killed_at_each_phase(start: Path, step: int) -> list[dict[str, Any]]:
+    """Return what was found after a save was killed, once for each phase."""
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, str(start), str(step)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def names_of(*steps: int) -> list[str]:
+    """Return the names of the files that a directory with these checkpoints holds."""
+    files = ("data-00000-of-00001", "index", "manifest.json")
+    return sorted(["checkpoint", *(f"model.ckpt-{step}.{file}" for step in steps for file in files)])
+
+
+@pytest.mark.parametrize(("saved", "whole"), [([], None), ([1, 2, 3, 4, 5], 5), ([4, 6], 4)])
+def test_a_kill_at_any_phase_leaves_the_newest_whole_one(tmp_path: Path, saved: list[int], whole: int | None) -> None:
+    """Killed before any of its changes to the disk, a save of step 6 leaves it whole, or not there.
+
+    The newest whole one is always restored, plain TensorFlow sees one that is whole, and what the killed save has left
+    is gone after the next. So it is with the first checkpoint, where an old one has to go, and where a damaged one
+    (6) is in place.
+    """
+    start = tmp_path / "start"
+    start.mkdir()
+    run = _Training(start, (1000,))
+    for step in saved:
+        run.weight.load([step] * 1000, run.session)
+        run.save(step)
+    if 6 in saved:
+        damage(start / "model.ckpt-6.data-00000-of-00001", "flipped")
+    found = killed_at_each_phase(start, 6)
+    assert [one["status"] for one in found] == [signal.SIGKILL] * (len(found) - 1) + [0]
+    calls = [one["call"] for one in found[:-1]]
+    assert set(calls) >= {"mkdir", "fsync", "replace", "rmdir"}
+    assert calls.count("fsync") == 6  # data, index, manifest, state; the directory twice
+    through = [one["resumed"] for one in found].index(6)
+    assert calls[through - 1] == "replace"
+    assert [one["resumed"] for one in found] == [whole] * through + [6] * (len(found) - through)
+    for one in found:
+        assert one["step"] == (one["resumed"] or 0)
+        assert one["seen"] in (whole, one["resumed"]) or 6 in saved
+        assert [name for name in one["left"] if name.startswith(".")] == []
+        anew = [step for step in saved if step != 6] + [6] * (one["resumed"] == 6) + [7]
+        assert one["after"] in (names_of(*anew[-5:]), names_of(*saved, 7) if 6 in saved else None)
+
+
+# Saves 64 MB, and is killed as TensorFlow writes them.
+KILLED_IN_WRITING = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from tfps.runtime import task
+task.load_tensorflow()
+import tensorflow.compat.v1 as tf
+from tfps.runtime.checkpoint import Checkpoints
+
+def watch():
+    while True:
+        for file in Path(sys.argv[1]).glob(".saving-*/*.data-*"):
+            if file.stat().st_size > 2**20:
+                os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.001)
+
+with tf.Graph().as_default(), tf.Session() as session:
+    step = tf.train.get_or_create_global_step()
+    tf.get_variable("weight", [2**24], initializer=tf.ones_initializer())
+    session.run(tf.global_variables_initializer())
+    threading.Thread(target=watch, daemon=True).start()
+    Checkpoints(sys.argv[1], 60).save(session, step)
+"""
+
+
+def test_a_kill_while_tensorflow_writes_leaves_nothing(tmp_path: Path) -> None:
+    """Killed in the midst of the data, a save has left no checkpoint; what it has left is gone at the next start."""
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED_IN_WRITING, str(tmp_path)], env=environment(), timeout=60, check=False
+    )
+    assert ended.returncode == -signal.SIGKILL
+    [staged] = tmp_path.iterdir()
+    assert staged.name.startswith(".saving-")
+    assert [path.suffix for path in staged.iterdir() if path.suffix == ".index"] == []
+    assert existing(str(tmp_path)) == []
+    assert _Training(tmp_path).resume() is None
+    assert list(tmp_path.iterdir()) == []
 
 
 @contextlib.contextmanager
@@ -180,6 +614,107 @@ def test_a_full_disk_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert existing(str(tmp_path)) == [str(tmp_path / "model.ckpt-1")]
     run.save(4, patiently=True)
     assert existing(str(tmp_path)) == [str(tmp_path / f"model.ckpt-{step}") for step in (1, 4)]
+
+
+@contextlib.contextmanager
+def disk(path: Path, size: str) -> Iterator[Path]:
+    """Yield a small disk of its own; skips the test where none can be mounted."""
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted: {mounted.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_disk_that_is_full_leaves_the_old_one_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """On a real disk, a save finds no room at any point: nothing partial is left; with room again, it is saved."""
+    caplog.set_level(logging.INFO, "tfps")
+    with disk(tmp_path / "m", "1m") as path:
+        run = _Training(path, (100_000,))
+        run.save(1)
+        filler = path / "filler"
+        free = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize
+        for step, left in enumerate(range(0, 400_000 + 5 * 4096, 4096 * 4), 2):
+            filler.write_bytes(b"x" * (free - left))
+            with pytest.raises(StorageError, match=rf"--model_dir: .*model\.ckpt-{step} cannot be written: "):
+                run.save(step)
+            run.save(step, patiently=True)
+            filler.unlink()
+            assert steps_in(path) == [1]
+            assert model_dir.problem(str(path / "model.ckpt-1")) is None
+        assert "No space left on device" in caplog.text
+        run.save(100)
+        assert steps_in(path) == [1, 100]
+        assert _Training(path, (100_000,)).resume() == 100
+        run.session.close()
+
+
+def test_a_read_only_disk_leaves_the_old_one_whole(tmp_path: Path) -> None:
+    """A directory that has become read-only is a StorageError; when it can be written again, so is a checkpoint."""
+    with disk(tmp_path / "m", "1m") as path:
+        run = _Training(path)
+        run.save(1)
+        for options, step in (("remount,ro", 2), ("remount,rw", 3)):
+            subprocess.run(["mount", "-o", options, str(path)], check=True)
+            if step == 2:
+                with pytest.raises(StorageError, match=r"model\.ckpt-2 cannot be written: .*Read-only"):
+                    run.save(2)
+                assert _Training(path).resume() == 1
+            else:
+                run.save(3)
+        assert steps_in(path) == [1, 3]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "mkdir"])
+def test_a_directory_that_vanishes_is_made_again(tmp_path: Path, call: str) -> None:
+    """However far a save has come when its directory vanishes, it fails as a StorageError, and the next one works."""
+    path, real = tmp_path / "m" / "n", getattr(os, call)
+    run = _Training(path)
+    for nth in itertools.count(1):
+        calls = itertools.count(1)
+
+        def vanishing(*args: Any, nth: int = nth, calls: Any = calls, **kwargs: Any) -> Any:
+            if next(calls) == nth:
+                shutil.rmtree(path.parent)
+            return real(*args, **kwargs)
+
+        with mock.patch.object(os, call, vanishing), contextlib.suppress(StorageError):
+            run.save(2 * nth)
+        if next(calls) <= nth:
+            break
+        left = steps_in(path) if path.exists() else []
+        assert left in ([], [2 * nth])
+        run.save(2 * nth + 1)
+        assert steps_in(path) == [*left, 2 * nth + 1]
+        assert _Training(path).resume() == 2 * nth + 1
+    assert nth > 1
+
+
+def test_all_is_on_the_disk_before_it_counts(tmp_path: Path) -> None:
+    """Each file is flushed before it is renamed; and the directory, before the index is renamed and at the end."""
+    run, happened, fsync, replace = _Training(tmp_path), [], os.fsync, os.replace
+
+    def flushed(descriptor: int) -> None:
+        happened.append(("flushed", os.fstat(descriptor).st_ino))
+        fsync(descriptor)
+
+    def renamed(source: Path, target: Path) -> None:
+        happened.append((target.name if target.parent == tmp_path else "staged", source.stat().st_ino))
+        replace(source, target)
+
+    with mock.patch.object(os, "fsync", flushed), mock.patch.object(os, "replace", renamed):
+        run.save(7)
+    here = ("flushed", tmp_path.stat().st_ino)
+    files = {what: at for at, (what, _) in enumerate(happened) if what not in ("flushed", "staged")}
+    assert list(files) == [f"model.ckpt-7.{file}" for file in (FILES[1], "manifest.json", FILES[0])] + ["checkpoint"]
+    for at in files.values():
+        assert ("flushed", happened[at][1]) in happened[: min(files.values())]
+    assert happened[files["model.ckpt-7.index"] - 1] == happened[-1] == here
 
 
 def test_a_lost_directory_fails_the_job_at_its_end_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -262,8 +797,11 @@ def test_a_gradient_that_is_nan_poisons_no_checkpoint(tmp_path: Path, mode: str)
     with job(model_of(input_fn, model_fn), num_workers=1, **flags) as running:
         wait_until(lambda: "worker/0" in running.ended)
     assert isinstance(running.ended["worker/0"], DivergedError)
-    assert variables_of(tmp_path) == {"weight": -30, "global_step": 30}
     assert summary(tmp_path)["exit_code"] == 66
+    if mode == "sync":
+        assert variables_of(tmp_path) == {"weight": -30, "global_step": 30}
+    for path in existing(str(tmp_path)):
+        assert np.isfinite(tf.train.load_variable(path, "weight"))
 
 
 def test_a_directory_below_a_file_is_a_storage_error(tmp_path: Path) -> None:
@@ -273,3 +811,167 @@ def test_a_directory_below_a_file_is_a_storage_error(tmp_path: Path) -> None:
         wait_until(lambda: "worker/0" in running.ended)
     assert isinstance(running.ended["worker/0"], StorageError)
     assert os.listdir(tmp_path) == ["file"]
+
+
+@contextlib.contextmanager
+def slow_disk() -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Let ``os.fsync`` wait; yields an event that tells that it does, and one that ends it."""
+    reached, released, real = threading.Event(), threading.Event(), os.fsync
+
+    def fsync(descriptor: int) -> None:
+        reached.set()
+        assert released.wait(20)
+        real(descriptor)
+
+    with mock.patch.object(os, "fsync", fsync):
+        try:
+            yield reached, released
+        finally:
+            released.set()
+
+
+def steps_told(caplog: pytest.LogCaptureFixture) -> int:
+    """Return the last step that was reported."""
+    steps = [progress["step"] for text in caplog.messages if (progress := parse_progress(text))]
+    return int(max(steps, default=0))
+
+
+FLAGS = {"num_workers": 1, "max_steps": 10**6, "steps_per_run": 1, "steps_to_validate": 1, "save_checkpoint_secs": 0.01}
+
+
+def test_async_steps_go_on_while_a_checkpoint_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In async the chief takes steps while the disk is slow; a stop waits for it, and then saves the last step."""
+    caplog.set_level(logging.INFO, "tfps")
+    with slow_disk() as (reached, released), job(LINEAR, model_dir=str(tmp_path), **FLAGS) as running:
+        assert reached.wait(20)
+        begun = steps_told(caplog)
+        wait_until(lambda: steps_told(caplog) > begun + 50)
+        assert existing(str(tmp_path)) == []
+        running.stop()
+        time.sleep(0.5)
+        assert existing(str(tmp_path)) == []
+        assert "worker/0" not in running.ended
+        released.set()
+        running.wait(15)
+    first, *_, last = existing(str(tmp_path))
+    assert checkpoint.step_of(first) < begun + 50 < checkpoint.step_of(last)
+    assert variables_of(tmp_path) == {"weight": -checkpoint.step_of(last), "global_step": checkpoint.step_of(last)}
+    for path in existing(str(tmp_path)):
+        assert path == str(tmp_path / f"model.ckpt-{checkpoint.step_of(path)}")
+
+
+def test_sync_steps_wait_for_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In sync nobody takes a step while the chief saves, so that all variables are of the step that it is named by."""
+    caplog.set_level(logging.INFO, "tfps")
+    flags = {**FLAGS, "mode": "sync", "model_dir": str(tmp_path)}
+    with slow_disk() as (reached, released), job(LINEAR, **flags) as running:
+        assert reached.wait(20)
+        begun = steps_told(caplog)
+        time.sleep(0.5)
+        assert steps_told(caplog) == begun
+        released.set()
+        wait_until(lambda: steps_told(caplog) > begun + 50)
+        running.stop()
+        running.wait(15)
+    for path in existing(str(tmp_path)):
+        assert tf.train.load_variable(path, "weight") == -checkpoint.step_of(path)
+
+
+def poisoned(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a ``model_fn`` whose second variable becomes NaN at once, and whose loss never does."""
+
+    @tf.custom_gradient
+    def hidden(value: Any) -> Any:
+        return tf.zeros_like(value), lambda gradient: gradient * np.nan
+
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    other = tf.get_variable("other", [], initializer=tf.zeros_initializer())
+    loss = weight * features["x"] + hidden(tf.identity(other))
+    return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+
+def test_what_goes_wrong_in_the_background_ends_the_job(tmp_path: Path) -> None:
+    """A variable that is NaN, which only the save in the background sees, ends the job long before its last step."""
+    with job(model_of(ones, poisoned), model_dir=str(tmp_path), **FLAGS) as running:
+        wait_until(lambda: "worker/0" in running.ended)
+    assert isinstance(running.ended["worker/0"], DivergedError)
+    assert "other holds NaN or Inf" in str(running.ended["worker/0"])
+    assert 0 < summary(tmp_path)["global_step"] < 10**6
+    assert existing(str(tmp_path)) == []
+
+
+def test_what_goes_wrong_at_the_end_ends_the_job(tmp_path: Path) -> None:
+    """What the save in the background raises when the last step has been taken does not vanish either."""
+    last_step = threading.Event()
+
+    def failing(*_: Any) -> None:
+        assert last_step.wait(20)
+        time.sleep(0.3)
+        raise RuntimeError("in the background")
+
+    with (
+        mock.patch.object(Checkpoints, "try_save", failing),
+        mock.patch.object(Chief, "close_gaps", side_effect=lambda *_: last_step.set()),
+        job(LINEAR, model_dir=str(tmp_path), **{**FLAGS, "max_steps": 50}) as running,
+    ):
+        wait_until(lambda: "worker/0" in running.ended)
+    assert str(running.ended["worker/0"]) == "in the background"
+
+
+@pytest.mark.parametrize("look", [Background.is_idle, Background.wait])
+def test_an_error_in_the_background_is_raised_once(look: Any) -> None:
+    """What a thing done in the background raises is raised where somebody looks next, once; then another can start."""
+    background, done = Background(), []
+    assert background.is_idle()
+    background.start(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        wait_until(lambda: look(background) and False)
+    assert background.is_idle()
+    background.start(lambda: done.append(1))
+    background.wait()
+    assert done == [1]
+
+
+def test_what_becomes_nan_during_a_save_is_not_saved(tmp_path: Path) -> None:
+    """Training goes on during a save: a variable that was finite before it and is NaN after it is not trusted."""
+    run = _Training(tmp_path)
+    run.save(1)
+    real = model_dir.stage
+
+    def stage(path: str) -> Path:
+        run.weight.load([1, np.nan, 1, 1], run.session)
+        return real(path)
+
+    with mock.patch.object(model_dir, "stage", stage), pytest.raises(DivergedError, match="weight holds NaN"):
+        run.save(2)
+    assert steps_in(tmp_path) == [1]
+
+
+def test_two_saves_wait_for_each_other(tmp_path: Path) -> None:
+    """A last save that comes while another is under way waits for it, and both are whole."""
+    run = _Training(tmp_path)
+    with slow_disk() as (reached, released):
+        first = threading.Thread(target=run.save, args=(1,))
+        first.start()
+        assert reached.wait(20)
+        second = threading.Thread(target=run.checkpoints.save, args=(run.session, run.step))
+        second.start()
+        time.sleep(0.2)
+        assert second.is_alive()
+        run.step.load(2, run.session)
+        released.set()
+        first.join(20)
+        second.join(20)
+    assert steps_in(tmp_path) == [1, 2]
+    assert [model_dir.problem(path) for path in existing(str(tmp_path))] == [None, None]
+
+
+def test_a_chief_that_goes_on_saves_over_damage(tmp_path: Path) -> None:
+    """A chief that has restored nothing reads what is there before it takes its own step as saved."""
+    run = _Training(tmp_path)
+    run.save(1)
+    for file, how in itertools.product(FILES, HOW):
+        spoil(tmp_path / f"model.ckpt-1.{file}", how)
+        _Training(tmp_path).save(1)
+        assert steps_in(tmp_path) == [1]
+        assert model_dir.problem(str(tmp_path / "model.ckpt-1")) is None

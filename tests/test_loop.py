@@ -158,7 +158,10 @@ def test_nothing_is_trained_beyond_max_steps(tmp_path: Path, caplog: pytest.LogC
 
 @pytest.mark.parametrize(("mode", "bad"), [("async", -np.inf), ("sync", np.nan)])
 def test_divergence_ends_the_job_and_is_not_saved(tmp_path: Path, mode: str, bad: float) -> None:
-    """A loss of NaN or Inf is a DivergedError with loss and step; what is saved stays what was good."""
+    """A loss of NaN or Inf is a DivergedError with loss and step; what is saved stays what was good.
+
+    In sync that is the step before; in async steps go on during a save, so it may be an earlier one.
+    """
 
     def input_fn(mode: str, params: Any, context: Any) -> Any:
         return None if mode == "eval" else dataset_of(np.float32([1] * 20 + [bad] * 20))
@@ -175,8 +178,10 @@ def test_divergence_ends_the_job_and_is_not_saved(tmp_path: Path, mode: str, bad
     error = running.ended["worker/0"]
     assert isinstance(error, DivergedError)
     assert re.search(r"the loss is (nan|inf) at step 21: try a smaller --learning_rate", str(error))
-    assert variables_of(tmp_path) == {"weight": -20, "global_step": 20}
-    assert existing(str(tmp_path))[-1] == str(tmp_path / "model.ckpt-20")
+    if mode == "sync":
+        assert existing(str(tmp_path))[-1] == str(tmp_path / "model.ckpt-20")
+    for path in existing(str(tmp_path)):
+        assert -20 <= tf.train.load_variable(path, "weight") <= 0
     told = summary(tmp_path)
     assert (told["status"], told["exit_code"], told["error"]) == ("failed", 66, str(error))
 

@@ -1,13 +1,14 @@
 """Checkpoints in TensorFlow's own format: ``MODEL_DIR/model.ckpt-STEP``, plain variable names, the last five kept.
 
 Any TensorFlow reads them (``tf.train.load_checkpoint``), whatever the number of PS: slices of a split variable are
-stored under its one name.
+stored under its one name. How one is brought in whole is told in ``model_dir``.
 """
 
+import contextlib
 import logging
+import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ import tensorflow.compat.v1 as tf
 from tfps.config import show
 from tfps.errors import CheckpointError, DivergedError, StorageError
 from tfps.report import brief
-from tfps.runtime.model_dir import existing
+from tfps.runtime import model_dir as directory
+from tfps.runtime.manifest import problem
 
 _KEEP = 5
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)  # errors of a PS, not of storage
@@ -27,9 +29,13 @@ log = logging.getLogger(__name__)
 def step_of(path: str) -> int:
     """Return the global step that a checkpoint was saved at."""
     try:
-        return int(tf.train.load_variable(path, "global_step"))
+        return _step_of(path)
     except (tf.errors.OpError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {_message(error)}") from None
+
+
+def _step_of(path: str) -> int:
+    return int(tf.train.load_variable(path, "global_step"))
 
 
 def restore(session: Any, path: str, saver: Any) -> None:
@@ -38,6 +44,12 @@ def restore(session: Any, path: str, saver: Any) -> None:
     Raises:
         CheckpointError: If it is damaged, or holds other variables or shapes than the model's.
     """
+    if why := _damage(session, path, saver):
+        raise CheckpointError(f"checkpoint {path} is damaged: {why}. Give another one: --checkpoint_path.")
+
+
+def _damage(session: Any, path: str, saver: Any) -> str | None:
+    """Restore a checkpoint; returns why that cannot be done, if it is damaged."""
     try:
         misfits = _misfits(session.graph, path)
         if not misfits:
@@ -47,14 +59,13 @@ def restore(session: Any, path: str, saver: Any) -> None:
     except _LOST:
         raise
     except tf.errors.OpError as error:
-        raise CheckpointError(
-            f"checkpoint {path} is damaged: {_message(error)}. Delete its files to go on from the one before."
-        ) from None
+        return _message(error).rstrip(".")
     if misfits:
         raise CheckpointError(
             f"checkpoint {path} does not fit the model: {misfits[0]} "
             "Give the flags it was trained with, or another --model_dir."
         )
+    return None
 
 
 def _misfits(graph: Any, path: str) -> list[str]:
@@ -77,17 +88,53 @@ def _message(error: Exception) -> str:
 
 
 class Checkpoints:
-    """Saves a training session now and then; the chief has one. Make it while the training graph is the default."""
+    """Saves a training session now and then; the chief has one. Make it while the training graph is the default.
 
-    def __init__(self, model_dir: str | None, every_secs: float) -> None:
-        self._dir = model_dir
-        self._every_secs = every_secs
+    Args:
+        model_dir: Where to; ``None`` for nowhere.
+        every_secs: How often.
+        store: Operation that brings the variables up to date, run before each save.
+
+    Attributes:
+        newest: The newest checkpoint that is known; not read yet, if an earlier run has left it.
+    """
+
+    def __init__(self, model_dir: str | None, every_secs: float, store: Any = None) -> None:
+        self._dir, self._every_secs = model_dir, every_secs
+        self._store = tf.no_op() if store is None else store
         self._next = time.monotonic() + every_secs
-        self.saver = tf.train.Saver(max_to_keep=_KEEP, save_relative_paths=True)
+        self._saver = tf.train.Saver()
         self._sums = _sums(tf.global_variables())
-        earlier = existing(model_dir)
-        self.saver.recover_last_checkpoints(earlier)  # what earlier runs left counts among those that are kept
-        self.newest = earlier[-1] if earlier else None
+        self._one_at_a_time = threading.Lock()
+        self._whole: dict[str, bool] = {}
+        self.newest = next(reversed(directory.existing(model_dir)), None)
+
+    def resume(self, session: Any) -> str | None:
+        """Give the variables the values of the newest whole checkpoint; returns its path, ``None`` if there is none.
+
+        Raises:
+            CheckpointError: If it is another model's; or if there are checkpoints, and none is whole.
+        """
+        self.newest, damaged = None, {}
+        if self._dir:
+            directory.clear(self._dir)
+        directory.tell_of_state(self._dir)
+        for path in reversed(directory.existing(self._dir)):
+            why = problem(path, read_data=False) or self._tried(session, path)
+            self._whole[path] = why is None
+            if why is None:
+                self.newest = path
+                return path
+            damaged[path] = why
+            directory.tell_of_damage(path, why)
+        if damaged:
+            raise directory.none_whole(self._dir, damaged)
+        return None
+
+    def _tried(self, session: Any, path: str) -> str | None:
+        """Restore a checkpoint; returns why that cannot be done: its manifest names the file, TensorFlow may not."""
+        why = _damage(session, path, self._saver)
+        return why and (problem(path) or why)
 
     @property
     def due(self) -> bool:
@@ -109,20 +156,48 @@ class Checkpoints:
             DivergedError: If a variable holds NaN or Inf: nothing is saved, and the last good checkpoint stays.
             StorageError: If the directory cannot be written.
         """
-        step = self._finite_step(session, global_step)
-        if not self._dir:
-            return step
-        path = str(Path(self._dir) / f"model.ckpt-{step}")
-        if path == self.newest:
-            return step
+        with self._one_at_a_time:
+            session.run(self._store)
+            step = self._finite_step(session, global_step)
+            if not self._dir or self._is_saved(path := directory.path_of(self._dir, step)):
+                return step
+            try:
+                self.newest = self._save(session, global_step, self._dir)
+            except _LOST:
+                raise
+            except (OSError, ValueError, tf.errors.OpError) as error:
+                raise StorageError(f"--model_dir: {path} cannot be written: {_message(error)}") from None
+            log.info("saved %s", self.newest)
+            return directory.step_in(self.newest)
+
+    def _is_saved(self, path: str) -> bool:
+        """Tell whether a checkpoint is there, and whole; one that is not known yet is read."""
+        return self._whole.get(path, True) and problem(path, read_data=path not in self._whole) is None
+
+    def _save(self, session: Any, global_step: Any, model_dir: str) -> str:
+        """Save, and delete what is too old; returns the path, by the step that was saved: training may go on."""
+        staged = directory.stage(model_dir)
         try:
-            self.newest = self.saver.save(session, str(Path(self._dir) / "model.ckpt"), step, write_meta_graph=False)
-        except _LOST:
-            raise
-        except (OSError, ValueError, tf.errors.OpError) as error:
-            raise StorageError(f"--model_dir: {path} cannot be written: {_message(error)}") from None
-        log.info("saved %s", self.newest)
-        return step
+            names = self._saver.saver_def
+            session.run(names.save_tensor_name, {names.filename_tensor_name: str(staged / directory.BASE)})
+            self._finite_step(session, global_step)  # what has become NaN or Inf meanwhile is so still
+            path = directory.path_of(model_dir, _step_of(str(staged / directory.BASE)))
+            kept = self._kept(path)
+            directory.publish(staged, path, kept)
+        finally:
+            directory.discard(staged)
+        self._whole[path] = True
+        with contextlib.suppress(OSError):  # one too many is no failure
+            for old in directory.existing(model_dir):
+                if directory.step_in(old) < directory.step_in(kept[0]):
+                    directory.remove(old)
+        return path
+
+    def _kept(self, path: str) -> Sequence[str]:
+        """Return the checkpoints to keep, of which a new one is the last; those that are damaged do not count."""
+        step = directory.step_in(path)
+        earlier = [old for old in directory.existing(self._dir) if directory.step_in(old) < step]
+        return [*[old for old in earlier if self._whole.get(old, True)][1 - _KEEP :], path]
 
     def _finite_step(self, session: Any, global_step: Any) -> int:
         """Return the global step at which all variables are finite; the loss may not tell yet that they are not."""
@@ -131,6 +206,40 @@ class Checkpoints:
         if broken:
             raise DivergedError(f"{broken[0]} holds NaN or Inf at step {step}: try a smaller --learning_rate.")
         return int(step)
+
+
+class Background:
+    """Does one thing at a time in a thread of its own; what goes wrong there is raised where somebody looks."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, act: Callable[[], Any]) -> None:
+        """Do something; only when nothing is under way."""
+        self._thread = threading.Thread(target=self._run, args=(act,), name="save", daemon=True)
+        self._thread.start()
+
+    def _run(self, act: Callable[[], Any]) -> None:
+        try:
+            act()
+        except BaseException as error:
+            self._error = error
+
+    def is_idle(self) -> bool:
+        """Tell whether nothing is under way; raises what the last thing raised."""
+        idle = self._thread is None or not self._thread.is_alive()
+        if idle:
+            self.wait()
+        return idle
+
+    def wait(self) -> None:
+        """Wait until nothing is under way; raises what the last thing raised."""
+        if self._thread is not None:
+            self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
 
 def _sums(variables: Sequence[Any]) -> dict[str, Any]:

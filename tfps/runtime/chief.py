@@ -1,5 +1,6 @@
 """The chief's duties beside training: first values, checkpoints, the final evaluation, the summary."""
 
+import functools
 import logging
 import time
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from tfps.models import Model
 from tfps.report import JOB, SUMMARY, format_progress, write_json
 from tfps.runtime import evaluation, graph
 from tfps.runtime import session as sessions
-from tfps.runtime.checkpoint import Checkpoints, restore
+from tfps.runtime.checkpoint import Background, Checkpoints
 from tfps.runtime.events import EventFile
 from tfps.runtime.loop import Loop, Progress
 from tfps.runtime.model_dir import existing
@@ -33,7 +34,8 @@ class Chief:
     def __init__(self, config: JobConfig, cluster: Cluster, model: Model, built: graph.TrainGraph) -> None:
         self._config, self._built = config, built
         self._init = tf.global_variables_initializer()
-        self._checkpoints = Checkpoints(config.model_dir, config.save_checkpoint_secs)
+        self._checkpoints = Checkpoints(config.model_dir, config.save_checkpoint_secs, built.store)
+        self._background = Background()
         self._eval = graph.evaluation(config, cluster, Task("worker", 0), model, like=built.graph)
         self.num_workers = built.num_workers
         self.updates: Updates | None = None
@@ -47,16 +49,15 @@ class Chief:
         log.info("started again: going on from step %d", self.resumed_from_step)
 
     def give_values(self, session: Any) -> None:
-        """Give the variables their first values, or the newest checkpoint's, and set up the mode.
+        """Give the variables their first values, or the newest whole checkpoint's, and set up the mode.
 
         Raises:
-            CheckpointError: If the newest checkpoint cannot be used.
+            CheckpointError: If there are checkpoints, and none is whole; or if the newest whole one does not fit.
         """
-        newest = self._checkpoints.newest
-        if newest:
-            restore(session, newest, self._checkpoints.saver)
-            self.resumed_from, self.resumed_from_step = newest, self.global_step(session)
-            log.info("resumed from %s", newest)
+        self.resumed_from = self._checkpoints.resume(session)
+        if self.resumed_from:
+            self.resumed_from_step = self.global_step(session)
+            log.info("resumed from %s", self.resumed_from)
         else:
             session.run(self._init)
         session.run(self._built.load)
@@ -94,18 +95,27 @@ class Chief:
         return int(session.run(self._built.global_step))
 
     def save_if_due(self, session: Any) -> None:
-        """Save every ``save_checkpoint_secs``; a failure is told, and training goes on."""
-        if self._checkpoints.due:
-            session.run(self._built.store)
-            self._checkpoints.try_save(session, self._built.global_step)
+        """Save every ``save_checkpoint_secs``; a failure is told, and training goes on.
+
+        Where no worker waits for another, training goes on meanwhile: this raises what went wrong the last time.
+        Elsewhere all wait for the chief, and what is saved is of one step.
+        """
+        save = functools.partial(self._checkpoints.try_save, session, self._built.global_step)
+        if self._background.is_idle() and self._checkpoints.due:
+            self._background.start(save) if self._built.step.may_overlap else save()
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The newest checkpoint."""
+        return self._checkpoints.newest
 
     def save(self, session: Any) -> int:
-        """Save now; returns the global step that was saved.
+        """Save now, when what is being saved is; returns the global step that was saved.
 
         Raises:
             StorageError: If that fails.
         """
-        session.run(self._built.store)
+        self._background.wait()
         return self._checkpoints.save(session, self._built.global_step)
 
     def close_gaps(self, session: Any, loop: Loop) -> None:
@@ -176,7 +186,7 @@ def write_summary(
         "gradients_dropped": _dropped(config, chief, progress, steps),
         "batches_skipped": skipped,
         "eval": metrics,
-        "checkpoint": next(reversed(existing(config.model_dir)), None),
+        "checkpoint": chief.checkpoint if chief else next(reversed(existing(config.model_dir)), None),
         "tasks": {f"worker/{index}": {"steps": taken} for index, taken in sorted(steps.items())},
     }
     if error:

@@ -14,7 +14,7 @@ from tfps.models import Model
 from tfps.report import SUMMARY, format_progress, read_json
 from tfps.runtime import checkpoint, graph, net
 from tfps.runtime.events import EventFile
-from tfps.runtime.model_dir import existing
+from tfps.runtime.model_dir import Finder
 from tfps.runtime.stop import Stop
 
 _POLL_SECS = 0.5
@@ -64,7 +64,7 @@ def of_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Any]:
 
 
 def follow(config: JobConfig, cluster: Cluster, model: Model, stop: Stop) -> None:
-    """Be the evaluator: evaluate each checkpoint as it comes, until the job's summary is there.
+    """Be the evaluator: evaluate each whole checkpoint as it comes, until the job's summary is there.
 
     The evaluator is no part of the cluster: it sees the job through ``--model_dir`` alone.
 
@@ -73,12 +73,12 @@ def follow(config: JobConfig, cluster: Cluster, model: Model, stop: Stop) -> Non
         StoppedError: If told to stop.
     """
     events = EventFile(config.model_dir, "eval")
-    began = time.time()
+    finder, began = Finder(config.model_dir), time.time()
     last: str | None = None
     last_answer = time.monotonic()
     while True:
         over = _is_over(config, began)
-        path = next(reversed(existing(config.model_dir)), None)
+        path = finder.newest()
         if path and path != last:
             last = path
             _evaluate_one(config, model, path, events)

@@ -1,25 +1,80 @@
-"""What ``--model_dir`` holds, told by its file names. Does not import TensorFlow."""
+"""What ``--model_dir`` holds, and how a checkpoint comes into it: whole, or not at all. Does not import TensorFlow.
 
+A checkpoint is there when its index is. It is brought in so:
+
+1. All is written in a directory of its own below ``--model_dir``, and flushed: the data, the index, the manifest, and
+   the next ``checkpoint`` state file.
+2. The data files are renamed to where they belong; then the manifest.
+3. The index is renamed: now there is a checkpoint.
+4. The state file is renamed, which TensorFlow's own tools read. What is too old is deleted, each index first.
+
+A chief that is killed before 3. leaves the index in that directory. So the next one knows that the other files of this
+step belong to nothing, and deletes them.
+"""
+
+import contextlib
+import logging
+import os
 import re
+import shutil
+import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfps.config import JobConfig, show
-from tfps.errors import CheckpointError
-from tfps.report import SUMMARY, read_json
+from tfps.errors import CheckpointError, StorageError
+from tfps.report import SUMMARY, make_dir, read_json
+from tfps.runtime.manifest import INDEX, MANIFEST, file_of, problem, seal, write_flushed
 
-_NAME = re.compile(r"model\.ckpt-(\d+)\.index")
+BASE = "model.ckpt"
+_STATE, _STAGING = "checkpoint", ".saving-"
+_NAME = re.compile(r"model\.ckpt-(\d+)\.(index|manifest\.json|data-\d{5}-of-\d{5})")
+
+log = logging.getLogger(__name__)
 
 
 def existing(model_dir: str | None) -> list[str]:
-    """Return the paths of a directory's checkpoints, by their steps, the newest last.
+    """Return the paths of a directory's checkpoints, by their steps, the newest last; some may be damaged.
 
-    The files count, not the ``checkpoint`` state file: a damaged one must not send a job back to step 0.
+    The files count, not the ``checkpoint`` state file: a damaged one must not send a job back to step 0. Nor must a
+    lost index: what is left of its checkpoint counts, too.
+
+    Raises:
+        StorageError: If there is a directory that cannot be read.
     """
-    if not model_dir or not Path(model_dir).is_dir():
+    if not model_dir:
         return []
-    steps = [int(match[1]) for path in Path(model_dir).iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [str(Path(model_dir) / f"model.ckpt-{step}") for step in sorted(steps)]
+    try:
+        names = os.listdir(model_dir)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StorageError(f"--model_dir: {model_dir} cannot be read: {error.strerror}.") from None
+    found = [(int(match[1]), match[2]) for name in names if (match := _NAME.fullmatch(name))]
+    unfinished = {step for staged in _stagings(model_dir) for step in _unfinished(staged)}
+    steps = {step for step, suffix in found if suffix == INDEX or step not in unfinished}
+    return [path_of(model_dir, step) for step in sorted(steps)]
+
+
+def _stagings(model_dir: str) -> Sequence[Path]:
+    """Return the directories in which a checkpoint is being saved, or was when the chief was killed."""
+    return list(Path(model_dir).glob(f"{_STAGING}*"))
+
+
+def _unfinished(staged: Path) -> Sequence[int]:
+    """Return the step that is saved in such a directory while its index has yet to be renamed."""
+    return [int(match[1]) for file in staged.glob(f"*.{INDEX}") if (match := _NAME.fullmatch(file.name))]
+
+
+def path_of(model_dir: str | Path, step: int) -> str:
+    """Return the path of a step's checkpoint."""
+    return str(Path(model_dir) / f"{BASE}-{step}")
+
+
+def step_in(path: str) -> int:
+    """Return the step that is a checkpoint's name."""
+    return int(path.rpartition("-")[2])
 
 
 def ended(config: JobConfig) -> bool:
@@ -35,16 +90,172 @@ def ended(config: JobConfig) -> bool:
 
 
 def chosen(config: JobConfig) -> str:
-    """Return the checkpoint that ``--checkpoint_path`` or ``--model_dir`` means.
+    """Return the checkpoint that ``--checkpoint_path`` means, or the newest whole one in ``--model_dir``.
 
     Raises:
         CheckpointError: If there is none.
     """
-    path = config.checkpoint_path or next(reversed(existing(config.model_dir)), None)
-    if path is None:
-        given = show(config.model_dir or "", 200)
-        raise CheckpointError(f"--model_dir={given} holds no checkpoint (model.ckpt-*): train first.")
-    if not Path(f"{path}.index").is_file():
-        given, index = show(path, 200), show(f"{path}.index", 200)
-        raise CheckpointError(f"--checkpoint_path={given} is not a checkpoint: there is no {index}.")
-    return path
+    if path := config.checkpoint_path:
+        if not file_of(path, INDEX).is_file():
+            given, index = show(path, 200), show(f"{path}.index", 200)
+            raise CheckpointError(f"--checkpoint_path={given} is not a checkpoint: there is no {index}.")
+        return path
+    tell_of_state(config.model_dir)
+    finder = Finder(config.model_dir)
+    if path := finder.newest():
+        return path
+    if finder.damaged:
+        raise none_whole(config.model_dir, finder.damaged)
+    given = show(config.model_dir or "", 200)
+    raise CheckpointError(f"--model_dir={given} holds no checkpoint (model.ckpt-*): train first.")
+
+
+class Finder:
+    """Finds the newest whole checkpoint of a directory, any number of times: each is read once, and told once.
+
+    Attributes:
+        damaged: Those that were passed over, with what is wrong.
+    """
+
+    def __init__(self, model_dir: str | None) -> None:
+        self._dir = model_dir
+        self._known: dict[tuple[str, int], str | None] = {}
+        self.damaged: dict[str, str] = {}
+
+    def newest(self) -> str | None:
+        """Return the newest whole checkpoint's path, ``None`` if there is none."""
+        self.damaged = {}
+        for path in reversed(existing(self._dir)):
+            why = self._problem(path)
+            if why is None:
+                return path
+            self.damaged[path] = why
+        return None
+
+    def _problem(self, path: str) -> str | None:
+        key = path, _written(path)
+        if key not in self._known:
+            self._known[key] = why = problem(path)
+            if why is not None and path in existing(self._dir):  # it may have been deleted meanwhile
+                tell_of_damage(path, why)
+        return self._known[key]
+
+
+def _written(path: str) -> int:
+    """Return a time in ns that differs when a step has been saved anew; 0 without an index."""
+    try:
+        return file_of(path, INDEX).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def tell_of_damage(path: str, why: str) -> None:
+    """Log that a checkpoint is passed over."""
+    log.warning("checkpoint %s is damaged: %s. The one before it is looked at.", path, why)
+
+
+def tell_of_state(model_dir: str | None) -> None:
+    """Log it if the ``checkpoint`` state file is damaged; nothing depends on it here."""
+    path = Path(model_dir or "") / _STATE
+    if not model_dir or not path.is_file():
+        return
+    if why := _state_problem(path):
+        log.warning("%s %s: the files tell which checkpoint is the newest.", path, why)
+
+
+def _state_problem(path: Path) -> str | None:
+    try:
+        text = path.read_text()
+    except ValueError:
+        return "is garbled"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    newest = re.search(r'^model_checkpoint_path: "(.+)"$', text, re.MULTILINE)
+    if not newest:
+        return "is garbled" if text else "is empty"
+    name = Path(newest[1]).name
+    return None if file_of(path.parent / name, INDEX).is_file() else f"names {name}, which is not there"
+
+
+def none_whole(model_dir: str | None, damaged: Mapping[str, str]) -> CheckpointError:
+    """Return the error that there are checkpoints, and none can be used."""
+    told = ", ".join(f"{Path(path).name} ({why})" for path, why in damaged.items())
+    return CheckpointError(
+        f"--model_dir={show(model_dir or '', 200)} holds no whole checkpoint: {told}. "
+        "Put a copy back; or move these files away to begin at step 0."
+    )
+
+
+def stage(model_dir: str) -> Path:
+    """Return a new directory in which to save ``model.ckpt``; what a killed chief has left is deleted.
+
+    Raises:
+        StorageError: If ``--model_dir`` is not there, and cannot be made.
+        OSError: If it cannot be written.
+    """
+    make_dir(Path(model_dir))
+    clear(model_dir)
+    return Path(tempfile.mkdtemp(prefix=_STAGING, dir=model_dir))
+
+
+def publish(staged: Path, path: str, kept: Sequence[str]) -> None:
+    """Bring in the checkpoint that was saved in a directory of ``stage``; a damaged one of the same step goes.
+
+    Args:
+        staged: The directory.
+        path: What the checkpoint is to be.
+        kept: The checkpoints, in the order of their steps, that there are to be then; this is the last.
+
+    Raises:
+        OSError: If that fails; nothing is left under a final name but what was whole before.
+    """
+    final, model_dir = Path(path), staged.parent
+    for file in list(staged.glob(f"{BASE}.*")):
+        os.replace(file, staged / file.name.replace(BASE, final.name, 1))
+    seal(staged / final.name)
+    write_flushed(staged / _STATE, _state(kept))
+    remove(path)
+    for file in [*staged.glob(f"{final.name}.data-*"), file_of(staged / final.name, MANIFEST)]:
+        os.replace(file, model_dir / file.name)
+    _flush(model_dir)
+    os.replace(file_of(staged / final.name, INDEX), file_of(path, INDEX))
+    os.replace(staged / _STATE, model_dir / _STATE)
+    _flush(model_dir)
+
+
+def _state(kept: Sequence[str]) -> str:
+    """Return a state file as TensorFlow's own, a CheckpointState, with names relative to its directory."""
+    names = [Path(path).name for path in kept]
+    lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
+    return "\n".join(lines) + "\n"
+
+
+def _flush(directory: Path) -> None:
+    """Bring the names in a directory to the disk, where the file system can."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def discard(staged: Path) -> None:
+    """Delete a directory of ``stage``, and what of an unfinished checkpoint is in place already."""
+    with contextlib.suppress(OSError):
+        for path in [path_of(staged.parent, step) for step in _unfinished(staged)]:
+            if not file_of(path, INDEX).exists():  # else it was not reached: this is an earlier checkpoint
+                remove(path)
+    shutil.rmtree(staged, ignore_errors=True)
+
+
+def clear(model_dir: str) -> None:
+    """Delete what a killed chief has left of a save."""
+    for staged in _stagings(model_dir):
+        discard(staged)
+
+
+def remove(path: str) -> None:
+    """Delete a checkpoint: first of all its index, so that nothing else takes it for one."""
+    others = Path(path).parent.glob(f"{Path(path).name}.data-*")
+    for file in [file_of(path, INDEX), *others, file_of(path, "meta"), file_of(path, MANIFEST)]:
+        file.unlink(missing_ok=True)
