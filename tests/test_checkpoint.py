@@ -878,15 +878,11 @@ def test_sync_steps_wait_for_a_checkpoint(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def poisoned(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
-    """Be a ``model_fn`` whose second variable becomes NaN at once, and whose loss never does."""
-
-    @tf.custom_gradient
-    def hidden(value: Any) -> Any:
-        return tf.zeros_like(value), lambda gradient: gradient * np.nan
-
+    """Be a ``model_fn`` that makes a variable NaN by itself: neither the loss nor a gradient tells."""
     weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
-    other = tf.get_variable("other", [], initializer=tf.zeros_initializer())
-    loss = weight * features["x"] + hidden(tf.identity(other))
+    other = tf.get_variable("other", [], initializer=tf.zeros_initializer(), trainable=False)
+    with tf.control_dependencies([other.assign(np.nan)]):
+        loss = weight * features["x"]
     return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
 
 

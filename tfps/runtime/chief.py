@@ -1,9 +1,8 @@
 """The chief's duties beside training: first values, checkpoints, the final evaluation, the summary."""
 
-import functools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +93,23 @@ class Chief:
         """Return how many updates the variables have had."""
         return int(session.run(self._built.global_step))
 
-    def save_if_due(self, session: Any) -> None:
+    def save_if_due(self, session: Any, new_session: Callable[[], Any]) -> None:
         """Save every ``save_checkpoint_secs``; a failure is told, and training goes on.
 
         Where no worker waits for another, training goes on meanwhile: this raises what went wrong the last time.
         Elsewhere all wait for the chief, and what is saved is of one step.
         """
-        save = functools.partial(self._checkpoints.try_save, session, self._built.global_step)
-        if self._background.is_idle() and self._checkpoints.due:
-            self._background.start(save) if self._built.step.may_overlap else save()
+        if not (self._background.is_idle() and self._checkpoints.due):
+            return
+        if self._built.step.may_overlap:
+            self._background.start(lambda: self._save_apart(new_session))
+        else:
+            self._checkpoints.try_save(session, self._built.global_step)
+
+    def _save_apart(self, new_session: Callable[[], Any]) -> None:
+        """Save by a session of its own: training adds to the graph, which a session must not take in half done."""
+        with new_session() as session:
+            self._checkpoints.try_save(session, self._built.global_step)
 
     @property
     def checkpoint(self) -> str | None:
