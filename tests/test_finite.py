@@ -108,6 +108,16 @@ def test_a_job_that_skips_everything_ends(tmp_path: Path) -> None:
     assert "the loss is nan at step 1:" in str(error)
 
 
+def test_large_numbers_are_finite(tmp_path: Path) -> None:
+    """A gradient of 1e30, whose square is not a float32, is applied."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.float32([1e30])).repeat()
+
+    assert_done(run_job(model_of(input_fn, linear), num_workers=1, max_steps=1, model_dir=str(tmp_path)))
+    assert variables_of(tmp_path) == {"weight": np.float32(-1e30), "global_step": 1}
+
+
 def test_an_error_is_read_whatever_it_is_told_with() -> None:
     """The step that failed is found also where what was cancelled for it comes first; other errors are left alone."""
     mine = "tfps: the gradient of a, b : Tensor had Inf and NaN values\n\t [[{{node tfps/step_3/tfps/finite/Check_1}}]]"

@@ -1,12 +1,12 @@
 """No NaN or Inf reaches a parameter server: a step whose loss or gradient holds one fails before any of it is applied.
 
-A worker checks what a step has computed, all of it, before it sends any of it (``CheckNumerics``,
-tensorflow/core/kernels/check_numerics_op.cc). The run fails, nothing of that step was applied, and ``complaint`` tells
+A worker checks what a step has computed, all of it, before it sends any of it. ``CheckNumerics``
+(tensorflow/core/kernels/check_numerics_op.cc) fails the run, nothing of that step was applied, and ``complaint`` tells
 from the error what was found, and in which step of a run of several.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +36,28 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
         with tf.name_scope("tfps/finite/"):
             first = tf.check_numerics(loss, "tfps: the loss")  # told rather than what follows from it
             with tf.control_dependencies([first]):
-                checks = [tf.check_numerics(t, f"tfps: {name}") for t, name in named if t.dtype.is_floating]
-            with tf.control_dependencies([first, *checks]):
+                checked = _checked([(numbers, name) for numbers, name in named if numbers.dtype.is_floating])
+            with tf.control_dependencies([first, checked]):
                 return [(_same(gradient), variable) for gradient, variable in pairs]
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         """Apply them as the other optimizer does."""
         return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
+
+
+def _checked(named: Sequence[tuple[Any, str]]) -> Any:
+    """Return a tensor that can be had if some tensors are finite.
+
+    Their squares are summed, which is quick; only where the sum is not finite, which large numbers do as well, each
+    number is looked at.
+    """
+    squares = tf.add_n([tf.cast(tf.nn.l2_loss(numbers), tf.float32) for numbers, _ in named])
+
+    def exactly() -> Any:
+        with tf.control_dependencies([tf.check_numerics(numbers, f"tfps: {name}") for numbers, name in named]):
+            return tf.constant(True)
+
+    return tf.cond(tf.is_finite(squares), lambda: tf.constant(True), exactly)
 
 
 def _numbers(gradient: Any) -> Any:
