@@ -26,6 +26,7 @@ from tfps.report import read_json
 SAVE_SECS = 1.0
 _POLL_SECS = 0.02
 _LATE_LINES_SECS = 0.1  # what a task said before the fault may be read so long after it
+_TRIES = 3
 _LEFT_SECS = {"tfps": 10.0, "classic": 2.0}  # the classic script's PS never end: no need to wait for them
 
 
@@ -40,6 +41,9 @@ class UnexpectedError(Exception):
 class Attempt:
     """A job and the fault in it.
 
+    Attributes:
+        moment: The fault that happened last, if one has.
+
     Args:
         result: What is measured goes here.
         directory: An empty one, for all that the job leaves.
@@ -53,7 +57,7 @@ class Attempt:
         self.control.mkdir(parents=True)
         self.lines: list[Line] = []
         self._job: Job | None = None
-        self._mark: Mark | None = None
+        self.moment: Mark | None = None
         self._before = proc.every()
         self._deadline_secs = deadline_secs
         self.deadline(deadline_secs)
@@ -61,13 +65,6 @@ class Attempt:
     def deadline(self, secs: float) -> None:
         """Let the run be over in so many seconds, whatever happens."""
         self._deadline = time.monotonic() + secs
-
-    def transcript(self) -> str:
-        """Return all that was said, with the seconds since the first line, and where the last fault was."""
-        began = self.lines[0].at if self.lines else 0.0
-        told = [f"{line.at - began:8.3f} {line.task:<9} {line.text}" for line in self.lines]
-        marks = [f"{self._mark.at - began:8.3f} the fault; {self._mark}"] if self._mark else []
-        return "\n".join([*told, *marks, self.result.line(), ""])
 
     # Start
 
@@ -128,8 +125,8 @@ class Attempt:
     @property
     def mark(self) -> Mark:
         """The fault that happened last."""
-        assert self._mark is not None
-        return self._mark
+        assert self.moment is not None
+        return self.moment
 
     def tell(self, name: str, text: str = "") -> None:
         """Tell the model something; see ``control``."""
@@ -155,8 +152,8 @@ class Attempt:
             time.sleep(_POLL_SECS)
 
     def _look_at_others(self) -> None:
-        if self._mark and self._mark.other_ended is None and not all(proc.alive(pid) for pid in self._mark.others):
-            self._mark.other_ended = time.monotonic()
+        if self.moment and self.moment.other_ended is None and not all(proc.alive(pid) for pid in self.moment.others):
+            self.moment.other_ended = time.monotonic()
 
     def said(self, text: str) -> bool:
         """Tell whether any task has said something."""
@@ -194,11 +191,11 @@ class Attempt:
             says: A pattern of lines that name the fault otherwise than by a victim's name.
         """
         others = [pid for name in self.job.names if name not in victims and (pid := self.job.pid(name))]
-        self._mark = Mark(time.monotonic(), len(self.lines), victims, says, others)
+        self.moment = Mark(time.monotonic(), len(self.lines), victims, says, others)
         yield
         time.sleep(_LATE_LINES_SECS)
-        self._mark.edge = len(self.lines)
-        self._mark.last = timeline.newest(self.lines[: self._mark.edge])
+        self.moment.edge = len(self.lines)
+        self.moment.last = timeline.newest(self.lines[: self.moment.edge])
 
     def pids(self, *tasks: str) -> list[int]:
         """Return the processes of some tasks, all of which have to run."""
@@ -218,8 +215,8 @@ class Attempt:
         """Kill the whole job, and whoever starts its tasks again."""
         if isinstance(self.job, Platform):
             self.job.end_tasks()
-        while rest := self.own():
-            proc.end(rest)
+        for _ in range(_TRIES):  # one may start another just then
+            proc.end(self.own())
 
     def healed(self) -> None:
         """Note that the cause of the fault is gone."""
@@ -252,17 +249,18 @@ class Attempt:
     def ends(self) -> None:
         """Wait for the end of a job that cannot go on, and measure it."""
         self._wait_for_end()
-        found = self.result
-        found.settle_secs = time.monotonic() - self.mark.since
-        found.detect_secs = timeline.detected(list(self.lines), self.mark)
+        self._measure_end()
 
     def ends_alone(self, task: str) -> None:
         """Wait for the end of one task, and measure it; then end the others."""
         self.until(lambda: task in self.job.codes, f"an end of {task}")
         self.result.code = self.job.codes[task]
+        self._measure_end()
+        self.platform.end_tasks()
+
+    def _measure_end(self) -> None:
         self.result.settle_secs = time.monotonic() - self.mark.since
         self.result.detect_secs = timeline.detected(list(self.lines), self.mark)
-        self.platform.end_tasks()
 
     def finish(self, exact: bool = True) -> None:
         """Let the job come to its end, and wait for that; look whether the weights are ``exact``."""
@@ -296,9 +294,8 @@ class Attempt:
         """Count what is left behind, and end it."""
         if self.result.code is not None:
             self.result.left = len(proc.wait_gone(self.own(), _LEFT_SECS[self.result.program]))
-        while rest := self.own():
-            proc.end(rest)
         if self._job is not None:
+            self.kill_all()
             self._job.close()
 
 

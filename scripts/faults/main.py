@@ -21,6 +21,7 @@ import proc
 import report
 import result
 import soak
+import timeline
 from attempt import Attempt, HangError, UnexpectedError
 from faults import BOTH, FAULTS
 from forked import HERE, PRELOAD
@@ -126,8 +127,10 @@ def _keep(attempt: Attempt, directory: Path) -> None:
     """Keep what a run that went wrong has said, and its logs."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    (directory / "said.txt").write_text(attempt.transcript())
-    shutil.copytree(attempt.model_dir / "logs", directory / "logs") if (attempt.model_dir / "logs").is_dir() else None
+    told = f"{timeline.transcript(attempt.lines)}\n{attempt.moment}\n{attempt.result.line()}\n"
+    (directory / "said.txt").write_text(told)
+    if (attempt.model_dir / "logs").is_dir():
+        shutil.copytree(attempt.model_dir / "logs", directory / "logs")
 
 
 def _write(out: Path, results: Sequence[Result], soaks: Sequence[result.Soak]) -> None:

@@ -142,3 +142,8 @@ def last_error(lines: Sequence[Line]) -> str:
     """Return the last line that begins with an error, and whose it is, or nothing."""
     errors = [f"{line.task} {line.text}".strip() for line in lines if re.match(r"error\b|.*Error: ", line.text)]
     return errors[-1][:200] if errors else ""
+
+
+def transcript(lines: Sequence[Line]) -> str:
+    """Return all that was said, with monotonic times, for whoever looks into it."""
+    return "".join(f"{line.at:12.3f} {line.task:<9} {line.text}\n" for line in lines)
