@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-STEP_SECS = 0.04
+STEP_SECS = 0.1
 _CRASH_AT = 10
 LAST_WORDS = "the table of users is broken"
 

@@ -3,6 +3,7 @@
 import math
 import signal
 import time
+from typing import Any
 
 import proc
 import timeline
@@ -60,7 +61,7 @@ def launcher_killed(run: Attempt) -> None:
     run.result.settle_secs = time.monotonic() - run.mark.at
 
 
-def normal_end(**flags: object) -> Act:
+def normal_end(**flags: Any) -> Act:
     """Return no fault at all: a job that is through with its steps."""
 
     def act(run: Attempt) -> None:

@@ -28,10 +28,10 @@ def be(program: str, argv: Sequence[str], harness: Connection) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
-    for number in (1, 2):
-        os.dup2(harness.fileno(), number)
+    for fd in (1, 2):
+        os.dup2(harness.fileno(), fd)
     harness.close()
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
     if program == "tfps":
         sys.argv = ["tfps", "run", *argv]
         runpy.run_module("tfps", run_name="__main__")

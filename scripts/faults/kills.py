@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import control
 import proc
@@ -49,7 +50,7 @@ def saving(run: Attempt) -> None:
     time.sleep(_SAVE_TAKES_SECS * run.random.random())
 
 
-def killed(*victims: str, when: When = training, times: int = 1, **flags: object) -> Act:
+def killed(*victims: str, when: When = training, times: int = 1, **flags: Any) -> Act:
     """Return the fault of tasks that are killed at once, and ``times`` in a row."""
 
     def act(run: Attempt) -> None:

@@ -64,8 +64,13 @@ def _start_fork_server() -> None:
     """Start what tasks are forked from, so that it is there before any job is."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", *PRELOAD])
-    forkserver.ensure_running()
     resource_tracker.ensure_running()
+    shown = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:  # for TensorFlow's greetings
+        os.dup2(nowhere.fileno(), 2)
+    forkserver.ensure_running()
+    os.dup2(shown, 2)
+    os.close(shown)
 
 
 def _flags() -> argparse.Namespace:

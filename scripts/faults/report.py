@@ -13,7 +13,7 @@ from result import CLASSIC, FAILED, HANG, NOT_RUN, OK, TFPS, Result, Soak
 _HEAD = """# tfps under faults
 
 Written by `scripts/faults/run`, on {cores} cores of one {machine} machine, TensorFlow {tensorflow}. Each run is a job
-of its own, of 2 PS and 2 workers whose steps take 0.04 s, that saves every second and is to come to its last step with
+of its own, of 2 PS and 2 workers whose steps take 0.1 s, that saves every second and is to come to its last step with
 exit code 0 unless the table says otherwise. Its weights tell how many updates they had and, in sync, whether each was
 the exact mean. The harness proves of each fault that it happened, and a run that is not over by its deadline is a hang.
 
@@ -160,8 +160,8 @@ def _failures(faults: Mapping[str, Fault], results: Sequence[Result]) -> list[st
 def _soaks(soaks: Sequence[Soak]) -> list[str]:
     lines = ["## Soak", "", "Random faults, one after another, on one job on the package's digits; then it comes to"]
     lines += ["its last step, and its evaluation loss is held against that of undisturbed runs of as many steps.", ""]
-    columns = ("mode", "minutes", "seed", "faults", "settled after, at most", "steps lost, at most", "steps", "loss")
-    columns = (*columns, "undisturbed", "exit code", "left", "outcome")
+    columns = ["mode", "minutes", "seed", "faults", "settled after, at most", "steps lost, at most", "steps", "loss"]
+    columns += ["undisturbed", "exit code", "left", "outcome"]
     lines += [_row(columns), "|---" * len(columns) + "|"]
     for one in soaks:
         faults = f"{sum(one.faults.values())}: " + ", ".join(f"{n} {name}" for name, n in sorted(one.faults.items()))
