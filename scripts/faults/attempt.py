@@ -107,7 +107,7 @@ class Attempt:
             "batch_size": 1,
             "steps_to_validate": 1,
             "save_checkpoint_secs": SAVE_SECS,
-            "start_timeout_secs": 60,
+            "start_timeout_secs": 30,
         }
 
     @property
@@ -146,7 +146,8 @@ class Attempt:
             self._look_at_others()
             if self.job.code is not None and not holds():
                 self.result.code = self.job.code
-                raise UnexpectedError(f"ended with {self.job.code}, without {what}: {timeline.last_error(self.lines)}")
+                error = timeline.last_error(self.lines).replace(str(self.model_dir), "MODEL_DIR")
+                raise UnexpectedError(f"ended with {self.job.code}, without {what}: {error}")
             if time.monotonic() > deadline:
                 raise HangError(f"no end, and not {what}")
             time.sleep(_POLL_SECS)
@@ -278,7 +279,7 @@ class Attempt:
         told = read_json(self.model_dir / "summary.json") or {}
         workers = sum(name.startswith("worker") for name in self.job.names)
         off, problem = sums.check(told, self.result.mode, workers)
-        self.note(f"{off:g} updates off" if off else "")
+        self.note(f"updates and global_step differ by {off:g}" if off else "")
         self.need(not problem, problem)
 
     def note(self, text: str) -> None:

@@ -60,7 +60,7 @@ class Fault:
             wrong.append(f"not named within {self.detect_within:g} s")
         if (result.settle_secs or 0) > self.settle_within:
             wrong.append(f"settled after {result.settle_secs:.1f} s, not {self.settle_within:g}")
-        if self.lost_secs is not None and result.lost and result.lost_secs > self.lost_secs:
+        if self.lost_secs is not None and result.lost and (result.lost_secs > self.lost_secs or not self.lost_secs):
             wrong.append(f"{result.lost} steps lost, {result.lost_secs:.1f} s of work")
         if self.async_pause and result.mode == "async" and (result.pause_secs or 0) > self.async_pause:
             wrong.append(f"no step of anybody for {result.pause_secs:.1f} s")
@@ -94,12 +94,12 @@ def _stop(title: str, victim: str, within: float = 12.0, **more: Any) -> Fault:
     return Fault(title, "ends; state saved", endings.told_to_stop(victim, **more), codes=(143,), settle_within=within)
 
 
-def _disk(title: str, act: Act) -> Fault:
-    return Fault(title, "trains on; saves when mended", act, settle_within=15, detect_within=15)
+def _disk(title: str, act: Act, **more: Any) -> Fault:
+    return Fault(title, "trains on; saves when mended", act, **{"settle_within": 15, "detect_within": 15, **more})
 
 
-def _bad_disk(title: str, act: Act, codes: Sequence[int] = (74,)) -> Fault:
-    return Fault(title, "trains on; fails in the end", act, codes, detect_within=15)
+def _bad_disk(title: str, act: Act) -> Fault:
+    return Fault(title, "trains on; fails in the end", act, (74,), detect_within=15)
 
 
 def _end(title: str, act: Act, **more: Any) -> Fault:
@@ -166,8 +166,10 @@ _STORAGE = {
     "disk_full_on": _bad_disk("the disk is full until the end", storage.broken(storage.full, for_ever=True)),
     "disk_read_only": _disk("the disk is read-only", storage.broken(storage.read_only)),
     "disk_read_only_on": _bad_disk("the same until the end", storage.broken(storage.read_only, for_ever=True)),
-    "dir_vanished": _disk("the model directory is gone", storage.broken(storage.vanished)),
-    "dir_vanished_on": _bad_disk("the same until the end", storage.broken(storage.vanished, for_ever=True), (0, 74)),
+    "dir_vanished": _disk("the model directory is away", storage.broken(storage.vanished), detect_within=None),
+    "dir_vanished_on": Fault(
+        "the same until the end", "made anew, or fails in the end", storage.broken(storage.vanished, True), (0, 74)
+    ),
     "save_killed": Fault("chief and PS are killed in a save", "goes on from the last one", storage.killed_in_save),
     "ckpt_truncated": _damage("the newest checkpoint is cut short", storage.truncated),
     "ckpt_flipped": _damage("a bit of the newest checkpoint is flipped", storage.flipped),

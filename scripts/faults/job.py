@@ -189,8 +189,9 @@ class Platform:
             task.code = code
 
     def _is_worth_it(self, code: int) -> bool:
-        """Tell whether a task that ended so is started again: tfps says by codes below 128 that it is no use."""
-        return code < 0 or code >= 128 or bool(code and self.program == CLASSIC)
+        """Tell whether a task that ended so is started again: by codes below 128 tfps says that the job has failed."""
+        failed = any(0 < (task.code or 0) < 128 for task in self._tasks.values())
+        return bool(code) if self.program == CLASSIC else (code < 0 or code >= 128) and not failed
 
     @property
     def codes(self) -> Mapping[str, int]:

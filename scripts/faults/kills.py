@@ -71,12 +71,13 @@ def killed_in_turn(first: str, second: str) -> Act:
         run.start()
         run.saved()
         run.kill(first)
-        began = run.mark
+        first_kill = run.mark
         run.until(lambda: run.job.restarts(first) > 0, f"{first} started again")
         time.sleep(run.random.random())
         run.until(lambda: run.job.pid(second) is not None, f"a process of {second}")
         run.kill(second)
-        run.mark.last = began.last
+        first_kill.healed = run.mark.at  # it can recover from here on, but what it lost counts from the first
+        run.moment = first_kill
         run.recover()
         run.finish()
 
@@ -87,7 +88,7 @@ def gone(victim: str) -> Act:
     """Return the fault of a task that is killed and may not be started again."""
 
     def act(run: Attempt) -> None:
-        run.start(restarts=0)
+        run.start(under="launch", restarts=0)
         run.training()
         run.kill(victim)
         run.ends()
@@ -100,7 +101,7 @@ def crash_loop(run: Attempt) -> None:
     """A worker dies at its tenth input, whenever it is started."""
     budget = 2
     run.tell("crash-1")
-    run.start(restarts=budget)
+    run.start(under="launch", restarts=budget)
     run.until(lambda: "worker/1" in timeline.newest(run.lines), "a step of worker/1")
     with run.fault("worker/1"):
         pass  # it is on its way

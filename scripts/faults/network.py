@@ -5,6 +5,7 @@ So the tasks keep their addresses, and the cut hits connections that are open as
 
 import contextlib
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -13,9 +14,10 @@ import proc
 from attempt import Attempt
 from kills import Act
 
-# By kind of cut, what is done with the packets to the PS, and with those from it. A reset answers each with one.
+# By kind of cut, what is done with the packets to the PS, and with those from it: among these are the resets.
 _DROP, _RESET = ("DROP",), ("REJECT", "--reject-with", "tcp-reset")
-KINDS = {"dropped": (_DROP, _DROP), "dropped one way": (_DROP, ()), "reset": (_RESET, _RESET)}
+KINDS = {"dropped": (_DROP, _DROP), "dropped one way": (_DROP, ()), "reset": (_RESET, ())}
+_PROOF_SECS = 0.5
 
 
 def cut(kind: str, secs: float) -> Act:
@@ -39,12 +41,14 @@ def broken(run: Attempt, victim: str, kind: str) -> Iterator[None]:
     """Cut a task off inside.
 
     Raises:
-        NotInjectedError: If no packet was hit.
+        NotInjectedError: If it is not: the port answers, or no packet was hit.
     """
-    rules = _rules(run.job.port(victim), kind)
+    port = run.job.port(victim)
+    rules = _rules(port, kind)
     with run.fault(victim):
         _apply("-A", rules)
     try:
+        _prove(port, ConnectionRefusedError if kind == "reset" else TimeoutError)
         yield
         if not _packets_hit():
             raise proc.NotInjectedError("no packet was dropped")
@@ -61,6 +65,15 @@ def _rules(port: int, kind: str) -> list[list[str]]:
 def _apply(change: str, rules: Sequence[Sequence[str]]) -> None:
     for rule in rules:
         subprocess.run(["iptables", "-w", change, *rule], check=True, capture_output=True)
+
+
+def _prove(port: int, expected: type[OSError]) -> None:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=_PROOF_SECS):
+            pass
+    except expected:
+        return
+    raise proc.NotInjectedError(f"port {port} can still be reached")
 
 
 def _packets_hit() -> bool:

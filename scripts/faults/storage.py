@@ -95,7 +95,7 @@ def broken(breaking: Breaking, for_ever: bool = False) -> Act:
             with contextlib.ExitStack() as stack:
                 with run.fault(says=_SAYS):
                     stack.enter_context(breaking(run))
-                run.until(lambda: timeline.detected(run.lines, run.mark) is not None, "a word about the disk")
+                run.until(lambda: _is_noticed(run), "a word about the directory")
                 run.recover()  # training goes on meanwhile
                 if for_ever:
                     run.finish()
@@ -104,6 +104,12 @@ def broken(breaking: Breaking, for_ever: bool = False) -> Act:
             _untouched(run, before)
 
     return act
+
+
+def _is_noticed(run: Attempt) -> bool:
+    """Tell whether somebody has said that saving fails; a directory that is away can also be made anew."""
+    said = timeline.detected(run.lines, run.mark) is not None
+    return said or any(line.text.startswith("saved ") for line in run.lines[run.mark.edge :])
 
 
 def _mended(run: Attempt) -> None:

@@ -141,7 +141,7 @@ def rate(lines: Sequence[Line], task: str, since: float, until: float) -> float:
 def last_error(lines: Sequence[Line]) -> str:
     """Return the last line that begins with an error, and whose it is, or nothing."""
     errors = [f"{line.task} {line.text}".strip() for line in lines if re.match(r"error\b|.*Error: ", line.text)]
-    return errors[-1][:200] if errors else ""
+    return errors[-1][:160] if errors else ""
 
 
 def transcript(lines: Sequence[Line]) -> str:
