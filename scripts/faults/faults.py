@@ -1,0 +1,203 @@
+"""The faults, one table: what each does, what has to come of it, and within which limits.
+
+To add one is to add a line here, and a function that does it where its like are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from signal import SIGINT
+from typing import Any
+
+import endings
+import forming
+import kills
+import network
+import storage
+from attempt import SAVE_SECS
+from kills import Act, killed
+from result import CLASSIC, Result
+
+BOTH = ("async", "sync")
+_ONE_SAVE_SECS = 2 * SAVE_SECS  # a save interval, the save itself, and the kill in the middle of the next
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row of the table.
+
+    Attributes:
+        title: What happens.
+        expected: What has to come of it, in words.
+        act: Does it, and measures.
+        codes: The exit codes that the job may have.
+        detect_within: Seconds.
+        settle_within: Seconds, until the job has gone on, or ended if it has to.
+        lost_secs: How much of a job's time may be lost; ``None`` where that is not asked.
+        async_pause: In async, how long nobody may take a step, in seconds.
+        peer: Whether the classic script can have it, too.
+        deadline_secs: When a run that is not over is called a hang.
+        once: Whether one run tells enough: it has its repeats inside.
+    """
+
+    title: str
+    expected: str
+    act: Act
+    codes: Sequence[int] = (0,)
+    detect_within: float | None = None
+    settle_within: float = 60.0
+    lost_secs: float | None = None
+    async_pause: float | None = None
+    peer: bool = False
+    deadline_secs: float = 60.0
+    once: bool = False
+
+    def problem(self, result: Result) -> str:
+        """Return how a run was not as it should be, or nothing."""
+        wrong = [] if result.code in self.codes else [f"exit code {result.code}"]
+        if result.program == CLASSIC:
+            return "".join(wrong)
+        if self.detect_within and (result.detect_secs is None or result.detect_secs > self.detect_within):
+            wrong.append(f"not named within {self.detect_within:g} s")
+        if (result.settle_secs or 0) > self.settle_within:
+            wrong.append(f"settled after {result.settle_secs:.1f} s, not {self.settle_within:g}")
+        if self.lost_secs is not None and result.lost and (result.lost_secs > self.lost_secs or not self.lost_secs):
+            wrong.append(f"{result.lost} steps lost, {result.lost_secs:.1f} s of work")
+        if self.async_pause and result.mode == "async" and (result.pause_secs or 0) > self.async_pause:
+            wrong.append(f"no step of anybody for {result.pause_secs:.1f} s")
+        if result.left:
+            wrong.append(f"{result.left} processes left")
+        return "; ".join(wrong)
+
+
+def _kill(title: str, act: Act, **more: Any) -> Fault:
+    return Fault(title, "goes on; no step lost", act, **{"lost_secs": 0.0, "peer": True, **more})
+
+
+def _ps(title: str, act: Act, **more: Any) -> Fault:
+    return Fault(title, "goes on from the last checkpoint", act, **{"lost_secs": _ONE_SAVE_SECS, "peer": True, **more})
+
+
+def _cut(kind: str, secs: float) -> Fault:
+    make, title = (_kill if secs < 10 else _ps), f"a PS is cut off for {secs:g} s: packets {kind}"
+    return make(title, network.cut(kind, secs), deadline_secs=60.0 + secs)
+
+
+def _damage(title: str, damage: storage.Damage, expected: str = "falls back to the one before, saying so") -> Fault:
+    return Fault(title, expected, storage.damaged(damage), peer=True)
+
+
+def _refused(title: str, act: Act, codes: Sequence[int], **more: Any) -> Fault:
+    return Fault(title, "refused, naming it", act, codes, **more)
+
+
+def _stop(title: str, victim: str, within: float = 12.0, **more: Any) -> Fault:
+    return Fault(title, "ends; state saved", endings.told_to_stop(victim, **more), codes=(143,), settle_within=within)
+
+
+def _disk(title: str, act: Act, **more: Any) -> Fault:
+    return Fault(title, "trains on; saves when mended", act, **{"settle_within": 15, "detect_within": 15, **more})
+
+
+def _bad_disk(title: str, act: Act) -> Fault:
+    return Fault(title, "trains on; fails in the end", act, (74,), detect_within=15)
+
+
+def _end(title: str, act: Act, **more: Any) -> Fault:
+    return Fault(title, "all end with 0 in 10 s", act, settle_within=10, **more)
+
+
+_PROCESSES = {
+    "worker_killed": _kill("a worker is killed", killed("worker/1"), async_pause=5),
+    "worker_killed_forming": _kill("a worker is killed as the job forms", killed("worker/1", when=kills.forming)),
+    "workers_killed": _kill("all workers are killed at once", killed("worker/0", "worker/1", when=kills.saved)),
+    "worker_gone": Fault(
+        "a worker is killed, with no restart left", "ends, naming it", kills.gone("worker/1"), (170,), settle_within=30
+    ),
+    "chief_killed": _kill("the chief is killed", killed("worker/0", when=kills.saved)),
+    "chief_killed_unsaved": _kill(
+        "the chief is killed before the first save", killed("worker/0", save_checkpoint_secs=600)
+    ),
+    "chief_killed_saving": _kill("the chief is killed in a save", killed("worker/0", when=kills.saving)),
+    "chief_killed_often": _kill(
+        "the chief is killed 5 times in a row", killed("worker/0", times=5), deadline_secs=150.0
+    ),
+    "ps_killed": _ps("one of two PS is killed", killed("ps/1", when=kills.saved)),
+    "ps_all_killed": _ps("both PS are killed", killed("ps/0", "ps/1", when=kills.saved)),
+    "ps_and_worker_killed": _ps("a PS and a worker are killed", killed("ps/1", "worker/1", when=kills.saved)),
+    "ps_killed_in_turn": _ps("a PS is killed as the other recovers", kills.killed_in_turn("ps/1", "ps/0")),
+    "crash_loop": Fault("a worker that always crashes", "ends at the budget", kills.crash_loop, (170,)),
+    "worker_loop": Fault(
+        "a worker is killed 100 times",
+        "goes on; PS memory bounded",
+        kills.worker_loop(100),
+        deadline_secs=600,
+        once=True,
+    ),
+    "worker_frozen_5s": _kill("a worker is frozen for 5 s", kills.frozen("worker/1", 5), async_pause=5),
+    "chief_frozen_5s": _kill("the chief is frozen for 5 s", kills.frozen("worker/0", 5)),
+    "ps_frozen_5s": _kill("a PS is frozen for 5 s", kills.frozen("ps/1", 5)),
+    "worker_frozen": _kill("a worker is frozen", kills.frozen("worker/1"), detect_within=20, deadline_secs=90.0),
+    "chief_frozen": _kill("the chief is frozen", kills.frozen("worker/0"), detect_within=20, deadline_secs=90.0),
+    "ps_frozen": _ps("a PS is frozen", kills.frozen("ps/1"), detect_within=20, deadline_secs=90.0),
+    "straggler": Fault("a worker gets a quarter of the time", "async unhurt; is named", kills.straggler, lost_secs=0.0),
+}
+
+_NETWORK = {
+    "cut_dropped_5s": _cut("dropped", 5),
+    "cut_one_way_5s": _cut("dropped one way", 5),
+    "cut_reset_5s": _cut("reset", 5),
+    "cut_dropped_30s": _cut("dropped", 30),
+    "cut_one_way_30s": _cut("dropped one way", 30),
+    "cut_reset_30s": _cut("reset", 30),
+}
+
+_FORMING = {
+    "task_missing": Fault("a worker never comes", "ends, naming it", forming.task_missing, (171,), peer=True),
+    "swapped_ps": _refused("a worker has the PS swapped", forming.disagreeing(forming.swapped_ps), (2,)),
+    "missing_ps": _refused("a worker knows one PS only", forming.disagreeing(forming.missing_ps), (2,)),
+    "other_mode": _refused("a worker has another --mode", forming.disagreeing(forming.other_mode), (2,)),
+    "old_ps": _refused("workers meet the PS of an old job", forming.old_ps, (2,), settle_within=20),
+    "taken_port": _refused("the PS's port is taken", forming.taken_port, (2,), settle_within=5),
+    "unknown_host": _refused("the PS's host is unknown", forming.unknown_host, (2, 171), settle_within=10),
+}
+
+_STORAGE = {
+    "disk_full": _disk("the disk is full", storage.broken(storage.full)),
+    "disk_full_on": _bad_disk("the disk is full until the end", storage.broken(storage.full, for_ever=True)),
+    "disk_read_only": _disk("the disk is read-only", storage.broken(storage.read_only)),
+    "disk_read_only_on": _bad_disk("the same until the end", storage.broken(storage.read_only, for_ever=True)),
+    "dir_vanished": _disk("the model directory is away", storage.broken(storage.vanished), detect_within=None),
+    "dir_vanished_on": Fault(
+        "the same until the end", "made anew, or fails in the end", storage.broken(storage.vanished, True), (0, 74)
+    ),
+    "save_killed": Fault("chief and PS are killed in a save", "goes on from the last one", storage.killed_in_save),
+    "ckpt_truncated": _damage("the newest checkpoint is cut short", storage.truncated),
+    "ckpt_flipped": _damage("a bit of the newest checkpoint is flipped", storage.flipped),
+    "ckpt_no_shard": _damage("a shard of the newest checkpoint is gone", storage.without_shard),
+    "ckpt_no_index": _damage("the newest checkpoint's index is empty", storage.without_index),
+    "state_garbled": _damage("the state file is garbled", storage.garbled_state, "goes on from the newest"),
+    "state_empty": _damage("the state file is empty", storage.empty_state, "goes on from the newest"),
+    "ckpt_all_truncated": _refused("every checkpoint is cut short", storage.unusable(storage.all_truncated), (65,)),
+    "ckpt_other_shapes": _refused("the checkpoints are another model's", storage.unusable(storage.other_shapes), (65,)),
+}
+
+_ENDS = {
+    "sigterm": _stop("SIGTERM to the launcher", "launcher"),
+    "sigint": _stop("SIGINT to the launcher", "launcher", number=SIGINT),
+    "sigterm_twice": _stop("SIGTERM twice to the launcher, in a step without end", "launcher", 5.0, twice=True),
+    "sigterm_worker": _stop("SIGTERM to a worker", "worker/1"),
+    "sigterm_chief": _stop("SIGTERM to the chief", "worker/0"),
+    "sigterm_ps": _stop("SIGTERM to a PS", "ps/1"),
+    "sigint_twice_worker": _stop("SIGINT twice to a worker", "worker/1", 3.0, number=SIGINT, twice=True),
+    "launcher_killed": Fault(
+        "the launcher is killed", "no process after 10 s", endings.launcher_killed, (-9,), settle_within=10
+    ),
+    "one_step": _end("a job of one step", endings.normal_end(max_steps=1), peer=True),
+    "uneven_data": _end("a worker's data ends early", endings.uneven_data),
+    "late_worker": _end("a worker comes 5 s late", endings.late_worker, peer=True),
+    "nan_worker": Fault("NaN from a worker", "ends; none is saved", endings.not_a_number(1), (66,), 10, 30),
+    "nan_chief": Fault("NaN from the chief", "ends; none is saved", endings.not_a_number(0), (66,), 10, 30),
+    "nan_skipped": Fault("NaN from a worker, --on_nan=skip", "left out, and told", endings.skipped(1)),
+}
+
+FAULTS: Mapping[str, Fault] = {**_PROCESSES, **_NETWORK, **_FORMING, **_STORAGE, **_ENDS}

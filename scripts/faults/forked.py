@@ -1,0 +1,41 @@
+"""What runs in a process forked for one task: ``tfps run``, or the classic script, as if it had been started alone.
+
+Forked from ``multiprocessing``'s fork server, which has imported TensorFlow once: a task starts in a fraction of a
+second, and what restarts cost is tfps's part of it. Imports neither.
+"""
+
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PEERS = HERE.parent / "bench" / "peers"
+PRELOAD = ["tfps.runtime.preload", "tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist"]
+
+
+def be(program: str, argv: Sequence[str], harness: Connection) -> None:
+    """Be one task.
+
+    Args:
+        program: ``tfps`` or ``classic``.
+        argv: Its flags.
+        harness: Where what it says goes.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    for fd in (1, 2):
+        os.dup2(harness.fileno(), fd)
+    harness.close()
+    sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
+    if program == "tfps":
+        sys.argv = ["tfps", "run", *argv]
+        runpy.run_module("tfps", run_name="__main__")
+    else:
+        sys.argv = [program, *argv]
+        sys.path.insert(0, str(PEERS))
+        runpy.run_path(str(HERE / "peer.py"), run_name="__main__")

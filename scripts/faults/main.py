@@ -1,0 +1,149 @@
+"""Run faults against real jobs, and the same faults against the classic script; write FAULTS.md.
+
+Usage: scripts/faults/run [--repeat=N] [--seed=S] [--fault=NAME ...] [--mode=async|sync ...] [--out=DIR]
+       scripts/faults/run --soak --minutes=M [--seed=S] [--mode=async|sync ...] [--out=DIR]
+"""
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+
+import proc
+import report
+import result
+import soak
+import timeline
+from attempt import Attempt, HangError, UnexpectedError
+from faults import BOTH, FAULTS
+from forked import HERE, PRELOAD
+from result import CLASSIC, FAILED, HANG, NOT_RUN, OK, TFPS, Result
+
+ROOT = HERE.parent.parent
+RAW, KEPT = ROOT / "runs" / "faults" / "results.json", ROOT / "runs" / "faults" / "kept"
+
+
+def main() -> int:
+    """Run what the flags ask for."""
+    flags = _flags()
+    if os.getpid() != 1:  # it kills all that it sees
+        print("scripts/faults: this must be the first process of a namespace: scripts/faults/run makes one.")
+        return 2
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
+    _start_fork_server()
+    results, soaks = result.load(RAW)
+    if flags.soak:
+        soaks = [old for old in soaks if old.mode not in flags.mode]
+        for mode in flags.mode:
+            soaks.append(soak.run(mode, flags.minutes, flags.seed))
+            _write(flags.out, results, soaks)
+        return int(any(one.outcome != OK for one in soaks if one.mode in flags.mode))
+    results = []
+    for one in _all_runs(flags):
+        results.append(_run(one, flags.seed))
+        print(results[-1].line(), flush=True)
+        _write(flags.out, results, soaks)
+    return int(any(one.outcome != OK for one in results if one.program == TFPS))
+
+
+def _leave(number: int, _frame: object) -> None:
+    """End at once; what was started ends with this process, the first of its namespace."""
+    os._exit(128 + number)
+
+
+def _start_fork_server() -> None:
+    """Start what tasks are forked from, so that it is there before any job is."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", *PRELOAD])
+    resource_tracker.ensure_running()
+    shown = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:  # for TensorFlow's greetings
+        os.dup2(nowhere.fileno(), 2)
+    forkserver.ensure_running()
+    os.dup2(shown, 2)
+    os.close(shown)
+
+
+def _flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/faults/run", allow_abbrev=False)
+    parser.add_argument("--repeat", type=int, default=10, help="how often each fault happens (default 10)")
+    parser.add_argument("--seed", type=int, default=1, help="of the random times of faults (default 1)")
+    parser.add_argument("--fault", action="append", choices=FAULTS, metavar="NAME", help=", ".join(FAULTS))
+    parser.add_argument("--mode", action="append", choices=BOTH, help="async, sync (default both)")
+    parser.add_argument("--program", action="append", choices=(TFPS, CLASSIC), help="tfps, classic (default both)")
+    parser.add_argument(
+        "--under", choices=("launch", "platform"), default="launch", help="who starts lost tasks again (default launch)"
+    )
+    parser.add_argument("--soak", action="store_true", help="random faults, one after another, on one job a mode")
+    parser.add_argument("--minutes", type=float, default=20.0, help="how long a soak breaks things (default 20)")
+    parser.add_argument("--out", type=Path, default=HERE, help="directory for FAULTS.md")
+    flags = parser.parse_args()
+    flags.mode, flags.program = flags.mode or list(BOTH), flags.program or [TFPS, CLASSIC]
+    return flags
+
+
+def _all_runs(flags: argparse.Namespace) -> Iterator[Result]:
+    """Yield the runs in their order: each fault once, in each mode, then all again."""
+    for repeat in range(1, flags.repeat + 1):
+        for name in flags.fault or FAULTS:
+            programs = [TFPS, *([CLASSIC] if FAULTS[name].peer else [])]
+            for mode in flags.mode if repeat == 1 or not FAULTS[name].once else []:
+                for program in [program for program in programs if program in flags.program]:
+                    yield Result(name, mode, program, "platform" if program == CLASSIC else flags.under, repeat)
+
+
+def _run(found: Result, seed: int) -> Result:
+    """Run one fault once."""
+    fault, began = FAULTS[found.fault], time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tfps-faults-", ignore_cleanup_errors=True) as directory:
+        own_seed = f"{seed}/{found.fault}/{found.mode}/{found.repeat}"
+        attempt = Attempt(found, Path(directory), own_seed, fault.deadline_secs)
+        try:
+            fault.act(attempt)
+        except HangError as error:
+            found.outcome, found.problem = HANG, str(error)
+        except UnexpectedError as error:
+            found.outcome, found.problem = FAILED, str(error)
+        except proc.NotInjectedError as error:
+            found.outcome, found.problem = NOT_RUN, str(error)
+        except Exception as error:  # of the harness itself, or of what it runs
+            traceback.print_exc()
+            found.outcome, found.problem = NOT_RUN, f"{type(error).__name__}: {error}"
+        finally:
+            attempt.close()
+        found.secs = time.monotonic() - began
+        if found.outcome == OK and (problem := fault.problem(found)):
+            found.outcome, found.problem = FAILED, problem
+        if found.outcome != OK:
+            _keep(attempt, KEPT / f"{found.fault}-{found.mode}-{found.program}-{found.repeat}")
+    return found
+
+
+def _keep(attempt: Attempt, directory: Path) -> None:
+    """Keep what a run that went wrong has said, and its logs."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    told = f"{timeline.transcript(attempt.lines)}\n{attempt.moment}\n{attempt.result.line()}\n"
+    (directory / "said.txt").write_text(told)
+    if (attempt.model_dir / "logs").is_dir():
+        shutil.copytree(attempt.model_dir / "logs", directory / "logs")
+
+
+def _write(out: Path, results: Sequence[Result], soaks: Sequence[result.Soak]) -> None:
+    """Write the raw figures and the table."""
+    result.store(RAW, results, soaks)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "FAULTS.md").write_text(report.table(FAULTS, results, soaks))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""FAULTS.md, from what the runs gave. Pure."""
+
+import os
+import platform
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+
+from faults import Fault
+from result import CLASSIC, FAILED, HANG, NOT_RUN, OK, TFPS, Result, Soak
+
+_HEAD = """# tfps under faults
+
+Written by `scripts/faults/run`, on {cores} cores of one {machine} machine, TensorFlow {tensorflow}. Each run is a job
+of its own, of 2 PS and 2 workers whose steps take 0.1 s, that saves every second and is to come to its last step with
+exit code 0 unless the table says otherwise. Its weights tell how many updates they had and, in sync, whether each was
+the exact mean. The harness proves of each fault that it happened, and a run that is not over by its deadline is a hang.
+
+- **held**: the runs in which all that should be was: what the column before says, within its time limits (below), and
+  no process left.
+- **detected after**: from the fault to the first line that names it, or the end of another task.
+- **settled after**: from the fault, or its cure, until the job had taken a step beyond the last one before the fault,
+  and the tasks that were hit as well; or until it had ended, where it has to.
+- **steps lost**: how far the job went back. **pause**: the longest time without a step of anybody.
+- Lost tasks are started again by `tfps launch` (`--max_restarts=3`), or one by one as platforms do it; some faults need
+  tasks that nobody starts again. **by** tells which.
+- Times are median / max, in seconds; so are steps.
+- **plain TensorFlow**: the classic script of `scripts/bench` with checkpoints every second, its lost tasks started
+  again one by one. Its PS never end by themselves, in any run.
+"""
+_COLUMNS = (
+    "fault",
+    "expected",
+    "mode",
+    "by",
+    "runs",
+    "held",
+    "detected after",
+    "settled after",
+    "steps lost",
+    "pause",
+    "exit codes",
+    "left",
+    "plain TensorFlow",
+)
+
+
+def table(faults: Mapping[str, Fault], results: Sequence[Result], soaks: Sequence[Soak]) -> str:
+    """Return FAULTS.md."""
+    machine, cores = platform.machine(), len(os.sched_getaffinity(0))
+    parts = [_HEAD.format(cores=cores, machine=machine, tensorflow=version("tensorflow"))]
+    if results:
+        parts += [_row(_COLUMNS), "|---" * len(_COLUMNS) + "|"]
+        parts += [row for name, fault in faults.items() for row in _rows(name, fault, results)]
+        parts += ["", *_limits(faults, results), *_failures(faults, results)]
+    if soaks:
+        parts += ["", *_soaks(soaks)]
+    return "\n".join(parts) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _rows(name: str, fault: Fault, results: Sequence[Result]) -> list[str]:
+    rows = []
+    for mode in ("async", "sync"):
+        own = [one for one in results if (one.fault, one.mode) == (name, mode)]
+        ours, theirs = ([one for one in own if one.program == program] for program in (TFPS, CLASSIC))
+        if own:
+            rows.append(_row([fault.title, fault.expected, mode, *_cells(ours), _beside(theirs)]))
+    return rows
+
+
+def _cells(runs: Sequence[Result]) -> list[str]:
+    if not runs:
+        return ["-"] * (len(_COLUMNS) - 4)
+    return [
+        " ".join(sorted({one.under for one in runs})),
+        str(len(runs)),
+        str(sum(one.outcome == OK for one in runs)),
+        _spread([one.detect_secs for one in runs]),
+        _spread([one.settle_secs for one in runs]),
+        _spread([one.lost for one in runs], whole=True),
+        _spread([one.pause_secs for one in runs]),
+        _counted([one.code if one.outcome != HANG else None for one in runs]),
+        str(max((one.left for one in runs if one.left is not None), default="-")),
+    ]
+
+
+def _spread(values: Sequence[float | None], whole: bool = False) -> str:
+    """Return median and maximum of what is known."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    shown: Callable[[float], str] = (lambda value: f"{value:,.0f}") if whole else (lambda value: f"{value:.1f}")
+    middle, most = shown(statistics.median(known)), shown(max(known))
+    return middle if middle == most else f"{middle} / {most}"
+
+
+def _counted(codes: Sequence[int | None]) -> str:
+    """Return exit codes, and how often each, if there are several."""
+    counts = Counter("hang" if code is None else str(code) for code in codes)
+    return ", ".join(counts) if len(counts) == 1 else ", ".join(f"{code} ({n})" for code, n in counts.most_common())
+
+
+def _beside(runs: Sequence[Result]) -> str:
+    """Return what became of the classic script, in words."""
+    told = []
+    for outcome, words in ((OK, "goes on"), (HANG, "hangs"), (FAILED, "fails"), (NOT_RUN, "not run")):
+        some = [one for one in runs if one.outcome == outcome]
+        if some:
+            told.append(f"{words} {len(some)} of {len(runs)}{_detail(some)}")
+    return "; ".join(told) or "-"
+
+
+def _detail(runs: Sequence[Result]) -> str:
+    if runs[0].outcome == FAILED:
+        return f": exit {_counted([one.code for one in runs])}"
+    if runs[0].outcome != OK:
+        return ""
+    parts = [(_spread([one.settle_secs for one in runs]), "after {} s")]
+    parts += [(_spread([one.lost for one in runs], whole=True), "{} steps lost")]
+    known = [text.format(value) for value, text in parts if value != "-"]
+    return f": {', '.join(known)}" if known else ""
+
+
+def _limits(faults: Mapping[str, Fault], results: Sequence[Result]) -> list[str]:
+    """Return the time limits, those that many faults share once."""
+    by_limit: dict[str, list[str]] = {}
+    for name in dict.fromkeys(one.fault for one in results):
+        by_limit.setdefault(_limits_of(faults[name]), []).append(faults[name].title)
+    usual = max(by_limit, key=lambda limit: len(by_limit[limit]))
+    lines = [f"Limits: {usual}; but"] if len(by_limit) > 1 else [f"Limits: {usual}."]
+    lines += [f"- {limit}: {'; '.join(titles)}" for limit, titles in by_limit.items() if limit != usual]
+    return [lines[0], "", *lines[1:], ""]
+
+
+def _limits_of(fault: Fault) -> str:
+    parts = [f"settled in {fault.settle_within:g} s"]
+    parts += [f"named in {fault.detect_within:g} s"] if fault.detect_within else []
+    parts += [f"in async a step every {fault.async_pause:g} s"] if fault.async_pause else []
+    if fault.lost_secs is not None:
+        parts += [f"at most {fault.lost_secs:g} s of steps lost" if fault.lost_secs else "no step lost"]
+    return ", ".join(parts)
+
+
+def _failures(faults: Mapping[str, Fault], results: Sequence[Result]) -> list[str]:
+    """Return what went wrong in tfps's runs, and what was remarked, each once."""
+    told: Counter[str] = Counter()
+    for one in results:
+        if one.program == TFPS and (one.outcome != OK or one.note):
+            words = f"{one.outcome}: {one.problem}" if one.outcome != OK else one.note
+            told[f"{faults[one.fault].title}, {one.mode}: {words}"] += 1
+    lines = [f"- {text}{f' ({count} runs)' if count > 1 else ''}" for text, count in told.items()]
+    return ["What went wrong, and remarks:", "", *lines] if lines else []
+
+
+def _soaks(soaks: Sequence[Soak]) -> list[str]:
+    lines = ["## Soak", "", "Random faults, one after another, on one job on the package's digits; then it comes to"]
+    lines += ["its last step, and its evaluation loss is held against that of undisturbed runs of as many steps.", ""]
+    columns = ["mode", "minutes", "seed", "faults", "settled after, at most", "steps lost, at most", "steps", "loss"]
+    columns += ["undisturbed", "exit code", "left", "outcome"]
+    lines += [_row(columns), "|---" * len(columns) + "|"]
+    for one in soaks:
+        faults = f"{sum(one.faults.values())}: " + ", ".join(f"{n} {name}" for name, n in sorted(one.faults.items()))
+        band = f"{min(one.undisturbed):.4f} to {max(one.undisturbed):.4f}" if one.undisturbed else "-"
+        loss = "-" if one.loss is None else f"{one.loss:.4f}"
+        worst = [f"{one.worst_settle_secs:.1f}", f"{one.worst_lost:,}", f"{one.steps:,}", loss, band]
+        ended = [
+            _counted([one.code]),
+            "-" if one.left is None else str(one.left),
+            f"{one.outcome} {one.problem}".strip(),
+        ]
+        lines.append(_row([one.mode, f"{one.minutes:g}", str(one.seed), faults, *worst, *ended]))
+    return lines

@@ -1,0 +1,149 @@
+"""What the lines of a job tell of a fault: when it was noticed, when the job went on, and from which step.
+
+A line is known with the time when it was read. Pure: no clock is looked at here.
+"""
+
+import itertools
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+_STEP = re.compile(r"step=(\d+)(?: \S+)* loss=")  # and not eval/loss
+_FATE = re.compile(r"\b(restarted|stalled|killed|lost|replaced|ended with|no answer|no sign of life)\b")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that a task said, or the launcher (``task`` is empty), and when: monotonic time, in seconds."""
+
+    at: float
+    task: str
+    text: str
+
+
+@dataclass
+class Mark:
+    """The moment of a fault.
+
+    Attributes:
+        at: Monotonic time, in seconds.
+        edge: How many lines were said before it, with those that were still on their way.
+        victims: The tasks that it hit.
+        says: A pattern of lines that name it otherwise than by a victim's name.
+        others: The processes of the other tasks.
+        other_ended: When the first of these ended.
+        healed: When the cause was taken away, if it was.
+    """
+
+    at: float
+    edge: int
+    victims: Collection[str]
+    says: str = ""
+    others: Collection[int] = ()
+    other_ended: float | None = None
+    healed: float | None = None
+    last: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def since(self) -> float:
+        """From when on the job can recover."""
+        return self.healed or self.at
+
+
+def step_of(text: str) -> int | None:
+    """Return the step of a progress line, or ``None``."""
+    match = _STEP.match(text)
+    return int(match[1]) if match else None
+
+
+def steps(lines: Sequence[Line]) -> list[tuple[Line, int]]:
+    """Return the progress lines with their steps."""
+    return [(line, step) for line in lines if (step := step_of(line.text)) is not None]
+
+
+def newest(lines: Sequence[Line]) -> dict[str, int]:
+    """Return the last step that each task has reported."""
+    return {line.task: step for line, step in steps(lines)}
+
+
+def detected(lines: Sequence[Line], mark: Mark) -> float | None:
+    """Return after how many seconds a fault was named, or another task had ended."""
+    named = [line.at for line in lines if line.at >= mark.at and _names(line, mark)]
+    ended = [mark.other_ended] if mark.other_ended is not None else []
+    return min((at - mark.at for at in [*named, *ended]), default=None)
+
+
+def _names(line: Line, mark: Mark) -> bool:
+    """Tell whether a line names a victim: another's does by its name, the launcher's beside it by what it says."""
+    if step_of(line.text) is not None:
+        return False
+    if mark.says and re.search(mark.says, line.text):
+        return True
+    for victim in mark.victims:
+        if line.task == victim and _FATE.search(line.text):
+            return True
+        if line.task != victim and any(name in line.text for name in _names_of(victim)):
+            return True
+    return False
+
+
+def _names_of(task: str) -> tuple[str, str]:
+    """Return how tfps and TensorFlow call a task."""
+    job, _, index = task.partition("/")
+    return task, f"/job:{job}/replica:0/task:{index}"
+
+
+def recovered(lines: Sequence[Line], mark: Mark, back: Collection[str]) -> float | None:
+    """Return the time at which the job had gone on: beyond its last step, with some tasks back at work."""
+    last, waited_for = max(mark.last.values(), default=0), set(back)
+    beyond = False
+    for line, step in steps(lines[mark.edge :]):
+        if line.at < mark.since:
+            continue
+        beyond = beyond or step > last
+        waited_for.discard(line.task)
+        if beyond and not waited_for:
+            return line.at
+    return None
+
+
+def lost(lines: Sequence[Line], mark: Mark) -> tuple[int, float]:
+    """Return how many steps a job has gone back, and how much of its time that is, in seconds.
+
+    By task, for tasks of an async job report steps out of order among each other.
+    """
+    most, secs = 0, 0.0
+    for task, last in mark.last.items():
+        after = [step for line, step in steps(lines[mark.edge :]) if line.task == task]
+        back = last - min(after, default=last + 1) + 1
+        if back > most:
+            most = back
+            secs = mark.at - _said_at(lines[: mark.edge], last - back + 1, mark.at)
+    return most, secs
+
+
+def _said_at(lines: Sequence[Line], step: int, otherwise: float) -> float:
+    return next((line.at for line, reached in steps(lines) if reached >= step), otherwise)
+
+
+def pause(lines: Sequence[Line], since: float, until: float) -> float:
+    """Return the longest time without a step of anybody, in seconds."""
+    times = [since, *(line.at for line, _ in steps(lines) if since <= line.at <= until), until]
+    return max(after - before for before, after in itertools.pairwise(times))
+
+
+def rate(lines: Sequence[Line], task: str, since: float, until: float) -> float:
+    """Return how many steps a second a task has reported between two times."""
+    told = [line for line, _ in steps(lines) if line.task == task and since <= line.at <= until]
+    return len(told) / max(until - since, 1e-9)
+
+
+def last_error(lines: Sequence[Line]) -> str:
+    """Return the last line that begins with an error, and whose it is, or nothing."""
+    errors = [f"{line.task} {line.text}".strip() for line in lines if re.match(r"error\b|.*Error: ", line.text)]
+    return errors[-1][:160] if errors else ""
+
+
+def transcript(lines: Sequence[Line]) -> str:
+    """Return all that was said, with monotonic times, for whoever looks into it."""
+    return "".join(f"{line.at:12.3f} {line.task:<9} {line.text}\n" for line in lines)
