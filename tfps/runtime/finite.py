@@ -33,10 +33,13 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
         """Return pairs of gradient and variable, none of which can be had before all of them are checked."""
         pairs = [pair for pair in self._optimizer.compute_gradients(loss, *args, **kwargs) if pair[0] is not None]
         named = [(_numbers(gradient), f"the gradient of {self._name_of(variable)}") for gradient, variable in pairs]
+        named = [(numbers, name) for numbers, name in named if numbers.dtype.is_floating]
+        if not named:
+            return pairs
         with tf.name_scope("tfps/finite/"):
             first = tf.check_numerics(loss, "tfps: the loss")  # told rather than what follows from it
             with tf.control_dependencies([first]):
-                checked = _checked([(numbers, name) for numbers, name in named if numbers.dtype.is_floating])
+                checked = _checked(named)
             with tf.control_dependencies([first, checked]):
                 return [(_same(gradient), variable) for gradient, variable in pairs]
 
