@@ -38,7 +38,7 @@ from tfps.report import make_dir
 PRELOAD = ["tfps.runtime.preload", "tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist", "tfps.models.linear"]
 KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
 _SIGN_SECS, _SILENT_SECS = 1.0, 15.0
-_PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 30.0
+_PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 10.0  # in sync others wait for 20 s
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class LocalJob:
         output = _Output(task, ours)
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._said(output))
         self._selector.register(life, selectors.EVENT_READ, lambda: self._lives(task, life))
-        self._selector.register(process.sentinel, selectors.EVENT_READ, lambda: self._ended(output, process))
+        self._selector.register(process.sentinel, selectors.EVENT_READ, lambda: self._ended(output, process, life))
 
     def events(self, every_secs: float = 0.25) -> Iterator[Line | Exited | None]:
         """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
@@ -132,12 +132,17 @@ class LocalJob:
 
     def _lives(self, task: Task, life: Connection) -> Iterator[Line]:
         """Take in a task's signs of life; there are none any more when it has ended."""
-        if os.read(life.fileno(), 1 << 10):
+        if not life.closed and os.read(life.fileno(), 1 << 10):
             self._last_sign[task] = time.monotonic()
         else:
+            self._forget(life)
+        yield from ()
+
+    def _forget(self, life: Connection) -> None:
+        """Listen to no more signs of a process that has ended; one that it left behind may hold the other end."""
+        if not life.closed:
             self._selector.unregister(life)
             life.close()
-        yield from ()
 
     def _silent(self) -> Iterator[Line]:
         """Kill tasks that give no sign of life; yield a line for each."""
@@ -152,15 +157,17 @@ class LocalJob:
 
     def _start_those_due(self) -> None:
         for task in [task for task, (when, _) in self._start_at.items() if time.monotonic() >= when]:
-            del self._start_at[task]
-            self._start(task)
+            if self._start_at.pop(task, None):  # a signal may have taken it away
+                self._start(task)
+            if self._kill_at:
+                self._signal(signal.SIGTERM, task)
 
     def _said(self, output: "_Output") -> Iterator[Line]:
         yield from (Line(output.task, text) for text in output.read())
         if output.at_end:
             self._selector.unregister(output.connection)
 
-    def _ended(self, output: "_Output", process: ForkServerProcess) -> Iterator[Line | Exited]:
+    def _ended(self, output: "_Output", process: ForkServerProcess, life: Connection) -> Iterator[Line | Exited]:
         """Yield a task's last words and its end; a process that it left behind may hold the connection open."""
         self._selector.unregister(process.sentinel)
         process.join()
@@ -168,6 +175,7 @@ class LocalJob:
             yield from (Line(output.task, text) for text in lines)
         if not output.at_end:
             self._selector.unregister(output.connection)
+        self._forget(life)
         self._last_sign.pop(output.task, None)
         yield self._replaced(output.task, process.exitcode or 0)
 

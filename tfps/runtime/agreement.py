@@ -81,7 +81,7 @@ def differences(mine: Terms, theirs: Terms) -> list[tuple[str, str]]:
 
 def _unequal(mine: Terms, theirs: Terms, kind: str) -> list[tuple[str, Any, Any]]:
     return [
-        (name, mine[kind][name], theirs[kind][name]) for name in mine[kind] if mine[kind][name] != theirs[kind][name]
+        (name, value, theirs[kind].get(name)) for name, value in mine[kind].items() if value != theirs[kind].get(name)
     ]
 
 

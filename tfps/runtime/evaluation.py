@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.errors import ConfigError, DataError, PeerLostError, TfpsError
+from tfps.errors import ConfigError, DataError, PeerLostError, RetryableError, TfpsError
 from tfps.models import Model
 from tfps.report import SUMMARY, format_progress, read_json
 from tfps.runtime import checkpoint, graph, net
@@ -102,8 +102,8 @@ def _is_over(config: JobConfig, began: float) -> bool:
     """Tell whether the chief has written its summary since this evaluator began, or training had ended before."""
     path = Path(config.model_dir or "") / SUMMARY
     summary = read_json(path)
-    if summary is None:
-        return False
+    if summary is None or (summary.get("status") == "failed" and summary["exit_code"] >= RetryableError.exit_code):
+        return False  # a job that may go on, when its tasks are started again
     return path.stat().st_mtime >= began or int(summary.get("global_step") or 0) >= config.max_steps
 
 

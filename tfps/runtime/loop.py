@@ -255,6 +255,7 @@ class Loop:
 
     def _skip(self, block: _Block, found: Complaint) -> Sequence[_Block]:
         """Return a block again whose batch was not finite, and so not applied, for the next batch; or end."""
+        self._under_way = []
         step = block.tickets[found.index] + 1
         self.progress.steps += found.index  # of its run, these were taken
         self.progress.global_step = max(self.progress.global_step, step - 1)
@@ -267,6 +268,7 @@ class Loop:
 
     def _end_of_input(self, block: _Block) -> None:
         """Say that there is no more input, and let go of the tickets."""
+        self._under_way = []
         if len(block.tickets) > 1:  # in step with others, one of whose input has ended
             self.progress.global_step = self._runs.global_step()
             self.progress.steps += sum(ticket < self.progress.global_step for ticket in block.tickets)

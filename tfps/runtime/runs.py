@@ -71,18 +71,17 @@ class Runs:
     def draw(self, count: int) -> Sequence[int]:
         """Draw tickets before the first step."""
         with self._built.graph.as_default(), self._building:
-            drawn = self._built.step.draw(count)
-        return sorted(self._session.run(drawn).tolist())
+            return sorted(self._session.run(self._built.step.draw(count)).tolist())
 
     def give_back(self, count: int) -> None:
         """Let go of tickets, as the input has ended."""
         with self._built.graph.as_default(), self._building:
-            back = self._built.step.give_back(count)
-        self._session.run(back)
+            self._session.run(self._built.step.give_back(count))
 
     def global_step(self) -> int:
         """Return how many updates the variables have had."""
-        return int(self._session.run(self._built.global_step))
+        with self._building:  # a session takes in what another thread has added by half
+            return int(self._session.run(self._built.global_step))
 
     def take(self, count: int, draw: int, shown: bool) -> Taken:
         """Take ``count`` steps and draw ``draw`` tickets; ``shown`` also gives what is reported of them."""

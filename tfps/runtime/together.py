@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.errors import PeerLostError
 from tfps.runtime.chief import Chief
-from tfps.runtime.jobstate import RUNNING, JobState, Meeting
+from tfps.runtime.jobstate import DONE, RUNNING, JobState, Meeting
 
 _LISTEN_SECS = 0.5
 
@@ -32,6 +32,7 @@ class Together:
 
     Attributes:
         broken_off: Whether the session was closed because another worker has called.
+        over: Whether there is nothing more to train.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Together:
         self._look: Callable[[], Meeting] = lambda: Meeting(0, -1, [], [])
         self._era = 0
         self._listening = False
-        self.broken_off = False
+        self.broken_off = self.over = False
 
     def begin(self, session: Any) -> None:
         """Wait until every worker that trains has come to the newest era, and may go on.
@@ -75,8 +76,14 @@ class Together:
         era = self._era = self._state.come(session)
         if self._chief and self._look().ready < era:
             self._let_go(self._chief, session, era)
-        self._wait_until(lambda: (seen := self._look()).ready >= era or seen.era > era)
-        return self._look().ready >= era
+        self._wait_until(lambda: (seen := self._look()).ready >= era or seen.era > era or self._is_over(seen))
+        seen = self._look()
+        self.over = self._is_over(seen)
+        return seen.ready >= era or self.over
+
+    def _is_over(self, seen: Meeting) -> bool:
+        """Tell whether the chief has left: it heard no call any more, as all was done."""
+        return self._chief is None and seen.phases[0] == DONE
 
     def _let_go(self, chief: Chief, session: Any, era: int) -> None:
         """Wait for the others, clear what is left of the era before, and let everyone go on."""

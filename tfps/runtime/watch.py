@@ -22,7 +22,7 @@ class Watch:
         cluster: Its tasks.
         task: The worker.
         in_step: Whether workers wait for one another.
-        phases: Returns the workers' phases; raises ``RuntimeError`` if they cannot be asked for just now.
+        phases: Returns the workers' phases; nothing if they cannot be had just now.
         ahead: Returns ``modes.step.Step.ahead``; nothing if it is not known.
     """
 
@@ -51,8 +51,9 @@ class Watch:
         """
         if lost := self._any_lost(self._servers, _LOST_AFTER_SECS):
             return lost
-        if progress is None:  # the chief has yet to set the variables
-            return self._any_lost([other for other in self._others if other.is_chief], self._patience_secs)
+        if progress is None:  # the chief has yet to set the variables, or others to begin anew together with this one
+            awaited = [other for other in self._others if other.is_chief or self._in_step]
+            return self._any_lost(awaited, self._patience_secs)
         if self._in_step and (lost := self._any_lost(self._others, _REPLACED_AFTER_SECS)):
             return lost
         return self._stall.error(progress.steps, progress.global_step, self._awaited) if steps_on else None
@@ -69,11 +70,8 @@ class Watch:
         """Return lost tasks without the workers that had signed off."""
         if not lost or lost[0].job == "ps":
             return lost
-        try:
-            phases = self._phases()
-        except RuntimeError:
-            return []
-        return [task for task in lost if phases[task.index] != jobstate.DONE]
+        phases = self._phases()
+        return [task for task in lost if phases and phases[task.index] != jobstate.DONE]
 
     def _awaited(self) -> Sequence[Task]:
         """Return the workers that have yet to hand over their part of the present update, if this one has."""

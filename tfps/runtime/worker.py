@@ -106,13 +106,15 @@ class Worker:
             self._chief.go_on(session)
         elif self._chief:
             self._chief.give_values(session)
-        self._begin(session)
+        if not self._trained:
+            self._begin(session)
         self._state.write(session, jobstate.RUNNING, 0)
         return True
 
     def _begin(self, session: Any) -> None:
         """Begin together with the other workers."""
         self._together.begin(session)
+        self._trained = self._together.over
         session.run(self._built.step.worker_init)
 
     def _new_session(self) -> Any:
@@ -200,6 +202,8 @@ class Worker:
         return True
 
     def _begin_anew(self, loop: Loop) -> None:
+        if self._chief:
+            self._chief.updates = None  # they ended with the session before
         self._session = self._new_session()
         self._session.run(self._init_tables)  # of those that ended with the session before
         self._begin(self._session)
@@ -238,6 +242,8 @@ class Worker:
         try:
             if self._chief:
                 self._let_others_stop()
+                if self._chief.is_torn(self._session):
+                    raise PeerLostError("an update is under way and cannot be ended")
                 loop.progress.global_step = self._chief.save(self._session)
             self._sign_off(jobstate.STOPPED, loop)
         except (tf.errors.OpError, TfpsError, RuntimeError) as error:
@@ -265,15 +271,15 @@ class Worker:
 
     def watch(self) -> TfpsError | None:
         """Return an error if a task that this one cannot do without is gone, or the background work has failed."""
-        if self._chief and self._chief.updates and self._chief.updates.error:
+        if self._chief and self._chief.updates and self._chief.updates.error and not self._together.broken_off:
             return self._explained(self._chief.updates.error)
         if self._session is None:
             return None  # the others may be on their way
         return self._watch.error(self._loop.progress if self._loop else None, self._steps_on)
 
     def _phases(self) -> Sequence[int]:
-        """Return the workers' phases; raises ``RuntimeError`` if the session has just been closed by a call."""
-        return self._state.read(self._session)[0]
+        """Return the workers' phases, if the PS tell them."""
+        return self._asked(lambda session: self._state.read(session)[0]) or []
 
     def _ahead(self) -> Sequence[int]:
         """Return ``Step.ahead``, if the PS tell it."""
