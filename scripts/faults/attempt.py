@@ -18,7 +18,7 @@ import sums
 import timeline
 from forked import HERE
 from job import Job, Lost, Platform, Size
-from result import Result
+from result import CLASSIC, Result
 from timeline import Line, Mark
 
 from tfps.report import read_json
@@ -65,8 +65,6 @@ class Attempt:
     def deadline(self, secs: float) -> None:
         """Let the run be over in so many seconds, whatever happens."""
         self._deadline = time.monotonic() + secs
-
-    # Start
 
     def start(
         self,
@@ -132,8 +130,6 @@ class Attempt:
         """Tell the model something; see ``control``."""
         (self.control / name).write_text(text)
 
-    # Wait
-
     def until(self, holds: Callable[[], bool], what: str, within: float = math.inf) -> None:
         """Wait until something holds.
 
@@ -149,7 +145,7 @@ class Attempt:
                 error = timeline.last_error(self.lines).replace(str(self.model_dir), "MODEL_DIR")
                 raise UnexpectedError(f"ended with {self.job.code}, without {what}: {error}")
             if time.monotonic() > deadline:
-                raise HangError(f"no end, and not {what}")
+                raise HangError(f"waited in vain for {what}")
             time.sleep(_POLL_SECS)
 
     def _look_at_others(self) -> None:
@@ -180,8 +176,6 @@ class Attempt:
         """Wait until every worker trains and so many checkpoints are there."""
         self.training()
         self.until(lambda: len(list(self.model_dir.glob("model.ckpt-*.index"))) >= count, "a checkpoint")
-
-    # Break
 
     @contextlib.contextmanager
     def fault(self, *victims: str, says: str = "") -> Iterator[None]:
@@ -223,8 +217,6 @@ class Attempt:
         """Note that the cause of the fault is gone."""
         self.mark.healed = time.monotonic()
 
-    # Measure
-
     def recover(self, *back: str) -> None:
         """Wait until the job has gone on beyond the fault, with some workers back at work, and measure it."""
 
@@ -241,7 +233,7 @@ class Attempt:
     def measure(self, settled: float) -> None:
         """Take down the figures of a fault that had settled at a time; of several, the worst."""
         found, lines = self.result, list(self.lines)
-        lost, lost_secs = timeline.lost(lines, self.mark)
+        lost, lost_secs = timeline.lost(lines, self.mark, early=int(found.program == CLASSIC))
         found.detect_secs = _worse(found.detect_secs, timeline.detected(lines, self.mark))
         found.settle_secs = _worse(found.settle_secs, settled - self.mark.since)
         found.pause_secs = _worse(found.pause_secs, timeline.pause(lines, self.mark.at, settled))

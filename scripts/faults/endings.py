@@ -62,7 +62,7 @@ def launcher_killed(run: Attempt) -> None:
 
 
 def normal_end(**flags: Any) -> Act:
-    """Return no fault at all: a job that is through with its steps."""
+    """Return the end of a job that is soon through with its steps."""
 
     def act(run: Attempt) -> None:
         run.tell("hurry")
@@ -71,6 +71,14 @@ def normal_end(**flags: Any) -> Act:
         _after_last_step(run)
 
     return act
+
+
+def undisturbed(run: Attempt) -> None:
+    """Nothing happens to a job that trains as all others here do."""
+    run.start()
+    run.training()
+    run.finish()
+    _after_last_step(run)
 
 
 def uneven_data(run: Attempt) -> None:

@@ -192,6 +192,7 @@ _ENDS = {
     "launcher_killed": Fault(
         "the launcher is killed", "no process after 10 s", endings.launcher_killed, (-9,), settle_within=10
     ),
+    "no_fault": _end("nothing, to compare with", endings.undisturbed, peer=True),
     "one_step": _end("a job of one step", endings.normal_end(max_steps=1), peer=True),
     "uneven_data": _end("a worker's data ends early", endings.uneven_data),
     "late_worker": _end("a worker comes 5 s late", endings.late_worker, peer=True),

@@ -23,6 +23,7 @@ from tfps.report import read_json
 
 _PREFIX = re.compile(r"((?:ps|worker|evaluator)/\d+) +\| (.*)")
 _POLL_SECS = 0.02
+_LONGEST_BACKOFF = 8
 Flags = Mapping[str, object]
 
 
@@ -114,7 +115,7 @@ class _Task:
 
 @dataclass(frozen=True)
 class Lost:
-    """What is done about a task that is lost: it is started again, so often, after a time that doubles."""
+    """What is done about a lost task: it is started again, so often, after a time that doubles up to 8 times it."""
 
     budget: int = 0
     backoff_secs: float = 1.0
@@ -184,7 +185,7 @@ class Platform:
         if code is None:
             return
         if self._is_worth_it(code) and task.starts <= self.lost.budget:
-            task.again_at = time.monotonic() + self.lost.backoff_secs * 2 ** (task.starts - 1)
+            task.again_at = time.monotonic() + self.lost.backoff_secs * min(2 ** (task.starts - 1), _LONGEST_BACKOFF)
         else:
             task.code = code
 

@@ -44,7 +44,7 @@ def main() -> int:
     if flags.soak:
         soaks = [old for old in soaks if old.mode not in flags.mode]
         for mode in flags.mode:
-            soaks.append(soak.run(mode, flags.minutes, flags.seed))
+            soaks.append(soak.run(mode, flags.minutes, flags.seed, flags.under))
             _write(flags.out, results, soaks)
         return int(any(one.outcome != OK for one in soaks if one.mode in flags.mode))
     results = []

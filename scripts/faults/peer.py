@@ -1,5 +1,7 @@
 """The classic script of ``scripts/bench``, as its users run it where tasks may be lost: with checkpoints.
 
+In sync its chief waits at the end for a background thread that nobody ends, for two minutes unless told otherwise.
+
 Its model is one scalar that each step adds 2^-10 to, its input comes by ``control``, and it tells every step.
 """
 
@@ -13,6 +15,7 @@ import task
 import tensorflow.compat.v1 as tf
 
 SAVE_SECS = 1
+STOP_GRACE_SECS = 3
 _session = classic.session
 
 
@@ -46,6 +49,7 @@ def session(server: Any, flags: Any, hooks: list[Any]) -> Any:
         save_summaries_secs=None,
         save_summaries_steps=None,
         log_step_count_steps=None,
+        stop_grace_period_secs=STOP_GRACE_SECS,
         hooks=hooks,
         config=classic.session_config(flags),
     )

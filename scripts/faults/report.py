@@ -107,19 +107,20 @@ def _counted(codes: Sequence[int | None]) -> str:
 
 def _beside(runs: Sequence[Result]) -> str:
     """Return what became of the classic script, in words."""
-    told = []
-    for outcome, words in ((OK, "goes on"), (HANG, "hangs"), (FAILED, "fails"), (NOT_RUN, "not run")):
-        some = [one for one in runs if one.outcome == outcome]
-        if some:
-            told.append(f"{words} {len(some)} of {len(runs)}{_detail(some)}")
+    kinds: dict[str, list[Result]] = {}
+    for one in runs:
+        kinds.setdefault(_became(one), []).append(one)
+    told = [f"{became} {len(some)} of {len(runs)}{_detail(some)}" for became, some in kinds.items()]
     return "; ".join(told) or "-"
 
 
+def _became(one: Result) -> str:
+    if one.outcome == HANG:
+        return "hangs" if one.settle_secs is None else "goes on, but never ends"
+    return {OK: "goes on", FAILED: f"fails with {one.code}", NOT_RUN: "not run"}[one.outcome]
+
+
 def _detail(runs: Sequence[Result]) -> str:
-    if runs[0].outcome == FAILED:
-        return f": exit {_counted([one.code for one in runs])}"
-    if runs[0].outcome != OK:
-        return ""
     parts = [(_spread([one.settle_secs for one in runs]), "after {} s")]
     parts += [(_spread([one.lost for one in runs], whole=True), "{} steps lost")]
     known = [text.format(value) for value, text in parts if value != "-"]

@@ -67,23 +67,23 @@ DISTURBANCES: Mapping[str, Callable[[Attempt], None]] = {
 }
 
 
-def run(mode: str, minutes: float, seed: int) -> Soak:
+def run(mode: str, minutes: float, seed: int, under: str) -> Soak:
     """Soak one mode."""
     workers = 2 if mode == "async" else 1
     steps = int(minutes * 60 * workers / STEP_SECS) + 200
     found = Soak(mode, seed, minutes, steps=steps)
     for number in range(_UNDISTURBED):
-        loss = _undisturbed(mode, steps, seed + number)
+        loss = _undisturbed(mode, steps, seed + number, under)
         print(f"undisturbed {mode}: loss {loss:.4f} after {steps:,} steps", flush=True)
         found.undisturbed.append(loss)
-    _soak(found)
+    _soak(found, under)
     print(f"{found.outcome} {found.problem} {found.loss} {found.faults}", flush=True)
     return found
 
 
-def _undisturbed(mode: str, steps: int, seed: int) -> float:
+def _undisturbed(mode: str, steps: int, seed: int, under: str) -> float:
     with tempfile.TemporaryDirectory(prefix="tfps-faults-") as directory:
-        job = Attempt(Result("", mode, TFPS, "launch", 0), Path(directory), "", 3600.0)
+        job = Attempt(Result("", mode, TFPS, under, 0), Path(directory), "", 3600.0)
         try:
             job.tell("hurry")
             _start(job, steps, seed)
@@ -105,9 +105,9 @@ def _loss(job: Attempt) -> float:
     return float(told["loss"])
 
 
-def _soak(found: Soak) -> None:
+def _soak(found: Soak, under: str) -> None:
     with tempfile.TemporaryDirectory(prefix="tfps-faults-", ignore_cleanup_errors=True) as directory:
-        measured = Result("soak", found.mode, TFPS, "launch", 0)
+        measured = Result("soak", found.mode, TFPS, under, 0)
         job = Attempt(measured, Path(directory), str(found.seed), found.minutes * 60 + 600)
         try:
             _start(job, found.steps, found.seed)

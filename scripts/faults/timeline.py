@@ -107,15 +107,16 @@ def recovered(lines: Sequence[Line], mark: Mark, back: Collection[str]) -> float
     return None
 
 
-def lost(lines: Sequence[Line], mark: Mark) -> tuple[int, float]:
+def lost(lines: Sequence[Line], mark: Mark, early: int = 0) -> tuple[int, float]:
     """Return how many steps a job has gone back, and how much of its time that is, in seconds.
 
-    By task, for tasks of an async job report steps out of order among each other.
+    By task, for tasks of an async job report steps out of order among each other. ``early``: by how much a step may be
+    told too low; the classic script reads it while it is being raised.
     """
     most, secs = 0, 0.0
     for task, last in mark.last.items():
         after = [step for line, step in steps(lines[mark.edge :]) if line.task == task]
-        back = last - min(after, default=last + 1) + 1
+        back = last - min(after, default=last + 1) + 1 - early
         if back > most:
             most = back
             secs = mark.at - _said_at(lines[: mark.edge], last - back + 1, mark.at)
