@@ -971,3 +971,12 @@ def test_a_chief_that_goes_on_saves_over_damage(tmp_path: Path) -> None:
         _Training(tmp_path).save(1)
         assert steps_in(tmp_path) == [1]
         assert model_dir.problem(str(tmp_path / "model.ckpt-1")) is None
+
+
+def test_a_directory_whose_name_reads_like_a_pattern(tmp_path: Path) -> None:
+    """A job saves there, and goes on from there: TensorFlow's own reader would look for files that match."""
+    model_dir = tmp_path / "it's [1e3] * ? {} \\n\nnew line"
+    for steps in (10, 20):
+        train(LINEAR, num_workers=1, max_steps=steps, model_dir=str(model_dir))
+        assert summary(model_dir)["global_step"] == steps
+    assert summary(model_dir)["resumed_from_step"] == 10

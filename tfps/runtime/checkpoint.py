@@ -6,9 +6,13 @@ stored under its one name. How one is brought in whole is told in ``model_dir``.
 
 import contextlib
 import logging
+import os
+import re
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +39,21 @@ def step_of(path: str) -> int:
 
 
 def _step_of(path: str) -> int:
-    return int(tf.train.load_variable(path, "global_step"))
+    with _no_pattern(path) as plain:
+        return int(tf.train.load_variable(plain, "global_step"))
+
+
+@contextlib.contextmanager
+def _no_pattern(path: str) -> Iterator[str]:
+    """Yield a path by which TensorFlow finds a checkpoint: it takes ``*``, ``?`` and ``[`` in one for a pattern."""
+    folder, name = os.path.split(path)
+    if not re.search(r"[*?\[\\]", folder):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as made:
+        link = Path(made) / "model_dir"
+        link.symlink_to(Path(folder).resolve())
+        yield str(link / name)
 
 
 def restore(session: Any, path: str, saver: Any) -> None:
@@ -51,9 +69,10 @@ def restore(session: Any, path: str, saver: Any) -> None:
 def _damage(session: Any, path: str, saver: Any) -> str | None:
     """Restore a checkpoint; returns why that cannot be done, if it is damaged."""
     try:
-        misfits = _misfits(session.graph, path)
-        if not misfits:
-            saver.restore(session, path)
+        with _no_pattern(path) as plain:
+            misfits = _misfits(session.graph, plain)
+            if not misfits:
+                saver.restore(session, plain)
     except (tf.errors.InvalidArgumentError, ValueError) as error:
         misfits = [_message(error)]
     except _LOST:
