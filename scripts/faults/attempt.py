@@ -18,7 +18,7 @@ import sums
 import timeline
 from forked import HERE
 from job import Job, Lost, Platform, Size
-from result import CLASSIC, Result
+from result import CLASSIC, NEVER_BACK, Result
 from timeline import Line, Mark
 
 from tfps.report import read_json
@@ -220,10 +220,15 @@ class Attempt:
     def recover(self, *back: str) -> None:
         """Wait until the job has gone on beyond the fault, with some workers back at work, and measure it."""
 
-        def at() -> float | None:
+        def at(back: Collection[str] = back) -> float | None:
             return timeline.recovered(self.lines, self.mark, back)
 
-        self.until(lambda: at() is not None, f"a step beyond {max(self.mark.last.values(), default=0)}")
+        try:
+            self.until(lambda: at() is not None, f"a step beyond {max(self.mark.last.values(), default=0)}")
+        except HangError:
+            if at([]) is None:
+                raise
+            raise HangError(f"{' and '.join(back)} {NEVER_BACK}") from None
         self.measure(at() or time.monotonic())
 
     def first_after(self) -> int:

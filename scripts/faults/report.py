@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 
 from faults import Fault
-from result import CLASSIC, FAILED, HANG, NOT_RUN, OK, TFPS, Result, Soak
+from result import CLASSIC, FAILED, HANG, NEVER_BACK, NOT_RUN, OK, TFPS, Result, Soak
 
 _HEAD = """# tfps under faults
 
@@ -110,21 +110,24 @@ def _beside(runs: Sequence[Result]) -> str:
     kinds: dict[str, list[Result]] = {}
     for one in runs:
         kinds.setdefault(_became(one), []).append(one)
-    told = [f"{became} {len(some)} of {len(runs)}{_detail(some)}" for became, some in kinds.items()]
+    told = [f"{became} {len(some)}/{len(runs)}{_detail(some)}" for became, some in kinds.items()]
     return "; ".join(told) or "-"
 
 
 def _became(one: Result) -> str:
+    if NEVER_BACK in one.problem:
+        return "goes on without it"
     if one.outcome == HANG:
         return "hangs" if one.settle_secs is None else "goes on, but never ends"
-    return {OK: "goes on", FAILED: f"fails with {one.code}", NOT_RUN: "not run"}[one.outcome]
+    fine = "ends" if one.lost is None else "goes on"
+    return {OK: fine, FAILED: f"exit {one.code}", NOT_RUN: "not run"}[one.outcome]
 
 
 def _detail(runs: Sequence[Result]) -> str:
     parts = [(_spread([one.settle_secs for one in runs]), "after {} s")]
     parts += [(_spread([one.lost for one in runs], whole=True), "{} steps lost")]
     known = [text.format(value) for value, text in parts if value != "-"]
-    return f": {', '.join(known)}" if known else ""
+    return f" ({', '.join(known)})" if known else ""
 
 
 def _limits(faults: Mapping[str, Fault], results: Sequence[Result]) -> list[str]:

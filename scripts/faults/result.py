@@ -8,6 +8,7 @@ from typing import Any
 
 OK, HANG, FAILED, NOT_RUN = "ok", "hang", "failed", "not run"
 TFPS, CLASSIC = "tfps", "classic"
+NEVER_BACK = "never came back; the others went on"
 
 
 @dataclass
