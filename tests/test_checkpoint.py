@@ -2,15 +2,12 @@
 
 import contextlib
 import itertools
-import json
 import logging
 import os
 import re
 import resource
 import shutil
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,8 +18,9 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from checkpoints import Training, damage
 from cluster_in_process import dataset_of, job, linear, model_of, train, variables_of, wait_until
-from helpers import environment, run_tfps, summary
+from helpers import run_tfps, summary
 
 import tfps
 from tfps import models
@@ -71,32 +69,6 @@ def test_the_files_count_and_not_the_state_file(tmp_path: Path) -> None:
         assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / f"model.ckpt-{step + 10}")
 
 
-class _Training:
-    """A graph with a weight and a step on this machine, in place of a job."""
-
-    def __init__(self, model_dir: Path, shape: tuple[int, ...] = (4,), name: str = "weight") -> None:
-        with tf.Graph().as_default() as graph:
-            self.step = tf.train.get_or_create_global_step()
-            self.weight = tf.get_variable(name, shape, initializer=tf.ones_initializer())
-            self.session = tf.Session(graph=graph)
-            self.session.run(tf.global_variables_initializer())
-            self.saver = tf.train.Saver()
-            self.checkpoints = Checkpoints(str(model_dir), every_secs=0.0)
-
-    def save(self, step: int, patiently: bool = False) -> None:
-        """Save as of some step; ``patiently`` is what is done now and then, as training goes on."""
-        self.step.load(step, self.session)
-        save = self.checkpoints.try_save if patiently else self.checkpoints.save
-        save(self.session, self.step)
-
-    def resume(self) -> int | None:
-        """Return the step of the checkpoint that it goes on from, and has the values of."""
-        path = self.checkpoints.resume(self.session)
-        step = int(self.session.run(self.step))
-        assert path is None or path.endswith(f"/model.ckpt-{step}")
-        return step if path else None
-
-
 def steps_in(model_dir: Path) -> list[int]:
     """Return the steps of a directory's checkpoints; fails if there is anything else of checkpoints in it."""
     suffixes = ["data-00000-of-00001", "index", "manifest.json"]
@@ -109,7 +81,7 @@ def steps_in(model_dir: Path) -> list[int]:
 def test_five_are_kept_over_all_runs(tmp_path: Path) -> None:
     """The newest five checkpoints stay, those of earlier runs among them; a step is saved once."""
     for first in (1, 5):
-        run = _Training(tmp_path)
+        run = Training(tmp_path)
         for step in range(first, first + 4):
             run.save(step)
             written = Path(f"{run.checkpoints.newest}.index").stat().st_mtime_ns
@@ -123,12 +95,12 @@ def test_five_are_kept_over_all_runs(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_takes_no_place(tmp_path: Path) -> None:
     """Of the five, none is one that was passed over; it goes when it is older than those."""
-    run = _Training(tmp_path)
+    run = Training(tmp_path)
     for step in (1, 2, 3, 4, 5):
         run.save(step)
     for step in (4, 5):
         damage(tmp_path / f"model.ckpt-{step}.index", "empty")
-    run = _Training(tmp_path)
+    run = Training(tmp_path)
     assert run.resume() == 3
     for step, left in ((6, [1, 2, 3, 4, 5, 6]), (7, [1, 2, 3, 4, 5, 6, 7]), (8, [2, 3, 4, 5, 6, 7, 8])):
         run.save(step)
@@ -140,10 +112,10 @@ def test_a_damaged_checkpoint_takes_no_place(tmp_path: Path) -> None:
 
 def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
     """Step 1000 is newer than step 999."""
-    run = _Training(tmp_path)
+    run = Training(tmp_path)
     run.save(1000)
     run.save(999)
-    assert _Training(tmp_path).checkpoints.newest == str(tmp_path / "model.ckpt-1000")
+    assert Training(tmp_path).checkpoints.newest == str(tmp_path / "model.ckpt-1000")
 
 
 def test_a_save_every_so_many_seconds(tmp_path: Path) -> None:
@@ -158,18 +130,18 @@ def test_a_save_every_so_many_seconds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("shape", "name"), [((5,), "weight"), ((4, 1), "weight"), ((4,), "other")])
 def test_a_checkpoint_of_another_model_is_named(tmp_path: Path, shape: tuple[int, ...], name: str) -> None:
     """Other shapes and missing variables are a CheckpointError that names the checkpoint, not a silent new start."""
-    _Training(tmp_path).save(7)
-    other = _Training(tmp_path, shape, name)
+    Training(tmp_path).save(7)
+    other = Training(tmp_path, shape, name)
     with pytest.raises(CheckpointError, match=r"model\.ckpt-7 does not fit the model: .*--model_dir"):
         checkpoint.restore(other.session, str(other.checkpoints.newest), other.saver)
 
 
 def test_a_whole_checkpoint_of_another_model_is_not_passed_over(tmp_path: Path) -> None:
     """Where the newest checkpoint is whole and does not fit, an older one that fits is no answer: flags are wrong."""
-    _Training(tmp_path).save(5)
-    _Training(tmp_path, (5,)).save(7)
+    Training(tmp_path).save(5)
+    Training(tmp_path, (5,)).save(7)
     with pytest.raises(CheckpointError, match=r"model\.ckpt-7 does not fit the model: "):
-        _Training(tmp_path).resume()
+        Training(tmp_path).resume()
 
 
 def test_a_checkpoint_of_another_optimizer_ends_the_job(tmp_path: Path) -> None:
@@ -186,18 +158,6 @@ def test_a_checkpoint_of_another_optimizer_ends_the_job(tmp_path: Path) -> None:
     assert (told["status"], told["exit_code"], told["error"]) == ("failed", 65, str(error))
 
 
-def damage(path: Path, how: str) -> None:
-    """Damage a checkpoint's file."""
-    data = path.read_bytes()
-    wrong = {
-        "truncated": data[: len(data) // 2],
-        "empty": b"",
-        "flipped": data[:8] + bytes([data[8] ^ 255]) + data[9:],
-        "garbled": bytes(range(256)) * 8,
-    }
-    path.write_bytes(wrong[how])
-
-
 HOW = ["truncated", "empty", "flipped", "garbled", "missing"]
 FILES = ["index", "data-00000-of-00001"]
 
@@ -211,8 +171,8 @@ def spoil(path: Path, how: str) -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, file: str, how: str) -> None:
     """Asked for by its path, a truncated, empty, changed or missing file is a CheckpointError that names it."""
-    _Training(tmp_path).save(7)
-    run = _Training(tmp_path)
+    Training(tmp_path).save(7)
+    run = Training(tmp_path)
     spoil(tmp_path / f"model.ckpt-7.{file}", how)
     with pytest.raises(CheckpointError, match=r"model\.ckpt-7 is damaged: .*--checkpoint_path") as told:
         checkpoint.restore(run.session, str(run.checkpoints.newest), run.saver)
@@ -244,14 +204,14 @@ def test_the_newest_whole_checkpoint_is_used(
     So it is with checkpoints of plain TensorFlow, without manifests. The damaged one is left as it is until its step
     is saved anew; then that is whole, and is used.
     """
-    run = _Training(tmp_path)
+    run = Training(tmp_path)
     for step in (5, 7):
         run.save(step)
     for path in tmp_path.glob("*.manifest.json" if not manifest else "no-file"):
         path.unlink()
     spoil(tmp_path / f"model.ckpt-7.{file}", how)
     before = files_in(tmp_path)
-    run = _Training(tmp_path)
+    run = Training(tmp_path)
     assert run.resume() == 5
     [line] = told_of_damage(caplog)
     assert line.startswith(f"checkpoint {tmp_path}/model.ckpt-7 is damaged: ")
@@ -259,11 +219,11 @@ def test_the_newest_whole_checkpoint_is_used(
     assert "\n" not in line
     assert files_in(tmp_path) == before
     run.save(6)
-    assert _Training(tmp_path).resume() == 6
+    assert Training(tmp_path).resume() == 6
     assert len(told_of_damage(caplog)) == 1
     run.weight.load([7, 7, 7, 7], run.session)
     run.save(7)
-    run = _Training(tmp_path)
+    run = Training(tmp_path)
     assert run.resume() == 7
     assert run.session.run(run.weight).tolist() == [7, 7, 7, 7]
     assert told_of_damage(caplog) == []
@@ -273,11 +233,11 @@ def test_the_newest_whole_checkpoint_is_used(
 @pytest.mark.parametrize("how", ["truncated", "garbled", "empty"])
 def test_a_garbled_manifest_is_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str) -> None:
     """Nobody can tell whether a checkpoint with a garbled manifest is whole: the one before is used."""
-    run = _Training(tmp_path)
+    run = Training(tmp_path)
     for step in (5, 7):
         run.save(step)
     damage(tmp_path / "model.ckpt-7.manifest.json", how)
-    assert _Training(tmp_path).resume() == 5
+    assert Training(tmp_path).resume() == 5
     assert [line.partition("damaged: ")[2] for line in told_of_damage(caplog)] == [
         f"model.ckpt-7.manifest.json is {'empty' if how == 'empty' else 'garbled'}. The one before it is looked at."
     ]
@@ -285,7 +245,7 @@ def test_a_garbled_manifest_is_damage(tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_none_whole_is_an_error_that_lists_them(tmp_path: Path) -> None:
     """Where there are checkpoints and none is whole, that is a CheckpointError which names each: never step 0."""
-    run = _Training(tmp_path)
+    run = Training(tmp_path)
     for step in (5, 6, 7, 8):
         run.save(step)
     for step, (file, how) in {5: (FILES[0], "missing"), 6: (FILES[1], "missing"), 7: (FILES[1], "flipped")}.items():
@@ -293,7 +253,7 @@ def test_none_whole_is_an_error_that_lists_them(tmp_path: Path) -> None:
     (tmp_path / "model.ckpt-8.index").unlink()
     (tmp_path / "model.ckpt-8.manifest.json").unlink()
     before = files_in(tmp_path)
-    for act in (_Training(tmp_path).resume, lambda: chosen(JobConfig(model_dir=str(tmp_path)))):
+    for act in (Training(tmp_path).resume, lambda: chosen(JobConfig(model_dir=str(tmp_path)))):
         with pytest.raises(CheckpointError, match="holds no whole checkpoint: ") as told:
             act()
         text = str(told.value)
@@ -334,7 +294,7 @@ STATES = {
 @pytest.mark.parametrize("state", STATES)
 def test_a_damaged_state_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, state: bytes) -> None:
     """A damaged ``checkpoint`` state file is told in one line, and does not matter; the next save mends it."""
-    run = _Training(tmp_path)
+    run = Training(tmp_path)
     run.save(7)
     assert run.resume() == 7
     assert caplog.messages == []
@@ -353,7 +313,7 @@ def test_eval_and_export_use_the_newest_whole_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, how: str
 ) -> None:
     """Without ``--checkpoint_path``, it is the newest whole one, and one line names what is damaged."""
-    run = _Training(tmp_path)
+    run = Training(tmp_path)
     for step in (5, 7):
         run.save(step)
     spoil(tmp_path / f"model.ckpt-7.{file}", how)
@@ -366,7 +326,7 @@ def test_eval_and_export_use_the_newest_whole_checkpoint(
 
 def test_a_checkpoint_is_read_and_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Who looks again and again for the newest one reads each once; a step that is saved anew is looked at anew."""
-    run = _Training(tmp_path)
+    run = Training(tmp_path)
     run.save(5)
     run.save(7)
     damage(tmp_path / "model.ckpt-7.index", "flipped")
@@ -375,7 +335,7 @@ def test_a_checkpoint_is_read_and_told_once(tmp_path: Path, caplog: pytest.LogCa
         assert [finder.newest() for _ in range(3)] == [str(tmp_path / "model.ckpt-5")] * 3
         assert [call.args[0][-1] for call in read.call_args_list] == ["7", "5"]
         assert len(told_of_damage(caplog)) == 1
-        run = _Training(tmp_path)
+        run = Training(tmp_path)
         assert run.resume() == 5
         run.save(7)
         assert [finder.newest() for _ in range(3)] == [str(tmp_path / "model.ckpt-7")] * 3
@@ -421,174 +381,6 @@ def test_the_evaluator_passes_damage_over(tmp_path: Path, caplog: pytest.LogCapt
     assert len(told_of_damage(caplog)) == 1
 
 
-# Saves as of a step in a process of its own, which is killed before its n-th change to the disk, for every n until it
-# gets through; then says what a new chief makes of what each has left. The processes are forked before any session is.
-KILLED = """
-import json, os, shutil, signal, sys, traceback
-from pathlib import Path
-from tfps.runtime import task
-task.load_tensorflow()
-import tensorflow.compat.v1 as tf
-from tfps.runtime.checkpoint import Checkpoints
-
-start, last = Path(sys.argv[1]), int(sys.argv[2])
-work = start.parent / "work"
-tf.Graph().as_default().__enter__()
-global_step = tf.train.get_or_create_global_step()
-weight = tf.get_variable("weight", [1000], initializer=tf.zeros_initializer())
-init = tf.global_variables_initializer()
-checkpoints = Checkpoints(str(work), 60)
-
-def save(session, step, checkpoints):
-    weight.load([step] * 1000, session)
-    global_step.load(step, session)
-    checkpoints.save(session, global_step)
-
-def killed_before(nth):
-    calls = []
-    def dying(name, real):
-        def call(*args, **kwargs):
-            calls.append(name)
-            if len(calls) == nth:
-                (start.parent / f"{nth}.call").write_text(name)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **kwargs)
-        return call
-    with tf.Session() as session:
-        session.run(init)
-        checkpoints.resume(session)
-        for name in ("mkdir", "fsync", "replace", "unlink", "rmdir"):
-            setattr(os, name, dying(name, getattr(os, name)))
-        save(session, last, checkpoints)
-
-def apart(act):
-    pid = os.fork()
-    if not pid:
-        try:
-            act()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    return os.waitpid(pid, 0)[1]
-
-statuses = []
-while not statuses or statuses[-1] == signal.SIGKILL:
-    shutil.copytree(start, work)
-    statuses.append(apart(lambda: killed_before(len(statuses) + 1)))
-    work.rename(start.parent / str(len(statuses)))
-
-with tf.Session() as session:
-    for nth, status in enumerate(statuses, 1):
-        left = start.parent / str(nth)
-        session.run(init)
-        checkpoints = Checkpoints(str(left), 60)
-        path = checkpoints.resume(session)
-        found, values = session.run([global_step, weight])
-        assert (values == found).all()
-        seen = tf.train.latest_checkpoint(str(left))
-        call = start.parent / f"{nth}.call"
-        told = {"status": status, "call": call.read_text() if call.exists() else None}
-        told["resumed"], told["step"] = path and int(path.rpartition("-")[2]), int(found)
-        told["seen"] = int(tf.train.load_variable(seen, "global_step")) if seen else None
-        told["left"] = sorted(path.name for path in left.iterdir())
-        save(session, last + 1, checkpoints)
-        told["after"] = sorted(path.name for path in left.iterdir())
-        print(json.dumps(told))
-"""
-
-
-def killed_at_each_phase(start: Path, step: int) -> list[dict[str, Any]]:
-    """Return what was found after a save was killed, once for each phase."""
-    ended = subprocess.run(
-        [sys.executable, "-c", KILLED, str(start), str(step)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return [json.loads(line) for line in ended.stdout.splitlines()]
-
-
-def names_of(*steps: int) -> list[str]:
-    """Return the names of the files that a directory with these checkpoints holds."""
-    files = ("data-00000-of-00001", "index", "manifest.json")
-    return sorted(["checkpoint", *(f"model.ckpt-{step}.{file}" for step in steps for file in files)])
-
-
-@pytest.mark.parametrize(("saved", "whole"), [([], None), ([1, 2, 3, 4, 5], 5), ([4, 6], 4)])
-def test_a_kill_at_any_phase_leaves_the_newest_whole_one(tmp_path: Path, saved: list[int], whole: int | None) -> None:
-    """Killed before any of its changes to the disk, a save of step 6 leaves it whole, or not there.
-
-    The newest whole one is always restored, plain TensorFlow sees one that is whole, and what the killed save has left
-    is gone after the next. So it is with the first checkpoint, where an old one has to go, and where a damaged one
-    (6) is in place.
-    """
-    start = tmp_path / "start"
-    start.mkdir()
-    run = _Training(start, (1000,))
-    for step in saved:
-        run.weight.load([step] * 1000, run.session)
-        run.save(step)
-    if 6 in saved:
-        damage(start / "model.ckpt-6.data-00000-of-00001", "flipped")
-    found = killed_at_each_phase(start, 6)
-    assert [one["status"] for one in found] == [signal.SIGKILL] * (len(found) - 1) + [0]
-    calls = [one["call"] for one in found[:-1]]
-    assert set(calls) >= {"mkdir", "fsync", "replace", "rmdir"}
-    assert calls.count("fsync") == 6  # data, index, manifest, state; the directory twice
-    through = [one["resumed"] for one in found].index(6)
-    assert calls[through - 1] == "replace"
-    assert [one["resumed"] for one in found] == [whole] * through + [6] * (len(found) - through)
-    for one in found:
-        assert one["step"] == (one["resumed"] or 0)
-        assert one["seen"] in (whole, one["resumed"]) or 6 in saved
-        assert [name for name in one["left"] if name.startswith(".")] == []
-        anew = [step for step in saved if step != 6] + [6] * (one["resumed"] == 6) + [7]
-        assert one["after"] in (names_of(*anew[-5:]), names_of(*saved, 7) if 6 in saved else None)
-
-
-# Saves 64 MB, and is killed as TensorFlow writes them.
-KILLED_IN_WRITING = """
-import os, signal, sys, threading, time
-from pathlib import Path
-from tfps.runtime import task
-task.load_tensorflow()
-import tensorflow.compat.v1 as tf
-from tfps.runtime.checkpoint import Checkpoints
-
-def watch():
-    while True:
-        for file in Path(sys.argv[1]).glob(".saving-*/*.data-*"):
-            if file.stat().st_size > 2**20:
-                os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.001)
-
-with tf.Graph().as_default(), tf.Session() as session:
-    step = tf.train.get_or_create_global_step()
-    tf.get_variable("weight", [2**24], initializer=tf.ones_initializer())
-    session.run(tf.global_variables_initializer())
-    threading.Thread(target=watch, daemon=True).start()
-    Checkpoints(sys.argv[1], 60).save(session, step)
-"""
-
-
-def test_a_kill_while_tensorflow_writes_leaves_nothing(tmp_path: Path) -> None:
-    """Killed in the midst of the data, a save has left no checkpoint; what it has left is gone at the next start."""
-    ended = subprocess.run(
-        [sys.executable, "-c", KILLED_IN_WRITING, str(tmp_path)], env=environment(), timeout=60, check=False
-    )
-    assert ended.returncode == -signal.SIGKILL
-    [staged] = tmp_path.iterdir()
-    assert staged.name.startswith(".saving-")
-    assert [path.suffix for path in staged.iterdir() if path.suffix == ".index"] == []
-    assert existing(str(tmp_path)) == []
-    assert _Training(tmp_path).resume() is None
-    assert list(tmp_path.iterdir()) == []
-
-
 @contextlib.contextmanager
 def full_disk(limit_bytes: int = 1000) -> Iterator[None]:
     """Let no file grow beyond a limit, which is as near to a full disk as a test gets without one."""
@@ -603,7 +395,7 @@ def full_disk(limit_bytes: int = 1000) -> Iterator[None]:
 def test_a_full_disk_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A checkpoint that finds no room is told and training goes on; the last one, at the end, is a StorageError."""
     caplog.set_level(logging.INFO, "tfps")
-    run = _Training(tmp_path, (10_000,))
+    run = Training(tmp_path, (10_000,))
     run.save(1)
     with full_disk():
         run.save(2, patiently=True)
@@ -635,7 +427,7 @@ def test_a_disk_that_is_full_leaves_the_old_one_whole(tmp_path: Path, caplog: py
     """On a real disk, a save finds no room at any point: nothing partial is left; with room again, it is saved."""
     caplog.set_level(logging.INFO, "tfps")
     with disk(tmp_path / "m", "1m") as path:
-        run = _Training(path, (100_000,))
+        run = Training(path, (100_000,))
         run.save(1)
         filler = path / "filler"
         free = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize
@@ -650,21 +442,21 @@ def test_a_disk_that_is_full_leaves_the_old_one_whole(tmp_path: Path, caplog: py
         assert "No space left on device" in caplog.text
         run.save(100)
         assert steps_in(path) == [1, 100]
-        assert _Training(path, (100_000,)).resume() == 100
+        assert Training(path, (100_000,)).resume() == 100
         run.session.close()
 
 
 def test_a_read_only_disk_leaves_the_old_one_whole(tmp_path: Path) -> None:
     """A directory that has become read-only is a StorageError; when it can be written again, so is a checkpoint."""
     with disk(tmp_path / "m", "1m") as path:
-        run = _Training(path)
+        run = Training(path)
         run.save(1)
         for options, step in (("remount,ro", 2), ("remount,rw", 3)):
             subprocess.run(["mount", "-o", options, str(path)], check=True)
             if step == 2:
                 with pytest.raises(StorageError, match=r"model\.ckpt-2 cannot be written: .*Read-only"):
                     run.save(2)
-                assert _Training(path).resume() == 1
+                assert Training(path).resume() == 1
             else:
                 run.save(3)
         assert steps_in(path) == [1, 3]
@@ -674,7 +466,7 @@ def test_a_read_only_disk_leaves_the_old_one_whole(tmp_path: Path) -> None:
 def test_a_directory_that_vanishes_is_made_again(tmp_path: Path, call: str) -> None:
     """However far a save has come when its directory vanishes, it fails as a StorageError, and the next one works."""
     path, real = tmp_path / "m" / "n", getattr(os, call)
-    run = _Training(path)
+    run = Training(path)
     for nth in itertools.count(1):
         calls = itertools.count(1)
 
@@ -691,13 +483,13 @@ def test_a_directory_that_vanishes_is_made_again(tmp_path: Path, call: str) -> N
         assert left in ([], [2 * nth])
         run.save(2 * nth + 1)
         assert steps_in(path) == [*left, 2 * nth + 1]
-        assert _Training(path).resume() == 2 * nth + 1
+        assert Training(path).resume() == 2 * nth + 1
     assert nth > 1
 
 
 def test_all_is_on_the_disk_before_it_counts(tmp_path: Path) -> None:
     """Each file is flushed before it is renamed; and the directory, before the index is renamed and at the end."""
-    run, happened, fsync, replace = _Training(tmp_path), [], os.fsync, os.replace
+    run, happened, fsync, replace = Training(tmp_path), [], os.fsync, os.replace
 
     def flushed(descriptor: int) -> None:
         happened.append(("flushed", os.fstat(descriptor).st_ino))
@@ -756,7 +548,7 @@ def held_at(number: int, event: threading.Event) -> Any:
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_is_not_saved(tmp_path: Path, bad: float) -> None:
     """A variable with one NaN or Inf is a DivergedError that names it; the last good checkpoint stays the newest."""
-    run = _Training(tmp_path)
+    run = Training(tmp_path)
     run.save(1)
     run.weight.load([1, bad, 1, 1], run.session)
     for patiently in (True, False):
@@ -930,7 +722,7 @@ def test_an_error_in_the_background_is_raised_once(look: Any) -> None:
 
 def test_what_becomes_nan_during_a_save_is_not_saved(tmp_path: Path) -> None:
     """Training goes on during a save: a variable that was finite before it and is NaN after it is not trusted."""
-    run = _Training(tmp_path)
+    run = Training(tmp_path)
     run.save(1)
     real = model_dir.stage
 
@@ -945,7 +737,7 @@ def test_what_becomes_nan_during_a_save_is_not_saved(tmp_path: Path) -> None:
 
 def test_two_saves_wait_for_each_other(tmp_path: Path) -> None:
     """A last save that comes while another is under way waits for it, and both are whole."""
-    run = _Training(tmp_path)
+    run = Training(tmp_path)
     with slow_disk() as (reached, released):
         first = threading.Thread(target=run.save, args=(1,))
         first.start()
@@ -964,11 +756,11 @@ def test_two_saves_wait_for_each_other(tmp_path: Path) -> None:
 
 def test_a_chief_that_goes_on_saves_over_damage(tmp_path: Path) -> None:
     """A chief that has restored nothing reads what is there before it takes its own step as saved."""
-    run = _Training(tmp_path)
+    run = Training(tmp_path)
     run.save(1)
     for file, how in itertools.product(FILES, HOW):
         spoil(tmp_path / f"model.ckpt-1.{file}", how)
-        _Training(tmp_path).save(1)
+        Training(tmp_path).save(1)
         assert steps_in(tmp_path) == [1]
         assert model_dir.problem(str(tmp_path / "model.ckpt-1")) is None
 

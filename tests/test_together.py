@@ -1,5 +1,6 @@
 """The workers of a sync job that are called together, as by one that was lost and started again, on real servers."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,7 @@ class Caller:
         self._state.call(self._session)
 
 
-@pytest.mark.parametrize("steps_per_run", [1, 4])
-@pytest.mark.parametrize(("num_ps", "num_workers"), [(1, 1), (1, 2), (2, 3)])
+@pytest.mark.parametrize(("num_ps", "num_workers", "steps_per_run"), [(1, 1, 1), (1, 2, 4), (2, 3, 4)])
 def test_called_together_they_lose_no_step(tmp_path: Path, num_ps: int, num_workers: int, steps_per_run: int) -> None:
     """Broken off and begun anew four times, a job has made exactly its updates, each the exact mean, all counted."""
     steps = 800
@@ -75,6 +75,34 @@ def test_called_together_they_lose_no_step(tmp_path: Path, num_ps: int, num_work
     told = summary(tmp_path)
     assert [told["tasks"][f"worker/{i}"]["steps"] for i in range(num_workers)] == [steps] * num_workers
     assert told["gradients_dropped"] is None
+
+
+def slow_powers(mode: str, params: Any, context: Any) -> Any:
+    """Give ``powers``, each after 50 ms: it is what steps wait for."""
+
+    def wait(x: Any) -> Any:
+        time.sleep(0.05)
+        return x
+
+    dataset = powers(mode, params, context)
+    return dataset and dataset.map(
+        lambda x, y: ({"x": tf.ensure_shape(tf.numpy_function(wait, [x["x"]], tf.float32), [])}, y)
+    )
+
+
+@pytest.mark.parametrize("steps_per_run", [1, 4])
+def test_called_while_they_wait_for_input_they_lose_none_of_it(tmp_path: Path, steps_per_run: int) -> None:
+    """A step that is broken off while it waits for a batch does not end the input, as it does TensorFlow's iterator."""
+    steps = 40
+    flags = {"mode": "sync", "max_steps": steps, "steps_per_run": steps_per_run, "model_dir": str(tmp_path)}
+    with job(model_of(slow_powers, linear), 1, 1, **flags) as running:
+        caller = Caller(1, 1)
+        for era in range(3):
+            caller.wait_until_ready(era)
+            time.sleep(0.2)
+            caller.call()
+        assert_done(running.wait(60))
+    assert variables_of(tmp_path) == {"weight": -steps * 3.0, "global_step": steps}
 
 
 def test_variables_of_two_steps_are_of_no_use(tmp_path: Path) -> None:

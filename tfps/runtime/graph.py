@@ -22,6 +22,7 @@ from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes import MODES
 from tfps.modes.step import Step
 from tfps.runtime import finite, placement, rows, unroll, wire
+from tfps.runtime.lasting_input import LastingIterator
 from tfps.runtime.packing import Packing, can_pack
 
 _UPDATES = 8  # of a background run
@@ -243,8 +244,8 @@ def _input(model: Model, mode: str, config: JobConfig, device: str, pipelines: i
         if dataset is None:
             return None
         _keep_cardinality(tf.get_default_graph())
-        # By its name it lasts beyond the session that made it.
-        iterator = tf.data.make_initializable_iterator(dataset, shared_name=f"tfps/{mode}_input")
+        training = mode == ModeKeys.TRAIN
+        iterator = LastingIterator(dataset) if training else tf.data.make_initializable_iterator(dataset)
         return iterator, tf.data.experimental.cardinality(dataset), iterator.get_next()
 
 
