@@ -1,9 +1,11 @@
 """Measuring a model, exporting it, and what its author is told about mistakes in it."""
 
+import dataclasses
 import logging
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,6 +112,32 @@ def test_measuring_twice_gives_the_same(trained: Path) -> None:
     with built.graph.as_default(), tf.Session() as session:
         tf.train.Saver().restore(session, newest(trained))
         assert evaluation.measure(session, built) == evaluation.measure(session, built) == summary(trained)["eval"]
+
+
+def test_a_metric_that_ignores_its_input_counts_its_batches() -> None:
+    """The run that finds the input at its end adds nothing to a metric, also where that need not wait for a batch."""
+
+    def slowly_ending(mode: str, params: Any, context: Any) -> Any:
+        def take(number: Any) -> Any:
+            time.sleep(0.3 if number else 0)
+            return number == 0
+
+        numbers = tf.data.Dataset.range(2)
+        taken = numbers.filter(lambda at: tf.ensure_shape(tf.numpy_function(take, [at], tf.bool), []))
+        return taken.map(lambda at: ({"x": tf.cast(at, tf.float32)}, 0.0))
+
+    def constant(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        spec = linear(features, labels, mode, params)
+        return dataclasses.replace(spec, eval_metric_ops={"two": tf.metrics.mean(tf.constant(2.0))})
+
+    model = model_of(slowly_ending, constant)
+    built = graph.evaluation(JobConfig(), None, Task("worker", 0), model)
+    assert built is not None
+    with built.graph.as_default(), tf.Session(graph=built.graph) as session:
+        session.run(tf.global_variables_initializer())
+        totals = [v for v in built.graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES) if v.shape.rank == 0]
+        assert evaluation.measure(session, built)["two"] == 2
+        assert sorted(session.run(totals)) == [0, 1, 1, 2]  # the loss's total, the two counts, the metric's total
 
 
 def test_an_empty_evaluation_input_is_a_data_error(trained: Path) -> None:

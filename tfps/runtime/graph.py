@@ -6,7 +6,7 @@ A model's functions are called here and nowhere else, so this is where a mistake
 import contextlib
 import dataclasses
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -171,7 +171,17 @@ def evaluation(
         iterator, _, batch = source
         spec = _spec(model, ModeKeys.EVAL, config, *batch)
         metrics = {"loss": tf.metrics.mean(spec.loss), **spec.eval_metric_ops}
+        _only_with(batch, [update for _, update in metrics.values()])
     return EvalGraph(graph, global_step, iterator, metrics)
+
+
+def _only_with(batch: Any, updates: Sequence[Any]) -> None:
+    """Let metrics count nothing where there is no batch any more, although they may not look at it."""
+    read = next(tensor.op for tensor in tf.nest.flatten(batch, expand_composites=True))
+    for op in set(placement.needed(updates)) - {read}:
+        lasts = any(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype for tensor in op.inputs)
+        if lasts and op._get_control_flow_context() is None:  # a loop takes no edge from outside
+            op._add_control_input(read)
 
 
 def prediction(config: JobConfig, model: Model) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
