@@ -101,7 +101,7 @@ class Attempt:
             "model_dir": self.model_dir,
             "data_dir": self.control,
             "mode": self.result.mode,
-            "max_steps": int(self._deadline_secs * at_once / control.STEP_SECS),
+            "max_steps": int(self._deadline_secs / 3 * at_once / control.STEP_SECS),
             "batch_size": 1,
             "steps_to_validate": 1,
             "save_checkpoint_secs": SAVE_SECS,

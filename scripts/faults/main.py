@@ -1,10 +1,11 @@
 """Run faults against real jobs, and the same faults against the classic script; write FAULTS.md.
 
-Usage: scripts/faults/run [--repeat=N] [--seed=S] [--fault=NAME ...] [--mode=async|sync ...] [--out=DIR]
+Usage: scripts/faults/run [--repeat=N] [--seed=S] [--fault=NAME ...] [--mode=async|sync ...] [--at_once=N] [--out=DIR]
        scripts/faults/run --soak --minutes=M [--seed=S] [--mode=async|sync ...] [--out=DIR]
 """
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
@@ -25,10 +26,10 @@ import timeline
 from attempt import Attempt, HangError, UnexpectedError
 from faults import BOTH, FAULTS
 from forked import HERE, PRELOAD
-from result import CLASSIC, FAILED, HANG, NOT_RUN, OK, TFPS, Result
+from result import CLASSIC, FAILED, HANG, NOT_RUN, OK, TFPS, Result, replace
 
 ROOT = HERE.parent.parent
-RAW, KEPT = ROOT / "runs" / "faults" / "results.json", ROOT / "runs" / "faults" / "kept"
+RAW, KEPT = ROOT / "runs" / "faults", ROOT / "runs" / "faults" / "kept"
 
 
 def main() -> int:
@@ -40,19 +41,27 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     _start_fork_server()
-    results, soaks = result.load(RAW)
-    if flags.soak:
-        soaks = [old for old in soaks if old.mode not in flags.mode]
-        for mode in flags.mode:
-            soaks.append(soak.run(mode, flags.minutes, flags.seed, flags.under))
-            _write(flags.out, results, soaks)
-        return int(any(one.outcome != OK for one in soaks if one.mode in flags.mode))
-    results = []
-    for one in _all_runs(flags):
-        results.append(_run(one, flags.seed))
-        print(results[-1].line(), flush=True)
-        _write(flags.out, results, soaks)
-    return int(any(one.outcome != OK for one in results if one.program == TFPS))
+    return _soak(flags) if flags.soak else _break(flags)
+
+
+def _soak(flags: argparse.Namespace) -> int:
+    found = []
+    for mode in flags.mode:
+        found.append(soak.run(mode, flags.minutes, flags.seed, flags.under))
+        result.store(RAW / f"soak-{mode}.json", [], found[-1:])
+        _write_table(flags.out)
+    return int(any(one.outcome != OK for one in found))
+
+
+def _break(flags: argparse.Namespace) -> int:
+    found: list[Result] = []
+    part, parts = (int(number) for number in flags.part.split("/"))
+    for one in itertools.islice(_all_runs(flags), part, None, parts):
+        found.append(_run(one, flags.seed))
+        print(found[-1].line(), flush=True)
+        result.store(RAW / f"runs-{part}.json", found, [])
+        _write_table(flags.out)
+    return int(any(one.outcome != OK for one in found if one.program == TFPS))
 
 
 def _leave(number: int, _frame: object) -> None:
@@ -85,6 +94,8 @@ def _flags() -> argparse.Namespace:
     )
     parser.add_argument("--soak", action="store_true", help="random faults, one after another, on one job a mode")
     parser.add_argument("--minutes", type=float, default=20.0, help="how long a soak breaks things (default 20)")
+    parser.add_argument("--part", default="0/1", help=argparse.SUPPRESS)  # of those at once
+    parser.add_argument("--at_once", type=int, default=1, help="how many jobs at once (default 1)")
     parser.add_argument("--out", type=Path, default=HERE, help="directory for FAULTS.md")
     flags = parser.parse_args()
     flags.mode, flags.program = flags.mode or list(BOTH), flags.program or [TFPS, CLASSIC]
@@ -138,11 +149,12 @@ def _keep(attempt: Attempt, directory: Path) -> None:
         shutil.copytree(attempt.model_dir / "logs", directory / "logs")
 
 
-def _write(out: Path, results: Sequence[Result], soaks: Sequence[result.Soak]) -> None:
-    """Write the raw figures and the table."""
-    result.store(RAW, results, soaks)
+def _write_table(out: Path) -> None:
+    """Write what is known of the runs of all parts, and of the last soaks."""
+    known = [result.load(path) for path in sorted(RAW.glob("*.json"))]
+    runs = sorted((one for runs, _ in known for one in runs), key=lambda one: one.repeat)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "FAULTS.md").write_text(report.table(FAULTS, results, soaks))
+    replace(out / "FAULTS.md", report.table(FAULTS, runs, [one for _, soaks in known for one in soaks]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """One run of one fault, in figures; and the file that holds all of them."""
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -100,4 +101,11 @@ def store(path: Path, results: Sequence[Result], soaks: Sequence[Soak]) -> None:
     """Write a file of results."""
     path.parent.mkdir(parents=True, exist_ok=True)
     told = {"runs": [asdict(result) for result in results], "soaks": [asdict(soak) for soak in soaks]}
-    path.write_text(json.dumps(told, indent=1) + "\n")
+    replace(path, json.dumps(told, indent=1) + "\n")
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file that another process may read or write just now."""
+    written = path.with_name(f".{path.name}-{uuid.uuid4()}")
+    written.write_text(text)
+    written.replace(path)
