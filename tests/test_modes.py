@@ -314,14 +314,15 @@ class _SyncByHand:
         cluster, model = cluster_of(), model_of(powers, linear)
         self._built = [graph.training(job_config, cluster, Task("worker", i), model) for i in (0, 1)]
         self._sessions = []
+        now = {self._built[0].step.leftovers.era: 0}
         for index, built in enumerate(self._built):
             with built.graph.as_default():
                 init = [tf.global_variables_initializer(), built.step.chief_init] if index == 0 else []
                 config = session_config("/job:ps", f"/job:worker/task:{index}")
                 self._sessions.append(tf.Session(target_of(Task("worker", index)), graph=built.graph, config=config))
                 for op in (*init, built.iterator.initializer, built.step.worker_init):
-                    self._sessions[-1].run(op)
-        Updates(self._sessions[0], self._built[0].updates)
+                    self._sessions[-1].run(op, now if index == 0 else None)
+        Updates(self._sessions[0], self._built[0].updates, now)
 
     def push(self, worker: int) -> None:
         """Push a worker's gradient, and draw no token."""

@@ -33,15 +33,16 @@ def _theirs(optimizer: Any, loss: Any, global_step: Any, index: int) -> tuple[An
     token = sync.minimize(loss, global_step)
     sync.ready_for_local_init_op.mark_used()
     runner = sync.get_chief_queue_runner()
-    start = [] if index else [sync.chief_init_op]
+    start = [] if index else [(sync.chief_init_op, {})]
     return token, start, lambda session: runner.create_threads(session, daemon=True, start=True)
 
 
 def _ours(optimizer: Any, loss: Any, global_step: Any, index: int) -> tuple[Any, Any, Any]:
     cluster = Cluster(("p:1",), ("w:1", "w:2"))
     step = synchronous.build(optimizer, loss, global_step, JobConfig(), cluster, Task("worker", index))
-    start = [] if index else [step.chief_init]
-    return step.train_op, [*start, step.worker_init], lambda session: Updates(session, step.update)
+    now = {step.leftovers.era: 0}
+    start = [] if index else [(step.chief_init, now)]
+    return step.train_op, [*start, (step.worker_init, {})], lambda session: Updates(session, step.update, now)
 
 
 def _trained(build: Callable[..., tuple[Any, Any, Any]], optimizer: Callable[[], Any]) -> np.ndarray:
@@ -58,8 +59,8 @@ def _trained(build: Callable[..., tuple[Any, Any, Any]], optimizer: Callable[[],
     chief, _, weights, init, _, _, start_updates = workers[0]
     chief.run(init)
     for session, _, _, _, _, start, _ in workers:
-        for op in start:
-            session.run(op)
+        for op, fed in start:
+            session.run(op, fed)
     start_updates(chief)
     for gradients in GRADIENTS:
         pushes = [

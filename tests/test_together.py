@@ -1,5 +1,7 @@
 """The workers of a sync job that are called together, as by one that was lost and started again, on real servers."""
 
+import contextlib
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -135,11 +137,25 @@ class _ByHand:
         operations = self.built.graph.get_operations()
         token = next(op for op in operations if op.type == "QueueDequeueV2" and op.control_inputs)
         self.push = token.control_inputs
+        self.tokens = [op for op in operations if op.type == "QueueDequeueV2" and not op.control_inputs]
         queues = {op.inputs[0] for op in operations if op.type == "QueueDequeueV2"}
         with self.built.graph.as_default():
             self.fill = [
                 tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.constant(7, tf.int64)]) for queue in queues
             ]
+
+    def ask(self, op: Any, feeds: Any = None) -> threading.Thread:
+        """Run an operation that waits, in a session of its own, as one that is lost later."""
+        config = session_config("/job:ps", "/job:worker/task:0")
+        session = tf.Session(target_of(Task("worker", 0)), graph=self.built.graph, config=config)
+
+        def wait() -> None:
+            with contextlib.suppress(tf.errors.InvalidArgumentError):  # an era that is over
+                session.run(op, feeds)
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        return thread
 
     def begin(self, era: int) -> None:
         """Begin an era, without updates in the background."""
@@ -164,6 +180,32 @@ def test_what_broken_off_steps_have_left_is_cleared() -> None:
         assert worker.held() == [0, 0, 0]
         worker.session.run(worker.push)  # its stamp is still that of before
         assert worker.held() == [0, 0, 0]
+        worker.session.run(worker.built.step.worker_init)
+        worker.session.run(worker.push)
+        assert worker.held() == [1, 0, 0]
+
+
+def test_what_a_lost_worker_still_waits_for_takes_nothing() -> None:
+    """A token and a mean that were asked for before, by tasks that a PS does not know to be lost, are not given away.
+
+    The update that waited with the chief that is gone changes nothing.
+    """
+    with shared_servers():
+        worker = _ByHand()
+        update, now = worker.built.step.update, {worker.built.step.leftovers.era: 0}
+        worker.begin(0)
+        worker.session.run(worker.built.step.worker_init)
+        worker.session.run(worker.push)
+        asked = [worker.ask(update, now) for _ in range(3)] + [
+            worker.ask(token) for token in worker.tokens for _ in "12"
+        ]
+        time.sleep(0.5)
+        assert [one.is_alive() for one in asked] == [True] * 7
+        worker.begin(1)
+        wait_until(lambda: not any(one.is_alive() for one in asked))
+        assert worker.held() == [0, 0, 0]
+        assert not worker.session.run(worker.built.step.leftovers.torn)
+        assert worker.session.run([worker.built.global_step, "weight/Read/ReadVariableOp:0"]) == [0, 0]
         worker.session.run(worker.built.step.worker_init)
         worker.session.run(worker.push)
         assert worker.held() == [1, 0, 0]

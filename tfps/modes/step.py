@@ -20,15 +20,22 @@ Copy = Callable[[Any], Any]
 class Leftovers:
     """What steps that were broken off leave on the PS, in a mode whose workers wait for one another.
 
+    What a lost worker has asked for may still wait on a PS that does not know that it is lost, and would take what is
+    meant for its successor. It is given something else before: ``fill``, until what was put in stays there.
+
     Attributes:
-        era: int64 placeholder, by default 0: how often workers have begun anew; ``chief_init`` is run with it.
+        era: int64 placeholder: how often workers have begun anew; ``chief_init`` and ``update`` are run with it.
         counts: int64 [n]: how much each of n queues and accumulators holds.
+        fill: n operations: each puts something into one that is of no effect.
+        enough: How often to run ``fill``: when each then holds so many, nobody waits any more.
         clear: n operations: each takes one out, or all.
         torn: Scalar bool: an update was broken off when some variables had it and others not.
     """
 
     era: Any
     counts: Any
+    fill: Sequence[Any]
+    enough: int
     clear: Sequence[Any]
     torn: Any
 
@@ -45,7 +52,7 @@ class Step:
         chief_init: Operation that the chief runs when the variables have their values and before any worker takes a
             step; with ``leftovers``, also when the workers begin together anew. What was begun before does not count.
         worker_init: Operation that every worker runs before its first step, and when they begin anew.
-        update: Operation that the chief keeps running in the background, or ``None``.
+        update: Operation that the chief keeps running in the background, or ``None``; in an era that is over, it fails.
         leftovers: ``None`` where no worker waits for another: what one leaves behind hinders nobody.
         ahead: int64 [workers]: for how many updates to come each has handed over its part; the others wait for those
             that have for none. ``None`` where no worker waits for another.

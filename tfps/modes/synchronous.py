@@ -18,9 +18,11 @@ Three things differ from TensorFlow's, so that a mean is always one gradient of 
 - The stamp is kept on the PS, beside the tokens, and does not travel with every gradient.
 
 A worker may be lost with its token, or with a part of its gradient sent, and the chief in the middle of an update. When
-they begin together anew, stamps go on from a higher *base*: what is still on its way from before is dropped as stale,
-what has arrived is cleared, and every worker computes the gradient of the present step once more. Only where a PS had
-begun an update that was not ended everywhere (``torn``), the variables are of two steps, and of no use.
+they begin together anew, in the next *era*, stamps go on from a higher base: what is still on its way from before is
+dropped as stale, what has arrived is cleared, and every worker computes the gradient of the present step once more. A
+PS may not know yet that a worker is lost, and still have its requests in line: they are given tokens and gradients of
+zeros, and an update of another era than the PS's fails before it changes anything. Only where a PS had begun an update
+that was not ended everywhere (``torn``), the variables are of two steps, and of no use.
 """
 
 import dataclasses
@@ -35,6 +37,8 @@ from tfps.config import JobConfig
 from tfps.modes.step import Copy, Leftovers, Step
 
 _BASE = 1 << 40  # more than there are steps
+_NEVER_STALE = 1 << 62
+_OVER = "the update is of an era that is over"
 
 
 def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluster: Cluster, task: Task) -> Step:
@@ -59,7 +63,8 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
     if not gradients:
         raise ValueError("No gradients provided for any variable: the loss depends on none.")
     made = [_mean(gradient, variable, stamped, cluster.num_workers) for gradient, variable in gradients]
-    begun, means = _noting_the_beginning(made)
+    era = tf.placeholder(tf.int64, [], name="tfps/present_era")
+    begun, eras, means = _noting_the_beginning(made, era)
     with tf.device(global_step.device):
         queues = [_tokens(index) for index in range(cluster.num_workers)]
         update = optimizer.apply_gradients([(mean.value, mean.variable) for mean in means], global_step)
@@ -76,10 +81,10 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
             stamp.assign(global_step + base, read_value=False),
             pushed[task.index].assign(global_step, read_value=False),
         )
-        era = tf.placeholder_with_default(tf.zeros([], tf.int64), [])
         with tf.control_dependencies([base.assign(era * _BASE, read_value=False)]):
             first = base + global_step
         start = tf.group(
+            *(known.assign(era, read_value=False) for known in eras),
             *(mean.accumulator.set_global_step(first) for mean in means),
             *(number.assign(global_step, read_value=False) for number in begun),
         )
@@ -89,6 +94,8 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
                 [tf.cast(mean.accumulator.num_accumulated(), tf.int64) for mean in means]
                 + [tf.cast(queue.size(), tf.int64) for queue in queues]
             ),
+            fill=[mean.fill for mean in means] + [queue.enqueue(global_step) for queue in queues],
+            enough=cluster.num_workers,
             clear=[mean.drop for mean in means] + [queue.dequeue().op for queue in queues],
             torn=tf.reduce_any(tf.not_equal(tf.stack([number.read_value() for number in begun]), global_step)),
         )
@@ -132,44 +139,72 @@ def _tokens(index: int) -> Any:
 class _Mean:
     """A variable's accumulator, the operation that puts this worker's gradient in, and the mean that comes out.
 
-    ``drop`` takes out what is in it, if anything is.
+    ``fill`` puts zeros in, ``drop`` takes out what is in it, if anything is.
     """
 
     variable: Any
     accumulator: Any
     push: Any
     value: Any
+    fill: Any
     drop: Any
 
 
 def _mean(gradient: Any, variable: Any, stamp: Any, num_workers: int) -> _Mean:
-    name = f"{variable.op.name}/mean"
     gradient = _summed_by_row(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+    make = _sparse_mean if isinstance(gradient, tf.IndexedSlices) else _dense_mean
     with tf.device(variable.device):
-        if not isinstance(gradient, tf.IndexedSlices):
-            dense = tf.ConditionalAccumulator(gradient.dtype, variable.shape, shared_name=name)
-            push, value = dense.apply_grad(gradient, stamp), dense.take_grad(num_workers)
-            return _Mean(variable, dense, push, value, dense.take_grad(1).op)
-        sparse = tf.SparseConditionalAccumulator(gradient.dtype, shape=[], shared_name=name, reduction_type="SUM")
-        total = sparse.take_indexed_slices_grad(num_workers)
-        share = tf.IndexedSlices(total.values / num_workers, total.indices, total.dense_shape)
-        drop = sparse.take_indexed_slices_grad(1).indices.op
-        return _Mean(variable, sparse, sparse.apply_indexed_slices_grad(gradient, stamp), share, drop)
+        return make(gradient, variable, stamp, num_workers, f"{variable.op.name}/mean")
 
 
-def _noting_the_beginning(means: Sequence[_Mean]) -> tuple[Sequence[Any], Sequence[_Mean]]:
-    """Return a counter of each PS, and the means, which can be had once their PS has counted the update as begun."""
+def _dense_mean(gradient: Any, variable: Any, stamp: Any, num_workers: int, name: str) -> _Mean:
+    sums = tf.ConditionalAccumulator(gradient.dtype, variable.shape, shared_name=name)
+    zeros = tf.zeros_like(variable.read_value(), gradient.dtype)
+    return _Mean(
+        variable=variable,
+        accumulator=sums,
+        push=sums.apply_grad(gradient, stamp),
+        value=sums.take_grad(num_workers),
+        fill=sums.apply_grad(zeros, _NEVER_STALE),
+        drop=sums.take_grad(1).op,
+    )
+
+
+def _sparse_mean(gradient: Any, variable: Any, stamp: Any, num_workers: int, name: str) -> _Mean:
+    sums = tf.SparseConditionalAccumulator(gradient.dtype, shape=[], shared_name=name, reduction_type="SUM")
+    total = sums.take_indexed_slices_grad(num_workers)
+    zeros = tf.IndexedSlices(tf.zeros([1, *variable.shape[1:]], gradient.dtype), tf.zeros([1], gradient.indices.dtype))
+    return _Mean(
+        variable=variable,
+        accumulator=sums,
+        push=sums.apply_indexed_slices_grad(gradient, stamp),
+        value=tf.IndexedSlices(total.values / num_workers, total.indices, total.dense_shape),
+        fill=sums.apply_indexed_slices_grad(zeros, _NEVER_STALE),
+        drop=sums.take_indexed_slices_grad(1).indices.op,
+    )
+
+
+def _noting_the_beginning(means: Sequence[_Mean], era: Any) -> tuple[Sequence[Any], Sequence[Any], Sequence[_Mean]]:
+    """Let each PS count the updates that it has begun, and begin none of another era than the one it is in.
+
+    Returns:
+        The counter of each PS, the era of each, and the means, which can be had once their PS has counted.
+    """
     counters: list[Any] = []
+    eras: list[Any] = []
     noted: list[_Mean] = []
     for device in dict.fromkeys(mean.variable.device for mean in means):
         own = [mean for mean in means if mean.variable.device == device]
         with tf.device(device):
             counters.append(_number(f"tfps/begun_{len(counters)}"))
+            eras.append(_number(f"tfps/begun_in_era_{len(eras)}"))
             with tf.control_dependencies([_numbers(mean.value) for mean in own]):
+                present = tf.equal(eras[-1].read_value(), era)
+            with tf.control_dependencies([tf.raw_ops.Assert(condition=present, data=[_OVER])]):
                 begin = counters[-1].assign_add(1, read_value=False)
             with tf.control_dependencies([begin]):
                 noted += [dataclasses.replace(mean, value=_same(mean.value)) for mean in own]
-    return counters, noted
+    return counters, eras, noted
 
 
 def _numbers(mean: Any) -> Any:

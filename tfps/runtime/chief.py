@@ -12,6 +12,7 @@ from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import StoppedError, TfpsError
 from tfps.models import Model
+from tfps.modes.step import Leftovers
 from tfps.report import JOB, SUMMARY, format_progress, write_json
 from tfps.runtime import evaluation, graph
 from tfps.runtime import session as sessions
@@ -22,7 +23,7 @@ from tfps.runtime.model_dir import existing
 from tfps.runtime.updates import Updates
 
 _TORN_SECS = 1.0
-_CLEAR_MS = 10_000
+_CLEAR_SECS = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +70,11 @@ class Chief:
         step, self.began_anew = self._built.step, era > 0
         now = {step.leftovers.era: era} if step.leftovers else {}
         session.run(step.chief_init, now)
-        if step.leftovers:
-            patience = tf.RunOptions(timeout_in_ms=_CLEAR_MS)
-            while (counts := session.run(step.leftovers.counts)).any():
-                full = [clear for clear, held in zip(step.leftovers.clear, counts, strict=True) if held]
-                session.run(full, options=patience)
+        if step.leftovers and era:
+            _clear(session, step.leftovers)
             session.run(step.chief_init, now)
         if self._built.updates is not None:
-            self.updates = Updates(session, self._built.updates)
+            self.updates = Updates(session, self._built.updates, now)
 
     def is_torn(self, session: Any) -> bool:
         """Tell whether the variables are of two steps, as the chief was lost in the middle of an update."""
@@ -144,6 +142,25 @@ class Chief:
         log.info(format_progress(step, scalars))
         EventFile(self._config.model_dir, "eval").write(step, metrics)
         return metrics
+
+
+def _clear(session: Any, leftovers: Leftovers) -> None:
+    """Clear what lost workers have left: first what waits, then what is there.
+
+    Raises:
+        tf.errors.DeadlineExceededError: If that does not come to an end.
+    """
+    deadline, stays = time.monotonic() + _CLEAR_SECS, False
+    while not stays:
+        for _ in range(leftovers.enough):
+            session.run(leftovers.fill)
+        stays = (session.run(leftovers.counts) >= leftovers.enough).all()
+        if time.monotonic() > deadline:
+            raise tf.errors.DeadlineExceededError(None, None, "what is put in is taken out again and again")
+    patience = tf.RunOptions(timeout_in_ms=int(_CLEAR_SECS * 1000))
+    while (counts := session.run(leftovers.counts)).any():
+        full = [clear for clear, held in zip(leftovers.clear, counts, strict=True) if held]
+        session.run(full, options=patience)
 
 
 def _found_from_anywhere(config: JobConfig) -> JobConfig:
