@@ -19,6 +19,7 @@ from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import ConfigError, PeerLostError
 from tfps.launchers.local import held_ports
+from tfps.report import write_json
 from tfps.runtime import agreement, jobstate, net, ps
 from tfps.runtime.stop import Stop
 from tfps.runtime.worker import Worker
@@ -152,3 +153,24 @@ def test_a_task_that_was_started_otherwise_is_refused(tmp_path: Path) -> None:
             for what in ("optimizer=adam here, none", "mode=sync here, async", "wire=plain here, packed")
         ]
         assert started[0].poll() is None
+
+
+def test_the_ps_of_another_run_are_refused(tmp_path: Path) -> None:
+    """A chief goes on with its own run, and with one whose ``job.json`` is lost, but with no other."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    run = agreement.new_run(str(here))
+    told = json.dumps(run)
+    agreement.check_run(str(here), told, "ps/0 (h:1)")
+    write_json(here / "job.json", {"model": "linear", "run": run["id"]})
+    agreement.check_run(str(here), told, "ps/0 (h:1)")
+    for unknown in ((None, told), (str(here), "")):
+        agreement.check_run(*unknown, "ps/0 (h:1)")
+    with pytest.raises(ConfigError) as caught:
+        agreement.check_run(str(there), told, "ps/0 (h:1)")
+    assert str(caught.value) == (
+        f"--model_dir={there}: ps/0 (h:1) is of another run, with --model_dir={here}: end the PS and start them again, "
+        "or give that directory."
+    )
+    write_json(here / "job.json", {"model": "linear", "run": agreement.new_run(str(here))["id"]})
+    with pytest.raises(ConfigError, match=r"of another run, that was begun before this one: end the PS and start"):
+        agreement.check_run(str(here), told, "ps/0 (h:1)")

@@ -201,8 +201,8 @@ def test_swapped_servers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         net.wait_for_peers(swapped, CHIEF, 20, lambda: None)
     assert 0.5 < time.monotonic() - began < 10
     assert caught.value.exit_code == 2
-    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["ps/0 (127.0.0.1", "ps/1 (127.0.0.1"]
-    assert f"ps/0 ({real.ps[1]}) says that it is ps/1: " in caught.value.problems[0]
+    assert len(caught.value.problems) == 2
+    assert f"--ps_hosts: ps/0 ({real.ps[1]}) says that it is ps/1: " in caught.value.problems[0]
     assert f"ps/1 ({real.ps[0]}) says that it is ps/0: " in caught.value.problems[1]
 
 

@@ -78,7 +78,8 @@ def _ps(title: str, act: Act, **more: Any) -> Fault:
 
 
 def _cut(kind: str, secs: float) -> Fault:
-    make, title = (_kill if secs < 10 else _ps), f"a PS is cut off for {secs:g} s: packets {kind}"
+    # One that is reset in the middle of an update leaves the variables of two steps: back to the checkpoint.
+    make, title = (_kill if secs < 10 and kind != "reset" else _ps), f"a PS is cut off for {secs:g} s: packets {kind}"
     return make(title, network.cut(kind, secs), deadline_secs=60.0 + secs)
 
 

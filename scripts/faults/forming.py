@@ -65,9 +65,9 @@ def old_ps(run: Attempt) -> None:
 
 
 def _refused(run: Attempt, victim: str) -> None:
-    """Wait until a task was turned away, before any step, with the reason named."""
+    """Wait until a task was turned away, before any step of its own, with the reason named."""
     run.ends_alone(victim)
-    after = run.lines[run.mark.edge :]
+    after = [line for line in run.lines[run.mark.edge :] if line.task == victim]
     run.need(not timeline.steps(after), "steps were taken")
     named = [line for line in run.lines if line.at >= run.mark.at and re.search(run.mark.says, line.text)]
     run.need(bool(named), "the difference is not named")

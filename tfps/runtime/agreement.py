@@ -8,21 +8,27 @@ something else in silence. So:
    with every difference told or, if that PS leaves meanwhile (it was of an earlier job), as one that lost it.
 
 The addresses are no terms: one host may have many names, and who is where has been asked (``identity``). Neither is
-what each task may have for itself: paths, batch sizes, how often to save and to report. Nor an id of the run: whether
-a PS has seen a worker before is told by that worker's mark (``jobstate``). Does not import TensorFlow.
+what each task may have for itself: paths, batch sizes, how often to save and to report.
+
+A chief that is started again finds its own mark on the PS (``jobstate``). So does one of a new job that meets the PS of
+an old one, but from another ``--model_dir``, or from one that has seen another run since: ``job.json`` there holds a
+run's id, and so does the PS. Does not import TensorFlow.
 """
 
 import json
 import logging
 import os
 import time
+import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tfps
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import ConfigError, PeerLostError
+from tfps.report import JOB, read_json
 from tfps.runtime import net
 
 _FLAGS = ("model", "optimizer", "learning_rate", "max_steps", "mode", "ps_strategy", "min_slice_mb", "wire")
@@ -95,6 +101,38 @@ def _shown(value: Any) -> str:
 
 def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
+
+
+def new_run(model_dir: str | None) -> dict[str, str]:
+    """Return what tells a run from all others: an id, and where its results go."""
+    return {"id": uuid.uuid4().hex, "model_dir": os.path.abspath(model_dir) if model_dir else ""}
+
+
+def check_run(model_dir: str | None, told: str, server: str) -> None:
+    """Make sure that the variables on the PS are of the run that a chief goes on with.
+
+    Args:
+        model_dir: The chief's; without one, and where it was lost with its ``job.json``, nothing can be told.
+        told: What that run's chief has left on the PS, as JSON; may be empty.
+        server: The PS, for people.
+
+    Raises:
+        ConfigError: If they are of another run.
+    """
+    if not told or not model_dir:
+        return
+    there = json.loads(told)
+    here = (read_json(Path(model_dir) / JOB) or {}).get("run", there["id"])
+    if there["model_dir"] != os.path.abspath(model_dir):
+        why = f"with --model_dir={there['model_dir'] or 'none'}"
+    elif here != there["id"]:
+        why = "that was begun before this one"
+    else:
+        return
+    raise ConfigError(
+        f"--model_dir={model_dir}: {server} is of another run, {why}: end the PS and start them again"
+        + (", or give that directory." if there["model_dir"] not in ("", os.path.abspath(model_dir)) else ".")
+    )
 
 
 def _wait_for_leaving(cluster: Cluster, others: set[Task]) -> None:

@@ -1,5 +1,6 @@
 """The chief's duties beside training: first values, checkpoints, the final evaluation, the summary."""
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from tfps.errors import StoppedError, TfpsError
 from tfps.models import Model
 from tfps.modes.step import Leftovers
 from tfps.report import JOB, SUMMARY, format_progress, write_json
-from tfps.runtime import evaluation, graph
+from tfps.runtime import agreement, evaluation, graph
 from tfps.runtime import session as sessions
 from tfps.runtime.checkpoint import Background, Checkpoints
 from tfps.runtime.events import EventFile
@@ -48,8 +49,8 @@ class Chief:
         self.resumed_from_step = self.global_step(session)
         log.info("started again: going on from step %d", self.resumed_from_step)
 
-    def give_values(self, session: Any) -> None:
-        """Give the variables their first values, or the newest whole checkpoint's, and set up the mode.
+    def give_values(self, session: Any) -> str:
+        """Give the variables their first values, or the newest whole checkpoint's; returns which run this is.
 
         Raises:
             CheckpointError: If there are checkpoints, and none is whole; or if the newest whole one does not fit.
@@ -61,9 +62,12 @@ class Chief:
         else:
             session.run(self._init)
         session.run(self._built.load)
+        run = agreement.new_run(self._config.model_dir)
         if self._config.model_dir:
-            write_json(Path(self._config.model_dir) / JOB, _found_from_anywhere(self._config).to_dict())
+            told = {**_found_from_anywhere(self._config).to_dict(), "run": run["id"]}
+            write_json(Path(self._config.model_dir) / JOB, told)
             (Path(self._config.model_dir) / SUMMARY).unlink(missing_ok=True)  # that of an earlier run
+        return json.dumps(run)
 
     def let_go(self, session: Any, era: int) -> None:
         """Set up the mode, clear what steps that were broken off have left, and start the updates."""

@@ -79,6 +79,7 @@ class PsState:
         ready: int64 variable: the era in which the chief lets everyone go on; before the first, -1.
         leave: bool variable: the job has to begin anew.
         terms: string variable: what the PS was started on; see ``agreement``.
+        run: string variable, of PS 0: which run of which job it holds the variables of, once they have values.
     """
 
     phase: Any
@@ -90,6 +91,7 @@ class PsState:
     ready: Any
     leave: Any
     terms: Any
+    run: Any
 
     @property
     def init_op(self) -> Any:
@@ -110,6 +112,7 @@ def on_ps(cluster: Cluster, index: int, terms: str = "") -> PsState:
             ready=_variable(f"tfps/ready_{index}", [], tf.int64, first=-1),
             leave=_variable(f"tfps/leave_{index}", [], tf.bool),
             terms=_text(f"tfps/terms_{index}", terms),
+            run=_text(f"tfps/run_{index}", ""),
         )
 
 
@@ -140,6 +143,9 @@ class JobState:
         self._mark = tf.group(*(ps.marks.scatter_update(tf.IndexedSlices(True, worker)) for ps in servers))
         self._dismiss = [ps.leave.assign(True, read_value=False) for ps in servers]
         self._terms = [ps.terms.read_value() for ps in servers]
+        self._run = tf.placeholder(tf.string, [], name="tfps/run")
+        self._set_run = first.run.assign(self._run, read_value=False)
+        self._present_run = first.run.read_value()
         self._up = tf.group(*(variable.read_value().op for ps in servers for variable in vars(ps).values()))
 
     def write(self, session: Any, phase: int, steps: int, skipped: int = 0) -> None:
@@ -191,6 +197,15 @@ class JobState:
     def terms(self, session: Any) -> list[str]:
         """Return by PS what it was started on."""
         return [terms.decode() for terms in session.run(self._terms)]
+
+    def set_run(self, session: Any, run: str) -> None:
+        """Say which run of which job the variables are of; see ``agreement``."""
+        session.run(self._set_run, {self._run: run})
+
+    def run(self, session: Any) -> str:
+        """Return what ``set_run`` has said last."""
+        told: str = session.run(self._present_run).decode()
+        return told
 
     def marked(self, session: Any) -> list[bool]:
         """Tell by PS whether this worker has joined it before."""

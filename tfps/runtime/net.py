@@ -18,7 +18,7 @@ from tfps.hosts import split
 from tfps.runtime import identity
 from tfps.runtime.identity import Answer
 
-LEAVING_SECS = 5.0  # what is still there after so long does not leave by itself
+LEAVING_SECS = 10.0  # what is still there after so long does not leave by itself
 
 _POLL_SECS = 0.05
 _TELL_AFTER_SECS = 2.0  # waiting shorter than this is not worth a line
@@ -145,7 +145,10 @@ class _Meeting:
     def check(self) -> None:
         """Raise an error if it is no use to wait any longer."""
         found = {peer: answer.task for peer, answer in self._absent.items() if answer.task}
-        wrong = [f"{peer} ({self._cluster.address(peer)}) {stranger(other)}" for peer, other in found.items()]
+        wrong = [
+            f"--{peer.job}_hosts: {peer} ({self._cluster.address(peer)}) {stranger(other)}"
+            for peer, other in found.items()
+        ]
         if wrong and time.monotonic() - self._wrong_since > min(LEAVING_SECS, self._timeout_secs):
             raise ConfigError(wrong)
         if self.lasts(self._timeout_secs):

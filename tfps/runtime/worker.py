@@ -5,6 +5,7 @@ What the tasks agree on, and in which order, is told in ``jobstate``; the chief'
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.errors import PeerLostError, RetryableError, StoppedError, TfpsError
+from tfps.errors import ClusterFormError, PeerLostError, RetryableError, StoppedError, TfpsError
 from tfps.models import Model
 from tfps.report import brief, count
 from tfps.runtime import agreement, graph, jobstate, net, server
@@ -97,7 +98,7 @@ class Worker:
         if not net.wait_for_peers(self._cluster, self._task, patience_secs, stopping, over, self._was_here):
             return False
         session = self._session = self._new_session()
-        self._wait_until(lambda: self._state.is_up(session))
+        self._wait_until(lambda: self._state.is_up(session), patience_secs)
         mine = agreement.terms(self._config, self._cluster, tf.__version__)
         agreement.check(mine, self._state.terms(session), self._cluster)
         again = self._meet_again(session)
@@ -105,7 +106,7 @@ class Worker:
         if self._chief and again:
             self._chief.go_on(session)
         elif self._chief:
-            self._chief.give_values(session)
+            self._state.set_run(session, self._chief.give_values(session))
         if not self._trained:
             self._begin(session)
         self._state.write(session, jobstate.RUNNING, 0)
@@ -145,13 +146,18 @@ class Worker:
 
         Raises:
             PeerLostError: If it has to begin anew; the PS that were part of it are told to leave.
+            ConfigError: If the PS hold another run.
         """
         marked = self._state.marked(session)
         if any(marked) and not all(marked):
             self._state.dismiss(session, marked)
             raise PeerLostError("this task was started again: the job begins anew from its last checkpoint.")
-        self._state.join(session)
         again = all(marked) and self._state.is_ready(session)
+        if again and self._chief:
+            first = Task("ps", 0)
+            there = f"{first} ({self._cluster.address(first)})"
+            agreement.check_run(self._config.model_dir, self._state.run(session), there)
+        self._state.join(session)
         if again and self._together.in_step:
             self._call(session)
         return again
@@ -231,10 +237,16 @@ class Worker:
     def _others(self) -> Sequence[Task]:
         return [task for task in self._cluster.tasks() if task.job == "worker" and task != self._task]
 
-    def _wait_until(self, condition: Callable[[], bool]) -> None:
+    def _wait_until(self, condition: Callable[[], bool], most_secs: float = math.inf) -> None:
+        deadline = time.monotonic() + most_secs
         while not condition():
             if self._stop.error:
                 raise self._stop.error
+            if time.monotonic() > deadline:
+                raise ClusterFormError(
+                    f"a PS is there but has not set up the job's state in {most_secs:g} s: is it of another release? "
+                    "Start every task with the same version of tfps."
+                )
             time.sleep(_POLL_SECS)
 
     def _sign_off_early(self, loop: Loop) -> None:
