@@ -413,3 +413,27 @@ def test_gradients_that_came_too_late_are_counted(
     """What workers have pushed and no update has used was dropped; it is not known where some steps are not."""
     one = SimpleNamespace(num_workers=2, resumed_from_step=90, began_anew=began_anew)
     assert chief._dropped(JobConfig(mode=mode), one, Progress(global_step=100), steps) == dropped
+
+
+def test_staleness_is_counted(tmp_path: Path) -> None:
+    """In async each step is counted by the updates it has missed: none where one worker trains alone, a step a run."""
+    train(model_of(powers, linear), num_workers=1, max_steps=50, steps_per_run=1, model_dir=str(tmp_path / "alone"))
+    assert summary(tmp_path / "alone")["staleness"] == [50]
+    train(model_of(powers, linear), num_workers=2, max_steps=200, model_dir=str(tmp_path / "two"))
+    assert sum(summary(tmp_path / "two")["staleness"]) == 200
+    train(model_of(powers, linear), num_workers=2, max_steps=5, mode="sync", model_dir=str(tmp_path / "sync"))
+    assert summary(tmp_path / "sync")["staleness"] is None
+
+
+def test_a_step_is_as_stale_as_the_updates_it_has_missed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A worker that is held in its first step while the other makes all others is stale by those, once."""
+    caplog.set_level(logging.INFO, "tfps")
+    go_on = threading.Event()
+    flags = {"max_steps": 20, "steps_per_run": 1, "runs_in_flight": 1, "steps_to_validate": 1}
+    with job(model_of(_Gate([100, 100], {1: (0, go_on)}), linear), model_dir=str(tmp_path), **flags) as running:
+        wait_until(lambda: "step=19" in caplog.text)
+        go_on.set()
+        assert_done(running.wait())
+    counts = summary(tmp_path)["staleness"]
+    assert (counts[0], counts[-1], sum(counts)) == (19, 1, 20)
+    assert 10 < len(counts) <= 20  # the other may have made some before this one read

@@ -213,3 +213,46 @@ def test_the_gist_of_an_error(message: str, gist: str) -> None:
 def test_one_line_of_many() -> None:
     """A text of many lines becomes one."""
     assert report.one_line("  a\n\tb   c\n") == "a b c"
+
+
+@pytest.mark.parametrize(
+    ("summary", "told"),
+    [
+        ({"mode": "async", "steps_per_sec": {"worker/0": 10.0, "worker/1": 9.2, "worker/2": 9.6}}, ""),
+        (
+            {"mode": "async", "steps_per_sec": {"worker/0": 10.0, "worker/1": 2.5, "worker/2": 10.0}},
+            "worker/1: 25% of the others' steps a second",
+        ),
+        ({"mode": "async", "steps_per_sec": {"worker/0": 10.0}}, ""),
+        ({"mode": "sync", "steps_per_sec": {"worker/0": 10.0, "worker/1": 2.5}, "waited_for": {}}, ""),
+        ({"mode": "sync", "waited_for": {"worker/0": 0.3, "worker/1": 0.4}}, ""),
+        ({"mode": "sync", "waited_for": {"worker/1": 0.1}}, ""),
+        (
+            {"mode": "sync", "waited_for": {"worker/0": 0.05, "worker/1": 0.75}},
+            "worker/1: the others waited for it 75% of the time",
+        ),
+        ({}, ""),
+    ],
+)
+def test_a_worker_that_is_clearly_slower_is_named(summary: dict[str, Any], told: str) -> None:
+    """In async its pace tells, in sync how often the others waited for it alone."""
+    assert report.slowest(summary) == told
+
+
+def test_the_course_of_a_job_is_told() -> None:
+    """The report tells what was stale, lost, started again and dropped."""
+    summary = {
+        "staleness": [50, 40, 5, 3, 1, 1],
+        "tasks": {
+            "ps/0": {"restarts": 0},
+            "worker/1": {"restarts": 2, "restarted_after": ["SIGKILL", "exit code 170"]},
+        },
+        "recovery_secs": 4.25,
+        "gradients_dropped": 1234,
+    }
+    assert report.final_lines(summary, None)[1:] == [
+        "  staleness      0: 50%, 1: 40%, 2: 5%, 3: 3%, 4: 1%, 5 or more: 1% of the steps",
+        "  restarts       worker/1 2 (after SIGKILL, exit code 170); 4.2 s lost to recovery",
+        "  dropped        1,234 gradients that came too late",
+    ]
+    assert report.final_lines({"staleness": [7]}, None)[1:] == []

@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from tfps.cluster import Task
 from tfps.errors import StallError
 from tfps.runtime import stall
 from tfps.runtime.stall import Stall
@@ -52,9 +51,9 @@ def test_a_step_begins_it_anew(clock: list[float]) -> None:
 def test_who_waits_names_the_others_and_gives_them_time(clock: list[float]) -> None:
     """A worker that waits for others is not the one to end first."""
     watched = Stall(100.0)
-    others = lambda: [Task("worker", 3)]  # noqa: E731
+    others = lambda: ["worker/3 (last step 119, 150 s ago)"]  # noqa: E731
     assert watched.error(7, 120, others) is None
     clock[0] += 150.0
     assert watched.error(7, 120, others) is None
     clock[0] += 51.0
-    assert "the last was 120: waiting for worker/3" in str(watched.error(7, 120, others))
+    assert "the last was 120: waiting for worker/3 (last step 119, 150 s ago)" in str(watched.error(7, 120, others))

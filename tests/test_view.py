@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -301,3 +302,24 @@ def test_the_summary_of_a_job_that_failed_says_why(tmp_path: Path, code: int, st
     assert (summary["status"], summary["exit_code"], summary["error"]) == (status, code, "worker/1: lost")
     assert (summary["global_step"], summary["model"], summary["mode"]) == (7, "linear", "async")
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
+
+
+def test_the_time_lost_to_recovery_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While any task is away time is lost, however many are; why each was started again is kept."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    view = shown()
+    for at, task, line in (
+        (101.0, PS, "restarted after SIGKILL (1 of 5)"),
+        (102.0, WORKER, "restarted after exit code 170 (1 of 5)"),
+        (103.0, PS, "training: serving 2 workers"),
+        (105.0, WORKER, "training: mode sync, 2 workers, 1 ps"),
+        (110.0, WORKER, "restarted after exit code 137, the 2. time"),
+        (111.0, CHIEF, "step=3 loss=1"),
+        (112.0, WORKER, "step=4 loss=1"),
+    ):
+        now[0] = at
+        view.said(task, line)
+    assert view.recovery_secs == 4.0 + 2.0
+    assert view.tasks[PS].restarted_after == ["SIGKILL"]
+    assert view.tasks[WORKER].restarted_after == ["exit code 170", "exit code 137"]

@@ -7,14 +7,16 @@ back, which is how a launcher follows a task through nothing but its output. Mus
 import json
 import math
 import re
+import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfps.errors import CheckpointError, StorageError
 
 JOB, SUMMARY = "job.json", "summary.json"
+_SLOW, _WAITED_FOR = 0.9, 0.2  # from where on a worker is said to be slow
 
 # The first word of a task's line, where it begins a new state of that task.
 STATES = ("waiting", "training", "evaluating", "done", "stopped", "stalled", "restarted", "error")
@@ -134,13 +136,54 @@ def final_lines(summary: Mapping[str, Any], model_dir: str | None) -> list[str]:
         lines.append(f"  pace           {pace(**summary['pace'])}")
     metrics = summary.get("eval") or {}
     lines += [f"  eval {name:<9} {_number(value)}" for name, value in metrics.items() if _is_number(value)]
-    restarts = [f"{task} {of['restarts']}" for task, of in summary.get("tasks", {}).items() if of.get("restarts")]
-    lines += [f"  restarts       {', '.join(restarts)}"] if restarts else []
-    skipped = summary.get("batches_skipped")
-    lines += [f"  skipped        {count(skipped)} batches"] if skipped else []
+    lines += [f"  {name:<14} {told}" for name, told in _course(summary).items() if told]
     if model_dir:
         lines += [f"  checkpoint     {summary.get('checkpoint') or 'none'}", f"  logs           {model_dir}/logs"]
     return lines
+
+
+def _course(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return how a job went, for people: what is worth a line."""
+    restarted = {task: of for task, of in summary.get("tasks", {}).items() if of.get("restarts")}
+    restarts = [f"{task} {of['restarts']}{_after(of.get('restarted_after'))}" for task, of in restarted.items()]
+    lost = summary.get("recovery_secs")
+    dropped, skipped = (summary.get(name) for name in ("gradients_dropped", "batches_skipped"))
+    return {
+        "staleness": _shares(summary.get("staleness") or []),
+        "slowest": slowest(summary),
+        "restarts": ", ".join(restarts) + (f"; {duration(lost)} lost to recovery" if restarts and lost else ""),
+        "dropped": f"{count(dropped)} gradients that came too late" if dropped else "",
+        "skipped": f"{count(skipped)} batches" if skipped else "",
+    }
+
+
+def _after(reasons: Sequence[str] | None) -> str:
+    return f" (after {', '.join(dict.fromkeys(reasons))})" if reasons else ""
+
+
+def _shares(counts: Sequence[int], most: int = 5) -> str:
+    """Return a histogram of the staleness of gradients as shares; nothing where none was stale."""
+    total = sum(counts)
+    if total == (counts[0] if counts else 0):
+        return ""
+    shown = {str(stale): number for stale, number in enumerate(counts[:most])}
+    shown |= {f"{most} or more": sum(counts[most:])} if len(counts) > most else {}
+    return ", ".join(f"{stale}: {number / total:.0%}" for stale, number in shown.items() if number) + " of the steps"
+
+
+def slowest(summary: Mapping[str, Any]) -> str:
+    """Return which worker is clearly slower than the others, and how that shows; nothing if none is."""
+    waited, paces = summary.get("waited_for") or {}, summary.get("steps_per_sec") or {}
+    if waited and summary.get("mode") == "sync":
+        most, *others = sorted(waited, key=waited.__getitem__, reverse=True)
+        clear = waited[most] >= _WAITED_FOR and waited[most] > 2 * (waited[others[0]] if others else 0.0)
+        return f"{most}: the others waited for it {waited[most]:.0%} of the time" if clear else ""
+    if len(paces) < 2 or summary.get("mode") == "sync":
+        return ""
+    last = min(paces, key=paces.__getitem__)
+    usual = statistics.median(pace for task, pace in paces.items() if task != last)
+    clear = paces[last] < _SLOW * usual
+    return f"{last}: {paces[last] / usual:.0%} of the others' steps a second" if clear else ""
 
 
 def _is_number(value: Any) -> bool:

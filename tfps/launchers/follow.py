@@ -133,9 +133,11 @@ def write_summary(config: JobConfig, view: JobView, outcome: Outcome) -> Mapping
             **told.get(str(task), {}),
             "exit_code": outcome.exit_codes.get(task),
             "restarts": outcome.restarts.get(task, 0),
+            **({"restarted_after": shown.restarted_after} if shown.restarted_after else {}),
         }
-        for task in view.tasks
+        for task, shown in view.tasks.items()
     }
+    summary["recovery_secs"] = round(view.recovery_secs, 3)
     summary["first_step_secs"] = view.first_step_secs
     write_json(path, summary)
     return summary

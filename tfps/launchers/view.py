@@ -3,6 +3,7 @@
 Works on nothing but what tasks say and how they end, so it serves every launcher.
 """
 
+import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,22 +28,35 @@ class TaskView:
         step: Global step of its last report.
         values: Its last report, by name.
         error: What it said of why it failed.
+        restarted_after: Why it was started again, each time.
     """
 
     state: str = "starting"
     step: int = 0
     values: dict[str, float] = field(default_factory=dict)
     error: str = ""
+    restarted_after: list[str] = field(default_factory=list)
 
 
 @dataclass
 class JobView:
-    """What is known of a job, gathered from its tasks' lines."""
+    """What is known of a job, gathered from its tasks' lines.
+
+    Attributes:
+        config: The job.
+        tasks: By task.
+        began: Monotonic time of its start.
+        first_step_secs: After how long it took its first step.
+        recovery_secs: For how long some task was lost, or on its way back.
+    """
 
     config: JobConfig
     tasks: dict[Task, TaskView]
     began: float
     first_step_secs: float | None = None
+    recovery_secs: float = 0.0
+    _away: set[Task] = field(default_factory=set)
+    _away_since: float = 0.0
 
     @property
     def step(self) -> int:
@@ -66,10 +80,28 @@ class JobView:
         progress = parse_progress(line)
         if progress is None:
             self._state(view, line)
+            self._note_loss(task, line)
             return
+        self._back(task, *(away for away in self._away if away.job == "ps"))  # without which it could not train
         view.step, view.values = int(progress.pop("step")), {**view.values, **progress}
         if self.first_step_secs is None:
             self.first_step_secs = time.monotonic() - self.began
+
+    def _note_loss(self, task: Task, line: str) -> None:
+        """Take the time while some task is away: from its end until it trains, or serves, again."""
+        if line.startswith("restarted"):
+            self._away_since = self._away_since if self._away else time.monotonic()
+            self._away.add(task)
+            reason = re.match(r"restarted after (.+?)( \(|, the |$)", line)
+            self.tasks[task].restarted_after += [reason[1]] if reason else []
+        elif line.startswith("training"):
+            self._back(task)
+
+    def _back(self, *tasks: Task) -> None:
+        before = bool(self._away)
+        self._away -= set(tasks)
+        if before and not self._away:
+            self.recovery_secs += time.monotonic() - self._away_since
 
     def _state(self, view: TaskView, line: str) -> None:
         word = line.partition(" ")[0].rstrip(":")

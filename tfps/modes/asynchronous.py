@@ -17,6 +17,8 @@ from tfps.cluster import Cluster, Task
 from tfps.config import INT64_MAX, JobConfig
 from tfps.modes.step import Copy, Step
 
+_STALEST = 31  # and more are counted as one
+
 
 def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluster: Cluster, task: Task) -> Step:
     """Build one asynchronous step.
@@ -33,12 +35,18 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         The step; its tickets number the job's updates from 0.
     """
     del config, cluster, task
-    train_op = optimizer.minimize(loss, global_step=global_step)
+    with tf.device(global_step.device):
+        seen = global_step.read_value()
+    update = optimizer.minimize(loss, global_step=global_step)
+    staleness, counted = _counted(seen, update, global_step)
+    train_op = tf.group(update, counted)
     with tf.device(global_step.device):
         counter = tf.Variable(
             0, dtype=tf.int64, trainable=False, collections=[], use_resource=True, name="tfps/tickets"
         )
-        start = counter.assign(global_step, read_value=False)
+        start = tf.group(
+            counter.assign(global_step, read_value=False), staleness.assign(tf.zeros_like(staleness), read_value=False)
+        )
 
     def draw(count: int, after: Sequence[Any] = ()) -> Any:
         with tf.device(global_step.device):
@@ -64,10 +72,31 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         update=None,
         leftovers=None,
         ahead=None,
+        staleness=staleness.read_value(),
         give_back=give_back,
         chief_can_finish=True,
         may_overlap=True,
     )
+
+
+def _counted(seen: Any, update: Any, global_step: Any) -> tuple[Any, Any]:
+    """Return a variable, int64 [n], and an operation that counts a step there by its staleness.
+
+    All of it is on the PS of ``global_step``, so nothing more travels. An update of another worker in the very moment
+    of this one's may be counted as one before it.
+    """
+    with tf.device(global_step.device):
+        counts = tf.Variable(
+            lambda: tf.zeros([_STALEST + 1], tf.int64),
+            trainable=False,
+            collections=[],
+            use_resource=True,
+            name="tfps/staleness",
+        )
+        with tf.control_dependencies([update]):
+            missed = global_step.read_value() - 1 - seen
+        place = tf.clip_by_value(missed, 0, _STALEST)
+        return counts, counts.scatter_add(tf.IndexedSlices(tf.ones([], tf.int64), place)).op
 
 
 def _draw(counter: Any) -> Any:

@@ -56,6 +56,8 @@ class Step:
         leftovers: ``None`` where no worker waits for another: what one leaves behind hinders nobody.
         ahead: int64 [workers]: for how many updates to come each has handed over its part; the others wait for those
             that have for none. ``None`` where no worker waits for another.
+        staleness: int64 [n]: how many of the job's steps have seen 0, 1, ... other updates between reading the
+            parameters and updating them; the last counts those with so many or more. ``None`` where it is 0.
         give_back: Adds to the graph, and returns, what a worker runs whose input has ended, with n tickets in its hand.
         chief_can_finish: Whether the chief alone can take the steps that lost workers left undone.
         may_overlap: Whether a worker may have several runs under way at once.
@@ -70,6 +72,7 @@ class Step:
     update: Any
     leftovers: Leftovers | None
     ahead: Any
+    staleness: Any
     give_back: Callable[[int], Any]
     chief_can_finish: bool
     may_overlap: bool

@@ -5,8 +5,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
@@ -95,6 +97,11 @@ class Chief:
         """Return how many updates the variables have had."""
         return int(session.run(self._built.global_step))
 
+    def staleness(self, session: Any) -> list[int] | None:
+        """Return how many steps have seen 0, 1, ... other updates on their way; ``None`` where there can be none."""
+        counts = self._built.step.staleness
+        return None if counts is None else np.trim_zeros(session.run(counts), "b").tolist()
+
     def save_if_due(self, session: Any, new_session: Callable[[], Any]) -> None:
         """Save every ``save_checkpoint_secs``; a failure is told, and training goes on.
 
@@ -180,7 +187,7 @@ def write_summary(
     chief: Chief | None,
     steps: Mapping[int, int],
     metrics: Mapping[str, Any],
-    skipped: int = 0,
+    observed: Mapping[str, Any] = MappingProxyType({}),
     error: TfpsError | None = None,
 ) -> None:
     """Write ``summary.json``; nothing without a ``--model_dir``.
@@ -191,7 +198,7 @@ def write_summary(
         chief: ``None`` if the job ended before there was one.
         steps: By worker index, the steps taken in this run, as far as they are known.
         metrics: The final evaluation's.
-        skipped: Batches that were skipped, as far as that is known.
+        observed: What else there is to tell, by its name in the summary.
         error: Why the job ended early.
     """
     if not config.model_dir:
@@ -212,7 +219,8 @@ def write_summary(
         "loss": progress.loss,
         "pace": loop.pace.to_dict() if loop else None,
         "gradients_dropped": _dropped(config, chief, progress, steps),
-        "batches_skipped": skipped,
+        "batches_skipped": 0,
+        **observed,
         "eval": metrics,
         "checkpoint": chief.checkpoint if chief else next(reversed(existing(config.model_dir)), None),
         "tasks": {f"worker/{index}": {"steps": taken} for index, taken in sorted(steps.items())},

@@ -73,6 +73,9 @@ class PsState:
         phase: int32 variable [num_workers]: RUNNING, STOPPED or DONE, or minus an exit code.
         steps: int64 variable [num_workers]: steps that each worker has taken.
         skipped: int64 variable [num_workers]: batches that each worker has skipped.
+        secs: float64 variable [num_workers]: for how many seconds each worker has been taking these steps.
+        beats: float64 variable [num_workers, 2]: the global step that each worker has made last, and when that was, in
+            seconds since 1970. Of PS 0.
         marks: bool variable [num_workers]: who has joined.
         era: int64 variable: how often a worker has called the others together. This and the next two: of PS 0.
         met: int64 variable [num_workers]: the era that each worker has come to.
@@ -85,6 +88,8 @@ class PsState:
     phase: Any
     steps: Any
     skipped: Any
+    secs: Any
+    beats: Any
     marks: Any
     era: Any
     met: Any
@@ -106,6 +111,8 @@ def on_ps(cluster: Cluster, index: int, terms: str = "") -> PsState:
             phase=_variable(f"tfps/phase_{index}", [cluster.num_workers], tf.int32),
             steps=_variable(f"tfps/steps_{index}", [cluster.num_workers], tf.int64),
             skipped=_variable(f"tfps/skipped_{index}", [cluster.num_workers], tf.int64),
+            secs=_variable(f"tfps/secs_{index}", [cluster.num_workers], tf.float64),
+            beats=_variable(f"tfps/beats_{index}", [cluster.num_workers, 2], tf.float64),
             marks=_variable(f"tfps/marks_{index}", [cluster.num_workers], tf.bool),
             era=_variable(f"tfps/era_{index}", [], tf.int64),
             met=_variable(f"tfps/met_{index}", [cluster.num_workers], tf.int64),
@@ -124,12 +131,17 @@ class JobState:
         self._phase = tf.placeholder(tf.int32, [], name="tfps/phase")
         self._steps = tf.placeholder(tf.int64, [], name="tfps/steps")
         self._skipped = tf.placeholder(tf.int64, [], name="tfps/skipped")
+        self._secs = tf.placeholder(tf.float64, [], name="tfps/secs")
         self._write = tf.group(
+            *(ps.secs.scatter_update(tf.IndexedSlices(self._secs, worker)) for ps in servers),
             *(ps.phase.scatter_update(tf.IndexedSlices(self._phase, worker)) for ps in servers),
             *(ps.steps.scatter_update(tf.IndexedSlices(self._steps, worker)) for ps in servers),
             *(ps.skipped.scatter_update(tf.IndexedSlices(self._skipped, worker)) for ps in servers),
         )
         first = servers[0]
+        self._at = tf.placeholder(tf.float64, [2], name="tfps/beat")
+        self._beat = first.beats.scatter_update(tf.IndexedSlices(self._at, worker)).op
+        self._beats, self._all_secs = first.beats.read_value(), first.secs.read_value()
         self._era = tf.placeholder(tf.int64, [], name="tfps/era")
         self._set_ready = first.ready.assign(self._era, read_value=False)
         self._call = first.era.assign_add(1, read_value=False)
@@ -148,9 +160,24 @@ class JobState:
         self._present_run = first.run.read_value()
         self._up = tf.group(*(variable.read_value().op for ps in servers for variable in vars(ps).values()))
 
-    def write(self, session: Any, phase: int, steps: int, skipped: int = 0) -> None:
-        """Tell every PS this worker's phase, how many steps it has taken and how many batches skipped."""
-        session.run(self._write, {self._phase: phase, self._steps: steps, self._skipped: skipped})
+    def write(self, session: Any, phase: int, steps: int, skipped: int = 0, secs: float = 0.0) -> None:
+        """Tell every PS this worker's phase, how many steps it has taken in how long, and how many batches skipped."""
+        fed = {self._phase: phase, self._steps: steps, self._skipped: skipped, self._secs: secs}
+        session.run(self._write, fed)
+
+    def beater(self, session: Any) -> Callable[[int, float], None]:
+        """Return a function that leaves this worker's step, and when that was; see ``looker`` for why."""
+        beat = session.make_callable(self._beat, [self._at])
+        return lambda step, when: beat([step, when])
+
+    def beats(self, session: Any) -> list[tuple[int, float]]:
+        """Return by worker its last step and when that was, in seconds since 1970; 0 and 0.0 if there was none."""
+        return [(int(step), when) for step, when in session.run(self._beats).tolist()]
+
+    def secs(self, session: Any) -> list[float]:
+        """Return by worker for how long it has been taking steps, as it has written last."""
+        known: list[float] = session.run(self._all_secs).tolist()
+        return known
 
     def set_ready(self, session: Any, era: int = 0) -> None:
         """Let the workers go on: the variables have their values, and nothing is left of an earlier era."""

@@ -199,10 +199,25 @@ class Peers:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._silent_since: dict[Task, float] = {}
+        self._mute_since: dict[Task, float] = {}
+        self._ask_at = 0.0
 
     def answer(self, task: Task) -> bool:
         """Tell whether a task answers now."""
         return not self.lost([task], 0.0)
+
+    def mute(self, tasks: Sequence[Task], after_secs: float) -> list[Task]:
+        """Return those that can be reached and have not said who they are for ``after_secs``: their process stands.
+
+        They are asked a few times in that while. Only of PS can that be told: a worker that computes may not answer.
+        """
+        now = time.monotonic()
+        if now >= self._ask_at:
+            self._ask_at = now + after_secs / 8
+            answers = identity.ask_all(self._cluster, tasks)
+            mute = [task for task, answer in answers.items() if answer.problem == identity.MUTE]
+            self._mute_since = {task: self._mute_since.get(task, now) for task in mute}
+        return [task for task, since in self._mute_since.items() if now - since >= after_secs]
 
     def lost(self, tasks: Sequence[Task], after_secs: float) -> list[Task]:
         """Return those of ``tasks`` that do not answer now and have not for ``after_secs``."""

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from tfps.cluster import Task
 from tfps.errors import StallError
 from tfps.report import duration
 
@@ -26,7 +25,7 @@ class Stall:
         self._steps, self._since = -1, time.monotonic()
         self._tell_at = _TELL_AFTER_SECS
 
-    def error(self, steps: int, global_step: int, awaited: Callable[[], Sequence[Task]]) -> StallError | None:
+    def error(self, steps: int, global_step: int, awaited: Callable[[], Sequence[str]]) -> StallError | None:
         """Return why the worker has to end, if it has stood still for too long; the log gets Python's stacks.
 
         One that waits for others is not to blame: it ends when these have had twice the time.
@@ -34,7 +33,7 @@ class Stall:
         Args:
             steps: How many it has taken.
             global_step: The last that it has made.
-            awaited: Returns which other workers it waits for, as far as that is known.
+            awaited: Returns which other workers it waits for, and what is known of them; nothing if that is not known.
         """
         now = time.monotonic()
         if steps != self._steps:
@@ -42,7 +41,7 @@ class Stall:
         idle = now - self._since
         if idle <= min(self._tell_at, self._timeout_secs):
             return None
-        others = ", ".join(map(str, awaited()))
+        others = ", ".join(awaited())
         told = f"no step for {duration(idle)}, the last was {global_step}" + (
             f": waiting for {others}" if others else ""
         )

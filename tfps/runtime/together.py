@@ -7,7 +7,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -17,6 +18,7 @@ from tfps.runtime.chief import Chief
 from tfps.runtime.jobstate import DONE, RUNNING, JobState, Meeting
 
 _LISTEN_SECS = 0.5
+_FEW_LOOKS = 8
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,7 @@ class Together:
         chief: The chief's duties, if this worker is the chief.
         in_step: Whether workers wait for one another, and so have to begin anew together.
         wait_until: Returns when a condition is true; raises the reason to stop, if there is one.
+        ahead: ``modes.step.Step.ahead``.
 
     Attributes:
         broken_off: Whether the session was closed because another worker has called.
@@ -36,9 +39,17 @@ class Together:
     """
 
     def __init__(
-        self, state: JobState, chief: Chief | None, in_step: bool, wait_until: Callable[[Callable[[], bool]], None]
+        self,
+        state: JobState,
+        chief: Chief | None,
+        in_step: bool,
+        wait_until: Callable[[Callable[[], bool]], None],
+        ahead: Any,
     ) -> None:
         self._state, self._chief, self.in_step, self._wait_until = state, chief, in_step, wait_until
+        self._ahead = ahead
+        self._look_ahead: Callable[[], Sequence[int]] = lambda: []
+        self._waited_for: Counter[int | None] = Counter()
         self._session: Any = None
         self._look: Callable[[], Meeting] = lambda: Meeting(0, -1, [], [])
         self._era = 0
@@ -53,6 +64,8 @@ class Together:
         """
         self._session, self._listening, self.broken_off = session, False, False
         self._look = self._state.looker(session)
+        if self.in_step:
+            self._look_ahead = session.make_callable(self._ahead)
         while not self._come(session):
             pass
         self._listening = True
@@ -70,6 +83,21 @@ class Together:
                 if self._listening and look().era > era and session is self._session:
                     self._listening, self.broken_off = False, True
                     session.close()
+                elif self._listening and self._chief:
+                    behind = [index for index, count in enumerate(self._look_ahead()) if count <= 0]
+                    self._waited_for[behind[0] if len(behind) == 1 else None] += 1
+
+    @property
+    def waited_for(self) -> Mapping[int, float]:
+        """On the chief, by worker index, in which share of the times that it looked all others waited for that one.
+
+        Nothing where nobody waits, or it has looked a few times only.
+        """
+        looks = sum(self._waited_for.values())
+        if looks < _FEW_LOOKS:
+            return {}
+        alone = [index for index in self._waited_for if index is not None]
+        return {index: round(self._waited_for[index] / looks, 3) for index in sorted(alone)}
 
     def _come(self, session: Any) -> bool:
         """Come to the newest era; tell whether everyone goes on in it, or has been called again."""

@@ -1,16 +1,19 @@
 """What a worker's main thread looks for while its work goes on in another: lost tasks, and a step that never ends."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import PeerLostError, TfpsError
+from tfps.report import duration
 from tfps.runtime import jobstate, net
 from tfps.runtime.loop import Progress
 from tfps.runtime.stall import Stall
 
 _LOST_AFTER_SECS = 10.0  # a PS that does not answer for so long is lost
+_MUTE_AFTER_SECS = 20.0  # so is one whose process stands still; its launcher may have noticed before
 _REPLACED_AFTER_SECS = 20.0  # so is a worker that others wait for, which may be started again meanwhile
 
 
@@ -24,6 +27,7 @@ class Watch:
         in_step: Whether workers wait for one another.
         phases: Returns the workers' phases; nothing if they cannot be had just now.
         ahead: Returns ``modes.step.Step.ahead``; nothing if it is not known.
+        beats: Returns ``JobState.beats``; nothing if they are not known.
     """
 
     def __init__(
@@ -34,9 +38,10 @@ class Watch:
         in_step: bool,
         phases: Callable[[], Sequence[int]],
         ahead: Callable[[], Sequence[int]],
+        beats: Callable[[], Sequence[tuple[int, float]]],
     ) -> None:
         self._patience_secs, self._task, self._in_step = config.patience_secs, task, in_step
-        self._phases, self._ahead = phases, ahead
+        self._phases, self._ahead, self._beats = phases, ahead, beats
         self._servers = [other for other in cluster.tasks() if other.job == "ps"]
         self._others = [other for other in cluster.tasks() if other.job == "worker" and other != task]
         self._peers = net.Peers(cluster)
@@ -49,7 +54,7 @@ class Watch:
             progress: How far it has come; ``None`` if it has not begun to train.
             steps_on: Whether it takes steps now.
         """
-        if lost := self._any_lost(self._servers, _LOST_AFTER_SECS):
+        if lost := self._any_lost(self._servers, _LOST_AFTER_SECS) or self._any_mute():
             return lost
         if progress is None:  # the chief has yet to set the variables, or others to begin anew together with this one
             awaited = [other for other in self._others if other.is_chief or self._in_step]
@@ -66,6 +71,11 @@ class Watch:
         lost = self._still_needed(self._peers.lost(tasks, after_secs))
         return PeerLostError(f"lost {_named(lost)}: no answer for {after_secs:g} s.") if lost else None
 
+    def _any_mute(self) -> TfpsError | None:
+        mute = self._peers.mute(self._servers, _MUTE_AFTER_SECS)
+        told = f"it can be reached, but has not answered for {_MUTE_AFTER_SECS:g} s"
+        return PeerLostError(f"lost {_named(mute)}: {told}.") if mute else None
+
     def _still_needed(self, lost: Sequence[Task]) -> Sequence[Task]:
         """Return lost tasks without the workers that had signed off."""
         if not lost or lost[0].job == "ps":
@@ -73,10 +83,18 @@ class Watch:
         phases = self._phases()
         return [task for task in lost if phases and phases[task.index] != jobstate.DONE]
 
-    def _awaited(self) -> Sequence[Task]:
+    def _awaited(self) -> Sequence[str]:
         """Return the workers that have yet to hand over their part of the present update, if this one has."""
         behind = [index for index, count in enumerate(self._ahead()) if not count]
-        return [] if self._task.index in behind else [Task("worker", index) for index in behind]
+        if not behind or self._task.index in behind:
+            return []
+        beats = self._beats()
+        return [f"{Task('worker', index)}{_since(beats[index]) if beats else ''}" for index in behind]
+
+
+def _since(beat: tuple[int, float]) -> str:
+    step, when = beat
+    return f" (last step {step}, {duration(max(time.time() - when, 0.0))} ago)" if when else " (no step yet)"
 
 
 def _named(tasks: Sequence[Any]) -> str:

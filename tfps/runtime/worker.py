@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -24,6 +24,7 @@ from tfps.runtime import session as sessions
 from tfps.runtime.chief import Chief, write_summary
 from tfps.runtime.events import EventFile
 from tfps.runtime.explain import explained
+from tfps.runtime.heartbeat import Heartbeat
 from tfps.runtime.loop import Loop, Progress, Reporter
 from tfps.runtime.model_dir import ended
 from tfps.runtime.stop import WORKER_GRACE_SECS, Stop
@@ -80,8 +81,9 @@ class Worker:
             if self._task.is_chief:
                 self._chief = Chief(self._config, self._cluster, self._model, built)
         in_step = built.step.leftovers is not None
-        self._together = Together(self._state, self._chief, in_step, self._wait_until)
-        self._watch = Watch(self._config, self._cluster, self._task, in_step, self._phases, self._ahead)
+        self._together = Together(self._state, self._chief, in_step, self._wait_until, built.step.ahead)
+        self._watch = Watch(self._config, self._cluster, self._task, in_step, self._phases, self._ahead, self._beats)
+        self._heartbeat = Heartbeat(self._state, lambda: self._loop.progress if self._loop else None)
 
     def _join_cluster(self) -> bool:
         """Start the server, wait for the others, and for the variables to have their values; tell if it came to it."""
@@ -116,6 +118,7 @@ class Worker:
         """Begin together with the other workers."""
         self._together.begin(session)
         self._trained = self._together.over
+        self._heartbeat.use(session)
         session.run(self._built.step.worker_init)
 
     def _new_session(self) -> Any:
@@ -216,7 +219,8 @@ class Worker:
         loop.resume(self._session)
 
     def _sign_off(self, phase: int, loop: Loop) -> None:
-        self._state.write(self._session, phase, loop.progress.steps, loop.progress.skipped)
+        done = loop.progress
+        self._state.write(self._session, phase, done.steps, done.skipped, done.seconds)
 
     def _finish_job(self, chief: Chief, loop: Loop) -> None:
         """Wait for the others, then save, evaluate and report."""
@@ -225,8 +229,20 @@ class Worker:
         loop.progress.global_step = chief.save(self._session)
         metrics = chief.evaluate(self._session, self._target, self._session_config)
         _, steps = self._state.read(self._session)
-        skipped = self._state.skipped(self._session) + loop.progress.skipped
-        write_summary(self._config, loop, chief, {**dict(enumerate(steps)), 0: loop.progress.steps}, metrics, skipped)
+        told = self._observed(chief, loop, steps)
+        write_summary(self._config, loop, chief, {**dict(enumerate(steps)), 0: loop.progress.steps}, metrics, told)
+
+    def _observed(self, chief: Chief, loop: Loop, steps: Sequence[int]) -> Mapping[str, Any]:
+        """Return what the summary tells of how the workers went along."""
+        secs = self._state.secs(self._session)
+        paces = {index: taken / secs[index] for index, taken in enumerate(steps) if index and secs[index]}
+        paces[0] = loop.progress.steps / loop.progress.seconds
+        return {
+            "batches_skipped": self._state.skipped(self._session) + loop.progress.skipped,
+            "steps_per_sec": {f"worker/{index}": round(pace, 3) for index, pace in sorted(paces.items())},
+            "waited_for": {f"worker/{index}": share for index, share in self._together.waited_for.items()},
+            "staleness": chief.staleness(self._session),
+        }
 
     def _others_are_through(self) -> bool:
         """Tell whether every other worker has signed off, or does not answer any more."""
@@ -297,6 +313,10 @@ class Worker:
         """Return ``Step.ahead``, if the PS tell it."""
         ahead = self._built.step.ahead
         return [] if ahead is None else self._asked(lambda session: session.run(ahead).tolist()) or []
+
+    def _beats(self) -> Sequence[tuple[int, float]]:
+        """Return the workers' heartbeats, if the PS tell them."""
+        return self._asked(self._state.beats) or []
 
     def grace_secs(self) -> float:
         """Return how long to wait for the step to end: a few times as long as steps take, for it may never end."""
