@@ -16,7 +16,7 @@ from typing import Any
 from tfps.errors import CheckpointError, StorageError
 
 JOB, SUMMARY = "job.json", "summary.json"
-_SLOW, _WAITED_FOR = 0.9, 0.2  # from where on a worker is said to be slow
+_SLOW, _BEHIND = 0.9, 0.2  # from where on a worker is said to be slow
 
 # The first word of a task's line, where it begins a new state of that task.
 STATES = ("waiting", "training", "evaluating", "done", "stopped", "stalled", "restarted", "error")
@@ -173,17 +173,18 @@ def _shares(counts: Sequence[int], most: int = 5) -> str:
 
 def slowest(summary: Mapping[str, Any]) -> str:
     """Return which worker is clearly slower than the others, and how that shows; nothing if none is."""
-    waited, paces = summary.get("waited_for") or {}, summary.get("steps_per_sec") or {}
-    if waited and summary.get("mode") == "sync":
-        most, *others = sorted(waited, key=waited.__getitem__, reverse=True)
-        clear = waited[most] >= _WAITED_FOR and waited[most] > 2 * (waited[others[0]] if others else 0.0)
-        return f"{most}: the others waited for it {waited[most]:.0%} of the time" if clear else ""
-    if len(paces) < 2 or summary.get("mode") == "sync":
+    paces, behind = summary.get("steps_per_sec") or {}, summary.get("behind") or {}
+    in_step = summary.get("mode") == "sync"
+    if len(paces) > 1 and not in_step:
+        last = min(paces, key=paces.__getitem__)
+        usual = statistics.median(pace for task, pace in paces.items() if task != last)
+        if paces[last] < _SLOW * usual:
+            return f"{last}: {paces[last] / usual:.0%} of the others' steps a second"
+    most, *others = sorted(behind, key=behind.__getitem__, reverse=True) or [""]
+    if not most or behind[most] < _BEHIND or behind[most] < 2 * max((behind[other] for other in others), default=0.0):
         return ""
-    last = min(paces, key=paces.__getitem__)
-    usual = statistics.median(pace for task, pace in paces.items() if task != last)
-    clear = paces[last] < _SLOW * usual
-    return f"{last}: {paces[last] / usual:.0%} of the others' steps a second" if clear else ""
+    what = "the others waited for it" if in_step else "at less than half the others' pace"
+    return f"{most}: {what} {behind[most]:.0%} of the time"
 
 
 def _is_number(value: Any) -> bool:

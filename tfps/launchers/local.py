@@ -8,7 +8,8 @@ Each task is the very command of a task anywhere else, ``python -m tfps run FLAG
 
 A task that is lost, or ends with a code that says that starting it again may help, is started again up to
 ``--max_restarts`` times, each time after a longer pause. One that gives no sign of life is killed, and so lost: a
-thread in it writes a byte every second, which one that is stopped, or stuck where Python cannot run, does not.
+thread in it writes a byte every second, which one that is stopped, or stuck where Python cannot run, does not. One
+that computes all the while lives, although Python cannot run. Workers that are done are started again with a lost PS.
 """
 
 import contextlib
@@ -38,6 +39,7 @@ from tfps.report import make_dir
 PRELOAD = ["tfps.runtime.preload", "tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist", "tfps.models.linear"]
 KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
 _SIGN_SECS, _SILENT_SECS = 1.0, 15.0
+_BUSY = 0.2  # whoever uses so much of a core computes
 _PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 10.0  # in sync others wait for 20 s
 
 
@@ -90,7 +92,7 @@ class LocalJob:
         self._selector = selectors.DefaultSelector()
         self._kill_at: float | None = None
         self._looked = time.monotonic()
-        self._last_sign: dict[Task, float] = {}
+        self._last_sign: dict[Task, tuple[float, float]] = {}  # when, and the seconds of CPU that were used then
         self._start_at: dict[Task, tuple[float, int]] = {}  # of tasks between two processes: when, and the last's code
         self._given_up: list[Exited] = []
         self.restarts: dict[Task, int] = dict.fromkeys(plan.commands, 0)
@@ -133,7 +135,7 @@ class LocalJob:
     def _lives(self, task: Task, life: Connection) -> Iterator[Line]:
         """Take in a task's signs of life; there are none any more when it has ended."""
         if not life.closed and os.read(life.fileno(), 1 << 10):
-            self._last_sign[task] = time.monotonic()
+            self._last_sign[task] = time.monotonic(), self._cpu_secs(task)
         else:
             self._forget(life)
         yield from ()
@@ -149,11 +151,22 @@ class LocalJob:
         now, before = time.monotonic(), self._looked
         self._looked = now
         if now - before > _SILENT_SECS / 2:  # it was this process that was stopped
-            self._last_sign = dict.fromkeys(self._last_sign, now)
-        for task in [task for task, when in self._last_sign.items() if now - when > _SILENT_SECS]:
-            del self._last_sign[task]
+            self._last_sign = {task: (now, self._cpu_secs(task)) for task in self._last_sign}
+        for task in [task for task, (when, _) in self._last_sign.items() if now - when > _SILENT_SECS]:
+            used = self._cpu_secs(task)
+            if used - self._last_sign.pop(task)[1] > _BUSY * _SILENT_SECS:
+                self._last_sign[task] = now, used
+                continue
             yield Line(task, f"stalled: no sign of life for {_SILENT_SECS:.0f} s, killed")
             self._signal(signal.SIGKILL, task)
+
+    def _cpu_secs(self, task: Task) -> float:
+        """Return how much CPU a task has used; 0.0 where the system does not tell."""
+        try:
+            fields = Path(f"/proc/{self._processes[task].pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
     def _start_those_due(self) -> None:
         for task in [task for task, (when, _) in self._start_at.items() if time.monotonic() >= when]:
@@ -178,6 +191,8 @@ class LocalJob:
         self._forget(life)
         self._last_sign.pop(output.task, None)
         yield self._replaced(output.task, process.exitcode or 0)
+        if output.task.job == "ps" and output.task in self._start_at:
+            yield from self._recalled()
 
     def _replaced(self, task: Task, code: int) -> Line | Exited:
         """Let a task that has ended be started again, if that may help and it was not too often."""
@@ -188,6 +203,13 @@ class LocalJob:
         pause_secs = min(_PAUSE_SECS * 2 ** (number - 1), _LONGEST_PAUSE_SECS)
         self._start_at[task] = time.monotonic() + pause_secs, code
         return Line(task, f"restarted after {how_it_ended(code)} ({number} of {most})")
+
+    def _recalled(self) -> Iterator[Line]:
+        """Let workers that are done be started again: the job may begin anew from a checkpoint, and needs all."""
+        for task in [task for task, code in self.status().items() if code == 0 and task.job == "worker"]:
+            if task not in self._start_at:
+                self._start_at[task] = time.monotonic() + _PAUSE_SECS, 0
+                yield Line(task, "restarted after exit code 0, with the PS that was lost")
 
     def status(self) -> Mapping[Task, int | None]:
         """Return each task's exit code, ``None`` while it runs."""

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.runtime.jobstate import JobState
 from tfps.runtime.loop import Progress
+from tfps.runtime.stragglers import Beat
 
 _EVERY_SECS = 1.0
 
@@ -24,7 +25,7 @@ class Heartbeat:
 
     def __init__(self, state: JobState, progress: Callable[[], Progress | None]) -> None:
         self._state, self._progress = state, progress
-        self._beat: Callable[[int, float], None] | None = None
+        self._beat: Callable[[Beat], None] | None = None
 
     def use(self, session: Any) -> None:
         """Beat by this session from now on."""
@@ -40,6 +41,6 @@ class Heartbeat:
             if progress and self._beat and progress.steps != last:
                 ago = time.monotonic() - progress.last_step
                 with contextlib.suppress(tf.errors.OpError, RuntimeError):  # of a closed session, or a lost PS
-                    self._beat(progress.global_step, time.time() - ago)
+                    self._beat(Beat(progress.steps, progress.global_step, time.time() - ago))
                     last = progress.steps
             time.sleep(_EVERY_SECS)

@@ -35,6 +35,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster
+from tfps.runtime.stragglers import Beat
 
 RUNNING, STOPPED, DONE = 0, 1, 2  # and below 0, minus an exit code
 
@@ -74,8 +75,7 @@ class PsState:
         steps: int64 variable [num_workers]: steps that each worker has taken.
         skipped: int64 variable [num_workers]: batches that each worker has skipped.
         secs: float64 variable [num_workers]: for how many seconds each worker has been taking these steps.
-        beats: float64 variable [num_workers, 2]: the global step that each worker has made last, and when that was, in
-            seconds since 1970. Of PS 0.
+        beats: float64 variable [num_workers, 3]: each worker's last ``stragglers.Beat``. Of PS 0.
         marks: bool variable [num_workers]: who has joined.
         era: int64 variable: how often a worker has called the others together. This and the next two: of PS 0.
         met: int64 variable [num_workers]: the era that each worker has come to.
@@ -112,7 +112,7 @@ def on_ps(cluster: Cluster, index: int, terms: str = "") -> PsState:
             steps=_variable(f"tfps/steps_{index}", [cluster.num_workers], tf.int64),
             skipped=_variable(f"tfps/skipped_{index}", [cluster.num_workers], tf.int64),
             secs=_variable(f"tfps/secs_{index}", [cluster.num_workers], tf.float64),
-            beats=_variable(f"tfps/beats_{index}", [cluster.num_workers, 2], tf.float64),
+            beats=_variable(f"tfps/beats_{index}", [cluster.num_workers, 3], tf.float64),
             marks=_variable(f"tfps/marks_{index}", [cluster.num_workers], tf.bool),
             era=_variable(f"tfps/era_{index}", [], tf.int64),
             met=_variable(f"tfps/met_{index}", [cluster.num_workers], tf.int64),
@@ -139,7 +139,7 @@ class JobState:
             *(ps.skipped.scatter_update(tf.IndexedSlices(self._skipped, worker)) for ps in servers),
         )
         first = servers[0]
-        self._at = tf.placeholder(tf.float64, [2], name="tfps/beat")
+        self._at = tf.placeholder(tf.float64, [3], name="tfps/beat")
         self._beat = first.beats.scatter_update(tf.IndexedSlices(self._at, worker)).op
         self._beats, self._all_secs = first.beats.read_value(), first.secs.read_value()
         self._era = tf.placeholder(tf.int64, [], name="tfps/era")
@@ -165,14 +165,15 @@ class JobState:
         fed = {self._phase: phase, self._steps: steps, self._skipped: skipped, self._secs: secs}
         session.run(self._write, fed)
 
-    def beater(self, session: Any) -> Callable[[int, float], None]:
-        """Return a function that leaves this worker's step, and when that was; see ``looker`` for why."""
+    def beater(self, session: Any) -> Callable[[Beat], None]:
+        """Return a function that leaves this worker's sign of life; see ``looker`` for why."""
         beat = session.make_callable(self._beat, [self._at])
-        return lambda step, when: beat([step, when])
+        return lambda told: beat([told.steps, told.global_step, told.when])
 
-    def beats(self, session: Any) -> list[tuple[int, float]]:
-        """Return by worker its last step and when that was, in seconds since 1970; 0 and 0.0 if there was none."""
-        return [(int(step), when) for step, when in session.run(self._beats).tolist()]
+    def beats(self, session: Any) -> Callable[[], list[Beat]]:
+        """Return a function that returns by worker its last sign of life; see ``looker`` for why."""
+        read = session.make_callable(self._beats)
+        return lambda: [Beat(int(steps), int(step), when) for steps, step, when in read().tolist()]
 
     def secs(self, session: Any) -> list[float]:
         """Return by worker for how long it has been taking steps, as it has written last."""

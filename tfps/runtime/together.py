@@ -7,8 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -16,9 +15,10 @@ import tensorflow.compat.v1 as tf
 from tfps.errors import PeerLostError
 from tfps.runtime.chief import Chief
 from tfps.runtime.jobstate import DONE, RUNNING, JobState, Meeting
+from tfps.runtime.stragglers import Beat, Stragglers
 
 _LISTEN_SECS = 0.5
-_FEW_LOOKS = 8
+_LOOKS_A_PACE = 4  # a pace is taken over some time
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ class Together:
     Attributes:
         broken_off: Whether the session was closed because another worker has called.
         over: Whether there is nothing more to train.
+        stragglers: On the chief, who is behind.
     """
 
     def __init__(
@@ -49,7 +50,8 @@ class Together:
         self._state, self._chief, self.in_step, self._wait_until = state, chief, in_step, wait_until
         self._ahead = ahead
         self._look_ahead: Callable[[], Sequence[int]] = lambda: []
-        self._waited_for: Counter[int | None] = Counter()
+        self._look_at_beats: Callable[[], Sequence[Beat]] = lambda: []
+        self.stragglers, self._looks = Stragglers(), 0
         self._session: Any = None
         self._look: Callable[[], Meeting] = lambda: Meeting(0, -1, [], [])
         self._era = 0
@@ -66,13 +68,14 @@ class Together:
         self._look = self._state.looker(session)
         if self.in_step:
             self._look_ahead = session.make_callable(self._ahead)
+        self._look_at_beats = self._state.beats(session)
         while not self._come(session):
             pass
         self._listening = True
 
     def listen(self) -> None:
-        """From now on, break off what the session does when another worker calls."""
-        if self.in_step:
+        """From now on, break off what the session does when another worker calls; the chief looks who is behind."""
+        if self.in_step or self._chief:
             threading.Thread(target=self._listen, daemon=True, name="listener").start()
 
     def _listen(self) -> None:
@@ -84,20 +87,14 @@ class Together:
                     self._listening, self.broken_off = False, True
                     session.close()
                 elif self._listening and self._chief:
-                    behind = [index for index, count in enumerate(self._look_ahead()) if count <= 0]
-                    self._waited_for[behind[0] if len(behind) == 1 else None] += 1
+                    self._look_for_stragglers()
 
-    @property
-    def waited_for(self) -> Mapping[int, float]:
-        """On the chief, by worker index, in which share of the times that it looked all others waited for that one.
-
-        Nothing where nobody waits, or it has looked a few times only.
-        """
-        looks = sum(self._waited_for.values())
-        if looks < _FEW_LOOKS:
-            return {}
-        alone = [index for index in self._waited_for if index is not None]
-        return {index: round(self._waited_for[index] / looks, 3) for index in sorted(alone)}
+    def _look_for_stragglers(self) -> None:
+        self._looks += 1
+        if self.in_step:
+            self.stragglers.look_in_step(self._look_ahead())
+        elif self._looks % _LOOKS_A_PACE == 0:
+            self.stragglers.look_apart(self._look_at_beats())
 
     def _come(self, session: Any) -> bool:
         """Come to the newest era; tell whether everyone goes on in it, or has been called again."""

@@ -11,6 +11,7 @@ from tfps.report import duration
 from tfps.runtime import jobstate, net
 from tfps.runtime.loop import Progress
 from tfps.runtime.stall import Stall
+from tfps.runtime.stragglers import Beat
 
 _LOST_AFTER_SECS = 10.0  # a PS that does not answer for so long is lost
 _MUTE_AFTER_SECS = 20.0  # so is one whose process stands still; its launcher may have noticed before
@@ -38,7 +39,7 @@ class Watch:
         in_step: bool,
         phases: Callable[[], Sequence[int]],
         ahead: Callable[[], Sequence[int]],
-        beats: Callable[[], Sequence[tuple[int, float]]],
+        beats: Callable[[], Sequence[Beat]],
     ) -> None:
         self._patience_secs, self._task, self._in_step = config.patience_secs, task, in_step
         self._phases, self._ahead, self._beats = phases, ahead, beats
@@ -92,9 +93,10 @@ class Watch:
         return [f"{Task('worker', index)}{_since(beats[index]) if beats else ''}" for index in behind]
 
 
-def _since(beat: tuple[int, float]) -> str:
-    step, when = beat
-    return f" (last step {step}, {duration(max(time.time() - when, 0.0))} ago)" if when else " (no step yet)"
+def _since(beat: Beat) -> str:
+    if not beat.when:
+        return " (no step yet)"
+    return f" (last step {beat.global_step}, {duration(max(time.time() - beat.when, 0.0))} ago)"
 
 
 def _named(tasks: Sequence[Any]) -> str:

@@ -28,6 +28,7 @@ from tfps.runtime.heartbeat import Heartbeat
 from tfps.runtime.loop import Loop, Progress, Reporter
 from tfps.runtime.model_dir import ended
 from tfps.runtime.stop import WORKER_GRACE_SECS, Stop
+from tfps.runtime.stragglers import Beat
 from tfps.runtime.together import Together
 from tfps.runtime.watch import Watch
 
@@ -240,7 +241,7 @@ class Worker:
         return {
             "batches_skipped": self._state.skipped(self._session) + loop.progress.skipped,
             "steps_per_sec": {f"worker/{index}": round(pace, 3) for index, pace in sorted(paces.items())},
-            "waited_for": {f"worker/{index}": share for index, share in self._together.waited_for.items()},
+            "behind": {f"worker/{index}": share for index, share in self._together.stragglers.shares.items()},
             "staleness": chief.staleness(self._session),
         }
 
@@ -314,9 +315,9 @@ class Worker:
         ahead = self._built.step.ahead
         return [] if ahead is None else self._asked(lambda session: session.run(ahead).tolist()) or []
 
-    def _beats(self) -> Sequence[tuple[int, float]]:
+    def _beats(self) -> Sequence[Beat]:
         """Return the workers' heartbeats, if the PS tell them."""
-        return self._asked(self._state.beats) or []
+        return self._asked(lambda session: self._state.beats(session)()) or []
 
     def grace_secs(self) -> float:
         """Return how long to wait for the step to end: a few times as long as steps take, for it may never end."""

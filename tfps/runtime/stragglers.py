@@ -1,0 +1,65 @@
+"""Which worker holds the others up, or falls behind: the chief looks now and then. Does not import TensorFlow."""
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_FEW_LOOKS = 4
+_HALF = 0.5
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A worker's last sign of life.
+
+    Attributes:
+        steps: How many steps it had taken.
+        global_step: The last that it had made.
+        when: When that was, in seconds since 1970; 0.0 if it has made none.
+    """
+
+    steps: int = 0
+    global_step: int = 0
+    when: float = 0.0
+
+
+class Stragglers:
+    """How often each worker, alone, was behind."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+        self._behind: Counter[int] = Counter()
+        self._before: Sequence[Beat] = []
+
+    def look_in_step(self, ahead: Sequence[int]) -> None:
+        """Look who is waited for, where workers wait for one another; ``ahead`` is ``modes.step.Step.ahead``."""
+        self._note([index for index, count in enumerate(ahead) if count <= 0])
+
+    def look_apart(self, beats: Sequence[Beat]) -> None:
+        """Look who goes at less than half the pace of the others, since the last look."""
+        before, self._before = self._before, beats
+        if not before or not all(beat.when for beat in before):
+            return
+        paces = [_pace(*pair) for pair in zip(before, beats, strict=True)]
+        if not any(paces):
+            return
+        usual = statistics.median_high(paces)
+        self._note([index for index, pace in enumerate(paces) if pace < _HALF * usual])
+
+    def _note(self, behind: Sequence[int]) -> None:
+        self._looks += 1
+        self._behind.update(behind if len(behind) == 1 else [])
+
+    @property
+    def shares(self) -> Mapping[int, float]:
+        """By worker index, in which share of the looks it was behind; nothing after a few looks only."""
+        if self._looks < _FEW_LOOKS:
+            return {}
+        return {index: round(count / self._looks, 3) for index, count in sorted(self._behind.items())}
+
+
+def _pace(before: Beat, now: Beat) -> float:
+    """Return steps a second between two beats; 0 if there was none, or the worker was started again meanwhile."""
+    secs = now.when - before.when
+    return max(now.steps - before.steps, 0) / secs if secs > 0 else 0.0
