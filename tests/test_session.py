@@ -70,3 +70,17 @@ def test_it_gives_up_in_the_end(session: Any, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tf.Session, "run", _refusing(tf.Session.run, _refusals() * 50))
     with pytest.raises((tf.errors.AbortedError, tf.errors.CancelledError), match="received twice"):
         made.run(add)
+
+
+def test_a_fed_callable_takes_in_nothing(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another thread is adding to the graph, by half yet, stays out of the session when a callable is called."""
+    made, _ = session
+    with made.graph.as_default():
+        counter = made.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)[0]
+        number = tf.placeholder(tf.int32, [])
+        call = made.make_callable(counter.assign_add(number, read_value=False), [number])
+        value = made.make_callable(counter.read_value())
+    monkeypatch.setattr(tf.Session, "_extend_graph", lambda self: pytest.fail("the graph was taken in"))
+    call(3)
+    call(4)
+    assert value() == 7

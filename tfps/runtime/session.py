@@ -11,9 +11,10 @@ the step can be taken again.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 _REFUSED = "was received twice"
@@ -27,10 +28,24 @@ class Session(tf.Session):  # type: ignore[misc]
         """Run as ``tf.Session.run`` does."""
         return _persistently(super().run, *args, **kwargs)
 
-    def make_callable(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """Return a callable as ``tf.Session.make_callable`` does."""
-        call = super().make_callable(*args, **kwargs)
-        return lambda *inputs: _persistently(call, *inputs)
+    def make_callable(self, fetches: Any, feed_list: Sequence[Any] = (), **kwargs: Any) -> Callable[..., Any]:
+        """Return a callable as ``tf.Session.make_callable`` does; with a ``feed_list``, of one operation.
+
+        TensorFlow's own takes in what has been added to the graph at each call that is fed, also what another thread
+        has added by half: control inputs that come later are of no effect.
+        """
+        if not feed_list:
+            call = super().make_callable(fetches, **kwargs)
+            return lambda *inputs: _persistently(call, *inputs)
+        self._extend_graph()
+        feeds = [(tensor._as_tf_output(), tensor.dtype.as_numpy_dtype) for tensor in feed_list]
+        targets = [fetches._c_op]
+
+        def run(*values: Any) -> None:
+            fed = {output: np.asarray(value, dtype) for (output, dtype), value in zip(feeds, values, strict=True)}
+            self._call_tf_sessionrun(None, fed, [], targets, None)
+
+        return lambda *inputs: _persistently(run, *inputs)
 
 
 def _persistently(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
