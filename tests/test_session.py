@@ -80,7 +80,7 @@ def test_a_fed_callable_takes_in_nothing(session: Any, monkeypatch: pytest.Monke
         number = tf.placeholder(tf.int32, [])
         call = made.make_callable(counter.assign_add(number, read_value=False), [number])
         value = made.make_callable(counter.read_value())
-    monkeypatch.setattr(tf.Session, "_extend_graph", lambda self: pytest.fail("the graph was taken in"))
+    monkeypatch.setattr(tf.Session, "_extend_graph", lambda _: pytest.fail("the graph was taken in"))
     call(3)
     call(4)
     assert value() == 7
