@@ -436,4 +436,4 @@ def test_a_step_is_as_stale_as_the_updates_it_has_missed(tmp_path: Path, caplog:
         assert_done(running.wait())
     counts = summary(tmp_path)["staleness"]
     assert (counts[0], counts[-1], sum(counts)) == (19, 1, 20)
-    assert 10 < len(counts) <= 20  # the other may have made some before this one read
+    assert 1 < len(counts) <= 20  # the other may have made some before this one read

@@ -251,10 +251,11 @@ def one_step(training: graph.TrainGraph, rewriting: bool) -> list[tuple[str, str
     with shared_servers(), training.graph.as_default():
         session = tf.Session(target_of(Task("worker", 0)), config=config)
         local = tf.group(tf.local_variables_initializer(), tf.tables_initializer(), training.iterator.initializer)
+        now = {step.leftovers.era: 0} if step.leftovers else {}
         for op in (tf.global_variables_initializer(), training.load, local, step.chief_init, step.worker_init):
-            session.run(op)
+            session.run(op, now)
         if training.updates is not None:
-            Updates(session, training.updates)
+            Updates(session, training.updates, now)
         session.run(training.fetches, options=options, run_metadata=metadata)
     return sorted(sends(metadata))
 
