@@ -223,6 +223,7 @@ def test_one_line_of_many() -> None:
             {"mode": "async", "steps_per_sec": {"worker/0": 10.0, "worker/1": 2.5, "worker/2": 10.0}},
             "worker/1: 25% of the others' steps a second",
         ),
+        ({"mode": "async", "steps_per_sec": {"worker/0": 10.0, "worker/1": 2.5}, "seconds": 2.0}, ""),
         ({"mode": "async", "steps_per_sec": {"worker/0": 10.0}}, ""),
         ({"mode": "sync", "steps_per_sec": {"worker/0": 10.0, "worker/1": 2.5}, "behind": {}}, ""),
         ({"mode": "sync", "behind": {"worker/0": 0.3, "worker/1": 0.4}}, ""),

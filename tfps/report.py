@@ -16,7 +16,8 @@ from typing import Any
 from tfps.errors import CheckpointError, StorageError
 
 JOB, SUMMARY = "job.json", "summary.json"
-_SLOW, _BEHIND = 0.9, 0.2  # from where on a worker is said to be slow
+_SHORT_SECS = 10.0  # a job in which chance decides who is the slowest
+_SLOW, _BEHIND = 0.8, 0.2  # from where on a worker is said to be slow
 
 # The first word of a task's line, where it begins a new state of that task.
 STATES = ("waiting", "training", "evaluating", "done", "stopped", "stalled", "restarted", "error")
@@ -175,7 +176,7 @@ def slowest(summary: Mapping[str, Any]) -> str:
     """Return which worker is clearly slower than the others, and how that shows; nothing if none is."""
     paces, behind = summary.get("steps_per_sec") or {}, summary.get("behind") or {}
     in_step = summary.get("mode") == "sync"
-    if len(paces) > 1 and not in_step:
+    if len(paces) > 1 and not in_step and summary.get("seconds", math.inf) > _SHORT_SECS:
         last = min(paces, key=paces.__getitem__)
         usual = statistics.median(pace for task, pace in paces.items() if task != last)
         if paces[last] < _SLOW * usual:
