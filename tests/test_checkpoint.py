@@ -381,6 +381,20 @@ def test_the_evaluator_passes_damage_over(tmp_path: Path, caplog: pytest.LogCapt
     assert len(told_of_damage(caplog)) == 1
 
 
+def test_what_was_saved_as_training_went_on_is_saved_again_at_rest(tmp_path: Path) -> None:
+    """A save that began before the last step may bear its number and lack it: the last checkpoint has all of it."""
+    run = Training(tmp_path)
+    run.step.load(7, run.session)
+    run.checkpoints.try_save(run.session, run.step, at_rest=False)
+    run.weight.load([9, 9, 9, 9], run.session)  # the part of step 7 that came too late
+    run.save(7)
+    assert variables_of(tmp_path)["weight"].tolist() == [9, 9, 9, 9]
+    written = Path(f"{run.checkpoints.newest}.index").stat().st_mtime_ns
+    run.save(7)
+    assert Path(f"{run.checkpoints.newest}.index").stat().st_mtime_ns == written
+    assert steps_in(tmp_path) == [7]
+
+
 @contextlib.contextmanager
 def full_disk(limit_bytes: int = 1000) -> Iterator[None]:
     """Let no file grow beyond a limit, which is as near to a full disk as a test gets without one."""
@@ -692,7 +706,7 @@ def test_what_goes_wrong_at_the_end_ends_the_job(tmp_path: Path) -> None:
     """What the save in the background raises when the last step has been taken does not vanish either."""
     last_step = threading.Event()
 
-    def failing(*_: Any) -> None:
+    def failing(*_: Any, **__: Any) -> None:
         assert last_step.wait(20)
         time.sleep(0.3)
         raise RuntimeError("in the background")

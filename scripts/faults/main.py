@@ -100,6 +100,8 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--at_once", type=int, default=1, help="how many jobs at once (default 1)")
     parser.add_argument("--out", type=Path, default=HERE, help="directory for FAULTS.md")
     flags = parser.parse_args()
+    if flags.at_once != int(flags.part.partition("/")[2]) or (flags.soak and flags.at_once > 1):
+        parser.error("--at_once is written with =, and is not for --soak: soak each --mode by itself")
     flags.mode, flags.program = flags.mode or list(BOTH), flags.program or [TFPS, CLASSIC]
     return flags
 

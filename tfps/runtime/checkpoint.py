@@ -126,6 +126,7 @@ class Checkpoints:
         self._sums = _sums(tf.global_variables())
         self._one_at_a_time = threading.Lock()
         self._whole: dict[str, bool] = {}
+        self._moving: set[str] = set()  # saved while training went on: some variables may be of an earlier step
         self.newest = next(reversed(directory.existing(model_dir)), None)
 
     def resume(self, session: Any) -> str | None:
@@ -160,16 +161,22 @@ class Checkpoints:
         """Whether it is time to save."""
         return time.monotonic() >= self._next
 
-    def try_save(self, session: Any, global_step: Any) -> None:
+    def try_save(self, session: Any, global_step: Any, at_rest: bool = True) -> None:
         """Save; a failure is told and training goes on, with the last checkpoint still there."""
         try:
-            self.save(session, global_step)
+            self.save(session, global_step, at_rest)
         except StorageError as error:
             log.info("%s Training goes on; the next try is in %g s.", error, self._every_secs)
         self._next = time.monotonic() + self._every_secs
 
-    def save(self, session: Any, global_step: Any) -> int:
+    def save(self, session: Any, global_step: Any, at_rest: bool = True) -> int:
         """Save the variables as ``model.ckpt-STEP``, unless that step is saved already; returns the step.
+
+        Args:
+            session: The chief's, or one like it.
+            global_step: What says which step it is.
+            at_rest: Whether no step is taken meanwhile. What is saved otherwise is not all of one step, and is no
+                reason not to save that step at rest.
 
         Raises:
             DivergedError: If a variable holds NaN or Inf: nothing is saved, and the last good checkpoint stays.
@@ -186,12 +193,14 @@ class Checkpoints:
                 raise
             except (OSError, ValueError, tf.errors.OpError) as error:
                 raise StorageError(f"--model_dir: {path} cannot be written: {_message(error)}") from None
+            (self._moving.discard if at_rest else self._moving.add)(self.newest)
             log.info("saved %s", self.newest)
             return directory.step_in(self.newest)
 
     def _is_saved(self, path: str) -> bool:
         """Tell whether a checkpoint is there, and whole; one that is not known yet is read."""
-        return self._whole.get(path, True) and problem(path, read_data=path not in self._whole) is None
+        known = path not in self._moving and self._whole.get(path, True)
+        return known and problem(path, read_data=path not in self._whole) is None
 
     def _save(self, session: Any, global_step: Any, model_dir: str) -> str:
         """Save, and delete what is too old; returns the path, by the step that was saved: training may go on."""

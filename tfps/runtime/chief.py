@@ -118,7 +118,7 @@ class Chief:
     def _save_apart(self, new_session: Callable[[], Any]) -> None:
         """Save by a session of its own: training adds to the graph, which a session must not take in half done."""
         with new_session() as session:
-            self._checkpoints.try_save(session, self._built.global_step)
+            self._checkpoints.try_save(session, self._built.global_step, at_rest=False)
 
     @property
     def checkpoint(self) -> str | None:

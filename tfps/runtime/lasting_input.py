@@ -63,7 +63,7 @@ class LastingIterator:
 def _without_prefetch(dataset: Any) -> tuple[Any, Any]:
     """Return a dataset without the ``prefetch`` at its end, and how many elements to keep ready instead: int64.
 
-    Two threads that hand each element on cost a short step a tenth of its time.
+    Two threads that hand each element on cost a short step (``tfps launch --model=mnist``) about a tenth of its time.
     """
     last = getattr(dataset, "_dataset", dataset)  # that of TensorFlow 1.x wraps the newer one
     if not isinstance(last, _PrefetchDataset):
