@@ -1,7 +1,7 @@
-"""What runs in a process forked for one task: ``tfps run``, or the classic script, as if it had been started alone.
+"""What runs in a forked process: ``tfps launch``, one ``tfps run``, or a task of the classic script, as if alone.
 
 Forked from ``multiprocessing``'s fork server, which has imported TensorFlow once: a task starts in a fraction of a
-second, and what restarts cost is tfps's part of it. Imports neither.
+second, and what restarts cost is tfps's part of it. Imports neither. What the launcher forks comes from there, too.
 """
 
 import os
@@ -9,6 +9,7 @@ import runpy
 import signal
 import sys
 from collections.abc import Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -18,11 +19,11 @@ PRELOAD = ["tfps.runtime.preload", "tfps.runtime.worker", "tfps.runtime.ps", "tf
 
 
 def be(program: str, argv: Sequence[str], harness: Connection) -> None:
-    """Be one task.
+    """Be one task, or the launcher of them all.
 
     Args:
         program: ``tfps`` or ``classic``.
-        argv: Its flags.
+        argv: Its arguments; tfps's begin with the verb.
         harness: Where what it says goes.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -33,7 +34,9 @@ def be(program: str, argv: Sequence[str], harness: Connection) -> None:
     harness.close()
     sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
     if program == "tfps":
-        sys.argv = ["tfps", "run", *argv]
+        for owner in (forkserver, vars(forkserver)["_forkserver"]):
+            setattr(owner, "ensure_running", lambda: None)  # noqa: B010  it runs: this was forked from it
+        sys.argv = ["tfps", *argv]
         runpy.run_module("tfps", run_name="__main__")
     else:
         sys.argv = [program, *argv]

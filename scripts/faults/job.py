@@ -3,8 +3,6 @@
 import multiprocessing
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -44,6 +42,18 @@ def to_argv(flags: Flags) -> list[str]:
     return [f"--{name}={value}" for name, value in flags.items() if value is not None]
 
 
+def _forked(program: str, argv: Sequence[str]) -> tuple[ForkServerProcess, int]:
+    """Start a program in a process of its own; returns that, and the descriptor of what it says."""
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=forked.be, args=(program, argv, theirs))
+    process.start()
+    theirs.close()
+    said = os.dup(ours.fileno())
+    ours.close()
+    return process, said
+
+
 class Launched:
     """A job of ``tfps launch``, which starts lost tasks again itself."""
 
@@ -51,28 +61,21 @@ class Launched:
         self.names, self._lines = size.tasks(), lines
         self._model_dir = Path(str(flags["model_dir"]))
         sizes = {"num_ps": size.num_ps, "num_workers": size.num_workers}
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tfps", "launch", *to_argv({**sizes, **flags})],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._process, said = _forked(TFPS, ["launch", *to_argv({**sizes, **flags})])
+        self._reader = threading.Thread(target=self._read, args=(said,), daemon=True)
         self._reader.start()
 
-    def _read(self) -> None:
-        for text in self._popen.stdout or ():
-            match = _PREFIX.match(text)
-            task, said = (match[1], match[2]) if match else ("", text.rstrip("\n"))
-            self._lines.append(Line(time.monotonic(), task, said))
+    def _read(self, said: int) -> None:
+        with open(said, errors="replace") as stream:
+            for text in stream:
+                match = _PREFIX.match(text)
+                task, line = (match[1], match[2]) if match else ("", text.rstrip("\n"))
+                self._lines.append(Line(time.monotonic(), task, line))
 
     @property
     def code(self) -> int | None:
         """The job's exit code, ``None`` while it runs."""
-        return self._popen.poll()
+        return self._process.exitcode
 
     @property
     def codes(self) -> Mapping[str, int]:
@@ -83,7 +86,7 @@ class Launched:
     def pid(self, task: str) -> int | None:
         """Return a task's process, or the launcher's."""
         if task == "launcher":
-            return self._popen.pid
+            return self._process.pid
         return proc.holder(self._model_dir / "logs" / f"{task.replace('/', '-')}.log")
 
     def restarts(self, task: str) -> int:
@@ -98,7 +101,7 @@ class Launched:
 
     def close(self) -> None:
         """Hear the last words; the processes are ended by whoever counts them."""
-        self._popen.wait(5)
+        self._process.join(5)
         self._reader.join(5)
 
 
@@ -136,7 +139,6 @@ class Platform:
     _over: bool = False
 
     def __post_init__(self) -> None:
-        self._context = multiprocessing.get_context("forkserver")
         self._ports = self._stack.enter_context(held_ports(len(self.names)))
         self._lock = threading.Lock()
         for name in self.names:
@@ -152,14 +154,10 @@ class Platform:
             self._start(name, self._tasks[name])
 
     def _start(self, name: str, task: _Task) -> None:
-        ours, theirs = self._context.Pipe(duplex=False)
-        argv = to_argv(task.flags)
-        task.process = self._context.Process(target=forked.be, args=(self.program, argv, theirs), daemon=True)
-        task.process.start()
-        theirs.close()
+        verb = ["run"] if self.program == TFPS else []
+        task.process, said = _forked(self.program, [*verb, *to_argv(task.flags)])
         task.starts, task.again_at = task.starts + 1, None
-        threading.Thread(target=self._read, args=(name, os.dup(ours.fileno())), daemon=True).start()
-        ours.close()
+        threading.Thread(target=self._read, args=(name, said), daemon=True).start()
 
     def _read(self, name: str, fd: int) -> None:
         with open(fd, errors="replace") as stream:
