@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tfps.launchers.local import held_ports
@@ -16,6 +17,7 @@ from tfps.launchers.local import held_ports
 REPO = Path(__file__).parents[1]
 MNIST = REPO.parent / "shared" / "data" / "mnist"
 TFPS = [sys.executable, "-m", "tfps"]
+_NOTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 # A model whose gradient is known: worker i pushes the gradient 2^i at every step, and a step of SGD subtracts it.
 POWERS = """
@@ -75,13 +77,15 @@ def run_tfps(
 
 
 class Process:
-    """One ``tfps`` process that writes its output to a file."""
+    """One ``tfps`` process that writes its output to a file; ``under`` is a command that starts it."""
 
-    def __init__(self, output: Path, *args: str, cwd: Path | None = None, **env: str) -> None:
+    def __init__(
+        self, output: Path, *args: str, cwd: Path | None = None, under: Sequence[str] = (), **env: str
+    ) -> None:
         self._output = output
         with open(output, "wb") as file:
             self._popen = subprocess.Popen(
-                [*TFPS, *args],
+                [*under, *TFPS, *args],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd=cwd,
@@ -136,8 +140,13 @@ def processes() -> Iterator[list[Process]]:
 
 
 @contextlib.contextmanager
-def by_hand(directory: Path, num_ps: int, num_workers: int, *flags: str) -> Iterator[dict[str, Process]]:
-    """Start every task of a cluster as its own process with the classic flags, as in so many shells."""
+def by_hand(
+    directory: Path, num_ps: int, num_workers: int, *flags: str, under: Mapping[str, Sequence[str]] = _NOTHING
+) -> Iterator[dict[str, Process]]:
+    """Start every task of a cluster as its own process with the classic flags, as in so many shells.
+
+    Some are started ``under`` other commands, by their names.
+    """
     with held_ports(num_ps + num_workers) as ports, processes() as started:
         hosts = [f"127.0.0.1:{port}" for port in ports]
         ps, workers = hosts[:num_ps], hosts[num_ps:]
@@ -145,7 +154,8 @@ def by_hand(directory: Path, num_ps: int, num_workers: int, *flags: str) -> Iter
         tasks: dict[str, Process] = {}
         for job, index in [("ps", i) for i in range(num_ps)] + [("worker", i) for i in range(num_workers)]:
             me = [f"--job_name={job}", f"--task_index={index}"]
-            tasks[f"{job}/{index}"] = Process(directory / f"{job}-{index}.out", *cluster, *me, *flags)
+            name, output = f"{job}/{index}", directory / f"{job}-{index}.out"
+            tasks[name] = Process(output, *cluster, *me, *flags, under=under.get(name, ()))
             started.append(tasks[f"{job}/{index}"])
         yield tasks
 

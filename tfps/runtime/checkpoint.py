@@ -1,7 +1,8 @@
 """Checkpoints in TensorFlow's own format: ``MODEL_DIR/model.ckpt-STEP``, plain variable names, the last five kept.
 
 Any TensorFlow reads them (``tf.train.load_checkpoint``), whatever the number of PS: slices of a split variable are
-stored under its one name. How one is brought in whole is told in ``model_dir``.
+stored under its one name. Who writes the values is told in ``savers``, how a checkpoint is brought in whole in
+``model_dir``.
 """
 
 import contextlib
@@ -23,9 +24,9 @@ from tfps.errors import CheckpointError, DivergedError, StorageError
 from tfps.report import brief
 from tfps.runtime import model_dir as directory
 from tfps.runtime.manifest import problem
+from tfps.runtime.savers import LOST, Savers
 
 _KEEP = 5
-_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)  # errors of a PS, not of storage
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def _damage(session: Any, path: str, saver: Any) -> str | None:
                 saver.restore(session, plain)
     except (tf.errors.InvalidArgumentError, ValueError) as error:
         misfits = [_message(error)]
-    except _LOST:
+    except LOST:
         raise
     except tf.errors.OpError as error:
         return _message(error).rstrip(".")
@@ -122,7 +123,7 @@ class Checkpoints:
         self._dir, self._every_secs = model_dir, every_secs
         self._store = tf.no_op() if store is None else store
         self._next = time.monotonic() + every_secs
-        self._saver = tf.train.Saver()
+        self._savers = Savers()
         self._sums = _sums(tf.global_variables())
         self._one_at_a_time = threading.Lock()
         self._whole: dict[str, bool] = {}
@@ -153,7 +154,7 @@ class Checkpoints:
 
     def _tried(self, session: Any, path: str) -> str | None:
         """Restore a checkpoint; returns why that cannot be done: its manifest names the file, TensorFlow may not."""
-        why = _damage(session, path, self._saver)
+        why = _damage(session, path, self._savers)
         return why and (problem(path) or why)
 
     @property
@@ -189,7 +190,7 @@ class Checkpoints:
                 return step
             try:
                 self.newest = self._save(session, global_step, self._dir)
-            except _LOST:
+            except LOST:
                 raise
             except (OSError, ValueError, tf.errors.OpError) as error:
                 raise StorageError(f"--model_dir: {path} cannot be written: {_message(error)}") from None
@@ -206,8 +207,7 @@ class Checkpoints:
         """Save, and delete what is too old; returns the path, by the step that was saved: training may go on."""
         staged = directory.stage(model_dir)
         try:
-            names = self._saver.saver_def
-            session.run(names.save_tensor_name, {names.filename_tensor_name: str(staged / directory.BASE)})
+            self._savers.save(session, str(staged / directory.BASE))
             self._finite_step(session, global_step)  # what has become NaN or Inf meanwhile is so still
             path = directory.path_of(model_dir, _step_of(str(staged / directory.BASE)))
             kept = self._kept(path)

@@ -1,0 +1,37 @@
+"""A PS for which ``--model_dir`` is another directory than the chief's, or one that it must not write to."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from helpers import POWERS, by_hand, load_variable
+
+APART = "mount -t tmpfs tmpfs {dir}"
+READ_ONLY = "mount --bind {dir} {dir} && mount --bind {dir}/logs {dir}/logs && mount -o remount,bind,ro {dir}"
+
+
+def _in_own_mounts(mount: str, directory: Path) -> list[str]:
+    """Return a command that starts another one, for which a directory is mounted otherwise."""
+    done = mount.format(dir=shlex.quote(str(directory)))
+    return ["unshare", "--mount", "--", "sh", "-c", f'{done} && exec "$@"', "sh"]
+
+
+@pytest.mark.parametrize(
+    ("mount", "shards"), [(None, 2), (APART, 1), (READ_ONLY, 1)], ids=["shared", "apart", "read-only"]
+)
+def test_a_checkpoint_is_whole_whoever_can_write_it(tmp_path: Path, mount: str | None, shards: int) -> None:
+    """Each PS writes its own shard where all share the directory; otherwise the chief writes all; both are resumed."""
+    model, model_dir = tmp_path / "powers.py", tmp_path / "m"
+    model.write_text(POWERS)
+    (model_dir / "logs").mkdir(parents=True)
+    under = {"ps/1": _in_own_mounts(mount, model_dir)} if mount else {}
+    for max_steps in (3, 5):
+        flags = (f"--model={model}", f"--model_dir={model_dir}", f"--max_steps={max_steps}")
+        with by_hand(tmp_path, 2, 1, *flags, under=under) as tasks:
+            said = {name: (task.wait(60), task.output()) for name, task in tasks.items()}
+        assert [code for code, _ in said.values()] == [0, 0, 0], said
+        assert ("the chief saves, as a PS cannot" in said["worker/0"][1]) == (mount == READ_ONLY)
+        assert len(list(model_dir.glob(f"model.ckpt-{max_steps}.data-*"))) == shards
+        assert not list(model_dir.glob(".saving-*"))
+        assert load_variable(model_dir, "weight") == -max_steps
+    assert "resumed from" in said["worker/0"][1]
