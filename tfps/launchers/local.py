@@ -7,7 +7,7 @@ so the kernel gives it to nobody else; with ``SO_REUSEADDR``, and as nobody list
 Each task is the very command of a task anywhere else, ``python -m tfps run FLAGS``; ``str(plan)`` shows them.
 
 A task that is lost, or ends with a code that says that starting it again may help, is started again up to
-``--max_restarts`` times, each time after a longer pause. One that gives no sign of life is killed, and so lost: a
+``--max_restarts`` times (``restarts``). One that gives no sign of life is killed, and so lost: a
 thread in it writes a byte every second, which one that is stopped, or stuck where Python cannot run, does not. One
 that computes all the while lives, although Python cannot run. Workers that are done are started again with a lost PS.
 """
@@ -15,13 +15,10 @@ that computes all the while lives, although Python cannot run. Workers that are 
 import contextlib
 import multiprocessing
 import os
-import runpy
 import selectors
 import shlex
 import signal
 import socket
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,15 +29,14 @@ from pathlib import Path
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.errors import RetryableError
+from tfps.launchers import local_task
 from tfps.launchers.handle import Exited, Line, how_it_ended
+from tfps.launchers.restarts import Restarts
 from tfps.report import make_dir
 
-PRELOAD = ["tfps.runtime.preload", "tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist", "tfps.models.linear"]
 KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
-_SIGN_SECS, _SILENT_SECS = 1.0, 15.0
+_SILENT_SECS = 15.0
 _BUSY = 0.2  # whoever uses so much of a core computes
-_PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 10.0  # in sync others wait for 20 s
 
 
 @dataclass(frozen=True)
@@ -87,15 +83,14 @@ class LocalJob:
         """Start every task."""
         self._plan = plan
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOAD)
+        self._context.set_forkserver_preload(local_task.PRELOAD)
         self._processes: dict[Task, ForkServerProcess] = {}
         self._selector = selectors.DefaultSelector()
         self._kill_at: float | None = None
         self._looked = time.monotonic()
         self._last_sign: dict[Task, tuple[float, float]] = {}  # when, and the seconds of CPU that were used then
-        self._start_at: dict[Task, tuple[float, int]] = {}  # of tasks between two processes: when, and the last's code
+        self._restarts = Restarts(plan.commands, plan.config.max_restarts)
         self._given_up: list[Exited] = []
-        self.restarts: dict[Task, int] = dict.fromkeys(plan.commands, 0)
         log = Path(plan.config.model_dir or ".") / "logs" / "launch.log"
         make_dir(log.parent)
         with _standard_error_to(log), _sigterm_ignored():
@@ -106,9 +101,10 @@ class LocalJob:
     def _start(self, task: Task) -> None:
         ours, theirs = self._context.Pipe()
         life, sign = self._context.Pipe(duplex=False)
-        argv = list(self._plan.commands[task])
-        process = self._context.Process(target=_be_task, args=(argv, theirs, sign), name=str(task), daemon=True)
+        given = list(self._plan.commands[task]), theirs, sign
+        process = self._context.Process(target=local_task.be_task, args=given, name=str(task), daemon=True)
         process.start()
+        self._restarts.began(task)
         theirs.close()
         sign.close()
         self._processes[task] = process
@@ -119,7 +115,7 @@ class LocalJob:
 
     def events(self, every_secs: float = 0.25) -> Iterator[Line | Exited | None]:
         """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
-        while self._selector.get_map() or self._start_at or self._given_up:
+        while self._selector.get_map() or self._restarts or self._given_up:
             while self._given_up:
                 yield self._given_up.pop()
             ready = self._selector.select(every_secs)
@@ -169,9 +165,8 @@ class LocalJob:
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
     def _start_those_due(self) -> None:
-        for task in [task for task, (when, _) in self._start_at.items() if time.monotonic() >= when]:
-            if self._start_at.pop(task, None):  # a signal may have taken it away
-                self._start(task)
+        for task in self._restarts.due():
+            self._start(task)
             if self._kill_at:
                 self._signal(signal.SIGTERM, task)
 
@@ -191,25 +186,26 @@ class LocalJob:
         self._forget(life)
         self._last_sign.pop(output.task, None)
         yield self._replaced(output.task, process.exitcode or 0)
-        if output.task.job == "ps" and output.task in self._start_at:
+        if output.task.job == "ps" and output.task in self._restarts:
             yield from self._recalled()
 
     def _replaced(self, task: Task, code: int) -> Line | Exited:
         """Let a task that has ended be started again, if that may help and it was not too often."""
-        number, most = self.restarts[task] + 1, self._plan.config.max_restarts
-        if self._kill_at or number > most or 0 <= code < RetryableError.exit_code:
+        if self._kill_at or not self._restarts.is_granted(task, code):
             return Exited(task, code)
-        self.restarts[task] = number
-        pause_secs = min(_PAUSE_SECS * 2 ** (number - 1), _LONGEST_PAUSE_SECS)
-        self._start_at[task] = time.monotonic() + pause_secs, code
-        return Line(task, f"restarted after {how_it_ended(code)} ({number} of {most})")
+        return Line(task, f"restarted after {how_it_ended(code)} ({self.restarts[task]} of {self._restarts.budget})")
 
     def _recalled(self) -> Iterator[Line]:
         """Let workers that are done be started again: the job may begin anew from a checkpoint, and needs all."""
         for task in [task for task, code in self.status().items() if code == 0 and task.job == "worker"]:
-            if task not in self._start_at:
-                self._start_at[task] = time.monotonic() + _PAUSE_SECS, 0
+            if task not in self._restarts:
+                self._restarts.recall(task)
                 yield Line(task, "restarted after exit code 0, with the PS that was lost")
+
+    @property
+    def restarts(self) -> Mapping[Task, int]:
+        """How often each task was started again."""
+        return self._restarts.counts
 
     def status(self) -> Mapping[Task, int | None]:
         """Return each task's exit code, ``None`` while it runs."""
@@ -219,8 +215,7 @@ class LocalJob:
         """Ask every task to save and end; those that have not after a while are killed."""
         if self._kill_at is None:
             self._kill_at = time.monotonic() + KILL_AFTER_SECS
-            self._given_up += [Exited(task, code) for task, (_, code) in self._start_at.items()]
-            self._start_at = {}
+            self._given_up += [Exited(task, code) for task, code in self._restarts.give_up().items()]
             self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -279,32 +274,3 @@ def _sigterm_ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _be_task(argv: list[str], launcher: Connection, sign: Connection) -> None:
-    """Run in the forked process: be the command ``tfps run ARGV``, its output sent to the launcher."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.setsid()  # Ctrl-C is for the launcher, which ends the tasks in order
-    for number in (1, 2):
-        os.dup2(launcher.fileno(), number)
-    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
-    threading.Thread(target=_give_signs, args=(sign,), daemon=True).start()
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
-    for name in [n for n in os.environ if n == "TF_CONFIG" or n.startswith("SLURM_")]:
-        del os.environ[name]
-    sys.argv = ["tfps", "run", *argv]
-    runpy.run_module("tfps", run_name="__main__")
-
-
-def _end_with(launcher: Connection) -> None:
-    """Wait for the launcher's end of the connection to close, which is all that it ever does; then end in order."""
-    with contextlib.suppress(OSError):
-        os.read(launcher.fileno(), 1)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _give_signs(sign: Connection) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            os.write(sign.fileno(), b".")
-            time.sleep(_SIGN_SECS)

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.errors import StoppedError, TfpsError
 from tfps.models import Model
 from tfps.modes.step import Leftovers
 from tfps.report import JOB, SUMMARY, format_progress, write_json
@@ -21,8 +19,7 @@ from tfps.runtime import agreement, evaluation, graph
 from tfps.runtime import session as sessions
 from tfps.runtime.checkpoint import Background, Checkpoints
 from tfps.runtime.events import EventFile
-from tfps.runtime.loop import Loop, Progress
-from tfps.runtime.model_dir import existing
+from tfps.runtime.loop import Loop
 from tfps.runtime.updates import Updates
 
 _TORN_SECS = 1.0
@@ -179,60 +176,3 @@ def _found_from_anywhere(config: JobConfig) -> JobConfig:
     found = {"data_dir": config.data_dir} if config.data_dir and Path(config.data_dir).exists() else {}
     found |= {"model": config.model} if Path(config.model).is_file() else {}
     return config.replace(**{name: str(Path(path).resolve()) for name, path in found.items()})
-
-
-def write_summary(
-    config: JobConfig,
-    loop: Loop | None,
-    chief: Chief | None,
-    steps: Mapping[int, int],
-    metrics: Mapping[str, Any],
-    observed: Mapping[str, Any] = MappingProxyType({}),
-    error: TfpsError | None = None,
-) -> None:
-    """Write ``summary.json``; nothing without a ``--model_dir``.
-
-    Args:
-        config: The job.
-        loop: The chief's own; ``None`` if it has taken no step.
-        chief: ``None`` if the job ended before there was one.
-        steps: By worker index, the steps taken in this run, as far as they are known.
-        metrics: The final evaluation's.
-        observed: What else there is to tell, by its name in the summary.
-        error: Why the job ended early.
-    """
-    if not config.model_dir:
-        return
-    progress = loop.progress if loop else Progress()
-    told = {
-        "status": "done",
-        "model": config.model,
-        "mode": config.mode,
-        "global_step": progress.global_step or (chief.resumed_from_step if chief else 0),
-        "max_steps": config.max_steps,
-        "resumed_from_step": chief.resumed_from_step if chief else 0,
-        "resumed_from": chief.resumed_from if chief else None,
-        "seconds": round(progress.seconds, 3),
-        "examples_per_sec": round(sum(steps.values()) * config.batch_size / progress.seconds, 1)
-        if progress.steps
-        else 0,
-        "loss": progress.loss,
-        "pace": loop.pace.to_dict() if loop else None,
-        "gradients_dropped": _dropped(config, chief, progress, steps),
-        "batches_skipped": 0,
-        **observed,
-        "eval": metrics,
-        "checkpoint": chief.checkpoint if chief else next(reversed(existing(config.model_dir)), None),
-        "tasks": {f"worker/{index}": {"steps": taken} for index, taken in sorted(steps.items())},
-    }
-    if error:
-        told["status"] = "stopped" if isinstance(error, StoppedError) else "failed"
-        told |= {"error": str(error), "exit_code": error.exit_code}
-    write_json(Path(config.model_dir) / SUMMARY, told)
-
-
-def _dropped(config: JobConfig, chief: Chief | None, progress: Progress, steps: Mapping[int, int]) -> int | None:
-    """Return how many gradients came too late for their update; ``None`` in async, or if not all steps are known."""
-    if config.mode != "sync" or chief is None or chief.began_anew or len(steps) < chief.num_workers:
-        return None
-    return sum(steps.values()) - chief.num_workers * (progress.global_step - chief.resumed_from_step)

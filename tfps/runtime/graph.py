@@ -1,14 +1,10 @@
-"""Build the graphs of a job: training on a cluster, evaluation on a cluster or on one machine, and prediction.
-
-A model's functions are called here and nowhere else, so this is where a mistake in them is caught and shown.
-"""
+"""Build the graphs of a job: training on a cluster, evaluation on a cluster or on one machine, and prediction."""
 
 import contextlib
 import dataclasses
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -21,7 +17,7 @@ from tfps.models import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes import MODES
 from tfps.modes.step import Step
-from tfps.runtime import finite, placement, rows, unroll, wire
+from tfps.runtime import finite, placement, rows, unroll, user_model, wire
 from tfps.runtime.lasting_input import LastingIterator
 from tfps.runtime.packing import Packing, can_pack
 
@@ -70,11 +66,6 @@ class EvalGraph:
     metrics: Mapping[str, tuple[Any, Any]]
 
 
-def params_of(config: JobConfig) -> Mapping[str, Any]:
-    """Return what a model gets as ``params``: every flag of the job, read-only."""
-    return MappingProxyType(config.to_dict())
-
-
 def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> TrainGraph:
     """Build a worker's training graph.
 
@@ -86,7 +77,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             global_step = tf.train.get_or_create_global_step()
             source = _input(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
             iterator, batches, batch = source
-            spec = _spec(model, ModeKeys.TRAIN, config, *batch)
+            spec = user_model.spec(model, ModeKeys.TRAIN, config, *batch)
             # What is shown is fetched, and what is fetched cannot be redirected.
             spec = dataclasses.replace(spec, log_tensors={n: tf.identity(t) for n, t in spec.log_tensors.items()})
             summary = tf.summary.merge_all()
@@ -169,7 +160,7 @@ def evaluation(
         if source is None:
             return None
         iterator, _, batch = source
-        spec = _spec(model, ModeKeys.EVAL, config, *batch)
+        spec = user_model.spec(model, ModeKeys.EVAL, config, *batch)
         metrics = {"loss": tf.metrics.mean(spec.loss), **spec.eval_metric_ops}
         _only_with(batch, [update for _, update in metrics.values()])
     return EvalGraph(graph, global_step, iterator, metrics)
@@ -196,7 +187,7 @@ def prediction(config: JobConfig, model: Model) -> tuple[Any, Mapping[str, Any],
     types, shapes = _features(model, config)
     with _new_graph(config) as graph:
         features = _placeholders(types, shapes)
-        spec = _spec(model, ModeKeys.PREDICT, config, features, None)
+        spec = user_model.spec(model, ModeKeys.PREDICT, config, features, None)
         predictions = spec.predictions if isinstance(spec.predictions, Mapping) else {"output": spec.predictions}
         inputs = features if isinstance(features, dict) else {"features": features}
     return graph, inputs, predictions
@@ -228,29 +219,10 @@ def _on_cluster(
         yield
 
 
-def _dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: int) -> Any:
-    context = tf.distribute.InputContext(pipelines, index, pipelines if config.mode == "sync" else 1)
-    dataset = model.input_fn(mode, params_of(config), context)
-    if dataset is None and mode == ModeKeys.EVAL:
-        return None
-    if not isinstance(dataset, tf.compat.v2.data.Dataset):  # the base of both versions of the class
-        raise ModelError(
-            f"--model={model.name}: {model.line_of('input_fn')}: input_fn returned {_named(dataset)}; "
-            "it must return a tf.data.Dataset of (features, labels)."
-        )
-    element = tf.data.get_output_types(dataset)
-    if not (isinstance(element, tuple) and len(element) == 2):
-        raise ModelError(
-            f"--model={model.name}: {model.line_of('input_fn')}: input_fn's dataset has elements of {element}; "
-            "they must be pairs (features, labels)."
-        )
-    return dataset
-
-
 def _input(model: Model, mode: str, config: JobConfig, device: str, pipelines: int, index: int) -> Any:
     """Build the input pipeline on the task's own CPU; returns iterator, number of batches and the next, or ``None``."""
     with tf.device(f"{device}/cpu:0" if "cpu" not in device else device):
-        dataset = _dataset(model, mode, config, pipelines, index)
+        dataset = user_model.dataset(model, mode, config, pipelines, index)
         if dataset is None:
             return None
         _keep_cardinality(tf.get_default_graph())
@@ -274,7 +246,7 @@ def _keep_cardinality(graph: Any) -> None:
 def _features(model: Model, config: JobConfig) -> tuple[Any, Any]:
     """Return types and shapes of the evaluation input's features; its pipeline is no part of what is served."""
     with _new_graph(config):
-        dataset = _dataset(model, ModeKeys.EVAL, config, 1, 0)
+        dataset = user_model.dataset(model, ModeKeys.EVAL, config, 1, 0)
         if dataset is None:
             raise ModelError(
                 f"--model={model.name}: input_fn(mode='eval') returned None; export needs its features' shapes."
@@ -293,34 +265,6 @@ def _placeholder(name: str, dtype: Any, shape: Any) -> Any:
     return tf.placeholder(dtype, free, name=f"serving_{name}")
 
 
-def _spec(model: Model, mode: str, config: JobConfig, features: Any, labels: Any) -> ModelSpec:
-    """Call ``model_fn`` and check what it gives back."""
-    spec: ModelSpec = model.model_fn(features, labels, mode, params_of(config))
-    problem = _spec_problem(spec, mode)
-    if problem:
-        raise ModelError(
-            f"--model={model.name}: {model.line_of('model_fn')}: model_fn(mode={mode!r}) returned {problem}"
-        )
-    if spec.loss is not None and spec.loss.shape.rank is None:
-        spec = dataclasses.replace(spec, loss=tf.reshape(spec.loss, []))
-    return spec
-
-
-def _spec_problem(spec: Any, mode: str) -> str:
-    if not isinstance(spec, ModelSpec):
-        return f"{_named(spec)}; it must return a tfps.ModelSpec."
-    if mode == ModeKeys.PREDICT:
-        return "" if spec.predictions is not None else "no predictions: give ModelSpec(predictions={...})."
-    if not isinstance(spec.loss, tf.Tensor):
-        return f"loss={_named(spec.loss)}; it must be a scalar tensor."
-    if spec.loss.shape.rank not in (0, None):
-        return f"a loss of shape {spec.loss.shape}; it must be a scalar: take its mean."
-    wide = [f"{n!r} of shape {t.shape}" for n, t in spec.log_tensors.items() if (t.shape.num_elements() or 1) > 1]
-    if mode == ModeKeys.TRAIN and not isinstance(spec.optimizer, tf.train.Optimizer):
-        return f"optimizer={_named(spec.optimizer)}; it must be a tf.compat.v1.train.Optimizer."
-    return f"log_tensors with {wide[0]}; each must be a scalar: take its mean, or its norm." if wide else ""
-
-
 def _built(model: Model, build: Any) -> Step:
     """Run a mode's ``build``; what fails in there is the model's loss or optimizer."""
     try:
@@ -330,7 +274,3 @@ def _built(model: Model, build: Any) -> Step:
             f"--model={model.name}: {model.line_of('model_fn')}: no gradient step can be built: {error}"
         ) from error
     return step
-
-
-def _named(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"

@@ -16,9 +16,22 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
+
+from tfps.cluster import Task
 
 _REFUSED = "was received twice"
 _TRIES = 10
+
+
+def config_of(task: Task) -> Any:
+    """Return the ``tf.compat.v1.ConfigProto`` of a worker's sessions."""
+    # Without the filter, creating a session would wait for every other worker, for ever.
+    config = tf.ConfigProto(device_filters=["/job:ps", task.device], allow_soft_placement=True)
+    # Grappler's algebra and folding round otherwise where the wire is packed: no bit may depend on that.
+    rewriting = config.graph_options.rewrite_options
+    rewriting.arithmetic_optimization = rewriting.constant_folding = RewriterConfig.OFF
+    return config
 
 
 class Session(tf.Session):  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """What a worker's main thread looks for while its work goes on in another: lost tasks, and a step that never ends."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tfps.cluster import Cluster, Task
@@ -9,6 +9,7 @@ from tfps.config import JobConfig
 from tfps.errors import PeerLostError, TfpsError
 from tfps.report import duration
 from tfps.runtime import jobstate, net
+from tfps.runtime.enquiry import Enquiry
 from tfps.runtime.loop import Progress
 from tfps.runtime.stall import Stall
 from tfps.runtime.stragglers import Beat
@@ -26,23 +27,12 @@ class Watch:
         cluster: Its tasks.
         task: The worker.
         in_step: Whether workers wait for one another.
-        phases: Returns the workers' phases; nothing if they cannot be had just now.
-        ahead: Returns ``modes.step.Step.ahead``; nothing if it is not known.
-        beats: Returns ``JobState.beats``; nothing if they are not known.
+        enquiry: Asks the PS.
     """
 
-    def __init__(
-        self,
-        config: JobConfig,
-        cluster: Cluster,
-        task: Task,
-        in_step: bool,
-        phases: Callable[[], Sequence[int]],
-        ahead: Callable[[], Sequence[int]],
-        beats: Callable[[], Sequence[Beat]],
-    ) -> None:
+    def __init__(self, config: JobConfig, cluster: Cluster, task: Task, in_step: bool, enquiry: Enquiry) -> None:
         self._patience_secs, self._task, self._in_step = config.patience_secs, task, in_step
-        self._phases, self._ahead, self._beats = phases, ahead, beats
+        self._enquiry = enquiry
         self._servers = [other for other in cluster.tasks() if other.job == "ps"]
         self._others = [other for other in cluster.tasks() if other.job == "worker" and other != task]
         self._peers = net.Peers(cluster)
@@ -81,15 +71,15 @@ class Watch:
         """Return lost tasks without the workers that had signed off."""
         if not lost or lost[0].job == "ps":
             return lost
-        phases = self._phases()
+        phases = self._enquiry.phases()
         return [task for task in lost if phases and phases[task.index] != jobstate.DONE]
 
     def _awaited(self) -> Sequence[str]:
         """Return the workers that have yet to hand over their part of the present update, if this one has."""
-        behind = [index for index, count in enumerate(self._ahead()) if not count]
+        behind = [index for index, count in enumerate(self._enquiry.ahead()) if not count]
         if not behind or self._task.index in behind:
             return []
-        beats = self._beats()
+        beats = self._enquiry.beats()
         return [f"{Task('worker', index)}{_since(beats[index]) if beats else ''}" for index in behind]
 
 

@@ -8,27 +8,26 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import ClusterFormError, PeerLostError, RetryableError, StoppedError, TfpsError
 from tfps.models import Model
 from tfps.report import brief, count
-from tfps.runtime import agreement, graph, jobstate, net, server
+from tfps.runtime import agreement, graph, jobstate, net, server, summary
 from tfps.runtime import session as sessions
-from tfps.runtime.chief import Chief, write_summary
+from tfps.runtime.chief import Chief
+from tfps.runtime.enquiry import Enquiry
 from tfps.runtime.events import EventFile
 from tfps.runtime.explain import explained
 from tfps.runtime.heartbeat import Heartbeat
 from tfps.runtime.loop import Loop, Progress, Reporter
 from tfps.runtime.model_dir import ended
 from tfps.runtime.stop import WORKER_GRACE_SECS, Stop
-from tfps.runtime.stragglers import Beat
 from tfps.runtime.together import Together
 from tfps.runtime.watch import Watch
 
@@ -83,22 +82,17 @@ class Worker:
                 self._chief = Chief(self._config, self._cluster, self._model, built)
         in_step = built.step.leftovers is not None
         self._together = Together(self._state, self._chief, in_step, self._wait_until, built.step.ahead)
-        self._watch = Watch(self._config, self._cluster, self._task, in_step, self._phases, self._ahead, self._beats)
+        self._enquiry = Enquiry(self._new_session, self._state, built.step.ahead)
+        self._watch = Watch(self._config, self._cluster, self._task, in_step, self._enquiry)
         self._heartbeat = Heartbeat(self._state, lambda: self._loop.progress if self._loop else None)
 
     def _join_cluster(self) -> bool:
         """Start the server, wait for the others, and for the variables to have their values; tell if it came to it."""
         running = server.start(self._config, self._cluster, self._task)
         patience_secs, over = self._config.patience_secs, lambda: ended(self._config)
-        # Without the filter, creating a session would wait for every other worker, for ever.
-        filters = ["/job:ps", self._task.device]
-        self._session_config = tf.ConfigProto(device_filters=filters, allow_soft_placement=True)
-        # Grappler's algebra and folding round otherwise where the wire is packed: no bit may depend on that.
-        rewriting = self._session_config.graph_options.rewrite_options
-        rewriting.arithmetic_optimization = rewriting.constant_folding = RewriterConfig.OFF
-        self._target = running.target
+        self._session_config, self._target = sessions.config_of(self._task), running.target
         stopping = lambda: self._stop.error  # noqa: E731
-        if not net.wait_for_peers(self._cluster, self._task, patience_secs, stopping, over, self._was_here):
+        if not net.wait_for_peers(self._cluster, self._task, patience_secs, stopping, over, self._enquiry.was_here):
             return False
         session = self._session = self._new_session()
         self._wait_until(lambda: self._state.is_up(session), patience_secs)
@@ -124,26 +118,6 @@ class Worker:
 
     def _new_session(self) -> Any:
         return sessions.Session(self._target, graph=self._built.graph, config=self._session_config)
-
-    def _was_here(self) -> bool:
-        """Tell whether every PS knows this worker from before: those that are missing may be through and gone.
-
-        A PS that goes just then would never answer: that is a no, too.
-        """
-        return bool(self._asked(lambda session: self._state.is_up(session) and all(self._state.marked(session))))
-
-    def _asked(self, question: Callable[[Any], Any]) -> Any:
-        """Return what the PS answer within a short time, ``None`` if they do not; in a session of its own."""
-        found: list[Any] = []
-
-        def ask() -> None:
-            with contextlib.suppress(tf.errors.OpError), self._new_session() as session:
-                found.append(question(session))
-
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(_GONE_AFTER_SECS)
-        return found[0] if found else None
 
     def _meet_again(self, session: Any) -> bool:
         """Join the PS; tell whether the job goes on that this task has been part of before.
@@ -230,20 +204,8 @@ class Worker:
         loop.progress.global_step = chief.save(self._session)
         metrics = chief.evaluate(self._session, self._target, self._session_config)
         _, steps = self._state.read(self._session)
-        told = self._observed(chief, loop, steps)
-        write_summary(self._config, loop, chief, {**dict(enumerate(steps)), 0: loop.progress.steps}, metrics, told)
-
-    def _observed(self, chief: Chief, loop: Loop, steps: Sequence[int]) -> Mapping[str, Any]:
-        """Return what the summary tells of how the workers went along."""
-        secs = self._state.secs(self._session)
-        paces = {index: taken / secs[index] for index, taken in enumerate(steps) if index and secs[index]}
-        paces[0] = loop.progress.steps / loop.progress.seconds
-        return {
-            "batches_skipped": self._state.skipped(self._session) + loop.progress.skipped,
-            "steps_per_sec": {f"worker/{index}": round(pace, 3) for index, pace in sorted(paces.items())},
-            "behind": {f"worker/{index}": share for index, share in self._together.stragglers.shares.items()},
-            "staleness": chief.staleness(self._session),
-        }
+        told = summary.observed(self._session, self._state, chief, loop, self._together.stragglers)
+        summary.write(self._config, loop, chief, {**dict(enumerate(steps)), 0: loop.progress.steps}, metrics, told)
 
     def _others_are_through(self) -> bool:
         """Tell whether every other worker has signed off, or does not answer any more."""
@@ -306,19 +268,6 @@ class Worker:
             return None  # the others may be on their way
         return self._watch.error(self._loop.progress if self._loop else None, self._steps_on)
 
-    def _phases(self) -> Sequence[int]:
-        """Return the workers' phases, if the PS tell them."""
-        return self._asked(lambda session: self._state.read(session)[0]) or []
-
-    def _ahead(self) -> Sequence[int]:
-        """Return ``Step.ahead``, if the PS tell it."""
-        ahead = self._built.step.ahead
-        return [] if ahead is None else self._asked(lambda session: session.run(ahead).tolist()) or []
-
-    def _beats(self) -> Sequence[Beat]:
-        """Return the workers' heartbeats, if the PS tell them."""
-        return self._asked(lambda session: self._state.beats(session)()) or []
-
     def grace_secs(self) -> float:
         """Return how long to wait for the step to end: a few times as long as steps take, for it may never end."""
         progress = self._loop.progress if self._loop else Progress()
@@ -342,4 +291,4 @@ class Worker:
             thread.join(_LAST_WILL_SECS)
         if self._task.is_chief:
             steps = self._loop.progress.steps if self._loop else 0
-            write_summary(self._config, self._loop, self._chief, {0: steps}, {}, error=error)
+            summary.write(self._config, self._loop, self._chief, {0: steps}, {}, error=error)

@@ -1,0 +1,75 @@
+"""When lost tasks are started again: by a clock that the test sets."""
+
+import pytest
+
+from tfps.cluster import Task
+from tfps.launchers import restarts
+from tfps.launchers.restarts import Restarts
+
+PS, WORKER = Task("ps", 0), Task("worker", 1)
+
+
+class Clock:
+    """Time, in seconds, that stands still."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        """Return it."""
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return the clock that is used instead of the real one."""
+    made = Clock()
+    monkeypatch.setattr(restarts, "time", made)
+    return made
+
+
+def lost(policy: Restarts, clock: Clock, lived: float) -> float:
+    """Let a PS live so long, be killed and be started again; returns how long the pause was."""
+    policy.began(PS)
+    clock.now += lived
+    assert policy.is_granted(PS, -9)
+    assert PS in policy
+    since = clock.now
+    while not (due := policy.due()):
+        clock.now += 0.5
+    assert due == [PS]
+    assert not policy
+    return clock.now - since
+
+
+def test_pauses_double_while_a_task_does_not_last(clock: Clock) -> None:
+    """Up to 10 s; one that has lived for half a minute begins anew, but its budget does not."""
+    policy = Restarts([PS], 8)
+    assert [lost(policy, clock, 2) for _ in range(6)] == [1, 2, 4, 8, 10, 10]
+    assert [lost(policy, clock, 31), lost(policy, clock, 2)] == [1, 2]
+    assert policy.counts == {PS: 8}
+    policy.began(PS)
+    assert not policy.is_granted(PS, -9)
+
+
+@pytest.mark.parametrize(("code", "granted"), [(0, False), (2, False), (66, False), (170, True), (-9, True)])
+def test_only_what_may_help_is_tried(clock: Clock, code: int, granted: bool) -> None:
+    """A task is started again after a signal and the codes from 128 up, and no other."""
+    del clock
+    policy = Restarts([PS], 3)
+    policy.began(PS)
+    assert policy.is_granted(PS, code) == granted
+    assert (PS in policy) == granted
+
+
+def test_what_is_given_up_is_not_started(clock: Clock) -> None:
+    """Those that were to be started again are told with their codes; a recalled one costs nothing of its budget."""
+    policy = Restarts([PS, WORKER], 1)
+    policy.began(PS)
+    assert policy.is_granted(PS, 170)
+    policy.recall(WORKER)
+    assert policy.counts == {PS: 1, WORKER: 0}
+    assert policy.give_up() == {PS: 170, WORKER: 0}
+    clock.now += 60
+    assert not policy.due()
+    assert not policy

@@ -1,0 +1,48 @@
+"""What a task of ``tfps launch`` does in its process, forked from the fork server, before it is ``tfps run FLAGS``."""
+
+import contextlib
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+
+PRELOAD = ["tfps.runtime.preload", "tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist", "tfps.models.linear"]
+_SIGN_SECS = 1.0
+
+
+def be_task(argv: list[str], launcher: Connection, sign: Connection) -> None:
+    """Be the command ``tfps run ARGV``.
+
+    Args:
+        argv: Its flags.
+        launcher: Where its output goes; the launcher's end is closed when that ends.
+        sign: Gets a byte a second while Python runs here.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setsid()  # Ctrl-C is for the launcher, which ends the tasks in order
+    for number in (1, 2):
+        os.dup2(launcher.fileno(), number)
+    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
+    threading.Thread(target=_give_signs, args=(sign,), daemon=True).start()
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    for name in [n for n in os.environ if n == "TF_CONFIG" or n.startswith("SLURM_")]:
+        del os.environ[name]
+    sys.argv = ["tfps", "run", *argv]
+    runpy.run_module("tfps", run_name="__main__")
+
+
+def _end_with(launcher: Connection) -> None:
+    """Wait for the launcher's end of the connection to close, which is all that it ever does; then end in order."""
+    with contextlib.suppress(OSError):
+        os.read(launcher.fileno(), 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _give_signs(sign: Connection) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            os.write(sign.fileno(), b".")
+            time.sleep(_SIGN_SECS)

@@ -1,0 +1,85 @@
+"""What the chief leaves at the end, whatever the end is: ``summary.json``."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tfps.config import JobConfig
+from tfps.errors import StoppedError, TfpsError
+from tfps.report import SUMMARY, write_json
+from tfps.runtime.chief import Chief
+from tfps.runtime.jobstate import JobState
+from tfps.runtime.loop import Loop, Progress
+from tfps.runtime.model_dir import existing
+from tfps.runtime.stragglers import Stragglers
+
+
+def observed(session: Any, state: JobState, chief: Chief, loop: Loop, stragglers: Stragglers) -> Mapping[str, Any]:
+    """Return what the PS and the chief tell of how the workers went along, by its name in the summary."""
+    (_, steps), secs = state.read(session), state.secs(session)
+    paces = {index: taken / secs[index] for index, taken in enumerate(steps) if index and secs[index]}
+    paces[0] = loop.progress.steps / loop.progress.seconds
+    return {
+        "batches_skipped": state.skipped(session) + loop.progress.skipped,
+        "steps_per_sec": {f"worker/{index}": round(pace, 3) for index, pace in sorted(paces.items())},
+        "behind": {f"worker/{index}": share for index, share in stragglers.shares.items()},
+        "staleness": chief.staleness(session),
+    }
+
+
+def write(
+    config: JobConfig,
+    loop: Loop | None,
+    chief: Chief | None,
+    steps: Mapping[int, int],
+    metrics: Mapping[str, Any],
+    observed: Mapping[str, Any] = MappingProxyType({}),
+    error: TfpsError | None = None,
+) -> None:
+    """Write ``summary.json``; nothing without a ``--model_dir``.
+
+    Args:
+        config: The job.
+        loop: The chief's own; ``None`` if it has taken no step.
+        chief: ``None`` if the job ended before there was one.
+        steps: By worker index, the steps taken in this run, as far as they are known.
+        metrics: The final evaluation's.
+        observed: What else there is to tell, by its name in the summary.
+        error: Why the job ended early.
+    """
+    if not config.model_dir:
+        return
+    progress = loop.progress if loop else Progress()
+    told = {
+        "status": "done",
+        "model": config.model,
+        "mode": config.mode,
+        "global_step": progress.global_step or (chief.resumed_from_step if chief else 0),
+        "max_steps": config.max_steps,
+        "resumed_from_step": chief.resumed_from_step if chief else 0,
+        "resumed_from": chief.resumed_from if chief else None,
+        "seconds": round(progress.seconds, 3),
+        "examples_per_sec": round(sum(steps.values()) * config.batch_size / progress.seconds, 1)
+        if progress.steps
+        else 0,
+        "loss": progress.loss,
+        "pace": loop.pace.to_dict() if loop else None,
+        "gradients_dropped": _dropped(config, chief, progress, steps),
+        "batches_skipped": 0,
+        **observed,
+        "eval": metrics,
+        "checkpoint": chief.checkpoint if chief else next(reversed(existing(config.model_dir)), None),
+        "tasks": {f"worker/{index}": {"steps": taken} for index, taken in sorted(steps.items())},
+    }
+    if error:
+        told["status"] = "stopped" if isinstance(error, StoppedError) else "failed"
+        told |= {"error": str(error), "exit_code": error.exit_code}
+    write_json(Path(config.model_dir) / SUMMARY, told)
+
+
+def _dropped(config: JobConfig, chief: Chief | None, progress: Progress, steps: Mapping[int, int]) -> int | None:
+    """Return how many gradients came too late for their update; ``None`` in async, or if not all steps are known."""
+    if config.mode != "sync" or chief is None or chief.began_anew or len(steps) < chief.num_workers:
+        return None
+    return sum(steps.values()) - chief.num_workers * (progress.global_step - chief.resumed_from_step)
