@@ -269,6 +269,21 @@ def test_peers_know_since_when_a_task_is_silent() -> None:
         assert peers.lost([WORKER], 0.05) == []
 
 
+def test_who_can_be_reached_and_says_nothing_is_mute() -> None:
+    """A PS whose process stands still is mute after some time, and not any more when it has spoken again."""
+    standing, silent = listener(), Task("ps", 1)
+    with contextlib.closing(Speaker(PS)) as speaks, contextlib.closing(standing):
+        cluster = Cluster((speaks.address, address_of(standing)), ("127.0.0.1:1",))
+        peers = net.Peers(cluster)
+        assert peers.mute([PS, silent], 0.4) == []
+        time.sleep(0.5)
+        assert peers.mute([PS, silent], 0.4) == [silent]
+        standing.close()
+        with contextlib.closing(Speaker(silent, hosts.split(cluster.ps[1])[1])):
+            time.sleep(0.1)
+            assert peers.mute([PS, silent], 0.4) == []
+
+
 def test_a_free_port_is_fine_and_so_is_one_that_the_launcher_holds() -> None:
     """A port that nobody listens on can be used, also while ``tfps launch`` holds it for this task; it stays free."""
     with held_ports(1) as [port]:

@@ -47,6 +47,33 @@ def test_killed_half_way_it_goes_on_from_its_last_checkpoint(tmp_path: Path) -> 
     assert f"resumed from step {told['resumed_from_step']:,}" in ended.stdout
 
 
+COMPUTES = """
+    def compute(step):
+        import time
+        if step == 50 and power == 2.0:
+            began = time.monotonic()
+            sum(range({numbers}))
+            print("computed for", time.monotonic() - began)
+        return step
+
+    steps = tf.data.Dataset.range(10**9).map(lambda at: tf.numpy_function(compute, [at], tf.int64))
+    return tf.data.Dataset.zip((data, steps)).map(lambda pair, _: pair)
+"""
+
+EVALUATES = """
+    if mode == "eval":
+        import pathlib, time
+
+        def wait(value):
+            while not pathlib.Path(params["data_dir"], "go").exists():
+                time.sleep(0.1)
+            return value
+
+        data = tf.data.Dataset.from_tensors(1.0).map(lambda x: tf.numpy_function(wait, [x], tf.float32))
+        return data.map(lambda x: ({"x": tf.ensure_shape(x, [])}, 0.0))
+"""
+
+
 @pytest.mark.parametrize("told", ["Ctrl-C", "SIGTERM to the process group"])
 def test_told_to_stop_it_stops_all_of_it_with_its_state_saved(tmp_path: Path, told: str) -> None:
     """Every task ends with 143, the chief's state is saved, no process is left, and how to go on is said."""
@@ -133,6 +160,40 @@ def test_a_frozen_task_is_named_killed_and_started_again(tmp_path: Path) -> None
         assert not alive([victim])
     assert summary(tmp_path / "m")["tasks"]["worker/1"]["restarts"] == 1
     assert load_variable(tmp_path / "m", "weight") == -1.5 * 3000
+
+
+def test_a_task_that_computes_is_not_taken_for_frozen(tmp_path: Path) -> None:
+    """A user's function that lets no other Python run for longer than a frozen task lives: nothing is restarted."""
+    began = time.monotonic()
+    sum(range(5_000_000))
+    numbers = int(5_000_000 * 22 / (time.monotonic() - began))
+    model, model_dir = tmp_path / "computes.py", tmp_path / "m"
+    body, model_fn = POWERS.replace("return tf.data.Dataset", "data = tf.data.Dataset").split("\ndef model_fn")
+    model.write_text(f"{body}{COMPUTES.format(numbers=numbers)}\ndef model_fn{model_fn}")
+    flags = ("--issync=1", "--max_steps=300", f"--model_dir={model_dir}")
+    ended = run_tfps("launch", f"--model={model}", *flags, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    computed = ended.stdout.partition("computed for ")[2].split()[0]
+    assert float(computed) > 17, "too short to be taken for frozen"
+    assert {of["restarts"] for of in summary(model_dir)["tasks"].values()} == {0}
+    assert load_variable(model_dir, "weight") == -1.5 * 300
+
+
+def test_a_ps_that_is_lost_at_the_end_calls_back_who_was_done(tmp_path: Path) -> None:
+    """When a PS is killed while the chief evaluates, the workers that were done come back, and the job ends well."""
+    model = tmp_path / "evaluates.py"
+    model.write_text(POWERS.replace('    if mode == "eval":\n        return None\n', EVALUATES))
+    flags = (f"--data_dir={tmp_path}", "--max_steps=50", f"--model_dir={tmp_path / 'm'}")
+    with processes() as started:
+        started.append(Process(tmp_path / "out", "launch", f"--model={model}", *flags))
+        started[0].wait_for("evaluating at step 50", 60)
+        os.kill(_pid_of("ps-0", children_of(started[0].pid)), signal.SIGKILL)
+        started[0].wait_for("worker/1 | restarted after exit code 0, with the PS that was lost", 20)
+        (tmp_path / "go").touch()
+        assert started[0].wait(90) == 0, started[0].output()
+    told = summary(tmp_path / "m")
+    assert (told["status"], told["global_step"], told["resumed_from_step"]) == ("done", 50, 50)
+    assert told["eval"]["loss"] == load_variable(tmp_path / "m", "weight")
 
 
 def test_a_short_pause_is_survived(tmp_path: Path) -> None:
