@@ -11,7 +11,7 @@ import pytest
 from helpers import REPO, environment
 
 from tfps import cli, models
-from tfps.launchers import LAUNCHERS, local
+from tfps.launchers import LAUNCHERS, local_task
 from tfps.models.optimizers import OPTIMIZERS
 from tfps.modes import MODES
 
@@ -120,7 +120,7 @@ def test_the_choices_of_the_command_line_are_the_tables() -> None:
 
 def test_the_tables_name_what_exists() -> None:
     """Every module and function that a table or a list names as text is there."""
-    named = {*MODES.values(), *models.BUILTIN.values(), *LAUNCHERS.values(), *local.PRELOAD}
+    named = {*MODES.values(), *models.BUILTIN.values(), *LAUNCHERS.values(), *local_task.PRELOAD}
     functions = [check.split(":") for check in models.DATA_CHECKS.values()]
     assert named | {module for module, _ in functions} <= set(modules())
     for module, function in functions:
