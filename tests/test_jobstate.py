@@ -101,7 +101,7 @@ def test_nothing_is_up_before_every_ps_has_set_up_its_state() -> None:
         state, session = job.states[1]
         assert not state.is_up(session)
         with tf.Graph().as_default(), tf.Session(target_of(Task("ps", 0))) as first:
-            first.run(jobstate.on_ps(job.cluster, 0).init_op)
+            first.run(jobstate.of_ps(job.cluster, 0, "")[0])
         assert not state.is_up(session)
         job.serve()
         assert state.is_up(session)

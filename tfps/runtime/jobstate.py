@@ -1,8 +1,8 @@
 """The job's own state, held on the PS as TensorFlow resources, so that the tasks agree on the end among themselves.
 
-Each PS holds a vector with a phase per worker, and the same vector of steps taken. The protocol:
+Each PS holds a vector with a phase per worker; PS 0 also what each has done. The protocol:
 
-1. A PS sets its vectors to zero as soon as its server is up, and says on what terms it was started.
+1. A PS sets its state to zero as soon as its server is up, and says on what terms it was started.
 2. A worker that was started on the same (``agreement``) reads which PS have its mark, then leaves it on all of them.
 3. The chief gives the variables their values (initial, or a checkpoint's), then sets ``ready`` on PS 0 to era 0.
 4. The other workers wait for that, then train.
@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster
@@ -40,9 +41,10 @@ from tfps.runtime.stragglers import Beat
 RUNNING, STOPPED, DONE = 0, 1, 2  # and below 0, minus an exit code
 
 
-def _variable(name: str, shape: Sequence[int], dtype: Any, first: Any = 0) -> Any:
-    value = lambda: tf.cast(tf.fill(shape, first), dtype)  # noqa: E731
-    return tf.Variable(value, dtype=dtype, trainable=False, collections=[], use_resource=True, name=name)
+def _variable(name: str, first: Any) -> Any:
+    return tf.Variable(
+        lambda: tf.constant(first), trainable=False, collections=[], use_resource=True, name=f"tfps/{name}"
+    )
 
 
 @dataclass(frozen=True)
@@ -62,108 +64,117 @@ class Meeting:
     phases: Sequence[int]
 
 
-def _text(name: str, value: str) -> Any:
-    return tf.Variable(lambda: tf.constant(value), trainable=False, collections=[], use_resource=True, name=name)
-
-
 @dataclass(frozen=True)
 class PsState:
     """The state held on one PS, as operations of one graph.
 
     Attributes:
         phase: int32 variable [num_workers]: RUNNING, STOPPED or DONE, or minus an exit code.
-        steps: int64 variable [num_workers]: steps that each worker has taken.
-        skipped: int64 variable [num_workers]: batches that each worker has skipped.
-        secs: float64 variable [num_workers]: for how many seconds each worker has been taking these steps.
-        beats: float64 variable [num_workers, 3]: each worker's last ``stragglers.Beat``. Of PS 0.
         marks: bool variable [num_workers]: who has joined.
-        era: int64 variable: how often a worker has called the others together. This and the next two: of PS 0.
-        met: int64 variable [num_workers]: the era that each worker has come to.
-        ready: int64 variable: the era in which the chief lets everyone go on; before the first, -1.
         leave: bool variable: the job has to begin anew.
         terms: string variable: what the PS was started on; see ``agreement``.
-        run: string variable, of PS 0: which run of which job it holds the variables of, once they have values.
     """
 
     phase: Any
-    steps: Any
-    skipped: Any
-    secs: Any
-    beats: Any
     marks: Any
+    leave: Any
+    terms: Any
+
+
+@dataclass(frozen=True)
+class FirstState:
+    """What only PS 0 holds.
+
+    Attributes:
+        tally: float64 variable [num_workers, 3]: how many steps each worker has taken, how many batches it has
+            skipped, and for how many seconds it has been at it. Written when it signs off.
+        beats: float64 variable [num_workers, 3]: each worker's last ``stragglers.Beat``.
+        era: int64 variable: how often a worker has called the others together.
+        met: int64 variable [num_workers]: the era that each worker has come to.
+        ready: int64 variable: the era in which the chief lets everyone go on; before the first, -1.
+        run: string variable: which run of which job the PS hold the variables of, once they have values.
+    """
+
+    tally: Any
+    beats: Any
     era: Any
     met: Any
     ready: Any
-    leave: Any
-    terms: Any
     run: Any
-
-    @property
-    def init_op(self) -> Any:
-        """Operation with which the PS sets everything to its first values."""
-        return tf.group(*(variable.initializer for variable in vars(self).values()))
 
 
 def on_ps(cluster: Cluster, index: int, terms: str = "") -> PsState:
     """Add the state of one PS to the default graph; the PS itself gives its terms."""
     with tf.device(None), tf.device(f"/job:ps/task:{index}/cpu:0"):
         return PsState(
-            phase=_variable(f"tfps/phase_{index}", [cluster.num_workers], tf.int32),
-            steps=_variable(f"tfps/steps_{index}", [cluster.num_workers], tf.int64),
-            skipped=_variable(f"tfps/skipped_{index}", [cluster.num_workers], tf.int64),
-            secs=_variable(f"tfps/secs_{index}", [cluster.num_workers], tf.float64),
-            beats=_variable(f"tfps/beats_{index}", [cluster.num_workers, 3], tf.float64),
-            marks=_variable(f"tfps/marks_{index}", [cluster.num_workers], tf.bool),
-            era=_variable(f"tfps/era_{index}", [], tf.int64),
-            met=_variable(f"tfps/met_{index}", [cluster.num_workers], tf.int64),
-            ready=_variable(f"tfps/ready_{index}", [], tf.int64, first=-1),
-            leave=_variable(f"tfps/leave_{index}", [], tf.bool),
-            terms=_text(f"tfps/terms_{index}", terms),
-            run=_text(f"tfps/run_{index}", ""),
+            phase=_variable(f"phase_{index}", np.zeros(cluster.num_workers, np.int32)),
+            marks=_variable(f"marks_{index}", np.zeros(cluster.num_workers, np.bool_)),
+            leave=_variable(f"leave_{index}", np.bool_(False)),
+            terms=_variable(f"terms_{index}", terms),
         )
+
+
+def on_first(cluster: Cluster) -> FirstState:
+    """Add the state that PS 0 holds besides to the default graph."""
+    with tf.device(None), tf.device("/job:ps/task:0/cpu:0"):
+        return FirstState(
+            tally=_variable("tally", np.zeros([cluster.num_workers, 3], np.float64)),
+            beats=_variable("beats", np.zeros([cluster.num_workers, 3], np.float64)),
+            era=_variable("era", np.int64(0)),
+            met=_variable("met", np.zeros(cluster.num_workers, np.int64)),
+            ready=_variable("ready", np.int64(-1)),
+            run=_variable("run", ""),
+        )
+
+
+def of_ps(cluster: Cluster, index: int, terms: str) -> tuple[Any, PsState]:
+    """Add all that a PS holds to the default graph.
+
+    Returns:
+        Operation with which it sets everything to its first values, and what every PS holds.
+    """
+    state = on_ps(cluster, index, terms)
+    held = [*vars(state).values(), *(vars(on_first(cluster)).values() if index == 0 else [])]
+    return tf.group(*(variable.initializer for variable in held)), state
 
 
 class JobState:
     """The state of all PS, from one worker's side. Build it while the worker's graph is the default one."""
 
     def __init__(self, cluster: Cluster, worker: int) -> None:
-        servers = [on_ps(cluster, index) for index in range(cluster.num_ps)]
+        servers, first = [on_ps(cluster, index) for index in range(cluster.num_ps)], on_first(cluster)
         self._phase = tf.placeholder(tf.int32, [], name="tfps/phase")
-        self._steps = tf.placeholder(tf.int64, [], name="tfps/steps")
-        self._skipped = tf.placeholder(tf.int64, [], name="tfps/skipped")
-        self._secs = tf.placeholder(tf.float64, [], name="tfps/secs")
-        self._write = tf.group(
-            *(ps.secs.scatter_update(tf.IndexedSlices(self._secs, worker)) for ps in servers),
-            *(ps.phase.scatter_update(tf.IndexedSlices(self._phase, worker)) for ps in servers),
-            *(ps.steps.scatter_update(tf.IndexedSlices(self._steps, worker)) for ps in servers),
-            *(ps.skipped.scatter_update(tf.IndexedSlices(self._skipped, worker)) for ps in servers),
-        )
-        first = servers[0]
+        self._tally = tf.placeholder(tf.float64, [3], name="tfps/tally")
+        with tf.control_dependencies([first.tally.scatter_update(tf.IndexedSlices(self._tally, worker)).op]):
+            phases = [ps.phase.scatter_update(tf.IndexedSlices(self._phase, worker)) for ps in servers]
+        self._write = tf.group(*phases)
         self._at = tf.placeholder(tf.float64, [3], name="tfps/beat")
         self._beat = first.beats.scatter_update(tf.IndexedSlices(self._at, worker)).op
-        self._beats, self._all_secs = first.beats.read_value(), first.secs.read_value()
+        self._beats, self._tallies = first.beats.read_value(), first.tally.read_value()
         self._era = tf.placeholder(tf.int64, [], name="tfps/era")
         self._set_ready = first.ready.assign(self._era, read_value=False)
         self._call = first.era.assign_add(1, read_value=False)
         era = first.era.read_value()
         with tf.device(first.era.device):
             self._come = first.met.scatter_update(tf.IndexedSlices(era, worker)).op, era
-        self._look = [v.read_value() for v in (first.era, first.ready, first.met, first.phase)]
-        self._read = first.phase.read_value(), first.steps.read_value()
-        self._all_skipped = first.skipped.read_value()
-        self._marked = tf.stack([ps.marks.read_value()[worker] for ps in servers])
+        phase = servers[0].phase.read_value()
+        self._look = [*(v.read_value() for v in (first.era, first.ready, first.met)), phase]
+        self._read = phase, self._tallies
+        self._marked = [ps.marks.read_value() for ps in servers]
         self._mark = tf.group(*(ps.marks.scatter_update(tf.IndexedSlices(True, worker)) for ps in servers))
         self._dismiss = [ps.leave.assign(True, read_value=False) for ps in servers]
         self._terms = [ps.terms.read_value() for ps in servers]
         self._run = tf.placeholder(tf.string, [], name="tfps/run")
         self._set_run = first.run.assign(self._run, read_value=False)
         self._present_run = first.run.read_value()
-        self._up = tf.group(*(variable.read_value().op for ps in servers for variable in vars(ps).values()))
+        self._worker = worker
+        self._up = tf.group(
+            *(variable.read_value().op for held in (*servers, first) for variable in vars(held).values())
+        )
 
     def write(self, session: Any, phase: int, steps: int, skipped: int = 0, secs: float = 0.0) -> None:
         """Tell every PS this worker's phase, how many steps it has taken in how long, and how many batches skipped."""
-        fed = {self._phase: phase, self._steps: steps, self._skipped: skipped, self._secs: secs}
-        session.run(self._write, fed)
+        session.run(self._write, {self._phase: phase, self._tally: [steps, skipped, secs]})
 
     def beater(self, session: Any) -> Callable[[Beat], None]:
         """Return a function that leaves this worker's sign of life; see ``looker`` for why."""
@@ -175,10 +186,9 @@ class JobState:
         read = session.make_callable(self._beats)
         return lambda: [Beat(int(steps), int(step), when) for steps, step, when in read().tolist()]
 
-    def secs(self, session: Any) -> list[float]:
-        """Return by worker for how long it has been taking steps, as it has written last."""
-        known: list[float] = session.run(self._all_secs).tolist()
-        return known
+    def tally(self, session: Any) -> list[tuple[int, int, float]]:
+        """Return by worker its steps, skipped batches and seconds, as it has told when it signed off."""
+        return [(int(steps), int(skipped), secs) for steps, skipped, secs in session.run(self._tallies).tolist()]
 
     def set_ready(self, session: Any, era: int = 0) -> None:
         """Let the workers go on: the variables have their values, and nothing is left of an earlier era."""
@@ -210,10 +220,6 @@ class JobState:
         """Return where the workers are in beginning together."""
         return self.looker(session)()
 
-    def skipped(self, session: Any) -> int:
-        """Return how many batches all workers together have skipped."""
-        return int(session.run(self._all_skipped).sum())
-
     def is_up(self, session: Any) -> bool:
         """Tell whether every PS has set up its state."""
         try:
@@ -237,8 +243,7 @@ class JobState:
 
     def marked(self, session: Any) -> list[bool]:
         """Tell by PS whether this worker has joined it before."""
-        marked: list[bool] = session.run(self._marked).tolist()
-        return marked
+        return [bool(marks[self._worker]) for marks in session.run(self._marked)]
 
     def join(self, session: Any) -> None:
         """Leave this worker's mark on every PS."""
@@ -255,5 +260,5 @@ class JobState:
 
     def read(self, session: Any) -> tuple[list[int], list[int]]:
         """Return every worker's phase and steps."""
-        phase, steps = session.run(self._read)
-        return phase.tolist(), steps.tolist()
+        phase, tally = session.run(self._read)
+        return phase.tolist(), [int(steps) for steps, _, _ in tally]

@@ -34,10 +34,10 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
     """
     running = server.start(config, cluster, task)
     with tf.Graph().as_default() as graph:
-        state = jobstate.on_ps(cluster, task.index, agreement.terms(config, cluster, tf.__version__))
+        init, state = jobstate.of_ps(cluster, task.index, agreement.terms(config, cluster, tf.__version__))
         told = state.phase.read_value(), state.leave.read_value()
         session = sessions.Session(running.target, graph=graph, config=tf.ConfigProto(device_filters=[task.device]))
-        session.run(state.init_op)
+        session.run(init)
     if net.wait_for_peers(cluster, task, config.patience_secs, lambda: stop.error, lambda: ended(config)):
         log.info("training: serving %d workers", cluster.num_workers)
         _until_done(session.make_callable(told), cluster, config.patience_secs, stop)

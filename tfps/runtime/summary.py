@@ -17,11 +17,11 @@ from tfps.runtime.stragglers import Stragglers
 
 def observed(session: Any, state: JobState, chief: Chief, loop: Loop, stragglers: Stragglers) -> Mapping[str, Any]:
     """Return what the PS and the chief tell of how the workers went along, by its name in the summary."""
-    (_, steps), secs = state.read(session), state.secs(session)
-    paces = {index: taken / secs[index] for index, taken in enumerate(steps) if index and secs[index]}
+    tally = state.tally(session)
+    paces = {index: steps / secs for index, (steps, _, secs) in enumerate(tally) if index and secs}
     paces[0] = loop.progress.steps / loop.progress.seconds
     return {
-        "batches_skipped": state.skipped(session) + loop.progress.skipped,
+        "batches_skipped": sum(skipped for _, skipped, _ in tally) + loop.progress.skipped,
         "steps_per_sec": {f"worker/{index}": round(pace, 3) for index, pace in sorted(paces.items())},
         "behind": {f"worker/{index}": share for index, share in stragglers.shares.items()},
         "staleness": chief.staleness(session),
