@@ -267,6 +267,7 @@ def test_the_log_of_a_task_that_died_in_silence_is_shown(tmp_path: Path) -> None
     assert log_tail(view.config, view, Outcome({WORKER: 143}, 143)) == []
     view.said(WORKER, "error: I said why")
     assert log_tail(view.config, view, Outcome({WORKER: 1}, 1)) == []
+    assert log_tail(view.config, view, Outcome({WORKER: 1, PS: 143}, 1)) == []  # it was only told to stop
 
 
 def test_a_log_that_is_not_there_is_no_error(tmp_path: Path) -> None:

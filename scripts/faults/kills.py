@@ -158,7 +158,7 @@ class _DutyCycle(threading.Thread):
 
 def straggler(run: Attempt) -> None:
     """A worker gets a quarter of the time."""
-    span_secs = 6.0
+    span_secs = 8.0
     run.start()
     run.training()
     time.sleep(span_secs)

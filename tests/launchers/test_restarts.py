@@ -47,9 +47,31 @@ def test_pauses_double_while_a_task_does_not_last(clock: Clock) -> None:
     policy = Restarts([PS], 8)
     assert [lost(policy, clock, 2) for _ in range(6)] == [1, 2, 4, 8, 10, 10]
     assert [lost(policy, clock, 31), lost(policy, clock, 2)] == [1, 2]
-    assert policy.counts == {PS: 8}
+    assert policy.counts == policy.used == {PS: 8}
     policy.began(PS)
     assert not policy.is_granted(PS, -9)
+
+
+def test_who_is_lost_with_another_pays_nothing(clock: Clock) -> None:
+    """A worker that ends as its PS was lost comes back soon, without end; where nobody was lost, it pays itself."""
+    policy = Restarts([PS, WORKER], 2)
+    for _ in range(2):
+        policy.began(PS)
+        policy.began(WORKER)
+        assert policy.is_granted(PS, -9)
+        for _ in range(3):
+            clock.now += 5
+            assert policy.is_granted(WORKER, 170)
+            clock.now += 0.3
+            assert WORKER in policy.due()
+    assert policy.used == {PS: 2, WORKER: 0}
+    assert policy.counts == {PS: 2, WORKER: 6}
+    for _ in range(2):
+        clock.now += 31
+        policy.began(WORKER)
+        assert policy.is_granted(WORKER, 170)
+    clock.now += 31
+    assert not policy.is_granted(WORKER, 170)
 
 
 @pytest.mark.parametrize(("code", "granted"), [(0, False), (2, False), (66, False), (170, True), (-9, True)])

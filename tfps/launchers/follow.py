@@ -86,8 +86,9 @@ def _interrupt(job: Running, outcome: Outcome) -> None:
 
 def log_tail(config: JobConfig, view: JobView, outcome: Outcome, most: int = 10) -> list[str]:
     """Return the end of the log of the first task that ended badly without a word of its own."""
-    silent = [task for task, code in outcome.exit_codes.items() if code and not view.tasks[task].error]
-    if not silent or outcome.exit_code == StoppedError.exit_code:
+    stopped = StoppedError.exit_code
+    silent = [t for t, code in outcome.exit_codes.items() if code not in (0, stopped) and not view.tasks[t].error]
+    if not silent or outcome.exit_code == stopped:
         return []
     path = Path(config.model_dir or ".") / "logs" / f"{silent[0].job}-{silent[0].index}.log"
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []

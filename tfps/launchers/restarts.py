@@ -1,15 +1,18 @@
 """When a lost task is started again, and how often: a budget, and pauses that double while it does not last.
 
-Pure but for the clock.
+A task that ends because others are lost (``PeerLostError``) soon after one of them was comes back at once, and that
+costs nothing of its budget. Pure but for the clock.
 """
 
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from tfps.cluster import Task
-from tfps.errors import RetryableError
+from tfps.errors import PeerLostError, RetryableError
 
 _PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 10.0  # in sync others wait for 20 s
+_FOLLOWS_SECS, _SHORT_PAUSE_SECS = 30.0, 0.2
 _LASTED_SECS = 30.0  # a process that has lived so long was not lost by what it was started for
 
 
@@ -22,11 +25,14 @@ class Restarts:
 
     Attributes:
         counts: How often each was started again.
+        used: How much of its budget each has used.
     """
 
-    def __init__(self, tasks: Iterable[Task], budget: int) -> None:
+    def __init__(self, tasks: Collection[Task], budget: int) -> None:
         self.counts: dict[Task, int] = dict.fromkeys(tasks, 0)
+        self.used: dict[Task, int] = dict.fromkeys(tasks, 0)
         self.budget = budget
+        self._lost_at = -math.inf
         self._began: dict[Task, float] = {}
         self._in_a_row: dict[Task, int] = {}
         self._due: dict[Task, tuple[float, int]] = {}  # when, and the last process's exit code
@@ -45,17 +51,24 @@ class Restarts:
 
     def is_granted(self, task: Task, code: int) -> bool:
         """Let a task whose process has ended be started again, if that may help and it was not too often."""
-        if 0 <= code < RetryableError.exit_code or self.counts[task] >= self.budget:
+        now = time.monotonic()
+        follows = code == PeerLostError.exit_code and now - self._lost_at < _FOLLOWS_SECS
+        if 0 <= code < RetryableError.exit_code or (self.used[task] >= self.budget and not follows):
             return False
         self.counts[task] += 1
-        lasted = time.monotonic() - self._began[task] > _LASTED_SECS
-        self._in_a_row[task] = row = 0 if lasted else self._in_a_row.get(task, -1) + 1
-        self._due[task] = time.monotonic() + min(_PAUSE_SECS * 2**row, _LONGEST_PAUSE_SECS), code
+        self._due[task] = now + (_SHORT_PAUSE_SECS if follows else self._pause(task)), code
+        if not follows:
+            self.used[task], self._lost_at = self.used[task] + 1, now
         return True
+
+    def _pause(self, task: Task) -> float:
+        lasted = time.monotonic() - self._began[task] > _LASTED_SECS
+        row = self._in_a_row[task] = 0 if lasted else self._in_a_row.get(task, -1) + 1
+        return min(_PAUSE_SECS * 2.0**row, _LONGEST_PAUSE_SECS)
 
     def recall(self, task: Task) -> None:
         """Let a task that was done be started again, as others were lost; that costs it nothing."""
-        self._due[task] = time.monotonic() + _PAUSE_SECS, 0
+        self._due[task] = time.monotonic() + _SHORT_PAUSE_SECS, 0
 
     def due(self) -> list[Task]:
         """Return the tasks to be started now, each once."""
