@@ -392,6 +392,9 @@ def test_what_was_saved_as_training_went_on_is_saved_again_at_rest(tmp_path: Pat
     written = Path(f"{run.checkpoints.newest}.index").stat().st_mtime_ns
     run.save(7)
     assert Path(f"{run.checkpoints.newest}.index").stat().st_mtime_ns == written
+    again = Training(tmp_path)  # a chief that was started again cannot know how it was saved
+    again.save(7)
+    assert variables_of(tmp_path)["weight"].tolist() == [1, 1, 1, 1]
     assert steps_in(tmp_path) == [7]
 
 

@@ -34,7 +34,7 @@ from tfps.config import JobConfig
 from tfps.models.optimizers import OPTIMIZERS
 from tfps.runtime import graph
 from tfps.runtime.loop import Loop, Progress
-from tfps.runtime.summary import _dropped
+from tfps.runtime.summary import dropped as gradients_dropped
 from tfps.runtime.updates import Updates
 
 STEPS = 50
@@ -413,7 +413,7 @@ def test_gradients_that_came_too_late_are_counted(
 ) -> None:
     """What workers have pushed and no update has used was dropped; it is not known where some steps are not."""
     one = SimpleNamespace(num_workers=2, resumed_from_step=90, began_anew=began_anew)
-    assert _dropped(JobConfig(mode=mode), one, Progress(global_step=100), steps) == dropped
+    assert gradients_dropped(JobConfig(mode=mode), one, Progress(global_step=100), steps) == dropped
 
 
 def test_staleness_is_counted(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 import os
 import socket
+import threading
 
+from cluster_in_process import target_of
+
+from tfps.cluster import Task
 from tfps.runtime import sockets
 
 
@@ -12,13 +16,13 @@ def bound_of(sock: socket.socket) -> int:
 
 
 def test_every_tcp_connection_is_bounded_and_nothing_else_is_touched() -> None:
-    """Both ends of a connection, who listens, and who is accepted later; pipes and other sockets do not mind."""
+    """Who listens, who calls, and who is accepted later, but not who has a bound; pipes do not mind."""
     ends, pair = os.pipe(), socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as listens, socket.create_connection(listens.getsockname()) as calls:
         accepted = listens.accept()[0]
-        assert [bound_of(each) for each in (listens, calls, accepted)] == [0, 0, 0]
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 7_000)
         sockets.bound_all()
-        assert [bound_of(each) for each in (listens, calls, accepted)] == [20_000] * 3
+        assert [bound_of(each) for each in (listens, calls, accepted)] == [20_000, 20_000, 7_000]
         with socket.create_connection(listens.getsockname()), listens.accept()[0] as later:
             assert bound_of(later) == 20_000
         calls.sendall(b"still there")
@@ -30,3 +34,10 @@ def test_every_tcp_connection_is_bounded_and_nothing_else_is_touched() -> None:
         os.close(descriptor)
     for each in pair:
         each.close()
+
+
+def test_a_task_keeps_its_connections_bounded() -> None:
+    """One thread does it for all servers of a process, from when the first is started."""
+    for task in (Task("ps", 0), Task("worker", 0)):
+        assert target_of(task)
+    assert [thread.name for thread in threading.enumerate()].count("sockets") == 1

@@ -315,6 +315,7 @@ def test_the_time_lost_to_recovery_is_taken_once(monkeypatch: pytest.MonkeyPatch
         (102.0, WORKER, "restarted after exit code 170 (1 of 5)"),
         (103.0, PS, "training: serving 2 workers"),
         (105.0, WORKER, "training: mode sync, 2 workers, 1 ps"),
+        (110.0, WORKER, "restarted after exit code 170, as others were lost"),
         (110.0, WORKER, "restarted after exit code 137, the 2. time"),
         (111.0, CHIEF, "step=3 loss=1"),
         (112.0, WORKER, "step=4 loss=1"),
@@ -323,4 +324,4 @@ def test_the_time_lost_to_recovery_is_taken_once(monkeypatch: pytest.MonkeyPatch
         view.said(task, line)
     assert view.recovery_secs == 4.0 + 2.0
     assert view.tasks[PS].restarted_after == ["SIGKILL"]
-    assert view.tasks[WORKER].restarted_after == ["exit code 170", "exit code 137"]
+    assert view.tasks[WORKER].restarted_after == ["exit code 170", "exit code 170", "exit code 137"]

@@ -208,7 +208,8 @@ class JobConfig:
         5,
         "supervision",
         integer(0, 1000),
-        "how often each task is started again that is lost or ends with a code from 128 up, unless others were lost",
+        "how often each task is started again that is lost or ends with a code from 128 up; a 170 soon after another's "
+        "loss does not count",
     )
     checkpoint_path: str | None = _flag(None, "checkpoint", text, "which checkpoint (default: the newest)")
     task: str | None = _flag(None, "logs", text, "only this task's, like worker:1")

@@ -102,6 +102,8 @@ class Launched:
     def close(self) -> None:
         """Hear the last words; the processes are ended by whoever counts them."""
         self._process.join(5)
+        if self._process.exitcode is None:
+            raise RuntimeError("the launcher cannot be ended")
         self._reader.join(5)
 
 

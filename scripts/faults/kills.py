@@ -158,19 +158,20 @@ class _DutyCycle(threading.Thread):
 
 def straggler(run: Attempt) -> None:
     """A worker gets a quarter of the time."""
-    span_secs = 8.0
+    before_secs, slow_secs = 6.0, 12.0
     run.start()
     run.training()
-    time.sleep(span_secs)
+    time.sleep(before_secs)
     [pid] = run.pids("worker/1")
     with run.fault("worker/1", says="slow"):
         slow = _DutyCycle(pid)
         slow.start()
-    time.sleep(span_secs)
+    time.sleep(slow_secs)
     slow.end()
     run.need(slow.stops >= 5, f"it was stopped {slow.stops} times only")
     at = run.mark.at
-    rates = [timeline.rate(run.lines, "worker/0", since, since + span_secs) for since in (at - span_secs, at)]
+    spans = (at - before_secs, at), (at, at + slow_secs)
+    rates = [timeline.rate(run.lines, "worker/0", *span) for span in spans]
     run.note(f"worker/0 at {rates[1] / max(rates[0], 1e-9):.0%} of its pace")
     run.need(run.result.mode == "sync" or rates[1] > 0.8 * rates[0], "worker/0 was slowed down, too")
     run.healed()

@@ -74,9 +74,7 @@ def _leave(number: int, _frame: object) -> None:
 def _start_fork_server() -> None:
     """Start what tasks are forked from, so that it is there before any job is."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    os.environ.setdefault(
-        "TF_ENABLE_ONEDNN_OPTS", "0"
-    )  # its pass over each graph is a fifth of such a short job's time
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # a fifth of so short a job's time
     multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", *PRELOAD])
     resource_tracker.ensure_running()
     shown = os.dup(2)

@@ -25,7 +25,8 @@ the exact mean. The harness proves of each fault that it happened, and a run tha
 - **steps lost**: how far the job went back. **pause**: the longest time without a step of anybody.
 - Lost tasks are started again by `tfps launch` (`--max_restarts=3`), or one by one as platforms do it; some faults need
   tasks that nobody starts again. **by** tells which.
-- Times are median / max, in seconds; so are steps.
+- Times are median / max, in seconds; so are steps. Tasks and launchers are forked from one process that has imported
+  TensorFlow, without oneDNN, whose pass over each graph is a fifth of so short a job's time.
 - **plain TensorFlow**: the classic script of `scripts/bench` with checkpoints every second, its lost tasks started
   again one by one. Its PS never end by themselves, in any run.
 """

@@ -153,7 +153,7 @@ from tfps.runtime.checkpoint import Checkpoints
 
 def watch():
     while True:
-        for file in Path(sys.argv[1]).glob(".saving-*/*.data-*"):
+        for file in Path(sys.argv[1]).glob(".saving-*/**/*.data-*"):
             if file.stat().st_size > 2**20:
                 os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.001)

@@ -8,6 +8,7 @@ from helpers import POWERS, by_hand, load_variable
 
 APART = "mount -t tmpfs tmpfs {dir}"
 READ_ONLY = "mount --bind {dir} {dir} && mount --bind {dir}/logs {dir}/logs && mount -o remount,bind,ro {dir}"
+INDEX_ONLY = "mkdir -p {dir}-kept; cp {dir}/*.index {dir}-kept; mount -t tmpfs tmpfs {dir}; cp {dir}-kept/* {dir}; true"
 
 
 def _in_own_mounts(mount: str, directory: Path) -> list[str]:
@@ -17,7 +18,9 @@ def _in_own_mounts(mount: str, directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("mount", "shards"), [(None, 2), (APART, 1), (READ_ONLY, 1)], ids=["shared", "apart", "read-only"]
+    ("mount", "shards"),
+    [(None, 2), (APART, 1), (READ_ONLY, 1), (INDEX_ONLY, 1)],
+    ids=["shared", "apart", "read-only", "index-only"],
 )
 def test_a_checkpoint_is_whole_whoever_can_write_it(tmp_path: Path, mount: str | None, shards: int) -> None:
     """Each PS writes its own shard where all share the directory; otherwise the chief writes all; both are resumed."""
@@ -35,3 +38,5 @@ def test_a_checkpoint_is_whole_whoever_can_write_it(tmp_path: Path, mount: str |
         assert not list(model_dir.glob(".saving-*"))
         assert load_variable(model_dir, "weight") == -max_steps
     assert "resumed from" in said["worker/0"][1]
+    assert ("as a PS cannot: " in said["worker/0"][1]) == (mount in (READ_ONLY, INDEX_ONLY))
+    assert (f"the chief reads {model_dir}/model.ckpt-3" in said["worker/0"][1]) == (mount == INDEX_ONLY)

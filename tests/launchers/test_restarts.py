@@ -32,10 +32,10 @@ def lost(policy: Restarts, clock: Clock, lived: float) -> float:
     """Let a PS live so long, be killed and be started again; returns how long the pause was."""
     policy.began(PS)
     clock.now += lived
-    assert policy.is_granted(PS, -9)
+    assert policy.grant(PS, -9)
     assert PS in policy
     since = clock.now
-    while not (due := policy.due()):
+    while not (due := list(policy.due())):
         clock.now += 0.5
     assert due == [PS]
     assert not policy
@@ -49,7 +49,7 @@ def test_pauses_double_while_a_task_does_not_last(clock: Clock) -> None:
     assert [lost(policy, clock, 31), lost(policy, clock, 2)] == [1, 2]
     assert policy.counts == policy.used == {PS: 8}
     policy.began(PS)
-    assert not policy.is_granted(PS, -9)
+    assert policy.grant(PS, -9) is None
 
 
 def test_who_is_lost_with_another_pays_nothing(clock: Clock) -> None:
@@ -58,20 +58,51 @@ def test_who_is_lost_with_another_pays_nothing(clock: Clock) -> None:
     for _ in range(2):
         policy.began(PS)
         policy.began(WORKER)
-        assert policy.is_granted(PS, -9)
+        assert policy.grant(PS, -9)
         for _ in range(3):
             clock.now += 5
-            assert policy.is_granted(WORKER, 170)
+            assert policy.grant(WORKER, 170) == ", as others were lost"
             clock.now += 0.3
-            assert WORKER in policy.due()
+            assert WORKER in list(policy.due())
     assert policy.used == {PS: 2, WORKER: 0}
     assert policy.counts == {PS: 2, WORKER: 6}
     for _ in range(2):
         clock.now += 31
         policy.began(WORKER)
-        assert policy.is_granted(WORKER, 170)
+        assert policy.grant(WORKER, 170)
     clock.now += 31
-    assert not policy.is_granted(WORKER, 170)
+    assert policy.grant(WORKER, 170) is None
+
+
+def test_who_loses_nobody_but_itself_pays(clock: Clock) -> None:
+    """A worker that ends with 170 again and again, and no other: each time is its own."""
+    policy = Restarts([PS, WORKER], 3)
+    pauses = []
+    for turn in (1, 2, 3):
+        policy.began(WORKER)
+        clock.now += 2
+        assert policy.grant(WORKER, 170) == f" ({turn} of 3)"
+        since = clock.now
+        while not list(policy.due()):
+            clock.now += 0.5
+        pauses.append(clock.now - since)
+    assert pauses == [1, 2, 4]
+    policy.began(WORKER)
+    assert policy.grant(WORKER, 170) is None
+
+
+def test_a_signal_while_one_is_started_gives_up_the_next(clock: Clock) -> None:
+    """What is due is started one by one: who is not yet started when all is given up is not started."""
+    policy = Restarts([PS, WORKER], 3)
+    for task in (PS, WORKER):
+        policy.began(task)
+        assert policy.grant(task, -9)
+    clock.now += 5
+    started = []
+    for task in policy.due():
+        started.append(task)
+        assert policy.give_up() == {WORKER: -9}
+    assert started == [PS]
 
 
 @pytest.mark.parametrize(("code", "granted"), [(0, False), (2, False), (66, False), (170, True), (-9, True)])
@@ -80,7 +111,7 @@ def test_only_what_may_help_is_tried(clock: Clock, code: int, granted: bool) -> 
     del clock
     policy = Restarts([PS], 3)
     policy.began(PS)
-    assert policy.is_granted(PS, code) == granted
+    assert (policy.grant(PS, code) is not None) == granted
     assert (PS in policy) == granted
 
 
@@ -88,10 +119,11 @@ def test_what_is_given_up_is_not_started(clock: Clock) -> None:
     """Those that were to be started again are told with their codes; a recalled one costs nothing of its budget."""
     policy = Restarts([PS, WORKER], 1)
     policy.began(PS)
-    assert policy.is_granted(PS, 170)
+    assert policy.grant(PS, 170)
     policy.recall(WORKER)
-    assert policy.counts == {PS: 1, WORKER: 0}
+    assert policy.counts == {PS: 1, WORKER: 1}
+    assert policy.used == {PS: 1, WORKER: 0}
     assert policy.give_up() == {PS: 170, WORKER: 0}
     clock.now += 60
-    assert not policy.due()
+    assert not list(policy.due())
     assert not policy

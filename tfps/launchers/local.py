@@ -191,12 +191,10 @@ class LocalJob:
 
     def _replaced(self, task: Task, code: int) -> Line | Exited:
         """Let a task that has ended be started again, if that may help and it was not too often."""
-        used = self._restarts.used[task]
-        if self._kill_at or not self._restarts.is_granted(task, code):
+        counted = None if self._kill_at else self._restarts.grant(task, code)
+        if counted is None:
             return Exited(task, code)
-        free = self._restarts.used[task] == used
-        why = ", as others were lost" if free else f" ({used + 1} of {self._restarts.budget})"
-        return Line(task, f"restarted after {how_it_ended(code)}{why}")
+        return Line(task, f"restarted after {how_it_ended(code)}{counted}")
 
     def _recalled(self) -> Iterator[Line]:
         """Let workers that are done be started again: the job may begin anew from a checkpoint, and needs all."""

@@ -1,12 +1,11 @@
 """When a lost task is started again, and how often: a budget, and pauses that double while it does not last.
 
-A task that ends because others are lost (``PeerLostError``) soon after one of them was comes back at once, and that
-costs nothing of its budget. Pure but for the clock.
+A task that ends with ``PeerLostError`` soon after another was lost comes back at once, and that costs nothing of its
+budget. Pure but for the clock.
 """
 
-import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from tfps.cluster import Task
 from tfps.errors import PeerLostError, RetryableError
@@ -32,7 +31,7 @@ class Restarts:
         self.counts: dict[Task, int] = dict.fromkeys(tasks, 0)
         self.used: dict[Task, int] = dict.fromkeys(tasks, 0)
         self.budget = budget
-        self._lost_at = -math.inf
+        self._lost_at: dict[Task, float] = {}  # who has paid for it, and when
         self._began: dict[Task, float] = {}
         self._in_a_row: dict[Task, int] = {}
         self._due: dict[Task, tuple[float, int]] = {}  # when, and the last process's exit code
@@ -49,17 +48,29 @@ class Restarts:
         """Note that a process of a task has been started."""
         self._began[task] = time.monotonic()
 
-    def is_granted(self, task: Task, code: int) -> bool:
-        """Let a task whose process has ended be started again, if that may help and it was not too often."""
-        now = time.monotonic()
-        follows = code == PeerLostError.exit_code and now - self._lost_at < _FOLLOWS_SECS
-        if 0 <= code < RetryableError.exit_code or (self.used[task] >= self.budget and not follows):
-            return False
+    def grant(self, task: Task, code: int) -> str | None:
+        """Let a task whose process has ended be started again, if that may help and it was not too often.
+
+        Args:
+            task: The task.
+            code: Its exit code; minus a signal's number.
+
+        Returns:
+            What there is to say of its budget; ``None`` if it is not started again.
+        """
+        free = code == PeerLostError.exit_code and self._others_were_lost(task)
+        if 0 <= code < RetryableError.exit_code or (self.used[task] >= self.budget and not free):
+            return None
         self.counts[task] += 1
-        self._due[task] = now + (_SHORT_PAUSE_SECS if follows else self._pause(task)), code
-        if not follows:
-            self.used[task], self._lost_at = self.used[task] + 1, now
-        return True
+        self._due[task] = time.monotonic() + (_SHORT_PAUSE_SECS if free else self._pause(task)), code
+        if free:
+            return ", as others were lost"
+        self.used[task], self._lost_at[task] = self.used[task] + 1, time.monotonic()
+        return f" ({self.used[task]} of {self.budget})"
+
+    def _others_were_lost(self, task: Task) -> bool:
+        since = time.monotonic() - _FOLLOWS_SECS
+        return any(at > since for other, at in self._lost_at.items() if other != task)
 
     def _pause(self, task: Task) -> float:
         lasted = time.monotonic() - self._began[task] > _LASTED_SECS
@@ -68,12 +79,14 @@ class Restarts:
 
     def recall(self, task: Task) -> None:
         """Let a task that was done be started again, as others were lost; that costs it nothing."""
+        self.counts[task] += 1
         self._due[task] = time.monotonic() + _SHORT_PAUSE_SECS, 0
 
-    def due(self) -> list[Task]:
-        """Return the tasks to be started now, each once."""
-        found = [task for task, (when, _) in self._due.items() if time.monotonic() >= when]
-        return [task for task in found if self._due.pop(task, None)]  # a signal may have taken it away
+    def due(self) -> Iterator[Task]:
+        """Yield the tasks to be started now, each just before it is; a signal may give up the others meanwhile."""
+        for task in [task for task, (when, _) in self._due.items() if time.monotonic() >= when]:
+            if self._due.pop(task, None):
+                yield task
 
     def give_up(self) -> dict[Task, int]:
         """Start nothing again that is not due yet; returns the exit codes of those tasks."""

@@ -92,7 +92,7 @@ class JobView:
         if line.startswith("restarted"):
             self._away_since = self._away_since if self._away else time.monotonic()
             self._away.add(task)
-            reason = re.match(r"restarted after (.+?)( \(|, the |$)", line)
+            reason = re.match(r"restarted after (.+?)( \(|, |$)", line)
             self.tasks[task].restarted_after += [reason[1]] if reason else []
         elif line.startswith("training"):
             self._back(task)

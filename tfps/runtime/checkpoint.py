@@ -78,7 +78,7 @@ def _damage(session: Any, path: str, saver: Any) -> str | None:
         misfits = [_message(error)]
     except LOST:
         raise
-    except tf.errors.OpError as error:
+    except (tf.errors.OpError, OSError) as error:
         return _message(error).rstrip(".")
     if misfits:
         raise CheckpointError(
@@ -127,7 +127,7 @@ class Checkpoints:
         self._sums = _sums(tf.global_variables())
         self._one_at_a_time = threading.Lock()
         self._whole: dict[str, bool] = {}
-        self._moving: set[str] = set()  # saved while training went on: some variables may be of an earlier step
+        self._at_rest: set[str] = set()  # of others, some variables may be of an earlier step than their names say
         self.newest = next(reversed(directory.existing(model_dir)), None)
 
     def resume(self, session: Any) -> str | None:
@@ -145,6 +145,7 @@ class Checkpoints:
             self._whole[path] = why is None
             if why is None:
                 self.newest = path
+                self._at_rest.add(path)
                 return path
             damaged[path] = why
             directory.tell_of_damage(path, why)
@@ -194,14 +195,13 @@ class Checkpoints:
                 raise
             except (OSError, ValueError, tf.errors.OpError) as error:
                 raise StorageError(f"--model_dir: {path} cannot be written: {_message(error)}") from None
-            (self._moving.discard if at_rest else self._moving.add)(self.newest)
+            (self._at_rest.add if at_rest else self._at_rest.discard)(self.newest)
             log.info("saved %s", self.newest)
             return directory.step_in(self.newest)
 
     def _is_saved(self, path: str) -> bool:
-        """Tell whether a checkpoint is there, and whole; one that is not known yet is read."""
-        known = path not in self._moving and self._whole.get(path, True)
-        return known and problem(path, read_data=path not in self._whole) is None
+        """Tell whether a checkpoint is there, whole, and all of its step."""
+        return path in self._at_rest and self._whole[path] and problem(path, read_data=False) is None
 
     def _save(self, session: Any, global_step: Any, model_dir: str) -> str:
         """Save, and delete what is too old; returns the path, by the step that was saved: training may go on."""

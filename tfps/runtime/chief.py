@@ -1,4 +1,4 @@
-"""The chief's duties beside training: first values, checkpoints, the final evaluation, the summary."""
+"""The chief's duties beside training: first values, checkpoints, the final evaluation."""
 
 import json
 import logging

@@ -173,7 +173,7 @@ class JobState:
         )
 
     def write(self, session: Any, phase: int, steps: int, skipped: int = 0, secs: float = 0.0) -> None:
-        """Tell every PS this worker's phase, how many steps it has taken in how long, and how many batches skipped."""
+        """Tell PS 0 how many steps this worker has taken in how long, and batches skipped, then every PS its phase."""
         session.run(self._write, {self._phase: phase, self._tally: [steps, skipped, secs]})
 
     def beater(self, session: Any) -> Callable[[Beat], None]:

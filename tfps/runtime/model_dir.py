@@ -199,7 +199,7 @@ def stage(model_dir: str) -> Path:
 
 
 def publish(staged: Path, path: str, kept: Sequence[str]) -> None:
-    """Bring in the checkpoint that was saved in a directory of ``stage``; a damaged one of the same step goes.
+    """Bring in the checkpoint that was saved in a directory of ``stage``; what there is of the same step goes first.
 
     Args:
         staged: The directory.
@@ -207,7 +207,7 @@ def publish(staged: Path, path: str, kept: Sequence[str]) -> None:
         kept: The checkpoints, in the order of their steps, that there are to be then; this is the last.
 
     Raises:
-        OSError: If that fails; nothing is left under a final name but what was whole before.
+        OSError: If that fails; nothing is left under a final name but what was whole before, and of other steps.
     """
     final, model_dir = Path(path), staged.parent
     for file in list(staged.glob(f"{BASE}.*")):

@@ -1,18 +1,21 @@
 """Who writes the values of a checkpoint, and who reads them: each PS its own, or the chief those of all.
 
-Where the hosts share ``--model_dir`` the values need not pass through the chief: each PS writes a shard (a data file of
-its own), all at the same time, and the last of them makes one index of theirs (``tf.train.Saver(sharded=True)``). That
-they do share it is seen anew each time: every PS has to find in a file what the chief finds there. A PS that does not,
-or that may not write, leaves it to the chief. To whoever reads such a checkpoint its files make no difference.
+Where the hosts share ``--model_dir`` the values need not go to the chief over the network: each PS writes a shard (a
+data file of its own), all at the same time, and the last of them makes one index of theirs
+(``tf.train.Saver(sharded=True)``); the chief reads the files once, for their checksums. That all share the directory is
+seen anew each time: every PS has to find in a file what the chief finds there. Where one does not, or the chief finds
+not all that the PS have written, the chief does it alone. To who reads it, who wrote a checkpoint makes no difference.
 """
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from tfps.report import brief
+from tfps.runtime.manifest import problem
 
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)  # errors of a PS, not of storage
 
@@ -26,7 +29,7 @@ class Savers:
         self._by_chief, self._by_ps = tf.train.Saver(), tf.train.Saver(sharded=True)
         self._file = tf.placeholder(tf.string, [], "checkpoint_file")
         self._found = [_read_on(device, self._file) for device in sorted({v.device for v in tf.global_variables()})]
-        self._told = False
+        self._told = ""
 
     def save(self, session: Any, path: str) -> None:
         """Write a checkpoint.
@@ -47,35 +50,43 @@ class Savers:
     def _saved_by_ps(self, session: Any, path: str) -> bool:
         try:
             _save(session, self._by_ps, path)
+            why = problem(path) or _unreadable(path)
         except LOST:
             raise
         except tf.errors.OpError as error:
-            (log.debug if self._told else log.info)("the chief saves, as a PS cannot: %s", brief(error))
-            self._told = True
-            for left in Path(path).parent.glob(f"{Path(path).name}.*"):
-                left.unlink()
-            return False
-        return True
+            why = brief(error)
+        if why is None:
+            return True
+        (log.debug if why == self._told else log.info)("the chief saves, as a PS cannot: %s", why)
+        self._told = why
+        _clear(path)
+        return False
 
     def restore(self, session: Any, path: str) -> None:
         """Read a checkpoint, whoever has written it.
 
         Raises:
             tf.errors.OpError: If that fails.
-            OSError: If there is none.
+            ValueError: If there is none.
         """
-        by_ps = self._is_shared(session, Path(f"{path}.index"))
-        (self._by_ps if by_ps else self._by_chief).restore(session, path)
+        if self._is_shared(session, Path(f"{path}.index")):
+            try:
+                self._by_ps.restore(session, path)
+                return
+            except LOST:
+                raise
+            except tf.errors.OpError as error:
+                log.info("the chief reads %s, as a PS cannot: %s", path, brief(error))
+        self._by_chief.restore(session, path)
 
     def _is_shared(self, session: Any, file: Path) -> bool:
         """Tell whether every PS finds a file as it is here."""
         try:
-            found = session.run(self._found, {self._file: str(file)})
+            here, found = file.read_bytes(), session.run(self._found, {self._file: str(file)})
         except LOST:
             raise
-        except tf.errors.OpError:
+        except (tf.errors.OpError, OSError):
             return False
-        here = file.read_bytes()
         return all(there == here for there in found)
 
 
@@ -87,3 +98,24 @@ def _read_on(device: str, file: Any) -> Any:
 def _save(session: Any, saver: Any, path: str) -> None:
     names = saver.saver_def
     session.run(names.save_tensor_name, {names.filename_tensor_name: path})
+
+
+def _unreadable(path: str) -> str | None:
+    """Return which file of a checkpoint cannot be read here, and why, if there is one."""
+    try:
+        for file in _files(path):
+            file.open("rb").close()
+    except OSError as error:
+        return f"{Path(error.filename).name} cannot be read: {error.strerror}"
+    return None
+
+
+def _clear(path: str) -> None:
+    """Delete what is there of a checkpoint, which TensorFlow writes aside first."""
+    for file in _files(path):
+        file.unlink(missing_ok=True)
+    shutil.rmtree(f"{path}_temp", ignore_errors=True)
+
+
+def _files(path: str) -> list[Path]:
+    return list(Path(path).parent.glob(f"{Path(path).name}.*"))

@@ -15,7 +15,7 @@ from tfps.runtime.model_dir import existing
 from tfps.runtime.stragglers import Stragglers
 
 
-def observed(session: Any, state: JobState, chief: Chief, loop: Loop, stragglers: Stragglers) -> Mapping[str, Any]:
+def observations(session: Any, state: JobState, chief: Chief, loop: Loop, stragglers: Stragglers) -> Mapping[str, Any]:
     """Return what the PS and the chief tell of how the workers went along, by its name in the summary."""
     tally = state.tally(session)
     paces = {index: steps / secs for index, (steps, _, secs) in enumerate(tally) if index and secs}
@@ -65,7 +65,7 @@ def write(
         else 0,
         "loss": progress.loss,
         "pace": loop.pace.to_dict() if loop else None,
-        "gradients_dropped": _dropped(config, chief, progress, steps),
+        "gradients_dropped": dropped(config, chief, progress, steps),
         "batches_skipped": 0,
         **observed,
         "eval": metrics,
@@ -78,7 +78,7 @@ def write(
     write_json(Path(config.model_dir) / SUMMARY, told)
 
 
-def _dropped(config: JobConfig, chief: Chief | None, progress: Progress, steps: Mapping[int, int]) -> int | None:
+def dropped(config: JobConfig, chief: Chief | None, progress: Progress, steps: Mapping[int, int]) -> int | None:
     """Return how many gradients came too late for their update; ``None`` in async, or if not all steps are known."""
     if config.mode != "sync" or chief is None or chief.began_anew or len(steps) < chief.num_workers:
         return None

@@ -49,7 +49,7 @@ def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: i
 
 
 def spec(model: Model, mode: str, config: JobConfig, features: Any, labels: Any) -> ModelSpec:
-    """Return what ``model_fn`` gives; its loss is a scalar, where there has to be one.
+    """Return what ``model_fn`` gives for one batch; its loss is a scalar, where there has to be one.
 
     Raises:
         ModelError: If it gives something else.
@@ -63,18 +63,18 @@ def spec(model: Model, mode: str, config: JobConfig, features: Any, labels: Any)
     return given
 
 
-def _spec_problem(spec: Any, mode: str) -> str:
-    if not isinstance(spec, ModelSpec):
-        return f"{_named(spec)}; it must return a tfps.ModelSpec."
+def _spec_problem(given: Any, mode: str) -> str:
+    if not isinstance(given, ModelSpec):
+        return f"{_named(given)}; it must return a tfps.ModelSpec."
     if mode == ModeKeys.PREDICT:
-        return "" if spec.predictions is not None else "no predictions: give ModelSpec(predictions={...})."
-    if not isinstance(spec.loss, tf.Tensor):
-        return f"loss={_named(spec.loss)}; it must be a scalar tensor."
-    if spec.loss.shape.rank not in (0, None):
-        return f"a loss of shape {spec.loss.shape}; it must be a scalar: take its mean."
-    wide = [f"{n!r} of shape {t.shape}" for n, t in spec.log_tensors.items() if (t.shape.num_elements() or 1) > 1]
-    if mode == ModeKeys.TRAIN and not isinstance(spec.optimizer, tf.train.Optimizer):
-        return f"optimizer={_named(spec.optimizer)}; it must be a tf.compat.v1.train.Optimizer."
+        return "" if given.predictions is not None else "no predictions: give ModelSpec(predictions={...})."
+    if not isinstance(given.loss, tf.Tensor):
+        return f"loss={_named(given.loss)}; it must be a scalar tensor."
+    if given.loss.shape.rank not in (0, None):
+        return f"a loss of shape {given.loss.shape}; it must be a scalar: take its mean."
+    wide = [f"{n!r} of shape {t.shape}" for n, t in given.log_tensors.items() if (t.shape.num_elements() or 1) > 1]
+    if mode == ModeKeys.TRAIN and not isinstance(given.optimizer, tf.train.Optimizer):
+        return f"optimizer={_named(given.optimizer)}; it must be a tf.compat.v1.train.Optimizer."
     return f"log_tensors with {wide[0]}; each must be a scalar: take its mean, or its norm." if wide else ""
 
 

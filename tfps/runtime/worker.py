@@ -204,7 +204,7 @@ class Worker:
         loop.progress.global_step = chief.save(self._session)
         metrics = chief.evaluate(self._session, self._target, self._session_config)
         _, steps = self._state.read(self._session)
-        told = summary.observed(self._session, self._state, chief, loop, self._together.stragglers)
+        told = summary.observations(self._session, self._state, chief, loop, self._together.stragglers)
         summary.write(self._config, loop, chief, {**dict(enumerate(steps)), 0: loop.progress.steps}, metrics, told)
 
     def _others_are_through(self) -> bool:
