@@ -145,8 +145,10 @@ class JobState:
         servers, first = [on_ps(cluster, index) for index in range(cluster.num_ps)], on_first(cluster)
         self._phase = tf.placeholder(tf.int32, [], name="tfps/phase")
         self._tally = tf.placeholder(tf.float64, [3], name="tfps/tally")
-        with tf.control_dependencies([first.tally.scatter_update(tf.IndexedSlices(self._tally, worker)).op]):
-            phases = [ps.phase.scatter_update(tf.IndexedSlices(self._phase, worker)) for ps in servers]
+        tally = first.tally.scatter_update(tf.IndexedSlices(self._tally, worker)).op
+        with tf.control_dependencies([tally]):  # on the same PS; the others do not wait for it
+            phases = [servers[0].phase.scatter_update(tf.IndexedSlices(self._phase, worker))]
+        phases += [ps.phase.scatter_update(tf.IndexedSlices(self._phase, worker)) for ps in servers[1:]]
         self._write = tf.group(*phases)
         self._at = tf.placeholder(tf.float64, [3], name="tfps/beat")
         self._beat = first.beats.scatter_update(tf.IndexedSlices(self._at, worker)).op
@@ -173,7 +175,7 @@ class JobState:
         )
 
     def write(self, session: Any, phase: int, steps: int, skipped: int = 0, secs: float = 0.0) -> None:
-        """Tell PS 0 how many steps this worker has taken in how long, and batches skipped, then every PS its phase."""
+        """Tell every PS this worker's phase, and before that PS 0 its steps, in how long, and batches skipped."""
         session.run(self._write, {self._phase: phase, self._tally: [steps, skipped, secs]})
 
     def beater(self, session: Any) -> Callable[[Beat], None]:
