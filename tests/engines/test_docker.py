@@ -237,7 +237,7 @@ def test_a_killed_worker_is_started_again_and_the_job_ends(build: Build, tmp_pat
     """
     tmp_path.chmod(0o755)
     name = f"kill-{mode}"  # volumes are kept by name
-    steps = 400 if mode == "async" else 200
+    steps = 1200 if mode == "async" else 200  # the others must not be through before it is back
     flags = f"--mode={mode}", f"--max_steps={steps}", "--steps_to_validate=10", "--save_checkpoint_secs=1"
     with processes() as started:
         submitted(name, model(tmp_path, SLOW), *flags)
