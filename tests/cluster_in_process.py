@@ -85,7 +85,7 @@ def shared_servers() -> Iterator[None]:
         init(session, *args, **kwargs)
         sessions.append(session)
 
-    _within(90, lambda: [tf.Session.reset(one.target) for one in servers.values()])  # after a long rest it can take 55 s
+    _within(90, lambda: [tf.Session.reset(one.target) for one in servers.values()])  # after a rest it can take 55 s
     with (
         mock.patch.object(server, "start", lambda _config, _cluster, task: servers[task]),
         mock.patch.object(tf.Session, "__init__", noted),
