@@ -79,13 +79,13 @@ def cluster_of(num_ps: int = 1, num_workers: int = 2) -> Cluster:
 @contextlib.contextmanager
 def shared_servers() -> Iterator[None]:
     """Let ``server.start`` give the shared servers, cleared; sessions made meanwhile are closed in the end."""
-    servers, sessions, init = _servers(), [], tf.Session.__init__
+    sessions, init = [], tf.Session.__init__
 
     def noted(session: Any, *args: Any, **kwargs: Any) -> None:
         init(session, *args, **kwargs)
         sessions.append(session)
 
-    _within(90, lambda: [tf.Session.reset(one.target) for one in servers.values()])  # after a rest it can take 55 s
+    servers = _cleared()
     with (
         mock.patch.object(server, "start", lambda _config, _cluster, task: servers[task]),
         mock.patch.object(tf.Session, "__init__", noted),
@@ -95,6 +95,20 @@ def shared_servers() -> Iterator[None]:
         finally:
             # Before the next reset, which frees what a running session may still be waiting for.
             _within(30, lambda: [one.close() for one in sessions])
+
+
+def _cleared() -> Mapping[Task, Any]:
+    """Return the shared servers, cleared; new ones if that takes too long: after a rest it has taken 55 s."""
+    clearing = threading.Thread(
+        target=lambda servers: [tf.Session.reset(one.target) for one in servers],
+        args=(_servers().values(),),
+        daemon=True,
+    )
+    clearing.start()
+    clearing.join(20)
+    if clearing.is_alive():
+        _servers.cache_clear()
+    return _servers()
 
 
 def _within(secs: float, act: Callable[[], Any]) -> None:
