@@ -14,7 +14,7 @@ import kills
 import network
 import storage
 from attempt import SAVE_SECS
-from kills import Act, killed
+from kills import Act, killed, killed_in_save
 from result import CLASSIC, Result
 
 BOTH = ("async", "sync")
@@ -118,11 +118,12 @@ _PROCESSES = {
     "chief_killed_unsaved": _kill(
         "the chief is killed before the first save", killed("worker/0", save_checkpoint_secs=600)
     ),
-    "chief_killed_saving": _kill("the chief is killed in a save", killed("worker/0", when=kills.saving)),
+    "chief_killed_saving": _kill("the chief is killed in a save", killed_in_save("worker/0")),
     "chief_killed_often": _kill(
         "the chief is killed 5 times in a row", killed("worker/0", times=5), deadline_secs=150.0
     ),
     "ps_killed": _ps("one of two PS is killed", killed("ps/1", when=kills.saved)),
+    "ps_killed_saving": _ps("one of two PS is killed in a save", killed_in_save("ps/1")),
     "ps_all_killed": _ps("both PS are killed", killed("ps/0", "ps/1", when=kills.saved)),
     "ps_and_worker_killed": _ps("a PS and a worker are killed", killed("ps/1", "worker/1", when=kills.saved)),
     "ps_killed_in_turn": _ps("a PS is killed as the other recovers", kills.killed_in_turn("ps/1", "ps/0")),
@@ -171,7 +172,9 @@ _STORAGE = {
     "dir_vanished_on": Fault(
         "the same until the end", "made anew, or fails in the end", storage.broken(storage.vanished, True), (0, 74)
     ),
-    "save_killed": Fault("chief and PS are killed in a save", "goes on from the last one", storage.killed_in_save),
+    "save_killed": Fault(
+        "chief and PS are killed in a save", "goes on from the last one", killed_in_save("worker/0", "ps/0", "ps/1")
+    ),
     "ckpt_truncated": _damage("the newest checkpoint is cut short", storage.truncated),
     "ckpt_flipped": _damage("a bit of the newest checkpoint is flipped", storage.flipped),
     "ckpt_no_shard": _damage("a shard of the newest checkpoint is gone", storage.without_shard),

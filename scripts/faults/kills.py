@@ -15,7 +15,7 @@ from job import Size
 Act = Callable[[Attempt], None]
 When = Callable[[Attempt], None]
 
-_SAVE_TAKES_SECS = 0.02  # about
+_LOOK_SECS, _SAVE_TAKES_SECS = 0.002, 0.05
 
 
 def workers_of(tasks: Sequence[str]) -> list[str]:
@@ -40,14 +40,21 @@ def forming(run: Attempt) -> None:
 
 
 def saving(run: Attempt) -> None:
-    """While a checkpoint is being written: some of its files are there, and nobody has said that it is saved."""
+    """While a checkpoint is being written: there is a file or a directory of it."""
     run.saved()
     known = set(os.listdir(run.model_dir))
     deadline = time.monotonic() + 10
-    while not [name for name in set(os.listdir(run.model_dir)) - known if "ckpt" in name]:
+    while not [name for name in set(os.listdir(run.model_dir)) - known if "ckpt" in name or "saving" in name]:
         if time.monotonic() > deadline:
             raise proc.NotInjectedError("no file of a further checkpoint in 10 s")
+        time.sleep(_LOOK_SECS)
     time.sleep(_SAVE_TAKES_SECS * run.random.random())
+
+
+def said_saved(run: Attempt) -> int:
+    """Return the step of the last checkpoint that the chief has called saved."""
+    told = [line.text for line in run.lines if line.text.startswith("saved ")]
+    return int(told[-1].rpartition("-")[2]) if told else 0
 
 
 def killed(*victims: str, when: When = training, times: int = 1, **flags: Any) -> Act:
@@ -59,6 +66,24 @@ def killed(*victims: str, when: When = training, times: int = 1, **flags: Any) -
         for _ in range(times):
             run.kill(*victims)
             run.recover(*workers_of(victims))
+        run.finish()
+
+    return act
+
+
+def killed_in_save(*victims: str) -> Act:
+    """Return the fault of tasks that are killed before a checkpoint is saved that is being written."""
+
+    def act(run: Attempt) -> None:
+        run.start()
+        saving(run)
+        whole = said_saved(run)
+        run.kill(*victims)
+        if said_saved(run) != whole:
+            raise proc.NotInjectedError("the save was through before the kill")
+        run.recover(*workers_of(victims))
+        if any(victim.startswith("ps") for victim in victims):
+            run.need(run.first_after() >= whole, f"went on from step {run.first_after()}, but {whole} was saved")
         run.finish()
 
     return act

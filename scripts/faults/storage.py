@@ -12,7 +12,7 @@ from pathlib import Path
 import proc
 import timeline
 from attempt import Attempt
-from kills import Act, saving
+from kills import Act
 
 _DISK = "size=32m"
 _SAYS = r"cannot be (written|saved|made)|could not be saved|No space|Read-only|No such file"
@@ -136,25 +136,6 @@ def _untouched(run: Attempt, before: Mapping[str, str]) -> None:
 
 
 # The checkpoints
-
-
-def killed_in_save(run: Attempt) -> None:
-    """The chief and every PS are killed while a checkpoint is written, so that all there is must come from one."""
-    run.start()
-    saving(run)
-    whole = _said_saved(run)
-    run.kill("worker/0", "ps/0", "ps/1")
-    if _said_saved(run) != whole:
-        raise proc.NotInjectedError("the save was through before the kill")
-    run.recover("worker/0")
-    run.need(run.first_after() >= whole, f"went on from step {run.first_after()}, but {whole} was saved")
-    run.finish()
-
-
-def _said_saved(run: Attempt) -> int:
-    """Return the step of the last checkpoint that the chief has called saved."""
-    told = [line.text for line in run.lines if line.text.startswith("saved ")]
-    return int(told[-1].rpartition("-")[2]) if told else 0
 
 
 Damage = Callable[[Attempt, Path], None]

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +41,16 @@ def seal(path: Path) -> None:
 def file_of(path: str | Path, suffix: str) -> Path:
     """Return one of a checkpoint's files."""
     return Path(f"{path}.{suffix}")
+
+
+def listed(manifest: Path) -> Collection[str]:
+    """Return what follows ``model.ckpt-STEP.`` in the names of the files that a manifest names.
+
+    Raises:
+        ValueError: If it is damaged.
+        OSError: If it cannot be read.
+    """
+    return _parsed(manifest.read_bytes()).keys()
 
 
 def write_flushed(path: Path, text: str) -> None:

@@ -8,8 +8,9 @@ A checkpoint is there when its index is. It is brought in so:
 3. The index is renamed: now there is a checkpoint.
 4. The state file is renamed, which TensorFlow's own tools read. What is too old is deleted, each index first.
 
-A chief that is killed before 3. leaves the index in that directory. So the next one knows that the other files of this
-step belong to nothing, and deletes them.
+The state file is written last in 1. and renamed last: while it is in that directory, all of the checkpoint is on the
+disk, here or there. So the next chief brings in the rest if one was killed meanwhile; even where a checkpoint of the
+same step had to go first, one is whole at any time. A chief that was killed earlier has left nothing of use.
 """
 
 import contextlib
@@ -19,13 +20,13 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from tfps.config import JobConfig, show
 from tfps.errors import CheckpointError, StorageError
 from tfps.report import SUMMARY, make_dir, read_json
-from tfps.runtime.manifest import INDEX, MANIFEST, file_of, problem, seal, write_flushed
+from tfps.runtime.manifest import INDEX, MANIFEST, file_of, listed, problem, seal, write_flushed
 
 BASE = "model.ckpt"
 _STATE, _STAGING = "checkpoint", ".saving-"
@@ -187,7 +188,7 @@ def none_whole(model_dir: str | None, damaged: Mapping[str, str]) -> CheckpointE
 
 
 def stage(model_dir: str) -> Path:
-    """Return a new directory in which to save ``model.ckpt``; what a killed chief has left is deleted.
+    """Return a new directory in which to save ``model.ckpt``; what a killed chief has left is brought in, or deleted.
 
     Raises:
         StorageError: If ``--model_dir`` is not there, and cannot be made.
@@ -207,18 +208,27 @@ def publish(staged: Path, path: str, kept: Sequence[str]) -> None:
         kept: The checkpoints, in the order of their steps, that there are to be then; this is the last.
 
     Raises:
-        OSError: If that fails; nothing is left under a final name but what was whole before, and of other steps.
+        OSError: If that fails, for instance in the middle; ``discard`` then deletes what is in place already.
     """
-    final, model_dir = Path(path), staged.parent
+    final = Path(path)
     for file in list(staged.glob(f"{BASE}.*")):
         os.replace(file, staged / file.name.replace(BASE, final.name, 1))
     seal(staged / final.name)
     write_flushed(staged / _STATE, _state(kept))
-    remove(path)
-    for file in [*staged.glob(f"{final.name}.data-*"), file_of(staged / final.name, MANIFEST)]:
-        os.replace(file, model_dir / file.name)
-    _flush(model_dir)
-    os.replace(file_of(staged / final.name, INDEX), file_of(path, INDEX))
+    _bring_in(staged, path)
+
+
+def _bring_in(staged: Path, path: str) -> None:
+    """Move the files of a checkpoint to where they belong, or those that are not there yet."""
+    sealed, model_dir = staged / Path(path).name, staged.parent
+    if file_of(sealed, MANIFEST).exists():  # else only the index is left to move
+        files = [file_of(sealed, suffix) for suffix in listed(file_of(sealed, MANIFEST)) if suffix != INDEX]
+        waiting = [file for file in files if file.exists()]
+        remove(path, keep={file.name for file in files} - {file.name for file in waiting})
+        for file in [*waiting, file_of(sealed, MANIFEST)]:
+            os.replace(file, model_dir / file.name)
+        _flush(model_dir)
+    os.replace(file_of(sealed, INDEX), file_of(path, INDEX))
     os.replace(staged / _STATE, model_dir / _STATE)
     _flush(model_dir)
 
@@ -249,13 +259,23 @@ def discard(staged: Path) -> None:
 
 
 def clear(model_dir: str) -> None:
-    """Delete what a killed chief has left of a save."""
+    """Bring in the checkpoint that a killed chief had got to the disk, and delete what else it has left of a save."""
     for staged in _stagings(model_dir):
-        discard(staged)
+        with contextlib.suppress(OSError):  # the next save tries again
+            _rescue(staged)
+            discard(staged)
 
 
-def remove(path: str) -> None:
-    """Delete a checkpoint: first of all its index, so that nothing else takes it for one."""
+def _rescue(staged: Path) -> None:
+    for path in [path_of(staged.parent, step) for step in _unfinished(staged) if (staged / _STATE).exists()]:
+        with contextlib.suppress(ValueError):  # a manifest that is damaged: nothing is known of the others
+            _bring_in(staged, path)
+            log.info("brought in %s, which was saved when the chief was killed", path)
+
+
+def remove(path: str, keep: Collection[str] = ()) -> None:
+    """Delete a checkpoint, but for some of its files: first of all its index, so that nothing else takes it for one."""
     others = Path(path).parent.glob(f"{Path(path).name}.data-*")
     for file in [file_of(path, INDEX), *others, file_of(path, "meta"), file_of(path, MANIFEST)]:
-        file.unlink(missing_ok=True)
+        if file.name not in keep:
+            file.unlink(missing_ok=True)
