@@ -121,8 +121,7 @@ def test_a_worker_that_is_gone_for_good_ends_the_job_and_is_named(tmp_path: Path
     assert (told["status"], told["exit_code"], told["tasks"]["worker/1"]["exit_code"]) == ("failed", 170, -9)
 
 
-@pytest.mark.parametrize("issync", ["0", "1"])
-@pytest.mark.parametrize("lost", ["worker-1", "worker-0"])
+@pytest.mark.parametrize(("lost", "issync"), [("worker-1", "1"), ("worker-0", "0")])
 def test_a_killed_task_is_started_again_and_no_step_is_lost(tmp_path: Path, lost: str, issync: str) -> None:
     """A worker or the chief killed: it alone is started again, the PS keep their state, and no step is lost.
 

@@ -12,7 +12,7 @@ from result import CLASSIC, FAILED, HANG, NEVER_BACK, NOT_RUN, OK, TFPS, Result,
 
 _HEAD = """# tfps under faults
 
-Written by `scripts/faults/run`, on {cores} cores of one {machine} machine, TensorFlow {tensorflow}. Each run is a job
+Written by `scripts/faults`, on {cores} cores of one {machine} machine, TensorFlow {tensorflow}. Each run is a job
 of its own, of 2 PS and 2 workers whose steps take 0.1 s, that saves every second and is to come to its last step with
 exit code 0 unless the table says otherwise. Its weights tell how many updates they had and, in sync, whether each was
 the exact mean. The harness proves of each fault that it happened, and a run that is not over by its deadline is a hang.

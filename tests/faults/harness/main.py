@@ -1,7 +1,7 @@
 """Run faults against real jobs, and the same faults against the classic script; write FAULTS.md.
 
-Usage: scripts/faults/run [--repeat=N] [--seed=S] [--fault=NAME ...] [--mode=async|sync ...] [--at_once=N] [--out=DIR]
-       scripts/faults/run --soak --minutes=M [--seed=S] [--mode=async|sync ...] [--out=DIR]
+Usage: scripts/faults [--repeat=N] [--seed=S] [--fault=NAME ...] [--mode=async|sync ...] [--at_once=N] [--out=DIR]
+       scripts/faults --soak --minutes=M [--seed=S] [--mode=async|sync ...] [--out=DIR]
 """
 
 import argparse
@@ -26,11 +26,10 @@ import soak
 import timeline
 from attempt import Attempt, HangError, UnexpectedError
 from faults import BOTH, FAULTS
-from forked import HERE, PRELOAD
+from forked import HERE, PRELOAD, ROOT
 from result import CLASSIC, FAILED, HANG, NOT_RUN, OK, TFPS, Result, replace
 
-ROOT = HERE.parent.parent
-RAW, KEPT = ROOT / "runs" / "faults", ROOT / "runs" / "faults" / "kept"
+TABLE, RAW = HERE.parent, ROOT / "runs" / "faults"  # of all that git knows the table only
 _TRIES = 5
 
 
@@ -38,7 +37,7 @@ def main() -> int:
     """Run what the flags ask for."""
     flags = _flags()
     if os.getpid() != 1:  # it kills all that it sees
-        print("scripts/faults: this must be the first process of a namespace: scripts/faults/run makes one.")
+        print("This must be the first process of a namespace: scripts/faults makes one.")
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
@@ -50,7 +49,7 @@ def _soak(flags: argparse.Namespace) -> int:
     found = []
     for mode in flags.mode:
         found.append(soak.run(mode, flags.minutes, flags.seed, flags.under))
-        result.store(RAW / f"soak-{mode}.json", [], found[-1:])
+        result.store((flags.out or RAW) / f"soak-{mode}.json", [], found[-1:])
         _write_table(flags.out)
     return int(any(one.outcome != OK for one in found))
 
@@ -58,10 +57,11 @@ def _soak(flags: argparse.Namespace) -> int:
 def _break(flags: argparse.Namespace) -> int:
     found: list[Result] = []
     part, parts = (int(number) for number in flags.part.split("/"))
+    raw = flags.out or RAW
     for one in itertools.islice(_all_runs(flags), part, None, parts):
-        found.append(_run_until_it_happens(one, flags.seed))
+        found.append(_run_until_it_happens(one, flags.seed, raw / "kept"))
         print(found[-1].line(), flush=True)
-        result.store(RAW / f"runs-{part}.json", found, [])
+        result.store(raw / f"runs-{part}.json", found, [])
         _write_table(flags.out)
     return int(any(one.outcome != OK for one in found if one.program == TFPS))
 
@@ -86,7 +86,7 @@ def _start_fork_server() -> None:
 
 
 def _flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/faults/run", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="scripts/faults", allow_abbrev=False)
     parser.add_argument("--repeat", type=int, default=10, help="how often each fault happens (default 10)")
     parser.add_argument("--seed", type=int, default=1, help="of the random times of faults (default 1)")
     parser.add_argument("--fault", action="append", choices=FAULTS, metavar="NAME", help=", ".join(FAULTS))
@@ -99,7 +99,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=20.0, help="how long a soak breaks things (default 20)")
     parser.add_argument("--part", default="0/1", help=argparse.SUPPRESS)  # of those at once
     parser.add_argument("--at_once", type=int, default=1, help="how many jobs at once (default 1)")
-    parser.add_argument("--out", type=Path, default=HERE, help="directory for FAULTS.md")
+    parser.add_argument("--out", type=Path, help="directory for FAULTS.md and all raw results")
     flags = parser.parse_args()
     if flags.at_once != int(flags.part.partition("/")[2]) or (flags.soak and flags.at_once > 1):
         parser.error("--at_once is written with =, and is not for --soak: soak each --mode by itself")
@@ -117,16 +117,16 @@ def _all_runs(flags: argparse.Namespace) -> Iterator[Result]:
                     yield Result(name, mode, program, "platform" if program == CLASSIC else flags.under, repeat)
 
 
-def _run_until_it_happens(one: Result, seed: int) -> Result:
+def _run_until_it_happens(one: Result, seed: int, kept: Path) -> Result:
     """Run one fault once; a few times, if something else was quicker than it."""
     for turn in range(_TRIES):
-        found = _run(dataclasses.replace(one), f"{seed}/{turn}" if turn else str(seed))
+        found = _run(dataclasses.replace(one), f"{seed}/{turn}" if turn else str(seed), kept)
         if found.outcome != NOT_RUN:
             break
     return found
 
 
-def _run(found: Result, seed: str) -> Result:
+def _run(found: Result, seed: str, kept: Path) -> Result:
     fault, began = FAULTS[found.fault], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tfps-faults-", ignore_cleanup_errors=True) as directory:
         own_seed = f"{seed}/{found.fault}/{found.mode}/{found.repeat}"
@@ -148,7 +148,7 @@ def _run(found: Result, seed: str) -> Result:
         if found.outcome == OK and (problem := fault.problem(found)):
             found.outcome, found.problem = FAILED, problem
         if found.outcome != OK:
-            _keep(attempt, KEPT / f"{found.fault}-{found.mode}-{found.program}-{found.repeat}")
+            _keep(attempt, kept / f"{found.fault}-{found.mode}-{found.program}-{found.repeat}")
     return found
 
 
@@ -162,12 +162,11 @@ def _keep(attempt: Attempt, directory: Path) -> None:
         shutil.copytree(attempt.model_dir / "logs", directory / "logs")
 
 
-def _write_table(out: Path) -> None:
+def _write_table(out: Path | None) -> None:
     """Write what is known of the runs of all parts, and of the last soaks."""
-    known = [result.load(path) for path in sorted(RAW.glob("*.json"))]
+    known = [result.load(path) for path in sorted((out or RAW).glob("*.json"))]
     runs = sorted((one for runs, _ in known for one in runs), key=lambda one: one.repeat)
-    out.mkdir(parents=True, exist_ok=True)
-    replace(out / "FAULTS.md", report.table(FAULTS, runs, [one for _, soaks in known for one in soaks]))
+    replace((out or TABLE) / "FAULTS.md", report.table(FAULTS, runs, [one for _, soaks in known for one in soaks]))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PEERS = HERE.parent / "bench" / "peers"
+ROOT = HERE.parents[2]
+PEERS = ROOT / "scripts" / "bench" / "peers"
 PRELOAD = ["tfps.runtime.preload", "tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist"]
 
 

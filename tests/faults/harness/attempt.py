@@ -52,7 +52,7 @@ class Attempt:
     """
 
     def __init__(self, result: Result, directory: Path, seed: str, deadline_secs: float) -> None:
-        self.result, self.random = result, random.Random(seed)  # noqa: S311  not for secrets
+        self.result, self.random = result, random.Random(seed)
         self.model_dir, self.control = directory / "m", directory / "control"
         self.control.mkdir(parents=True)
         self.lines: list[Line] = []

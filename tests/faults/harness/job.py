@@ -20,7 +20,7 @@ from tfps.launchers.local import held_ports
 from tfps.report import read_json
 
 _PREFIX = re.compile(r"((?:ps|worker|evaluator)/\d+) +\| (.*)")
-_POLL_SECS = 0.02
+_POLL_SECS, _LAST_LINES_SECS = 0.02, 0.5
 _LONGEST_BACKOFF = 8
 Flags = Mapping[str, object]
 
@@ -74,8 +74,11 @@ class Launched:
 
     @property
     def code(self) -> int | None:
-        """The job's exit code, ``None`` while it runs."""
-        return self._process.exitcode
+        """The job's exit code, ``None`` while it runs; what it has said before is read then."""
+        code = self._process.exitcode
+        if code is not None:
+            self._reader.join(_LAST_LINES_SECS)
+        return code
 
     @property
     def codes(self) -> Mapping[str, int]:

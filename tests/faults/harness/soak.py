@@ -129,7 +129,7 @@ def _soak(found: Soak, under: str) -> None:
 
 def _disturb(job: Attempt, found: Soak) -> None:
     """Break one thing after another until the time is over."""
-    choose = random.Random(found.seed)  # noqa: S311  not for secrets
+    choose = random.Random(found.seed)
     until = time.monotonic() + found.minutes * 60
     while time.monotonic() < until:
         time.sleep(choose.uniform(*_QUIET_SECS))

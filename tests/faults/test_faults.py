@@ -1,0 +1,46 @@
+"""Every kind of fault, once in each mode: the short set of what ``scripts/faults`` does again and again."""
+
+import subprocess
+from collections.abc import Mapping
+
+import pytest
+from helpers import REPO, environment
+
+SHORT = (
+    *("worker_killed", "workers_killed", "chief_killed", "chief_killed_saving", "ps_killed", "ps_killed_saving"),
+    *("ps_and_worker_killed", "worker_frozen_5s", "cut_dropped_5s", "cut_reset_5s", "other_mode", "old_ps"),
+    *("disk_full", "disk_read_only_on", "save_killed", "ckpt_flipped", "ckpt_all_truncated", "sigterm", "sigterm_ps"),
+    *("launcher_killed", "no_fault", "one_step", "uneven_data", "nan_worker"),
+)
+MODES = ("async", "sync")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], str]:
+    """Run the faults, three jobs at a time; return what is told of each, by its name and mode."""
+    command = [
+        "scripts/faults",
+        "--program=tfps",
+        "--repeat=1",
+        "--at_once=3",
+        f"--out={tmp_path_factory.mktemp('out')}",
+    ]
+    ended = subprocess.run(
+        [*command, *(f"--fault={name}" for name in SHORT)],
+        cwd=REPO,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
+    )
+    lines = [line for line in ended.stdout.splitlines() if " tfps " in line]
+    assert len(lines) == len(SHORT) * len(MODES), ended.stdout + ended.stderr
+    return {(name, mode): line for line in lines for _, name, mode in [line.split()[:3]]}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("fault", SHORT)
+def test_a_fault_is_survived(told: Mapping[tuple[str, str], str], fault: str, mode: str) -> None:
+    """It happens, and what ``harness/faults.py`` says comes of it, within its time limits; no process is left."""
+    assert told[fault, mode].split()[5] == "ok", told[fault, mode]
