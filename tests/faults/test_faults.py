@@ -7,10 +7,9 @@ import pytest
 from helpers import REPO, environment
 
 SHORT = (
-    *("worker_killed", "workers_killed", "chief_killed", "chief_killed_saving", "ps_killed", "ps_killed_saving"),
-    *("ps_and_worker_killed", "worker_frozen_5s", "cut_dropped_5s", "cut_reset_5s", "other_mode", "old_ps"),
-    *("disk_full", "disk_read_only_on", "save_killed", "ckpt_flipped", "ckpt_all_truncated", "sigterm", "sigterm_ps"),
-    *("launcher_killed", "no_fault", "one_step", "uneven_data", "nan_worker"),
+    *("worker_killed", "chief_killed_saving", "ps_killed", "ps_killed_saving", "ps_and_worker_killed", "cut_reset_5s"),
+    *("other_mode", "disk_full", "save_killed", "ckpt_flipped", "sigterm", "launcher_killed", "one_step"),
+    *("uneven_data", "nan_worker"),
 )
 MODES = ("async", "sync")
 
@@ -31,7 +30,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], s
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=380,
+        timeout=580,
         check=False,
     )
     lines = [line for line in ended.stdout.splitlines() if " tfps " in line]
@@ -39,6 +38,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], s
     return {(name, mode): line for line in lines for _, name, mode in [line.split()[:3]]}
 
 
+@pytest.mark.timeout(600)  # the first one's, which waits for all
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fault", SHORT)
 def test_a_fault_is_survived(told: Mapping[tuple[str, str], str], fault: str, mode: str) -> None:
