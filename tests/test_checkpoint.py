@@ -1,6 +1,7 @@
 """What a checkpoint holds, which one a job goes on from, and what happens if one is damaged or cannot be written."""
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -74,7 +75,7 @@ def steps_in(model_dir: Path) -> list[int]:
     suffixes = ["data-00000-of-00001", "index", "manifest.json"]
     steps = sorted(int(path.rpartition("-")[2]) for path in existing(str(model_dir)))
     files = {f"model.ckpt-{step}.{suffix}" for step in steps for suffix in suffixes}
-    assert {path.name for path in model_dir.iterdir()} - {"checkpoint"} == files
+    assert {path.name for path in model_dir.iterdir()} - {"checkpoint", ".chief"} == files
     return steps
 
 
@@ -297,7 +298,7 @@ def test_a_damaged_state_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureF
     run = Training(tmp_path)
     run.save(7)
     assert run.resume() == 7
-    assert caplog.messages == []
+    assert [record for record in caplog.records if record.name.startswith("tfps")] == []
     (tmp_path / "checkpoint").write_bytes(state)
     assert chosen(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-7")
     assert run.resume() == 7
@@ -780,6 +781,61 @@ def test_a_chief_that_goes_on_saves_over_damage(tmp_path: Path) -> None:
         Training(tmp_path).save(1)
         assert steps_in(tmp_path) == [1]
         assert model_dir.problem(str(tmp_path / "model.ckpt-1")) is None
+
+
+def test_a_save_that_fails_half_way_loses_neither(tmp_path: Path) -> None:
+    """Where a save over one of the same step cannot move a file, whichever, the next chief finds it whole."""
+    real, failed = os.replace, 0
+    for nth in itertools.count(1):
+        run = Training(tmp_path / str(nth))
+        run.save(1)
+        run.weight.load([nth] * 4, run.session)
+        calls = itertools.count(1)
+
+        def replace(*names: Any, calls: Any = calls, nth: int = nth) -> None:
+            if next(calls) == nth:
+                raise OSError(errno.EIO, "Input/output error")
+            real(*names)
+
+        run.checkpoints._at_rest.clear()
+        with mock.patch.object(os, "replace", replace), contextlib.suppress(StorageError):
+            run.save(1)
+            break
+        failed += 1
+        assert Training(tmp_path / str(nth)).resume() == 1, f"after the {nth}. move"
+        assert [path.name for path in (tmp_path / str(nth)).glob(".*")] == []
+    assert failed >= 5  # two to their names, two into their place, the index, the state
+
+
+def test_a_checkpoint_that_is_being_brought_in_is_no_error_elsewhere(tmp_path: Path) -> None:
+    """What is listed and then gone, as another process saves meanwhile, is no error of who looks."""
+    Training(tmp_path).save(1)
+    (tmp_path / ".saving-gone").symlink_to(tmp_path / "nowhere")
+    assert existing(str(tmp_path)) == [str(tmp_path / "model.ckpt-1")]
+
+
+def test_an_older_chief_saves_no_more(tmp_path: Path) -> None:
+    """A chief that was taken for lost, or another job's, saves nothing where a later one does, and says why."""
+    older, later = Training(tmp_path), Training(tmp_path)
+    older.checkpoints.claim()
+    older.save(1)
+    later.checkpoints.claim()
+    with pytest.raises(StorageError, match="another chief's, which was started later"):
+        older.save(2)
+    later.save(3)
+    assert steps_in(tmp_path) == [1, 3]
+
+
+def test_what_cannot_be_read_for_a_moment_is_not_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An error that is gone when the file is read again does not cost the newest checkpoint."""
+    run = Training(tmp_path)
+    run.save(1)
+    run.save(2)
+    errors = iter(["model.ckpt-2.index cannot be read: Stale file handle"])
+    with mock.patch.object(checkpoint, "_damage", side_effect=lambda *_: next(errors, None)) as tried:
+        assert run.checkpoints.resume(run.session) == str(tmp_path / "model.ckpt-2")
+    assert tried.call_count == 2
+    assert told_of_damage(caplog) == []
 
 
 def test_a_directory_whose_name_reads_like_a_pattern(tmp_path: Path) -> None:

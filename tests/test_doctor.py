@@ -278,13 +278,25 @@ def test_those_who_share_the_directory_are_named(examine: Any, flags: list[str],
     (tmp_path / ".tfps-doctor-bad.json").write_text("[")
     threading.Timer(0.15, left[0].unlink).start()
     told = examine(*flags, f"--model_dir={tmp_path}")
-    assert told["shared"] == ("ok", "with h1, h2, of the same versions")
+    state, said = told["shared"]
+    assert (state, said.partition(";")[0]) == ("ok", "with h1, h2, of the same versions")
     assert told["clocks"][0] == "ok"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         ".tfps-doctor-bad.json",
         ".tfps-doctor-h2.json",
         ".tfps-doctor-old.json",
     ]
+
+
+def test_hosts_that_are_not_met_are_missed(examine: Any, tmp_path: Path) -> None:
+    """Of four hosts of the cluster two share the directory with this one: a warning, as the fourth may not."""
+    leave_card(tmp_path, "h1")
+    leave_card(tmp_path, "h2")
+    hosts = "--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.2:1,127.0.0.3:1,127.0.0.4:1"
+    told = examine(*hosts, f"--model_dir={tmp_path}")
+    state, said = told["shared"]
+    assert state == "warning"
+    assert said.startswith("with h1, h2, of the same versions; but these are 3 of 4 hosts")
 
 
 def test_other_versions_on_other_hosts_are_wrong(examine: Any, flags: list[str], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cluster_in_process import dataset_of, job, linear, model_of, train, variables_of, wait_until
+from cluster_in_process import dataset_of, job, linear, model_of, run_job, train, variables_of, wait_until
 from helpers import summary
 
 import tfps
@@ -24,6 +25,7 @@ from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, Sto
 from tfps.models import Model
 from tfps.modes import MODES
 from tfps.runtime import evaluation, export, graph
+from tfps.runtime.stop import Stop
 
 BATCHES = np.random.default_rng(3).normal(size=[5, 4, 3]).astype(np.float32)
 EMPTY = np.zeros([0, 4, 3], np.float32)
@@ -138,6 +140,34 @@ def test_a_metric_that_ignores_its_input_counts_its_batches() -> None:
         totals = [v for v in built.graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES) if v.shape.rank == 0]
         assert evaluation.measure(session, built)["two"] == 2
         assert sorted(session.run(totals)) == [0, 1, 1, 2]  # the loss's total, the two counts, the metric's total
+
+
+def test_an_evaluation_input_without_end_is_told_at_the_start(tmp_path: Path) -> None:
+    """A dataset that repeats for ever is the model's mistake, told before the first step and with its line."""
+
+    def endless(mode: str, params: Any, context: Any) -> Any:
+        return dataset_of(np.float32([1, 2])).repeat().batch(2)
+
+    error = run_job(model_of(endless, linear), num_workers=1, max_steps=10, model_dir=str(tmp_path))["worker/0"]
+    assert isinstance(error, ModelError), error
+    assert re.search(
+        r"test_eval_export\.py, line \d+: input_fn\(mode='eval'\) returned a dataset without end", str(error)
+    )
+    assert summary(tmp_path)["global_step"] == 0
+
+
+def test_the_evaluator_goes_on_when_its_checkpoint_is_deleted(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkpoint that is too old before it was measured is passed over; the next one is measured."""
+    caplog.set_level(logging.INFO, "tfps")
+    shutil.copytree(trained, tmp_path / "m")
+    paths = iter([str(tmp_path / "m" / "model.ckpt-3"), newest(tmp_path / "m")])
+    monkeypatch.setattr(evaluation.Finder, "newest", lambda _: next(paths, newest(tmp_path / "m")))
+    config = JobConfig(model_dir=str(tmp_path / "m"), max_steps=20)
+    evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), MODEL, Stop())
+    assert f"{tmp_path}/m/model.ckpt-3 was deleted meanwhile: a newer one is evaluated" in caplog.messages
+    assert any(message.startswith("step=20 loss=") for message in caplog.messages)
 
 
 def test_an_empty_evaluation_input_is_a_data_error(trained: Path) -> None:

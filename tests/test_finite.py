@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from cluster_in_process import assert_done, dataset_of, job, linear, model_of, r
 from helpers import summary
 
 import tfps
-from tfps.errors import DivergedError
+from tfps.errors import DivergedError, StorageError
 from tfps.runtime.finite import Complaint, complaint
 
 GOOD = 24
@@ -106,6 +107,14 @@ def test_a_job_that_skips_everything_ends(tmp_path: Path) -> None:
     error = run_job(model_of(input_fn, linear), num_workers=1, **flags)["worker/0"]
     assert isinstance(error, DivergedError)
     assert "the loss is nan at step 1:" in str(error)
+
+
+def test_the_error_is_told_where_no_summary_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full when the job ends for another reason does not take its place."""
+    monkeypatch.setattr("tfps.runtime.summary.write", mock.Mock(side_effect=StorageError("--model_dir: full")))
+    model = model_of(numbers(np.nan, worker=0), linear)
+    error = run_job(model, num_workers=1, max_steps=100, model_dir=str(tmp_path))["worker/0"]
+    assert isinstance(error, DivergedError), error
 
 
 def test_large_numbers_are_finite(tmp_path: Path) -> None:

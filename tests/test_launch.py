@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from helpers import POWERS, TFPS, environment, run_tfps, summary
+from helpers import POWERS, REPO, TFPS, environment, run_tfps, summary
 
 
 def test_a_mistake_in_the_users_model_shows_the_users_line_once(tmp_path: Path) -> None:
@@ -21,6 +21,26 @@ def test_a_mistake_in_the_users_model_shows_the_users_line_once(tmp_path: Path) 
     assert 'loss = weihgt * features["x"]' in ended.stderr
     assert "Traceback" not in ended.stdout + ended.stderr
     assert summary(tmp_path / "m")["exit_code"] == 2
+
+
+def test_a_model_dir_that_is_a_file_is_74(tmp_path: Path) -> None:
+    """``--model_dir`` that cannot be a directory is told as such, and nothing is started."""
+    (tmp_path / "file").touch()
+    for given in (tmp_path / "file", tmp_path / ("x" * 300)):
+        ended = run_tfps("launch", f"--model_dir={given}")
+        assert (ended.returncode, ended.stdout) == (74, "")
+        assert ended.stderr.startswith(f"error: --model_dir: {given}")
+        assert ended.stderr.count("\n") == 1
+
+
+def test_a_tensorflow_that_cannot_be_imported_is_told(tmp_path: Path) -> None:
+    """What TensorFlow's own import says is the error, whatever kind it is."""
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").write_text("raise TypeError('Descriptors cannot be created directly.')")
+    ended = run_tfps("launch", f"--model_dir={tmp_path}/m", PYTHONPATH=f"{tmp_path}:{REPO}")
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    told = "TensorFlow cannot be imported: TypeError: Descriptors cannot be created directly"
+    assert ended.stderr == f"error: {told} (all of it is in {tmp_path}/m/logs/launch.log).\n"
 
 
 def test_a_diverging_job_ends_with_66(tmp_path: Path) -> None:

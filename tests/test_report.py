@@ -229,6 +229,10 @@ def test_one_line_of_many() -> None:
         ({"mode": "sync", "behind": {"worker/0": 0.3, "worker/1": 0.4}}, ""),
         ({"mode": "sync", "behind": {"worker/1": 0.1}}, ""),
         (
+            {"mode": "sync", "behind": {"worker/0": 0.33, "worker/1": 0.6}},
+            "worker/1: the others waited for it 60% of the time",
+        ),
+        (
             {"mode": "async", "steps_per_sec": {"worker/0": 1.0, "worker/1": 1.0}, "behind": {"worker/1": 0.4}},
             "worker/1: at less than half the others' pace 40% of the time",
         ),

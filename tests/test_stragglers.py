@@ -21,7 +21,7 @@ def test_apart_the_pace_tells(pace: int, share: dict[int, float]) -> None:
     seen = Stragglers()
     for secs in range(6):
         own = Beat(pace * secs, 0, 1000.0 + (secs if pace else 0.0))
-        seen.look_apart([Beat(10 * secs, 0, 1000.1 + secs), own])
+        seen.look_apart([Beat(10 * secs, 0, 1000.1 + secs), own], [0, 1])
     assert seen.shares == share
 
 
@@ -29,7 +29,17 @@ def test_before_all_have_begun_nobody_is_behind() -> None:
     """A worker that has taken no step yet, and a job that stands still, tell nothing."""
     seen = Stragglers()
     for secs in range(6):
-        seen.look_apart([Beat(10 * secs, 0, 1000.0 + secs), Beat()])
-        seen.look_apart([Beat(60, 0, 1006.0), Beat(60, 0, 1006.0)])
-        seen.look_apart([Beat(60, 0, 1006.0), Beat(60, 0, 1006.0)])
+        seen.look_apart([Beat(10 * secs, 0, 1000.0 + secs), Beat()], [0, 1])
+        seen.look_apart([Beat(60, 0, 1006.0), Beat(60, 0, 1006.0)], [0, 1])
+        seen.look_apart([Beat(60, 0, 1006.0), Beat(60, 0, 1006.0)], [0, 1])
+    assert seen.shares == {}
+
+
+def test_who_is_through_is_not_behind() -> None:
+    """A worker whose input has ended before the others' takes no step any more, and holds nobody up."""
+    seen = Stragglers()
+    for secs in range(6):
+        seen.look_apart(
+            [Beat(10 * secs, 0, 1000.0 + secs), Beat(60, 0, 1000.0), Beat(9 * secs, 0, 1000.0 + secs)], [0, 2]
+        )
     assert seen.shares == {}

@@ -323,5 +323,12 @@ def test_the_time_lost_to_recovery_is_taken_once(monkeypatch: pytest.MonkeyPatch
         now[0] = at
         view.said(task, line)
     assert view.recovery_secs == 4.0 + 2.0
+    for at, line in ((150.0, "stalled: no sign of life for 15 s, killed"), (150.5, "restarted after SIGKILL (1 of 5)")):
+        now[0] = at
+        view.said(CHIEF, line)
+    now[0] = 152.0
+    view.said(CHIEF, "training: mode sync, 2 workers, 1 ps")
+    assert view.recovery_secs == 4.0 + 2.0 + 17.0, "it stood still for 15 s before it was killed"
+    assert view.tasks[CHIEF].restarted_after == ["no sign of life"]
     assert view.tasks[PS].restarted_after == ["SIGKILL"]
     assert view.tasks[WORKER].restarted_after == ["exit code 170", "exit code 170", "exit code 137"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from tfps.errors import CheckpointError, StorageError
 
-JOB, SUMMARY = "job.json", "summary.json"
+JOB, SUMMARY, LOGS = "job.json", "summary.json", "logs"
 _SHORT_SECS = 10.0  # a job in which chance decides who is the slowest
 _SLOW, _BEHIND = 0.8, 0.2  # from where on a worker is said to be slow
 
@@ -72,12 +72,20 @@ def make_dir(path: Path) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file whole or not at all: a temporary file, renamed. NaN and Inf become null.
+    """Write a JSON file as ``write_text`` does. NaN and Inf become null.
 
     Raises:
         StorageError: If it cannot be written.
     """
-    text = json.dumps(_finite(value), indent=2) + "\n"
+    write_text(path, json.dumps(_finite(value), indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all: a temporary file, renamed.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
     make_dir(path.parent)
     try:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
@@ -90,6 +98,18 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(f"--model_dir: {path} cannot be written: {error.strerror}.") from None
+
+
+def remove(path: Path) -> None:
+    """Delete a file of the job, if it is there.
+
+    Raises:
+        StorageError: If that cannot be done.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"--model_dir: {path} cannot be deleted: {error.strerror}.") from None
 
 
 def _finite(value: Any) -> Any:
@@ -182,7 +202,7 @@ def slowest(summary: Mapping[str, Any]) -> str:
         if paces[last] < _SLOW * usual:
             return f"{last}: {paces[last] / usual:.0%} of the others' steps a second"
     most, *others = sorted(behind, key=behind.__getitem__, reverse=True) or [""]
-    if not most or behind[most] < _BEHIND or behind[most] < 2 * max((behind[other] for other in others), default=0.0):
+    if not most or behind[most] < _BEHIND + max((behind[other] for other in others), default=0.0):
         return ""
     what = "the others waited for it" if in_step else "at less than half the others' pace"
     return f"{most}: {what} {behind[most]:.0%} of the time"

@@ -107,6 +107,19 @@ def test_if_the_launcher_dies_its_tasks_do_too(tmp_path: Path) -> None:
         wait_gone(below, 10)
 
 
+def test_if_the_launcher_dies_a_task_that_hears_nothing_does_too(tmp_path: Path) -> None:
+    """A model's module that blocks while it is imported, where no signal is seen, does not outlive the launcher."""
+    model = tmp_path / "blocks.py"
+    model.write_text(f"import time\nprint('blocks')\ntime.sleep(1000)\n{POWERS}")
+    with processes() as started:
+        started.append(Process(tmp_path / "out", "launch", f"--model={model}", f"--model_dir={tmp_path / 'm'}"))
+        started[0].wait_for("worker/1 | blocks", 60)
+        below = children_of(started[0].pid)
+        assert len(below) >= 4
+        started[0].signal(signal.SIGKILL)
+        wait_gone(below, 15)
+
+
 def test_a_worker_that_is_gone_for_good_ends_the_job_and_is_named(tmp_path: Path) -> None:
     """A killed task that may not be started again ends the job with 170, its name and the signal; the others leave."""
     with processes() as started:
@@ -141,6 +154,10 @@ def test_a_killed_task_is_started_again_and_no_step_is_lost(tmp_path: Path, lost
     assert restarts == {task: int(task == lost.replace("-", "/")) for task in restarts}
     assert told["global_step"] == steps
     assert ("all go on together from step" in said) == (issync == "1")
+    taken = sum(told["tasks"][f"worker/{index}"]["steps"] for index in (0, 1))
+    at_once = 2 if issync == "1" else 1
+    assert told["examples_per_sec"] * told["seconds"] == pytest.approx(32 * at_once * steps, rel=1e-3)
+    assert taken == pytest.approx(at_once * steps, rel=0.5), "those before the kill count, up to the last sign of life"
     weight = load_variable(tmp_path / "m", "weight")
     assert weight == -1.5 * steps if issync == "1" else -2 * steps <= weight <= -steps
 

@@ -13,7 +13,7 @@ from tfps.config import JobConfig
 from tfps.errors import PeerLostError, StoppedError
 from tfps.launchers.handle import Exited, Line, Running, how_it_ended
 from tfps.launchers.view import JobView, Plain, Terminal, screen
-from tfps.report import SUMMARY, read_json, write_json
+from tfps.report import LOGS, SUMMARY, read_json, write_json
 
 
 @dataclass
@@ -90,7 +90,7 @@ def log_tail(config: JobConfig, view: JobView, outcome: Outcome, most: int = 10)
     silent = [t for t, code in outcome.exit_codes.items() if code not in (0, stopped) and not view.tasks[t].error]
     if not silent or outcome.exit_code == stopped:
         return []
-    path = Path(config.model_dir or ".") / "logs" / f"{silent[0].job}-{silent[0].index}.log"
+    path = Path(config.model_dir or ".") / LOGS / f"{silent[0].job}-{silent[0].index}.log"
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     lines = [line for line in lines if not re.match(r"[IW]\d{4} ", line)]  # TensorFlow's information and warnings
     return [f"the end of {path}:", *(f"  {line}" for line in lines[-most:])]

@@ -29,10 +29,11 @@ from pathlib import Path
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
+from tfps.errors import ConfigError, StorageError
 from tfps.launchers import local_task
 from tfps.launchers.handle import Exited, Line, how_it_ended
 from tfps.launchers.restarts import Restarts
-from tfps.report import make_dir
+from tfps.report import LOGS, make_dir
 
 KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
 _SILENT_SECS = 15.0
@@ -91,12 +92,15 @@ class LocalJob:
         self._last_sign: dict[Task, tuple[float, float]] = {}  # when, and the seconds of CPU that were used then
         self._restarts = Restarts(plan.commands, plan.config.max_restarts)
         self._given_up: list[Exited] = []
-        log = Path(plan.config.model_dir or ".") / "logs" / "launch.log"
+        log = Path(plan.config.model_dir or ".") / LOGS / "launch.log"
         make_dir(log.parent)
         with _standard_error_to(log), _sigterm_ignored():
             forkserver.ensure_running()  # TensorFlow's noise goes to the log, signals to the whole group pass it by
-        for task in plan.commands:
-            self._start(task)
+        try:
+            for task in plan.commands:
+                self._start(task)
+        except (EOFError, ConnectionError):  # the fork server has ended
+            raise ConfigError(f"TensorFlow cannot be imported: {_last_line(log)} (all of it is in {log}).") from None
 
     def _start(self, task: Task) -> None:
         ours, theirs = self._context.Pipe()
@@ -230,6 +234,11 @@ class LocalJob:
                     os.kill(process.pid, number)
 
 
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "it says nothing").rstrip(".")
+
+
 class _Output:
     """The output of one task, read as lines without waiting."""
 
@@ -256,8 +265,16 @@ class _Output:
 
 @contextlib.contextmanager
 def _standard_error_to(path: Path) -> Iterator[None]:
-    """Let processes started inside write their standard error to a file."""
-    with open(path, "ab") as file:
+    """Let processes started inside write their standard error to a file.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    try:
+        opened = open(path, "ab")  # noqa: SIM115  closed below
+    except OSError as error:
+        raise StorageError(f"--model_dir: {path} cannot be written: {error.strerror}.") from None
+    with opened as file:
         saved = os.dup(2)
         os.dup2(file.fileno(), 2)
         try:

@@ -9,8 +9,10 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
+from tfps.errors import StoppedError
+
 PRELOAD = ["tfps.runtime.preload", "tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist", "tfps.models.linear"]
-_SIGN_SECS = 1.0
+_SIGN_SECS, _MOST_SECS = 1.0, 10.0
 
 
 def be_task(argv: list[str], launcher: Connection, sign: Connection) -> None:
@@ -35,10 +37,15 @@ def be_task(argv: list[str], launcher: Connection, sign: Connection) -> None:
 
 
 def _end_with(launcher: Connection) -> None:
-    """Wait for the launcher's end of the connection to close, which is all that it ever does; then end in order."""
+    """Wait for the launcher's end of the connection to close, which is all that it ever does; then end in order.
+
+    Nobody is there to kill what does not, as a model's module that blocks while it is imported.
+    """
     with contextlib.suppress(OSError):
         os.read(launcher.fileno(), 1)
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_MOST_SECS)
+    os._exit(StoppedError.exit_code)
 
 
 def _give_signs(sign: Connection) -> None:

@@ -79,8 +79,8 @@ class JobView:
         view = self.tasks[task]
         progress = parse_progress(line)
         if progress is None:
-            self._state(view, line)
             self._note_loss(task, line)
+            self._state(view, line)
             return
         self._back(task, *(away for away in self._away if away.job == "ps"))  # without which it could not train
         view.step, view.values = int(progress.pop("step")), {**view.values, **progress}
@@ -89,13 +89,20 @@ class JobView:
 
     def _note_loss(self, task: Task, line: str) -> None:
         """Take the time while some task is away: from its end until it trains, or serves, again."""
-        if line.startswith("restarted"):
-            self._away_since = self._away_since if self._away else time.monotonic()
-            self._away.add(task)
+        if silent := re.match(r"stalled: no sign of life for (\d+) s", line):
+            self._lost(task, float(silent[1]))
+        elif line.startswith("restarted"):
+            self._lost(task)
             reason = re.match(r"restarted after (.+?)( \(|, |$)", line)
-            self.tasks[task].restarted_after += [reason[1]] if reason else []
+            stalled = ["no sign of life"] if self.tasks[task].state == "stalled" else []
+            self.tasks[task].restarted_after += stalled or ([reason[1]] if reason else [])
         elif line.startswith("training"):
             self._back(task)
+
+    def _lost(self, task: Task, secs_ago: float = 0.0) -> None:
+        if not self._away:
+            self._away_since = time.monotonic() - secs_ago
+        self._away.add(task)
 
     def _back(self, *tasks: Task) -> None:
         before = bool(self._away)

@@ -103,9 +103,10 @@ def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def new_run(model_dir: str | None) -> dict[str, str]:
-    """Return what tells a run from all others: an id, and where its results go."""
-    return {"id": uuid.uuid4().hex, "model_dir": os.path.abspath(model_dir) if model_dir else ""}
+def new_run(model_dir: str | None, step: int = 0) -> dict[str, Any]:
+    """Return what tells a run from all others: an id, and where its results go; and when it began, at which step."""
+    place = os.path.abspath(model_dir) if model_dir else ""
+    return {"id": uuid.uuid4().hex, "model_dir": place, "step": step, "began": time.time()}
 
 
 def check_run(model_dir: str | None, told: str, server: str) -> None:

@@ -12,6 +12,7 @@ import re
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ import tensorflow.compat.v1 as tf
 
 from tfps.config import show
 from tfps.errors import CheckpointError, DivergedError, StorageError
-from tfps.report import brief
+from tfps.report import brief, write_text
 from tfps.runtime import model_dir as directory
 from tfps.runtime.manifest import problem
 from tfps.runtime.savers import LOST, Savers
 
-_KEEP = 5
+_KEEP, _OWNER = 5, ".chief"
+_AGAIN_SECS = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +130,32 @@ class Checkpoints:
         self._one_at_a_time = threading.Lock()
         self._whole: dict[str, bool] = {}
         self._at_rest: set[str] = set()  # of others, some variables may be of an earlier step than their names say
+        self._own = ""
         self.newest = next(reversed(directory.existing(model_dir)), None)
+
+    def claim(self) -> None:
+        """Take the directory: from now on no chief saves there that has claimed it before.
+
+        Such a one was taken for lost, and lives; or another job was given the same ``--model_dir``.
+
+        Raises:
+            StorageError: If the directory cannot be written.
+        """
+        if self._dir:
+            own = uuid.uuid4().hex
+            write_text(Path(self._dir) / _OWNER, own)
+            self._own = own
+
+    def _check_claim(self) -> None:
+        try:
+            owner = (Path(self._dir or "") / _OWNER).read_text()
+        except (OSError, ValueError):
+            return
+        if self._own and owner != self._own:
+            raise StorageError(
+                f"--model_dir={show(self._dir or '', 200)} is another chief's, which was started later: "
+                "nothing more of this one is saved there. Give each job a directory of its own."
+            )
 
     def resume(self, session: Any) -> str | None:
         """Give the variables the values of the newest whole checkpoint; returns its path, ``None`` if there is none.
@@ -138,10 +165,14 @@ class Checkpoints:
         """
         self.newest, damaged = None, {}
         if self._dir:
-            directory.clear(self._dir)
+            with contextlib.suppress(OSError):  # the next save tries again, and tells
+                directory.clear(self._dir)
         directory.tell_of_state(self._dir)
         for path in reversed(directory.existing(self._dir)):
-            why = problem(path, read_data=False) or self._tried(session, path)
+            why = self._tried(session, path)
+            if why is not None:
+                time.sleep(_AGAIN_SECS)  # what cannot be read for a moment is not damaged
+                why = self._tried(session, path)
             self._whole[path] = why is None
             if why is None:
                 self.newest = path
@@ -155,7 +186,7 @@ class Checkpoints:
 
     def _tried(self, session: Any, path: str) -> str | None:
         """Restore a checkpoint; returns why that cannot be done: its manifest names the file, TensorFlow may not."""
-        why = _damage(session, path, self._savers)
+        why = problem(path, read_data=False) or _damage(session, path, self._savers)
         return why and (problem(path) or why)
 
     @property
@@ -194,6 +225,7 @@ class Checkpoints:
             except LOST:
                 raise
             except (OSError, ValueError, tf.errors.OpError) as error:
+                self._check_claim()  # it may have been cleared away
                 raise StorageError(f"--model_dir: {path} cannot be written: {_message(error)}") from None
             (self._at_rest.add if at_rest else self._at_rest.discard)(self.newest)
             log.info("saved %s", self.newest)
@@ -205,12 +237,14 @@ class Checkpoints:
 
     def _save(self, session: Any, global_step: Any, model_dir: str) -> str:
         """Save, and delete what is too old; returns the path, by the step that was saved: training may go on."""
+        self._check_claim()
         staged = directory.stage(model_dir)
         try:
             self._savers.save(session, str(staged / directory.BASE))
             self._finite_step(session, global_step)  # what has become NaN or Inf meanwhile is so still
             path = directory.path_of(model_dir, _step_of(str(staged / directory.BASE)))
             kept = self._kept(path)
+            self._check_claim()
             directory.publish(staged, path, kept)
         finally:
             directory.discard(staged)

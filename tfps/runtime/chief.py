@@ -1,5 +1,6 @@
 """The chief's duties beside training: first values, checkpoints, the final evaluation."""
 
+import contextlib
 import json
 import logging
 import time
@@ -12,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
+from tfps.errors import StorageError
 from tfps.models import Model
 from tfps.modes.step import Leftovers
 from tfps.report import JOB, SUMMARY, format_progress, write_json
@@ -19,7 +21,7 @@ from tfps.runtime import agreement, evaluation, graph
 from tfps.runtime import session as sessions
 from tfps.runtime.checkpoint import Background, Checkpoints
 from tfps.runtime.events import EventFile
-from tfps.runtime.loop import Loop
+from tfps.runtime.loop import Loop, Progress
 from tfps.runtime.updates import Updates
 
 _TORN_SECS = 1.0
@@ -40,12 +42,19 @@ class Chief:
         self.num_workers = built.num_workers
         self.updates: Updates | None = None
         self.began_anew = False
+        self._began: float | None = None
+        self._first_step = 0
         self.resumed_from: str | None = None
         self.resumed_from_step = 0
 
-    def go_on(self, session: Any) -> None:
-        """Take over from a chief that was lost: the variables have their values."""
+    def go_on(self, session: Any, run: str) -> None:
+        """Take over from a chief that was lost: the variables have their values, and it had told which run it is."""
+        with contextlib.suppress(StorageError):  # training goes on while nothing can be written
+            self._checkpoints.claim()
+        self.began_anew = True  # what others have done meanwhile is not all counted
         self.resumed_from_step = self.global_step(session)
+        told = json.loads(run) if run else {}
+        self._began, self._first_step = told.get("began", time.time()), told.get("step", self.resumed_from_step)
         log.info("started again: going on from step %d", self.resumed_from_step)
 
     def give_values(self, session: Any) -> str:
@@ -53,7 +62,9 @@ class Chief:
 
         Raises:
             CheckpointError: If there are checkpoints, and none is whole; or if the newest whole one does not fit.
+            StorageError: If ``--model_dir`` cannot be written.
         """
+        self._checkpoints.claim()
         self.resumed_from = self._checkpoints.resume(session)
         if self.resumed_from:
             self.resumed_from_step = self.global_step(session)
@@ -61,12 +72,18 @@ class Chief:
         else:
             session.run(self._init)
         session.run(self._built.load)
-        run = agreement.new_run(self._config.model_dir)
+        run = agreement.new_run(self._config.model_dir, self.resumed_from_step)
+        self._first_step = self.resumed_from_step
         if self._config.model_dir:
             told = {**_found_from_anywhere(self._config).to_dict(), "run": run["id"]}
             write_json(Path(self._config.model_dir) / JOB, told)
             (Path(self._config.model_dir) / SUMMARY).unlink(missing_ok=True)  # that of an earlier run
         return json.dumps(run)
+
+    def course(self, progress: Progress) -> tuple[int, float]:
+        """Return how many updates this run has made, and in how many seconds, also where chiefs were lost meanwhile."""
+        secs = progress.seconds if self._began is None else max(progress.seconds, time.time() - self._began)
+        return progress.global_step - self._first_step, secs
 
     def let_go(self, session: Any, era: int) -> None:
         """Set up the mode, clear what steps that were broken off have left, and start the updates."""
@@ -137,6 +154,12 @@ class Chief:
             return
         while not loop.progress.input_ended and (step := self.global_step(session)) < self._config.max_steps:
             loop.take(step)
+
+    def check_evaluation(self, target: str, session_config: Any) -> None:
+        """Look whether the final evaluation could end, before there is something to lose; see ``evaluation``."""
+        if self._eval is not None:
+            with sessions.Session(target, graph=self._eval.graph, config=session_config) as eval_session:
+                evaluation.check_end(eval_session, self._eval)
 
     def evaluate(self, session: Any, target: str, session_config: Any) -> Mapping[str, Any]:
         """Measure the model on the live parameters; returns its metrics by name, none if it has no evaluation input."""

@@ -9,17 +9,31 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.errors import ConfigError, DataError, PeerLostError, RetryableError, TfpsError
+from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, PeerLostError, RetryableError, TfpsError
 from tfps.models import Model
 from tfps.report import SUMMARY, format_progress, read_json
 from tfps.runtime import checkpoint, graph, net
 from tfps.runtime.events import EventFile
-from tfps.runtime.model_dir import Finder
+from tfps.runtime.model_dir import Finder, existing, step_in
 from tfps.runtime.stop import Stop
 
 _POLL_SECS = 0.5
+_TELL_SECS = 30.0
 
 log = logging.getLogger(__name__)
+
+
+def check_end(session: Any, built: graph.EvalGraph) -> None:
+    """Make sure that the evaluation input is not one of those that TensorFlow knows to be without end.
+
+    Raises:
+        ModelError: If it is.
+    """
+    if session.run(built.batches) == tf.data.experimental.INFINITE_CARDINALITY:
+        raise ModelError(
+            f"--model={built.model.name}: {built.model.line_of('input_fn')}: input_fn(mode='eval') returned a dataset "
+            "without end: repeat() it for mode='train' only, or end it with take()."
+        )
 
 
 def measure(session: Any, built: graph.EvalGraph) -> dict[str, Any]:
@@ -30,17 +44,22 @@ def measure(session: Any, built: graph.EvalGraph) -> dict[str, Any]:
 
     Raises:
         DataError: If the evaluation input is empty.
+        ModelError: If it has no end.
     """
+    check_end(session, built)
     with built.graph.as_default():
         initialise = tf.group(tf.local_variables_initializer(), tf.tables_initializer(), built.iterator.initializer)
         update = tf.group(*(pair[1] for pair in built.metrics.values()))
     session.run(initialise)
     step = session.make_callable(update)
-    batches = 0
+    batches, told = 0, time.monotonic()
     try:
         while True:
             step()
             batches += 1
+            if time.monotonic() > told + _TELL_SECS:
+                told = time.monotonic()
+                log.info("evaluating: %d batches so far", batches)
     except tf.errors.OutOfRangeError:
         pass
     if not batches:
@@ -81,7 +100,12 @@ def follow(config: JobConfig, cluster: Cluster, model: Model, stop: Stop) -> Non
         path = finder.newest()
         if path and path != last:
             last = path
-            _evaluate_one(config, model, path, events)
+            try:
+                _evaluate_one(config, model, path, events)
+            except CheckpointError:
+                if path in existing(config.model_dir):
+                    raise
+                log.info("%s was deleted meanwhile: a newer one is evaluated", path)
             continue
         if over:
             break
@@ -93,7 +117,7 @@ def follow(config: JobConfig, cluster: Cluster, model: Model, stop: Stop) -> Non
 def _evaluate_one(config: JobConfig, model: Model, path: str, events: EventFile) -> None:
     log.info("evaluating %s", path)
     values = of_checkpoint(config, model, path)
-    step = checkpoint.step_of(path)
+    step = step_in(path)
     log.info(format_progress(step, {name: value for name, value in values.items() if isinstance(value, float)}))
     events.write(step, values)
 

@@ -58,11 +58,22 @@ class TrainGraph:
 
 @dataclass(frozen=True)
 class EvalGraph:
-    """The graph that evaluates a model, on live parameters or on a checkpoint's."""
+    """The graph that evaluates a model, on live parameters or on a checkpoint's.
 
+    Attributes:
+        model: The model.
+        graph: The graph.
+        global_step: Its variable.
+        iterator: Over the evaluation input.
+        batches: int64 scalar: how many batches that has; below 0 if that is not known, or it has no end.
+        metrics: By name, a metric's value, and the operation that takes a batch into it.
+    """
+
+    model: Model
     graph: Any
     global_step: Any
     iterator: Any
+    batches: Any
     metrics: Mapping[str, tuple[Any, Any]]
 
 
@@ -159,11 +170,11 @@ def evaluation(
         source = _input(model, ModeKeys.EVAL, config, device, 1, 0)
         if source is None:
             return None
-        iterator, _, batch = source
+        iterator, batches, batch = source
         spec = user_model.spec(model, ModeKeys.EVAL, config, *batch)
         metrics = {"loss": tf.metrics.mean(spec.loss), **spec.eval_metric_ops}
         _only_with(batch, [update for _, update in metrics.values()])
-    return EvalGraph(graph, global_step, iterator, metrics)
+    return EvalGraph(model, graph, global_step, iterator, batches, metrics)
 
 
 def _only_with(batch: Any, updates: Sequence[Any]) -> None:

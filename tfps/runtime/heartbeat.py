@@ -21,11 +21,15 @@ class Heartbeat:
     Args:
         state: The job's.
         progress: Returns how far the worker has come; ``None`` if it does not train yet.
+
+    Attributes:
+        before: What this worker had left here when it was lost, if it was started again.
     """
 
     def __init__(self, state: JobState, progress: Callable[[], Progress | None]) -> None:
         self._state, self._progress = state, progress
         self._beat: Callable[[Beat], None] | None = None
+        self.before = Beat()
 
     def use(self, session: Any) -> None:
         """Beat by this session from now on."""
@@ -41,6 +45,7 @@ class Heartbeat:
             if progress and self._beat and progress.steps != last:
                 ago = time.monotonic() - progress.last_step
                 with contextlib.suppress(tf.errors.OpError, RuntimeError):  # of a closed session, or a lost PS
-                    self._beat(Beat(progress.steps, progress.global_step, time.time() - ago))
+                    steps, secs = self.before.steps + progress.steps, self.before.secs + progress.seconds
+                    self._beat(Beat(steps, progress.global_step, time.time() - ago, secs))
                     last = progress.steps
             time.sleep(_EVERY_SECS)

@@ -88,7 +88,7 @@ class FirstState:
     Attributes:
         tally: float64 variable [num_workers, 3]: how many steps each worker has taken, how many batches it has
             skipped, and for how many seconds it has been at it. Written when it signs off.
-        beats: float64 variable [num_workers, 3]: each worker's last ``stragglers.Beat``.
+        beats: float64 variable [num_workers, 4]: each worker's last ``stragglers.Beat``.
         era: int64 variable: how often a worker has called the others together.
         met: int64 variable [num_workers]: the era that each worker has come to.
         ready: int64 variable: the era in which the chief lets everyone go on; before the first, -1.
@@ -119,7 +119,7 @@ def on_first(cluster: Cluster) -> FirstState:
     with tf.device(None), tf.device("/job:ps/task:0/cpu:0"):
         return FirstState(
             tally=_variable("tally", np.zeros([cluster.num_workers, 3], np.float64)),
-            beats=_variable("beats", np.zeros([cluster.num_workers, 3], np.float64)),
+            beats=_variable("beats", np.zeros([cluster.num_workers, 4], np.float64)),
             era=_variable("era", np.int64(0)),
             met=_variable("met", np.zeros(cluster.num_workers, np.int64)),
             ready=_variable("ready", np.int64(-1)),
@@ -150,7 +150,7 @@ class JobState:
             phases = [servers[0].phase.scatter_update(tf.IndexedSlices(self._phase, worker))]
         phases += [ps.phase.scatter_update(tf.IndexedSlices(self._phase, worker)) for ps in servers[1:]]
         self._write = tf.group(*phases)
-        self._at = tf.placeholder(tf.float64, [3], name="tfps/beat")
+        self._at = tf.placeholder(tf.float64, [4], name="tfps/beat")
         self._beat = first.beats.scatter_update(tf.IndexedSlices(self._at, worker)).op
         self._beats, self._tallies = first.beats.read_value(), first.tally.read_value()
         self._era = tf.placeholder(tf.int64, [], name="tfps/era")
@@ -181,12 +181,12 @@ class JobState:
     def beater(self, session: Any) -> Callable[[Beat], None]:
         """Return a function that leaves this worker's sign of life; see ``looker`` for why."""
         beat = session.make_callable(self._beat, [self._at])
-        return lambda told: beat([told.steps, told.global_step, told.when])
+        return lambda told: beat([told.steps, told.global_step, told.when, told.secs])
 
     def beats(self, session: Any) -> Callable[[], list[Beat]]:
         """Return a function that returns by worker its last sign of life; see ``looker`` for why."""
         read = session.make_callable(self._beats)
-        return lambda: [Beat(int(steps), int(step), when) for steps, step, when in read().tolist()]
+        return lambda: [Beat(int(steps), int(step), when, secs) for steps, step, when, secs in read().tolist()]
 
     def tally(self, session: Any) -> list[tuple[int, int, float]]:
         """Return by worker its steps, skipped batches and seconds, as it has told when it signed off."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from tfps.errors import StorageError
-from tfps.report import make_dir
+from tfps.report import LOGS, make_dir
 
 _log = logging.getLogger("tfps")
 
@@ -37,7 +37,7 @@ class _Tee:
 
 def log_file(model_dir: str | None, task: str) -> Path | None:
     """Return the log of a task (``worker/0``), or ``None`` without a ``--model_dir``."""
-    return Path(model_dir) / "logs" / f"{task.replace('/', '-')}.log" if model_dir else None
+    return Path(model_dir) / LOGS / f"{task.replace('/', '-')}.log" if model_dir else None
 
 
 def open_log(path: Path | None) -> TextIO:

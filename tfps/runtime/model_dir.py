@@ -46,26 +46,30 @@ def existing(model_dir: str | None) -> list[str]:
     """
     if not model_dir:
         return []
-    try:
-        names = os.listdir(model_dir)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise StorageError(f"--model_dir: {model_dir} cannot be read: {error.strerror}.") from None
-    found = [(int(match[1]), match[2]) for name in names if (match := _NAME.fullmatch(name))]
+    found = [(int(match[1]), match[2]) for name in _names(model_dir) if (match := _NAME.fullmatch(name))]
     unfinished = {step for staged in _stagings(model_dir) for step in _unfinished(staged)}
     steps = {step for step, suffix in found if suffix == INDEX or step not in unfinished}
     return [path_of(model_dir, step) for step in sorted(steps)]
 
 
+def _names(directory: str | Path) -> Sequence[str]:
+    """Return what a directory holds; nothing if it is not there, or not any more."""
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StorageError(f"--model_dir: {directory} cannot be read: {error.strerror}.") from None
+
+
 def _stagings(model_dir: str) -> Sequence[Path]:
     """Return the directories in which a checkpoint is being saved, or was when the chief was killed."""
-    return list(Path(model_dir).glob(f"{_STAGING}*"))
+    return [Path(model_dir) / name for name in _names(model_dir) if name.startswith(_STAGING)]
 
 
 def _unfinished(staged: Path) -> Sequence[int]:
     """Return the step that is saved in such a directory while its index has yet to be renamed."""
-    return [int(match[1]) for file in staged.glob(f"*.{INDEX}") if (match := _NAME.fullmatch(file.name))]
+    return [int(found[1]) for name in _names(staged) if (found := _NAME.fullmatch(name)) and found[2] == INDEX]
 
 
 def path_of(model_dir: str | Path, step: int) -> str:
@@ -97,7 +101,7 @@ def chosen(config: JobConfig) -> str:
         CheckpointError: If there is none.
     """
     if path := config.checkpoint_path:
-        if not file_of(path, INDEX).is_file():
+        if not os.path.isfile(file_of(path, INDEX)):
             given, index = show(path, 200), show(f"{path}.index", 200)
             raise CheckpointError(f"--checkpoint_path={given} is not a checkpoint: there is no {index}.")
         return path
@@ -158,7 +162,7 @@ def tell_of_damage(path: str, why: str) -> None:
 def tell_of_state(model_dir: str | None) -> None:
     """Log it if the ``checkpoint`` state file is damaged; nothing depends on it here."""
     path = Path(model_dir or "") / _STATE
-    if not model_dir or not path.is_file():
+    if not model_dir or not os.path.isfile(path):
         return
     if why := _state_problem(path):
         log.warning("%s %s: the files tell which checkpoint is the newest.", path, why)
@@ -175,7 +179,7 @@ def _state_problem(path: Path) -> str | None:
     if not newest:
         return "is garbled" if text else "is empty"
     name = Path(newest[1]).name
-    return None if file_of(path.parent / name, INDEX).is_file() else f"names {name}, which is not there"
+    return None if os.path.isfile(file_of(path.parent / name, INDEX)) else f"names {name}, which is not there"
 
 
 def none_whole(model_dir: str | None, damaged: Mapping[str, str]) -> CheckpointError:
@@ -208,7 +212,7 @@ def publish(staged: Path, path: str, kept: Sequence[str]) -> None:
         kept: The checkpoints, in the order of their steps, that there are to be then; this is the last.
 
     Raises:
-        OSError: If that fails, for instance in the middle; ``discard`` then deletes what is in place already.
+        OSError: If that fails; what was sealed then is brought in by the next ``stage``, or the next chief.
     """
     final = Path(path)
     for file in list(staged.glob(f"{BASE}.*")):
@@ -250,27 +254,39 @@ def _flush(directory: Path) -> None:
 
 
 def discard(staged: Path) -> None:
-    """Delete a directory of ``stage``, and what of an unfinished checkpoint is in place already."""
-    with contextlib.suppress(OSError):
+    """Delete a directory of ``stage``, unless a checkpoint is in it that is sealed and in no other place."""
+    with contextlib.suppress(OSError, StorageError):
+        if _sealed(staged):
+            return
+        (staged / _STATE).unlink(missing_ok=True)  # first of all: so it is not taken for sealed when half is gone
         for path in [path_of(staged.parent, step) for step in _unfinished(staged)]:
             if not file_of(path, INDEX).exists():  # else it was not reached: this is an earlier checkpoint
                 remove(path)
     shutil.rmtree(staged, ignore_errors=True)
 
 
+def _sealed(staged: Path) -> Sequence[str]:
+    """Return the checkpoint that has yet to be brought in from a directory, all of it being on the disk."""
+    if not (staged / _STATE).exists():
+        return []
+    return [path_of(staged.parent, step) for step in _unfinished(staged)]
+
+
 def clear(model_dir: str) -> None:
-    """Bring in the checkpoint that a killed chief had got to the disk, and delete what else it has left of a save."""
+    """Bring in the checkpoint that a killed chief had got to the disk, and delete what else it has left of a save.
+
+    Raises:
+        OSError: If it cannot be brought in.
+    """
     for staged in _stagings(model_dir):
-        with contextlib.suppress(OSError):  # the next save tries again
-            _rescue(staged)
-            discard(staged)
-
-
-def _rescue(staged: Path) -> None:
-    for path in [path_of(staged.parent, step) for step in _unfinished(staged) if (staged / _STATE).exists()]:
-        with contextlib.suppress(ValueError):  # a manifest that is damaged: nothing is known of the others
-            _bring_in(staged, path)
-            log.info("brought in %s, which was saved when the chief was killed", path)
+        for path in _sealed(staged):
+            try:
+                _bring_in(staged, path)
+            except ValueError:  # the manifest is damaged: nothing is known of the other files
+                (staged / _STATE).unlink()
+            else:
+                log.info("brought in %s, which was saved when the chief was lost", path)
+        discard(staged)
 
 
 def remove(path: str, keep: Collection[str] = ()) -> None:

@@ -17,11 +17,13 @@ class Beat:
         steps: How many steps it had taken.
         global_step: The last that it had made.
         when: When that was, in seconds since 1970; 0.0 if it has made none.
+        secs: For how long it had trained. This and its steps include those before it was started again.
     """
 
     steps: int = 0
     global_step: int = 0
     when: float = 0.0
+    secs: float = 0.0
 
 
 class Stragglers:
@@ -36,16 +38,16 @@ class Stragglers:
         """Look who is waited for, where workers wait for one another; ``ahead`` is ``modes.step.Step.ahead``."""
         self._note([index for index, count in enumerate(ahead) if count <= 0])
 
-    def look_apart(self, beats: Sequence[Beat]) -> None:
-        """Look who goes at less than half the pace of the others, since the last look."""
+    def look_apart(self, beats: Sequence[Beat], training: Sequence[int]) -> None:
+        """Look who of the workers that train goes at less than half the pace of the others, since the last look."""
         before, self._before = self._before, beats
-        if not before or not all(beat.when for beat in before):
+        if not before or not all(before[index].when for index in training):
             return
-        paces = [_pace(*pair) for pair in zip(before, beats, strict=True)]
-        if not any(paces):
+        paces = {index: _pace(before[index], beats[index]) for index in training}
+        if not any(paces.values()):
             return
-        usual = statistics.median_high(paces)
-        self._note([index for index, pace in enumerate(paces) if pace < _HALF * usual])
+        usual = statistics.median_high(paces.values())
+        self._note([index for index, pace in paces.items() if pace < _HALF * usual])
 
     def _note(self, behind: Sequence[int]) -> None:
         self._looks += 1

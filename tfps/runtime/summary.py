@@ -19,7 +19,8 @@ def observations(session: Any, state: JobState, chief: Chief, loop: Loop, stragg
     """Return what the PS and the chief tell of how the workers went along, by its name in the summary."""
     tally = state.tally(session)
     paces = {index: steps / secs for index, (steps, _, secs) in enumerate(tally) if index and secs}
-    paces[0] = loop.progress.steps / loop.progress.seconds
+    if loop.progress.seconds:
+        paces[0] = loop.progress.steps / loop.progress.seconds
     return {
         "batches_skipped": sum(skipped for _, skipped, _ in tally) + loop.progress.skipped,
         "steps_per_sec": {f"worker/{index}": round(pace, 3) for index, pace in sorted(paces.items())},
@@ -51,6 +52,8 @@ def write(
     if not config.model_dir:
         return
     progress = loop.progress if loop else Progress()
+    updates, secs = chief.course(progress) if chief else (0, 0.0)
+    at_once = chief.num_workers if chief and config.mode == "sync" else 1
     told = {
         "status": "done",
         "model": config.model,
@@ -59,10 +62,8 @@ def write(
         "max_steps": config.max_steps,
         "resumed_from_step": chief.resumed_from_step if chief else 0,
         "resumed_from": chief.resumed_from if chief else None,
-        "seconds": round(progress.seconds, 3),
-        "examples_per_sec": round(sum(steps.values()) * config.batch_size / progress.seconds, 1)
-        if progress.steps
-        else 0,
+        "seconds": round(secs, 3),
+        "examples_per_sec": round(max(updates, 0) * at_once * config.batch_size / secs, 1) if secs else 0,
         "loss": progress.loss,
         "pace": loop.pace.to_dict() if loop else None,
         "gradients_dropped": dropped(config, chief, progress, steps),

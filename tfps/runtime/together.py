@@ -5,6 +5,7 @@ The protocol is in ``jobstate``.
 
 import contextlib
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -80,7 +81,7 @@ class Together:
 
     def _listen(self) -> None:
         while True:
-            time.sleep(_LISTEN_SECS)
+            time.sleep(_LISTEN_SECS * random.uniform(0.5, 1.5))  # noqa: S311  not always at the same point of a step
             session, look, era = self._session, self._look, self._era
             with contextlib.suppress(tf.errors.OpError, RuntimeError):  # of a closed session
                 if self._listening and look().era > era and session is self._session:
@@ -94,7 +95,8 @@ class Together:
         if self.in_step:
             self.stragglers.look_in_step(self._look_ahead())
         elif self._looks % _LOOKS_A_PACE == 0:
-            self.stragglers.look_apart(self._look_at_beats())
+            training = [index for index, phase in enumerate(self._look().phases) if phase == RUNNING]
+            self.stragglers.look_apart(self._look_at_beats(), training)
 
     def _come(self, session: Any) -> bool:
         """Come to the newest era; tell whether everyone goes on in it, or has been called again."""

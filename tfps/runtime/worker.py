@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.errors import ClusterFormError, PeerLostError, RetryableError, StoppedError, TfpsError
+from tfps.errors import ClusterFormError, PeerLostError, RetryableError, StoppedError, StorageError, TfpsError
 from tfps.models import Model
 from tfps.report import brief, count
 from tfps.runtime import agreement, graph, jobstate, net, server, summary
@@ -47,7 +47,7 @@ class Worker:
         self._session: Any = None
         self._chief: Chief | None = None
         self._loop: Loop | None = None
-        self._trained = self._steps_on = False
+        self._joined = self._trained = self._steps_on = False
 
     def work(self) -> None:
         """Train until the job is done.
@@ -101,8 +101,9 @@ class Worker:
         again = self._meet_again(session)
         session.run(self._init_local)
         if self._chief and again:
-            self._chief.go_on(session)
+            self._chief.go_on(session, self._state.run(session))
         elif self._chief:
+            self._chief.check_evaluation(self._target, self._session_config)
             self._state.set_run(session, self._chief.give_values(session))
         if not self._trained:
             self._begin(session)
@@ -136,6 +137,9 @@ class Worker:
             there = f"{first} ({self._cluster.address(first)})"
             agreement.check_run(self._config.model_dir, self._state.run(session), there)
         self._state.join(session)
+        self._joined = True
+        if again:
+            self._heartbeat.before = self._state.beats(session)()[self._task.index]
         if again and self._together.in_step:
             self._call(session)
         return again
@@ -194,8 +198,8 @@ class Worker:
         loop.resume(self._session)
 
     def _sign_off(self, phase: int, loop: Loop) -> None:
-        done = loop.progress
-        self._state.write(self._session, phase, done.steps, done.skipped, done.seconds)
+        done, before = loop.progress, self._heartbeat.before
+        self._state.write(self._session, phase, before.steps + done.steps, done.skipped, before.secs + done.seconds)
 
     def _finish_job(self, chief: Chief, loop: Loop) -> None:
         """Wait for the others, then save, evaluate and report."""
@@ -205,7 +209,8 @@ class Worker:
         metrics = chief.evaluate(self._session, self._target, self._session_config)
         _, steps = self._state.read(self._session)
         told = summary.observations(self._session, self._state, chief, loop, self._together.stragglers)
-        summary.write(self._config, loop, chief, {**dict(enumerate(steps)), 0: loop.progress.steps}, metrics, told)
+        steps[0] = self._heartbeat.before.steps + loop.progress.steps
+        summary.write(self._config, loop, chief, dict(enumerate(steps)), metrics, told)
 
     def _others_are_through(self) -> bool:
         """Tell whether every other worker has signed off, or does not answer any more."""
@@ -285,10 +290,11 @@ class Worker:
 
     def fail(self, error: TfpsError) -> None:
         """Let the PS know if this task has failed for good; write the summary of the job, if this is the chief."""
-        if not isinstance(error, RetryableError) and self._loop is not None:
+        if not isinstance(error, RetryableError) and self._joined:
             thread = threading.Thread(target=self._sign_off_failed, args=(error,), daemon=True)
             thread.start()
             thread.join(_LAST_WILL_SECS)
         if self._task.is_chief:
             steps = self._loop.progress.steps if self._loop else 0
-            summary.write(self._config, self._loop, self._chief, {0: steps}, {}, error=error)
+            with contextlib.suppress(StorageError):  # the error is what the task ends with
+                summary.write(self._config, self._loop, self._chief, {0: steps}, {}, error=error)

@@ -75,7 +75,7 @@ def _doctor(argv: Sequence[str]) -> int:
     problems.settle()
     assert place is not None
     enough = threading.Event()
-    directory = _in_background(lambda: _directory(job.model_dir, enough))
+    directory = _in_background(lambda: _directory(job.model_dir, _num_hosts(place[0]), enough))
     try:
         checks = [_versions(), *_network(*place), _proxies(), *_within(_STAY_SECS + _DEAD_AFTER_SECS, directory)]
     finally:
@@ -199,7 +199,11 @@ def _proxies() -> Check:
     return Check(OK, "proxies", told)
 
 
-def _directory(model_dir: str | None, enough: threading.Event) -> list[Check]:
+def _num_hosts(members: Cluster) -> int:
+    return len({split(members.address(task))[0] for task in members.tasks()})
+
+
+def _directory(model_dir: str | None, num_hosts: int, enough: threading.Event) -> list[Check]:
     """Visit ``--model_dir``, for a while or until it is enough."""
     if not model_dir:
         return [Check(NOT_YET, "model_dir", "not given: the job will leave nothing, and cannot go on from anything")]
@@ -209,7 +213,7 @@ def _directory(model_dir: str | None, enough: threading.Event) -> list[Check]:
             others = visit.others()
             enough.wait(_STAY_SECS)
             others |= visit.others()
-            return [_room(model_dir, visit), _shared(here, others), _clocks(here["host"], visit, others)]
+            return [_room(model_dir, visit), _shared(here, others, num_hosts), _clocks(here["host"], visit, others)]
     except (OSError, StorageError) as error:
         return [Check(WRONG, "model_dir", f"{error} Give a directory that can be written.", StorageError.exit_code)]
 
@@ -220,7 +224,7 @@ def _room(model_dir: str, visit: Visit) -> Check:
     return Check(WARNING if little else OK, "model_dir", f"{told}: make room for checkpoints." if little else told)
 
 
-def _shared(here: Mapping[str, str], others: Mapping[str, Card]) -> Check:
+def _shared(here: Mapping[str, str], others: Mapping[str, Card], num_hosts: int) -> Check:
     """Tell who else is in the directory, and whether they have the same installed."""
     if not others:
         told = "nobody else is there: start doctor on all hosts at once to see whether they share it"
@@ -229,7 +233,11 @@ def _shared(here: Mapping[str, str], others: Mapping[str, Card]) -> Check:
     odd = [f"{what} on {host}: {fix}" for host, told in hosts.items() for what, fix in _unlike(here, told)]
     if odd:
         return Check(WRONG, "shared", " ".join(odd), ClusterFormError.exit_code)
-    return Check(OK, "shared", f"with {net.first_few(sorted(hosts))}, of the same versions")
+    told = f"with {net.first_few(sorted(hosts))}, of the same versions"
+    if (met := len({here["host"], *hosts})) < num_hosts:
+        told += f"; but these are {met} of {num_hosts} hosts: the others mean another directory, or run no doctor now"
+        return Check(WARNING, "shared", told)
+    return Check(OK, "shared", told)
 
 
 def _unlike(here: Mapping[str, str], there: Mapping[str, str]) -> list[tuple[str, str]]:

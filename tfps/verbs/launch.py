@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tfps.config import JobConfig
 from tfps.errors import StoppedError
-from tfps.report import SUMMARY, final_lines
+from tfps.report import LOGS, SUMMARY, final_lines, make_dir, remove
 from tfps.runtime import task
 from tfps.verbs.problems import Problems, check_model
 from tfps.verbs.verb import JOB, Verb
@@ -37,7 +37,9 @@ def _launch(argv: Sequence[str]) -> int:
 def _follow(job: JobConfig, began: float) -> int:
     from tfps.launchers import follow, local, view  # noqa: PLC0415  other verbs have no use for it
 
-    (Path(job.model_dir or ".") / SUMMARY).unlink(missing_ok=True)  # that of an earlier run
+    directory = Path(job.model_dir or ".")
+    make_dir(directory / LOGS)
+    remove(directory / SUMMARY)  # that of an earlier run
     with local.held_ports((job.num_ps or 1) + (job.num_workers or 2)) as ports:
         plan = local.plan(job, ports)
         running = local.submit(plan)

@@ -54,14 +54,17 @@ def _be_task(job: JobConfig, members: cluster.Cluster, me: cluster.Task, port_fl
         task.run(job, members, me)
         code = 0
     except TfpsError as error:
-        code = tell(error, console)
+        code = error.exit_code
+        with contextlib.suppress(OSError):  # whoever read it may be gone
+            tell(error, console)
     except Exception as error:
-        traceback.print_exc()
-        console.write(f"error: {type(error).__name__}: {one_line(str(error))} (a bug in tfps: see the log)\n")
         code = 1
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+            console.write(f"error: {type(error).__name__}: {one_line(str(error))} (a bug in tfps: see the log)\n")
     atexit._run_exitfuncs()  # autograph and others remove their temporary files here
     for stream in (sys.stdout, sys.stderr, console):
-        with contextlib.suppress(OSError):  # whoever read it may be gone
+        with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)  # TensorFlow's server cannot be stopped, and its threads do not let the interpreter end in order
 

@@ -34,8 +34,9 @@ def _eval(argv: Sequence[str]) -> int:
     job, model, path = _trained(EVAL.flags, argv)
     from tfps.runtime import checkpoint, evaluation  # noqa: PLC0415  imports TensorFlow
 
+    step = checkpoint.step_of(path)
     values = evaluation.of_checkpoint(job, model, path)
-    print(format_progress(checkpoint.step_of(path), {k: v for k, v in values.items() if isinstance(v, float)}))
+    print(format_progress(step, {k: v for k, v in values.items() if isinstance(v, float)}))
     return 0
 
 
