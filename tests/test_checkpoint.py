@@ -30,7 +30,8 @@ from tfps.config import JobConfig
 from tfps.errors import CheckpointError, DivergedError, StorageError
 from tfps.report import parse_progress
 from tfps.runtime import checkpoint, evaluation, model_dir
-from tfps.runtime.checkpoint import Background, Checkpoints
+from tfps.runtime.background import Background
+from tfps.runtime.checkpoint import Checkpoints
 from tfps.runtime.chief import Chief
 from tfps.runtime.model_dir import Finder, chosen, existing
 from tfps.runtime.stop import Stop

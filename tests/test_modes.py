@@ -74,9 +74,7 @@ def two_variables(params: Any, x: Any, note: Any = None) -> tfps.ModelSpec:
     return tfps.ModelSpec(loss=loss, optimizer=tfps.make_optimizer(params, "sgd", learning_rate=1.0))
 
 
-@pytest.mark.parametrize(
-    ("num_ps", "num_workers", "slow"), [(1, 1, []), (1, 2, []), (2, 3, []), (2, 2, [1]), (1, 3, [0, 2])]
-)
+@pytest.mark.parametrize(("num_ps", "num_workers", "slow"), [(1, 1, []), (2, 3, []), (2, 2, [1]), (1, 3, [0, 2])])
 def test_sync_applies_the_mean_of_one_gradient_of_each_worker(
     tmp_path: Path, num_ps: int, num_workers: int, slow: list[int]
 ) -> None:

@@ -19,7 +19,8 @@ from tfps.modes.step import Leftovers
 from tfps.report import JOB, SUMMARY, format_progress, write_json
 from tfps.runtime import agreement, evaluation, graph
 from tfps.runtime import session as sessions
-from tfps.runtime.checkpoint import Background, Checkpoints
+from tfps.runtime.background import Background
+from tfps.runtime.checkpoint import Checkpoints
 from tfps.runtime.events import EventFile
 from tfps.runtime.loop import Loop, Progress
 from tfps.runtime.updates import Updates
