@@ -808,6 +808,24 @@ def test_a_save_that_fails_half_way_loses_neither(tmp_path: Path) -> None:
     assert failed >= 5  # two to their names, two into their place, the index, the state
 
 
+def test_no_room_for_the_last_file_leaves_nothing(tmp_path: Path) -> None:
+    """A save whose state file alone finds no room has failed: the old one and its state file stay, and nothing else."""
+    run = Training(tmp_path)
+    run.save(1)
+    state = (tmp_path / "checkpoint").read_bytes()
+    real = model_dir.write_flushed
+
+    def no_room(path: Path, text: str) -> None:
+        real(path, text[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with mock.patch.object(model_dir, "write_flushed", no_room), pytest.raises(StorageError):
+        run.save(2)
+    assert steps_in(tmp_path) == [1]
+    assert Training(tmp_path).resume() == 1
+    assert (tmp_path / "checkpoint").read_bytes() == state
+
+
 def test_a_checkpoint_that_is_being_brought_in_is_no_error_elsewhere(tmp_path: Path) -> None:
     """What is listed and then gone, as another process saves meanwhile, is no error of who looks."""
     Training(tmp_path).save(1)

@@ -49,11 +49,19 @@ def test_killed_half_way_it_goes_on_from_its_last_checkpoint(tmp_path: Path) -> 
 
 COMPUTES = """
     def compute(step):
-        import time
+        import sys, threading, time
         if step == 50 and power == 2.0:
+            ticks = []
+            def tick():
+                while True:
+                    ticks.append(time.sleep(0.1))
+            threading.Thread(target=tick, daemon=True).start()
+            sys.setswitchinterval(1000)
             began = time.monotonic()
-            sum(range({numbers}))
-            print("computed for", time.monotonic() - began)
+            while time.monotonic() < began + 20:
+                sum(range(10**6))
+            sys.setswitchinterval(0.005)
+            print("computed, and let others run", len(ticks), "times")
         return step
 
     steps = tf.data.Dataset.range(10**9).map(lambda at: tf.numpy_function(compute, [at], tf.int64))
@@ -180,17 +188,14 @@ def test_a_frozen_task_is_named_killed_and_started_again(tmp_path: Path) -> None
 
 def test_a_task_that_computes_is_not_taken_for_frozen(tmp_path: Path) -> None:
     """A user's function that lets no other Python run for longer than a frozen task lives: nothing is restarted."""
-    began = time.monotonic()
-    sum(range(5_000_000))
-    numbers = int(5_000_000 * 22 / (time.monotonic() - began))
     model, model_dir = tmp_path / "computes.py", tmp_path / "m"
     body, model_fn = POWERS.replace("return tf.data.Dataset", "data = tf.data.Dataset").split("\ndef model_fn")
-    model.write_text(f"{body}{COMPUTES.format(numbers=numbers)}\ndef model_fn{model_fn}")
+    model.write_text(f"{body}{COMPUTES}\ndef model_fn{model_fn}")
     flags = ("--issync=1", "--max_steps=300", f"--model_dir={model_dir}")
     ended = run_tfps("launch", f"--model={model}", *flags, timeout=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    computed = ended.stdout.partition("computed for ")[2].split()[0]
-    assert float(computed) > 17, "too short to be taken for frozen"
+    others_ran = ended.stdout.partition("computed, and let others run ")[2].split()[0]
+    assert int(others_ran) < 20, "of 200 ticks: it would have given signs of life"
     assert {of["restarts"] for of in summary(model_dir)["tasks"].values()} == {0}
     assert load_variable(model_dir, "weight") == -1.5 * 300
 

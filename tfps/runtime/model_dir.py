@@ -29,7 +29,7 @@ from tfps.report import SUMMARY, make_dir, read_json
 from tfps.runtime.manifest import INDEX, MANIFEST, file_of, listed, problem, seal, write_flushed
 
 BASE = "model.ckpt"
-_STATE, _STAGING = "checkpoint", ".saving-"
+_STATE, _WRITTEN, _STAGING = "checkpoint", "checkpoint.written", ".saving-"
 _NAME = re.compile(r"model\.ckpt-(\d+)\.(index|manifest\.json|data-\d{5}-of-\d{5})")
 
 log = logging.getLogger(__name__)
@@ -218,7 +218,8 @@ def publish(staged: Path, path: str, kept: Sequence[str]) -> None:
     for file in list(staged.glob(f"{BASE}.*")):
         os.replace(file, staged / file.name.replace(BASE, final.name, 1))
     seal(staged / final.name)
-    write_flushed(staged / _STATE, _state(kept))
+    write_flushed(staged / _WRITTEN, _state(kept))
+    os.replace(staged / _WRITTEN, staged / _STATE)  # all of it, or none: there may be no room
     _bring_in(staged, path)
 
 
