@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_FEW_LOOKS = 4
 _HALF = 0.5
 
 
@@ -27,10 +26,14 @@ class Beat:
 
 
 class Stragglers:
-    """How often each worker, alone, was behind."""
+    """How often each worker, alone, was behind.
 
-    def __init__(self) -> None:
-        self._looks = 0
+    Args:
+        few: With fewer looks than this nothing is said.
+    """
+
+    def __init__(self, few: int = 4) -> None:
+        self._few, self._looks = few, 0
         self._behind: Counter[int] = Counter()
         self._before: Sequence[Beat] = []
 
@@ -56,7 +59,7 @@ class Stragglers:
     @property
     def shares(self) -> Mapping[int, float]:
         """By worker index, in which share of the looks it was behind; nothing after a few looks only."""
-        if self._looks < _FEW_LOOKS:
+        if self._looks < self._few:
             return {}
         return {index: round(count / self._looks, 3) for index, count in sorted(self._behind.items())}
 

@@ -4,6 +4,7 @@ The protocol is in ``jobstate``.
 """
 
 import contextlib
+import itertools
 import logging
 import random
 import threading
@@ -19,7 +20,9 @@ from tfps.runtime.jobstate import DONE, RUNNING, JobState, Meeting
 from tfps.runtime.stragglers import Beat, Stragglers
 
 _LISTEN_SECS = 0.5
-_LOOKS_A_PACE = 4  # a pace is taken over some time
+_LOOKS_IN_STEP = 5  # while the chief listens once: who is waited for changes within a step
+_FEW_LOOKS_IN_STEP = 20
+_LISTENS_A_PACE = 4  # a pace is taken over some time
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +55,7 @@ class Together:
         self._ahead = ahead
         self._look_ahead: Callable[[], Sequence[int]] = lambda: []
         self._look_at_beats: Callable[[], Sequence[Beat]] = lambda: []
-        self.stragglers, self._looks = Stragglers(), 0
+        self.stragglers = Stragglers(_FEW_LOOKS_IN_STEP) if in_step else Stragglers()
         self._session: Any = None
         self._look: Callable[[], Meeting] = lambda: Meeting(0, -1, [], [])
         self._era = 0
@@ -80,21 +83,23 @@ class Together:
             threading.Thread(target=self._listen, daemon=True, name="listener").start()
 
     def _listen(self) -> None:
-        while True:
-            time.sleep(_LISTEN_SECS * random.uniform(0.5, 1.5))  # noqa: S311  not always at the same point of a step
+        looks = _LOOKS_IN_STEP if self._chief and self.in_step else 1
+        for turn in itertools.count(1):
+            pause = _LISTEN_SECS / looks
+            time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  not always at the same point of a step
             session, look, era = self._session, self._look, self._era
             with contextlib.suppress(tf.errors.OpError, RuntimeError):  # of a closed session
-                if self._listening and look().era > era and session is self._session:
+                called = self._listening and turn % looks == 0 and look().era > era
+                if called and session is self._session:
                     self._listening, self.broken_off = False, True
                     session.close()
                 elif self._listening and self._chief:
-                    self._look_for_stragglers()
+                    self._look_for_stragglers(turn)
 
-    def _look_for_stragglers(self) -> None:
-        self._looks += 1
+    def _look_for_stragglers(self, turn: int) -> None:
         if self.in_step:
             self.stragglers.look_in_step(self._look_ahead())
-        elif self._looks % _LOOKS_A_PACE == 0:
+        elif turn % _LISTENS_A_PACE == 0:
             training = [index for index, phase in enumerate(self._look().phases) if phase == RUNNING]
             self.stragglers.look_apart(self._look_at_beats(), training)
 
