@@ -17,22 +17,21 @@ _log = logging.getLogger("tfps")
 
 
 class _Tee:
-    """A text stream that writes to two others."""
+    """A text stream that writes to two others; the log has all of it, also where nobody reads the console any more."""
 
     def __init__(self, console: TextIO, log: TextIO) -> None:
-        self._streams = (console, log)
+        self._console, self._log = console, log
 
     def write(self, text: str) -> int:
-        for stream in self._streams:
-            stream.write(text)
-        return len(text)
+        self._log.write(text)
+        return self._console.write(text)
 
     def flush(self) -> None:
-        for stream in self._streams:
-            stream.flush()
+        self._log.flush()
+        self._console.flush()
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._streams[0], name)
+        return getattr(self._console, name)
 
 
 def log_file(model_dir: str | None, task: str) -> Path | None:
@@ -43,14 +42,15 @@ def log_file(model_dir: str | None, task: str) -> Path | None:
 def open_log(path: Path | None) -> TextIO:
     """Send this process's words to where they belong; call it once, before TensorFlow is imported.
 
-    Standard output is shown and logged; standard error (TensorFlow's noise, warnings, tracebacks) is only logged.
+    Standard output is shown and logged, as are errors; standard error (TensorFlow's noise, warnings, tracebacks) is
+    only logged.
     Without a log, what Python writes is shown, and TensorFlow's noise is dropped.
 
     Args:
         path: The task's log, which is appended to, or ``None``.
 
     Returns:
-        The stream on which an error can be shown to the user.
+        The stream on which an error can be shown to the user; it is logged, too.
 
     Raises:
         StorageError: If the log cannot be written.
@@ -67,7 +67,7 @@ def open_log(path: Path | None) -> TextIO:
     os.dup2(file.fileno(), 2)
     _log_to(shown, _handler(file, "%(asctime)s %(message)s"))
     sys.stdout = cast(TextIO, _Tee(sys.stdout, file))
-    return console
+    return cast(TextIO, _Tee(console, file))
 
 
 def _opened(path: Path) -> TextIO:
