@@ -153,6 +153,7 @@ def test_a_killed_task_is_started_again_and_no_step_is_lost(tmp_path: Path, lost
     with processes() as started:
         started.append(Process(tmp_path / "out", "launch", f"--model={_powers(tmp_path)}", *flags))
         started[0].wait_for(f"{lost.replace('-', '/')} | step=", 60)
+        time.sleep(3)
         victim = _pid_of(lost, children_of(started[0].pid))
         os.kill(victim, signal.SIGKILL)
         assert started[0].wait(90) == 0, started[0].output()
@@ -165,7 +166,8 @@ def test_a_killed_task_is_started_again_and_no_step_is_lost(tmp_path: Path, lost
     taken = sum(told["tasks"][f"worker/{index}"]["steps"] for index in (0, 1))
     at_once = 2 if issync == "1" else 1
     assert told["examples_per_sec"] * told["seconds"] == pytest.approx(128 * at_once * steps, rel=1e-3)
-    assert taken == pytest.approx(at_once * steps, rel=0.5), "those before the kill count, up to the last sign of life"
+    in_two_secs = at_once * steps / told["seconds"]  # of one worker of the two
+    assert abs(at_once * steps - taken) < in_two_secs, "those before the kill count, up to the last sign of life"
     weight = load_variable(tmp_path / "m", "weight")
     assert weight == -1.5 * steps if issync == "1" else -2 * steps <= weight <= -steps
 

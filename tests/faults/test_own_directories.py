@@ -9,6 +9,7 @@ from helpers import POWERS, by_hand, load_variable
 APART = "mount -t tmpfs tmpfs {dir}"
 READ_ONLY = "mount --bind {dir} {dir} && mount --bind {dir}/logs {dir}/logs && mount -o remount,bind,ro {dir}"
 INDEX_ONLY = "mkdir -p {dir}-kept; cp {dir}/*.index {dir}-kept; mount -t tmpfs tmpfs {dir}; cp {dir}-kept/* {dir}; true"
+OTHERS = f"{INDEX_ONLY}; for index in {{dir}}/*.index; do echo >> $index; done"
 
 
 def _in_own_mounts(mount: str, directory: Path) -> list[str]:
@@ -19,8 +20,8 @@ def _in_own_mounts(mount: str, directory: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("mount", "shards"),
-    [(None, 2), (APART, 1), (READ_ONLY, 1), (INDEX_ONLY, 1)],
-    ids=["shared", "apart", "read-only", "index-only"],
+    [(None, 2), (APART, 1), (READ_ONLY, 1), (INDEX_ONLY, 1), (OTHERS, 1)],
+    ids=["shared", "apart", "read-only", "index-only", "others"],
 )
 def test_a_checkpoint_is_whole_whoever_can_write_it(tmp_path: Path, mount: str | None, shards: int) -> None:
     """Each PS writes its own shard where all share the directory; otherwise the chief writes all; both are resumed."""
