@@ -172,6 +172,27 @@ def test_a_killed_task_is_started_again_and_no_step_is_lost(tmp_path: Path, lost
     assert weight == -1.5 * steps if issync == "1" else -2 * steps <= weight <= -steps
 
 
+@pytest.mark.parametrize("issync", ["1", "0"])
+def test_with_a_lost_ps_all_others_begin_anew_at_once(tmp_path: Path, issync: str) -> None:
+    """One of three PS killed: every task is started again, once, and the job goes on from its last checkpoint."""
+    steps = 2_000 if issync == "1" else 6_000
+    flags = (f"--issync={issync}", "--num_ps=3", f"--max_steps={steps}", f"--model_dir={tmp_path / 'm'}")
+    with processes() as started:
+        pace = ("--steps_per_run=4", "--save_checkpoint_secs=0.5")
+        started.append(Process(tmp_path / "out", "launch", f"--model={_powers(tmp_path)}", *flags, *pace))
+        started[0].wait_for("saved ", 60)
+        os.kill(_pid_of("ps-1", children_of(started[0].pid)), signal.SIGKILL)
+        assert started[0].wait(90) == 0, started[0].output()
+    said, told = started[0].output(), summary(tmp_path / "m")
+    assert "ps/1     | restarted after SIGKILL (1 of 5)" in said
+    assert "ps/0     | restarted after the loss of ps/1" in said
+    assert {task: of["restarts"] for task, of in told["tasks"].items()} == dict.fromkeys(told["tasks"], 1)
+    assert told["tasks"]["ps/2"]["restarted_after"] == ["the loss of ps/1"]
+    assert 0 < told["resumed_from_step"] < told["global_step"] == steps
+    weight = load_variable(tmp_path / "m", "weight")
+    assert weight == -1.5 * steps if issync == "1" else -2 * steps <= weight <= -steps
+
+
 def test_a_frozen_task_is_named_killed_and_started_again(tmp_path: Path) -> None:
     """A stopped process (SIGSTOP) is noticed, in sync too, where everyone waits for it; the job ends well."""
     flags = ("--issync=1", "--max_steps=3000", f"--model_dir={tmp_path / 'm'}")

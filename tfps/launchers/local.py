@@ -9,7 +9,8 @@ Each task is the very command of a task anywhere else, ``python -m tfps run FLAG
 A task that is lost, or ends with a code that says that starting it again may help, is started again up to
 ``--max_restarts`` times (``restarts``). One that gives no sign of life is killed, and so lost: a
 thread in it writes a byte every second, which one that is stopped, or stuck where Python cannot run, does not. One
-that computes all the while lives, although Python cannot run. Workers that are done are started again with a lost PS.
+that computes all the while lives, although Python cannot run. With a lost PS all others are started again, whose
+variables are of no use without its, and workers that are done.
 """
 
 import contextlib
@@ -92,6 +93,7 @@ class LocalJob:
         self._last_sign: dict[Task, tuple[float, float]] = {}  # when, and the seconds of CPU that were used then
         self._restarts = Restarts(plan.commands, plan.config.max_restarts)
         self._given_up: list[Exited] = []
+        self._lost_with: dict[Task, Task] = {}  # PS that were killed, by the one that was lost
         log = Path(plan.config.model_dir or ".") / LOGS / "launch.log"
         make_dir(log.parent)
         with _standard_error_to(log), _sigterm_ignored():
@@ -189,16 +191,27 @@ class LocalJob:
             self._selector.unregister(output.connection)
         self._forget(life)
         self._last_sign.pop(output.task, None)
-        yield self._replaced(output.task, process.exitcode or 0)
-        if output.task.job == "ps" and output.task in self._restarts:
+        lost_with = self._lost_with.pop(output.task, None)
+        yield self._replaced(output.task, process.exitcode or 0, lost_with)
+        if output.task.job == "ps" and output.task in self._restarts and not lost_with:
+            self._end_other_ps(output.task)
             yield from self._recalled()
 
-    def _replaced(self, task: Task, code: int) -> Line | Exited:
+    def _replaced(self, task: Task, code: int, lost_with: Task | None) -> Line | Exited:
         """Let a task that has ended be started again, if that may help and it was not too often."""
+        if lost_with and not self._kill_at:
+            self._restarts.recall(task)
+            return Line(task, f"restarted after the loss of {lost_with}")
         counted = None if self._kill_at else self._restarts.grant(task, code)
         if counted is None:
             return Exited(task, code)
         return Line(task, f"restarted after {how_it_ended(code)}{counted}")
+
+    def _end_other_ps(self, lost: Task) -> None:
+        """End the PS that live: else a worker would have to come back first, and find that one lacks its variables."""
+        for task in [task for task, code in self.status().items() if code is None and task.job == "ps"]:
+            self._lost_with[task] = lost
+            self._signal(signal.SIGKILL, task)
 
     def _recalled(self) -> Iterator[Line]:
         """Let workers that are done be started again: the job may begin anew from a checkpoint, and needs all."""
