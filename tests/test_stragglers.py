@@ -1,7 +1,16 @@
 """Which worker is seen to be behind."""
 
-import pytest
+import time
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from cluster_in_process import assert_done, dataset_of, linear, model_of, run_job
+from helpers import summary
+
+from tfps.runtime import heartbeat, together
 from tfps.runtime.stragglers import Beat, Stragglers
 
 
@@ -43,3 +52,27 @@ def test_who_is_through_is_not_behind() -> None:
             [Beat(10 * secs, 0, 1000.0 + secs), Beat(60, 0, 1000.0), Beat(9 * secs, 0, 1000.0 + secs)], [0, 2]
         )
     assert seen.shares == {}
+
+
+def one_ends_early(mode: str, params: Any, context: Any) -> Any:
+    """Give a batch every 50 ms; to worker 2 four only."""
+
+    def wait(x: Any) -> Any:
+        time.sleep(0.05)
+        return x
+
+    if mode == "eval":
+        return None
+    ones = dataset_of(np.float32([1.0])).repeat(4 if context.input_pipeline_id == 2 else None)
+    return ones.map(lambda x, y: ({"x": tf.ensure_shape(tf.numpy_function(wait, [x["x"]], tf.float32), [])}, y))
+
+
+def test_a_job_does_not_say_that_who_was_through_was_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chief looks at workers that train: one of three, whose input had ended, is not in the summary."""
+    monkeypatch.setattr(heartbeat, "_EVERY_SECS", 0.05)
+    monkeypatch.setattr(together, "_LISTEN_SECS", 0.05)
+    monkeypatch.setattr(together, "_LISTENS_A_PACE", 4)
+    assert_done(run_job(model_of(one_ends_early, linear), 1, 3, mode="async", max_steps=84, model_dir=str(tmp_path)))
+    told = summary(tmp_path)
+    assert told["tasks"]["worker/2"]["steps"] == 4
+    assert "worker/2" not in told["behind"]
