@@ -1,9 +1,11 @@
 """Tasks that are lost, or never come, with nobody to start them again: the others say so, and end or go on."""
 
+import os
 import signal
+import subprocess
 from pathlib import Path
 
-from helpers import POWERS, Process, by_hand, processes, summary
+from helpers import POWERS, TFPS, Process, by_hand, environment, processes, summary
 
 from tfps.launchers.local import held_ports
 
@@ -55,3 +57,16 @@ def test_async_goes_on_without_a_killed_worker_and_still_takes_every_step(tmp_pa
         assert tasks["worker/0"].wait(60) == 0, tasks["worker/0"].output()
         assert tasks["ps/0"].wait(40) == 0
     assert summary(tmp_path / "m")["global_step"] == 4000
+
+
+def test_who_reads_the_output_may_be_gone(tmp_path: Path) -> None:
+    """Where nobody reads any more what a task says, its exit code is still that of its error, and its log has it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with held_ports(2) as ports:
+        cluster = [f"--ps_hosts=127.0.0.1:{ports[0]}", f"--worker_hosts=127.0.0.1:{ports[1]}", "--start_timeout_secs=1"]
+        me = ["--job_name=ps", "--task_index=0", f"--model_dir={tmp_path}"]
+        code = subprocess.call([*TFPS, *cluster, *me], stdout=writer, stderr=writer, env=environment(), timeout=60)
+    os.close(writer)
+    assert code == 171
+    assert "error: the cluster did not form: no answer from worker/0" in (tmp_path / "logs" / "ps-0.log").read_text()
