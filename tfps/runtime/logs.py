@@ -43,8 +43,7 @@ def open_log(path: Path | None) -> TextIO:
     """Send this process's words to where they belong; call it once, before TensorFlow is imported.
 
     Standard output is shown and logged, as are errors; standard error (TensorFlow's noise, warnings, tracebacks) is
-    only logged.
-    Without a log, what Python writes is shown, and TensorFlow's noise is dropped.
+    only logged. Without a log, what Python writes is shown, and TensorFlow's noise is dropped.
 
     Args:
         path: The task's log, which is appended to, or ``None``.
