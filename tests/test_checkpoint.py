@@ -27,7 +27,7 @@ import tfps
 from tfps import models
 from tfps.cluster import Cluster
 from tfps.config import JobConfig
-from tfps.errors import CheckpointError, DivergedError, StorageError
+from tfps.errors import CheckpointError, DivergedError, StoppedError, StorageError
 from tfps.report import parse_progress
 from tfps.runtime import checkpoint, evaluation, model_dir
 from tfps.runtime.background import Background
@@ -651,7 +651,7 @@ FLAGS = {"num_workers": 1, "max_steps": 10**6, "steps_per_run": 1, "steps_to_val
 
 
 def test_async_steps_go_on_while_a_checkpoint_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In async the chief takes steps while the disk is slow; a stop waits for it, and then saves the last step."""
+    """In async the chief takes steps while the disk is slow; a stop waits for it long, and then saves the last step."""
     caplog.set_level(logging.INFO, "tfps")
     with slow_disk() as (reached, released), job(LINEAR, model_dir=str(tmp_path), **FLAGS) as running:
         assert reached.wait(20)
@@ -659,7 +659,7 @@ def test_async_steps_go_on_while_a_checkpoint_is_saved(tmp_path: Path, caplog: p
         wait_until(lambda: steps_told(caplog) > begun + 50)
         assert existing(str(tmp_path)) == []
         running.stop()
-        time.sleep(0.5)
+        time.sleep(5)
         assert existing(str(tmp_path)) == []
         assert "worker/0" not in running.ended
         released.set()
@@ -669,6 +669,22 @@ def test_async_steps_go_on_while_a_checkpoint_is_saved(tmp_path: Path, caplog: p
     assert variables_of(tmp_path) == {"weight": -checkpoint.step_of(last), "global_step": checkpoint.step_of(last)}
     for path in existing(str(tmp_path)):
         assert path == str(tmp_path / f"model.ckpt-{checkpoint.step_of(path)}")
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_save_without_end_does_not_keep_a_task_that_is_told_to_stop(
+    mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a disk takes longer than a stop may, the chief ends all the same, and says that its last steps are lost."""
+    caplog.set_level(logging.INFO, "tfps")
+    times = mock.patch("tfps.runtime.worker.SAVED_WITHIN_SECS", 1.5), mock.patch("tfps.runtime.ps.PS_GRACE_SECS", 2.0)
+    flags = {**FLAGS, "mode": mode, "model_dir": str(tmp_path)}
+    with times[0], times[1], slow_disk() as (reached, _), job(LINEAR, **flags) as running:
+        assert reached.wait(20)
+        running.stop()
+        assert isinstance(running.wait(5)["worker/0"], StoppedError)
+        assert existing(str(tmp_path)) == []
+    assert "no time is left to save: the last steps are lost; the newest checkpoint: none" in caplog.messages
 
 
 def test_sync_steps_wait_for_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

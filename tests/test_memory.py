@@ -29,6 +29,41 @@ def test_freed_memory_serves_the_next_step() -> None:
     assert _faults_of_a_step("keep") < 50 < _faults_of_a_step("default")
 
 
+_FLAGS_OF_THE_HEAP = """
+import ctypes
+from pathlib import Path
+from tfps.runtime import memory
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+assert memory.keep_freed(heaps=1)
+assert libc.malloc(64 << 20)
+used = lambda: int(Path("/proc/self/statm").read_text().split()[1]) << 12
+for _ in range(2):
+    before = used()
+    memory.ask_for_large_pages()
+    assert used() - before < 1 << 20
+    tensor = libc.malloc(64 << 20)
+    libc.memset(tensor, 1, 64 << 20)
+    libc.malloc_trim(0)  # as protobuf does
+    areas = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    middle, area, flags = tensor + (32 << 20), "", []
+    for text, after in zip(areas, areas[1:]):
+        lines = [line for line in text.splitlines() if "-" in line.split(" ")[0] and ":" not in line.split(" ")[0]]
+        first, last = (int(end, 16) for end in lines[-1].split(" ")[0].split("-"))
+        if first <= middle < last:
+            flags = after.splitlines()[0].split()
+    print("hg" in flags)
+"""
+
+
+def test_what_is_taken_is_in_large_pages() -> None:
+    """What the heap takes has the mark by which Linux gives large pages; to ask for them again takes no memory."""
+    argv = [sys.executable, "-c", _FLAGS_OF_THE_HEAP]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\nTrue\n"
+
+
 def test_what_the_user_set_stays() -> None:
     """With glibc's own variables in the environment, nothing is changed."""
     code = "from tfps.runtime import memory; print(memory.keep_freed(heaps=1))"

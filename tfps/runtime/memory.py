@@ -1,25 +1,57 @@
-"""Freed memory is kept for the next step, on Linux with glibc.
+"""Freed memory is kept for the next step, in large pages, on Linux with glibc.
 
 Each step takes and frees the same tensors. By default glibc gives large ones back to the system at once and asks for
 them anew, and the system clears every page again: for a large model that costs nearly as much as sending it. It also
-keeps a heap for each of many threads, whose free parts do not serve the others. Does not import TensorFlow.
+keeps a heap for each of many threads, whose free parts do not serve the others.
+
+Pages of 4 kB are many for a large model: to find one costs as much as to read a row of a table. Where the system gives
+pages of 2 MB to who asks for them (``transparent_hugepage`` is ``madvise``, as on most), the heap asks.
+
+Does not import TensorFlow.
 """
 
 import ctypes
 import os
+from pathlib import Path
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h
-_NEVER = 2**31 - 1  # bytes
+_NEVER = -1  # as a size: the largest
 _MOST = 2**25  # bytes: what an old glibc takes as _MMAP_THRESHOLD at most
+_MADV_HUGEPAGE, _LARGE = 14, 2**21  # sys/mman.h
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
 def keep_freed(heaps: int) -> bool:
     """Let this process keep what it frees, in at most so many heaps for its threads; tell whether that was done.
 
-    Not where the user has set glibc's own variables (``MALLOC_ARENA_MAX`` and the like), nor with another allocator.
+    Call it from the main thread, whose heap it is, before there are others. Not where the user has set glibc's own
+    variables (``MALLOC_ARENA_MAX`` and the like), nor with another allocator.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    libc = ctypes.CDLL(None) if os.name == "posix" else None
+    mallopt = getattr(libc, "mallopt", None)
     if mallopt is None or any(name.startswith("MALLOC_") for name in os.environ):
         return False
     large = mallopt(_MMAP_THRESHOLD, _NEVER) or mallopt(_MMAP_THRESHOLD, _MOST)
     return bool(large and mallopt(_TRIM_THRESHOLD, _NEVER) and mallopt(_ARENA_MAX, heaps))
+
+
+def ask_for_large_pages() -> None:
+    """Ask for large pages where the heap will grow; again when protobuf, which trims the heap, has freed much.
+
+    The heap grows by half of the machine's memory, none of which is used, and is told what to take when it is.
+    """
+    if os.name != "posix" or _is_counted():
+        return
+    libc, size = ctypes.CDLL(None), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    if room := libc.malloc(size):
+        first = -(-room // _LARGE) * _LARGE
+        libc.madvise(first, room + size - first, _MADV_HUGEPAGE)
+        libc.free(room)
+
+
+def _is_counted() -> bool:
+    """Tell whether the system counts memory that is asked for and not used."""
+    return not _OVERCOMMIT.exists() or _OVERCOMMIT.read_text().strip() == "2"

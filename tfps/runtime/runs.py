@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps import report
 from tfps.config import JobConfig
+from tfps.runtime import memory
 from tfps.runtime.graph import TrainGraph
 from tfps.runtime.unroll import Steps
 
@@ -111,6 +112,7 @@ class Runs:
             tickets = built.step.draw_after(draw, copies[-1]) if draw else []
             values = [copy(tensor) for copy in copies for tensor in self._shown] if shown else []
             done = [copy(built.step.train_op) for copy in copies]
+        memory.ask_for_large_pages()
         return [losses, tickets, values, done]
 
 

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import ConfigError
-from tfps.runtime import memory, net, sockets, threads
+from tfps.runtime import net, sockets, threads
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,6 @@ def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
     """
     net.bypass_proxies(os.environ, cluster)
     intra, inter = threads.share(cluster, task, overlap=config.mode != "sync")
-    memory.keep_freed(heaps=intra or 1)
     sockets.keep_bounded()
     log.info("threads: %s intra-op, %s inter-op", intra or "TensorFlow's", inter or "TensorFlow's")
     options = tf.ConfigProto(

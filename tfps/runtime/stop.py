@@ -14,8 +14,9 @@ from types import FrameType
 
 from tfps.errors import StoppedError, TfpsError
 
-# The exit is promised within 10 s: a worker's step and its last will take up to 6 + 3, and a PS outlives the workers.
+# The exit is promised within 10 s: a worker's step has up to 6, its last save what is left of 9; a PS outlives it.
 WORKER_GRACE_SECS = 6.0
+SAVED_WITHIN_SECS = 9.0
 PS_GRACE_SECS = 9.5
 _LOOK_SECS = 1.0
 

@@ -9,7 +9,7 @@ import os
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import ConfigError, TfpsError
-from tfps.runtime import loading
+from tfps.runtime import loading, memory, threads
 from tfps.runtime.stop import PS_GRACE_SECS, Stop, supervise
 
 
@@ -45,6 +45,7 @@ def run(config: JobConfig, cluster: Cluster, task: Task) -> None:
 
 def _ps(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # a PS would take all the memory of the workers' GPUs
+    _set_up_memory(cluster, task)
     load_tensorflow()
     from tfps.runtime import ps  # noqa: PLC0415
 
@@ -52,6 +53,7 @@ def _ps(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
 
 
 def _worker(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
+    _set_up_memory(cluster, task)
     load_tensorflow()
     from tfps import models  # noqa: PLC0415
     from tfps.runtime.worker import Worker  # noqa: PLC0415
@@ -62,6 +64,12 @@ def _worker(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None
     except TfpsError as error:
         worker.fail(error)
         raise
+
+
+def _set_up_memory(cluster: Cluster, task: Task) -> None:
+    """Set up the heap before TensorFlow's threads are there, each of which would take one of its own."""
+    if memory.keep_freed(heaps=threads.share(cluster, task, overlap=True)[0] or 1):
+        memory.ask_for_large_pages()
 
 
 def _evaluator(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:

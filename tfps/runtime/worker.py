@@ -27,13 +27,13 @@ from tfps.runtime.explain import explained
 from tfps.runtime.heartbeat import Heartbeat
 from tfps.runtime.loop import Loop, Progress, Reporter
 from tfps.runtime.model_dir import ended
-from tfps.runtime.stop import WORKER_GRACE_SECS, Stop
+from tfps.runtime.stop import SAVED_WITHIN_SECS, WORKER_GRACE_SECS, Stop
 from tfps.runtime.together import Together
 from tfps.runtime.watch import Watch
 
 _POLL_SECS = 0.02
 _GONE_AFTER_SECS = 2.0  # at the end of the job, a worker that does not answer for so long is not waited for
-_LAST_WILL_SECS = 3.0
+_SIGN_OFF_SECS = 3.0
 _LAST_STEPS_SECS = 1.0
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,8 @@ class Worker:
         self._session: Any = None
         self._chief: Chief | None = None
         self._loop: Loop | None = None
-        self._joined = self._trained = self._steps_on = False
+        self._joined = self._trained = self._steps_on = self._leaving = False
+        self._left = threading.Event()
 
     def work(self) -> None:
         """Train until the job is done.
@@ -235,6 +236,7 @@ class Worker:
 
     def _sign_off_early(self, loop: Loop) -> None:
         """Save, and let the PS know that this worker has left."""
+        self._leaving = True
         try:
             if self._chief:
                 self._let_others_stop()
@@ -244,6 +246,8 @@ class Worker:
             self._sign_off(jobstate.STOPPED, loop)
         except (tf.errors.OpError, TfpsError, RuntimeError) as error:
             log.info("the state could not be saved: %s", brief(error))
+        finally:
+            self._left.set()
 
     def _let_others_stop(self) -> None:
         """Wait a little for the others' last steps, if they are told to stop too, so that these are saved."""
@@ -274,7 +278,9 @@ class Worker:
         return self._watch.error(self._loop.progress if self._loop else None, self._steps_on)
 
     def grace_secs(self) -> float:
-        """Return how long to wait for the step to end: a few times as long as steps take, for it may never end."""
+        """Return how long to wait: for a step a few times as long as steps take, for it may never end; then to save."""
+        if self._leaving:
+            return SAVED_WITHIN_SECS
         progress = self._loop.progress if self._loop else Progress()
         if not self._loop or not progress.steps:
             return WORKER_GRACE_SECS
@@ -282,18 +288,21 @@ class Worker:
         return min(1.0 + 3 * run_secs, WORKER_GRACE_SECS)
 
     def last_will(self) -> None:
-        """Save and sign off although the training thread is blocked; give up after a few seconds."""
-        if self._loop is not None and isinstance(self._stop.error, StoppedError):
-            thread = threading.Thread(target=self._sign_off_early, args=(self._loop,), daemon=True)
-            thread.start()
-            thread.join(_LAST_WILL_SECS)
+        """Save and sign off although the training thread is blocked, in the time that is left."""
+        if self._loop is None or not isinstance(self._stop.error, StoppedError):
+            return
+        if not self._leaving:
+            threading.Thread(target=self._sign_off_early, args=(self._loop,), daemon=True).start()
+        if not self._left.wait(SAVED_WITHIN_SECS - self._stop.waited_secs) and self._chief:
+            newest = self._chief.checkpoint or "none"
+            log.info("no time is left to save: the last steps are lost; the newest checkpoint: %s", newest)
 
     def fail(self, error: TfpsError) -> None:
         """Let the PS know if this task has failed for good; write the summary of the job, if this is the chief."""
         if not isinstance(error, RetryableError) and self._joined:
             thread = threading.Thread(target=self._sign_off_failed, args=(error,), daemon=True)
             thread.start()
-            thread.join(_LAST_WILL_SECS)
+            thread.join(_SIGN_OFF_SECS)
         if self._task.is_chief:
             steps = self._loop.progress.steps if self._loop else 0
             with contextlib.suppress(StorageError):  # the error is what the task ends with

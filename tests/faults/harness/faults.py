@@ -36,7 +36,6 @@ class Fault:
         async_pause: In async, how long nobody may take a step, in seconds.
         peer: Whether the classic script can have it, too.
         deadline_secs: When a run that is not over is called a hang.
-        once: Whether one run tells enough: it has its repeats inside.
     """
 
     title: str
@@ -49,7 +48,6 @@ class Fault:
     async_pause: float | None = None
     peer: bool = False
     deadline_secs: float = 60.0
-    once: bool = False
 
     def problem(self, result: Result) -> str:
         """Return how a run was not as it should be, or nothing."""
@@ -133,7 +131,6 @@ _PROCESSES = {
         "goes on; PS memory bounded",
         kills.worker_loop(100),
         deadline_secs=600,
-        once=True,
     ),
     "worker_frozen_5s": _kill("a worker is frozen for 5 s", kills.frozen("worker/1", 5), async_pause=5),
     "chief_frozen_5s": _kill("the chief is frozen for 5 s", kills.frozen("worker/0", 5)),

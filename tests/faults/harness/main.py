@@ -112,7 +112,7 @@ def _all_runs(flags: argparse.Namespace) -> Iterator[Result]:
     for repeat in range(1, flags.repeat + 1):
         for name in flags.fault or FAULTS:
             programs = [TFPS, *([CLASSIC] if FAULTS[name].peer else [])]
-            for mode in flags.mode if repeat == 1 or not FAULTS[name].once else []:
+            for mode in flags.mode:
                 for program in [program for program in programs if program in flags.program]:
                     yield Result(name, mode, program, "platform" if program == CLASSIC else flags.under, repeat)
 
