@@ -3,6 +3,7 @@
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -130,28 +131,45 @@ def test_a_step_reads_what_others_have_written_meanwhile() -> None:
 
 
 @pytest.mark.parametrize(
-    ("secs", "left", "workers", "many_steps", "many_runs", "expected"),
+    ("secs", "left", "workers", "many_steps", "many_runs", "most_steps", "expected"),
     [
-        (0.001, 10**6, 2, True, True, (16, 2)),
-        (0.02, 10**6, 2, True, True, (8, 2)),
-        (0.3, 10**6, 2, True, True, (1, 1)),
-        (0.001, 10**6, 1, True, True, (16, 1)),
-        (0.001, 10**6, 2, True, False, (16, 1)),
-        (0.001, 10**6, 2, False, True, (1, 2)),
-        (0.001, 200, 2, True, True, (4, 2)),
+        (0.001, 10**6, 2, True, True, 16, (16, 2)),
+        (0.02, 10**6, 2, True, True, 16, (8, 2)),
+        (0.3, 10**6, 2, True, True, 16, (1, 1)),
+        (0.001, 10**6, 1, True, True, 16, (16, 1)),
+        (0.001, 10**6, 2, True, False, 16, (16, 1)),
+        (0.001, 10**6, 2, False, True, 16, (1, 2)),
+        (0.001, 200, 2, True, True, 16, (4, 2)),
+        (0.001, 10**6, 2, True, True, 6, (4, 2)),
+        (0.001, 10**6, 2, True, True, 1, (1, 2)),
     ],
 )
 def test_the_pace_suits_the_steps(
-    secs: float, left: int, workers: int, many_steps: bool, many_runs: bool, expected: tuple[int, int]
+    secs: float,
+    left: int,
+    workers: int,
+    many_steps: bool,
+    many_runs: bool,
+    most_steps: int,
+    expected: tuple[int, int],
 ) -> None:
     """Short steps are taken many at a time, long ones, and those of a short job, are not; slow first ones do not count.
 
-    A single worker has no gradient that is stale, and an input that could end in a run is taken step by step.
+    A single worker has no gradient that is stale, an input that could end in a run is taken step by step, and a large
+    graph few steps at a time.
     """
-    pace = Pace(JobConfig(), workers, many_steps, many_runs)
+    pace = Pace(JobConfig(), workers, many_steps, many_runs, most_steps)
     changed = [pace.measure(each, left) for each in [5.0] * 3 + [secs] * 12]
     assert (pace.steps, pace.runs) == expected
     assert sum(changed) == (expected != (1, 1))
+
+
+@pytest.mark.parametrize(("most_ops", "expected"), [(10**6, 16), (1, 1)])
+def test_a_run_is_not_too_much_to_prepare(most_ops: int, expected: int, tmp_path: Path) -> None:
+    """Of a graph of many operations, a run takes few steps."""
+    with mock.patch("tfps.runtime.runs._MOST_OPS", most_ops), mock.patch("tfps.runtime.runs._RUN_SECS", 10.0):
+        train(model_of(counted(None), linear), num_workers=1, max_steps=400, model_dir=str(tmp_path))
+    assert summary(tmp_path)["pace"]["steps_per_run"] == expected
 
 
 def test_the_pace_that_is_asked_for_stays() -> None:

@@ -160,7 +160,7 @@ class Loop:
         self._under_way: Sequence[int] = []
         self._may_skip, self._skipped_in_a_row = config.on_nan == "skip", 0
         many = self._input.size_is_known and self._runs.can_be_long and not self._may_skip
-        self.pace = Pace(config, built.num_workers, many, built.step.may_overlap)
+        self.pace = Pace(config, built.num_workers, many, built.step.may_overlap, self._runs.most_steps)
         self.progress = Progress()
         if (config.steps_per_run or 1) > 1 and not many:
             log.info("--steps_per_run=%d: %s, so a run takes one step", config.steps_per_run, self._why_short())

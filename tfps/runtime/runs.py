@@ -2,7 +2,8 @@
 
 A run costs calls to every task, whatever it does: short steps are better taken several at a time (``unroll``), and
 while one run waits for a PS another can compute. Both are chosen by measuring the first steps: as many in a run as fill
-``_RUN_SECS``, and two runs where the mode lets gradients be stale by one more. Long steps stay as they are.
+``_RUN_SECS``, if that is not too much to prepare, and two runs where the mode lets gradients be stale by one more. Long
+steps stay as they are.
 """
 
 import math
@@ -22,6 +23,7 @@ from tfps.runtime.unroll import Steps
 
 _RUN_SECS = 0.2
 _MOST_STEPS = 16
+_MOST_OPS = 2**14  # of a run: TensorFlow prepares some thousands a second, and training waits for it
 _WARM_UP, _MEASURED = 3, 10  # runs of one step
 _WORTH = 20  # as many runs there must be left, for to build a longer one takes as long as some
 
@@ -52,6 +54,7 @@ class Runs:
 
     Attributes:
         can_be_long: Whether a run can take several steps.
+        most_steps: How many are not too many.
     """
 
     def __init__(self, session: Any, built: TrainGraph) -> None:
@@ -61,6 +64,7 @@ class Runs:
         self._shown = [*built.spec.log_tensors.values(), *summary]
         self._steps = Steps(built.graph, [built.step.train_op, built.spec.loss, *self._shown], built.step.gate)
         self.can_be_long = self._steps.in_order
+        self.most_steps = max(1, min(_MOST_STEPS, _MOST_OPS // self._steps.size))
         self._fetches: dict[tuple[int, int, bool], Any] = {}
         self._calls: dict[tuple[int, int, bool], Callable[[], Any]] = {}
         self._building = threading.Lock()
@@ -141,14 +145,17 @@ class Pace:
         num_workers: How many share the steps.
         many_steps: Whether a run may take several; not where the input could end in the middle of it.
         many_runs: Whether several may be under way; by itself, a single worker has one, so that nothing is stale.
+        most_steps: How many steps a run takes at most, if the flags do not tell.
 
     Attributes:
         steps: Steps of a run.
         runs: Runs under way at once.
     """
 
-    def __init__(self, config: JobConfig, num_workers: int, many_steps: bool, many_runs: bool) -> None:
-        self._config, self._num_workers = config, num_workers
+    def __init__(
+        self, config: JobConfig, num_workers: int, many_steps: bool, many_runs: bool, most_steps: int = _MOST_STEPS
+    ) -> None:
+        self._config, self._num_workers, self._most_steps = config, num_workers, most_steps
         self._many_steps, self._many_runs = many_steps, many_runs
         self.steps = (config.steps_per_run or 1) if many_steps else 1
         self.runs = (config.runs_in_flight or 1) if many_runs else 1
@@ -173,7 +180,7 @@ class Pace:
         before = self.steps, self.runs
         fit = _RUN_SECS / statistics.median(self._secs[_WARM_UP:]) * self.steps
         if self._many_steps and self._config.steps_per_run is None:
-            self.steps = 2 ** int(math.log2(max(1.0, min(_MOST_STEPS, fit, left / self._num_workers / _WORTH))))
+            self.steps = 2 ** int(math.log2(max(1.0, min(self._most_steps, fit, left / self._num_workers / _WORTH))))
         if self._many_runs and self._config.runs_in_flight is None:
             self.runs = 2 if fit >= 2 and self._num_workers > 1 else 1
         return (self.steps, self.runs) != before

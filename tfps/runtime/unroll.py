@@ -33,6 +33,7 @@ class Steps:
     Attributes:
         in_order: Whether copies can be put in order: not where a resource is used in a branch of ``tf.cond``, whose end
             is not known.
+        size: How many operations a step has.
     """
 
     def __init__(self, graph: Any, fetches: Sequence[Any], gate: Sequence[Any] = ()) -> None:
@@ -40,6 +41,7 @@ class Steps:
         ops = needed(fetches)
         kept = {op for op in ops if _lasts(op)}
         self._ops = [op for op in sorted(ops, key=lambda op: op._id) if op not in kept]
+        self.size = len(self._ops)
         self._shared = {tensor.name: tensor for op in kept for tensor in op.outputs}
         self._copies: list[dict[str, Any]] = [{op.name: op for op in self._ops}]
         self.in_order = not any(op.type in ("Switch", "RefSwitch") and self._uses(op) for op in self._ops)
