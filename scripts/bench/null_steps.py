@@ -21,7 +21,7 @@ from workloads import Workload
 
 PROGRAMS_MEASURED = ("tfps", "classic")
 WORKERS = (1, 2, 4, 8)
-KINDS = {  # parameters read, of how many MB, how many rows of it, steps of all workers together
+KINDS = {  # parameters read, of how many MB, how many rows of it, steps of two workers together
     "a scalar": (0, 0, 4_000),
     "dense, 1 MB": (1, 0, 960),
     "dense, 10 MB": (10, 0, 160),
@@ -42,6 +42,7 @@ take longer in any case.
 def workload(kind: str, workers: int) -> Workload:
     """Return one cell's workload."""
     mb, rows, total = KINDS[kind]
+    total *= max(1, workers // 2)
     return Workload(
         f"{kind}, {workers}w",
         kind,
