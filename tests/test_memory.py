@@ -64,6 +64,23 @@ def test_what_is_taken_is_in_large_pages() -> None:
     assert done.stdout == "True\nTrue\n"
 
 
+def test_a_limited_process_asks_for_nothing() -> None:
+    """Where address space is limited, what is not used yet would count: the heap does not grow."""
+    code = """
+import resource
+from pathlib import Path
+from tfps.runtime import memory
+resource.setrlimit(resource.RLIMIT_AS, (32 << 30, resource.RLIM_INFINITY))
+assert memory.keep_freed(heaps=1)
+size = lambda: int(Path("/proc/self/statm").read_text().split()[0]) << 12
+before = size()
+memory.ask_for_large_pages()
+print(size() - before < 64 << 20)
+"""
+    argv = [sys.executable, "-c", code]
+    assert subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout == "True\n"
+
+
 def test_what_the_user_set_stays() -> None:
     """With glibc's own variables in the environment, nothing is changed."""
     code = "from tfps.runtime import memory; print(memory.keep_freed(heaps=1))"

@@ -53,5 +53,10 @@ def ask_for_large_pages() -> None:
 
 
 def _is_counted() -> bool:
-    """Tell whether the system counts memory that is asked for and not used."""
-    return not _OVERCOMMIT.exists() or _OVERCOMMIT.read_text().strip() == "2"
+    """Tell whether memory that is asked for and not used counts: for the system, or for a limit of this process."""
+    if not _OVERCOMMIT.exists() or _OVERCOMMIT.read_text().strip() == "2":
+        return True
+    import resource  # noqa: PLC0415  not on Windows
+
+    limits = resource.getrlimit(resource.RLIMIT_AS), resource.getrlimit(resource.RLIMIT_DATA)
+    return any(soft != resource.RLIM_INFINITY for soft, _ in limits)
