@@ -30,7 +30,7 @@ from forked import HERE, PRELOAD, ROOT
 from result import CLASSIC, FAILED, HANG, NOT_RUN, OK, TFPS, Result, replace
 
 TABLE, RAW = HERE.parent, ROOT / "runs" / "faults"  # of all that git knows the table only
-_TRIES = 5
+_TRIES = 10  # each has its own seed; what is not hit is told in some seconds
 
 
 def main() -> int:
