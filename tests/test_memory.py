@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 _FAULTS_OF_A_STEP = """
 import resource, sys
 import numpy as np
@@ -81,8 +83,15 @@ print(size() - before < 64 << 20)
     assert subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout == "True\n"
 
 
-def test_what_the_user_set_stays() -> None:
-    """With glibc's own variables in the environment, nothing is changed."""
-    code = "from tfps.runtime import memory; print(memory.keep_freed(heaps=1))"
-    argv, env = [sys.executable, "-c", code], {"MALLOC_ARENA_MAX": "4"}
-    assert subprocess.run(argv, env=env, check=True, capture_output=True, text=True, timeout=60).stdout == "False\n"
+@pytest.mark.parametrize("told", [{"MALLOC_PERTURB_": "1"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=4"}])
+def test_what_the_user_set_stays(told: dict[str, str]) -> None:
+    """With glibc's own variables in the environment, nothing is changed, nor asked of the heap."""
+    code = """
+import ctypes
+from tfps.runtime import memory
+ctypes.CDLL = None
+print(memory.keep_freed(heaps=1), memory.ask_for_large_pages())
+"""
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, env=told, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False None\n"
