@@ -10,7 +10,7 @@ The second is for optimizers that sum gradients by row, all of TensorFlow's but 
 them one after another. The order of the sums is TensorFlow's, so is every bit of the result.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -43,19 +43,27 @@ def _users(read: Any) -> Any:
         yield from _users(user) if user.type == "Identity" else [user]
 
 
-def make_unique(ops: Sequence[Any]) -> None:
-    """Rewrite the lookups of a step, and the sums of gradients by row; ``ops`` are all its operations."""
+def make_unique(ops: Sequence[Any]) -> Mapping[str, Any]:
+    """Rewrite the lookups of a step, and the sums of gradients by row; ``ops`` are all its operations.
+
+    Returns:
+        By the name of each tensor of such rows or sums [n, ...], the worker's unique ids [n] that they are of.
+    """
     places: dict[str, tuple[Any, Any]] = {}
+    ids_of: dict[str, Any] = {}
     for op in ops:
         if _is_lookup(op):
             ids = op.inputs[1]
             if ids.name not in places:
                 with tf.device(device(task_of(ids.op))):
                     places[ids.name] = _unique(ids)
-            _look_up(op, *places[ids.name])
+            unique, place = places[ids.name]
+            ids_of[_look_up(op, unique, place).name] = unique
     for op in ops:
         if _sums_by_row(op):
-            _sum_on_worker(op, places)
+            unique, sums = _sum_on_worker(op, places)
+            ids_of[sums.name] = unique
+    return ids_of
 
 
 def _is_lookup(op: Any) -> bool:
@@ -74,15 +82,17 @@ def _unique(ids: Any) -> tuple[Any, Any]:
     return tuple(tf.unique(tf.reshape(ids, [-1])))
 
 
-def _look_up(op: Any, unique: Any, place: Any) -> None:
-    if place is None:
-        return
+def _look_up(op: Any, unique: Any, place: Any) -> Any:
+    """Let a lookup be one of unique ids; returns the rows that the PS gives."""
     ids, found = op.inputs[1], op.outputs[0]
+    if place is None:
+        return found
     with tf.device(op.device), tf.control_dependencies(op.control_inputs):
         rows = tf.raw_ops.ResourceGather(resource=op.inputs[0], indices=unique, dtype=found.dtype)
     with tf.device(device(task_of(ids.op))):
         every = tf.gather(rows, tf.reshape(place, tf.shape(ids)))
     replace(found, every, lambda _user: True)
+    return rows
 
 
 def _sums_by_row(op: Any) -> bool:
@@ -101,8 +111,12 @@ def _sums_by_row(op: Any) -> bool:
     return all(task_of(made.op).startswith("worker/") for made in (op.inputs[0], place.op.inputs[0]))
 
 
-def _sum_on_worker(op: Any, places: dict[str, tuple[Any, Any]]) -> None:
-    """Let the worker sum, and send the sums for the ids that it has asked for, if it has asked for these alone."""
+def _sum_on_worker(op: Any, places: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Let the worker sum, and send the sums for the ids that it has asked for, if it has asked for these alone.
+
+    Returns:
+        These ids, and the sums.
+    """
     values, was = op.inputs[0], op.inputs[1].op
     ids = was.inputs[0]
     asked = ids.op.inputs[0] if ids.op.type == "Reshape" else ids
@@ -111,3 +125,4 @@ def _sum_on_worker(op: Any, places: dict[str, tuple[Any, Any]]) -> None:
         sums = values if place is None else tf.unsorted_segment_sum(values, place, tf.size(unique))
     replace(was.outputs[0], unique, lambda user: user is not op)
     replace(op.outputs[0], sums, lambda _user: True)
+    return unique, sums

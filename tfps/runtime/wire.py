@@ -15,11 +15,12 @@ over the step. What is larger goes alone, uncopied. What would make a circle, se
 of its bucket, is left out.
 
 Rows of embedding tables, of which there are more or fewer in each step, are prepared by ``rows`` and then travel
-together like other tensors, all that are alike in one, however large, with the number of each in another. What is in
-a branch or a loop travels by itself.
+together like other tensors, all that are alike in one, however large. Their number is known from the ids, which begin
+with it; only what is of no ids is sent with another tensor of its lengths. What is in a branch or a loop travels by
+itself.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -43,15 +44,16 @@ def pack(graph: Any, fetches: Sequence[Any], narrow: bool = False) -> None:
         _move_constants(needed(fetches))
         _wait_directly(needed(fetches))
         _merge_reads(needed(fetches))
-        rows.make_unique(needed(fetches))
+        ids_of = rows.make_unique(needed(fetches))
         for source, target, found in _by_route(needed(fetches), _pulled):
             for bucket in buckets(found):
                 _send("pull", source, target, bucket, narrow)
         for source, target, found in _by_route(needed(fetches), _pushed):
             for bucket in buckets(independent(found, target)):
                 _send("push", source, target, bucket, narrow)
-        for source, target, found in _by_route(needed(fetches), _rows):
-            _send("rows", source, target, independent(found, target), narrow)
+        routes = _by_route(needed(fetches), _unfixed)
+        for source, target, found in sorted(routes, key=lambda route: _are_ids(route[2])):
+            _send_unfixed(source, target, independent(found, target), narrow, ids_of)
 
 
 def _move_constants(ops: Iterable[Any]) -> None:
@@ -115,7 +117,7 @@ def _fixed(tensor: Any) -> Any:
     return (tensor.dtype, tensor.shape.rank == 0) if tensor_bytes(tensor.shape, tensor.dtype) else None
 
 
-def _rows(tensor: Any) -> Any:
+def _unfixed(tensor: Any) -> Any:
     """Return what tensors of unknown length that travel together have in common, or ``None``."""
     shape = tensor.shape
     alike = shape.rank and shape[0].value is None and shape[1:].is_fully_defined()
@@ -135,20 +137,74 @@ def _by_route(ops: Sequence[Any], kind: Callable[[Any], Any]) -> Iterable[tuple[
 
 
 def _send(name: str, source: str, target: str, tensors: Sequence[Any], narrow: bool) -> None:
-    """Send tensors as one: those of fixed shape flattened, those of unknown length one after another."""
-    if not tensors:
-        return
-    fixed = tensors[0].shape.is_fully_defined()
-    short = narrow and tensors[0].dtype == tf.float32 and tensors[0].shape.rank > 0
-    if len(tensors) == 1 and not short:
+    """Send tensors of fixed shape as one, flattened."""
+    if _go_as_they_are(tensors, narrow):
         return
     with tf.device(device(source)):
-        sizes = None if fixed else tf.stack(tf.shape_n(tensors))[:, 0]
-        packed = flat(tensors, name) if fixed else tf.concat(tensors, 0, name=name)
-        packed = tf.cast(packed, tf.bfloat16) if short else packed
+        packed = flat(tensors, name)
+    packed = _across(packed, source, target, _are_shortened(tensors, narrow))
     with tf.device(device(target)):
-        packed = tf.cast(packed, tf.float32) if short else packed
-        parts = unflat(packed, tensors) if fixed else tf.split(packed, sizes, num=len(tensors))
+        _arrive(target, tensors, unflat(packed, tensors))
+
+
+def _send_unfixed(source: str, target: str, tensors: Sequence[Any], narrow: bool, ids_of: Mapping[str, Any]) -> None:
+    """Send tensors of unknown length as one, one after another; ids last, so that all that uses them gets them so."""
+    if _go_as_they_are(tensors, narrow):
+        return
+    if _are_ids(tensors):
+        parts = _sent_with_lengths(source, target, tensors)
+    else:
+        parts = _sent_as_rows(source, target, tensors, narrow, [ids_of.get(tensor.name) for tensor in tensors])
+    _arrive(target, tensors, parts)
+
+
+def _sent_with_lengths(source: str, target: str, ids: Sequence[Any]) -> Any:
+    """Return what the target gets of several vectors; their lengths go before them."""
+    count = len(ids)
+    with tf.device(device(source)):
+        packed = tf.concat([tf.cast(_lengths(ids), ids[0].dtype), *ids], 0, name="ids")
+    with tf.device(device(target)):
+        return tf.split(packed, tf.concat([[count], packed[:count]], 0), num=count + 1)[1:]
+
+
+def _sent_as_rows(source: str, target: str, tensors: Sequence[Any], narrow: bool, ids: Sequence[Any]) -> Any:
+    """Return what the target gets of several tensors; it knows how many rows each has if both sides have their ids."""
+    with tf.device(device(source)):
+        lengths = _lengths(tensors) if None in ids else None
+        packed = tf.concat(tensors, 0, name="rows")
+    packed = _across(packed, source, target, _are_shortened(tensors, narrow))
+    with tf.device(device(target)):
+        return tf.split(packed, _lengths(ids) if lengths is None else lengths, num=len(tensors))
+
+
+def _lengths(tensors: Sequence[Any]) -> Any:
+    return tf.stack(tf.shape_n(tensors))[:, 0]
+
+
+def _are_ids(tensors: Sequence[Any]) -> bool:
+    return bool(tensors) and tensors[0].dtype in (tf.int32, tf.int64) and tensors[0].shape.rank == 1
+
+
+def _are_shortened(tensors: Sequence[Any], narrow: bool) -> bool:
+    return narrow and tensors[0].dtype == tf.float32 and tensors[0].shape.rank > 0
+
+
+def _go_as_they_are(tensors: Sequence[Any], narrow: bool) -> bool:
+    return not tensors or (len(tensors) == 1 and not _are_shortened(tensors, narrow))
+
+
+def _across(packed: Any, source: str, target: str, short: bool) -> Any:
+    """Return what the target gets of a tensor: itself, or what bfloat16 leaves of it."""
+    if not short:
+        return packed
+    with tf.device(device(source)):
+        halved = tf.cast(packed, tf.bfloat16)
+    with tf.device(device(target)):
+        return tf.cast(halved, tf.float32)
+
+
+def _arrive(target: str, tensors: Sequence[Any], parts: Sequence[Any]) -> None:
+    """Let all of the target's operations use what has arrived."""
     for tensor, part in zip(tensors, parts, strict=True):
         part.set_shape(tensor.shape)
         replace(tensor, part, lambda user: task_of(user) == target)
