@@ -62,7 +62,7 @@ class Caller:
 @pytest.mark.parametrize(("num_ps", "num_workers", "steps_per_run"), [(1, 1, 1), (2, 3, 4)])
 def test_called_together_they_lose_no_step(tmp_path: Path, num_ps: int, num_workers: int, steps_per_run: int) -> None:
     """Broken off and begun anew four times, a job has made exactly its updates, each the exact mean, all counted."""
-    steps = 800
+    steps = 400
     flags = {"mode": "sync", "max_steps": steps, "steps_per_run": steps_per_run, "model_dir": str(tmp_path)}
     with job(model_of(powers, linear), num_ps, num_workers, **flags) as running:
         caller = Caller(num_ps, num_workers)

@@ -13,7 +13,7 @@ from helpers import summary
 
 import tfps
 from tfps.config import JobConfig
-from tfps.runtime.runs import Pace
+from tfps.runtime.runs import Pace, Runs
 from tfps.runtime.unroll import Steps
 
 
@@ -42,6 +42,42 @@ def test_every_step_is_taken_once(tmp_path: Path, mode: str, steps_per_run: int,
     else:
         assert sum(steps) == max_steps
         assert saved["weight"] == -(steps[0] + 2 * steps[1])
+
+
+@pytest.mark.parametrize("steps_per_run", [1, 4])
+def test_as_many_runs_are_under_way_as_are_asked_for(steps_per_run: int, tmp_path: Path) -> None:
+    """The first two runs wait for each other: with both flags given, they are under way at once."""
+    both, take = threading.Barrier(2, timeout=20), Runs.take
+    waits = iter([both.wait] * 2)
+
+    def meeting(*args: Any) -> Any:
+        next(waits, lambda: 0)()
+        return take(*args)
+
+    with mock.patch.object(Runs, "take", meeting):
+        flags = {"steps_per_run": steps_per_run, "runs_in_flight": 2, "max_steps": 30, "model_dir": str(tmp_path)}
+        train(model_of(counted(None), linear), num_workers=1, **flags)
+    assert variables_of(tmp_path)["global_step"] == 30
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_few_graphs_are_prepared(mode: str, tmp_path: Path) -> None:
+    """To prepare a run takes a second of a large graph: there is one of one step and one of many, for all of a job.
+
+    Neither a report, where the model logs nothing, nor the change of pace nor the end needs another one.
+    """
+    built, build = [], Runs._build
+
+    def noting(self: Any, *what: Any) -> Any:
+        built.append((self, *what))
+        return build(self, *what)
+
+    with mock.patch("tfps.runtime.runs._RUN_SECS", 10.0), mock.patch.object(Runs, "_build", noting):
+        train(model_of(counted(None), linear), mode=mode, max_steps=1003, model_dir=str(tmp_path))
+    steps = summary(tmp_path)["pace"]["steps_per_run"]
+    assert steps > 1
+    assert sorted(what for _, *what in built) == [[1, 1, False]] * 2 + [[steps, steps, False]] * 2
+    assert len({runs for runs, *_ in built}) == 2
 
 
 def test_an_input_that_ends_is_used_to_its_end(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
             counter.assign(global_step, read_value=False), staleness.assign(tf.zeros_like(staleness), read_value=False)
         )
 
-    def draw(count: int, after: Sequence[Any] = ()) -> Any:
+    def draw(count: int, in_hand: int = 0, after: Sequence[Any] = ()) -> Any:
+        del in_hand  # no ticket is handed out twice
         with tf.device(global_step.device):
             drawn = [_draw(counter) for _ in range(count)]
             for ticket in drawn:

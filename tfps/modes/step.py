@@ -3,7 +3,7 @@
 The loop knows nothing of modes. It holds tickets, integers; for each that is below ``max_steps`` it takes a step, and
 in the run of the last of these it draws as many again::
 
-    tickets = run(draw(n))
+    tickets = run(draw(n, 0))
     while all(ticket < max_steps for ticket in tickets):
         tickets = run([train_op of n steps, draw_after(n, the last of them)])
 """
@@ -47,8 +47,9 @@ class Step:
     Attributes:
         train_op: Operation; one step: read the parameters, compute gradients, hand them over.
         gate: Operations of a step that have to end before the next one reads any parameter.
-        draw: Adds to the graph, and returns, n tickets, int64 [n], as they are before the first step.
-        draw_after: The same, drawn at the end of a run whose last step is a copy of this one.
+        draw: Adds to the graph, and returns, n tickets, int64 [n], as they are between steps, for a worker with so many
+            others in its hand.
+        draw_after: Tickets drawn at the end of a run whose last step is a copy of this one.
         chief_init: Operation that the chief runs when the variables have their values and before any worker takes a
             step; with ``leftovers``, also when the workers begin together anew. What was begun before does not count.
         worker_init: Operation that every worker runs before its first step, and when they begin anew.
@@ -65,7 +66,7 @@ class Step:
 
     train_op: Any
     gate: Sequence[Any]
-    draw: Callable[[int], Any]
+    draw: Callable[[int, int], Any]
     draw_after: Callable[[int, Copy], Any]
     chief_init: Any
     worker_init: Any

@@ -100,8 +100,8 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
             torn=tf.reduce_any(tf.not_equal(tf.stack([number.read_value() for number in begun]), global_step)),
         )
 
-    def draw(count: int) -> Any:
-        return global_step.read_value() + tf.range(count, dtype=tf.int64)
+    def draw(count: int, in_hand: int = 0) -> Any:
+        return global_step.read_value() + tf.range(in_hand, in_hand + count, dtype=tf.int64)
 
     def draw_after(count: int, copy: Copy) -> Any:
         return copy(token) + tf.range(count, dtype=tf.int64)

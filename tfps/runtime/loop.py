@@ -94,10 +94,14 @@ class Reporter:
 
 @dataclass(frozen=True)
 class _Block:
-    """Tickets that a run takes a step for, each; ``renew``: it draws as many as the pace says in the end."""
+    """Tickets that a run takes a step for, each.
+
+    ``renew``: In the end it draws as many as the pace says. ``last``: No further ticket will be of use.
+    """
 
     tickets: Sequence[int]
     renew: bool = True
+    last: bool = False
 
 
 class _UnderWay:
@@ -184,7 +188,7 @@ class Loop:
             DivergedError: If the loss or a gradient is NaN or Inf, and is not to be skipped.
             TfpsError: The reason to stop, if there is one.
         """
-        in_hand = deque([_Block(self._runs.draw(self.pace.steps))])
+        in_hand = deque(self._blocks(self._runs.draw(self.pace.steps * self.pace.runs)))
         if in_hand[0].tickets[0] >= self._max_steps and not self.progress.steps:
             log.info("nothing to train: --max_steps=%d is reached; raise it to go on", self._max_steps)
         under_way: deque[_UnderWay] = deque()
@@ -199,10 +203,10 @@ class Loop:
             raise self._stop.error
 
     def take(self, ticket: int) -> None:
-        """Take one step, and draw nothing; raises the reason to stop, if there is one."""
+        """Take one step for which no ticket is left to draw; raises the reason to stop, if there is one."""
         if self._stop.error:
             raise self._stop.error
-        self._finish(self._start(deque([_Block([ticket], renew=False)]))[0])
+        self._finish(self._start(deque([_Block([ticket], last=True)]))[0])
 
     def _start(self, in_hand: "deque[_Block]") -> Sequence[_UnderWay]:
         """Start a run for the first block in hand, or for a part of it; nothing if its tickets are used up."""
@@ -210,14 +214,15 @@ class Loop:
         usable = [ticket for ticket in block.tickets if ticket < self._max_steps]
         if not usable:
             return []
-        if len(usable) < len(block.tickets) or (len(usable) > 1 and not self._input.has(len(usable))):
-            singles = [_Block([ticket], renew=False) for ticket in usable]
-            singles[-1] = _Block(usable[-1:], block.renew)
+        last = len(usable) < len(block.tickets)
+        if last or (len(usable) > 1 and not self._input.has(len(usable))):
+            singles = [_Block([ticket], renew=False, last=last) for ticket in usable]
+            singles[-1] = _Block(usable[-1:], block.renew, last)
             in_hand.extendleft(reversed(singles[1:]))
             block = singles[0]
         self._input.take(len(block.tickets))
         self._under_way = block.tickets
-        draw = self.pace.steps if block.renew else 0
+        draw = 1 if block.last else self.pace.steps if block.renew else 0  # the first runs drew 1: that is built
         shown = self._reporter.due(block.tickets[0] + 1) or self._reporter.due(block.tickets[-1] + 1)
         act = functools.partial(self._runs.take, len(block.tickets), draw, shown)
         return [_UnderWay(block, act, apart=self.pace.runs > 1)]
@@ -238,11 +243,21 @@ class Loop:
             share = (index + 1) / len(run.block.tickets)
             self._note(ticket + 1, index, taken, run.began + share * (run.ended - run.began))
         self._between_runs()
-        more = [_Block(taken.tickets)] if taken.tickets else []
-        if go_on and self.pace.measure(run.ended - run.began, self._max_steps - run.block.tickets[-1]):
-            log.info("pace: %s", self.pace)
-            more += [_Block(self._runs.draw(self.pace.steps)) for _ in range(self.pace.runs - 1)]
-        return more
+        if not run.block.renew or run.block.last:
+            return []
+        return self._blocks(self._renewed(run, taken.tickets) if go_on else taken.tickets)
+
+    def _renewed(self, run: _UnderWay, tickets: Sequence[int]) -> Sequence[int]:
+        """Return a run's next tickets, and those that are missing if from now on more are in hand."""
+        others = self.pace.runs - 1
+        if not self.pace.measure(run.ended - run.began, self._max_steps - run.block.tickets[-1]):
+            return tickets
+        log.info("pace: %s", self.pace)
+        missing = self.pace.steps * (self.pace.runs - others) - len(tickets)
+        return [*tickets, *self._runs.draw(missing, in_hand=len(tickets))]
+
+    def _blocks(self, tickets: Sequence[int]) -> Sequence[_Block]:
+        return [_Block(tickets[at : at + self.pace.steps]) for at in range(0, len(tickets), self.pace.steps)]
 
     def _note(self, step: int, index: int, taken: Taken, ended: float) -> None:
         """Count one step of a run; report it if it is due."""

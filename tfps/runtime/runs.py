@@ -23,7 +23,7 @@ from tfps.runtime.unroll import Steps
 
 _RUN_SECS = 0.2
 _MOST_STEPS = 16
-_MOST_OPS = 2**14  # of a run: TensorFlow prepares some thousands a second, and training waits for it
+_MOST_OPS = 2**14  # of a run: TensorFlow took a second for 2,000 (two workers, two cores), and training waits
 _WARM_UP, _MEASURED = 3, 10  # runs of one step
 _WORTH = 20  # as many runs there must be left, for to build a longer one takes as long as some
 
@@ -73,10 +73,10 @@ class Runs:
         """Go on in another session."""
         self._session, self._calls = session, {}
 
-    def draw(self, count: int) -> Sequence[int]:
-        """Draw tickets before the first step."""
+    def draw(self, count: int, in_hand: int = 0) -> Sequence[int]:
+        """Draw tickets between steps, with so many in hand already."""
         with self._built.graph.as_default(), self._building:
-            return sorted(self._session.run(self._built.step.draw(count)).tolist())
+            return sorted(self._session.run(self._built.step.draw(count, in_hand)).tolist())
 
     def give_back(self, count: int) -> None:
         """Let go of tickets, as the input has ended."""
@@ -91,7 +91,7 @@ class Runs:
     def take(self, count: int, draw: int, shown: bool) -> Taken:
         """Take ``count`` steps and draw ``draw`` tickets; ``shown`` also gives what is reported of them."""
         with self._building:
-            what = count, draw, shown
+            what = count, draw, shown and bool(self._shown)  # one graph, where both would be the same
             if what not in self._fetches:
                 self._fetches[what] = self._build(*what)
             if what not in self._calls:

@@ -31,7 +31,7 @@ def config_of(task: Task) -> Any:
     # Grappler's algebra and folding round otherwise where the wire is packed: no bit may depend on that.
     rewriting = config.graph_options.rewrite_options
     rewriting.arithmetic_optimization = rewriting.constant_folding = RewriterConfig.OFF
-    rewriting.meta_optimizer_iterations = RewriterConfig.ONE  # a second pass takes as long and finds nothing
+    rewriting.meta_optimizer_iterations = RewriterConfig.ONE  # no step was faster for a second, which takes long
     rewriting.memory_optimization = RewriterConfig.NO_MEM_OPT
     return config
 
