@@ -21,9 +21,9 @@ from workloads import Workload
 
 PROGRAMS_MEASURED = ("tfps", "classic")
 WORKERS = (1, 2, 4, 8)
-KINDS = {  # parameters read, of how many MB, how many rows of it, steps of two workers together
+KINDS = {  # parameters read, of how many MB, how many rows of it, steps of one or two workers together
     "a scalar": (0, 0, 4_000),
-    "dense, 1 MB": (1, 0, 960),
+    "dense, 1 MB": (1, 0, 1_920),
     "dense, 10 MB": (10, 0, 160),
     "dense, 100 MB": (100, 0, 32),
     "32 rows of 100 MB": (100, 32, 2_400),
@@ -61,7 +61,7 @@ def workload(kind: str, workers: int) -> Workload:
 def table(results: Sequence[Result], rounds: int) -> str:
     """Return NULL_STEPS.md."""
     lines = [_HEAD.format(rounds="1 round" if rounds == 1 else f"{rounds} rounds")]
-    lines += ["| a step reads | program | " + " | ".join(f"{n} workers" for n in WORKERS) + " |"]
+    lines += ["| a step reads | program | " + " | ".join(f"{n} worker{'s' * (n > 1)}" for n in WORKERS) + " |"]
     lines += ["|---|---|" + "---:|" * len(WORKERS)]
     for kind in KINDS:
         for name in PROGRAMS_MEASURED:
