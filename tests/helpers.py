@@ -36,6 +36,23 @@ def model_fn(features, labels, mode, params):
     return tfps.ModelSpec(loss=loss, predictions={"y": loss}, optimizer=tf.train.GradientDescentOptimizer(1.0))
 """
 
+
+def slow(step_secs: float) -> str:
+    """Return POWERS, of which a step of a worker takes so long: a job lasts as long as its steps say."""
+    wait = f"""
+    import time
+
+    def wait(x):
+        time.sleep({step_secs})
+        return x
+
+    slowly = lambda x, y: ({{"x": tf.ensure_shape(tf.numpy_function(wait, [x["x"]], tf.float32), [])}}, y)
+    return data.map(slowly)
+"""
+    body, model_fn = POWERS.replace("return tf.data.Dataset", "data = tf.data.Dataset").split("\ndef model_fn")
+    return f"{body}{wait}\ndef model_fn{model_fn}"
+
+
 # POWERS, whose every task that loads it prints the command line as it arrived.
 ECHO = f"""{POWERS}
 import json, sys

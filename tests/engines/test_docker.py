@@ -14,34 +14,13 @@ import docker_engine as engine
 import pytest
 import yaml
 from docker_engine import SKELETON, docker, inspect
-from helpers import ECHO, NASTY, REPO, Process, argv_of, processes, run_tfps, summary
+from helpers import ECHO, NASTY, REPO, Process, argv_of, processes, run_tfps, slow, summary
 
 import tfps
 
 pytestmark = pytest.mark.timeout(600)
 
-# A model of which a step of a worker takes a twentieth of a second.
-SLOW = """
-import time
-import tensorflow.compat.v1 as tf
-import tfps
-
-def wait(x):
-    time.sleep(0.05)
-    return x
-
-def input_fn(mode, params, input_context):
-    if mode == "eval":
-        return None
-    ones = tf.data.Dataset.from_tensors(1.0).repeat()
-    return ones.map(lambda x: ({"x": tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), [])}, 0.0))
-
-def model_fn(features, labels, mode, params):
-    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
-    loss = weight * features["x"]
-    return tfps.ModelSpec(loss=loss, predictions={"y": loss}, optimizer=tf.train.GradientDescentOptimizer(1.0))
-"""
-
+SLOW = slow(0.05)
 SECS = 300  # for a job's end, on a machine that has more to do
 IMAGE = f"tfps:{tfps.__version__}"
 

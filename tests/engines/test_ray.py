@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import ECHO, NASTY, Process, argv_of, processes, run_tfps, summary, wait_gone
+from helpers import ECHO, NASTY, Process, argv_of, load_variable, processes, run_tfps, slow, summary, wait_gone
 from ray_engine import NOT_NICE, OTHER, RayCluster, ray_cluster, short_path
 
 pytestmark = pytest.mark.timeout(300)
@@ -87,17 +87,20 @@ def test_trains_on_both_nodes(ray: RayCluster, tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_starts_again(ray: RayCluster, tmp_path: Path) -> None:
-    """Sync: one worker is killed, starts again on its address, and the job does all its steps and ends with 0."""
-    flags = ("--model=mnist", "--issync=1", "--max_steps=500", "--steps_to_validate=50", "--save_checkpoint_secs=2")
-    handle = ray.submit(*flags, f"--model_dir={tmp_path}")
+    """Sync: one worker is killed, starts again on its address, and each of the job's updates is the exact mean."""
+    model, model_dir, steps = tmp_path / "slow.py", tmp_path / "m", 300
+    model.write_text(slow(0.05))
+    flags = ("--issync=1", f"--max_steps={steps}", "--steps_to_validate=10", f"--model_dir={model_dir}")
+    handle = ray.submit(f"--model={model}", *flags)
     with processes() as started:
         started.append(Process(tmp_path / "followed", "logs", handle, "--follow", **ray.env))
-        started[0].wait_for("saved ", 120)
-        [victim] = _tasks_of(tmp_path, "--task_index=1")
+        started[0].wait_for("worker/1  | step=", 120)
+        [victim] = _tasks_of(model_dir, "--task_index=1")
         os.kill(victim, signal.SIGKILL)
         assert started[0].wait(150) == 0
         assert "worker/1  | Killed" in started[0].output()
-    assert summary(tmp_path)["global_step"] == 500
+    assert summary(model_dir)["global_step"] == steps
+    assert load_variable(model_dir, "weight") == -1.5 * steps
     states = _states(ray, handle)
     assert {state[:2] for state in states.values()} == {("SUCCEEDED", "0")}
     assert int(states["worker/1"][2]) >= 1

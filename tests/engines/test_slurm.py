@@ -13,32 +13,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import ECHO, NASTY, REPO, TFPS, Process, argv_of, environment, processes, run_tfps, summary, wait_gone
+from helpers import (
+    ECHO,
+    NASTY,
+    REPO,
+    TFPS,
+    Process,
+    argv_of,
+    environment,
+    processes,
+    run_tfps,
+    slow,
+    summary,
+    wait_gone,
+)
 from slurm_engine import Slurm, slurm
 
 pytestmark = pytest.mark.timeout(300)
 ENDS = 180.0  # seconds within which anything here ends, even on a busy machine
 
-# A step of each worker takes a twentieth of a second: so a job lasts as long as its steps say.
-SLOW = """
-import time
-import tensorflow.compat.v1 as tf
-import tfps
-
-def input_fn(mode, params, input_context):
-    if mode == "eval":
-        return None
-    def examples():
-        while True:
-            time.sleep(0.05)
-            yield 1.0
-    return tf.data.Dataset.from_generator(examples, tf.float32, []).map(lambda x: ({"x": x}, 0.0))
-
-def model_fn(features, labels, mode, params):
-    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
-    loss = weight * features["x"]
-    return tfps.ModelSpec(loss=loss, predictions={"y": loss}, optimizer=tf.train.GradientDescentOptimizer(1.0))
-"""
+SLOW = slow(0.05)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from helpers import POWERS, Process, alive, children_of, load_variable, processes, run_tfps, summary, wait_gone
+from helpers import POWERS, Process, alive, children_of, load_variable, processes, run_tfps, slow, summary, wait_gone
 
 LONG = ("launch", "--model=linear", "--num_ps=1", "--num_workers=2", "--max_steps=1000000", "--steps_to_validate=20")
 
@@ -148,10 +148,10 @@ def test_a_killed_task_is_started_again_and_no_step_is_lost(tmp_path: Path, lost
 
     In sync each update is still the exact mean: 1.5 a step.
     """
-    steps = 4_000 if issync == "1" else 12_000
+    steps = 1_000 if issync == "1" else 2_000
     flags = (f"--issync={issync}", f"--max_steps={steps}", f"--model_dir={tmp_path / 'm'}", "--steps_per_run=4")
     with processes() as started:
-        started.append(Process(tmp_path / "out", "launch", f"--model={_powers(tmp_path)}", *flags))
+        started.append(Process(tmp_path / "out", "launch", f"--model={_slow(tmp_path)}", *flags))
         started[0].wait_for(f"{lost.replace('-', '/')} | step=", 60)
         time.sleep(3)
         victim = _pid_of(lost, children_of(started[0].pid))
@@ -175,11 +175,11 @@ def test_a_killed_task_is_started_again_and_no_step_is_lost(tmp_path: Path, lost
 @pytest.mark.parametrize("issync", ["1", "0"])
 def test_with_a_lost_ps_all_others_begin_anew_at_once(tmp_path: Path, issync: str) -> None:
     """One of three PS killed: every task is started again, once, and the job goes on from its last checkpoint."""
-    steps = 2_000 if issync == "1" else 6_000
+    steps = 500 if issync == "1" else 1_000
     flags = (f"--issync={issync}", "--num_ps=3", f"--max_steps={steps}", f"--model_dir={tmp_path / 'm'}")
     with processes() as started:
         pace = ("--steps_per_run=4", "--save_checkpoint_secs=0.5")
-        started.append(Process(tmp_path / "out", "launch", f"--model={_powers(tmp_path)}", *flags, *pace))
+        started.append(Process(tmp_path / "out", "launch", f"--model={_slow(tmp_path)}", *flags, *pace))
         started[0].wait_for("saved ", 60)
         os.kill(_pid_of("ps-1", children_of(started[0].pid)), signal.SIGKILL)
         assert started[0].wait(90) == 0, started[0].output()
@@ -195,9 +195,9 @@ def test_with_a_lost_ps_all_others_begin_anew_at_once(tmp_path: Path, issync: st
 
 def test_a_frozen_task_is_named_killed_and_started_again(tmp_path: Path) -> None:
     """A stopped process (SIGSTOP) is noticed, in sync too, where everyone waits for it; the job ends well."""
-    flags = ("--issync=1", "--max_steps=3000", f"--model_dir={tmp_path / 'm'}")
+    flags = ("--issync=1", "--max_steps=1000", f"--model_dir={tmp_path / 'm'}")
     with processes() as started:
-        started.append(Process(tmp_path / "out", "launch", f"--model={_powers(tmp_path)}", *flags))
+        started.append(Process(tmp_path / "out", "launch", f"--model={_slow(tmp_path)}", *flags))
         started[0].wait_for("worker/1 | step=", 60)
         os.kill(victim := _pid_of("worker-1", children_of(started[0].pid)), signal.SIGSTOP)
         began = time.monotonic()
@@ -206,7 +206,7 @@ def test_a_frozen_task_is_named_killed_and_started_again(tmp_path: Path) -> None
         assert started[0].wait(90) == 0, started[0].output()
         assert not alive([victim])
     assert summary(tmp_path / "m")["tasks"]["worker/1"]["restarts"] == 1
-    assert load_variable(tmp_path / "m", "weight") == -1.5 * 3000
+    assert load_variable(tmp_path / "m", "weight") == -1.5 * 1000
 
 
 def test_a_task_that_computes_is_not_taken_for_frozen(tmp_path: Path) -> None:
@@ -242,9 +242,9 @@ def test_a_ps_that_is_lost_at_the_end_calls_back_who_was_done(tmp_path: Path) ->
 
 def test_a_short_pause_is_survived(tmp_path: Path) -> None:
     """A worker that is stopped for five seconds goes on; nothing is restarted."""
-    flags = ("--issync=1", "--max_steps=3000", f"--model_dir={tmp_path / 'm'}")
+    flags = ("--issync=1", "--max_steps=1000", f"--model_dir={tmp_path / 'm'}")
     with processes() as started:
-        started.append(Process(tmp_path / "out", "launch", f"--model={_powers(tmp_path)}", *flags))
+        started.append(Process(tmp_path / "out", "launch", f"--model={_slow(tmp_path)}", *flags))
         started[0].wait_for("worker/1 | step=", 60)
         os.kill(victim := _pid_of("worker-1", children_of(started[0].pid)), signal.SIGSTOP)
         time.sleep(5)
@@ -281,9 +281,9 @@ def test_a_worker_whose_input_blocks_ends_with_its_stacks_in_its_log(tmp_path: P
     assert "in wait_for_ever" in log.read_text()
 
 
-def _powers(directory: Path) -> Path:
-    model = directory / "powers.py"
-    model.write_text(POWERS)
+def _slow(directory: Path) -> Path:
+    model = directory / "slow.py"
+    model.write_text(slow(0.01))
     return model
 
 

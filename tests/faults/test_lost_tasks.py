@@ -5,7 +5,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from helpers import POWERS, TFPS, Process, by_hand, environment, processes, summary
+from helpers import TFPS, Process, by_hand, environment, processes, slow, summary
 
 from tfps.launchers.local import held_ports
 
@@ -47,16 +47,16 @@ def test_a_lost_worker_ends_a_sync_job_with_170(tmp_path: Path) -> None:
 
 def test_async_goes_on_without_a_killed_worker_and_still_takes_every_step(tmp_path: Path) -> None:
     """In async the others finish a killed worker's share; the step it may have drawn is taken too; everyone ends."""
-    model = tmp_path / "powers.py"
-    model.write_text(POWERS)
-    flags = (f"--model={model}", "--max_steps=4000", f"--model_dir={tmp_path / 'm'}")
+    model, steps = tmp_path / "slow.py", 400
+    model.write_text(slow(0.01))
+    flags = (f"--model={model}", f"--max_steps={steps}", "--steps_to_validate=10", f"--model_dir={tmp_path / 'm'}")
     with by_hand(tmp_path, 1, 2, *flags) as tasks:
         tasks["worker/1"].wait_for("step=", 60)
         tasks["worker/1"].signal(signal.SIGKILL)
         assert tasks["worker/1"].wait(5) == -signal.SIGKILL
         assert tasks["worker/0"].wait(60) == 0, tasks["worker/0"].output()
         assert tasks["ps/0"].wait(40) == 0
-    assert summary(tmp_path / "m")["global_step"] == 4000
+    assert summary(tmp_path / "m")["global_step"] == steps
 
 
 def test_who_reads_the_output_may_be_gone(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import POWERS, Process, load_variable, summary
+from helpers import POWERS, Process, load_variable, slow, summary
 
 from tfps.launchers.local import held_ports
 
-STEPS = {"async": 2_000, "sync": 800}
+STEPS = {"async": 1_000, "sync": 500}  # at 10 ms each: it is far from its end when a task is killed
 DIVERGING = POWERS.replace('weight * features["x"]', 'tf.square(weight * features["x"] + 1.0) * 100.0')
 
 
@@ -87,7 +87,8 @@ def platform(directory: Path, num_ps: int, num_workers: int, *flags: str, model:
 def test_a_killed_task_that_is_started_again(tmp_path: Path, mode: str, lost: str) -> None:
     """Whichever task is killed in training, the job takes all its steps, no task hangs, and all end with 0."""
     steps = STEPS[mode]
-    with platform(tmp_path, 2, 2, f"--mode={mode}", f"--max_steps={steps}", "--start_timeout_secs=60") as job:
+    flags = (f"--mode={mode}", f"--max_steps={steps}", "--start_timeout_secs=60")
+    with platform(tmp_path, 2, 2, *flags, model=slow(0.01)) as job:
         job.tasks["worker/0"].wait_for("saved ", 120)
         killed = job.tasks[lost]
         killed.signal(signal.SIGKILL)
