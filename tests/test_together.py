@@ -24,6 +24,7 @@ from cluster_in_process import (
 )
 from helpers import summary
 
+import tfps
 from tfps.cluster import Task
 from tfps.config import JobConfig
 from tfps.errors import PeerLostError
@@ -42,17 +43,39 @@ def powers(mode: str, params: Any, context: Any) -> Any:
     return None if mode == "eval" else dataset_of(np.float32([3 * 2.0**context.input_pipeline_id])).repeat()
 
 
+TWINS = ("left", "right")
+
+
+def twins(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model of two variables, on two PS if there are two, whose gradients are its feature."""
+    weights = [tf.get_variable(name, [4], initializer=tf.zeros_initializer()) for name in TWINS]
+    loss = tf.reduce_sum(tf.add_n(weights) * features["x"])
+    return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+
 class Caller:
     """A task beside a job's that sees its state."""
 
     def __init__(self, num_ps: int, num_workers: int) -> None:
         with tf.Graph().as_default() as graph:
             self._state = jobstate.JobState(cluster_of(num_ps, num_workers), 0)
+            with tf.device("/job:ps/task:0"):
+                begun = synchronous._number("tfps/begun_0")
+                self._begun, self._begin = begun.read_value(), begun.assign_add(1, read_value=False)
             self._session = tf.Session(target_of(Task("ps", 0)), graph=graph, config=session_config("/job:ps"))
 
     def wait_until_ready(self, era: int) -> None:
         """Wait until the workers go on in an era."""
         wait_until(lambda: self._state.is_up(self._session) and self._state.look(self._session).ready == era)
+
+    def wait_for_a_step(self) -> None:
+        """Wait until the workers have begun another update."""
+        before = self._session.run(self._begun)
+        wait_until(lambda: self._session.run(self._begun) > before)
+
+    def begin_an_update(self) -> None:
+        """Count an update as begun that is not."""
+        self._session.run(self._begin)
 
     def call(self) -> None:
         """Call the workers together."""
@@ -61,19 +84,22 @@ class Caller:
 
 @pytest.mark.parametrize(("num_ps", "num_workers", "steps_per_run"), [(1, 1, 1), (2, 3, 4)])
 def test_called_together_they_lose_no_step(tmp_path: Path, num_ps: int, num_workers: int, steps_per_run: int) -> None:
-    """Broken off and begun anew four times, a job has made exactly its updates, each the exact mean, all counted."""
-    steps = 400
+    """Broken off in its steps and begun anew four times, a job has made exactly its updates, each the exact mean."""
+    steps = 800
     flags = {"mode": "sync", "max_steps": steps, "steps_per_run": steps_per_run, "model_dir": str(tmp_path)}
-    with job(model_of(powers, linear), num_ps, num_workers, **flags) as running:
+    with job(model_of(powers, twins), num_ps, num_workers, **flags) as running:
         caller = Caller(num_ps, num_workers)
         for era in range(4):
             caller.wait_until_ready(era)
+            caller.wait_for_a_step()
             caller.call()
         caller.wait_until_ready(4)
         assert not running.ended, "the job was over before it was called"
         assert_done(running.wait(60))
     mean = 3 * (2**num_workers - 1) / num_workers
-    assert variables_of(tmp_path) == {"weight": -steps * mean, "global_step": steps}
+    saved = variables_of(tmp_path)
+    assert saved["global_step"] == steps
+    assert saved["left"].tolist() == saved["right"].tolist() == [-steps * mean] * 4
     told = summary(tmp_path)
     assert [told["tasks"][f"worker/{i}"]["steps"] for i in range(num_workers)] == [steps] * num_workers
     assert told["gradients_dropped"] is None
@@ -109,13 +135,10 @@ def test_called_while_they_wait_for_input_they_lose_none_of_it(tmp_path: Path, s
 
 def test_variables_of_two_steps_are_of_no_use(tmp_path: Path) -> None:
     """Where an update was begun and not ended, no worker goes on: every task leaves, to begin from a checkpoint."""
-    with tf.Graph().as_default() as beside, tf.device("/job:ps/task:0"):
-        begin = synchronous._number("tfps/begun_0").assign_add(1, read_value=False)
     with job(model_of(powers, linear), 1, 2, mode="sync", max_steps=10**6, model_dir=str(tmp_path)) as running:
         caller = Caller(1, 2)
         caller.wait_until_ready(0)
-        with tf.Session(target_of(Task("ps", 0)), graph=beside, config=session_config("/job:ps")) as session:
-            session.run(begin)
+        caller.begin_an_update()
         caller.call()
         wait_until(lambda: {"ps/0", "worker/0"} <= set(running.ended))
         assert isinstance(running.ended["ps/0"], PeerLostError)
@@ -123,15 +146,15 @@ def test_variables_of_two_steps_are_of_no_use(tmp_path: Path) -> None:
 
 
 class _ByHand:
-    """One worker's graph of a sync job of two, and a session, for a test that takes its steps by hand."""
+    """One worker's graph of a sync job, and a session, for a test that takes its steps by hand."""
 
-    def __init__(self) -> None:
-        config = JobConfig(mode="sync")
-        self.built = graph.training(config, cluster_of(), Task("worker", 0), model_of(powers, linear))
+    def __init__(self, num_ps: int = 1, num_workers: int = 2, model_fn: Any = linear) -> None:
+        config, cluster, model = JobConfig(mode="sync"), cluster_of(num_ps, num_workers), model_of(powers, model_fn)
+        self.built = graph.training(config, cluster, Task("worker", 0), model)
         with self.built.graph.as_default():
             filters = session_config("/job:ps", "/job:worker/task:0")
             self.session = tf.Session(target_of(Task("worker", 0)), graph=self.built.graph, config=filters)
-            self._chief = chief.Chief(config, cluster_of(), model_of(powers, linear), self.built)
+            self._chief = chief.Chief(config, cluster, model, self.built)
             for op in (tf.global_variables_initializer(), self.built.iterator.initializer):
                 self.session.run(op)
         operations = self.built.graph.get_operations()
@@ -209,3 +232,40 @@ def test_what_a_lost_worker_still_waits_for_takes_nothing() -> None:
         worker.session.run(worker.built.step.worker_init)
         worker.session.run(worker.push)
         assert worker.held() == [1, 0, 0]
+
+
+class _OnTwoPs(_ByHand):
+    """A sync job of one worker whose two variables are on two PS, in its first era."""
+
+    def __init__(self) -> None:
+        super().__init__(num_ps=2, num_workers=1, model_fn=twins)
+        operations = self.built.graph.get_operations()
+        applied = [op for op in operations if op.type == "ResourceAccumulatorApplyGradient"]
+        self.pushes = {op.device[-1]: op for op in applied if "/finite/" in op.inputs[2].name}
+        self.begin(0)
+        self.session.run(self.built.step.worker_init)
+
+    def has(self) -> list[Any]:
+        """Return the step, and the first number of each variable."""
+        self.session.run(self.built.store)
+        step, *weights = self.session.run([self.built.global_step, *map("{}/Read/ReadVariableOp:0".format, TWINS)])
+        return [step, *(weight[0] for weight in weights)]
+
+
+def test_an_update_begins_on_all_ps_or_on_none() -> None:
+    """While one of two PS lacks a gradient, as of a worker lost in the middle of its push, the other changes nothing.
+
+    When it has come, both do.
+    """
+    with shared_servers():
+        worker = _OnTwoPs()
+        leftovers = worker.built.step.leftovers
+        worker.session.run(worker.pushes["0"])
+        asked = worker.ask(worker.built.step.update, {leftovers.era: 0})
+        time.sleep(0.5)
+        assert worker.has() == [0, 0, 0]
+        assert not worker.session.run(leftovers.torn)
+        assert asked.is_alive()
+        worker.session.run(worker.pushes["1"])
+        wait_until(lambda: not asked.is_alive())
+        assert worker.has() == [1, -3, -3]

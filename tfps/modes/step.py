@@ -29,7 +29,7 @@ class Leftovers:
         fill: n operations: each puts something into one that is of no effect.
         enough: How often to run ``fill``: when each then holds so many, nobody waits any more.
         clear: n operations: each takes one out, or all.
-        torn: Scalar bool: an update was broken off when some variables had it and others not.
+        torn: Scalar bool: an update has begun and not ended: some variables may have it and others not.
     """
 
     era: Any

@@ -21,8 +21,9 @@ A worker may be lost with its token, or with a part of its gradient sent, and th
 they begin together anew, in the next *era*, stamps go on from a higher base: what is still on its way from before is
 dropped as stale, what has arrived is cleared, and every worker computes the gradient of the present step once more. A
 PS may not know yet that a worker is lost, and still have its requests in line: they are given tokens and gradients of
-zeros, and an update of another era than the PS's fails before it changes anything. Only where a PS had begun an update
-that was not ended everywhere (``torn``), the variables are of two steps, and of no use.
+zeros, and an update of another era than the PS's fails before it changes anything. An update begins on all PS or on
+none: when each has all its means. From then on it needs no worker, and the chief, which breaks off last, lets it end.
+Only where the chief itself is lost in the middle of one (``torn``), the variables are of two steps, and of no use.
 """
 
 import dataclasses
@@ -64,7 +65,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         raise ValueError("No gradients provided for any variable: the loss depends on none.")
     made = [_mean(gradient, variable, stamped, cluster.num_workers) for gradient, variable in gradients]
     era = tf.placeholder(tf.int64, [], name="tfps/present_era")
-    begun, eras, means = _noting_the_beginning(made, era)
+    begun, eras, means = _beginning_as_one(made, era)
     with tf.device(global_step.device):
         queues = [_tokens(index) for index in range(cluster.num_workers)]
         update = optimizer.apply_gradients([(mean.value, mean.variable) for mean in means], global_step)
@@ -185,27 +186,34 @@ def _sparse_mean(gradient: Any, variable: Any, stamp: Any, num_workers: int, nam
     )
 
 
-def _noting_the_beginning(means: Sequence[_Mean], era: Any) -> tuple[Sequence[Any], Sequence[Any], Sequence[_Mean]]:
-    """Let each PS count the updates that it has begun, and begin none of another era than the one it is in.
+def _beginning_as_one(means: Sequence[_Mean], era: Any) -> tuple[Sequence[Any], Sequence[Any], Sequence[_Mean]]:
+    """Let an update begin on all PS or on none: when each has all its means, and in the era that it is in.
+
+    Each PS tells each other when it has its means, so that nothing waits for more than one message.
 
     Returns:
-        The counter of each PS, the era of each, and the means, which can be had once their PS has counted.
+        By PS, a variable of how many updates have begun and one of its era; the means of an update that has begun.
     """
+    devices = sorted({mean.variable.device for mean in means})
+    by_ps = {device: [mean for mean in means if mean.variable.device == device] for device in devices}
+    there = []
+    for device, own in by_ps.items():
+        with tf.device(device), tf.control_dependencies([_numbers(mean.value) for mean in own]):
+            there.append(tf.no_op())
     counters: list[Any] = []
     eras: list[Any] = []
-    noted: list[_Mean] = []
-    for device in dict.fromkeys(mean.variable.device for mean in means):
-        own = [mean for mean in means if mean.variable.device == device]
+    begun: list[_Mean] = []
+    for device, own in by_ps.items():
         with tf.device(device):
             counters.append(_number(f"tfps/begun_{len(counters)}"))
             eras.append(_number(f"tfps/begun_in_era_{len(eras)}"))
-            with tf.control_dependencies([_numbers(mean.value) for mean in own]):
+            with tf.control_dependencies(there):
                 present = tf.equal(eras[-1].read_value(), era)
             with tf.control_dependencies([tf.raw_ops.Assert(condition=present, data=[_OVER])]):
                 begin = counters[-1].assign_add(1, read_value=False)
             with tf.control_dependencies([begin]):
-                noted += [dataclasses.replace(mean, value=_same(mean.value)) for mean in own]
-    return counters, eras, noted
+                begun += [dataclasses.replace(mean, value=_same(mean.value)) for mean in own]
+    return counters, eras, begun
 
 
 def _numbers(mean: Any) -> Any:

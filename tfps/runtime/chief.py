@@ -94,8 +94,8 @@ class Chief:
         if step.leftovers and era:
             _clear(session, step.leftovers)
             session.run(step.chief_init, now)
-        if self._built.updates is not None:
-            self.updates = Updates(session, self._built.updates, now)
+        if step.leftovers and self._built.updates is not None:
+            self.updates = Updates(session, self._built.updates, step.leftovers, era)
 
     def is_torn(self, session: Any) -> bool:
         """Tell whether the variables are of two steps, as the chief was lost in the middle of an update."""
