@@ -321,7 +321,7 @@ class _SyncByHand:
                 self._sessions.append(tf.Session(target_of(Task("worker", index)), graph=built.graph, config=config))
                 for op in (*init, built.iterator.initializer, built.step.worker_init):
                     self._sessions[-1].run(op, now if index == 0 else None)
-        Updates(self._sessions[0], self._built[0].updates, self._built[0].step.leftovers, 0)
+        Updates(self._sessions[0], self._built[0].updates, now)
 
     def push(self, worker: int) -> None:
         """Push a worker's gradient, and draw no token."""

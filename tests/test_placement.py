@@ -255,7 +255,7 @@ def one_step(training: graph.TrainGraph, rewriting: bool) -> list[tuple[str, str
         for op in (tf.global_variables_initializer(), training.load, local, step.chief_init, step.worker_init):
             session.run(op, now)
         if training.updates is not None:
-            Updates(session, training.updates, step.leftovers, 0)
+            Updates(session, training.updates, now)
         session.run(training.fetches, options=options, run_metadata=metadata)
     return sorted(sends(metadata))
 

@@ -42,11 +42,7 @@ def _ours(optimizer: Any, loss: Any, global_step: Any, index: int) -> tuple[Any,
     step = synchronous.build(optimizer, loss, global_step, JobConfig(), cluster, Task("worker", index))
     now = {step.leftovers.era: 0}
     start = [] if index else [(step.chief_init, now)]
-    return (
-        step.train_op,
-        [*start, (step.worker_init, {})],
-        lambda session: Updates(session, step.update, step.leftovers, 0),
-    )
+    return step.train_op, [*start, (step.worker_init, {})], lambda session: Updates(session, step.update, now)
 
 
 def _trained(build: Callable[..., tuple[Any, Any, Any]], optimizer: Callable[[], Any]) -> np.ndarray:

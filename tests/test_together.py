@@ -43,6 +43,23 @@ def powers(mode: str, params: Any, context: Any) -> Any:
     return None if mode == "eval" else dataset_of(np.float32([3 * 2.0**context.input_pipeline_id])).repeat()
 
 
+def slow_powers(secs: float) -> Any:
+    """Give ``powers``, each after a time: it is what steps wait for, so a job lasts as long as its steps say."""
+
+    def wait(x: Any) -> Any:
+        time.sleep(secs)
+        return x
+
+    def slowly(x: Any, y: Any) -> Any:
+        return {"x": tf.ensure_shape(tf.numpy_function(wait, [x["x"]], tf.float32), [])}, y
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        dataset = powers(mode, params, context)
+        return dataset and dataset.map(slowly)
+
+    return input_fn
+
+
 TWINS = ("left", "right")
 
 
@@ -62,6 +79,7 @@ class Caller:
             with tf.device("/job:ps/task:0"):
                 begun = synchronous._number("tfps/begun_0")
                 self._begun, self._begin = begun.read_value(), begun.assign_add(1, read_value=False)
+                self._end = begun.assign_sub(1, read_value=False)
             self._session = tf.Session(target_of(Task("ps", 0)), graph=graph, config=session_config("/job:ps"))
 
     def wait_until_ready(self, era: int) -> None:
@@ -77,6 +95,10 @@ class Caller:
         """Count an update as begun that is not."""
         self._session.run(self._begin)
 
+    def end_the_update(self) -> None:
+        """Count it no more."""
+        self._session.run(self._end)
+
     def call(self) -> None:
         """Call the workers together."""
         self._state.call(self._session)
@@ -87,7 +109,7 @@ def test_called_together_they_lose_no_step(tmp_path: Path, num_ps: int, num_work
     """Broken off in its steps and begun anew four times, a job has made exactly its updates, each the exact mean."""
     steps = 800
     flags = {"mode": "sync", "max_steps": steps, "steps_per_run": steps_per_run, "model_dir": str(tmp_path)}
-    with job(model_of(powers, twins), num_ps, num_workers, **flags) as running:
+    with job(model_of(slow_powers(0.002), twins), num_ps, num_workers, **flags) as running:
         caller = Caller(num_ps, num_workers)
         for era in range(4):
             caller.wait_until_ready(era)
@@ -105,25 +127,12 @@ def test_called_together_they_lose_no_step(tmp_path: Path, num_ps: int, num_work
     assert told["gradients_dropped"] is None
 
 
-def slow_powers(mode: str, params: Any, context: Any) -> Any:
-    """Give ``powers``, each after 50 ms: it is what steps wait for."""
-
-    def wait(x: Any) -> Any:
-        time.sleep(0.05)
-        return x
-
-    dataset = powers(mode, params, context)
-    return dataset and dataset.map(
-        lambda x, y: ({"x": tf.ensure_shape(tf.numpy_function(wait, [x["x"]], tf.float32), [])}, y)
-    )
-
-
 @pytest.mark.parametrize("steps_per_run", [1, 4])
 def test_called_while_they_wait_for_input_they_lose_none_of_it(tmp_path: Path, steps_per_run: int) -> None:
     """A step that is broken off while it waits for a batch does not end the input, as it does TensorFlow's iterator."""
     steps = 40
     flags = {"mode": "sync", "max_steps": steps, "steps_per_run": steps_per_run, "model_dir": str(tmp_path)}
-    with job(model_of(slow_powers, linear), 1, 1, **flags) as running:
+    with job(model_of(slow_powers(0.05), linear), 1, 1, **flags) as running:
         caller = Caller(1, 1)
         for era in range(3):
             caller.wait_until_ready(era)
@@ -152,9 +161,8 @@ class _ByHand:
         config, cluster, model = JobConfig(mode="sync"), cluster_of(num_ps, num_workers), model_of(powers, model_fn)
         self.built = graph.training(config, cluster, Task("worker", 0), model)
         with self.built.graph.as_default():
-            filters = session_config("/job:ps", "/job:worker/task:0")
-            self.session = tf.Session(target_of(Task("worker", 0)), graph=self.built.graph, config=filters)
-            self._chief = chief.Chief(config, cluster, model, self.built)
+            self.session = self.session_of_its_own()
+            self._chief = chief.Chief(config, cluster, model, self.built, self.session_of_its_own)
             for op in (tf.global_variables_initializer(), self.built.iterator.initializer):
                 self.session.run(op)
         operations = self.built.graph.get_operations()
@@ -167,10 +175,14 @@ class _ByHand:
                 tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.constant(7, tf.int64)]) for queue in queues
             ]
 
+    def session_of_its_own(self) -> Any:
+        """Return another session on the graph."""
+        config = session_config("/job:ps", "/job:worker/task:0")
+        return tf.Session(target_of(Task("worker", 0)), graph=self.built.graph, config=config)
+
     def ask(self, op: Any, feeds: Any = None) -> threading.Thread:
         """Run an operation that waits, in a session of its own, as one that is lost later."""
-        config = session_config("/job:ps", "/job:worker/task:0")
-        session = tf.Session(target_of(Task("worker", 0)), graph=self.built.graph, config=config)
+        session = self.session_of_its_own()
 
         def wait() -> None:
             with contextlib.suppress(tf.errors.InvalidArgumentError):  # an era that is over
@@ -180,10 +192,15 @@ class _ByHand:
         thread.start()
         return thread
 
-    def begin(self, era: int) -> None:
+    def begin(self, era: int, updates: bool = False) -> None:
         """Begin an era, without updates in the background."""
-        object.__setattr__(self.built, "updates", None)
+        if not updates:
+            object.__setattr__(self.built, "updates", None)
         self._chief.let_go(self.session, era)
+
+    def comes_to_rest(self) -> bool:
+        """Tell whether the chief finds all variables of one step, and has ended the updates."""
+        return self._chief.come_to_rest(self.session)
 
     def held(self) -> list[int]:
         """Return what accumulators and queues hold."""
@@ -237,12 +254,12 @@ def test_what_a_lost_worker_still_waits_for_takes_nothing() -> None:
 class _OnTwoPs(_ByHand):
     """A sync job of one worker whose two variables are on two PS, in its first era."""
 
-    def __init__(self) -> None:
+    def __init__(self, updates: bool = False) -> None:
         super().__init__(num_ps=2, num_workers=1, model_fn=twins)
         operations = self.built.graph.get_operations()
         applied = [op for op in operations if op.type == "ResourceAccumulatorApplyGradient"]
         self.pushes = {op.device[-1]: op for op in applied if "/finite/" in op.inputs[2].name}
-        self.begin(0)
+        self.begin(0, updates)
         self.session.run(self.built.step.worker_init)
 
     def has(self) -> list[Any]:
@@ -269,3 +286,31 @@ def test_an_update_begins_on_all_ps_or_on_none() -> None:
         worker.session.run(worker.pushes["1"])
         wait_until(lambda: not asked.is_alive())
         assert worker.has() == [1, -3, -3]
+
+
+def test_an_update_that_has_begun_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables are of one step when it has ended; where it does not end, they are of no use."""
+    monkeypatch.setattr(chief, "_TORN_SECS", 2.0)
+    with shared_servers():
+        worker, caller = _OnTwoPs(), Caller(2, 1)
+        caller.begin_an_update()
+        ends = threading.Timer(0.5, caller.end_the_update)
+        ends.start()
+        assert worker.comes_to_rest()
+        assert ends.finished.is_set()
+        caller.begin_an_update()
+        assert not worker.comes_to_rest()
+
+
+def test_no_update_begins_at_rest() -> None:
+    """Once updates are ended, one that has all it needs changes nothing, on any PS, until the next era."""
+    with shared_servers():
+        worker = _OnTwoPs(updates=True)
+        assert worker.comes_to_rest()
+        worker.session.run([*worker.pushes.values()])
+        time.sleep(0.3)
+        assert worker.has() == [0, 0, 0]
+        worker.begin(1, updates=True)
+        worker.session.run(worker.built.step.worker_init)
+        worker.session.run([*worker.pushes.values()])
+        wait_until(lambda: worker.has() == [1, -3, -3])

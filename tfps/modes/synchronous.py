@@ -22,8 +22,8 @@ they begin together anew, in the next *era*, stamps go on from a higher base: wh
 dropped as stale, what has arrived is cleared, and every worker computes the gradient of the present step once more. A
 PS may not know yet that a worker is lost, and still have its requests in line: they are given tokens and gradients of
 zeros, and an update of another era than the PS's fails before it changes anything. An update begins on all PS or on
-none: when each has all its means. From then on it needs no worker, and the chief, which breaks off last, lets it end.
-Only where the chief itself is lost in the middle of one (``torn``), the variables are of two steps, and of no use.
+none: when each has all its means. From then on it needs nobody but the chief, which lets it end when all have broken
+off. Only where the chief is lost in the middle of one (``torn``), the variables are of two steps, and of no use.
 """
 
 import dataclasses
@@ -189,27 +189,27 @@ def _sparse_mean(gradient: Any, variable: Any, stamp: Any, num_workers: int, nam
 def _beginning_as_one(means: Sequence[_Mean], era: Any) -> tuple[Sequence[Any], Sequence[Any], Sequence[_Mean]]:
     """Let an update begin on all PS or on none: when each has all its means, and in the era that it is in.
 
-    Each PS tells each other when it has its means, so that nothing waits for more than one message.
+    Each PS tells each other when it has them, so that nothing waits for more than one message of each.
 
     Returns:
         By PS, a variable of how many updates have begun and one of its era; the means of an update that has begun.
     """
     devices = sorted({mean.variable.device for mean in means})
     by_ps = {device: [mean for mean in means if mean.variable.device == device] for device in devices}
-    there = []
-    for device, own in by_ps.items():
-        with tf.device(device), tf.control_dependencies([_numbers(mean.value) for mean in own]):
-            there.append(tf.no_op())
     counters: list[Any] = []
     eras: list[Any] = []
+    there: list[Any] = []
     begun: list[_Mean] = []
     for device, own in by_ps.items():
         with tf.device(device):
-            counters.append(_number(f"tfps/begun_{len(counters)}"))
             eras.append(_number(f"tfps/begun_in_era_{len(eras)}"))
-            with tf.control_dependencies(there):
+            with tf.control_dependencies([_numbers(mean.value) for mean in own]):
                 present = tf.equal(eras[-1].read_value(), era)
-            with tf.control_dependencies([tf.raw_ops.Assert(condition=present, data=[_OVER])]):
+            there.append(tf.raw_ops.Assert(condition=present, data=[_OVER]))
+    for device, own in by_ps.items():
+        with tf.device(device):
+            counters.append(_number(f"tfps/begun_{len(counters)}"))
+            with tf.control_dependencies(there):
                 begin = counters[-1].assign_add(1, read_value=False)
             with tf.control_dependencies([begin]):
                 begun += [dataclasses.replace(mean, value=_same(mean.value)) for mean in own]

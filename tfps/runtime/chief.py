@@ -25,17 +25,32 @@ from tfps.runtime.events import EventFile
 from tfps.runtime.loop import Loop, Progress
 from tfps.runtime.updates import Updates
 
-_TORN_SECS = 1.0
+_TORN_SECS = 3.0
 _CLEAR_SECS = 10.0
 
 log = logging.getLogger(__name__)
 
 
 class Chief:
-    """What worker 0 does that the others do not. Build it while the training graph is the default one."""
+    """What worker 0 does that the others do not. Build it while the training graph is the default one.
 
-    def __init__(self, config: JobConfig, cluster: Cluster, model: Model, built: graph.TrainGraph) -> None:
-        self._config, self._built = config, built
+    Args:
+        config: The job.
+        cluster: The cluster.
+        model: The model.
+        built: The training graph.
+        new_session: Makes a session on it.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        cluster: Cluster,
+        model: Model,
+        built: graph.TrainGraph,
+        new_session: Callable[[], Any],
+    ) -> None:
+        self._config, self._built, self._new_session = config, built, new_session
         self._init = tf.global_variables_initializer()
         self._checkpoints = Checkpoints(config.model_dir, config.save_checkpoint_secs, built.store)
         self._background = Background()
@@ -94,19 +109,24 @@ class Chief:
         if step.leftovers and era:
             _clear(session, step.leftovers)
             session.run(step.chief_init, now)
-        if step.leftovers and self._built.updates is not None:
-            self.updates = Updates(session, self._built.updates, step.leftovers, era)
+        if self._built.updates is not None:
+            self.updates = Updates(self._new_session(), self._built.updates, now)
 
-    def is_torn(self, session: Any) -> bool:
-        """Tell whether the variables are of two steps, as the chief was lost in the middle of an update."""
+    def come_to_rest(self, session: Any) -> bool:
+        """Let the update end that has begun, and no other begin; tell whether all variables are of one step.
+
+        They are not where a chief was lost in the middle of an update. One that has begun needs nobody but the PS.
+        """
         leftovers = self._built.step.leftovers
         if leftovers is None:
-            return False
-        torn = leftovers.torn
+            return True
         deadline = time.monotonic() + _TORN_SECS
-        while session.run(torn) and time.monotonic() < deadline:
-            time.sleep(0.05)  # one that is under way may yet be ended
-        return bool(session.run(torn))
+        while session.run(leftovers.torn) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if self.updates:
+            self.updates.end()
+            self.updates = None
+        return not session.run(leftovers.torn)
 
     def global_step(self, session: Any) -> int:
         """Return how many updates the variables have had."""
@@ -117,7 +137,7 @@ class Chief:
         counts = self._built.step.staleness
         return None if counts is None else np.trim_zeros(session.run(counts), "b").tolist()
 
-    def save_if_due(self, session: Any, new_session: Callable[[], Any]) -> None:
+    def save_if_due(self, session: Any) -> None:
         """Save every ``save_checkpoint_secs``; a failure is told, and training goes on.
 
         Where no worker waits for another, training goes on meanwhile: this raises what went wrong the last time.
@@ -126,13 +146,13 @@ class Chief:
         if not (self._background.is_idle() and self._checkpoints.due):
             return
         if self._built.step.may_overlap:
-            self._background.start(lambda: self._save_apart(new_session))
+            self._background.start(self._save_apart)
         else:
             self._checkpoints.try_save(session, self._built.global_step)
 
-    def _save_apart(self, new_session: Callable[[], Any]) -> None:
+    def _save_apart(self) -> None:
         """Save by a session of its own: training adds to the graph, which a session must not take in half done."""
-        with new_session() as session:
+        with self._new_session() as session:
             self._checkpoints.try_save(session, self._built.global_step, at_rest=False)
 
     @property

@@ -17,8 +17,9 @@ its mark, the PS hold all there is, and no step is lost:
 - Where no worker waits for another (``async``; before step 4; all others are DONE), it goes on, the chief too.
 - In ``sync`` the others wait for what the lost worker took along, so all begin together anew. It *calls* them: it
   raises the ``era`` on PS 0. Every worker looks for that now and then, breaks off its step, and writes the era that it
-  has come to into ``met``. When all that are RUNNING have come, the chief clears what the broken-off steps have left,
-  and sets ``ready`` to that era; everyone goes on at the present step. Who is lost meanwhile, calls again.
+  has come to into ``met``. When all that are RUNNING have come, the chief lets the update end that has begun, clears
+  what the broken-off steps have left, and sets ``ready`` to that era; everyone goes on at the present step. Who is lost
+  meanwhile, calls again.
 
 Where only some PS have its mark, the others were started again, and lack their variables; and where the chief was lost
 in an update that one PS had ended and another not, they have them of two steps. Then the job has to begin anew from its

@@ -22,7 +22,6 @@ from tfps.runtime.stragglers import Beat, Stragglers
 _LISTEN_SECS = 0.5
 _LOOKS_IN_STEP = 5  # while the chief listens once: who is waited for changes within a step
 _FEW_LOOKS_IN_STEP = 20
-_OTHERS_SECS = 5.0
 _LISTENS_A_PACE = 4  # a pace is taken over some time
 
 log = logging.getLogger(__name__)
@@ -92,25 +91,10 @@ class Together:
             with contextlib.suppress(tf.errors.OpError, RuntimeError):  # of a closed session
                 called = self._listening and turn % looks == 0 and look().era > era
                 if called and session is self._session:
-                    self._break_off(session, self._chief)
+                    self._listening, self.broken_off = False, True
+                    session.close()
                 elif self._listening and self._chief:
                     self._look_for_stragglers(turn)
-
-    def _break_off(self, session: Any, chief: Chief | None) -> None:
-        """Close the session, the chief's last: an update that has begun ends, and without the others none begins."""
-        self._listening, self.broken_off = False, True
-        deadline = time.monotonic() + _OTHERS_SECS
-        try:
-            if chief and chief.updates:
-                while not self._others_have_come() and time.monotonic() < deadline:
-                    time.sleep(0.05)
-                chief.updates.wait_for_begun(deadline)
-        finally:
-            session.close()
-
-    def _others_have_come(self) -> bool:
-        seen = self._look()
-        return all(seen.met[index] >= seen.era for index, phase in enumerate(seen.phases) if index and phase == RUNNING)
 
     def _look_for_stragglers(self, turn: int) -> None:
         if self.in_step:
@@ -139,7 +123,7 @@ class Together:
         if self._look().era > era:
             return
         try:
-            of_use = not era or not chief.is_torn(session)
+            of_use = not era or chief.come_to_rest(session)
             if of_use:
                 chief.let_go(session, era)
         except tf.errors.DeadlineExceededError:

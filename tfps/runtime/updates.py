@@ -2,31 +2,28 @@
 
 import functools
 import threading
-import time
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes.step import Leftovers
-
 
 class Updates:
-    """Runs an operation again and again, in a thread of its own, until it fails or its session is closed.
+    """Runs an operation again and again, in a thread and a session of its own, until it fails or is ended.
 
     Args:
-        session: The chief's.
+        session: On the chief, for this alone; when workers break off a step, the update that has begun goes on.
         update: The operation.
-        leftovers: The mode's.
-        era: The present one.
+        now: Placeholders that it is run with, and their values.
 
     Attributes:
         error: Why there are no more updates, if that is an error.
     """
 
-    def __init__(self, session: Any, update: Any, leftovers: Leftovers, era: int) -> None:
+    def __init__(self, session: Any, update: Any, now: Mapping[Any, Any]) -> None:
         self.error: Exception | None = None
-        self._run = functools.partial(session.make_callable(update, [leftovers.era]), era)
-        self._is_under_way = session.make_callable(leftovers.torn)
+        self._session = session
+        self._run = functools.partial(session.make_callable(update, list(now)), *now.values())
         threading.Thread(target=self._keep_running, daemon=True, name="updates").start()
 
     def _keep_running(self) -> None:
@@ -38,11 +35,6 @@ class Updates:
         except tf.errors.OpError as error:
             self.error = error
 
-    def wait_for_begun(self, deadline: float) -> None:
-        """Wait until none has begun that has not ended, or for ``time.monotonic()`` to be so late.
-
-        Raises:
-            tf.errors.OpError: If a PS is lost.
-        """
-        while self._is_under_way() and time.monotonic() < deadline:
-            time.sleep(0.01)
+    def end(self) -> None:
+        """Close the session: the update that is under way is broken off."""
+        self._session.close()

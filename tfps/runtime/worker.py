@@ -80,7 +80,7 @@ class Worker:
             self._init_tables = tf.tables_initializer()
             self._init_local = tf.group(tf.local_variables_initializer(), self._init_tables, built.iterator.initializer)
             if self._task.is_chief:
-                self._chief = Chief(self._config, self._cluster, self._model, built)
+                self._chief = Chief(self._config, self._cluster, self._model, built, self._new_session)
         in_step = built.step.leftovers is not None
         self._together = Together(self._state, self._chief, in_step, self._wait_until, built.step.ahead)
         self._enquiry = Enquiry(self._new_session, self._state, built.step.ahead)
@@ -157,7 +157,7 @@ class Worker:
     def _make_loop(self) -> Loop:
         chief = self._chief
         reporter = Reporter(self._config, EventFile(self._config.model_dir) if chief else None)
-        between = (lambda: chief.save_if_due(self._session, self._new_session)) if chief else (lambda: None)
+        between = (lambda: chief.save_if_due(self._session)) if chief else (lambda: None)
         return Loop(self._session, self._built, self._config, reporter, self._stop, between)
 
     def _train(self, loop: Loop) -> None:
@@ -191,8 +191,6 @@ class Worker:
         return True
 
     def _begin_anew(self, loop: Loop) -> None:
-        if self._chief:
-            self._chief.updates = None  # they ended with the session before
         self._session = self._new_session()
         self._session.run(self._init_tables)  # of those that ended with the session before
         self._begin(self._session)
@@ -240,7 +238,7 @@ class Worker:
         try:
             if self._chief:
                 self._let_others_stop()
-                if self._chief.is_torn(self._session):
+                if not self._chief.come_to_rest(self._session):
                     raise PeerLostError("an update is under way and cannot be ended")
                 loop.progress.global_step = self._chief.save(self._session)
             self._sign_off(jobstate.STOPPED, loop)
