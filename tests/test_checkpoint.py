@@ -122,7 +122,7 @@ def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
 
 def test_a_save_every_so_many_seconds(tmp_path: Path) -> None:
     """The chief saves while training goes on: there are checkpoints of steps before the last, named by their step."""
-    train(LINEAR, num_workers=1, max_steps=120, save_checkpoint_secs=0.02, model_dir=str(tmp_path))
+    train(LINEAR, num_workers=1, max_steps=600, save_checkpoint_secs=0.02, model_dir=str(tmp_path))
     steps = [int(path.rpartition("-")[2]) for path in existing(str(tmp_path))]
     assert 1 < len(steps) <= 5
     for path, step in zip(existing(str(tmp_path)), steps, strict=True):
