@@ -67,6 +67,28 @@ def test_a_packed_run_in_step_is_a_plain_one(tmp_path: Path) -> None:
     assert made[0] == made[1]
 
 
+def test_ids_of_both_types_travel_with_their_rows(tmp_path: Path) -> None:
+    """Rows of tables that are looked up with int32 and with int64 go as one tensor, and nothing differs."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        looked_up = []
+        for index, dtype in enumerate((tf.int32, tf.int64, tf.int32)):
+            ids = tf.cast(tf.abs(features["x"][:, index]) * 2, dtype)
+            looked_up.append(tf.nn.embedding_lookup(tf.get_variable(f"table{index}", [9, 2]), ids))
+        loss = tf.reduce_mean(tf.square(tf.concat(looked_up, 1) - 1))
+        return tfps.ModelSpec(loss=loss, optimizer=tfps.make_optimizer(params, "adagrad", learning_rate=0.1))
+
+    made, tensors = [], []
+    for each in ("plain", "packed"):
+        flags = {"wire": each, "max_steps": STEPS}
+        train(model_of(numbers, model_fn), num_workers=1, model_dir=str(tmp_path / each), **flags)
+        made.append({name: np.asarray(value).tobytes() for name, value in variables_of(tmp_path / each).items()})
+        planned = plan.make(JobConfig(wire=each), Cluster(("p:1",), ("w:1",)), model_of(numbers, model_fn))
+        tensors.append(len(planned.pulled) + len(planned.pushed))
+    assert made[0] == made[1]
+    assert tensors[1] < tensors[0]
+
+
 @pytest.mark.parametrize("num_ps", [1, 2, 3])
 @pytest.mark.parametrize("mode", MODES)
 def test_one_tensor_each_way_for_each_ps(mode: str, num_ps: int) -> None:

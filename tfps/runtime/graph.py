@@ -17,7 +17,7 @@ from tfps.models import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes import MODES
 from tfps.modes.step import Step
-from tfps.runtime import finite, placement, rows, unroll, user_model, wire
+from tfps.runtime import finite, loops, placement, rows, unroll, user_model, wire
 from tfps.runtime.lasting_input import LastingIterator
 from tfps.runtime.packing import Packing, can_pack
 
@@ -89,6 +89,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             source = _input(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
             iterator, batches, batch = source
             spec = user_model.spec(model, ModeKeys.TRAIN, config, *batch)
+            loops.read_before(graph)
             # What is shown is fetched, and what is fetched cannot be redirected.
             spec = dataclasses.replace(spec, log_tensors={n: tf.identity(t) for n, t in spec.log_tensors.items()})
             summary = tf.summary.merge_all()
@@ -105,6 +106,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             optimizer = finite.Finite(packing or spec.optimizer, packing.name_of if packing else _name_of)
             step = _built(model, lambda: mode.build(optimizer, spec.loss, global_step, config, cluster, task))
             next_ticket = step.draw_after(1, lambda op: op)
+        placement.place_rest(graph, task.device)
         if packing:
             updates = [] if step.update is None else [step.update]
             packing.redirect(placement.needed([step.train_op, *updates, *shown]))

@@ -23,6 +23,7 @@ import tensorflow.compat.v1 as tf
 from tfps.models.exact_adagrad import ExactAdagradOptimizer
 from tfps.models.lazy_adam import LazyAdamOptimizer
 from tfps.runtime import wire
+from tfps.runtime.loops import is_of_no_use
 from tfps.runtime.placement import task_of, variable_bytes
 from tfps.runtime.rewiring import device, flat, unflat
 
@@ -168,6 +169,6 @@ def _is_only_read(variable: Any) -> bool:
     if handle is None or variable.constraint is not None or not variable.shape.is_fully_defined():
         return False
     return all(
-        user.type in ("ReadVariableOp", "VarIsInitializedOp") or user is variable.initializer
+        user.type in ("ReadVariableOp", "VarIsInitializedOp") or user is variable.initializer or is_of_no_use(user)
         for user in handle.consumers()
     )

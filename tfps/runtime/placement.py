@@ -162,6 +162,16 @@ class Crossing:
     num_bytes: int | None
 
 
+def place_rest(graph: Any, device: str) -> None:
+    """Put what has no device, such as a ``tf.TensorArray``, where a session of that task would put it: on the task.
+
+    What works on a resource is where that is, and needs none.
+    """
+    for op in graph.get_operations():
+        if not op.device and not any(tensor.dtype == tf.resource for tensor in op.inputs):
+            op._set_device(device)
+
+
 def crossings(fetches: Iterable[Any]) -> list[Crossing]:
     """Return what one ``session.run`` of ``fetches`` sends between tasks: one entry, one RecvTensor call, each.
 

@@ -19,6 +19,7 @@ from tfps.runtime.placement import needed, task_of
 
 _SEED_STRIDE = 1_000_003
 _SCOPE = "tfps/step_"
+_DEEPER = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
 
 
 class Steps:
@@ -31,8 +32,8 @@ class Steps:
             own input need not.
 
     Attributes:
-        in_order: Whether copies can be put in order: not where a resource is used in a branch of ``tf.cond``, whose end
-            is not known.
+        in_order: Whether copies can be put in order: not where a resource is used in a branch of ``tf.cond`` or in a
+            loop, and the end of that is not known.
         size: How many operations a step has.
     """
 
@@ -44,7 +45,7 @@ class Steps:
         self.size = len(self._ops)
         self._shared = {tensor.name: tensor for op in kept for tensor in op.outputs}
         self._copies: list[dict[str, Any]] = [{op.name: op for op in self._ops}]
-        self.in_order = not any(op.type in ("Switch", "RefSwitch") and self._uses(op) for op in self._ops)
+        self.in_order = all(self._ends(op) for op in self._ops if self._uses(op))
 
     def _uses(self, op: Any) -> Sequence[str]:
         """Return the names of the resources that an operation uses."""
@@ -101,33 +102,39 @@ class Steps:
                 users[name].append(op.name)
         gate = [before[name] for name in self._gate]
         for names in users.values():
-            ends = [before[end] for name in names for end in _ends(self._copies[0][name])]
+            ends = [before[end] for name in names for end in self._ends(self._copies[0][name])]
             for name in names:
                 before_it = ends if task_of(copy[name]).startswith("worker/") else [*gate, *ends]
                 copy[name]._add_control_inputs(list(dict.fromkeys(before_it)))
+
+    def _ends(self, op: Any) -> Sequence[str]:
+        """Return the names of the operations with which an operation's use of its resources ends; none if not known.
+
+        That is the operation itself; of one by which a loop is entered, those by which what it brings is left.
+        """
+        if op.type in ("Switch", "RefSwitch"):
+            return []
+        if op.type not in ("Enter", "RefEnter"):
+            return [op.name]
+        todo, ends = [(op, 1)], []
+        seen = {op}
+        for inner, depth in todo:  # grows while it is read
+            for user in (user for output in inner.outputs for user in output.consumers()):
+                level = depth + _DEEPER.get(user.type, 0)
+                if user.name not in self._copies[0] or user in seen:
+                    continue
+                seen.add(user)
+                if level:
+                    todo.append((user, level))
+                else:
+                    ends.append(user.name)
+        return ends
 
 
 def copy_number(name: str) -> int:
     """Return which copy of a step an operation of that name is part of; 0 is the step itself."""
     named = re.match(rf"{_SCOPE}(\d+)[/_]", name)
     return int(named[1]) if named else 0
-
-
-def _ends(op: Any) -> Sequence[str]:
-    """Return an operation's name; of one by which a loop is entered, the names of those by which it is left."""
-    if op.type != "Enter":
-        return [op.name]
-    todo, ends = [(op, 1)], []
-    seen = {op}
-    for inner, depth in todo:  # grows while it is read
-        for user in (user for output in inner.outputs for user in output.consumers()):
-            level = depth + {"Enter": 1, "Exit": -1}.get(user.type, 0)
-            if not level:
-                ends.append(user.name)
-            elif user not in seen:
-                todo.append((user, level))
-            seen.add(user)
-    return ends
 
 
 def _lasts(op: Any) -> bool:

@@ -17,7 +17,7 @@ of its bucket, is left out.
 Rows of embedding tables, of which there are more or fewer in each step, are prepared by ``rows`` and then travel
 together like other tensors, all that are alike in one, however large. Their number is known from the ids, which begin
 with it; only what is of no ids is sent with another tensor of its lengths. What is in a branch or a loop travels by
-itself.
+itself, but ``loops`` has let what a loop reads be read before it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -178,7 +178,8 @@ def _sent_as_rows(source: str, target: str, tensors: Sequence[Any], narrow: bool
 
 
 def _lengths(tensors: Sequence[Any]) -> Any:
-    return tf.stack(tf.shape_n(tensors))[:, 0]
+    alike = len({tensor.dtype for tensor in tensors}) == 1
+    return tf.stack(tf.shape_n(tensors) if alike else [tf.shape(tensor) for tensor in tensors])[:, 0]
 
 
 def _are_ids(tensors: Sequence[Any]) -> bool:
