@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +24,7 @@ import tfps
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, StorageError
-from tfps.models import Model
+from tfps.models import Model, mistake
 from tfps.modes import MODES
 from tfps.runtime import evaluation, export, graph
 from tfps.runtime.stop import Stop
@@ -313,6 +315,25 @@ def test_a_mistake_in_a_model_is_shown_with_its_line(input_fn: Any, model_fn: An
             graph.training(JobConfig(mode=mode), CLUSTER, Task("worker", 0), model)
         assert told in str(error.value)
         assert re.match(rf"--model=mine: {re.escape(__file__)}, line \d+: ", str(error.value))
+
+
+def test_what_a_split_variable_cannot_do_is_told_with_the_flag() -> None:
+    """TensorFlow computes with a variable that was split only where it takes a tensor; not every user knows of it."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        return tfps.ModelSpec(loss=tf.reduce_sum(tf.get_variable("large", [4]) + 1.0))
+
+    cluster = Cluster(("p:1", "p:2"), ("w:1",))
+    model = Model("mine", Path(__file__), SimpleNamespace(input_fn=INPUT, model_fn=model_fn))
+    with pytest.raises(ModelError, match=r"PartitionedVariable.*; a larger --min_slice_mb keeps this one whole"):
+        graph.training(JobConfig(min_slice_mb=1e-6), cluster, Task("worker", 0), model)
+
+
+def test_a_mistake_with_no_line_of_the_users_shows_none_of_pythons() -> None:
+    """A thread's frames begin in the standard library, which is no user's."""
+    model, error = Model("mine", Path(__file__), None), KeyError("x")
+    frames = [traceback.FrameSummary(threading.__file__, 982, "run", line="self._target()")]
+    assert str(mistake(model, error, frames)) == "--model=mine: KeyError: 'x'"
 
 
 def test_a_loss_of_unknown_shape_is_taken_as_a_scalar() -> None:

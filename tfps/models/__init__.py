@@ -152,6 +152,8 @@ def _mistake(name: str, source: Path, error: BaseException, frames: Sequence[Any
     frames = traceback.extract_tb(error.__traceback__) if frames is None else frames
     own = [f for f in frames if f.filename == str(source)] or [f for f in frames if _is_users(f.filename)]
     text = str(getattr(error, "message", error)).strip() or "no message"
+    if "PartitionedVariable" in text:
+        text += " (large variables are split over the PS; a larger --min_slice_mb keeps this one whole)"
     if not own:
         return ModelError(f"--model={show(name)}: {type(error).__name__}: {text}")
     where = f"{own[-1].filename}, line {own[-1].lineno}"
@@ -159,9 +161,9 @@ def _mistake(name: str, source: Path, error: BaseException, frames: Sequence[Any
 
 
 def _is_users(filename: str) -> bool:
-    return not (
-        filename.startswith("<") or "site-packages" in filename or Path(__file__).parents[1] in Path(filename).parents
-    )
+    if filename.startswith("<") or "site-packages" in filename:
+        return False
+    return not {Path(__file__).parents[1], Path(traceback.__file__).parent} & set(Path(filename).parents)
 
 
 def _import_from(directory: str) -> None:
