@@ -325,7 +325,7 @@ def test_what_a_split_variable_cannot_do_is_told_with_the_flag() -> None:
 
     cluster = Cluster(("p:1", "p:2"), ("w:1",))
     model = Model("mine", Path(__file__), SimpleNamespace(input_fn=INPUT, model_fn=model_fn))
-    with pytest.raises(ModelError, match=r"PartitionedVariable.*; a larger --min_slice_mb keeps this one whole"):
+    with pytest.raises(ModelError, match=r"PartitionedVariable.* a larger --min_slice_mb keeps whole"):
         graph.training(JobConfig(min_slice_mb=1e-6), cluster, Task("worker", 0), model)
 
 

@@ -11,7 +11,7 @@ from cluster_in_process import dataset_of, model_of, train, variables_of
 import tfps
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.runtime import graph, placement
+from tfps.runtime import graph, packing, placement
 
 TURNS = 3
 
@@ -75,6 +75,20 @@ def test_a_loop_reads_before_it(wire: str) -> None:
     reads = {op._get_control_flow_context().name for op in ops if op.type == "ReadVariableOp"}
     assert all("cond" in name for name in reads)
     assert {placement.task_of(op) for op in ops} == {"ps/0", "worker/1"}
+
+
+def test_what_only_loops_read_lives_packed() -> None:
+    """Two variables of 25 and 5 numbers are one, which a step reads as one tensor."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        kernel, bias = tf.get_variable("kernel", [5, 5]), tf.get_variable("bias", [5])
+        net = tf.scan(
+            lambda net, inputs: tf.tanh(tf.matmul(net + inputs, kernel) + bias), features["x"], tf.zeros([4, 5])
+        )
+        return tfps.ModelSpec(loss=tf.reduce_mean(net), optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    built = graph.training(JobConfig(), Cluster(("p:1",), ("w:1",)), Task("worker", 0), model_of(numbers, model_fn))
+    assert packing.sizes(built.graph) == {0: 4 * 30}
 
 
 def test_a_loop_that_writes_reads_anew(tmp_path: Path) -> None:

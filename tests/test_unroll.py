@@ -121,6 +121,19 @@ def test_a_run_of_many_steps_is_as_many_runs(tmp_path: Path) -> None:
     assert variables_of(tmp_path / "5")["seen"] == 20
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_loop_that_only_writes_has_no_end_that_is_known(reads: bool) -> None:
+    """Nothing that leaves the loop comes of a write: copies of such a step are not put in order, so none are made."""
+    with tf.Graph().as_default() as graph:
+        seen = tf.get_variable("seen", [], initializer=tf.zeros_initializer(), use_resource=True)
+
+        def turn(index: Any) -> Any:
+            with tf.control_dependencies([seen.assign_add(1.0, read_value=False)]):
+                return index + (tf.cast(seen.read_value(), tf.int32) if reads else 1)
+
+        assert Steps(graph, [tf.while_loop(lambda index: index < 3, turn, [0])]).in_order is reads
+
+
 def test_copies_draw_other_random_numbers() -> None:
     """Each copy of a random operation has a seed of its own, and the same ones in every process."""
 

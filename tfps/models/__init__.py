@@ -153,7 +153,7 @@ def _mistake(name: str, source: Path, error: BaseException, frames: Sequence[Any
     own = [f for f in frames if f.filename == str(source)] or [f for f in frames if _is_users(f.filename)]
     text = str(getattr(error, "message", error)).strip() or "no message"
     if "PartitionedVariable" in text:
-        text += " (large variables are split over the PS; a larger --min_slice_mb keeps this one whole)"
+        text += " (what tfps splits over the PS, a larger --min_slice_mb keeps whole)"
     if not own:
         return ModelError(f"--model={show(name)}: {type(error).__name__}: {text}")
     where = f"{own[-1].filename}, line {own[-1].lineno}"
