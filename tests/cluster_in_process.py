@@ -197,9 +197,9 @@ def assert_done(ended: Mapping[str, BaseException | None]) -> None:
         assert error is None, f"{name} ended with {told}"
 
 
-def train(model: Model, num_ps: int = 1, num_workers: int = 2, **flags: Any) -> None:
+def train(model: Model, num_ps: int = 1, num_workers: int = 2, secs: float = 30, **flags: Any) -> None:
     """Run a job that has to end well."""
-    assert_done(run_job(model, num_ps, num_workers, **flags))
+    assert_done(run_job(model, num_ps, num_workers, secs, **flags))
 
 
 def wait_until(condition: Callable[[], Any], secs: float = 20) -> None:

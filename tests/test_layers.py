@@ -35,7 +35,7 @@ FORBIDDEN: Mapping[str, tuple[str, ...]] = {
 
 # What runs as TensorFlow: the only modules that import it as they are imported.
 _MODELS = (*models.BUILTIN.values(), "tfps.models.exact_adagrad", "tfps.models.lazy_adam")
-WITH_TENSORFLOW = ("tfps.runtime", *MODES.values(), *_MODELS, "tfps.data.batches")
+WITH_TENSORFLOW = ("tfps.runtime", *MODES.values(), "tfps.modes.atomic_update", *_MODELS, "tfps.data.batches")
 
 
 def modules() -> dict[str, Path]:

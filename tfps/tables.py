@@ -57,7 +57,7 @@ def _variables(plan: "Plan") -> Table:
 
 
 def _servers(plan: "Plan") -> Table:
-    table = _table("\nparameter servers", "ps", "variables", "bytes", "share", "packed copies")
+    table = _table("\nparameter servers", "ps", "variables", "bytes", "share", "packed")
     total = sum(plan.ps_bytes.values()) or 1
     for ps, size in plan.ps_bytes.items():
         held = sum(variable.ps == ps for variable in plan.variables)

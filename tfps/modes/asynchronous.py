@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
 from tfps.config import INT64_MAX, JobConfig
+from tfps.modes import atomic_update
 from tfps.modes.step import Copy, Step
 
 _STALEST = 31  # and more are counted as one
@@ -28,18 +29,22 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         loss: Scalar float tensor.
         global_step: int64 resource variable; counts the updates applied.
         config: The job; not used by this mode.
-        cluster: The cluster; not used by this mode.
-        task: The worker; not used by this mode.
+        cluster: The cluster.
+        task: The worker.
 
     Returns:
         The step; its tickets number the job's updates from 0.
     """
-    del config, cluster, task
+    del config
     with tf.device(global_step.device):
         seen = global_step.read_value()
-    update = optimizer.minimize(loss, global_step=global_step)
-    staleness, counted = _counted(seen, update, global_step)
-    train_op = tf.group(update, counted)
+    pairs = [pair for pair in optimizer.compute_gradients(loss) if pair[0] is not None]
+    if not pairs:
+        raise ValueError("No gradients provided for any variable: the loss depends on none.")
+    moments = atomic_update.Moments(cluster.num_ps, cluster.num_workers)
+    update = atomic_update.apply(optimizer, pairs, global_step, moments, task.index)
+    staleness, counted = _counted(seen, update.counted, global_step)
+    train_op = tf.group(counted, *update.others)
     with tf.device(global_step.device):
         counter = tf.Variable(
             0, dtype=tf.int64, trainable=False, collections=[], use_resource=True, name="tfps/tickets"
@@ -65,11 +70,11 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
 
     return Step(
         train_op=train_op,
-        gate=(),
+        gate=(update.counted,) if update.counts_last else (),
         draw=draw,
         draw_after=draw_after,
         chief_init=start,
-        worker_init=tf.no_op(),
+        worker_init=update.reset,
         update=None,
         leftovers=None,
         ahead=None,
@@ -77,6 +82,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         give_back=give_back,
         chief_can_finish=True,
         may_overlap=True,
+        moments=moments,
     )
 
 

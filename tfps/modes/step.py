@@ -62,6 +62,8 @@ class Step:
         give_back: Adds to the graph, and returns, what a worker runs whose input has ended, with n tickets in its hand.
         chief_can_finish: Whether the chief alone can take the steps that lost workers left undone.
         may_overlap: Whether a worker may have several runs under way at once.
+        moments: ``atomic_update.Moments``, which keep updates off a PS while its variables are read; ``None`` where no
+            update can come while the chief saves.
     """
 
     train_op: Any
@@ -77,3 +79,4 @@ class Step:
     give_back: Callable[[int], Any]
     chief_can_finish: bool
     may_overlap: bool
+    moments: Any

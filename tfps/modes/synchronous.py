@@ -125,6 +125,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         give_back=give_back,
         chief_can_finish=False,
         may_overlap=False,
+        moments=None,
     )
 
 

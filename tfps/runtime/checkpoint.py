@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tfps.config import show
@@ -25,7 +24,8 @@ from tfps.errors import CheckpointError, DivergedError, StorageError
 from tfps.report import brief, write_text
 from tfps.runtime import model_dir as directory
 from tfps.runtime.manifest import problem
-from tfps.runtime.savers import LOST, Savers
+from tfps.runtime.savers import LOST, Saved, Savers
+from tfps.runtime.snapshot import Snapshot
 
 _KEEP, _OWNER = 5, ".chief"
 _AGAIN_SECS = 0.5
@@ -115,18 +115,16 @@ class Checkpoints:
     Args:
         model_dir: Where to; ``None`` for nowhere.
         every_secs: How often.
-        store: Operation that brings the variables up to date, run before each save.
+        snapshot: The variables' values; by default all are read as they are, while no update comes.
 
     Attributes:
         newest: The newest checkpoint that is known; not read yet, if an earlier run has left it.
     """
 
-    def __init__(self, model_dir: str | None, every_secs: float, store: Any = None) -> None:
+    def __init__(self, model_dir: str | None, every_secs: float, snapshot: Snapshot | None = None) -> None:
         self._dir, self._every_secs = model_dir, every_secs
-        self._store = tf.no_op() if store is None else store
         self._next = time.monotonic() + every_secs
-        self._savers = Savers()
-        self._sums = _sums(tf.global_variables())
+        self._savers = Savers(snapshot)
         self._one_at_a_time = threading.Lock()
         self._whole: dict[str, bool] = {}
         self._at_rest: set[str] = set()  # of others, some variables may be of an earlier step than their names say
@@ -208,20 +206,21 @@ class Checkpoints:
         Args:
             session: The chief's, or one like it.
             global_step: What says which step it is.
-            at_rest: Whether no step is taken meanwhile. What is saved otherwise is not all of one step, and is no
-                reason not to save that step at rest.
+            at_rest: Whether no step is taken meanwhile. What is saved otherwise may lack, on some PS, updates that are
+                under way, and is no reason not to save that step at rest.
 
         Raises:
             DivergedError: If a variable holds NaN or Inf: nothing is saved, and the last good checkpoint stays.
             StorageError: If the directory cannot be written.
         """
         with self._one_at_a_time:
-            session.run(self._store)
-            step = self._finite_step(session, global_step)
-            if not self._dir or self._is_saved(path := directory.path_of(self._dir, step)):
+            step = int(session.run(global_step))
+            if not self._dir:
+                return _checked(self._savers.look(session)).step
+            if self._is_saved(path := directory.path_of(self._dir, step)):
                 return step
             try:
-                self.newest = self._save(session, global_step, self._dir)
+                self.newest = self._save(session, self._dir)
             except LOST:
                 raise
             except (OSError, ValueError, tf.errors.OpError) as error:
@@ -235,14 +234,12 @@ class Checkpoints:
         """Tell whether a checkpoint is there, whole, and all of its step."""
         return path in self._at_rest and self._whole[path] and problem(path, read_data=False) is None
 
-    def _save(self, session: Any, global_step: Any, model_dir: str) -> str:
+    def _save(self, session: Any, model_dir: str) -> str:
         """Save, and delete what is too old; returns the path, by the step that was saved: training may go on."""
         self._check_claim()
         staged = directory.stage(model_dir)
         try:
-            self._savers.save(session, str(staged / directory.BASE))
-            self._finite_step(session, global_step)  # what has become NaN or Inf meanwhile is so still
-            path = directory.path_of(model_dir, _step_of(str(staged / directory.BASE)))
+            path = directory.path_of(model_dir, _checked(self._savers.save(session, str(staged / directory.BASE))).step)
             kept = self._kept(path)
             self._check_claim()
             directory.publish(staged, path, kept)
@@ -261,21 +258,9 @@ class Checkpoints:
         earlier = [old for old in directory.existing(self._dir) if directory.step_in(old) < step]
         return [*[old for old in earlier if self._whole.get(old, True)][1 - _KEEP :], path]
 
-    def _finite_step(self, session: Any, global_step: Any) -> int:
-        """Return the global step at which all variables are finite; the loss may not tell yet that they are not."""
-        sums, step = session.run([self._sums, global_step])
-        broken = [name for name, value in sums.items() if not np.isfinite(value)]
-        if broken:
-            raise DivergedError(f"{broken[0]} holds NaN or Inf at step {step}: try a smaller --learning_rate.")
-        return int(step)
 
-
-def _sums(variables: Sequence[Any]) -> dict[str, Any]:
-    """Return the sum of each variable of floats, by its name: where the variable is not finite, nor is its sum."""
-    sums = {}
-    for variable in variables:
-        if variable.dtype.is_floating:
-            with tf.device(variable.device):
-                wide = tf.float64 if variable.dtype.base_dtype == tf.float64 else tf.float32
-                sums[variable.op.name] = tf.reduce_sum(tf.cast(variable, wide))
-    return sums
+def _checked(saved: Saved) -> Saved:
+    """Return what was saved; raises ``DivergedError`` if a variable is not finite: the loss may not tell yet."""
+    if saved.broken:
+        raise DivergedError(f"{saved.broken[0]} holds NaN or Inf at step {saved.step}: try a smaller --learning_rate.")
+    return saved

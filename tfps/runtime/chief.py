@@ -23,6 +23,7 @@ from tfps.runtime.background import Background
 from tfps.runtime.checkpoint import Checkpoints
 from tfps.runtime.events import EventFile
 from tfps.runtime.loop import Loop, Progress
+from tfps.runtime.snapshot import Snapshot
 from tfps.runtime.updates import Updates
 
 _TORN_SECS = 3.0
@@ -52,7 +53,8 @@ class Chief:
     ) -> None:
         self._config, self._built, self._new_session = config, built, new_session
         self._init = tf.global_variables_initializer()
-        self._checkpoints = Checkpoints(config.model_dir, config.save_checkpoint_secs, built.store)
+        snapshot = Snapshot(built.step.moments, built.places, built.may_be_inf)
+        self._checkpoints = Checkpoints(config.model_dir, config.save_checkpoint_secs, snapshot)
         self._background = Background()
         self._eval = graph.evaluation(config, cluster, Task("worker", 0), model, like=built.graph)
         self.num_workers = built.num_workers
@@ -186,6 +188,7 @@ class Chief:
         """Measure the model on the live parameters; returns its metrics by name, none if it has no evaluation input."""
         if self._eval is None:
             return {}
+        session.run(self._built.store)
         step = self.global_step(session)
         log.info("evaluating at step %d", step)
         with sessions.Session(target, graph=self._eval.graph, config=session_config) as eval_session:

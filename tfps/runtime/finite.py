@@ -23,15 +23,20 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
     Args:
         optimizer: The other one.
         name_of: From a variable to its name for people.
+
+    Attributes:
+        updated: The model's variables that it updates, once gradients have been computed.
     """
 
     def __init__(self, optimizer: Any, name_of: Callable[[Any], str]) -> None:
         super().__init__(optimizer._use_locking, optimizer.get_name())
         self._optimizer, self._name_of = optimizer, name_of
+        self.updated: Sequence[Any] = ()
 
     def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return pairs of gradient and variable, none of which can be had before all of them are checked."""
         pairs = [pair for pair in self._optimizer.compute_gradients(loss, *args, **kwargs) if pair[0] is not None]
+        self.updated = getattr(self._optimizer, "updated", [variable for _, variable in pairs])
         named = [(_numbers(gradient), f"the gradient of {self._name_of(variable)}") for gradient, variable in pairs]
         named = [(numbers, name) for numbers, name in named if numbers.dtype.is_floating]
         if not named:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from tfps.modes.step import Step
 from tfps.runtime import finite, loops, placement, rows, unroll, user_model, wire
 from tfps.runtime.lasting_input import LastingIterator
 from tfps.runtime.packing import Packing, can_pack
+from tfps.runtime.snapshot import Place, saved_name
 
 _UPDATES = 8  # of a background run
 _MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
@@ -34,7 +35,9 @@ class TrainGraph:
         next_ticket: int64 [1], drawn at the end of a step.
         updates: Operation that the chief keeps running in the background, several of the mode's, or ``None``.
         load: Operation for when the variables have their first values; see ``packing``.
-        store: Operation for before anybody looks at the variables.
+        store: Operation for before somebody looks at the variables by their names.
+        places: By a variable's name, where it lives if it is packed.
+        may_be_inf: The names of the model's own variables, which no optimizer updates: Inf in them may be meant.
     """
 
     graph: Any
@@ -47,6 +50,8 @@ class TrainGraph:
     updates: Any
     load: Any
     store: Any
+    places: Mapping[str, Place]
+    may_be_inf: Collection[str]
     summary: Any
     num_workers: int
 
@@ -89,6 +94,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             source = _input(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
             iterator, batches, batch = source
             spec = user_model.spec(model, ModeKeys.TRAIN, config, *batch)
+            own = {saved_name(variable) for variable in tf.global_variables()}
             loops.read_before(graph)
             # What is shown is fetched, and what is fetched cannot be redirected.
             spec = dataclasses.replace(spec, log_tensors={n: tf.identity(t) for n, t in spec.log_tensors.items()})
@@ -123,6 +129,8 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             updates=_updates(graph, step, config),
             load=packing.load() if packing else tf.no_op(),
             store=packing.store() if packing else tf.no_op(),
+            places=packing.places() if packing else {},
+            may_be_inf=own - {saved_name(variable) for variable in optimizer.updated},
             summary=summary if task.is_chief else None,
             num_workers=cluster.num_workers,
         )

@@ -4,18 +4,18 @@ A PS pays for each variable that it reads and for each gradient that it applies,
 for their bytes. So the small ones of a PS become one variable, and so do their slots: a step reads it once, and one
 gradient updates it.
 
-1. The variables that the model made stay, with their slots, under their names: what looks for them by name, a
-   checkpoint or an evaluation, finds them.
-2. Once they have their first values, the packed ones are filled from them: ``load``.
-3. A step uses the packed ones alone.
-4. Before anybody looks at the plain ones, they are brought up to date: ``store``.
+1. The variables that the model made, and their slots, get their first values under their own names, from their
+   initializers or a checkpoint.
+2. The packed ones are filled from them, and their memory is freed: ``load``.
+3. A step uses the packed ones alone. So does a checkpoint, which saves their parts under the plain names: ``places``.
+4. Before somebody looks at the plain ones, an evaluation, they are filled again: ``store``.
 
 No number differs, to the bit, because only optimizers are packed that treat each element by itself. A variable that
 the model itself changes, reads in parts or constrains stays as it is, as does a large one.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -26,6 +26,7 @@ from tfps.runtime import wire
 from tfps.runtime.loops import is_of_no_use
 from tfps.runtime.placement import task_of, variable_bytes
 from tfps.runtime.rewiring import device, flat, unflat
+from tfps.runtime.snapshot import Place
 
 _NAME = "tfps/packed"
 _NAMED = 3  # of packed variables
@@ -56,18 +57,21 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
     Args:
         optimizer: The model's own, of which ``can_pack`` is true.
         scalars: Whether scalars are packed, too.
+
+    Attributes:
+        updated: The model's variables that it updates, once gradients have been computed.
     """
 
     def __init__(self, optimizer: Any, scalars: bool) -> None:
         super().__init__(optimizer._use_locking, optimizer.get_name())
         self._optimizer, self._scalars = optimizer, scalars
-        self._variables: Sequence[Any] = ()
+        self.updated: Sequence[Any] = ()
         self._packs: Sequence[_Pack] = ()
 
     def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return pairs of gradient and variable as any optimizer does; some of the variables are packed ones."""
         pairs = [pair for pair in self._optimizer.compute_gradients(loss, *args, **kwargs) if pair[0] is not None]
-        self._variables = [variable for _, variable in pairs]
+        self.updated = [variable for _, variable in pairs]
         gradients = {variable.ref(): gradient for gradient, variable in pairs}
         self._packs = [_Pack(bucket) for bucket in _buckets(pairs, self._scalars)]
         packed = [(flat([gradients.pop(v.ref()) for v in pack.variables]), pack.whole) for pack in self._packs]
@@ -76,7 +80,7 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         """Apply what ``compute_gradients`` gave, or means of it; the packed variables' slots are in no collection."""
         with tf.init_scope():
-            self._optimizer._create_slots(self._variables)
+            self._optimizer._create_slots(self.updated)
         with tf.variable_creator_scope(lambda create, **kwargs: create(**{**kwargs, "collections": []})):
             return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
 
@@ -95,12 +99,21 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
                     user._update_input(index, pack.values(tensor.op, task_of(user))[part])
 
     def load(self) -> Any:
-        """Return an operation that fills the packed variables and slots from the plain ones."""
+        """Return an operation that fills the packed variables and slots from the plain ones, and frees these."""
         return tf.group(*(pack.load(slot) for pack in self._packs for slot in self._views()))
 
     def store(self) -> Any:
-        """Return an operation that brings the plain variables and slots up to date."""
+        """Return an operation that fills the plain variables and slots from the packed ones."""
         return tf.group(*(pack.store(slot) for pack in self._packs for slot in self._views()))
+
+    def places(self) -> Mapping[str, Place]:
+        """Return by the name of each packed variable, or slot of one, where it lives."""
+        found: dict[str, Place] = {}
+        for pack in self._packs:
+            for slot in self._views():
+                parts = [slot(variable) for variable in pack.variables]
+                found |= {part.name: Place(slot(pack.whole), parts, index) for index, part in enumerate(parts)}
+        return found
 
     def _views(self) -> Sequence[Callable[[Any], Any]]:
         """Return functions from a variable to itself, and to each of its slots."""
@@ -134,7 +147,9 @@ class _Pack:
 
     def load(self, slot: Callable[[Any], Any]) -> Any:
         with tf.device(self.whole.device):
-            return slot(self.whole).assign(flat([slot(v).read_value() for v in self.variables]), read_value=False)
+            filled = slot(self.whole).assign(flat([slot(v).read_value() for v in self.variables]), read_value=False)
+            with tf.control_dependencies([filled]):
+                return tf.group(*(tf.raw_ops.DestroyResourceOp(resource=slot(v).handle) for v in self.variables))
 
     def store(self, slot: Callable[[Any], Any]) -> Any:
         with tf.device(self.whole.device):

@@ -9,6 +9,8 @@ not all that the PS have written, the chief does it alone. To who reads it, who 
 
 import logging
 import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +18,61 @@ import tensorflow.compat.v1 as tf
 
 from tfps.report import brief
 from tfps.runtime.manifest import problem
+from tfps.runtime.snapshot import Snapshot
+
+_TRIES = 20  # to find a moment at which the same updates are on all PS
+_NOT_ONE_STEP = "tfps: some updates are on some PS only"
 
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)  # errors of a PS, not of storage
 
 log = logging.getLogger(__name__)
 
 
-class Savers:
-    """Write and read the variables of a graph. Make it while that is the default."""
+@dataclass(frozen=True)
+class Saved:
+    """What was written, or looked at.
 
-    def __init__(self) -> None:
-        self._by_chief, self._by_ps = tf.train.Saver(), tf.train.Saver(sharded=True)
+    Attributes:
+        step: The global step.
+        broken: The names of variables that hold NaN, or Inf that they may not hold.
+    """
+
+    step: int
+    broken: Sequence[str]
+
+
+class Savers:
+    """Write and read the variables of a graph. Make it while that is the default.
+
+    Args:
+        snapshot: The variables' values.
+    """
+
+    def __init__(self, snapshot: Snapshot | None = None) -> None:
+        self._snapshot = snapshot = snapshot or Snapshot()
+        self._at_any_moment = tf.placeholder_with_default(False, [], "at_any_moment")
+        right = tf.raw_ops.Assert(condition=snapshot.same_updates | self._at_any_moment, data=[_NOT_ONE_STEP])
+        builder = snapshot.builder([right])
+        self._by_chief = tf.train.Saver(snapshot.saveables, builder=builder)
+        self._by_ps = tf.train.Saver(snapshot.saveables, sharded=True, builder=builder)
+        self._look = {"step": snapshot.step, "broken": dict(snapshot.broken), "reads": snapshot.reads}
         self._file = tf.placeholder(tf.string, [], "checkpoint_file")
         self._found = [_read_on(device, self._file) for device in sorted({v.device for v in tf.global_variables()})]
         self._told = ""
 
-    def save(self, session: Any, path: str) -> None:
-        """Write a checkpoint.
+    def look(self, session: Any) -> Saved:
+        """Look at the variables as ``save`` does, and write nothing."""
+        return _saved(session.run(self._look))
+
+    def save(self, session: Any, path: str) -> Saved:
+        """Write a checkpoint: of one moment of each PS, of the same updates on all of them if that can be had.
 
         Args:
             session: One that reaches every PS.
             path: The checkpoint, without a suffix, in a directory of its own.
+
+        Returns:
+            What was written.
 
         Raises:
             tf.errors.OpError: If that fails.
@@ -44,23 +80,35 @@ class Savers:
         """
         word = Path(path).with_name("word")
         word.write_text(word.parent.name)
-        if not self._is_shared(session, word) or not self._saved_by_ps(session, path):
-            _save(session, self._by_chief, path)
+        saved = self._saved_by_ps(session, path) if self._is_shared(session, word) else None
+        return saved or self._save(session, self._by_chief, path)
 
-    def _saved_by_ps(self, session: Any, path: str) -> bool:
+    def _save(self, session: Any, saver: Any, path: str) -> Saved:
+        names = saver.saver_def
+        for turn in range(_TRIES):
+            last = turn == _TRIES - 1
+            try:
+                fetches = {"path": names.save_tensor_name, **self._look}
+                return _saved(session.run(fetches, {names.filename_tensor_name: path, self._at_any_moment: last}))
+            except tf.errors.InvalidArgumentError as error:
+                if _NOT_ONE_STEP not in error.message:
+                    raise
+        raise AssertionError  # the last try takes any moment
+
+    def _saved_by_ps(self, session: Any, path: str) -> Saved | None:
         try:
-            _save(session, self._by_ps, path)
+            saved = self._save(session, self._by_ps, path)
             why = problem(path) or _unreadable(path)
         except LOST:
             raise
         except tf.errors.OpError as error:
             why = brief(error)
         if why is None:
-            return True
+            return saved
         (log.debug if why == self._told else log.info)("the chief saves, as a PS cannot: %s", why)
         self._told = why
         _clear(path)
-        return False
+        return None
 
     def restore(self, session: Any, path: str) -> None:
         """Read a checkpoint, whoever has written it.
@@ -95,9 +143,9 @@ def _read_on(device: str, file: Any) -> Any:
         return tf.io.read_file(file)
 
 
-def _save(session: Any, saver: Any, path: str) -> None:
-    names = saver.saver_def
-    session.run(names.save_tensor_name, {names.filename_tensor_name: path})
+def _saved(told: Mapping[str, Any]) -> Saved:
+    broken = [name for names, flags in told["broken"].items() for name, flag in zip(names, flags, strict=True) if flag]
+    return Saved(int(told["step"]), broken)
 
 
 def _unreadable(path: str) -> str | None:
