@@ -161,30 +161,38 @@ def _mean(gradient: Any, variable: Any, stamp: Any, num_workers: int) -> _Mean:
 
 
 def _dense_mean(gradient: Any, variable: Any, stamp: Any, num_workers: int, name: str) -> _Mean:
-    sums = tf.ConditionalAccumulator(gradient.dtype, variable.shape, shared_name=name)
-    zeros = tf.zeros_like(variable.read_value(), gradient.dtype)
+    wide = _wide(gradient.dtype)
+    sums = tf.ConditionalAccumulator(wide, variable.shape, shared_name=name)
+    zeros = tf.zeros_like(variable.read_value(), wide)
     return _Mean(
         variable=variable,
         accumulator=sums,
-        push=sums.apply_grad(gradient, stamp),
-        value=sums.take_grad(num_workers),
+        push=sums.apply_grad(tf.cast(gradient, wide), stamp),
+        value=tf.cast(sums.take_grad(num_workers), gradient.dtype),
         fill=sums.apply_grad(zeros, _NEVER_STALE),
         drop=sums.take_grad(1).op,
     )
 
 
 def _sparse_mean(gradient: Any, variable: Any, stamp: Any, num_workers: int, name: str) -> _Mean:
-    sums = tf.SparseConditionalAccumulator(gradient.dtype, shape=[], shared_name=name, reduction_type="SUM")
+    wide = _wide(gradient.dtype)
+    sums = tf.SparseConditionalAccumulator(wide, shape=[], shared_name=name, reduction_type="SUM")
     total = sums.take_indexed_slices_grad(num_workers)
-    zeros = tf.IndexedSlices(tf.zeros([1, *variable.shape[1:]], gradient.dtype), tf.zeros([1], gradient.indices.dtype))
+    mean = tf.cast(total.values / num_workers, gradient.dtype)
+    zeros = tf.IndexedSlices(tf.zeros([1, *variable.shape[1:]], wide), tf.zeros([1], gradient.indices.dtype))
     return _Mean(
         variable=variable,
         accumulator=sums,
-        push=sums.apply_indexed_slices_grad(gradient, stamp),
-        value=tf.IndexedSlices(total.values / num_workers, total.indices, total.dense_shape),
+        push=sums.apply_indexed_slices_grad(tf.IndexedSlices(tf.cast(gradient.values, wide), gradient.indices), stamp),
+        value=tf.IndexedSlices(mean, total.indices, total.dense_shape),
         fill=sums.apply_indexed_slices_grad(zeros, _NEVER_STALE),
         drop=sums.take_indexed_slices_grad(1).indices.op,
     )
+
+
+def _wide(dtype: Any) -> Any:
+    """Return the type in which gradients are summed: numbers of 16 bits may be finite, and their sum not."""
+    return dtype if dtype.size > 2 else tf.float32
 
 
 def _beginning_as_one(means: Sequence[_Mean], era: Any) -> tuple[Sequence[Any], Sequence[Any], Sequence[_Mean]]:

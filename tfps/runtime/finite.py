@@ -23,14 +23,18 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
     Args:
         optimizer: The other one.
         name_of: From a variable to its name for people.
+        room: How many times as large as they are gradients have to be finite: they may be summed, or rounded.
+        sent: Tensors that are looked at elsewhere, and have to be finite before anything is applied.
 
     Attributes:
         updated: The model's variables that it updates, once gradients have been computed.
     """
 
-    def __init__(self, optimizer: Any, name_of: Callable[[Any], str]) -> None:
+    def __init__(
+        self, optimizer: Any, name_of: Callable[[Any], str], room: float = 1.0, sent: Sequence[Any] = ()
+    ) -> None:
         super().__init__(optimizer._use_locking, optimizer.get_name())
-        self._optimizer, self._name_of = optimizer, name_of
+        self._optimizer, self._name_of, self._room, self._sent = optimizer, name_of, room, sent
         self.updated: Sequence[Any] = ()
 
     def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
@@ -44,8 +48,8 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
         with tf.name_scope("tfps/finite/"):
             first = tf.check_numerics(loss, "tfps: the loss")  # told rather than what follows from it
             with tf.control_dependencies([first]):
-                checked = _checked(named)
-            with tf.control_dependencies([first, checked]):
+                checked = _checked(named, self._room)
+            with tf.control_dependencies([first, checked, *self._sent]):
                 return [(_same(gradient), variable) for gradient, variable in pairs]
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
@@ -53,7 +57,7 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
         return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
 
 
-def _checked(named: Sequence[tuple[Any, str]]) -> Any:
+def _checked(named: Sequence[tuple[Any, str]], room: float) -> Any:
     """Return a tensor that can be had if some tensors are finite.
 
     Their squares are summed, which is quick; only where the sum is not finite, which large numbers do as well, each
@@ -62,10 +66,16 @@ def _checked(named: Sequence[tuple[Any, str]]) -> Any:
     squares = tf.add_n([tf.cast(tf.nn.l2_loss(numbers), tf.float32) for numbers, _ in named])
 
     def exactly() -> Any:
-        with tf.control_dependencies([tf.check_numerics(numbers, f"tfps: {name}") for numbers, name in named]):
+        checks = [tf.check_numerics(_with_room(numbers, room), f"tfps: {name}") for numbers, name in named]
+        with tf.control_dependencies(checks):
             return tf.constant(True)
 
     return tf.cond(tf.is_finite(squares), lambda: tf.constant(True), exactly)
+
+
+def _with_room(numbers: Any, room: float) -> Any:
+    """Return numbers as large as their sum may be; those of few bits are summed as float32."""
+    return numbers * room if room > 1 and numbers.dtype.size > 2 else numbers
 
 
 def _numbers(gradient: Any) -> Any:

@@ -11,18 +11,19 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from tfps.cluster import Cluster, Task
-from tfps.config import JobConfig
+from tfps.config import INT32_MAX, JobConfig
 from tfps.errors import ModelError
 from tfps.models import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes import MODES
 from tfps.modes.step import Step
-from tfps.runtime import finite, loops, placement, rows, unroll, user_model, wire
+from tfps.runtime import finite, loops, own_updates, placement, rows, unroll, user_model, wire
 from tfps.runtime.lasting_input import LastingIterator
 from tfps.runtime.packing import Packing, can_pack
 from tfps.runtime.snapshot import Place, saved_name
 
 _UPDATES = 8  # of a background run
+_WORKER_STRIDE = 7_368_787  # between the seeds of two workers
 _MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
 
 
@@ -93,14 +94,17 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             global_step = tf.train.get_or_create_global_step()
             source = _input(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
             iterator, batches, batch = source
+            tf.set_random_seed(_seed(config, task))  # the input is the same on all workers, which take shares of it
             spec = user_model.spec(model, ModeKeys.TRAIN, config, *batch)
             own = {saved_name(variable) for variable in tf.global_variables()}
             loops.read_before(graph)
+            checked = own_updates.check(graph)
+            updates = own_updates.of_step(graph, on_ps=task.is_chief or config.mode != "sync")
             # What is shown is fetched, and what is fetched cannot be redirected.
             spec = dataclasses.replace(spec, log_tensors={n: tf.identity(t) for n, t in spec.log_tensors.items()})
             summary = tf.summary.merge_all()
         shown = [spec.loss, *spec.log_tensors.values(), *([] if summary is None else [summary])]
-        if problem := rows.problem(shown):
+        if problem := rows.problem([*shown, *updates]):
             raise ModelError(f"--model={model.name}: {model.line_of('model_fn')}: {problem}")
         # Slots go where their variables are; the strategy must not count them again.
         with (
@@ -109,13 +113,20 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         ):
             mode = importlib.import_module(MODES[config.mode])
             packing = _packing(spec.optimizer, config)
-            optimizer = finite.Finite(packing or spec.optimizer, packing.name_of if packing else _name_of)
+            used = set(placement.needed([*shown, *updates]))
+            optimizer = finite.Finite(
+                packing or spec.optimizer,
+                packing.name_of if packing else _name_of,
+                room=_room(config, cluster),
+                sent=[tensor for tensor, _ in checked if tensor.op in used],
+            )
             step = _built(model, lambda: mode.build(optimizer, spec.loss, global_step, config, cluster, task))
+            step = dataclasses.replace(step, train_op=tf.group(step.train_op, *updates)) if updates else step
             next_ticket = step.draw_after(1, lambda op: op)
         placement.place_rest(graph, task.device)
         if packing:
-            updates = [] if step.update is None else [step.update]
-            packing.redirect(placement.needed([step.train_op, *updates, *shown]))
+            background = [] if step.update is None else [step.update]
+            packing.redirect(placement.needed([step.train_op, *background, *shown]))
         if config.wire != "plain":
             wire.pack(graph, [next_ticket, spec.loss, step.train_op], narrow=config.wire == "bfloat16")
         return TrainGraph(
@@ -134,6 +145,16 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             summary=summary if task.is_chief else None,
             num_workers=cluster.num_workers,
         )
+
+
+def _seed(config: JobConfig, task: Task) -> int:
+    """Return the seed of a worker's random numbers: noise that were the same on all workers would not average out."""
+    return (config.seed + _WORKER_STRIDE * task.index) % (INT32_MAX - 1)
+
+
+def _room(config: JobConfig, cluster: Cluster) -> float:
+    """Return how many times as large as they are gradients have to be finite: sync sums them, bfloat16 rounds up."""
+    return (cluster.num_workers if config.mode == "sync" else 1) * (1.01 if config.wire == "bfloat16" else 1.0)
 
 
 def _packing(optimizer: Any, config: JobConfig) -> Packing | None:
@@ -218,7 +239,7 @@ def prediction(config: JobConfig, model: Model) -> tuple[Any, Mapping[str, Any],
 def _new_graph(config: JobConfig) -> Iterator[Any]:
     placement.find_rows_in_slices()
     graph = tf.Graph()
-    with graph.as_default():
+    with graph.as_default(), placement.keras_seeds_local():
         tf.set_random_seed(config.seed)
         yield graph
 

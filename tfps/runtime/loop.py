@@ -164,10 +164,13 @@ class Loop:
         self._under_way: Sequence[int] = []
         self._may_skip, self._skipped_in_a_row = config.on_nan == "skip", 0
         many = self._input.size_is_known and self._runs.can_be_long and not self._may_skip
-        self.pace = Pace(config, built.num_workers, many, built.step.may_overlap, self._runs.most_steps)
+        self.pace = Pace(config, built.num_workers, many, self._runs.can_overlap, self._runs.most_steps)
         self.progress = Progress()
         if (config.steps_per_run or 1) > 1 and not many:
             log.info("--steps_per_run=%d: %s, so a run takes one step", config.steps_per_run, self._why_short())
+        if (config.runs_in_flight or 1) > 1 and built.step.may_overlap and not self._runs.can_overlap:
+            why = "the model keeps state on the worker, calls Python or prints"
+            log.info("--runs_in_flight=%d: %s, so one run is under way", config.runs_in_flight, why)
 
     def resume(self, session: Any) -> None:
         """Go on in another session; the run that was under way in the one before was broken off."""

@@ -16,6 +16,7 @@ from tensorflow.python.ops.variables import PartitionedVariable
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 
+_KERAS_SEED = "seed_generator_state"  # the name of a variable
 _COPIED_SIZE = 16  # elements of a constant that TensorFlow would rather copy than send
 
 Strategy = Callable[[Any], int]
@@ -116,10 +117,36 @@ def local_variables_on(device: str) -> Any:
     """Return a scope in which variables that are local to a task (metrics, sync's local step) stay on ``device``."""
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        if tf.GraphKeys.LOCAL_VARIABLES not in (kwargs.get("collections") or ()):
+        local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
+        if not local and kwargs.get("name") != _KERAS_SEED:
             return next_creator(**kwargs)
         with tf.device(None), tf.device(device):
             return next_creator(**kwargs)
+
+    return tf.variable_creator_scope(create)
+
+
+def keras_seeds_local() -> Any:
+    """Return a scope in which the states of Keras's random numbers are local to a task, and no part of a checkpoint.
+
+    On a PS all workers would draw the same numbers.
+    """
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if kwargs.get("name") != _KERAS_SEED:
+            return next_creator(**kwargs)
+        graph, given = tf.get_default_graph(), kwargs["initial_value"]
+        shift = graph.seed or 0
+
+        def initial_value() -> Any:
+            value = tf.convert_to_tensor(given() if callable(given) else given)
+            return value + tf.cast([shift, 0], value.dtype)
+
+        made = next_creator(**{**kwargs, "initial_value": initial_value})
+        kept = graph.get_collection_ref(tf.GraphKeys.GLOBAL_VARIABLES)
+        kept[:] = [variable for variable in kept if variable is not made]
+        graph.add_to_collection(tf.GraphKeys.LOCAL_VARIABLES, made)
+        return made
 
     return tf.variable_creator_scope(create)
 

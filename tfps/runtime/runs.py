@@ -54,6 +54,7 @@ class Runs:
 
     Attributes:
         can_be_long: Whether a run can take several steps.
+        can_overlap: Whether two runs can be under way at once.
         most_steps: How many are not too many.
     """
 
@@ -64,6 +65,7 @@ class Runs:
         self._shown = [*built.spec.log_tensors.values(), *summary]
         self._steps = Steps(built.graph, [built.step.train_op, built.spec.loss, *self._shown], built.step.gate)
         self.can_be_long = self._steps.in_order
+        self.can_overlap = built.step.may_overlap and not self._steps.keeps_order
         self.most_steps = max(1, min(_MOST_STEPS, _MOST_OPS // self._steps.size))
         self._fetches: dict[tuple[int, int, bool], Any] = {}
         self._calls: dict[tuple[int, int, bool], Callable[[], Any]] = {}

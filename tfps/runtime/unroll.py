@@ -5,7 +5,8 @@ A ``tf.while_loop`` across tasks would send its condition to each of them in eac
 
 Copies share what lasts: variables, iterators, tables, queues, accumulators. What uses one of these in a step waits for
 all that used it in the step before, on the task where it lives, so nothing crosses the wire for it. A copy thus reads
-what its PS have then, other workers' updates included, as a run of its own would.
+what its PS have then, other workers' updates included, as a run of its own would. What calls Python or prints comes in
+the order of the steps, too. Random numbers are others in each copy, also in the functions that it calls.
 """
 
 import re
@@ -15,6 +16,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from tfps.runtime import effects
 from tfps.runtime.placement import needed, task_of
 
 _SEED_STRIDE = 1_000_003
@@ -34,6 +36,8 @@ class Steps:
     Attributes:
         in_order: Whether copies can be put in order: not where a resource is used in a branch of ``tf.cond`` or in a
             loop, and the end of that is not known.
+        keeps_order: Whether steps have to follow each other, run by run: they change state of the worker's own, or
+            call Python.
         size: How many operations a step has.
     """
 
@@ -45,12 +49,20 @@ class Steps:
         self.size = len(self._ops)
         self._shared = {tensor.name: tensor for op in kept for tensor in op.outputs}
         self._copies: list[dict[str, Any]] = [{op.name: op for op in self._ops}]
-        self.in_order = all(self._ends(op) for op in self._ops if self._uses(op))
+        self._acts = {op for op in self._ops if effects.acts(op)}
+        branched = any(op._get_control_flow_context() is not None for op in self._acts)
+        self.in_order = not branched and all(self._ends(op) for op in self._ops if self._uses(op))
+        own = [op for op in self._ops if self._lasting(op) and task_of(op).startswith("worker/")]
+        self.keeps_order = bool(self._acts) or any(effects.changes(op) for op in own)
 
-    def _uses(self, op: Any) -> Sequence[str]:
+    def _lasting(self, op: Any) -> Sequence[str]:
         """Return the names of the resources that an operation uses."""
         lasting = [tensor for tensor in op.inputs if tensor.name in self._shared]
         return [t.name for t in lasting if t.dtype == tf.resource or t.dtype._is_ref_dtype]
+
+    def _uses(self, op: Any) -> Sequence[str]:
+        """Return the names of what an operation uses and has to wait for: its resources, and its turn to act."""
+        return [*self._lasting(op), *([f"tfps/acts/{task_of(op)}"] if op in self._acts else [])]
 
     def copy(self, index: int) -> Callable[[Any], Any]:
         """Return a function from a tensor or operation of the step to that of its ``index``-th copy; 0 is itself."""
@@ -68,6 +80,8 @@ class Steps:
     def _add(self) -> None:
         number = len(self._copies)
         wanted = tf.GraphDef(versions=self._graph.graph_def_versions, node=[self._node(op, number) for op in self._ops])
+        for node in wanted.node:
+            self._reseed_functions(node, number, wanted.library)
         with self._graph.as_default(), tf.device(None), tf.control_dependencies(None):
             names = [op.name for op in self._ops]
             made = tf.import_graph_def(wanted, self._shared, names, name=f"{_SCOPE}{number}")
@@ -90,9 +104,21 @@ class Steps:
             places.extend(near)
         if "frame_name" in node.attr:  # loops of one name would run as one
             node.attr["frame_name"].s += f"/step_{number}".encode()
-        if "seed2" in node.attr and op.op_def.is_stateful and (node.attr["seed"].i or node.attr["seed2"].i):
-            node.attr["seed2"].i += number * _SEED_STRIDE
+        effects.reseed(node, number * _SEED_STRIDE)
         return node
+
+    def _reseed_functions(self, node: Any, number: int, library: Any) -> None:
+        """Let an operation call copies of functions that draw random numbers; they are added to a library."""
+        for called in effects.functions_of(node):
+            if effects.draws(self._graph, called.name):
+                original, called.name = called.name, f"{called.name}_{_SCOPE.replace('/', '_')}{number}"
+                if all(function.signature.name != called.name for function in library.function):
+                    made = library.function.add()
+                    made.CopyFrom(self._graph._get_function(original).definition)
+                    made.signature.name = called.name
+                    for inner in made.node_def:
+                        effects.reseed(inner, number * _SEED_STRIDE)
+                        self._reseed_functions(inner, number, library)
 
     def _put_after(self, copy: dict[str, Any], before: dict[str, Any]) -> None:
         """Let what uses a resource in one copy wait for all that used it in the one before."""
