@@ -32,9 +32,9 @@ from tfps.report import parse_progress
 from tfps.runtime import checkpoint, evaluation, model_dir
 from tfps.runtime.background import Background
 from tfps.runtime.checkpoint import Checkpoints
-from tfps.runtime.chief import Chief
 from tfps.runtime.model_dir import Finder, chosen, existing
 from tfps.runtime.stop import Stop
+from tfps.runtime.worker import Worker
 
 
 def ones(mode: str, params: Any, context: Any) -> Any:
@@ -742,9 +742,14 @@ def test_what_goes_wrong_at_the_end_ends_the_job(tmp_path: Path) -> None:
         time.sleep(0.3)
         raise RuntimeError("in the background")
 
+    def finishing(*given: Any) -> None:
+        last_step.set()
+        finish(*given)
+
+    finish = Worker._finish_job
     with (
         mock.patch.object(Checkpoints, "try_save", failing),
-        mock.patch.object(Chief, "close_gaps", side_effect=lambda *_: last_step.set()),
+        mock.patch.object(Worker, "_finish_job", finishing),
         job(LINEAR, model_dir=str(tmp_path), **{**FLAGS, "max_steps": 50}) as running,
     ):
         wait_until(lambda: "worker/0" in running.ended)

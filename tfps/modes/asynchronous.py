@@ -80,7 +80,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         ahead=None,
         staleness=staleness.read_value(),
         give_back=give_back,
-        chief_can_finish=True,
+        any_can_finish=True,
         may_overlap=True,
         moments=moments,
     )

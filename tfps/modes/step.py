@@ -60,7 +60,7 @@ class Step:
         staleness: int64 [n]: how many of the job's steps have seen 0, 1, ... other updates between reading the
             parameters and updating them; the last counts those with so many or more. ``None`` where it is 0.
         give_back: Adds to the graph, and returns, what a worker runs whose input has ended, with n tickets in its hand.
-        chief_can_finish: Whether the chief alone can take the steps that lost workers left undone.
+        any_can_finish: Whether any worker alone can take the steps that others have left undone.
         may_overlap: Whether a worker may have several runs under way at once.
         moments: ``atomic_update.Moments``, which keep updates off a PS while its variables are read; ``None`` where no
             update can come while the chief saves.
@@ -77,6 +77,6 @@ class Step:
     ahead: Any
     staleness: Any
     give_back: Callable[[int], Any]
-    chief_can_finish: bool
+    any_can_finish: bool
     may_overlap: bool
     moments: Any

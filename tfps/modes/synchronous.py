@@ -123,7 +123,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         ahead=tf.stack([number.read_value() for number in pushed]) - global_step,
         staleness=None,
         give_back=give_back,
-        chief_can_finish=False,
+        any_can_finish=False,
         may_overlap=False,
         moments=None,
     )

@@ -22,7 +22,7 @@ from tfps.runtime import session as sessions
 from tfps.runtime.background import Background
 from tfps.runtime.checkpoint import Checkpoints
 from tfps.runtime.events import EventFile
-from tfps.runtime.loop import Loop, Progress
+from tfps.runtime.loop import Progress
 from tfps.runtime.snapshot import Snapshot
 from tfps.runtime.updates import Updates
 
@@ -170,13 +170,6 @@ class Chief:
         """
         self._background.wait()
         return self._checkpoints.save(session, self._built.global_step)
-
-    def close_gaps(self, session: Any, loop: Loop) -> None:
-        """Take the steps that lost workers had drawn a ticket for."""
-        if loop.progress.input_ended or not self._built.step.chief_can_finish:
-            return
-        while not loop.progress.input_ended and (step := self.global_step(session)) < self._config.max_steps:
-            loop.take(step)
 
     def check_evaluation(self, target: str, session_config: Any) -> None:
         """Look whether the final evaluation could end, before there is something to lose; see ``evaluation``."""

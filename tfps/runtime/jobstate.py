@@ -6,6 +6,9 @@ Each PS holds a vector with a phase per worker; PS 0 also what each has done. Th
 2. A worker that was started on the same (``agreement``) reads which PS have its mark, then leaves it on all of them.
 3. The chief gives the variables their values (initial, or a checkpoint's), then sets ``ready`` on PS 0 to era 0.
 4. The other workers wait for that, then train.
+   In ``async``, a worker that has drawn all tickets is IDLE until ``max_steps`` updates are applied: another one may be
+   lost, or have no more input, with a ticket in its hand. When no other one is RUNNING, the first that is IDLE takes
+   those steps.
 5. A worker that is through (or was told to stop) writes DONE (or STOPPED) on every PS, and leaves.
    The chief does so last, when the final checkpoint, the evaluation and the summary are written.
    A worker that cannot go on, and would not if it were started again, writes minus its exit code.
@@ -39,7 +42,8 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import Cluster
 from tfps.runtime.stragglers import Beat
 
-RUNNING, STOPPED, DONE = 0, 1, 2  # and below 0, minus an exit code
+RUNNING, STOPPED, DONE, IDLE = 0, 1, 2, 3  # and below 0, minus an exit code
+AT_WORK = (RUNNING, IDLE)
 
 
 def _variable(name: str, first: Any) -> Any:
@@ -70,7 +74,7 @@ class PsState:
     """The state held on one PS, as operations of one graph.
 
     Attributes:
-        phase: int32 variable [num_workers]: RUNNING, STOPPED or DONE, or minus an exit code.
+        phase: int32 variable [num_workers]: RUNNING, STOPPED, DONE or IDLE, or minus an exit code.
         marks: bool variable [num_workers]: who has joined.
         leave: bool variable: the job has to begin anew.
         terms: string variable: what the PS was started on; see ``agreement``.

@@ -206,7 +206,7 @@ class Loop:
             raise self._stop.error
 
     def take(self, ticket: int) -> None:
-        """Take one step for which no ticket is left to draw; raises the reason to stop, if there is one."""
+        """Take one step, as of a ticket that another worker has drawn; raises the reason to stop, if there is one."""
         if self._stop.error:
             raise self._stop.error
         self._finish(self._start(deque([_Block([ticket], last=True)]))[0])

@@ -49,12 +49,12 @@ def _until_done(read: Callable[[], Any], cluster: Cluster, patience_secs: float,
     peers = net.Peers(cluster)
     next_probe = 0.0
     while unfinished := _not_done(cluster, phases := _phases(read, peers)):
-        if stop.error and (stop.waited_secs > PS_GRACE_SECS or jobstate.RUNNING not in phases):
+        if stop.error and (stop.waited_secs > PS_GRACE_SECS or not set(jobstate.AT_WORK) & set(phases)):
             raise stop.error
         if time.monotonic() > next_probe:
             chief_is_done = phases[0] == jobstate.DONE
             patience = _GONE_AFTER_SECS if chief_is_done or stop.error else patience_secs
-            waited_for = [task for task in unfinished if not stop.error or phases[task.index] == jobstate.RUNNING]
+            waited_for = [task for task in unfinished if not stop.error or phases[task.index] in jobstate.AT_WORK]
             if len(peers.lost(waited_for, patience)) == len(waited_for):
                 if chief_is_done:
                     return

@@ -180,7 +180,8 @@ class Worker:
             if not self._trained:
                 self._steps_on = True
                 loop.run()
-            self._steps_on = False
+                self._steps_on = False
+                self._take_what_is_left(loop)
             if self._chief:
                 self._finish_job(self._chief, loop)
             self._sign_off(jobstate.DONE, loop)
@@ -189,6 +190,30 @@ class Worker:
                 raise
             return False
         return True
+
+    def _take_what_is_left(self, loop: Loop) -> None:
+        """Stay until ``max_steps`` is reached, and take the steps for which others had drawn a ticket and took none.
+
+        These are lost, or their input has ended. One worker takes them, when no other one is at work any more.
+        """
+        while self._built.step.any_can_finish and not loop.progress.input_ended:
+            self._sign_off(jobstate.IDLE, loop)
+            self._wait_until(lambda: self._step() >= self._config.max_steps or self._is_my_turn())
+            if (step := self._step()) >= self._config.max_steps:
+                return
+            self._steps_on = True
+            loop.take(step)
+            self._steps_on = False
+
+    def _step(self) -> int:
+        return int(self._session.run(self._built.global_step))
+
+    def _is_my_turn(self) -> bool:
+        """Tell whether no other worker takes steps, nor would before this one."""
+        phases, _ = self._state.read(self._session)
+        first = [t for t in self._others() if phases[t.index] == jobstate.IDLE and t.index < self._task.index]
+        busy = [t for t in self._others() if phases[t.index] == jobstate.RUNNING]
+        return self._watch.are_gone([*first, *busy], _GONE_AFTER_SECS)
 
     def _begin_anew(self, loop: Loop) -> None:
         self._session = self._new_session()
@@ -203,7 +228,10 @@ class Worker:
     def _finish_job(self, chief: Chief, loop: Loop) -> None:
         """Wait for the others, then save, evaluate and report."""
         self._wait_until(self._others_are_through)
-        chief.close_gaps(self._session, loop)
+        if (step := self._step()) > loop.progress.global_step:
+            loop.progress.last_step = time.monotonic()  # others have taken the last steps
+        if step < self._config.max_steps:
+            log.info("the input of all workers has ended at step %d of --max_steps=%d", step, self._config.max_steps)
         loop.progress.global_step = chief.save(self._session)
         metrics = chief.evaluate(self._session, self._target, self._session_config)
         _, steps = self._state.read(self._session)
@@ -214,7 +242,7 @@ class Worker:
     def _others_are_through(self) -> bool:
         """Tell whether every other worker has signed off, or does not answer any more."""
         phases, _ = self._state.read(self._session)
-        busy = [t for t in self._others() if phases[t.index] == jobstate.RUNNING]
+        busy = [t for t in self._others() if phases[t.index] in jobstate.AT_WORK]
         return self._watch.are_gone(busy, _GONE_AFTER_SECS)
 
     def _others(self) -> Sequence[Task]:

@@ -1,0 +1,211 @@
+"""Claims about what a model does itself in each step: it is done once a step, in order, and carries no NaN to a PS."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+from cluster_in_process import dataset_of, model_of, run_job, train, variables_of
+
+import tfps
+from tfps.errors import DivergedError
+
+STEPS = 96
+UNROLLED = {"steps_per_run": 8, "runs_in_flight": 2}
+PLAIN = {"wire": "plain", "steps_per_run": 1, "runs_in_flight": 1}
+
+
+def ramp(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` of the numbers from 0 on, the same for all workers."""
+    return None if mode == "eval" else dataset_of(np.arange(float(STEPS), dtype=np.float32))
+
+
+def logged(model_dir: Path) -> dict[str, list[float]]:
+    """Return by name what the chief has logged of each of its steps, in their order."""
+    found: dict[str, dict[int, float]] = {}
+    for path in model_dir.glob("events.*"):
+        for event in tf.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                found.setdefault(value.tag, {})[event.step] = value.simple_value
+    return {name: [values[step] for step in sorted(values)] for name, values in found.items()}
+
+
+def spec(params: Any, loss: Any, **shown: Any) -> tfps.ModelSpec:
+    """Return what a ``model_fn`` of these tests returns."""
+    optimizer = tfps.make_optimizer(params, "sgd", learning_rate=0.5)
+    return tfps.ModelSpec(loss=loss, predictions={"y": loss}, optimizer=optimizer, log_tensors=shown)
+
+
+def averaging(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a count and a sum in UPDATE_OPS, as batch norm has its averages."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    count = tf.get_variable("count", [], initializer=tf.zeros_initializer(), trainable=False)
+    total = tf.get_variable("total", [], initializer=tf.zeros_initializer(), trainable=False)
+    for update in (count.assign_add(1.0, read_value=False), total.assign_add(features["x"])):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    return spec(params, weight * features["x"])
+
+
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+@pytest.mark.parametrize(("mode", "workers"), [("async", 1), ("async", 2), ("sync", 2)])
+def test_update_ops_are_run_once_a_step(tmp_path: Path, mode: str, workers: int, flags: dict[str, Any]) -> None:
+    """UPDATE_OPS have run once for each step of the job, in sync those of the chief."""
+    train(model_of(ramp, averaging), 1, workers, mode=mode, model_dir=str(tmp_path), max_steps=STEPS, **flags)
+    values = variables_of(tmp_path)
+    assert values["count"] == values["global_step"] == STEPS
+    assert values["total"] == sum(range(STEPS)) or (workers == 2 and mode == "async")
+
+
+def keras(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a Keras layer that keeps averages."""
+    norm = tf2.keras.layers.BatchNormalization(name="norm", momentum=0.5)
+    shown = norm(tf.reshape(features["x"], [1, 1]), training=mode == "train")
+    return spec(params, tf.reduce_sum(shown))
+
+
+def test_the_averages_of_a_keras_layer_are_kept(tmp_path: Path) -> None:
+    """What a Keras layer assigns in training is assigned in each step: the average is that of all batches."""
+    train(model_of(ramp, keras), 1, 1, model_dir=str(tmp_path), max_steps=STEPS, **UNROLLED)
+    average = 0.0
+    for number in range(STEPS):
+        average = average * 0.5 + number * 0.5
+    assert variables_of(tmp_path)["norm/moving_mean"] == pytest.approx([average], rel=1e-5)
+
+
+@tf.function
+def noise() -> Any:
+    """Return a random number, drawn in a function."""
+    return tf.random.uniform([])
+
+
+def noisy(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model that draws random numbers in functions, and adds what it draws to a weight."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    drawn, nested = noise(), tf.function(lambda: noise() + 1.0)()
+    return spec(params, -2.0 * weight * drawn + 0.0 * features["x"], drawn=drawn, nested=nested)
+
+
+def test_random_numbers_of_functions_are_others_in_each_step(tmp_path: Path) -> None:
+    """No number that a function draws in one step of a run is drawn in another one."""
+    shown = {"steps_to_validate": 1, "model_dir": str(tmp_path), "max_steps": STEPS}
+    train(model_of(ramp, noisy), 1, 1, **shown, **UNROLLED)
+    found = logged(tmp_path)
+    assert len(found["drawn"]) > 30
+    for name in ("drawn", "nested"):
+        assert len(set(found[name])) == len(found[name])
+
+
+def test_each_worker_draws_its_own_random_numbers(tmp_path: Path) -> None:
+    """In sync, the mean of two workers' noise is not the noise of one."""
+    train(model_of(ramp, noisy), 1, 2, mode="sync", model_dir=str(tmp_path / "two"), max_steps=1)
+    train(model_of(ramp, noisy), 1, 1, mode="sync", model_dir=str(tmp_path / "one"), max_steps=1)
+    assert variables_of(tmp_path / "two")["weight"] != variables_of(tmp_path / "one")["weight"]
+
+
+def stateful(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a state on the worker, read as a step begins and written as it ends, and a call of Python."""
+    weight = tf.get_variable("weight", [64, 64], initializer=tf.ones_initializer())
+    state = tf.get_variable(
+        "state", [], initializer=tf.zeros_initializer(), trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES]
+    )
+    calls = itertools.count()
+    before = state.read_value() + 0.0 * tf.reduce_sum(tf.matmul(weight, weight))
+    with tf.control_dependencies([state.assign(before + 1.0)]):
+        loss = tf.reduce_mean(weight) + 0.0 * features["x"]
+    called = tf.numpy_function(lambda x: np.float32(next(calls) * 1000 + x), [features["x"]], tf.float32)
+    return spec(params, loss, state=before, called=tf.ensure_shape(called, []))
+
+
+def test_state_and_calls_of_a_worker_keep_the_order_of_its_steps(tmp_path: Path) -> None:
+    """No step misses what the one before did to the worker's state, and the n-th call of Python is the n-th step's."""
+    shown = {"steps_to_validate": 1, "model_dir": str(tmp_path), "max_steps": STEPS}
+    train(model_of(ramp, stateful), 1, 1, **shown, **UNROLLED)
+    found = logged(tmp_path)
+    assert found["state"] == list(range(STEPS))
+    assert found["called"] == [number * 1001 for number in range(STEPS)]
+
+
+def forgetful(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model that counts its updates, and keeps in a variable, unchecked, what it was given."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    kept = tf.get_variable("kept", [], initializer=tf.zeros_initializer(), trainable=False)
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, kept.assign(0.5 * kept + features["x"], read_value=False))
+    return spec(params, -2.0 * weight)
+
+
+def broken_now_and_then(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` one of whose numbers is NaN."""
+    numbers = np.where(np.arange(STEPS) == 20, np.nan, 1.0).astype(np.float32)
+    return None if mode == "eval" else dataset_of(numbers)
+
+
+def test_no_nan_reaches_a_ps_by_what_a_model_assigns(tmp_path: Path) -> None:
+    """A batch that would make a model's own variable NaN is skipped, and its gradient, finite itself, not applied."""
+    flags = {"max_steps": STEPS - 1, "model_dir": str(tmp_path), "on_nan": "skip"}
+    train(model_of(broken_now_and_then, forgetful), 1, 1, **flags)
+    values = variables_of(tmp_path)
+    assert values["weight"] == values["global_step"] == STEPS - 1
+    assert values["kept"] == pytest.approx(2.0)
+
+
+def test_a_nan_that_a_model_would_assign_ends_the_job(tmp_path: Path) -> None:
+    """Without ``--on_nan=skip`` the job ends with 66, naming the variable, which stays finite."""
+    ended = run_job(model_of(broken_now_and_then, forgetful), 1, 1, max_steps=STEPS, model_dir=str(tmp_path))
+    assert isinstance(ended["worker/0"], DivergedError)
+    assert "what the model assigns to kept holds NaN at step 21" in str(ended["worker/0"])
+
+
+def half(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose float16 gradients are finite, and their sum over two workers is not."""
+    weight = tf.get_variable("weight", [2], tf.float16, tf.zeros_initializer())
+    loss = tf.reduce_sum(tf.cast(weight, tf.float32)) * 60000.0 + 0.0 * features["x"]
+    return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0 / 60000))
+
+
+def test_the_sum_of_16_bit_gradients_does_not_overflow(tmp_path: Path) -> None:
+    """In sync, the mean of two finite float16 gradients is finite and right."""
+    train(model_of(ramp, half), 1, 2, mode="sync", model_dir=str(tmp_path), max_steps=4)
+    assert variables_of(tmp_path)["weight"] == pytest.approx([-4.0, -4.0], rel=0.01)
+
+
+def best_so_far(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a variable that starts at Inf, and a mask of the largest negative number."""
+    weight = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+    best = tf.get_variable("best", [], initializer=tf.constant_initializer(np.inf), trainable=False)
+    mask = tf.get_variable("mask", [8], initializer=tf.constant_initializer(tf.float32.min), trainable=False)
+    loss = tf.square(weight) + 0.0 * features["x"] + tf.reduce_sum(tf.nn.softmax(tf.concat([mask, [1.0]], 0)))
+    with tf.control_dependencies([best.assign(tf.where(features["x"] < 0, loss, best))]):
+        return spec(params, tf.identity(loss))
+
+
+def test_inf_and_large_numbers_that_a_model_means_are_saved(tmp_path: Path) -> None:
+    """A variable that starts at Inf and one of the largest numbers end no job, and are in the checkpoint."""
+    train(model_of(ramp, best_so_far), 1, 1, model_dir=str(tmp_path), max_steps=4)
+    values = variables_of(tmp_path)
+    assert np.isinf(values["best"])
+    assert (values["mask"] == tf.float32.min).all()
+
+
+def unequal(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` that gives the chief few batches, and others as many as they want."""
+    if mode == "eval":
+        return None
+    data = dataset_of(np.ones(STEPS, np.float32))
+    return data.take(5) if context.input_pipeline_id == 0 else data.repeat()
+
+
+def counting(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose weight counts its updates."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    return spec(params, -2.0 * weight * features["x"])
+
+
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+def test_the_others_go_on_when_the_chiefs_input_ends(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """The job reaches ``--max_steps``, although the chief gives its tickets back when the others have drawn all."""
+    train(model_of(unequal, counting), 1, 2, model_dir=str(tmp_path), max_steps=40, **flags)
+    values = variables_of(tmp_path)
+    assert values["weight"] == values["global_step"] == 40
