@@ -68,7 +68,7 @@ def keras(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
 
 def test_the_averages_of_a_keras_layer_are_kept(tmp_path: Path) -> None:
     """What a Keras layer assigns in training is assigned in each step: the average is that of all batches."""
-    train(model_of(ramp, keras), 1, 1, model_dir=str(tmp_path), max_steps=STEPS, **UNROLLED)
+    train(model_of(ramp, keras), 1, 1, model_dir=str(tmp_path), max_steps=STEPS, steps_per_run=8)
     average = 0.0
     for number in range(STEPS):
         average = average * 0.5 + number * 0.5

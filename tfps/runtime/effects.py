@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import op_def_registry
 
-_HARMLESS = ("CheckNumerics", "CheckNumericsV2", "Assert", "Placeholder", "Timestamp")
+_HARMLESS = ("CheckNumerics", "CheckNumericsV2", "Assert", "ConsumeMutexLock", "Placeholder", "Timestamp")
 _READS = (
     "ReadVariableOp",
     "VarIsInitializedOp",

@@ -8,7 +8,7 @@ Each PS holds a vector with a phase per worker; PS 0 also what each has done. Th
 4. The other workers wait for that, then train.
    In ``async``, a worker that has drawn all tickets is IDLE until ``max_steps`` updates are applied: another one may be
    lost, or have no more input, with a ticket in its hand. When no other one is RUNNING, the first that is IDLE takes
-   those steps.
+   those steps. The chief is EXHAUSTED when its own input has ended, and waits for the others.
 5. A worker that is through (or was told to stop) writes DONE (or STOPPED) on every PS, and leaves.
    The chief does so last, when the final checkpoint, the evaluation and the summary are written.
    A worker that cannot go on, and would not if it were started again, writes minus its exit code.
@@ -42,8 +42,8 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import Cluster
 from tfps.runtime.stragglers import Beat
 
-RUNNING, STOPPED, DONE, IDLE = 0, 1, 2, 3  # and below 0, minus an exit code
-AT_WORK = (RUNNING, IDLE)
+RUNNING, STOPPED, DONE, IDLE, EXHAUSTED = 0, 1, 2, 3, 4  # and below 0, minus an exit code
+AT_WORK = (RUNNING, IDLE, EXHAUSTED)
 
 
 def _variable(name: str, first: Any) -> Any:
@@ -74,7 +74,7 @@ class PsState:
     """The state held on one PS, as operations of one graph.
 
     Attributes:
-        phase: int32 variable [num_workers]: RUNNING, STOPPED, DONE or IDLE, or minus an exit code.
+        phase: int32 variable [num_workers]: RUNNING or another phase, or minus an exit code.
         marks: bool variable [num_workers]: who has joined.
         leave: bool variable: the job has to begin anew.
         terms: string variable: what the PS was started on; see ``agreement``.

@@ -227,6 +227,8 @@ class Worker:
 
     def _finish_job(self, chief: Chief, loop: Loop) -> None:
         """Wait for the others, then save, evaluate and report."""
+        if self._built.step.any_can_finish and loop.progress.input_ended:
+            self._sign_off(jobstate.EXHAUSTED, loop)
         self._wait_until(self._others_are_through)
         if (step := self._step()) > loop.progress.global_step:
             loop.progress.last_step = time.monotonic()  # others have taken the last steps
