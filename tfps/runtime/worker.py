@@ -27,6 +27,7 @@ from tfps.runtime.explain import explained
 from tfps.runtime.heartbeat import Heartbeat
 from tfps.runtime.loop import Loop, Progress, Reporter
 from tfps.runtime.model_dir import ended
+from tfps.runtime.ownership import HeldError
 from tfps.runtime.stop import SAVED_WITHIN_SECS, WORKER_GRACE_SECS, Stop
 from tfps.runtime.together import Together
 from tfps.runtime.watch import Watch
@@ -40,10 +41,15 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """One worker of a cluster; ``work`` is its whole life, the other methods look after it from another thread."""
+    """One worker of a cluster; ``work`` is its whole life, the other methods look after it from another thread.
+
+    Attributes:
+        is_new_dir: Whether ``--model_dir`` was made for this process, and so is of no run before.
+    """
 
     def __init__(self, config: JobConfig, cluster: Cluster, task: Task, model: Model, stop: Stop) -> None:
         self._config, self._cluster, self._task, self._model, self._stop = config, cluster, task, model, stop
+        self.is_new_dir = False
         self._session: Any = None
         self._chief: Chief | None = None
         self._loop: Loop | None = None
@@ -136,7 +142,7 @@ class Worker:
         if again and self._chief:
             first = Task("ps", 0)
             there = f"{first} ({self._cluster.address(first)})"
-            agreement.check_run(self._config.model_dir, self._state.run(session), there)
+            agreement.check_run(None if self.is_new_dir else self._config.model_dir, self._state.run(session), there)
         self._state.join(session)
         self._joined = True
         if again:
@@ -269,6 +275,8 @@ class Worker:
 
     def watch(self) -> TfpsError | None:
         """Return an error if a task that this one cannot do without is gone, or the background work has failed."""
+        if self._chief and self._chief.owner.error:
+            return self._chief.owner.error
         if self._chief and self._chief.updates and self._chief.updates.error and not self._together.broken_off:
             return self._explained(self._chief.updates.error)
         if self._session is None:
@@ -301,7 +309,12 @@ class Worker:
             thread = threading.Thread(target=self._sign_off_failed, args=(error,), daemon=True)
             thread.start()
             thread.join(_SIGN_OFF_SECS)
-        if self._task.is_chief:
+        if self._task.is_chief and not (isinstance(error, HeldError) or (self._chief and self._chief.owner.error)):
             steps = self._loop.progress.steps if self._loop else 0
             with contextlib.suppress(StorageError):  # the error is what the task ends with
                 summary.write(self._config, self._loop, self._chief, {0: steps}, {}, error=error)
+
+    def leave(self) -> None:
+        """Let go of what this task holds, at its end, whatever that is."""
+        if self._chief:
+            self._chief.owner.release()

@@ -9,7 +9,7 @@ from tfps.errors import ConfigError
 from tfps.report import JOB, format_progress, read_json
 from tfps.runtime import model_dir
 from tfps.verbs.problems import Problems, check_model
-from tfps.verbs.verb import Verb, with_tensorflow
+from tfps.verbs.verb import Verb, found_from_anywhere, with_tensorflow
 
 
 def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, models.Model, str]:
@@ -22,7 +22,7 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, mo
     directory = Path(given.model_dir or str(Path(given.checkpoint_path or "").parent))
     stored = read_json(directory / JOB) or {}
     defaults = JobConfig(**{name: value for name, value in stored.items() if name in config.FIELDS})
-    job = problems.read(flags, argv, defaults.replace(model_dir=str(directory)))
+    job = found_from_anywhere(problems.read(flags, argv, defaults.replace(model_dir=str(directory))))
     path = model_dir.chosen(job)
     check_model(job, problems)
     with_tensorflow(problems)
