@@ -72,8 +72,9 @@ def _worker(config: JobConfig, cluster: Cluster, task: Task, stop: Stop, is_new_
     try:
         supervise(worker.work, stop, worker.watch, worker.last_will, worker.grace_secs)
     except TfpsError as error:
-        worker.fail(error)
-        raise
+        if (ends_with := worker.fail(error)) is error:
+            raise
+        raise ends_with from error
     finally:
         worker.leave()
 
