@@ -168,7 +168,7 @@ def test_a_worker_that_comes_back_when_it_was_replaced_ends_alone(tmp_path: Path
         running.go_on(15)
         stalled.signal(signal.SIGCONT)
         assert stalled.wait(20) == 170, running.said()
-        assert "another process is this worker now" in stalled.output()
+        assert "another process has replaced this task" in stalled.output()
         running.go_on(15, 40)
         assert [task.poll() for task in (running.ps, running.chief, new)] == [None] * 3
         running.stop(running.chief, new, running.ps)

@@ -175,6 +175,7 @@ class Chief:
         """
         if not (self._background.is_idle() and self._checkpoints.due):
             return
+        self.owner.check()  # a session of a chief that was replaced would end its successor's
         if self._built.step.may_overlap:
             self._background.start(self._save_apart)
         else:

@@ -26,14 +26,14 @@ in an update that one PS had ended and another not, they have them of two steps.
 checkpoint: the worker tells the PS with its mark to leave, and leaves; so does everyone who misses a PS then. The
 platform starts them all again, and they find no marks.
 
-A process that was taken for lost may come back when it was replaced (it stood still, or was cut off): it finds the
-number of another in ``lives``, and ends. What it has still done on the PS may stand in its successor's way: in ``sync``
-it calls.
+A process that was taken for lost may come back when it was replaced (it stood still, or was cut off). When its
+successor opened its first session, the PS forgot those of the process before (TensorFlow's ``SessionMgr``, by the
+task's name and incarnation): whatever it still asks fails, and it ends. A session that it opened would take its
+successor's away. So a worker opens none unless it has just been heard.
 
 The variables are in no collection: they are no part of the model and of no checkpoint.
 """
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +98,6 @@ class FirstState:
         era: int64 variable: how often a worker has called the others together.
         met: int64 variable [num_workers]: the era that each worker has come to.
         ready: int64 variable: the era in which the chief lets everyone go on; before the first, -1.
-        lives: int64 variable [num_workers]: by worker, a number that its present process has chosen when it joined.
         pulse: int64 variable [num_workers]: by worker, how often it has given a sign of life, whatever it does.
         run: string variable: which run of which job the PS hold the variables of, once they have values.
     """
@@ -108,7 +107,6 @@ class FirstState:
     era: Any
     met: Any
     ready: Any
-    lives: Any
     pulse: Any
     run: Any
 
@@ -133,7 +131,6 @@ def on_first(cluster: Cluster) -> FirstState:
             era=_variable("era", np.int64(0)),
             met=_variable("met", np.zeros(cluster.num_workers, np.int64)),
             ready=_variable("ready", np.int64(-1)),
-            lives=_variable("lives", np.zeros(cluster.num_workers, np.int64)),
             pulse=_variable("pulse", np.zeros(cluster.num_workers, np.int64)),
             run=_variable("run", ""),
         )
@@ -151,14 +148,9 @@ def of_ps(cluster: Cluster, index: int, terms: str) -> tuple[Any, PsState]:
 
 
 class JobState:
-    """The state of all PS, from one worker's side. Build it while the worker's graph is the default one.
-
-    Attributes:
-        life: What this process is known by.
-    """
+    """The state of all PS, from one worker's side. Build it while the worker's graph is the default one."""
 
     def __init__(self, cluster: Cluster, worker: int) -> None:
-        self.life = secrets.randbelow(2**63 - 1) + 1
         servers, first = [on_ps(cluster, index) for index in range(cluster.num_ps)], on_first(cluster)
         self._phase = tf.placeholder(tf.int32, [], name="tfps/phase")
         self._tally = tf.placeholder(tf.float64, [3], name="tfps/tally")
@@ -180,20 +172,15 @@ class JobState:
         self._look = [*(v.read_value() for v in (first.era, first.ready, first.met)), phase]
         self._read = phase, self._tallies
         self._marked = [ps.marks.read_value() for ps in servers]
-        self._life = tf.placeholder(tf.int64, [], name="tfps/life")
-        self._find = []
+        self._sent, self._find = tf.placeholder(tf.int64, [], name="tfps/sent"), []
         for ps in servers:
             with tf.device(ps.phase.device):
-                self._find.append(tf.identity(self._life).op)
-        self._mark = tf.group(
-            first.lives.scatter_update(tf.IndexedSlices(self._life, worker)).op,
-            *(ps.marks.scatter_update(tf.IndexedSlices(True, worker)) for ps in servers),
-        )
-        self._lives = first.lives.read_value()
+                self._find.append(tf.identity(self._sent).op)
+        self._mark = tf.group(*(ps.marks.scatter_update(tf.IndexedSlices(True, worker)) for ps in servers))
         with tf.device(first.pulse.device):
             beaten = first.pulse.scatter_add(tf.IndexedSlices(tf.constant(1, tf.int64), worker)).op
             with tf.control_dependencies([beaten]):
-                self._signs = first.pulse.read_value(), self._lives
+                self._pulses = first.pulse.read_value()
         self._dismiss = [ps.leave.assign(True, read_value=False) for ps in servers]
         self._terms = [ps.terms.read_value() for ps in servers]
         self._run = tf.placeholder(tf.string, [], name="tfps/run")
@@ -263,7 +250,7 @@ class JobState:
     def is_found(self, session: Any) -> bool:
         """Tell whether every PS can take something from this worker, for which it connects to the worker's address."""
         try:
-            session.run(self._find, {self._life: 0})
+            session.run(self._find, {self._sent: 0})
         except tf.errors.UnavailableError:
             return False
         return True
@@ -286,22 +273,13 @@ class JobState:
         return [bool(marks[self._worker]) for marks in session.run(self._marked)]
 
     def join(self, session: Any) -> None:
-        """Leave this worker's mark on every PS, and the number of this process."""
-        session.run(self._mark, {self._life: self.life})
+        """Leave this worker's mark on every PS."""
+        session.run(self._mark)
 
-    def pulse(self, session: Any) -> Callable[[], tuple[list[int], bool]]:
-        """Return a function that gives a sign of life, and returns all workers' and whether this one was replaced."""
-        give = session.make_callable(self._signs)
-
-        def signs() -> tuple[list[int], bool]:
-            pulses, lives = give()
-            return pulses.tolist(), lives[self._worker] not in (0, self.life)
-
-        return signs
-
-    def is_replaced(self, session: Any) -> bool:
-        """Tell whether another process has joined as this worker since."""
-        return session.run(self._lives)[self._worker] not in (0, self.life)
+    def pulse(self, session: Any) -> Callable[[], list[int]]:
+        """Return a function that gives a sign of life, and returns how many each worker has given."""
+        give = session.make_callable(self._pulses)
+        return lambda: [int(pulse) for pulse in give()]
 
     def dismiss(self, session: Any, which: Sequence[bool] | None = None) -> None:
         """Tell all PS to leave, or some of them."""

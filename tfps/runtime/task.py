@@ -72,9 +72,8 @@ def _worker(config: JobConfig, cluster: Cluster, task: Task, stop: Stop, is_new_
     try:
         supervise(worker.work, stop, worker.watch, worker.last_will, worker.grace_secs)
     except TfpsError as error:
-        if (ends_with := worker.fail(error)) is error:
-            raise
-        raise ends_with from error
+        worker.fail(error)
+        raise
     finally:
         worker.leave()
 

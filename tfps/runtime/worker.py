@@ -23,7 +23,7 @@ from tfps.runtime import session as sessions
 from tfps.runtime.chief import Chief
 from tfps.runtime.enquiry import Enquiry
 from tfps.runtime.events import EventFile
-from tfps.runtime.explain import explained
+from tfps.runtime.explain import REPLACED, explained
 from tfps.runtime.heartbeat import Heartbeat
 from tfps.runtime.loop import Loop, Progress, Reporter
 from tfps.runtime.model_dir import ended
@@ -37,8 +37,6 @@ _GONE_AFTER_SECS = 2.0  # at the end of the job, a worker that does not answer f
 _SIGN_OFF_SECS = 3.0
 _LAST_STEPS_SECS = 1.0
 _FIND_EVERY_SECS = 0.5
-_STOOD_STILL_SECS = 10.0  # who does not run for so long may have been replaced
-_REPLACED = "this task was taken for lost and has been replaced: another process is this worker now. This one ends."
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +56,6 @@ class Worker:
         self._loop: Loop | None = None
         self._joined = self._trained = self._steps_on = self._leaving = False
         self._left = threading.Event()
-        self._looked, self._stood_still = time.monotonic(), False
 
     def work(self) -> None:
         """Train until the job is done.
@@ -93,8 +90,8 @@ class Worker:
                 self._chief = Chief(self._config, self._cluster, self._model, built, self._new_session)
         in_step = built.step.leftovers is not None
         self._together = Together(self._state, self._chief, in_step, self._wait_until, built.step.ahead)
-        self._enquiry = Enquiry(self._new_session, self._state, built.step.ahead)
         self._heartbeat = Heartbeat(self._state, lambda: self._loop.progress if self._loop else None)
+        self._enquiry = Enquiry(self._new_session, self._state, built.step.ahead, self._heartbeat.is_heard)
         silent_secs = self._heartbeat.silent_secs
         self._watch = Watch(self._config, self._cluster, self._task, in_step, self._enquiry, silent_secs)
 
@@ -223,8 +220,6 @@ class Worker:
 
     def _begin_anew(self, loop: Loop) -> None:
         self._session = self._new_session()
-        if self._state.is_replaced(self._session):
-            raise PeerLostError(_REPLACED)
         self._session.run(self._init_tables)  # of those that ended with the session before
         self._begin(self._session)
         loop.resume(self._session)
@@ -290,6 +285,11 @@ class Worker:
         phases, _ = self._state.read(self._session)
         return any(phases[task.index] == jobstate.RUNNING for task in self._others())
 
+    def _sign_off_failed(self, error: TfpsError) -> None:
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):
+            steps = self._loop.progress.steps if self._loop else 0
+            self._state.write(self._session, -error.exit_code, steps)
+
     def _explained(self, error: Any) -> TfpsError:
         return self._stop.error or explained(error, self._cluster, self._model, self._built.graph)
 
@@ -297,16 +297,14 @@ class Worker:
 
     def watch(self) -> TfpsError | None:
         """Return an error if a task that this one cannot do without is gone, or the background work has failed."""
-        now = time.monotonic()
-        self._stood_still, self._looked = self._stood_still or now - self._looked > _STOOD_STILL_SECS, now
         if self._chief and self._chief.owner.error:
             return self._chief.owner.error
         if self._chief and self._chief.updates and self._chief.updates.error and not self._together.broken_off:
             return self._explained(self._chief.updates.error)
         if self._session is None:
             return None  # the others may be on their way
-        if self._heartbeat.replaced:
-            return PeerLostError(_REPLACED)
+        if self._heartbeat.forgotten:
+            return PeerLostError(REPLACED)
         return self._watch.error(self._loop.progress if self._loop else None, self._steps_on)
 
     def grace_secs(self) -> float:
@@ -329,40 +327,16 @@ class Worker:
             newest = self._chief.checkpoint or "none"
             log.info("no time is left to save: the last steps are lost; the newest checkpoint: %s", newest)
 
-    def fail(self, error: TfpsError) -> TfpsError:
-        """Let the PS know if this task has failed for good; write the summary of the job, if this is the chief.
-
-        Returns:
-            What the task ends with: one that has been replaced does not fail, whatever happened to it.
-        """
-        if self._joined and self._retire(error):
-            return PeerLostError(_REPLACED)
+    def fail(self, error: TfpsError) -> None:
+        """Let the PS know if this task has failed for good; write the summary of the job, if this is the chief."""
+        if not isinstance(error, RetryableError) and self._joined:
+            thread = threading.Thread(target=self._sign_off_failed, args=(error,), daemon=True)
+            thread.start()
+            thread.join(_SIGN_OFF_SECS)
         if self._task.is_chief and not (isinstance(error, HeldError) or (self._chief and self._chief.owner.error)):
             steps = self._loop.progress.steps if self._loop else 0
             with contextlib.suppress(StorageError):  # the error is what the task ends with
                 summary.write(self._config, self._loop, self._chief, {0: steps}, {}, error=error)
-        return error
-
-    def _retire(self, error: TfpsError) -> bool:
-        """Let the others know what they need to when this task ends; tell whether it has been replaced."""
-        if isinstance(error, RetryableError) and not (self._heartbeat.replaced or self._stood_still):
-            return False
-        replaced = [self._heartbeat.replaced]
-        thread = threading.Thread(target=self._tell_others, args=(error, replaced), daemon=True)
-        thread.start()
-        thread.join(_SIGN_OFF_SECS)
-        return replaced[0]
-
-    def _tell_others(self, error: TfpsError, replaced: list[bool]) -> None:
-        """Sign off as failed for good; who was replaced calls the others instead: it may be in their way on the PS."""
-        with contextlib.suppress(tf.errors.OpError, RuntimeError), self._new_session() as session:
-            if self._state.is_replaced(session):
-                replaced[0] = True
-                self._session.close()
-                if self._together.in_step:
-                    self._state.call(session)
-            elif not isinstance(error, RetryableError):
-                self._state.write(session, -error.exit_code, self._loop.progress.steps if self._loop else 0)
 
     def leave(self) -> None:
         """Let go of what this task holds, at its end, whatever that is."""
