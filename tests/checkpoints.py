@@ -8,7 +8,9 @@ task.load_tensorflow()
 
 import tensorflow.compat.v1 as tf  # noqa: E402
 
+from tfps.cluster import Cluster  # noqa: E402
 from tfps.runtime.checkpoint import Checkpoints  # noqa: E402
+from tfps.runtime.ownership import Ownership  # noqa: E402
 
 
 class Training:
@@ -21,7 +23,8 @@ class Training:
             self.session = tf.Session(graph=graph)
             self.session.run(tf.global_variables_initializer())
             self.saver = tf.train.Saver()
-            self.checkpoints = Checkpoints(str(model_dir), every_secs=0.0)
+            self.owner = Ownership(str(model_dir), Cluster(("a:1",), ("b:1",)))
+            self.checkpoints = Checkpoints(str(model_dir), every_secs=0.0, owner=self.owner)
 
     def save(self, step: int, patiently: bool = False) -> None:
         """Save as of some step; ``patiently`` is what is done now and then, as training goes on."""

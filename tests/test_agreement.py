@@ -146,7 +146,7 @@ def test_a_task_that_was_started_otherwise_is_refused(tmp_path: Path) -> None:
         cluster = [f"--ps_hosts=127.0.0.1:{first}", f"--worker_hosts=127.0.0.1:{second}", "--task_index=0"]
         started.append(Process(tmp_path / "ps", *cluster, "--job_name=ps"))
         mine = ["--job_name=worker", "--issync=1", "--wire=plain", "--optimizer=adam"]
-        started.append(Process(tmp_path / "worker", *cluster, *mine))
+        started.append(Process(tmp_path / "worker", *cluster, *mine, f"--model_dir={tmp_path / 'm'}"))
         assert started[1].wait(60) == 2, started[1].output()
         assert [line for line in started[1].output().splitlines() if not line.startswith("threads: ")] == [
             f"error: --{what} on ps/0 (127.0.0.1:{first}): give every task the same."

@@ -27,7 +27,7 @@ import tfps
 from tfps import models
 from tfps.cluster import Cluster
 from tfps.config import JobConfig
-from tfps.errors import CheckpointError, DivergedError, StoppedError, StorageError
+from tfps.errors import CheckpointError, DivergedError, PeerLostError, StoppedError, StorageError
 from tfps.report import parse_progress
 from tfps.runtime import checkpoint, evaluation, model_dir
 from tfps.runtime.background import Background
@@ -865,15 +865,46 @@ def test_a_checkpoint_that_is_being_brought_in_is_no_error_elsewhere(tmp_path: P
 
 
 def test_an_older_chief_saves_no_more(tmp_path: Path) -> None:
-    """A chief that was taken for lost, or another job's, saves nothing where a later one does, and says why."""
+    """A chief that was taken for lost saves nothing where a later one of its job does, and says why."""
     older, later = Training(tmp_path), Training(tmp_path)
-    older.checkpoints.claim()
+    older.owner.claim()
     older.save(1)
-    later.checkpoints.claim()
-    with pytest.raises(StorageError, match="another chief's, which was started later"):
+    later.owner.claim(older.owner.own.job)
+    with pytest.raises(PeerLostError, match="this chief was taken for lost"):
         older.save(2)
     later.save(3)
     assert steps_in(tmp_path) == [1, 3]
+    for chief in (older, later):
+        chief.owner.release()
+
+
+@pytest.mark.parametrize("act", [lambda run: run.resume(), lambda run: run.save(5)])
+def test_a_link_that_is_named_like_a_save_is_not_followed(tmp_path: Path, act: Callable[[Training], Any]) -> None:
+    """What is left of a save is brought in or deleted in directories of ``--model_dir`` only, not behind a link."""
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("precious", "model.ckpt-7.index", "checkpoint"):
+        (other / name).write_text(name)
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / ".saving-link").symlink_to(other)
+    act(Training(tmp_path / "m"))
+    assert {path.name: path.read_text() for path in other.iterdir()} == {
+        name: name for name in ("precious", "model.ckpt-7.index", "checkpoint")
+    }
+    assert (tmp_path / "m" / ".saving-link").is_symlink()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_a_checkpoint_has_the_rights_that_the_umask_leaves(tmp_path: Path, umask: int) -> None:
+    """Its files and the state file can be read by those only whom the umask lets read."""
+    before = os.umask(umask)
+    try:
+        Training(tmp_path).save(1)
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == dict.fromkeys(
+        [path.name for path in tmp_path.iterdir()], 0o666 & ~umask
+    )
 
 
 def test_what_cannot_be_read_for_a_moment_is_not_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

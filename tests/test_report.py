@@ -1,7 +1,9 @@
 """Progress lines, JSON files and the final report."""
 
+import builtins
 import json
 import math
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -69,19 +71,29 @@ def test_other_lines_are_not_taken_for_progress(line: str) -> None:
 
 
 def test_json_is_written_whole_and_readable(tmp_path: Path) -> None:
-    """A file is written with its directories, for all to read, and read back; NaN and Inf at any depth are null."""
+    """A file is written with its directories, and read back; NaN and Inf at any depth are null."""
     path = tmp_path / "a" / "b" / "summary.json"
     write_json(path, {"loss": math.nan, "eval": {"x": [math.inf, 1.5, (2,)]}, "name": "é", "none": None, "ok": True})
     assert path.read_text().endswith("}\n")
     assert json.loads(path.read_text(), parse_constant=pytest.fail) == read_json(path)
     assert read_json(path) == {"loss": None, "eval": {"x": [None, 1.5, [2]]}, "name": "é", "none": None, "ok": True}
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
     write_json(path, {"new": 1})
     assert read_json(path) == {"new": 1}
     assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("failing", ["write_text", "replace", "chmod"])
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_a_file_has_the_rights_that_the_umask_leaves(tmp_path: Path, umask: int) -> None:
+    """A user who lets nobody read, or a group write, gets files like that."""
+    before = os.umask(umask)
+    try:
+        write_json(tmp_path / "job.json", {})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "job.json").stat().st_mode) == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("failing", ["open", "replace"])
 def test_json_that_cannot_be_written_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
@@ -93,7 +105,7 @@ def test_json_that_cannot_be_written_leaves_the_old_file(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, failing, fail)
+        patched.setattr(*{"open": (builtins, "open"), "replace": (Path, "replace")}[failing], fail)
         with pytest.raises(StorageError) as caught:
             write_json(path, {"new": 2})
     assert str(caught.value) == f"--model_dir: {path} cannot be written: No space left on device."

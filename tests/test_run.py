@@ -34,21 +34,42 @@ def test_classic_flags_train_linear_and_every_task_ends_by_itself(tmp_path: Path
     assert sum(told["tasks"][f"worker/{i}"]["steps"] for i in (0, 1)) == 600
 
 
-def test_without_model_dir_a_job_leaves_nothing(tmp_path: Path) -> None:
-    """Without ``--model_dir`` the classic command trains, keeps TensorFlow quiet, and writes no file."""
+def _without_model_dir(tmp_path: Path) -> str:
+    """Run a PS and a worker without ``--model_dir`` to their end; returns what the worker said."""
     (tmp_path / "out").mkdir()
-    (tmp_path / "cwd").mkdir()
     with held_ports(2) as ports, processes() as started:
         cluster = [f"--ps_hosts=127.0.0.1:{ports[0]}", f"--worker_hosts=127.0.0.1:{ports[1]}", "--max_steps=20"]
         for job in ("ps", "worker"):
             me = [f"--job_name={job}", "--task_index=0"]
             started.append(Process(tmp_path / "out" / job, *cluster, *me, cwd=tmp_path / "cwd"))
         assert [task.wait(60) for task in started] == [0, 0], started[1].output()
-        assert all(
-            re.match(r"(threads|training|step|pace|evaluating|done)\b", line)
-            for line in started[1].output().splitlines()
-        )
-    assert list((tmp_path / "cwd").iterdir()) == []
+        return started[1].output()
+
+
+def test_without_model_dir_the_chief_makes_one_and_says_so(tmp_path: Path) -> None:
+    """The classic command keeps what it trains in a new ``runs/MODEL-TIME-PID``, and says so at its start and end."""
+    (tmp_path / "cwd").mkdir()
+    said = _without_model_dir(tmp_path).splitlines()
+    [made] = (tmp_path / "cwd" / "runs").iterdir()
+    assert re.fullmatch(r"linear-\d{8}-\d{6}-\d+", made.name)
+    told = f"there is no --model_dir: what this job leaves is in {made}"
+    assert said[0] == said[-1] == told
+    known = r"(threads|training|step|pace|evaluating|done|saved|no checkpoint|there is no --model_dir)\b"
+    assert all(re.match(known, line) for line in said), said
+    assert summary(made)["global_step"] == 20
+    assert (made / "model.ckpt-20.index").is_file()
+    assert (made / "logs" / "worker-0.log").is_file()
+
+
+def test_without_a_directory_the_chief_says_that_nothing_is_kept(tmp_path: Path) -> None:
+    """Where ``runs`` cannot be made, training goes on, and the chief says at its start and end that nothing is kept."""
+    (tmp_path / "cwd").mkdir()
+    (tmp_path / "cwd" / "runs").write_text("no directory")
+    said = _without_model_dir(tmp_path).splitlines()
+    assert said[0] == said[-1]
+    assert said[0].startswith("nothing of this job is kept, for there is no --model_dir, and ")
+    assert said[0].endswith("cannot be made: Not a directory.")
+    assert [path.name for path in (tmp_path / "cwd").iterdir()] == ["runs"]
 
 
 def test_tf_config_with_chief_and_evaluator(tmp_path: Path) -> None:

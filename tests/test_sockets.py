@@ -1,9 +1,12 @@
 """How long a connection waits for the other side: by real sockets of this process."""
 
+import contextlib
 import os
 import socket
 import threading
+import time
 
+import pytest
 from cluster_in_process import target_of
 
 from tfps.cluster import Task
@@ -41,3 +44,24 @@ def test_a_task_keeps_its_connections_bounded() -> None:
     for task in (Task("ps", 0), Task("worker", 0)):
         assert target_of(task)
     assert [thread.name for thread in threading.enumerate()].count("sockets") == 1
+
+
+def test_connections_to_a_names_former_address_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a name means another host, what waits for the old one fails at once; other connections stay."""
+    monkeypatch.setattr(sockets, "_LOOK_UP_EVERY_SECS", 0.05)
+    with contextlib.ExitStack() as stack:
+        listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        moved, other = [stack.enter_context(socket.create_connection(one.getsockname())) for one in listening]
+        means = {"w1:1": {"127.0.0.1"}}
+        monkeypatch.setattr(sockets, "_looked_up", lambda address: means["w1:1"] if address.startswith("w1") else set())
+        sockets.follow_names([f"w1:{listening[0].getsockname()[1]}", "127.0.0.1:1"])
+        time.sleep(0.3)
+        moved.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            moved.recv(1)
+        means["w1:1"] = {"10.0.0.1"}
+        moved.settimeout(5)
+        assert moved.recv(1) == b""
+        other.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            other.recv(1)

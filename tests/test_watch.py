@@ -72,6 +72,25 @@ def test_who_waits_tells_for_whom_and_since_when(ahead: list[int], awaited: str)
     assert f"the last was 120{awaited}: the task's log" in str(error)
 
 
+@pytest.mark.parametrize("began", [True, False])
+def test_a_worker_that_the_ps_hear_is_not_lost(monkeypatch: pytest.MonkeyPatch, began: bool) -> None:
+    """Who cannot be reached from here, but gives signs of life on the PS, is no reason to end."""
+    monkeypatch.setattr(watch, "_REPLACED_AFTER_SECS", 0.2)
+    silent_secs, progress = {1: 0.0}, Progress(steps=1) if began else None
+    with contextlib.closing(Speaker(Task("ps", 0))) as ps:
+        cluster = Cluster((ps.address,), ("127.0.0.1:1", "127.0.0.1:2"))
+        config, told = JobConfig(start_timeout_secs=0.2), Told()
+        told.phases = lambda: [0, 0]  # type: ignore[assignment]
+        watched = Watch(config, cluster, CHIEF, True, told, silent_secs.__getitem__)  # type: ignore[arg-type]
+        assert watched.error(progress, False) is None
+        time.sleep(0.4)
+        assert watched.error(progress, False) is None
+        assert not watched.are_gone([Task("worker", 1)], 0.2)
+        silent_secs[1] = 5.0
+        assert str(watched.error(progress, False)) == "lost worker/1: no answer for 0.2 s."
+        assert watched.are_gone([Task("worker", 1)], 0.2)
+
+
 def test_a_ps_of_another_release_is_no_endless_wait() -> None:
     """A PS that is there, but never sets up what the tasks agree on: every worker ends with 171, and says so."""
     with mock.patch.object(tasks, "_ps"), job(LINEAR, start_timeout_secs=1.0) as running:

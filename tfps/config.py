@@ -177,6 +177,9 @@ class JobConfig:
         text,
         "what to do when a loss or gradient is NaN or Inf, which is never applied: end with 66, or skip the batch",
     )
+    force: bool = _flag(
+        False, "training", boolean, "take --model_dir from the job that holds it, which ends then with an error"
+    )
     mode: str = _flag("async", "mode", text, "how gradients become updates")
     issync: bool | None = _flag(None, "mode", boolean, "1 is --mode=sync, 0 is --mode=async")
     ps_strategy: str = _flag("greedy", "placement", text, "how variables are spread over the parameter servers")

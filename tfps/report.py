@@ -8,7 +8,7 @@ import json
 import math
 import re
 import statistics
-import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,11 +88,10 @@ def write_text(path: Path, text: str) -> None:
     """
     make_dir(path.parent)
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
+        temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
         try:
-            temporary.write_text(text)
-            temporary.chmod(0o644)
+            with open(temporary, "x") as file:  # with the rights that the umask leaves
+                file.write(text)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

@@ -116,10 +116,13 @@ class _on_signals:  # noqa: N801  used as a function
         self._call()
 
 
-def write_summary(config: JobConfig, view: JobView, outcome: Outcome) -> Mapping[str, Any]:
-    """Complete the chief's ``summary.json`` with what only the launcher knows: exit codes, and why the job failed."""
+def write_summary(config: JobConfig, view: JobView, outcome: Outcome, keep: bool = True) -> Mapping[str, Any]:
+    """Complete the chief's ``summary.json`` with what only the launcher knows: exit codes, and why the job failed.
+
+    Not where ``keep`` is false: another job has the directory now.
+    """
     path = Path(config.model_dir or ".") / SUMMARY
-    summary = read_json(path) or {
+    summary = (read_json(path) if keep else None) or {
         "status": "failed",
         "model": config.model,
         "mode": config.mode,
@@ -140,5 +143,6 @@ def write_summary(config: JobConfig, view: JobView, outcome: Outcome) -> Mapping
     }
     summary["recovery_secs"] = round(view.recovery_secs, 3)
     summary["first_step_secs"] = view.first_step_secs
-    write_json(path, summary)
+    if keep:
+        write_json(path, summary)
     return summary

@@ -12,7 +12,6 @@ import re
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,14 @@ import tensorflow.compat.v1 as tf
 
 from tfps.config import show
 from tfps.errors import CheckpointError, DivergedError, StorageError
-from tfps.report import brief, write_text
+from tfps.report import brief
 from tfps.runtime import model_dir as directory
 from tfps.runtime.manifest import problem
+from tfps.runtime.ownership import Ownership
 from tfps.runtime.savers import LOST, Saved, Savers
 from tfps.runtime.snapshot import Snapshot
 
-_KEEP, _OWNER = 5, ".chief"
+_KEEP = 5
 _AGAIN_SECS = 0.5
 
 log = logging.getLogger(__name__)
@@ -116,44 +116,30 @@ class Checkpoints:
         model_dir: Where to; ``None`` for nowhere.
         every_secs: How often.
         snapshot: The variables' values; by default all are read as they are, while no update comes.
+        owner: Knows whether the directory is still this chief's.
 
     Attributes:
         newest: The newest checkpoint that is known; not read yet, if an earlier run has left it.
     """
 
-    def __init__(self, model_dir: str | None, every_secs: float, snapshot: Snapshot | None = None) -> None:
-        self._dir, self._every_secs = model_dir, every_secs
+    def __init__(
+        self, model_dir: str | None, every_secs: float, snapshot: Snapshot | None = None, owner: Ownership | None = None
+    ) -> None:
+        self._dir, self._every_secs, self._owner = model_dir, every_secs, owner
         self._next = time.monotonic() + every_secs
         self._savers = Savers(snapshot)
         self._one_at_a_time = threading.Lock()
         self._whole: dict[str, bool] = {}
         self._at_rest: set[str] = set()  # of others, some variables may be of an earlier step than their names say
-        self._own = ""
         self.newest = next(reversed(directory.existing(model_dir)), None)
 
-    def claim(self) -> None:
-        """Take the directory: from now on no chief saves there that has claimed it before.
-
-        Such a one was taken for lost, and lives; or another job was given the same ``--model_dir``.
-
-        Raises:
-            StorageError: If the directory cannot be written.
-        """
-        if self._dir:
-            own = uuid.uuid4().hex
-            write_text(Path(self._dir) / _OWNER, own)
-            self._own = own
-
     def _check_claim(self) -> None:
-        try:
-            owner = (Path(self._dir or "") / _OWNER).read_text()
-        except (OSError, ValueError):
-            return
-        if self._own and owner != self._own:
-            raise StorageError(
-                f"--model_dir={show(self._dir or '', 200)} is another chief's, which was started later: "
-                "nothing more of this one is saved there. Give each job a directory of its own."
-            )
+        if self._owner:
+            self._owner.check()
+
+    def hasten(self) -> None:
+        """Let it be time to save."""
+        self._next = 0.0
 
     def resume(self, session: Any) -> str | None:
         """Give the variables the values of the newest whole checkpoint; returns its path, ``None`` if there is none.

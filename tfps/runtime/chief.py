@@ -23,6 +23,7 @@ from tfps.runtime.background import Background
 from tfps.runtime.checkpoint import Checkpoints
 from tfps.runtime.events import EventFile
 from tfps.runtime.loop import Progress
+from tfps.runtime.ownership import HeldError, Ownership
 from tfps.runtime.snapshot import Snapshot
 from tfps.runtime.updates import Updates
 
@@ -53,8 +54,9 @@ class Chief:
     ) -> None:
         self._config, self._built, self._new_session = config, built, new_session
         self._init = tf.global_variables_initializer()
+        self.owner = Ownership(config.model_dir, cluster, config.force, self._save_anew)
         snapshot = Snapshot(built.step.moments, built.places, built.may_be_inf)
-        self._checkpoints = Checkpoints(config.model_dir, config.save_checkpoint_secs, snapshot)
+        self._checkpoints = Checkpoints(config.model_dir, config.save_checkpoint_secs, snapshot, self.owner)
         self._background = Background()
         self._eval = graph.evaluation(config, cluster, Task("worker", 0), model, like=built.graph)
         self.num_workers = built.num_workers
@@ -64,15 +66,26 @@ class Chief:
         self._first_step = 0
         self.resumed_from: str | None = None
         self.resumed_from_step = 0
+        self._run = ""
 
     def go_on(self, session: Any, run: str) -> None:
-        """Take over from a chief that was lost: the variables have their values, and it had told which run it is."""
-        with contextlib.suppress(StorageError):  # training goes on while nothing can be written
-            self._checkpoints.claim()
+        """Take over from a chief that was lost: the variables have their values, and it had told which run it is.
+
+        Raises:
+            HeldError: If another job holds ``--model_dir``.
+        """
+        told = json.loads(run) if run else {}
+        try:
+            self.owner.claim(told.get("owner", self.owner.own.job))
+        except HeldError:
+            raise
+        except StorageError:  # training goes on while nothing can be written
+            log.info("--model_dir=%s cannot be written now. Training goes on.", self._config.model_dir)
         self.began_anew = True  # what others have done meanwhile is not all counted
         self.resumed_from_step = self.global_step(session)
-        told = json.loads(run) if run else {}
         self._began, self._first_step = told.get("began", time.time()), told.get("step", self.resumed_from_step)
+        self._run = told.get("id", "")
+        self._write_missing_job()
         log.info("started again: going on from step %d", self.resumed_from_step)
 
     def give_values(self, session: Any) -> str:
@@ -82,21 +95,38 @@ class Chief:
             CheckpointError: If there are checkpoints, and none is whole; or if the newest whole one does not fit.
             StorageError: If ``--model_dir`` cannot be written.
         """
-        self._checkpoints.claim()
+        self.owner.claim()
         self.resumed_from = self._checkpoints.resume(session)
         if self.resumed_from:
             self.resumed_from_step = self.global_step(session)
             log.info("resumed from %s", self.resumed_from)
         else:
+            where = f"checkpoint in {self._config.model_dir}" if self._config.model_dir else "--model_dir"
+            log.info("no %s: training begins at step 0", where)
             session.run(self._init)
         session.run(self._built.load)
-        run = agreement.new_run(self._config.model_dir, self.resumed_from_step)
-        self._first_step = self.resumed_from_step
+        run = agreement.new_run(self._config.model_dir, self.resumed_from_step) | {"owner": self.owner.own.job}
+        self._first_step, self._run = self.resumed_from_step, run["id"]
+        self._write_job()
         if self._config.model_dir:
-            told = {**_found_from_anywhere(self._config).to_dict(), "run": run["id"]}
-            write_json(Path(self._config.model_dir) / JOB, told)
             (Path(self._config.model_dir) / SUMMARY).unlink(missing_ok=True)  # that of an earlier run
         return json.dumps(run)
+
+    def _write_job(self) -> None:
+        if self._config.model_dir and self._run:
+            told = {**self._config.to_dict(), "run": self._run}
+            write_json(Path(self._config.model_dir) / JOB, told)
+
+    def _write_missing_job(self) -> None:
+        """Leave in a directory that the run was not begun in what ``tfps eval`` needs."""
+        with contextlib.suppress(StorageError):
+            if self._config.model_dir and not (Path(self._config.model_dir) / JOB).exists():
+                self._write_job()
+
+    def _save_anew(self) -> None:
+        """Leave in a directory that was removed, and made again, what there was in it."""
+        self._checkpoints.hasten()
+        self._write_job()
 
     def course(self, progress: Progress) -> tuple[int, float]:
         """Return how many updates this run has made, and in how many seconds, also where chiefs were lost meanwhile."""
@@ -147,6 +177,7 @@ class Chief:
         """
         if not (self._background.is_idle() and self._checkpoints.due):
             return
+        self.owner.check()  # a session of a chief that was replaced would end its successor's
         if self._built.step.may_overlap:
             self._background.start(self._save_apart)
         else:
@@ -209,10 +240,3 @@ def _clear(session: Any, leftovers: Leftovers) -> None:
     while (counts := session.run(leftovers.counts)).any():
         full = [clear for clear, held in zip(leftovers.clear, counts, strict=True) if held]
         session.run(full, options=patience)
-
-
-def _found_from_anywhere(config: JobConfig) -> JobConfig:
-    """Return a job with absolute paths, so that ``tfps eval`` finds its model and data from any directory."""
-    found = {"data_dir": config.data_dir} if config.data_dir and Path(config.data_dir).exists() else {}
-    found |= {"model": config.model} if Path(config.model).is_file() else {}
-    return config.replace(**{name: str(Path(path).resolve()) for name, path in found.items()})

@@ -20,10 +20,13 @@ class Enquiry:
         new_session: Makes a session on the training graph.
         state: What is asked.
         ahead: ``Step.ahead``.
+        may_ask: Tells whether the PS know this process: a session of one that was replaced would end its successor's.
     """
 
-    def __init__(self, new_session: Callable[[], Any], state: JobState, ahead: Any) -> None:
-        self._new_session, self._state, self._ahead = new_session, state, ahead
+    def __init__(
+        self, new_session: Callable[[], Any], state: JobState, ahead: Any, may_ask: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._new_session, self._state, self._ahead, self._may_ask = new_session, state, ahead, may_ask
 
     def was_here(self) -> bool:
         """Tell whether every PS knows this worker from before: those that are missing may be through and gone.
@@ -47,6 +50,8 @@ class Enquiry:
     def _asked(self, question: Callable[[Any], Any]) -> Any:
         """Return what the PS answer within a short time, ``None`` if they do not."""
         found: list[Any] = []
+        if not self._may_ask():
+            return None
 
         def ask() -> None:
             with contextlib.suppress(tf.errors.OpError), self._new_session() as session:

@@ -14,7 +14,10 @@ from tfps.errors import PeerLostError, TfpsError
 from tfps.models import Model, mistake
 from tfps.report import brief
 from tfps.runtime import net
+from tfps.runtime.heartbeat import FORGOTTEN
 
+_EITHER = "another process has replaced this task, which was taken for lost, or a PS was started again"
+REPLACED = f"a PS knows nothing of this task any more: {_EITHER}. This one ends."
 _POLL_SECS = 0.02
 _GONE_AFTER_SECS = 2.0
 _LOST = (
@@ -37,8 +40,11 @@ def explained(error: Any, cluster: Cluster, model: Model, graph: Any) -> TfpsErr
     print(f"{type(error).__name__}: {error.message}", file=sys.__stderr__, flush=True)
     if not isinstance(error, _LOST):
         return mistake(model, type(error)(None, None, brief(error)), _made_at(error, graph))
+    if FORGOTTEN in error.message:
+        return PeerLostError(REPLACED)
     names = _lost_ps(cluster)
-    what = f"lost {', '.join(map(str, names))}" if names else f"a PS was lost ({brief(error)})"
+    told = f"a PS broke off what this task did ({brief(error)}), and answers: {_EITHER}"
+    what = f"lost {', '.join(map(str, names))}" if names else told
     return PeerLostError(f"{what}: start this task again to go on from the last checkpoint.")
 
 

@@ -29,6 +29,11 @@ in an update that one PS had ended and another not, they have them of two steps.
 checkpoint: the worker tells the PS with its mark to leave, and leaves; so does everyone who misses a PS then. The
 platform starts them all again, and they find no marks.
 
+A process that was taken for lost may come back when it was replaced (it stood still, or was cut off). When its
+successor opened its first session, the PS forgot those of the process before (TensorFlow's ``SessionMgr``, by the
+task's name and incarnation): whatever it still asks fails, and it ends. A session that it opened would take its
+successor's away. So a worker opens none unless it has just been heard.
+
 The variables are in no collection: they are no part of the model and of no checkpoint.
 """
 
@@ -97,6 +102,7 @@ class FirstState:
         era: int64 variable: how often a worker has called the others together.
         met: int64 variable [num_workers]: the era that each worker has come to.
         ready: int64 variable: the era in which the chief lets everyone go on; before the first, -1.
+        pulse: int64 variable [num_workers]: by worker, how often it has given a sign of life, whatever it does.
         run: string variable: which run of which job the PS hold the variables of, once they have values.
     """
 
@@ -105,6 +111,7 @@ class FirstState:
     era: Any
     met: Any
     ready: Any
+    pulse: Any
     run: Any
 
 
@@ -128,6 +135,7 @@ def on_first(cluster: Cluster) -> FirstState:
             era=_variable("era", np.int64(0)),
             met=_variable("met", np.zeros(cluster.num_workers, np.int64)),
             ready=_variable("ready", np.int64(-1)),
+            pulse=_variable("pulse", np.zeros(cluster.num_workers, np.int64)),
             run=_variable("run", ""),
         )
 
@@ -168,7 +176,15 @@ class JobState:
         self._look = [*(v.read_value() for v in (first.era, first.ready, first.met)), phase]
         self._read = phase, self._tallies
         self._marked = [ps.marks.read_value() for ps in servers]
+        self._sent, self._find = tf.placeholder(tf.int64, [], name="tfps/sent"), []
+        for ps in servers:
+            with tf.device(ps.phase.device):
+                self._find.append(tf.identity(self._sent).op)
         self._mark = tf.group(*(ps.marks.scatter_update(tf.IndexedSlices(True, worker)) for ps in servers))
+        with tf.device(first.pulse.device):
+            beaten = first.pulse.scatter_add(tf.IndexedSlices(tf.constant(1, tf.int64), worker)).op
+            with tf.control_dependencies([beaten]):
+                self._pulses = first.pulse.read_value()
         self._dismiss = [ps.leave.assign(True, read_value=False) for ps in servers]
         self._terms = [ps.terms.read_value() for ps in servers]
         self._run = tf.placeholder(tf.string, [], name="tfps/run")
@@ -235,6 +251,14 @@ class JobState:
             return False
         return True
 
+    def is_found(self, session: Any) -> bool:
+        """Tell whether every PS can take something from this worker, for which it connects to the worker's address."""
+        try:
+            session.run(self._find, {self._sent: 0})
+        except tf.errors.UnavailableError:
+            return False
+        return True
+
     def terms(self, session: Any) -> list[str]:
         """Return by PS what it was started on."""
         return [terms.decode() for terms in session.run(self._terms)]
@@ -255,6 +279,11 @@ class JobState:
     def join(self, session: Any) -> None:
         """Leave this worker's mark on every PS."""
         session.run(self._mark)
+
+    def pulse(self, session: Any) -> Callable[[], list[int]]:
+        """Return a function that gives a sign of life, and returns how many each worker has given."""
+        give = session.make_callable(self._pulses)
+        return lambda: [int(pulse) for pulse in give()]
 
     def dismiss(self, session: Any, which: Sequence[bool] | None = None) -> None:
         """Tell all PS to leave, or some of them."""

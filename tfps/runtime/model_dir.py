@@ -18,8 +18,8 @@ import logging
 import os
 import re
 import shutil
-import tempfile
 import time
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -63,8 +63,9 @@ def _names(directory: str | Path) -> Sequence[str]:
 
 
 def _stagings(model_dir: str) -> Sequence[Path]:
-    """Return the directories in which a checkpoint is being saved, or was when the chief was killed."""
-    return [Path(model_dir) / name for name in _names(model_dir) if name.startswith(_STAGING)]
+    """Return the directories in which a checkpoint is being saved, or was when the chief was killed; no links."""
+    found = [Path(model_dir) / name for name in _names(model_dir) if name.startswith(_STAGING)]
+    return [path for path in found if not path.is_symlink()]
 
 
 def _unfinished(staged: Path) -> Sequence[int]:
@@ -200,7 +201,9 @@ def stage(model_dir: str) -> Path:
     """
     make_dir(Path(model_dir))
     clear(model_dir)
-    return Path(tempfile.mkdtemp(prefix=_STAGING, dir=model_dir))
+    staged = Path(model_dir) / f"{_STAGING}{uuid.uuid4().hex}"
+    staged.mkdir()
+    return staged
 
 
 def publish(staged: Path, path: str, kept: Sequence[str]) -> None:

@@ -23,6 +23,8 @@ def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
     net.bypass_proxies(os.environ, cluster)
     intra, inter = threads.share(cluster, task, overlap=config.mode != "sync")
     sockets.keep_bounded()
+    if task.job == "ps":
+        sockets.follow_names(cluster.workers)
     log.info("threads: %s intra-op, %s inter-op", intra or "TensorFlow's", inter or "TensorFlow's")
     options = tf.ConfigProto(
         allow_soft_placement=True, intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter

@@ -32,15 +32,24 @@ def load_tensorflow() -> None:
     tf.enable_resource_variables()
 
 
-def run(config: JobConfig, cluster: Cluster, task: Task) -> None:
+def run(config: JobConfig, cluster: Cluster, task: Task, is_new_dir: bool = False) -> None:
     """Be one task of a cluster until the job is done.
+
+    Args:
+        config: The job.
+        cluster: The cluster.
+        task: The task.
+        is_new_dir: Whether ``--model_dir`` was made for this process, as none was given.
 
     Raises:
         TfpsError: See the classes of ``tfps.errors``; a failed chief has written ``summary.json``.
     """
     stop = Stop()
     stop.on_signals()
-    {"ps": _ps, "worker": _worker, "evaluator": _evaluator}[task.job](config, cluster, task, stop)
+    if task.job == "worker":
+        _worker(config, cluster, task, stop, is_new_dir)
+    else:
+        {"ps": _ps, "evaluator": _evaluator}[task.job](config, cluster, task, stop)
 
 
 def _ps(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
@@ -52,18 +61,21 @@ def _ps(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
     supervise(lambda: ps.serve(config, cluster, task, stop), stop, grace_secs=lambda: 2 * PS_GRACE_SECS)
 
 
-def _worker(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
+def _worker(config: JobConfig, cluster: Cluster, task: Task, stop: Stop, is_new_dir: bool = False) -> None:
     _set_up_memory(cluster, task)
     load_tensorflow()
     from tfps import models  # noqa: PLC0415
     from tfps.runtime.worker import Worker  # noqa: PLC0415
 
     worker = Worker(config, cluster, task, models.load(config.model), stop)
+    worker.is_new_dir = is_new_dir
     try:
         supervise(worker.work, stop, worker.watch, worker.last_will, worker.grace_secs)
     except TfpsError as error:
         worker.fail(error)
         raise
+    finally:
+        worker.leave()
 
 
 def _set_up_memory(cluster: Cluster, task: Task) -> None:

@@ -1,7 +1,8 @@
 """What a worker's main thread looks for while its work goes on in another: lost tasks, and a step that never ends."""
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfps.cluster import Cluster, Task
@@ -16,6 +17,7 @@ from tfps.runtime.stragglers import Beat
 
 _LOST_AFTER_SECS = 10.0  # a PS that does not answer for so long is lost
 _MUTE_AFTER_SECS = 20.0  # so is one whose process stands still; its launcher may have noticed before
+_PULSE_SECS = 2.0  # between two signs of life, at most, while all is well
 _REPLACED_AFTER_SECS = 20.0  # so is a worker that others wait for, which may be started again meanwhile
 
 
@@ -28,11 +30,20 @@ class Watch:
         task: The worker.
         in_step: Whether workers wait for one another.
         enquiry: Asks the PS.
+        silent_secs: Returns for how long a worker has given no sign of life on the PS.
     """
 
-    def __init__(self, config: JobConfig, cluster: Cluster, task: Task, in_step: bool, enquiry: Enquiry) -> None:
+    def __init__(
+        self,
+        config: JobConfig,
+        cluster: Cluster,
+        task: Task,
+        in_step: bool,
+        enquiry: Enquiry,
+        silent_secs: Callable[[int], float] = lambda _: math.inf,
+    ) -> None:
         self._patience_secs, self._task, self._in_step = config.patience_secs, task, in_step
-        self._enquiry = enquiry
+        self._enquiry, self._silent_secs = enquiry, silent_secs
         self._servers = [other for other in cluster.tasks() if other.job == "ps"]
         self._others = [other for other in cluster.tasks() if other.job == "worker" and other != task]
         self._peers = net.Peers(cluster)
@@ -49,17 +60,29 @@ class Watch:
             return lost
         if progress is None:  # the chief has yet to set the variables, or others to begin anew together with this one
             awaited = [other for other in self._others if other.is_chief or self._in_step]
-            return self._any_lost(awaited, self._patience_secs)
-        if self._in_step and (lost := self._any_lost(self._others, _REPLACED_AFTER_SECS)):
+            return self._any_silent(awaited, self._patience_secs)
+        if self._in_step and (lost := self._any_silent(self._others, _REPLACED_AFTER_SECS)):
             return lost
         return self._stall.error(progress.steps, progress.global_step, self._awaited) if steps_on else None
 
     def are_gone(self, tasks: Sequence[Task], after_secs: float) -> bool:
-        """Tell whether none of some tasks has answered for some time."""
-        return len(self._peers.lost(tasks, after_secs)) == len(tasks)
+        """Tell whether none of some workers has answered for some time, and none gives signs of life on the PS."""
+        gone = len(self._peers.lost(tasks, after_secs)) == len(tasks)
+        return gone and all(self._silent_secs(task.index) > after_secs + _PULSE_SECS for task in tasks)
+
+    def _any_silent(self, tasks: Sequence[Task], after_secs: float) -> TfpsError | None:
+        """Return an error if some workers do not answer, nor give signs of life on the PS.
+
+        Who cannot be reached from here may still reach the PS, and that is all that training needs.
+        """
+        absent = self._peers.lost(tasks, after_secs)
+        silent = [task for task in absent if self._silent_secs(task.index) >= after_secs]
+        return self._lost(self._still_needed(silent), after_secs)
 
     def _any_lost(self, tasks: Sequence[Task], after_secs: float) -> TfpsError | None:
-        lost = self._still_needed(self._peers.lost(tasks, after_secs))
+        return self._lost(self._peers.lost(tasks, after_secs), after_secs)
+
+    def _lost(self, lost: Sequence[Task], after_secs: float) -> TfpsError | None:
         return PeerLostError(f"lost {_named(lost)}: no answer for {after_secs:g} s.") if lost else None
 
     def _any_mute(self) -> TfpsError | None:
@@ -69,7 +92,7 @@ class Watch:
 
     def _still_needed(self, lost: Sequence[Task]) -> Sequence[Task]:
         """Return lost tasks without the workers that had signed off."""
-        if not lost or lost[0].job == "ps":
+        if not lost:
             return lost
         phases = self._enquiry.phases()
         return [task for task in lost if phases and phases[task.index] != jobstate.DONE]

@@ -23,10 +23,11 @@ from tfps.runtime import session as sessions
 from tfps.runtime.chief import Chief
 from tfps.runtime.enquiry import Enquiry
 from tfps.runtime.events import EventFile
-from tfps.runtime.explain import explained
+from tfps.runtime.explain import REPLACED, explained
 from tfps.runtime.heartbeat import Heartbeat
 from tfps.runtime.loop import Loop, Progress, Reporter
 from tfps.runtime.model_dir import ended
+from tfps.runtime.ownership import HeldError
 from tfps.runtime.stop import SAVED_WITHIN_SECS, WORKER_GRACE_SECS, Stop
 from tfps.runtime.together import Together
 from tfps.runtime.watch import Watch
@@ -35,15 +36,21 @@ _POLL_SECS = 0.02
 _GONE_AFTER_SECS = 2.0  # at the end of the job, a worker that does not answer for so long is not waited for
 _SIGN_OFF_SECS = 3.0
 _LAST_STEPS_SECS = 1.0
+_FIND_EVERY_SECS = 0.5
 
 log = logging.getLogger(__name__)
 
 
 class Worker:
-    """One worker of a cluster; ``work`` is its whole life, the other methods look after it from another thread."""
+    """One worker of a cluster; ``work`` is its whole life, the other methods look after it from another thread.
+
+    Attributes:
+        is_new_dir: Whether ``--model_dir`` was made for this process, and so is of no run before.
+    """
 
     def __init__(self, config: JobConfig, cluster: Cluster, task: Task, model: Model, stop: Stop) -> None:
         self._config, self._cluster, self._task, self._model, self._stop = config, cluster, task, model, stop
+        self.is_new_dir = False
         self._session: Any = None
         self._chief: Chief | None = None
         self._loop: Loop | None = None
@@ -83,9 +90,10 @@ class Worker:
                 self._chief = Chief(self._config, self._cluster, self._model, built, self._new_session)
         in_step = built.step.leftovers is not None
         self._together = Together(self._state, self._chief, in_step, self._wait_until, built.step.ahead)
-        self._enquiry = Enquiry(self._new_session, self._state, built.step.ahead)
-        self._watch = Watch(self._config, self._cluster, self._task, in_step, self._enquiry)
         self._heartbeat = Heartbeat(self._state, lambda: self._loop.progress if self._loop else None)
+        self._enquiry = Enquiry(self._new_session, self._state, built.step.ahead, self._heartbeat.is_heard)
+        silent_secs = self._heartbeat.silent_secs
+        self._watch = Watch(self._config, self._cluster, self._task, in_step, self._enquiry, silent_secs)
 
     def _join_cluster(self) -> bool:
         """Start the server, wait for the others, and for the variables to have their values; tell if it came to it."""
@@ -99,7 +107,9 @@ class Worker:
         self._wait_until(lambda: self._state.is_up(session), patience_secs)
         mine = agreement.terms(self._config, self._cluster, tf.__version__)
         agreement.check(mine, self._state.terms(session), self._cluster)
+        self._wait_until_found(session)
         again = self._meet_again(session)
+        self._heartbeat.use(session)
         session.run(self._init_local)
         if self._chief and again:
             self._chief.go_on(session, self._state.run(session))
@@ -111,11 +121,29 @@ class Worker:
         self._state.write(session, jobstate.RUNNING, 0)
         return True
 
+    def _wait_until_found(self, session: Any) -> None:
+        """Wait until every PS finds this worker at its name, which may have moved: they look it up now and then.
+
+        Raises:
+            ClusterFormError: If they do not.
+        """
+        deadline, told = time.monotonic() + self._config.patience_secs, False
+        while not self._state.is_found(session):
+            if self._stop.error:
+                raise self._stop.error
+            name = self._cluster.address(self._task)
+            if time.monotonic() > deadline:
+                raise ClusterFormError(f"a PS does not reach {self._task} at {name}: what does the name mean there?")
+            if not told:
+                log.info("waiting until every PS finds this worker at %s", name)
+                told = True
+            time.sleep(_FIND_EVERY_SECS)
+
     def _begin(self, session: Any) -> None:
         """Begin together with the other workers."""
+        self._heartbeat.use(session)
         self._together.begin(session)
         self._trained = self._together.over
-        self._heartbeat.use(session)
         session.run(self._built.step.worker_init)
 
     def _new_session(self) -> Any:
@@ -136,7 +164,7 @@ class Worker:
         if again and self._chief:
             first = Task("ps", 0)
             there = f"{first} ({self._cluster.address(first)})"
-            agreement.check_run(self._config.model_dir, self._state.run(session), there)
+            agreement.check_run(None if self.is_new_dir else self._config.model_dir, self._state.run(session), there)
         self._state.join(session)
         self._joined = True
         if again:
@@ -299,10 +327,14 @@ class Worker:
 
     def watch(self) -> TfpsError | None:
         """Return an error if a task that this one cannot do without is gone, or the background work has failed."""
+        if self._chief and self._chief.owner.error:
+            return self._chief.owner.error
         if self._chief and self._chief.updates and self._chief.updates.error and not self._together.broken_off:
             return self._explained(self._chief.updates.error)
         if self._session is None:
             return None  # the others may be on their way
+        if self._heartbeat.forgotten:
+            return PeerLostError(REPLACED)
         return self._watch.error(self._loop.progress if self._loop else None, self._steps_on)
 
     def grace_secs(self) -> float:
@@ -331,7 +363,12 @@ class Worker:
             thread = threading.Thread(target=self._sign_off_failed, args=(error,), daemon=True)
             thread.start()
             thread.join(_SIGN_OFF_SECS)
-        if self._task.is_chief:
+        if self._task.is_chief and not (isinstance(error, HeldError) or (self._chief and self._chief.owner.error)):
             steps = self._loop.progress.steps if self._loop else 0
             with contextlib.suppress(StorageError):  # the error is what the task ends with
                 summary.write(self._config, self._loop, self._chief, {0: steps}, {}, error=error)
+
+    def leave(self) -> None:
+        """Let go of what this task holds, at its end, whatever that is."""
+        if self._chief:
+            self._chief.owner.release()

@@ -1,6 +1,5 @@
 """``tfps launch``: run a whole cluster on this machine."""
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -9,9 +8,9 @@ from pathlib import Path
 from tfps.config import JobConfig
 from tfps.errors import StoppedError
 from tfps.report import LOGS, SUMMARY, final_lines, make_dir, remove
-from tfps.runtime import task
+from tfps.runtime import ownership, task
 from tfps.verbs.problems import Problems, check_model
-from tfps.verbs.verb import JOB, Verb
+from tfps.verbs.verb import JOB, Verb, found_from_anywhere, new_model_dir
 
 MOST_LOCAL_TASKS = 256
 
@@ -30,7 +29,7 @@ def _launch(argv: Sequence[str]) -> int:
             "that launch starts on one machine: give fewer."
         )
     problems.settle()
-    job = job.replace(model_dir=job.model_dir or _new_model_dir(job.model))
+    job = found_from_anywhere(job.replace(model_dir=job.model_dir or new_model_dir(job.model)))
     return _follow(job, began)
 
 
@@ -38,6 +37,7 @@ def _follow(job: JobConfig, began: float) -> int:
     from tfps.launchers import follow, local, view  # noqa: PLC0415  other verbs have no use for it
 
     directory = Path(job.model_dir or ".")
+    ownership.check(job.model_dir, force=job.force)
     make_dir(directory / LOGS)
     remove(directory / SUMMARY)  # that of an earlier run
     with local.held_ports((job.num_ps or 1) + (job.num_workers or 2)) as ports:
@@ -49,7 +49,8 @@ def _follow(job: JobConfig, began: float) -> int:
         )
         shown = view.job_view(job, plan.commands, began)
         outcome = follow.follow(running, shown)
-    summary = follow.write_summary(job, shown, outcome)
+    keep = ownership.is_free_for(job.model_dir, [f"127.0.0.1:{port}" for port in ports])
+    summary = follow.write_summary(job, shown, outcome, keep)
     if outcome.exit_code == StoppedError.exit_code:
         print(f"stopped at step {summary.get('global_step', 0)}; the same flags and --model_dir={job.model_dir} go on.")
     elif outcome.exit_code:
@@ -57,11 +58,6 @@ def _follow(job: JobConfig, began: float) -> int:
     else:
         print("\n".join(["", *final_lines(summary, job.model_dir)]))
     return outcome.exit_code
-
-
-def _new_model_dir(model: str) -> str:
-    """Return a new directory's name, so that a job without ``--model_dir`` starts afresh."""
-    return str(Path("runs") / f"{Path(model).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
 
 
 VERB = Verb(

@@ -2,18 +2,20 @@
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from tfps import cluster, models, slurm_env
 from tfps.config import JobConfig
-from tfps.errors import TfpsError
-from tfps.report import one_line
-from tfps.runtime import logs, net, task
+from tfps.errors import StorageError, TfpsError
+from tfps.report import make_dir, one_line
+from tfps.runtime import logs, net, ownership, task
 from tfps.verbs.problems import Problems, tell
-from tfps.verbs.verb import JOB, Verb
+from tfps.verbs.verb import JOB, Verb, found_from_anywhere, new_model_dir
 
 ROLE = "--ps_hosts=h0:2222 --worker_hosts=h1:2222,h2:2222 --job_name=worker --task_index=0"
 
@@ -46,12 +48,17 @@ def on_machines(members: cluster.Cluster, port_base: int | None) -> cluster.Clus
     return cluster.placed(members, slurm_env.ask(nodes, os.environ), port_base or slurm_env.PORT_BASE)
 
 
-def _be_task(job: JobConfig, members: cluster.Cluster, me: cluster.Task, port_flag: str) -> int:
+def _be_task(given: JobConfig, members: cluster.Cluster, me: cluster.Task, port_flag: str) -> int:
     if me.job != "evaluator":
         net.check_port(members.address(me), port_flag)
+    job, kept = _with_directory(found_from_anywhere(given)) if me.is_chief else (found_from_anywhere(given), "")
+    if me.is_chief:
+        ownership.check(job.model_dir, members, job.force)  # before a word of this job is in another's log
     console = logs.open_log(logs.log_file(job.model_dir, str(me)))
+    _tell(kept)
     try:
-        task.run(job, members, me)
+        task.run(job, members, me, is_new_dir=bool(kept))
+        _tell(kept)
         code = 0
     except TfpsError as error:
         code = error.exit_code
@@ -67,6 +74,23 @@ def _be_task(job: JobConfig, members: cluster.Cluster, me: cluster.Task, port_fl
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)  # TensorFlow's server cannot be stopped, and its threads do not let the interpreter end in order
+
+
+def _with_directory(job: JobConfig) -> tuple[JobConfig, str]:
+    """Return a chief's job with a directory, and what there is to say if it had to be made; it may not be possible."""
+    if job.model_dir:
+        return job, ""
+    made = job.replace(model_dir=os.path.abspath(new_model_dir(job.model)))
+    try:
+        make_dir(Path(made.model_dir or ""))
+    except StorageError as error:
+        return job, f"nothing of this job is kept, for there is no --model_dir, and {str(error).partition(': ')[2]}"
+    return made, f"there is no --model_dir: what this job leaves is in {made.model_dir}"
+
+
+def _tell(text: str) -> None:
+    if text:
+        logging.getLogger("tfps").info(text)
 
 
 VERB = Verb(

@@ -1,5 +1,6 @@
 """``tfps eval`` and ``tfps export``: what works on a trained job's directory."""
 
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from tfps.errors import ConfigError
 from tfps.report import JOB, format_progress, read_json
 from tfps.runtime import model_dir
 from tfps.verbs.problems import Problems, check_model
-from tfps.verbs.verb import Verb, with_tensorflow
+from tfps.verbs.verb import Verb, found_from_anywhere, with_tensorflow
 
 
 def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, models.Model, str]:
@@ -22,8 +23,9 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, mo
     directory = Path(given.model_dir or str(Path(given.checkpoint_path or "").parent))
     stored = read_json(directory / JOB) or {}
     defaults = JobConfig(**{name: value for name, value in stored.items() if name in config.FIELDS})
-    job = problems.read(flags, argv, defaults.replace(model_dir=str(directory)))
-    path = model_dir.chosen(job)
+    asked = problems.read(flags, argv, defaults.replace(model_dir=str(directory)))
+    path = os.path.abspath(model_dir.chosen(asked))
+    job = found_from_anywhere(asked)
     check_model(job, problems)
     with_tensorflow(problems)
     return job, models.load(job.model), path

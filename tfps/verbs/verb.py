@@ -1,9 +1,14 @@
 """What a verb is."""
 
+import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tfps import config
+from tfps.config import JobConfig
+from tfps.errors import ConfigError
 from tfps.runtime import logs, task
 from tfps.verbs.problems import Problems
 
@@ -34,6 +39,26 @@ class Verb:
     def flags(self) -> Sequence[str]:
         """The names of its flags."""
         return config.fields_of(self.groups)
+
+
+def found_from_anywhere(job: JobConfig) -> JobConfig:
+    """Return a job with absolute paths: a model may change the working directory, ``tfps eval`` be called elsewhere.
+
+    Raises:
+        ConfigError: If there is a relative path, and no working directory any more.
+    """
+    paths = {name: getattr(job, name) for name in ("model_dir", "checkpoint_path", "export_dir")}
+    paths["data_dir"] = job.data_dir if os.path.exists(job.data_dir) else None
+    paths["model"] = job.model if Path(job.model).is_file() else None
+    try:
+        return job.replace(**{name: os.path.abspath(path) for name, path in paths.items() if path})
+    except FileNotFoundError:
+        raise ConfigError("the working directory is gone: give absolute paths, or change the directory.") from None
+
+
+def new_model_dir(model: str) -> str:
+    """Return a new directory's name, so that a job without ``--model_dir`` starts afresh."""
+    return str(Path("runs") / f"{Path(model).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
 
 
 def with_tensorflow(problems: Problems) -> None:

@@ -1,0 +1,363 @@
+"""Who holds a ``--model_dir``: one job at a time, and never two in silence."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import Process, by_hand, children_of, processes, run_tfps, slow, summary
+
+from tfps.cluster import Cluster
+from tfps.errors import PeerLostError, StorageError
+from tfps.runtime import holder, ownership
+from tfps.runtime.holder import Holder, look, this_process
+from tfps.runtime.ownership import HeldError, Ownership, check
+
+ONE, OTHER = Cluster(("a:1",), ("b:1",)), Cluster(("a:2",), ("b:2",))
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "_RENEW_SECS", 0.1)
+    monkeypatch.setattr(ownership, "_QUIET_SECS", 0.5)
+    monkeypatch.setattr(holder, "_DEAD_AFTER_SECS", 1.0)
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Ownership]:
+    """A directory that a job holds."""
+    owner = Ownership(str(tmp_path), ONE)
+    owner.claim()
+    yield owner
+    owner.release()
+
+
+def leave(model_dir: Path, **changes: Any) -> Holder:
+    """Leave the file of a holder that is not there any more."""
+    left = replace(this_process(Holder(id="left", job="left", hosts=("c:1", "d:1"))), **changes)
+    (model_dir / ".chief").write_text(json.dumps(asdict(left)))
+    return left
+
+
+def wait_for_error(owner: Ownership, secs: float = 5) -> Any:
+    """Return why a chief has to end, which its thread finds."""
+    deadline = time.monotonic() + secs
+    while owner.error is None:
+        assert time.monotonic() < deadline, "it has not noticed"
+        time.sleep(0.02)
+    return owner.error
+
+
+def test_another_job_is_refused_and_told_who_holds_the_directory(tmp_path: Path, held: Ownership) -> None:
+    """The error names the host, the process, the addresses and since when; nothing in the directory is changed."""
+    for refused in (lambda: check(str(tmp_path), OTHER), Ownership(str(tmp_path), OTHER).claim):
+        with pytest.raises(HeldError) as caught:
+            refused()
+        told = str(caught.value)
+        assert f"process id {os.getpid()} on host {os.uname().nodename}, of the job at a:1, b:1, since 2" in told
+        assert "--force" in told
+    assert [path.name for path in tmp_path.iterdir()] == [".chief"]
+    held.check()
+
+
+def test_a_directory_is_free_when_its_job_has_ended(tmp_path: Path) -> None:
+    """Who ends leaves nothing behind, and the next job need not wait."""
+    owner = Ownership(str(tmp_path), ONE)
+    owner.claim()
+    owner.release()
+    assert list(tmp_path.iterdir()) == []
+    check(str(tmp_path), OTHER)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_of_many_at_the_same_moment_one_has_it(tmp_path: Path, force: bool) -> None:
+    """Of twelve that claim a dead holder's directory at once, exactly one goes on; the others are told of another."""
+    leave(tmp_path, pid=2**22 + 1)
+    owners = [Ownership(str(tmp_path), Cluster((f"a:{n}",), (f"b:{n}",)), force) for n in range(12)]
+    ready, refused = threading.Barrier(len(owners)), []
+
+    def claim(owner: Ownership) -> None:
+        ready.wait()
+        try:
+            owner.claim()
+        except HeldError:
+            refused.append(owner)
+
+    threads = [threading.Thread(target=claim, args=(owner,)) for owner in owners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    time.sleep(0.5)
+    held_by = look(str(tmp_path))
+    assert held_by is not None
+    going_on = [owner for owner in owners if owner not in refused and owner.error is None]
+    assert [owner.own.id for owner in going_on] == [held_by.holder.id]
+    assert force or len(refused) == 11
+    for owner in owners:
+        owner.release()
+
+
+def test_force_ends_the_first_at_once(tmp_path: Path, held: Ownership) -> None:
+    """The first learns within moments, without a save, who has taken its directory."""
+    taker = Ownership(str(tmp_path), OTHER, force=True)
+    taker.claim()
+    error = wait_for_error(held)
+    assert isinstance(error, HeldError)
+    assert f"was taken over by the chief with process id {os.getpid()}" in str(error)
+    assert "of the job at a:2, b:2" in str(error)
+    held.release()
+    taker.check()  # the loser has not deleted what is another's
+    taker.release()
+
+
+def test_the_dead_are_known_on_this_machine(tmp_path: Path) -> None:
+    """A process that is gone, or whose id is another's now, holds nothing; that is known at once."""
+    began = time.monotonic()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for changes in ({"pid": gone.pid}, {"started": "1"}):
+        leave(tmp_path, **changes)
+        check(str(tmp_path), ONE)
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("machine", ["another boot pid:[1]", "", None])
+def test_the_dead_are_known_on_another_machine(tmp_path: Path, machine: str | None) -> None:
+    """Who was renewed a moment ago is waited for, and is dead if that was the last time; its process id says nothing.
+
+    That is so in a container, too, which has the same name and process ids as the one before it.
+    """
+    other = machine if machine is not None else f"{this_process(Holder()).machine.split()[0]} pid:[4026599999]"
+    leave(tmp_path, machine=other)
+    began = time.monotonic()
+    check(str(tmp_path), ONE)
+    assert 0.8 < time.monotonic() - began < 3
+    check(str(tmp_path), ONE)  # now it is long ago
+    assert time.monotonic() - began < 3
+
+
+def test_the_living_are_known_on_another_machine(tmp_path: Path, held: Ownership) -> None:
+    """A holder elsewhere that renews its hold is no dead one, whatever the clock of the host that asks."""
+    elsewhere = replace(held.own, machine="another boot pid:[1]")
+    (tmp_path / ".chief").write_text(json.dumps(asdict(elsewhere)))
+    os.utime(tmp_path / ".chief", (1, time.time() - 0.8))
+    with pytest.raises(HeldError):
+        check(str(tmp_path), OTHER)
+
+
+def test_who_goes_on_with_a_run_takes_over_at_once(tmp_path: Path, held: Ownership) -> None:
+    """A chief of the same run need not wait, and the one before it ends as one that was replaced, for no failure."""
+    again = Ownership(str(tmp_path), ONE)
+    began = time.monotonic()
+    again.claim(held.own.job)
+    assert time.monotonic() - began < 0.3
+    assert isinstance(wait_for_error(held), PeerLostError)
+    again.release()
+
+
+def test_a_job_of_the_same_addresses_is_another_while_its_chief_lives(tmp_path: Path, held: Ownership) -> None:
+    """Names like ps-0:2222 are in many clusters: only who does not renew its hold any more is the same job's."""
+    elsewhere = replace(held.own, machine="another boot pid:[1]")
+    held.own = elsewhere
+    (tmp_path / ".chief").write_text(json.dumps(asdict(elsewhere)))
+    with pytest.raises(HeldError):
+        Ownership(str(tmp_path), ONE).claim()
+    held.release()
+    leave(tmp_path, machine="another boot pid:[1]", hosts=("a:1", "b:1"))
+    Ownership(str(tmp_path), ONE).claim()
+
+
+@pytest.mark.parametrize("text", ["0f2d5c5d1c5f4d6f8a7b6c5d4e3f2a1b", "", "[]", "\x00\xff"])
+def test_what_another_release_has_left_is_old_or_waited_for(tmp_path: Path, text: str) -> None:
+    """A file that says nothing of its holder is that of a dead one when it was not written just now."""
+    (tmp_path / ".chief").write_text(text)
+    began = time.monotonic()
+    check(str(tmp_path), ONE)
+    assert 0.5 < time.monotonic() - began < 3
+    owner = Ownership(str(tmp_path), ONE)
+    owner.claim()
+    assert look(str(tmp_path)).holder == owner.own  # type: ignore[union-attr]
+    owner.release()
+
+
+def test_a_lock_that_was_left_does_not_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was killed while it wrote its claim is in nobody's way for long."""
+    monkeypatch.setattr(ownership, "_LOCK_SECS", 0.3)
+    (tmp_path / ".chief.lock").touch()
+    owner = Ownership(str(tmp_path), ONE)
+    owner.claim()
+    owner.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_can_be_written_the_chief_says_so(tmp_path: Path) -> None:
+    """A directory that cannot be made is an error that names the flag; who goes on with a run tries again."""
+    (tmp_path / "file").touch()
+    inside = tmp_path / "file" / "m"
+    with pytest.raises(StorageError, match="cannot be made: Not a directory"):
+        Ownership(str(inside), ONE).claim()
+    owner = Ownership(str(inside), ONE)
+    with pytest.raises(StorageError):
+        owner.claim("a run")
+    (tmp_path / "file").unlink()
+    deadline = time.monotonic() + 5
+    while look(str(inside)) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert look(str(inside)).holder == owner.own  # type: ignore[union-attr]
+    owner.release()
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed", "made anew"])
+def test_a_directory_that_is_gone_is_made_again(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within moments the chief says so, holds the directory again, and is told to save."""
+    caplog.set_level("INFO", logger="tfps")
+    saves: list[bool] = []
+    owner = Ownership(str(tmp_path / "m"), ONE, on_loss=lambda: saves.append(True))
+    owner.claim()
+    if how == "renamed":
+        (tmp_path / "m").rename(tmp_path / "away")
+    else:
+        shutil.rmtree(tmp_path / "m")
+    if how == "made anew":
+        (tmp_path / "m").mkdir()
+    deadline = time.monotonic() + 5
+    while not saves and time.monotonic() < deadline:
+        time.sleep(0.02)
+    owner.check()
+    assert saves == [True]
+    assert look(str(tmp_path / "m")).holder == owner.own  # type: ignore[union-attr]
+    assert f"--model_dir={tmp_path / 'm'}, or what it held, is gone." in caplog.text
+    owner.release()
+
+
+# Real jobs.
+
+
+def job_flags(tmp_path: Path, *more: str) -> list[str]:
+    """Return the flags of a job that lasts, in steps of 20 ms."""
+    (tmp_path / "slow.py").write_text(slow(0.02))
+    return [f"--model={tmp_path / 'slow.py'}", f"--model_dir={tmp_path / 'm'}", "--steps_to_validate=10", *more]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Return all small files below a directory."""
+    return {str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("verb", ["launch", "run"])
+def test_a_second_job_is_refused_before_anything_is_done(tmp_path: Path, verb: str) -> None:
+    """It ends with 74 and names the first, which trains on; no log and no summary of the first's is touched."""
+    flags = job_flags(tmp_path, "--num_ps=1", "--num_workers=1", "--max_steps=100000")
+    with processes() as started:
+        first = Process(tmp_path / "first.out", "launch", *flags)
+        started.append(first)
+        first.wait_for("step=20", 60)
+        before = set(contents(tmp_path / "m"))
+        cluster = ["--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.1:29977", "--job_name=worker", "--task_index=0"]
+        given = flags if verb == "launch" else [*cluster, *flags[:3]]
+        second = run_tfps(verb, *given, timeout=60)
+        assert (second.returncode, second.stdout) == (74, "")
+        assert second.stderr.startswith(f"error: --model_dir={tmp_path / 'm'} is held by another job: the chief with ")
+        assert set(contents(tmp_path / "m")) == before
+        assert "is held by" not in (tmp_path / "m" / "logs" / "worker-0.log").read_text()
+        assert first.poll() is None
+        first.signal(signal.SIGTERM)
+        assert first.wait(30) == 143
+    assert summary(tmp_path / "m")["status"] == "stopped"
+    assert not (tmp_path / "m" / ".chief").exists()
+
+
+def test_force_takes_over_and_the_first_job_ends_within_seconds(tmp_path: Path) -> None:
+    """The second goes on from the checkpoint that there is; the first's error says who; the summary is the second's."""
+    flags = job_flags(tmp_path, "--num_ps=1", "--num_workers=2", "--save_checkpoint_secs=1000")
+    with processes() as started:
+        first = Process(tmp_path / "first.out", "launch", *flags, "--max_steps=100000")
+        started.append(first)
+        first.wait_for("step=20", 60)
+        second = Process(tmp_path / "second.out", "launch", *flags, "--max_steps=600", "--force")
+        started.append(second)
+        second.wait_for("training", 60)
+        assert first.wait(25) == 74, first.output()
+        assert "was taken over by the chief with process id" in first.output()
+        assert second.wait(60) == 0, second.output()
+    told = summary(tmp_path / "m")
+    assert (told["status"], told["global_step"], told["resumed_from_step"]) == ("done", 600, 0)
+
+
+def test_a_killed_job_is_gone_on_with_at_once(tmp_path: Path) -> None:
+    """Of a launcher and tasks that were killed, the next job in the directory knows that they are dead."""
+    flags = job_flags(tmp_path, "--save_checkpoint_secs=0.2", "--max_steps=400")
+    with by_hand(tmp_path, 1, 1, *flags) as tasks:
+        tasks["worker/0"].wait_for("saved", 60)
+        for name in ("worker/0", "ps/0"):
+            tasks[name].end()
+    assert (tmp_path / "m" / ".chief").exists()
+    again = run_tfps("launch", *flags, "--num_workers=1", timeout=90)
+    assert again.returncode == 0, again.stderr
+    assert "waiting up to" not in again.stdout + again.stderr
+    assert "resumed from" in again.stdout
+
+
+def test_a_directory_removed_in_mid_run_is_said_and_saved_to_at_once(tmp_path: Path) -> None:
+    """``rm -rf`` of the directory costs what was in it, and no step after it: a lost PS brings a checkpoint back."""
+    flags = job_flags(tmp_path, "--num_ps=1", "--num_workers=1", "--save_checkpoint_secs=1000", "--max_steps=1500")
+    with processes() as started:
+        job = Process(tmp_path / "job.out", "launch", *flags)
+        started.append(job)
+        job.wait_for("step=30", 60)
+        assert f"no checkpoint in {tmp_path / 'm'}: training begins at step 0" in job.output()
+        shutil.rmtree(tmp_path / "m")
+        job.wait_for("is gone. It is made again, and saved to at once.", 10)
+        job.wait_for("saved ", 10)
+        [pid] = [one for one in children_of(job.pid) if _is_ps(one)]
+        os.kill(pid, signal.SIGKILL)
+        job.wait_for("resumed from", 60)
+        assert json.loads((tmp_path / "m" / "job.json").read_text())["max_steps"] == 1500
+        job.signal(signal.SIGTERM)
+        assert job.wait(30) in (0, 143)
+    assert job.output().count("training begins at step 0") == 1
+
+
+def _is_ps(pid: int) -> bool:
+    """Tell whether a task's process is the PS: its log is open there."""
+    try:
+        return any("ps-0.log" in os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+
+
+EVALUATED = 'return tf.data.Dataset.from_tensors(({"x": 1.0}, 0.0))'
+CHANGES = """
+import os, sys, pathlib
+elsewhere = pathlib.Path(__file__).parent / "elsewhere"
+elsewhere.mkdir(exist_ok=True)
+os.chdir(elsewhere)
+"""
+
+
+def test_a_model_that_changes_directory_scatters_nothing(tmp_path: Path) -> None:
+    """A relative ``--model_dir``, ``--checkpoint_path`` or ``--export_dir`` means what it meant at the start."""
+    (tmp_path / "wanders.py").write_text(slow(0.001).replace("return None", EVALUATED) + CHANGES)
+    flags = ("--model=wanders.py", "--model_dir=m", "--num_workers=1", "--max_steps=30")
+    assert run_tfps("launch", *flags, cwd=tmp_path, timeout=90).returncode == 0
+    path = json.loads((tmp_path / "m" / "job.json").read_text())["model"]
+    assert path == str(tmp_path / "wanders.py")
+    export = ("export", "--model_dir=m", "--checkpoint_path=m/model.ckpt-30", "--export_dir=saved")
+    ended = run_tfps(*export, cwd=tmp_path, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    left = {path.name.partition(".tfevents")[0] for path in (tmp_path / "m").iterdir()}
+    assert {"logs", "job.json", "summary.json", "checkpoint", "events.out", "model.ckpt-30.index"} <= left
+    assert (tmp_path / "saved" / "saved_model.pb").is_file()

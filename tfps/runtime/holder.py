@@ -1,0 +1,134 @@
+"""Who holds a ``--model_dir``, and whether that process still lives; see ``ownership``. Does not import TensorFlow."""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tfps.errors import StorageError
+from tfps.runtime.process import lives, machine, started
+
+OWNER = ".chief"
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+_CLOCK = ".chief.clock-"
+_DEAD_AFTER_SECS = 20.0
+_POLL_SECS = 0.1
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a directory.
+
+    Attributes:
+        id: Of this claim.
+        job: Of the run that it is for: chiefs of one run that take over from each other have the same.
+        host: Its host's name.
+        pid: Its process.
+        machine: Where the process id counts; empty if that is not known.
+        started: When the process was started, in the kernel's own count.
+        hosts: The addresses of the job's tasks.
+        since: When it took the directory, in seconds since 1970.
+    """
+
+    id: str = ""
+    job: str = ""
+    host: str = ""
+    pid: int = 0
+    machine: str = ""
+    started: str = ""
+    hosts: Sequence[str] = ()
+    since: float = 0.0
+
+    def __str__(self) -> str:
+        if not self.host:
+            return "a chief of another release of tfps"
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        hosts = ", ".join(self.hosts[:4]) + (f" and {len(self.hosts) - 4} more" if len(self.hosts) > 4 else "")
+        return f"the chief with process id {self.pid} on host {self.host}, of the job at {hosts}, since {when}"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was found in a directory: its holder, and when that has renewed it, by the file system's clock."""
+
+    holder: Holder
+    renewed: float
+
+
+def look(model_dir: str) -> Seen | None:
+    """Return who holds a directory; ``None`` if nobody does.
+
+    Raises:
+        StorageError: If that cannot be read.
+    """
+    try:
+        with open(Path(model_dir) / OWNER, "rb") as file:  # opened, as NFS looks up what is new then
+            return Seen(parsed(file.read()), os.fstat(file.fileno()).st_mtime)
+    except OSError as error:
+        if error.errno in GONE:
+            return None
+        raise StorageError(f"--model_dir: {Path(model_dir) / OWNER} cannot be read: {error.strerror}.") from None
+
+
+def parsed(text: bytes) -> Holder:
+    """Return what an owner's file says; an older release's, or a damaged one, is its own id."""
+    try:
+        told = json.loads(text)
+        known = {name: told[name] for name in Holder.__dataclass_fields__}
+        return Holder(**{**known, "hosts": tuple(known["hosts"]), "since": float(known["since"])})
+    except (ValueError, TypeError, LookupError):
+        return Holder(id=text.decode(errors="replace"))
+
+
+def this_process(holder: Holder) -> Holder:
+    """Return a holder as this process, from now on."""
+    host, pid = socket.gethostname(), os.getpid()
+    return replace(holder, host=host, pid=pid, machine=machine(), started=started(pid), since=time.time())
+
+
+def is_dead(model_dir: str, seen: Seen) -> bool:
+    """Tell whether a holder is dead; waits until that is known."""
+    if (known := is_here(seen.holder)) is not None:
+        return not known
+    silent_secs = max(_now(model_dir) - seen.renewed, 0.0)
+    if silent_secs > _DEAD_AFTER_SECS:
+        return True
+    wait_secs = _DEAD_AFTER_SECS - silent_secs
+    log.warning("waiting up to %.0f s, to see whether %s still holds %s", wait_secs, seen.holder, model_dir)
+    return is_silent(model_dir, seen, wait_secs)
+
+
+def is_here(holder: Holder) -> bool | None:
+    """Tell whether a holder on this machine lives; ``None`` if it is on another."""
+    return lives(holder.pid, holder.started) if holder.machine and holder.machine == machine() else None
+
+
+def is_silent(model_dir: str, seen: Seen, secs: float) -> bool:
+    """Tell whether a directory is not renewed for some time, or its holder leaves it meanwhile."""
+    deadline = time.monotonic() + secs
+    while (now := look(model_dir)) == seen and time.monotonic() < deadline:
+        time.sleep(_POLL_SECS)
+    return now in (None, seen)
+
+
+def _now(model_dir: str) -> float:
+    """Return the present time by the file system's clock; this host's where nothing can be written."""
+    path = Path(model_dir) / f"{_CLOCK}{uuid.uuid4().hex}"
+    try:
+        with open(path, "xb") as file:
+            os.utime(file.fileno())
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
