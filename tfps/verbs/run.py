@@ -11,7 +11,7 @@ from tfps import cluster, models, slurm_env
 from tfps.config import JobConfig
 from tfps.errors import TfpsError
 from tfps.report import one_line
-from tfps.runtime import logs, net, task
+from tfps.runtime import farewell, logs, net, task
 from tfps.verbs.problems import Problems, tell
 from tfps.verbs.verb import JOB, Verb
 
@@ -36,8 +36,23 @@ def _run(argv: Sequence[str]) -> int:
     members, me = place
     if cluster.is_slurms(job.ps_hosts, job.worker_hosts, os.environ):
         members = on_machines(members, job.port_base)
-        return _be_task(job, members, me, "--port_base")
-    return _be_task(job, members, me, f"--{me.job}_hosts")
+        port_flag = "--port_base"
+    else:
+        port_flag = f"--{me.job}_hosts"
+    if job.max_restarts:
+        return _supervise(job, members, me)
+    return _be_task(job, members, me, port_flag)
+
+
+def _supervise(job: JobConfig, members: cluster.Cluster, me: cluster.Task) -> int:
+    """Start the task in a process of its own, and again when it is lost."""
+    from tfps.launchers.supervisor import Supervisor  # noqa: PLC0415  a task by itself has no use for it
+
+    supervisor = Supervisor(job, members, me)
+    code = supervisor.run()
+    if code and not supervisor.told and me.job == "worker":
+        farewell.tell(job, members, me, code)
+    return code
 
 
 def on_machines(members: cluster.Cluster, port_base: int | None) -> cluster.Cluster:
@@ -71,7 +86,7 @@ def _be_task(job: JobConfig, members: cluster.Cluster, me: cluster.Task, port_fl
 
 VERB = Verb(
     _run,
-    ("cluster", "task", "size", *JOB),
+    ("cluster", "task", "size", *JOB, "supervision"),
     "be one task of a cluster",
     "Start it once for each task, on any machines, with the same flags but --job_name and --task_index. All tasks "
     "end by themselves when the job is done.",
