@@ -126,7 +126,7 @@ class KubeJob:
         self._platform, self._namespace, self._name = platform, namespace, name
         self.warnings = list(warnings)
         self._last: Status | None = None
-        self._pods = 0  # tasks that had a pod which has not ended, when the cluster was asked last
+        self._pods: Sequence[Object] = ()  # each task's last that has not failed, when the cluster was asked last
         self._seen: dict[Task, set[str]] = {}  # the pods of each task that were ever seen: operators delete them
 
     @property
@@ -163,7 +163,7 @@ class KubeJob:
         found = json.loads(self._ask("get", f"{self._platform.resource},pods", "-o", "json"))["items"]
         running = pod_state.by_task([one for one in found if one["kind"] == "Pod"])
         owners = [one for one in found if one["kind"] != "Pod"]
-        self._pods = sum(not pod_state.has_ended(pods_[-1]) for pods_ in running.values())
+        self._pods = [pods_[-1] for pods_ in running.values() if not pod_state.has_failed(pods_[-1])]
         if owners:
             self._last = self._status(owners, running)
         elif self._last:
@@ -185,7 +185,7 @@ class KubeJob:
     def _refused(self, owners: list[Object]) -> str:
         """Return why the cluster makes no pods for tasks that have none, in its words; asks only if some have none."""
         wanted = sum(self._platform.replicas(owners).values())
-        if wanted <= self._pods:
+        if wanted <= len(self._pods):
             return ""
         try:
             asked = _kubectl(
@@ -194,7 +194,8 @@ class KubeJob:
         except ConfigError:  # not everyone may
             return ""
         names = {one["metadata"]["name"] for one in owners}
-        return pod_state.refusal(json.loads(asked)["items"], self._name, names)
+        newest = max((str(pod["metadata"].get("creationTimestamp", "")) for pod in self._pods), default="")
+        return pod_state.refusal(json.loads(asked)["items"], self._name, names, newest)
 
     def _task(self, task: Task, found: list[Object]) -> TaskStatus:
         seen = self._seen.setdefault(task, set())

@@ -65,6 +65,11 @@ def has_ended(pod: Object) -> bool:
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
+def has_failed(pod: Object) -> bool:
+    """Tell whether a pod has ended badly."""
+    return bool(pod.get("status", {}).get("phase") == "Failed")
+
+
 def of_task(found: Sequence[Object]) -> TaskStatus:
     """Return the state of a task with these pods, the oldest first."""
     pod = found[-1]
@@ -108,21 +113,26 @@ def _why(pod: Object) -> str:
     return _words(waits[0]) if waits and told.get("phase") == "Pending" else ""
 
 
-def refusal(events: Sequence[Object], name: str, owners: Collection[str]) -> str:
+def refusal(events: Sequence[Object], name: str, owners: Collection[str], since: str = "") -> str:
     """Return the newest refusal of a pod of a job, in the cluster's words: quota, PodSecurity, LimitRange, a webhook.
 
     Args:
         events: With the reason FailedCreate.
         name: The job's; operators name what they make after it.
         owners: The names of the job's objects.
+        since: When the newest pod was made: what was refused before is not refused any more.
     """
     made = [
         one
         for one in events
         if (about := str(one.get("involvedObject", {}).get("name", ""))) in owners or about.startswith(f"{name}-")
     ]
-    newest = max(made, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""), default=None)
-    return _words(newest) if newest else ""
+    newest = max(made, key=_when, default=None)
+    return _words(newest) if newest and _when(newest)[:19] >= since[:19] else ""  # to the second
+
+
+def _when(event: Object) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 def of_job(

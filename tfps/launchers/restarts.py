@@ -105,15 +105,25 @@ class Alone(Restarts):
 
     A 170 costs nothing if the task had trained since its start, nor do the next few, in which it meets others that are
     yet to leave. A cluster that does not form within ``--start_timeout_secs`` is tried twice.
+
+    Attributes:
+        has_trained: Whether the present process has come to train, or the last one had.
     """
 
     def __init__(self, task: Task, budget: int) -> None:
         super().__init__([task], budget)
         self._in_vain = self._unformed = 0
+        self.has_trained = False
 
     def trained(self) -> None:
         """Note that the task trains, or serves those who do."""
         self._in_vain = self._unformed = 0
+        self.has_trained = True
+
+    def began(self, task: Task) -> None:
+        """Note that a process of the task has been started."""
+        super().began(task)
+        self.has_trained = False
 
     def grant(self, task: Task, code: int) -> str | None:
         """Let the task be started again, as ``Restarts`` does."""

@@ -18,7 +18,7 @@ from types import FrameType
 
 from tfps.cluster import Cluster, Task, hosts_flags
 from tfps.config import JobConfig
-from tfps.errors import StoppedError
+from tfps.errors import RetryableError, StoppedError
 from tfps.launchers.handle import Exited, Line
 from tfps.launchers.local import LocalJob, Plan
 from tfps.launchers.restarts import Alone
@@ -54,6 +54,10 @@ class Supervisor:
             if self.told:
                 self._job.cancel()
             return self._see_through(self._job)
+
+    def has_told(self, code: int) -> bool:
+        """Tell whether the PS know from a task itself that it has ended for good with a code."""
+        return self.told or (code < RetryableError.exit_code and self._policy.has_trained)
 
     def _see_through(self, job: LocalJob) -> int:
         code = 0

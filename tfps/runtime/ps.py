@@ -19,6 +19,7 @@ _POLL_SECS = 0.1
 _PROBE_EVERY_SECS = 0.5
 _PROBE_SECS_EACH = 0.1
 _GONE_AFTER_SECS = 1.0
+_LAST_WORDS_SECS = 3.0
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,13 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
         session = sessions.Session(running.target, graph=graph, config=tf.ConfigProto(device_filters=[task.device]))
         session.run(init)
     read = session.make_callable(told)
-    stopping = lambda: stop.error or _failed(read()[0])  # noqa: E731
+
+    def stopping() -> TfpsError | None:
+        if not stop.error and (failed := _failed(read()[0])):
+            _let_it_end_first(stop)
+            return failed
+        return stop.error
+
     if net.wait_for_peers(cluster, task, config.patience_secs, stopping, lambda: ended(config)):
         log.info("training: serving %d workers", cluster.num_workers)
         _until_done(read, cluster, task, config.patience_secs, stop)
@@ -51,7 +58,7 @@ def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, patience_
     """Return when every worker is done, or gone after the chief was done; see ``serve`` for what is raised."""
     peers, others = net.Peers(cluster), _OtherServers(cluster, task)
     next_probe = 0.0
-    while unfinished := _not_done(cluster, phases := _phases(read, peers, others)):
+    while unfinished := _not_done(cluster, phases := _phases(read, peers, others, stop)):
         if stop.error and (stop.waited_secs > PS_GRACE_SECS or jobstate.RUNNING not in phases):
             raise stop.error
         if time.monotonic() > next_probe:
@@ -66,14 +73,15 @@ def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, patience_
         time.sleep(_POLL_SECS)
 
 
-def _phases(read: Callable[[], Any], peers: net.Peers, others: "_OtherServers") -> list[int]:
+def _phases(read: Callable[[], Any], peers: net.Peers, others: "_OtherServers", stop: Stop) -> list[int]:
     """Return the workers' phases; raises if the job cannot go on."""
     phases, leave, marks = read()
     if leave:
         raise PeerLostError("a worker was started again: the job begins anew from its last checkpoint.")
     if failed := _failed(phases):
         _wait_gone(peers, Task("worker", next(index for index, phase in enumerate(phases) if phase < 0)))
-        raise failed  # what the worker says of why came first
+        _let_it_end_first(stop)
+        raise failed
     others.check(bool(marks.any()))
     known: list[int] = phases.tolist()
     return known
@@ -118,6 +126,13 @@ class _OtherServers:
                     raise PeerLostError(f"{other} was started again: the job begins anew from its last checkpoint.")
                 self._born[other] = answer.born
         self._next = time.monotonic() + self._every_secs
+
+
+def _let_it_end_first(stop: Stop) -> None:
+    """Wait a little: what a worker that has failed says of why is to come first, and its exit code."""
+    deadline = time.monotonic() + _LAST_WORDS_SECS
+    while not stop.error and time.monotonic() < deadline:
+        time.sleep(_POLL_SECS)
 
 
 def _wait_gone(peers: net.Peers, task: Task, most_secs: float = 5.0) -> None:

@@ -50,7 +50,7 @@ def _supervise(job: JobConfig, members: cluster.Cluster, me: cluster.Task) -> in
 
     supervisor = Supervisor(job, members, me)
     code = supervisor.run()
-    if code and not supervisor.told and me.job == "worker":
+    if code and me.job == "worker" and not supervisor.has_told(code):
         farewell.tell(job, members, me, code)
     return code
 
