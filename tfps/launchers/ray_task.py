@@ -9,6 +9,7 @@ import contextlib
 import os
 import queue
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -52,6 +53,7 @@ class RayTask:
         Raises:
             OSError: If there is no such directory here.
         """
+        _wait_until_free(self._port)
         self._process = subprocess.Popen(
             ["sh", "-c", _KEEPER, "tfps", *argv],
             cwd=directory,
@@ -111,3 +113,14 @@ def _end_group(group: int) -> None:
                 os.killpg(group, 0)
         except ProcessLookupError:
             return
+
+
+def _wait_until_free(port: int) -> None:
+    """Wait until nobody listens on a port: a task whose supervisor was killed ends by itself, but saves first."""
+    deadline = time.monotonic() + _END_SECS
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+        except OSError:
+            return
+        time.sleep(0.1)
