@@ -18,6 +18,7 @@ NUMBERS += ["ps_cpu", "worker_cpu"]
 GOOD: Mapping[str, list[Any]] = {
     **{name: [True] for name in ("dry_run", "wait", "ssh", "follow", "force")},
     **{name: [2**20, 10**9, 2**50] for name in ("ps_memory", "worker_memory")},
+    "network_policy": [False],
     "worker_gpu": [1, 64],
     "port_base": [1024, 8888],
     "steps_per_run": [1, 7, 64],

@@ -59,7 +59,7 @@ def test_flags_that_mean_nothing_there_are_refused(platform: str, capsys: pytest
     launcher = importlib.import_module(LAUNCHERS[platform])
     values = {"ssh": "1", "worker_gpu": "1", "ps_memory": "1Gi", "worker_memory": "1Gi", "namespace": "a"}
     values |= {"ps_cpu": "1", "worker_cpu": "1", "volumes": "a:/b", "image": "a", "queue": "a", "address": "a"}
-    values |= {"ps_hosts": "a:1", "worker_hosts": "b:1"}
+    values |= {"network_policy": "0", "ps_hosts": "a:1", "worker_hosts": "b:1"}
     common = {"to", "name", "dry_run", "wait"}
     assert set(values) == set(fields_of(("platform", "resources", "cluster"))) - common
     assert set(values) >= launcher.FLAGS

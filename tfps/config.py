@@ -127,6 +127,12 @@ class JobConfig:
         "--model_dir lies on one of them (default /tfps/NAME)",
     )
     namespace: str | None = _flag(None, "platform", dns_label, "Kubernetes: the namespace (default: kubectl's own)")
+    network_policy: bool = _flag(
+        True,
+        "platform",
+        boolean,
+        "Kubernetes: let only the job's own pods reach its pods, where the network heeds policies",
+    )
     queue: str | None = _flag(None, "platform", text, "Volcano: the queue; Slurm: the partition (default: its own)")
     address: str | None = _flag(
         None,
@@ -207,12 +213,12 @@ class JobConfig:
     stall_timeout_secs: float = _flag(
         600.0, "time limits", number(0), "seconds without a step after which a worker ends, with 172"
     )
-    max_restarts: int = _flag(
-        5,
+    max_restarts: int | None = _flag(
+        None,
         "supervision",
         integer(0, 1000),
-        "how often each task is started again that is lost or ends with a code from 128 up; a 170 soon after another's "
-        "loss does not count",
+        "how often each task is started again that is lost or ends with a code from 128 up; a 170 because another task "
+        "was lost does not count (default 5; of submitted jobs 10; of run 0: it is the task in its own process)",
     )
     checkpoint_path: str | None = _flag(None, "checkpoint", text, "which checkpoint (default: the newest)")
     task: str | None = _flag(None, "logs", text, "only this task's, like worker:1")
@@ -393,4 +399,5 @@ def _help(field: "dataclasses.Field[Any]", choices: Collection[str] | None) -> s
     if choices:
         told += f": {', '.join(choices)}"
     default = f"{field.default:g}" if isinstance(field.default, float) else field.default
+    default = int(default) if default is True else default
     return told if default in (None, "", False) else f"{told} (default {default})"

@@ -147,7 +147,8 @@ def _add(tar: tarfile.TarFile, name: str, **attributes: Any) -> None:
 
 def skeleton_flags() -> Sequence[str]:
     """Return the flags of a job on the skeleton."""
-    places = dict.fromkeys(["/usr", sys.base_prefix, sys.prefix, str(REPO)])
+    found = [path for path in sys.path if Path(path).is_dir()]  # a .pth file may name places elsewhere
+    places = dict.fromkeys(["/usr", sys.base_prefix, sys.prefix, str(REPO), *found])
     outer = [place for place in places if not any(Path(other) in Path(place).parents for other in places)]
     return f"--image={SKELETON}", f"--volumes=tfps:/tfps,{','.join(f'{place}:{place}:ro' for place in outer)}"
 

@@ -1,5 +1,6 @@
 """Jobs on Kubernetes, driven by the real kubectl from end to end; the cluster behind it is a stand-in on loopback."""
 
+import os
 import re
 import signal
 import time
@@ -9,11 +10,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from helpers import ECHO, NASTY, Process, alive, argv_of, children_of, processes
-from launchers.api_server import Cluster, expand, kubeconfig, serve
+from helpers import ECHO, NASTY, POWERS, Process, alive, argv_of, children_of, processes, slow
+from launchers.api_server import Cluster, Pod, expand, kubeconfig, serve
 from launchers.kube_jobs import PLATFORMS, SMALL, plan_of
 
 from tfps.cli import main
+from tfps.launchers import kubectl
 from tfps.launchers.local import held_ports
 
 pytestmark = pytest.mark.timeout(300)  # several tasks import TensorFlow at once
@@ -108,11 +110,14 @@ def test_a_nasty_value_comes_through_kubectl(platform: str, cluster: Cluster, tm
 
 @two_platforms
 def test_a_job_that_is_there_stays_untouched(platform: str, cluster: Cluster) -> None:
-    """A second job of the same name is refused in the cluster's words, and takes nothing of the first along."""
+    """A second job of the same name is refused, saying what to do, and takes nothing of the first along."""
     submit(platform)
     before = dict(cluster.objects)
     told = submit(platform, code=2)
-    assert "already exists" in told
+    assert told == (
+        "error: --name=mnist is taken: a job of this name exists. Give another name, or end that one and take its "
+        f"objects away: tfps cancel {platform}:mnist.\n"
+    )
     assert cluster.objects == before
     assert "DELETE" not in [method for method, _ in cluster.requests]
 
@@ -198,6 +203,97 @@ def test_a_replaced_pod_counts_as_a_restart(cluster: Cluster) -> None:
     cluster.pod("ps", 0).run()
     cluster.end(cluster.pod("ps", 0), 137)
     assert rows("kubernetes")["ps/0"][:3] == ["PENDING", "137", "1"]
+
+
+@every_platform
+def test_refused_pods_are_told(platform: str, cluster: Cluster, tmp_path: Path) -> None:
+    """Where the cluster refuses pods (quota, PodSecurity, LimitRange), status and --wait say so in its words."""
+    cluster.refused["Pod"] = 'pods "x" is forbidden: exceeded quota: compute'
+    with processes() as started:
+        waiting = Process(tmp_path / "waited", "submit", f"--to={platform}", "--name=mnist", "--model=mnist", "--wait")
+        started.append(waiting)
+        waiting.wait_for("waiting: FailedCreate: Error creating: pods", SECS)
+        assert waiting.output().count("exceeded quota") == 1, "once is enough"
+    told = rows(platform)
+    assert told[f"{platform}:mnist"][0] == "PENDING:"
+    for row in (f"{platform}:mnist", "ps/0", "worker/1"):
+        assert "FailedCreate: Error creating:" in " ".join(told[row])
+        assert "exceeded quota: compute" in " ".join(told[row])
+
+
+def test_another_jobs_events_are_not_taken_for_ones_own(cluster: Cluster) -> None:
+    """A job whose pods are on their way has nothing of the refusals of another."""
+    cluster.refused["Pod"] = "no quota"
+    tfps("submit", "--to=kubernetes", "--name=other", "--model=mnist")
+    del cluster.refused["Pod"]
+    submit("kubernetes")
+    assert "quota" not in tfps("status", "kubernetes:mnist")
+    assert "no quota" in tfps("status", "kubernetes:other")
+
+
+@every_platform
+def test_what_the_cluster_warns_of_is_shown(
+    platform: str, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A warning that kubectl prints as it creates an object is on standard error; the handle alone on the other."""
+    cluster.warned[KINDS[platform][-1]] = "would violate PodSecurity restricted:latest"
+    assert main(["submit", f"--to={platform}", "--name=mnist", "--model=mnist"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{platform}:team/mnist\n"
+    assert "Warning: would violate PodSecurity restricted:latest" in printed.err
+
+
+def test_a_pod_in_the_back_off_is_waited_for(cluster: Cluster) -> None:
+    """Between a killed pod and the next, the task is pending, and status says for what."""
+    cluster.backoff_secs = (3600.0, 3600.0)
+    submit("kubernetes")
+    for pod in cluster.pods.values():
+        pod.run()
+    cluster.end(cluster.pod("worker", 1), 137)
+    told = rows("kubernetes")
+    assert told["worker/1"][:2] == ["PENDING", "137"]
+    assert "the cluster makes another after a back-off" in " ".join(told["worker/1"])
+
+
+@every_platform
+def test_what_has_ended_does_not_stay_for_ever(platform: str, cluster: Cluster) -> None:
+    """The cluster deletes a job a week after its end, and with it all that is beside it, which the job owns."""
+    submit(platform)
+    *beside, job = list(cluster.objects.values())
+    ttl = job["spec"].get("ttlSecondsAfterFinished") or job["spec"]["runPolicy"]["ttlSecondsAfterFinished"]
+    assert ttl == 7 * 24 * 3600
+    for found in beside:
+        if found["kind"] == "Job":  # of another role, and with such a time itself
+            assert found["spec"]["ttlSecondsAfterFinished"] == ttl
+            continue
+        [owner] = found["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["name"]) == (job["metadata"]["uid"], job["metadata"]["name"])
+        assert (owner["apiVersion"], owner["kind"]) == (job["apiVersion"], job["kind"])
+
+
+@every_platform
+def test_the_network_policy_can_be_left_out(platform: str, cluster: Cluster) -> None:
+    """With --network_policy=0 there is none, and the manifest says what that means."""
+    submit(platform, "--network_policy=0")
+    assert cluster.kinds() == [kind for kind in KINDS[platform] if kind != "NetworkPolicy"]
+    assert "no NetworkPolicy keeps others away" in submit(platform, "--network_policy=0", "--dry_run")
+
+
+@pytest.mark.parametrize(
+    ("platform", "stuck"), [("kubernetes", ("Job", "mnist-worker")), ("jobset", ("JobSet", "mnist"))]
+)
+def test_cancel_tries_everything(
+    platform: str, stuck: tuple[str, str], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not go, as a finalizer or a lost node keeps it, is told, and keeps nothing else from going."""
+    monkeypatch.setattr(kubectl, "_END_SECS", 2)
+    submit(platform)
+    cluster.stuck.add(stuck)
+    told = tfps("cancel", f"{platform}:mnist", code=2)
+    assert "timed out" in told
+    assert f"{platform}:mnist is told to end, but not all of it has gone: cancel it again." in told
+    assert [(found["kind"], found["metadata"]["name"]) for found in cluster.objects.values()] == [stuck]
+    assert "CANCELLED: being deleted" in tfps("status", f"{platform}:mnist")
 
 
 def test_an_unknown_job_is_an_error(cluster: Cluster) -> None:
@@ -335,6 +431,52 @@ def test_a_job_really_trains(platform: str, running: Cluster, tmp_path: Path) ->
     assert (out / "demo" / "model.ckpt-20.index").is_file()
 
 
+def test_a_lost_ps_costs_seconds(running: Cluster, tmp_path: Path) -> None:
+    """A PS process is killed twice, where the cluster's back-off is Kubernetes' own: all step again within 30 s."""
+    running.backoff_secs = (10.0, 600.0)
+    out = tmp_path / "out"
+    model = tmp_path / "slow.py"
+    model.write_text(slow(0.05))
+    flags = ("--max_steps=100000000", "--steps_to_validate=5", "--save_checkpoint_secs=1", f"--volumes={out}:{out}")
+    tfps("submit", "--to=kubernetes", "--name=demo", f"--model={model}", "--num_workers=3", *flags)
+    workers = [running.pod("worker", index) for index in range(3)]
+    wait_until(lambda: all(steps_of(pod) for pod in workers))
+    wait_until(lambda: any("saved " in line for _, line in list(workers[0].lines)))
+    for _ in range(2):
+        before = [steps_of(pod) for pod in workers]
+        os.kill(task_in(running.pod("ps", 0)), signal.SIGKILL)
+        lost = time.monotonic()
+        wait_until(lambda before=before: all(steps_of(p) > n + 1 for p, n in zip(workers, before, strict=True)))
+        assert time.monotonic() - lost < 30
+    assert [running.pod("worker", index) for index in range(3)] == workers, "no pod was replaced"
+
+
+@pytest.mark.parametrize("code", [3, 77, 127])
+def test_nothing_of_a_failed_job_runs_on(code: int, running: Cluster, tmp_path: Path) -> None:
+    """A worker that ends with any code below 128 is not started again, and the PS end too: no process is left."""
+    out = tmp_path / "out"
+    model = tmp_path / "bad.py"
+    model.write_text(f"import os\nos._exit({code})\n{POWERS}")
+    tfps("submit", "--to=kubernetes", "--name=demo", f"--model={model}", "--num_ps=2", f"--volumes={out}:{out}")
+    wait_until(lambda: all(pod.ended for pod in list(running.pods.values())))
+    assert len(running.pods) == 4, "no pod was replaced"
+    status = rows("kubernetes", "demo")
+    assert status["kubernetes:demo"][0] == "FAILED:"
+    assert ["FAILED", str(code), "0"] in [status[task][:3] for task in ("worker/0", "worker/1")]
+
+
+def steps_of(pod: Pod) -> int:
+    """Return how often a worker has reported a step."""
+    return sum(line.startswith("step=") for _, line in list(pod.lines))
+
+
+def task_in(pod: Pod) -> int:
+    """Return the process in a pod that is the task: below the one that starts it again, it leads a session."""
+    assert pod.process is not None
+    [found] = [pid for pid in alive(children_of(pod.process.pid)) if os.getsid(pid) == pid]
+    return found
+
+
 def test_a_killed_worker_joins_again_and_a_cancelled_job_saves(running: Cluster, tmp_path: Path) -> None:
     """A worker that is killed is replaced and trains on; cancelling then ends every process, with the state saved."""
     out = tmp_path / "out"
@@ -345,7 +487,7 @@ def test_a_killed_worker_joins_again_and_a_cancelled_job_saves(running: Cluster,
         waiting.wait_for("worker/1 | step=", SECS)
         victim = running.pod("worker", 1)
         assert victim.process is not None
-        victim.process.kill()
+        victim.kill()
         waiting.wait_for("worker/1 | restarted after exit code 137, the 1. time", SECS)
         wait_until(lambda: any("step=" in line for _, line in running.pod("worker", 1).lines))
         assert running.pod("worker", 1) is not victim

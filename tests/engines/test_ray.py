@@ -9,7 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import ECHO, NASTY, Process, argv_of, load_variable, processes, run_tfps, slow, summary, wait_gone
+from helpers import (
+    ECHO,
+    NASTY,
+    Process,
+    alive,
+    argv_of,
+    children_of,
+    load_variable,
+    processes,
+    run_tfps,
+    slow,
+    summary,
+    wait_gone,
+)
 from ray_engine import NOT_NICE, OTHER, RayCluster, ray_cluster, short_path
 
 pytestmark = pytest.mark.timeout(300)
@@ -95,15 +108,35 @@ def test_a_killed_worker_starts_again(ray: RayCluster, tmp_path: Path) -> None:
     with processes() as started:
         started.append(Process(tmp_path / "followed", "logs", handle, "--follow", **ray.env))
         started[0].wait_for("worker/1  | step=", 120)
-        [victim] = _tasks_of(model_dir, "--task_index=1")
+        [supervisor] = _tasks_of(model_dir, "--task_index=1")
+        [victim] = [pid for pid in alive(children_of(supervisor)) if os.getsid(pid) == pid]
         os.kill(victim, signal.SIGKILL)
         assert started[0].wait(150) == 0
-        assert "worker/1  | Killed" in started[0].output()
+        assert "worker/1  | restarted after SIGKILL (1 of 10)" in started[0].output()
     assert summary(model_dir)["global_step"] == steps
     assert load_variable(model_dir, "weight") == -1.5 * steps
     states = _states(ray, handle)
+    assert {state[:3] for state in states.values()} == {("SUCCEEDED", "0", "0")}, "Ray had nothing to start again"
+
+
+@pytest.mark.parametrize("killed", ["supervisor", "keeper"])
+def test_what_looks_after_a_task_is_killed(ray: RayCluster, tmp_path: Path, killed: str) -> None:
+    """The task ends with it, and starts again on its address when that is free: the job goes on to its end."""
+    model, model_dir, steps = tmp_path / "slow.py", tmp_path / "m", 800
+    model.write_text(slow(0.05))
+    flags = (f"--max_steps={steps}", "--steps_to_validate=10", f"--model_dir={model_dir}")
+    handle = ray.submit(f"--model={model}", *flags)
+    ray.wait_for(handle, "worker/1  | step=")
+    [supervisor] = _tasks_of(model_dir, "--task_index=1")
+    keeper = int(Path(f"/proc/{supervisor}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(supervisor if killed == "supervisor" else keeper, signal.SIGKILL)
+    with processes() as started:
+        started.append(Process(tmp_path / "followed", "logs", handle, "--follow", **ray.env))
+        assert started[0].wait(150) == 0
+    states = _states(ray, handle)
     assert {state[:2] for state in states.values()} == {("SUCCEEDED", "0")}
-    assert int(states["worker/1"][2]) >= 1
+    assert states["worker/1"][2] == "1"
+    assert summary(model_dir)["global_step"] == steps
 
 
 def test_cancel_lets_the_tasks_save(ray: RayCluster, tmp_path: Path) -> None:

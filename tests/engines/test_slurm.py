@@ -242,6 +242,20 @@ def test_a_job_that_there_is_not_is_refused(engine: Slurm) -> None:
     assert "is another program's job" in told.stderr
 
 
+def test_a_job_without_a_script_is_not_taken_for_ones_own(engine: Slurm) -> None:
+    """An allocation of salloc or srun, of which Slurm keeps no script, is another's: it is neither shown nor ended."""
+    engine.ask("salloc", "--no-shell", "--job-name=theirs", "--ntasks=1")
+    theirs = engine.ask("squeue", "--noheader", "--name=theirs", "--format=%A").strip()
+    try:
+        for verb in ("status", "logs", "cancel"):
+            told = run_tfps(verb, f"slurm:{theirs}", **conf(engine))
+            assert (told.returncode, told.stdout) == (2, "")
+            assert f"slurm:{theirs} is another program's job" in told.stderr
+        assert engine.field(theirs, "JobState") == "RUNNING"
+    finally:
+        engine.ask("scancel", theirs)
+
+
 def test_a_plan_that_was_kept_is_what_sbatch_takes(engine: Slurm, tmp_path: Path) -> None:
     """What --dry_run prints is submitted with sbatch as it is, and a job that waits is cancelled."""
     script = run_tfps("submit", "--to=slurm", f"--model_dir={tmp_path}", "--dry_run").stdout

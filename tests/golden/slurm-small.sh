@@ -24,7 +24,7 @@ exit "$code"
 each=(
   --kill-on-bad-exit=1 --export=ALL --distribution=block
   bash -c "$task" tfps ps 1 worker
-  /venv/bin/python -m tfps run --num_ps=1 --model=mnist --model_dir=/shared/m --start_timeout_secs=600.0
+  /venv/bin/python -m tfps run --num_ps=1 --model=mnist --model_dir=/shared/m --start_timeout_secs=600.0 --max_restarts=10
   "--port_base=$((8888 + SLURM_JOB_ID % 1400 * 16))"
 )
 
@@ -52,7 +52,8 @@ done <<<"$ended"
 
 if ((cancelled)); then
   scancel "$SLURM_JOB_ID"
-elif ((code && !ending && (cause == 0 || cause >= 128))); then
+elif ((code && !ending && (cause == 0 || cause == 137 || cause == 143))); then
+  # A node is lost, or a task was killed with what starts it again.
   # Ten times; after ten minutes of work it is no failure that only repeats itself, but a time limit, say.
   if ((${SLURM_RESTART_COUNT:-0} < 10 || SECONDS > 600)) && scontrol requeue "$SLURM_JOB_ID"; then
     echo "requeued after $code"

@@ -1,7 +1,9 @@
 """A stand-in for a cluster: an API server on loopback that kubectl can talk to, and whose pods are processes here.
 
-It stores what kubectl creates, does the little of controllers that tfps relies on (a pod for each task, replaced after
-exit codes from 128 up; the end of the job), and of a kubelet: variables in commands, environments, logs, SIGTERM.
+It stores what kubectl creates, does what of controllers tfps relies on (a pod for each task, replaced or not as the
+job's policies say, after the back-off of a Job or of each of its indexes; the end of the job; events of refused pods;
+objects that a finalizer keeps), and of a kubelet: variables in commands, environments, logs, SIGTERM, and a container
+that ends with its first process.
 """
 
 import contextlib
@@ -20,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from helpers import environment
+from helpers import children_of, environment
 
 from tfps.launchers.local import held_ports
 
@@ -28,7 +30,7 @@ Object = dict[str, Any]
 
 # By group and version, the resources and their kinds.
 SERVED: Mapping[str, Mapping[str, str]] = {
-    "v1": {"pods": "Pod", "services": "Service", "configmaps": "ConfigMap"},
+    "v1": {"pods": "Pod", "services": "Service", "configmaps": "ConfigMap", "events": "Event"},
     "batch/v1": {"jobs": "Job"},
     "networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},
     "kubeflow.org/v1": {"tfjobs": "TFJob"},
@@ -87,6 +89,13 @@ class Pod:
         """Log a line."""
         self.lines.append((_stamp(), line))
 
+    def kill(self) -> None:
+        """Kill its container: the first process, and with it all that are below."""
+        assert self.process is not None
+        for pid in [self.process.pid, *children_of(self.process.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def end(self, code: int) -> None:
         """Say that it has ended."""
         why = {"exitCode": code, "reason": "Completed" if code == 0 else "OOMKilled" if code == 137 else "Error"}
@@ -105,7 +114,10 @@ class Cluster:
     """What is in the cluster. ``runs`` says whether pods are processes; else a test moves them.
 
     Attributes:
-        refused: By kind, the message with which creating one is refused.
+        refused: By kind, the message with which creating one is refused; of pods, that of an event.
+        warned: By kind, what creating one is warned of.
+        stuck: Kinds and names of objects that a finalizer, or a pod on a lost node, keeps from going.
+        backoff_secs: The first and the longest pause before a Job makes a pod anew; Kubernetes' own are 10 and 600 s.
         missing: API groups that are not installed.
         received: Every object as it was sent.
         requests: Each request's method and path.
@@ -115,6 +127,10 @@ class Cluster:
         self.directory = directory
         self.runs = runs
         self.refused: dict[str, str] = {}
+        self.warned: dict[str, str] = {}
+        self.stuck: set[tuple[str, str]] = set()
+        self.backoff_secs = (0.0, 0.0)
+        self._failures: dict[tuple[str, str, int], int] = {}  # by namespace and name of a Job, and its index
         self.missing: set[str] = set()
         self.received: list[Object] = []
         self.requests: list[tuple[str, str]] = []
@@ -137,7 +153,7 @@ class Cluster:
             left = list(self.pods.values())
         for pod in left:
             if pod.process and pod.reader:
-                pod.process.kill()
+                pod.kill()
                 pod.reader.join(30)
         self._stack.close()
 
@@ -162,10 +178,13 @@ class Cluster:
                 self._start(given, made)
             return given
 
-    def _start(self, owner: Object, made: Object) -> Pod:
-        """Make a pod, and run it."""
+    def _start(self, owner: Object, made: Object) -> None:
+        """Make a pod, and run it; where pods are refused, say so in an event."""
         self._count += 1
         namespace = owner["metadata"]["namespace"]
+        if "Pod" in self.refused:
+            self._say_refused(owner, made)
+            return
         template = json.loads(json.dumps(made["template"]))
         metadata = {**template["metadata"], "name": made["name"].replace("?", f"{self._count:05d}")}
         metadata |= {"namespace": namespace, "uid": f"uid-{self._count}", "creationTimestamp": _stamp()}
@@ -175,7 +194,21 @@ class Cluster:
         self.pods[namespace, pod.name] = pod
         if self.runs:
             self._run(pod)
-        return pod
+
+    def _say_refused(self, owner: Object, made: Object) -> None:
+        """Add the event with which a controller tells that it could not make a pod."""
+        name = made["name"].rpartition("-?")[0].rpartition("-")[0] or owner["metadata"]["name"]
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{name}.{self._count}", "namespace": owner["metadata"]["namespace"]},
+            "involvedObject": {"kind": owner["kind"], "name": name},
+            "reason": "FailedCreate",
+            "message": f"Error creating: {self.refused['Pod']}",
+            "lastTimestamp": _stamp(),
+            "type": "Warning",
+        }
+        self.objects["v1", "events", event["metadata"]["namespace"], event["metadata"]["name"]] = event
 
     def variables(self, pod: Pod) -> dict[str, str]:
         """Return a container's environment, as the kubelet makes it; addresses are those of this machine."""
@@ -240,19 +273,58 @@ class Cluster:
 
     def end(self, pod: Pod, code: int) -> None:
         """End a pod, and do what its controller does then."""
-        owner, made = pod.owner, pod.made
+        owner = pod.owner
         with self.lock:
             pod.end(code)
             if self._closed or owner["metadata"].get("deletionTimestamp") or owner.get("status", {}).get("over"):
                 return
-            if code >= 128:
-                if "?" not in made["name"]:  # an operator's pod has the same name again
-                    self.pods.pop((owner["metadata"]["namespace"], pod.name), None)
-                self._start(owner, made)
+            action = _action(owner, pod, code) if code else ""
+            if action == "replace":
+                self._replace(pod)
+            elif action == "restart":
+                self._restart(owner)
             elif code:
                 self._finish(owner, "Failed", f"{pod.name} ended with exit code {code}")
             elif self._complete(owner):
                 self._finish(owner, "Completed", "")
+
+    def _replace(self, pod: Pod) -> None:
+        """Make a pod anew after the back-off, unless its Job has had enough of them."""
+        owner, made = pod.owner, pod.made
+        namespace, name = owner["metadata"]["namespace"], made["name"].rpartition("-?")[0].rpartition("-")[0]
+        if not name:  # an operator's pod has the same name again, at once and without end
+            self.pods.pop((namespace, pod.name), None)
+            self._start(owner, made)
+            return
+        limit, per_index = made["limits"]
+        key = (namespace, name, made["index"] if per_index else -1)  # one count, and one pause, of all its indexes
+        failed = self._failures[key] = self._failures.get(key, 0) + 1
+        if failed > limit:
+            self._finish(owner, "Failed", f"{name} has reached the specified backoff limit")
+            return
+        first, longest = self.backoff_secs
+        pause = min(first * 2 ** (failed - 1), longest)
+        if pause:
+            timer = threading.Timer(pause, self._start_later, (owner, made))
+            timer.daemon = True
+            timer.start()
+        else:
+            self._start(owner, made)
+
+    def _start_later(self, owner: Object, made: Object) -> None:
+        with self.lock:
+            gone = owner["metadata"].get("deletionTimestamp") or owner.get("status", {}).get("over")
+            if not (self._closed or gone):
+                self._start(owner, made)
+
+    def _restart(self, owner: Object) -> None:
+        """Start a whole job again, as Volcano does."""
+        for key, pod in [(key, pod) for key, pod in self.pods.items() if _belongs(pod, owner)]:
+            if pod.process and not pod.ended:
+                pod.kill()
+            del self.pods[key]
+        for made in _made_of(owner):
+            self._start(owner, made)
 
     def _complete(self, owner: Object) -> bool:
         """Tell whether all tasks that decide have ended well: the workers, or all of a plain Job."""
@@ -279,6 +351,8 @@ class Cluster:
         """Delete an object and, of a job, its pods, which get SIGTERM."""
         found = self.objects[api, resource, namespace, name]
         found["metadata"]["deletionTimestamp"] = _now()
+        if (found["kind"], name) in self.stuck:
+            return found
         mine = [key for key, pod in list(self.pods.items()) if _made_of(found) and _belongs(pod, found)]
         for process in [p for key in mine if (p := self.pods[key].process)]:
             process.send_signal(signal.SIGTERM)
@@ -289,6 +363,20 @@ class Cluster:
                 pod.reader.join(30)
             del self.pods[key]
         return self.objects.pop((api, resource, namespace, name))
+
+
+def _action(owner: Object, pod: Pod, code: int) -> str:
+    """Return what a controller does about a pod that has failed: ``replace``, ``restart`` the job, or ``fail`` it."""
+    if owner["kind"] == "TFJob":
+        return "replace" if code >= 128 else "fail"
+    if owner["apiVersion"].startswith("batch.volcano.sh"):
+        policies = owner["spec"]["policies"]
+        fits = [one for one in policies if one.get("exitCode") == code or "PodFailed" in one.get("events", [])]
+        return "restart" if fits and fits[0]["action"] == "RestartJob" else "fail"
+    for rule in pod.made["rules"]:
+        if (codes := rule.get("onExitCodes")) and (code in codes["values"]) == (codes["operator"] == "In"):
+            return {"FailJob": "fail", "Ignore": "replace"}[rule["action"]]
+    return "replace"
 
 
 def _belongs(pod: Pod, owner: Object) -> bool:
@@ -323,6 +411,8 @@ def _indexed(name: str, role: str, spec: Object) -> list[Object]:
             "template": spec["template"],
             "annotations": {key: str(index)},
             "env": {"JOB_COMPLETION_INDEX": str(index)},
+            "rules": spec.get("podFailurePolicy", {}).get("rules", []),
+            "limits": (spec.get("backoffLimitPerIndex", spec.get("backoffLimit", 6)), "backoffLimitPerIndex" in spec),
         }
         for index in range(spec["completions"])
     ]
@@ -385,7 +475,20 @@ class _Handler(BaseHTTPRequestHandler):
         ):
             self._fail(409, "AlreadyExists", f'{match["resource"]} "{key[3]}" already exists')
         else:
-            self._json(201, self.cluster.create(match["api"], match["resource"], match["namespace"], given))
+            made = self.cluster.create(match["api"], match["resource"], match["namespace"], given)
+            self._json(201, made, self.cluster.warned.get(given["kind"], ""))
+
+    def do_PATCH(self) -> None:
+        """Merge metadata into an object."""
+        _, _, match = self._read()
+        given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert match is not None
+        key = (match["api"], match["resource"], match["namespace"], match["name"])
+        if key not in self.cluster.objects:
+            self._fail(404, "NotFound", f'{match["resource"]} "{match["name"]}" not found')
+        else:
+            self.cluster.objects[key]["metadata"].update(given["metadata"])
+            self._json(200, self.cluster.objects[key])
 
     def do_DELETE(self) -> None:
         """Delete an object."""
@@ -413,11 +516,13 @@ class _Handler(BaseHTTPRequestHandler):
             found = self._found(match["api"], match["resource"], match["namespace"])
         labels = [term.split("=") for term in query.get("labelSelector", "").split(",") if term]
         name = query.get("fieldSelector", "").partition("metadata.name=")[2]
+        reason = query.get("fieldSelector", "").partition("reason=")[2]
         kept = [
             one
             for one in found
             if all(one["metadata"].get("labels", {}).get(key) == value for key, value in labels)
             and name in ("", one["metadata"]["name"])
+            and reason in ("", one.get("reason"))
         ]
         kind = f"{SERVED[match['api']][match['resource']]}List"
         return {"apiVersion": match["api"], "kind": kind, "metadata": {"resourceVersion": "1"}, "items": kept}
@@ -451,11 +556,13 @@ class _Handler(BaseHTTPRequestHandler):
         told = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code}
         self._json(code, {**told, "reason": reason, "message": message})
 
-    def _json(self, code: int, told: Object) -> None:
-        self._send(code, json.dumps(told).encode(), "application/json")
+    def _json(self, code: int, told: Object, warning: str = "") -> None:
+        self._send(code, json.dumps(told).encode(), "application/json", warning)
 
-    def _send(self, code: int, body: bytes, kind: str) -> None:
+    def _send(self, code: int, body: bytes, kind: str, warning: str = "") -> None:
         self.send_response(code)
+        if warning:
+            self.send_header("Warning", f'299 - "{warning}"')
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -488,7 +595,7 @@ def _discovery(path: str, served: Mapping[str, Mapping[str, str]]) -> Object:
         ]
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": told}
     api = path.removeprefix("/apis/").removeprefix("/api/")
-    verbs = ["create", "delete", "get", "list", "watch"]
+    verbs = ["create", "delete", "get", "list", "patch", "watch"]
     resources = [
         {"name": name, "singularName": kind.lower(), "kind": kind, "namespaced": True, "verbs": verbs}
         for name, kind in served[api].items()

@@ -89,3 +89,25 @@ def test_who_failed_by_itself_comes_first() -> None:
     status = pod_state.of_job("FAILED", "", {"ps": 1, "worker": 3}, tasks)
     assert next(iter(status.tasks)) == Task("worker", 1)
     assert dict(status.tasks) == tasks
+
+
+def event(name: str, when: str, message: str) -> dict[str, Any]:
+    """Return an event as the cluster tells of it."""
+    told = {"reason": "FailedCreate", "message": message, "lastTimestamp": when}
+    return {**told, "involvedObject": {"kind": "Job", "name": name}}
+
+
+def test_the_newest_refusal_of_ones_own_pods_counts() -> None:
+    """Events of the job's objects, and of what operators name after it, are its own; those of other jobs are not."""
+    events = [
+        event("a-ps", "1", "old"),
+        event("a-worker-0", "2", "quota"),
+        event("ab", "3", "other's"),
+        event("a", "0", ""),
+    ]
+    assert pod_state.refusal(events, "a", {"a"}) == "FailedCreate: quota"
+    assert pod_state.refusal(events[2:3], "a", {"a"}) == ""
+    assert pod_state.refusal(events, "a", {"a"}, "2") == "FailedCreate: quota"
+    assert pod_state.refusal(events, "a", {"a"}, "3") == "", "a pod was made since"
+    status = pod_state.of_job("", "", {"ps": 1, "worker": 1}, {Task("ps", 0): TaskStatus("RUNNING")}, "no quota")
+    assert (status.state, status.reason, status.tasks[Task("worker", 0)].reason) == ("RUNNING", "no quota", "no quota")

@@ -60,7 +60,7 @@ def test_every_value_arrives_as_given(platform: str, role: str) -> None:
     command = templates(platform, FULL)[role]["spec"]["containers"][0]["command"]
     argv = [expand(word, {"PS_HOSTS": "P", "WORKER_HOSTS": "W", "JOB_COMPLETION_INDEX": "1"}) for word in command]
     wanted = FULL.config.for_task(
-        model='/opt/model/my "model" $(id).py', data_dir=f"/data/{NASTY}", model_dir=f"/out/{NASTY}"
+        max_restarts=10, model='/opt/model/my "model" $(id).py', data_dir=f"/data/{NASTY}", model_dir=f"/out/{NASTY}"
     )
     given = [f"--ps_hosts=P --worker_hosts=W --job_name={role} --task_index=1".split(), []]
     assert argv == ["python", "-m", "tfps", "run", *wanted.to_argv(), *given[platform in ("tfjob", "volcano")]]

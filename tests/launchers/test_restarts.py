@@ -4,7 +4,7 @@ import pytest
 
 from tfps.cluster import Task
 from tfps.launchers import restarts
-from tfps.launchers.restarts import Restarts
+from tfps.launchers.restarts import Alone, Restarts
 
 PS, WORKER = Task("ps", 0), Task("worker", 1)
 
@@ -127,3 +127,51 @@ def test_what_is_given_up_is_not_started(clock: Clock) -> None:
     clock.now += 60
     assert not list(policy.due())
     assert not policy
+
+
+def test_alone_what_others_lose_costs_nothing(clock: Clock) -> None:
+    """A task that had come to train and ends with 170 comes back soon, without end, and its budget is its own."""
+    policy = Alone(WORKER, 1)
+    for _ in range(20):
+        policy.began(WORKER)
+        policy.trained()
+        clock.now += 60
+        assert policy.grant(WORKER, 170) == ", as others were lost"
+        clock.now += 0.3
+        assert list(policy.due()) == [WORKER]
+    assert policy.used == {WORKER: 0}
+    assert policy.grant(WORKER, -9) == " (1 of 1)"
+    assert policy.grant(WORKER, -9) is None
+
+
+def test_alone_a_task_that_never_trains_pays(clock: Clock) -> None:
+    """After a loss a task may meet others that are yet to leave, three times; then each 170 is its own."""
+    del clock
+    policy = Alone(WORKER, 2)
+    told = []
+    for _ in range(6):
+        policy.began(WORKER)
+        told.append(policy.grant(WORKER, 170))
+    assert told == [", as others were lost"] * 3 + [" (1 of 2)", " (2 of 2)", None]
+    policy.trained()
+    assert policy.grant(WORKER, 170) == ", as others were lost"
+
+
+def test_alone_a_cluster_that_does_not_form_is_tried_twice(clock: Clock) -> None:
+    """So a task that nobody comes to meet any more ends; once it has trained, it is tried twice again."""
+    del clock
+    policy = Alone(PS, 10)
+    policy.began(PS)
+    assert policy.grant(PS, 171) == " (1 of 10)"
+    assert policy.grant(PS, 171) is None
+    policy.trained()
+    assert policy.grant(PS, 171) == " (2 of 10)"
+
+
+@pytest.mark.parametrize("code", range(128))
+def test_alone_no_code_below_128_is_tried_again(clock: Clock, code: int) -> None:
+    """Whatever a model ends its process with."""
+    del clock
+    policy = Alone(WORKER, 3)
+    policy.began(WORKER)
+    assert policy.grant(WORKER, code) is None

@@ -212,12 +212,14 @@ exit 143
     [
         ("0 143 143", "0", 143, True),
         ("0 143 65", "0", 65, False),
-        ("170 143 143", "0", 170, True),
-        ("170 143 143", "10", 170, False),
+        ("77 143 143", "0", 77, False),
+        ("170 143 143", "0", 170, False),
+        ("137 143 143", "0", 137, True),
+        ("137 143 143", "10", 137, False),
     ],
 )
 def test_what_the_script_makes_of_exit_codes(codes: str, count: str, code: int, requeued: bool, tmp_path: Path) -> None:
-    """It ends as the task that is the cause, and is requeued, ten times, if that may help."""
+    """It ends as the task that is the cause, and is requeued, ten times, if it was killed; else it has tried enough."""
     python = tmp_path / "python"
     python.write_text(f"#!/bin/bash\ncodes=({codes})\nexit ${{codes[SLURM_PROCID]}}\n")
     python.chmod(0o755)

@@ -58,7 +58,11 @@ def test_exit_codes_drive_restarts_and_the_ps_end_with_the_job() -> None:
     """Kubeflow's ExitCode policy starts tasks again from 128 up; when all workers are done, running pods go."""
     spec = kind_of("tfjob", FULL, "TFJob")["spec"]
     assert {one["restartPolicy"] for one in spec["tfReplicaSpecs"].values()} == {"ExitCode"}
-    assert spec["runPolicy"] == {"cleanPodPolicy": "Running", "backoffLimit": 10}
+    assert spec["runPolicy"] == {
+        "cleanPodPolicy": "Running",
+        "backoffLimit": 3,
+        "ttlSecondsAfterFinished": 604800,
+    }
     assert spec["successPolicy"] == "AllWorkers"
     assert {kind: one["replicas"] for kind, one in spec["tfReplicaSpecs"].items()} == {"PS": 2, "Worker": 3}
 

@@ -123,3 +123,12 @@ def test_to_cancel_is_to_look_away() -> None:
     assert time.monotonic() - began < 5
     assert watching.left
     assert not job.cancelled
+
+
+def test_why_a_job_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused pods, an image that cannot be pulled: a line says why, and another one only if that changes."""
+    monkeypatch.setattr(watch, "_LAST_LINES_SECS", 0.1)
+    waits = [Status("PENDING", {PS: TaskStatus("PENDING"), CHIEF: TaskStatus("PENDING")}, why) for why in "aaba"]
+    over = ended("SUCCEEDED", TaskStatus("SUCCEEDED", 0), TaskStatus("SUCCEEDED", 0))
+    told = [event.text for event in happened(Scripted(*waits, RUNNING, over)) if isinstance(event, Line)]
+    assert told == ["waiting: a", "waiting: b", "waiting: a"]

@@ -8,7 +8,8 @@ The module of a platform that jobs are submitted to has
 - ``submit(plan) -> Submitted``: sends it, all or nothing. Raises ConfigError in the platform's own words;
 - ``find(id) -> Submitted``: the job of a handle ``PLATFORM:ID``; does not ask the platform yet.
 
-Every plan starts its tasks with ``python -m tfps run`` and the flags of ``JobConfig.to_argv()``.
+Every plan starts its tasks with ``python -m tfps run`` and the flags of ``JobConfig.to_argv()``, which starts a lost
+task again (``supervisor``). A platform's own retries are for containers that were killed and nodes that were lost.
 """
 
 from collections.abc import Mapping

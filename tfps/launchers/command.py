@@ -27,8 +27,16 @@ def output(
     given: str = "",
     env: Mapping[str, str] | None = None,
     timeout_secs: float | None = TIMEOUT_SECS,
+    complained: list[str] | None = None,
 ) -> str:
     """Return what a program prints, with ``given`` as its standard input.
+
+    Args:
+        argv: The program and its arguments.
+        given: Its standard input.
+        env: Its environment; by default this process's.
+        timeout_secs: How long it may take.
+        complained: Takes the lines of its standard error, where it does not fail.
 
     Raises:
         ConfigError: If it fails, with its own words, or takes longer than ``timeout_secs``.
@@ -49,6 +57,8 @@ def output(
     if ended.returncode:
         said = ended.stderr.strip() or ended.stdout.strip() or f"exit code {ended.returncode}"
         raise ConfigError([f"{_named(argv)}: {line}" for line in said.splitlines()[-10:] if line.strip()])
+    if complained is not None:
+        complained += ended.stderr.splitlines()
     return ended.stdout
 
 

@@ -26,11 +26,10 @@ FLAGS = containers.FLAGS | RESOURCES
 
 _DATA_DIR = "/opt/data"  # where a directory of this machine is mounted
 _NETWORK = "training"
-_RESTARTS = 6
 _PATIENCE_SECS = 120.0  # all containers of one machine are there at once, and started again within seconds
 _LEAST_MEMORY = 6 * 2**20  # Docker refuses less
-_COMMENT = f"""Made by tfps submit --to=compose --dry_run, for docker-compose 1.29 and docker compose.
-A failed task is started again at most {_RESTARTS} times: Docker cannot tell which failures that mends.
+_COMMENT = """Made by tfps submit --to=compose --dry_run, for docker-compose 1.29 and docker compose.
+A task that is lost is started again inside its container, at most --max_restarts times.
 Checkpoints stay on the volume."""
 
 
@@ -107,7 +106,7 @@ def _container(job: Job, config: JobConfig, role: Role, task: Task, volumes: Seq
         "labels": {TASK: str(task)},
         "networks": [_NETWORK],
         "volumes": [_mount(volume) for volume in volumes],
-        "restart": f"on-failure:{_RESTARTS}",
+        "restart": "no",  # Docker cannot tell which failures that mends
         "stop_grace_period": f"{GRACE_SECS}s",
         "read_only": True,
         "tmpfs": ["/tmp"],  # noqa: S108  the container's own

@@ -97,8 +97,16 @@ class DockerJob:
         Raises:
             ConfigError: If Docker does not answer, or knows no such job.
         """
-        ask("stop", f"--time={GRACE_SECS}", *self._containers().values())
-        self.remove()
+        known, problems = self._containers().values(), list[str]()
+        for step in (lambda: ask("stop", f"--time={GRACE_SECS}", *known), self.remove):
+            try:
+                step()
+            except ConfigError as error:  # what does not go keeps nothing else from going
+                problems += error.problems
+        if problems:
+            raise ConfigError(
+                [*problems, f"{self.handle} is told to end, but not all of it has gone: cancel it again."]
+            )
 
     def remove(self) -> None:
         """Remove containers and network at once."""

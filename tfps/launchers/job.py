@@ -9,6 +9,8 @@ from tfps.config import JobConfig
 
 RESOURCES = frozenset({"ps_cpu", "ps_memory", "worker_cpu", "worker_memory", "worker_gpu"})  # flags, for FLAGS
 PATIENCE_SECS = 600.0  # tasks may wait long for their machines, each for its own
+MOST_RESTARTS = 10  # of each task, in its own container or on its own host
+KILLED = (137, 143, 255)  # exit codes of a task that was killed with what starts it again, or told to stop, or so lost
 PORT = 2222  # where a task has an address of its own, Kubeflow's tfjob-port
 
 
@@ -75,12 +77,10 @@ class Job:
         return self.ps.tasks() + self.worker.tasks()
 
     def command(self, **changes: Any) -> Sequence[str]:
-        """Return a task's command, ``changes`` being fields of its config."""
-        patience = self.config.start_timeout_secs or PATIENCE_SECS
-        return (
-            self.python,
-            "-m",
-            "tfps",
-            "run",
-            *self.config.for_task(**{"start_timeout_secs": patience, **changes}).to_argv(),
-        )
+        """Return a task's command, ``changes`` being fields of its config; it starts the task again by itself."""
+        asked = self.config.max_restarts
+        given = {
+            "start_timeout_secs": self.config.start_timeout_secs or PATIENCE_SECS,
+            "max_restarts": MOST_RESTARTS if asked is None else asked,
+        }
+        return self.python, "-m", "tfps", "run", *self.config.for_task(**{**given, **changes}).to_argv()

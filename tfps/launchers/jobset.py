@@ -10,9 +10,8 @@ FLAGS = pods.FLAGS
 _WHY = f"""
 The parameter servers end with the job: by themselves when every worker has said that it is done, and by JobSet, which
 deletes what still runs once the workers' Job is complete (successPolicy) or either Job has failed.
-A pod that ends with 128 or more (killed, a lost peer) or by eviction is replaced alone, up to {pods.RETRIES} times for
-each task; exit codes {", ".join(map(str, pods.PERMANENT))} would only come again, so they fail the Job, and with it the
-JobSet, which is never started again as a whole (maxRestarts: 0).
+{pods.WHY_RESTARTS} Any other exit code fails the Job at once, and with it the JobSet, which is never started again as a
+whole (maxRestarts: 0).
 """
 
 
@@ -33,10 +32,11 @@ def plan(job: Job) -> Plan:
         "network": {"enableDNSHostnames": True, "subdomain": job.name},
         "successPolicy": {"operator": "All", "targetReplicatedJobs": ["worker"]},
         "failurePolicy": {"maxRestarts": 0},
+        "ttlSecondsAfterFinished": pods.TTL_SECS,
         "replicatedJobs": [_replicated(job, role) for role in job.roles],
     }
     jobset = pods.thing(job, "jobset.x-k8s.io/v1alpha2", "JobSet", spec=spec)
-    return pods.plan(job, "jobset", [*pods.config_maps(job, hosts), pods.network_policy(job), jobset], _WHY)
+    return pods.plan(job, "jobset", [*pods.config_maps(job, hosts), *pods.network_policies(job), jobset], _WHY)
 
 
 def _host(job: Job, role: Role, index: int) -> str:
@@ -44,8 +44,13 @@ def _host(job: Job, role: Role, index: int) -> str:
 
 
 def _replicated(job: Job, role: Role) -> Object:
-    template = {"metadata": {"labels": pods.labels(job, role.name)}, "spec": pods.indexed_job(job, role)}
+    template = {"metadata": {"labels": pods.labels(job, role.name)}, "spec": _inner(job, role)}
     return {"name": role.name, "replicas": 1, "template": template}
+
+
+def _inner(job: Job, role: Role) -> Object:
+    """Return a role's Job, which goes with the JobSet, not by itself."""
+    return {name: value for name, value in pods.indexed_job(job, role).items() if name != "ttlSecondsAfterFinished"}
 
 
 def _replicas(found: list[Object]) -> dict[str, int]:

@@ -39,11 +39,11 @@ class Platform:
     state: Callable[[list[Object]], tuple[str, str]]
 
 
-def _kubectl(namespace: str, *args: str, given: str = "") -> str:
+def _kubectl(namespace: str, *args: str, given: str = "", complained: list[str] | None = None) -> str:
     path = command.need("kubectl", "install it (Debian: apt-get install kubernetes-client), and log in to the cluster")
     where = [f"--namespace={namespace}"] if namespace else []
     try:
-        return command.output([path, *args, *where], given)
+        return command.output([path, *args, *where], given, complained=complained)
     except ConfigError as error:
         said = [problem for problem in error.problems if not _KLOG.match(problem)]
         raise ConfigError(said or error.problems) from None
@@ -55,16 +55,34 @@ def submit(platform: Platform, plan: Plan) -> "KubeJob":
     Raises:
         ConfigError: If kubectl is not installed, or the cluster refuses an object.
     """
-    namespace, created = plan.namespace or "", list[str]()
+    namespace, uid, created, said = plan.namespace or "", "", list[str](), list[str]()
     try:
         for made in plan.objects:
-            say = ("-o", "jsonpath={.metadata.namespace}", _ASK)
-            namespace = _kubectl(namespace, "create", "-f", "-", *say, given=to_yaml([made]))
+            say = ("-o", "jsonpath={.metadata.namespace} {.metadata.uid}", _ASK)
+            told = _kubectl(namespace, "create", "-f", "-", *say, given=to_yaml([made]), complained=said)
+            namespace, _, uid = told.partition(" ")
             created.append(_name(made))
     except BaseException as error:
         _undo(namespace, created, error)
-        raise
-    return KubeJob(platform, namespace, plan.name)
+        raise _taken(platform, namespace or plan.namespace or "", plan.name, error) from None
+    job = KubeJob(platform, namespace, plan.name, [line for line in said if line.startswith("Warning: ")])
+    job.own(plan.objects[-1], uid, [name for name in created[:-1] if not name.startswith("job.")])
+    return job
+
+
+def _taken(platform: Platform, namespace: str, name: str, error: BaseException) -> BaseException:
+    """Return an error that tells what to do, if a job's name is taken."""
+    if not isinstance(error, ConfigError) or not any("AlreadyExists" in problem for problem in error.problems):
+        return error
+    job = KubeJob(platform, namespace, name)
+    try:
+        job.status()
+    except ConfigError:
+        return ConfigError([*error.problems, f"--name={name} is taken by another program's object: give another name."])
+    return ConfigError(
+        f"--name={name} is taken: a job of this name exists. Give another name, or end that one and take its objects "
+        f"away: tfps cancel {job.handle}."
+    )
 
 
 def _name(made: Object) -> str:
@@ -98,11 +116,17 @@ def find(platform: Platform, name: str) -> "KubeJob":
 
 
 class KubeJob:
-    """A job on Kubernetes."""
+    """A job on Kubernetes.
 
-    def __init__(self, platform: Platform, namespace: str, name: str) -> None:
+    Attributes:
+        warnings: What the cluster warned of when the job was submitted.
+    """
+
+    def __init__(self, platform: Platform, namespace: str, name: str, warnings: Sequence[str] = ()) -> None:
         self._platform, self._namespace, self._name = platform, namespace, name
+        self.warnings = list(warnings)
         self._last: Status | None = None
+        self._pods: Sequence[Object] = ()  # each task's last that has not failed, when the cluster was asked last
         self._seen: dict[Task, set[str]] = {}  # the pods of each task that were ever seen: operators delete them
 
     @property
@@ -110,6 +134,21 @@ class KubeJob:
         """``PLATFORM:NAMESPACE/NAME``, or without the namespace, which then is kubectl's own."""
         where = f"{self._namespace}/" if self._namespace else ""
         return f"{self._platform.name}:{where}{self._name}"
+
+    def own(self, owner: Object, uid: str, names: Sequence[str]) -> None:
+        """Let objects beside a job go when it goes, ``ttlSecondsAfterFinished`` after its end."""
+        reference = {name: owner[name] for name in ("apiVersion", "kind")} | {
+            "name": owner["metadata"]["name"],
+            "uid": uid,
+        }
+        patch = json.dumps({"metadata": {"ownerReferences": [reference]}})
+        try:
+            _kubectl(self._namespace, "patch", *names, "--type=merge", f"--patch={patch}", "-o", "name", _ASK)
+        except ConfigError as error:
+            told = (
+                f"{', '.join(names)} will stay when the job's other objects go: tfps cancel {self.handle} deletes them."
+            )
+            self.warnings += [*error.problems, told]
 
     def status(self) -> Status:
         """Ask the cluster.
@@ -124,6 +163,7 @@ class KubeJob:
         found = json.loads(self._ask("get", f"{self._platform.resource},pods", "-o", "json"))["items"]
         running = pod_state.by_task([one for one in found if one["kind"] == "Pod"])
         owners = [one for one in found if one["kind"] != "Pod"]
+        self._pods = [pods_[-1] for pods_ in running.values() if not pod_state.has_failed(pods_[-1])]
         if owners:
             self._last = self._status(owners, running)
         elif self._last:
@@ -134,12 +174,28 @@ class KubeJob:
 
     def _status(self, owners: list[Object], running: Mapping[Task, list[Object]]) -> Status:
         state, reason = self._platform.state(owners)
+        refused = "" if state and state != PENDING else self._refused(owners)
         if any(one["metadata"].get("deletionTimestamp") for one in owners):
             state, reason = CANCELLED, "being deleted"
         known = {task: self._task(task, found) for task, found in running.items()}
         restarted = max(one.get("status", {}).get("retryCount", 0) for one in owners)  # Volcano's, of all tasks
         told = {task: replace(one, restarts=max(one.restarts, restarted)) for task, one in known.items()}
-        return pod_state.of_job(state, reason, self._platform.replicas(owners), told)
+        return pod_state.of_job(state, reason, self._platform.replicas(owners), told, refused)
+
+    def _refused(self, owners: list[Object]) -> str:
+        """Return why the cluster makes no pods for tasks that have none, in its words; asks only if some have none."""
+        wanted = sum(self._platform.replicas(owners).values())
+        if wanted <= len(self._pods):
+            return ""
+        try:
+            asked = _kubectl(
+                self._namespace, "get", "events", "--field-selector=reason=FailedCreate", "-o", "json", _ASK
+            )
+        except ConfigError:  # not everyone may
+            return ""
+        names = {one["metadata"]["name"] for one in owners}
+        newest = max((str(pod["metadata"].get("creationTimestamp", "")) for pod in self._pods), default="")
+        return pod_state.refusal(json.loads(asked)["items"], self._name, names, newest)
 
     def _task(self, task: Task, found: list[Object]) -> TaskStatus:
         seen = self._seen.setdefault(task, set())
@@ -180,11 +236,26 @@ class KubeJob:
     def cancel(self) -> None:
         """End the job and wait until its pods are gone, which have the time to save; then delete what is beside it.
 
+        What does not go keeps nothing else from going.
+
         Raises:
-            ConfigError: If the cluster does not answer, or knows no such job.
+            ConfigError: If the cluster does not answer, or knows no such job, or some of it does not go.
         """
         self.status()
         wait = ("--cascade=foreground", "--wait=true", f"--timeout={_END_SECS}s")
+        problems: list[str] = []
         for role in ("worker", ""):  # of a Job for each role, the workers first: they save on the parameter servers
-            self._ask("delete", self._platform.resource, "--ignore-not-found", *wait, role=role)
-        self._ask("delete", _BESIDE, "--ignore-not-found", "--wait=false")
+            problems += self._deleted(self._platform.resource, *wait, role=role)
+        problems += self._deleted(_BESIDE, "--wait=false")
+        if problems:
+            raise ConfigError(
+                [*problems, f"{self.handle} is told to end, but not all of it has gone: cancel it again."]
+            )
+
+    def _deleted(self, what: str, *args: str, role: str = "") -> Sequence[str]:
+        """Delete objects; returns what went wrong."""
+        try:
+            self._ask("delete", what, "--ignore-not-found", *args, role=role)
+        except ConfigError as error:
+            return error.problems
+        return ()

@@ -7,12 +7,11 @@ from tfps.launchers.pods import Object, Plan
 
 FLAGS = pods.FLAGS
 
-_WHY = """
+_WHY = f"""
 The parameter servers end by themselves, though plain Jobs know nothing of each other: with 0 when every worker has said
-that it is done; with a worker's exit code when it has failed for good; with 170 when none has answered for
---start_timeout_secs, which starts them again, but not for ever (backoffLimit). tfps cancel ends them at once.
-A pod that ends with 128 or more (killed, a lost peer) or by eviction is replaced, up to 10 times for each task; exit
-codes 1, 2, 65, 66, 74, 126 and 127 would only come again, so they fail the Job.
+that it is done; with a worker's exit code when it has failed for good; and when none has come for twice
+--start_timeout_secs. tfps cancel ends them at once.
+{pods.WHY_RESTARTS} Any other exit code fails the Job at once.
 """
 
 
@@ -31,7 +30,7 @@ def plan(job: Job) -> Plan:
     hosts = {f"{role.name}_hosts": [_host(job, role, index) for index in range(role.replicas)] for role in job.roles}
     objects = [
         *pods.config_maps(job, hosts),
-        pods.network_policy(job),
+        *pods.network_policies(job),
         _service(job),
         *(_job(job, role) for role in job.roles),
     ]

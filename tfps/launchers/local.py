@@ -37,6 +37,7 @@ from tfps.launchers.restarts import Restarts
 from tfps.report import LOGS, make_dir
 
 KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
+_MOST_RESTARTS = 5
 _SILENT_SECS = 15.0
 _BUSY = 0.2  # whoever uses so much of a core computes
 
@@ -81,8 +82,14 @@ def submit(plan: Plan) -> "LocalJob":
 class LocalJob:
     """The running tasks of a job on this machine."""
 
-    def __init__(self, plan: Plan) -> None:
-        """Start every task."""
+    def __init__(self, plan: Plan, restarts: Restarts | None = None, log: Path | None = None) -> None:
+        """Start every task.
+
+        Args:
+            plan: The tasks.
+            restarts: When they are started again; by default as ``--max_restarts`` says.
+            log: Where TensorFlow's words go as it is imported; by default ``launch.log`` among the job's logs.
+        """
         self._plan = plan
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(local_task.PRELOAD)
@@ -91,10 +98,10 @@ class LocalJob:
         self._kill_at: float | None = None
         self._looked = time.monotonic()
         self._last_sign: dict[Task, tuple[float, float]] = {}  # when, and the seconds of CPU that were used then
-        self._restarts = Restarts(plan.commands, plan.config.max_restarts)
+        self._restarts = _policy(plan) if restarts is None else restarts
         self._given_up: list[Exited] = []
         self._lost_with: dict[Task, Task] = {}  # PS that were killed, by the one that was lost
-        log = Path(plan.config.model_dir or ".") / LOGS / "launch.log"
+        log = log or Path(plan.config.model_dir or ".") / LOGS / "launch.log"
         make_dir(log.parent)
         with _standard_error_to(log), _sigterm_ignored():
             forkserver.ensure_running()  # TensorFlow's noise goes to the log, signals to the whole group pass it by
@@ -245,6 +252,11 @@ class LocalJob:
             if process.exitcode is None and process.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
+
+
+def _policy(plan: Plan) -> Restarts:
+    asked = plan.config.max_restarts
+    return Restarts(plan.commands, _MOST_RESTARTS if asked is None else asked)
 
 
 def _last_line(log: Path) -> str:

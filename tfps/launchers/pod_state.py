@@ -1,11 +1,13 @@
 """What Kubernetes' objects say of a job's tasks: read from what ``kubectl get -o json`` prints. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tfps.cluster import Task
-from tfps.launchers import handle, pods
+from tfps.launchers import pods
 from tfps.launchers.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, TaskStatus
+from tfps.launchers.job import KILLED
 from tfps.launchers.pods import Object
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
@@ -63,6 +65,11 @@ def has_ended(pod: Object) -> bool:
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
+def has_failed(pod: Object) -> bool:
+    """Tell whether a pod has ended badly."""
+    return bool(pod.get("status", {}).get("phase") == "Failed")
+
+
 def of_task(found: Sequence[Object]) -> TaskStatus:
     """Return the state of a task with these pods, the oldest first."""
     pod = found[-1]
@@ -106,20 +113,62 @@ def _why(pod: Object) -> str:
     return _words(waits[0]) if waits and told.get("phase") == "Pending" else ""
 
 
-def of_job(state: str, reason: str, replicas: Mapping[str, int], tasks: Mapping[Task, TaskStatus]) -> Status:
-    """Return the state of a job, given what its object says; in a failed one the tasks that caused it come first."""
+def refusal(events: Sequence[Object], name: str, owners: Collection[str], since: str = "") -> str:
+    """Return the newest refusal of a pod of a job, in the cluster's words: quota, PodSecurity, LimitRange, a webhook.
+
+    Args:
+        events: With the reason FailedCreate.
+        name: The job's; operators name what they make after it.
+        owners: The names of the job's objects.
+        since: When the newest pod was made: what was refused before is not refused any more.
+    """
+    made = [
+        one
+        for one in events
+        if (about := str(one.get("involvedObject", {}).get("name", ""))) in owners or about.startswith(f"{name}-")
+    ]
+    newest = max(made, key=_when, default=None)
+    return _words(newest) if newest and _when(newest)[:19] >= since[:19] else ""  # to the second
+
+
+def _when(event: Object) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def of_job(
+    state: str, reason: str, replicas: Mapping[str, int], tasks: Mapping[Task, TaskStatus], refused: str = ""
+) -> Status:
+    """Return the state of a job, given what its object says; in a failed one the tasks that caused it come first.
+
+    Args:
+        state: What the object says, or nothing.
+        reason: Why, in its words.
+        replicas: How many tasks each role has.
+        tasks: Those that have pods.
+        refused: Why the cluster makes no pods for the others.
+    """
     all_tasks = [Task(role, index) for role in ("ps", "worker") for index in range(replicas.get(role, 0))]
-    known = {task: tasks.get(task) or _unseen(state) for task in all_tasks}
+    known = {task: tasks.get(task) or _unseen(state, refused) for task in all_tasks}
+    if state in ("", PENDING):
+        known = {task: _yet_to_come(one, refused) for task, one in known.items()}
     if not state:
         state = RUNNING if any(task.state == RUNNING for task in known.values()) else PENDING
-    if state == PENDING and not reason:
-        reason = next((task.reason for task in known.values() if task.state == PENDING and task.reason), "")
+    if not reason and (state == PENDING or refused):
+        reason = refused or next((task.reason for task in known.values() if task.state == PENDING and task.reason), "")
     if state == FAILED:
         known = dict(sorted(known.items(), key=lambda item: item[1].exit_code in _CONSEQUENCES))
     return Status(state, known, reason)
 
 
-def _unseen(state: str) -> TaskStatus:
+def _yet_to_come(known: TaskStatus, refused: str) -> TaskStatus:
+    """Return the state of a task whose last pod has failed while the job goes on: it waits for the next."""
+    if known.state != FAILED or (known.exit_code is not None and known.exit_code not in KILLED):
+        return known
+    why = refused or "its pod has failed: the cluster makes another after a back-off"
+    return replace(known, state=PENDING, reason=f"{why} ({known.reason})" if known.reason and not refused else why)
+
+
+def _unseen(state: str, refused: str) -> TaskStatus:
     """Return the state of a task without a pod: not made yet, or deleted with its job."""
     ended = {SUCCEEDED: SUCCEEDED, FAILED: CANCELLED, CANCELLED: CANCELLED}
-    return TaskStatus(ended.get(state, handle.PENDING))
+    return TaskStatus(ended.get(state, PENDING), reason="" if state in ended else refused)

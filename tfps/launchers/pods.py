@@ -15,15 +15,20 @@ from tfps.config import show
 from tfps.errors import ConfigError
 from tfps.launchers import containers
 from tfps.launchers.documents import to_yaml
-from tfps.launchers.job import PORT, RESOURCES, Job, Role
+from tfps.launchers.job import KILLED, PORT, RESOURCES, Job, Role
 
 Object = dict[str, Any]
 
-FLAGS = containers.FLAGS | RESOURCES | {"namespace"}
-RETRIES = 10  # how often a task is started again
-PERMANENT = (1, 2, 65, 66, 74, 126, 127)  # exit codes after which the same command would only fail again
+FLAGS = containers.FLAGS | RESOURCES | {"namespace", "network_policy"}
+RETRIES = 3  # how often the pod of a task is replaced; the task itself is started again inside
+TTL_SECS = 7 * 24 * 3600  # a job that has ended can be asked for so long
 CONTAINER = "tensorflow"  # Kubeflow's operator looks for this name, and for the port's
 INDEX = "$(JOB_COMPLETION_INDEX)"  # of an Indexed Job's pod; the kubelet puts it into commands
+
+WHY_RESTARTS = f"""\
+A task that is killed, or ends as another is lost, starts again inside its pod within seconds, a limited number of times
+(--max_restarts). A pod that is evicted is replaced, and one whose container is killed (exit code
+{", ".join(map(str, KILLED))}) up to {RETRIES} times."""
 
 _USER = 1000
 _GRACE_SECS = 30  # the chief saves, a ps waits for it
@@ -201,16 +206,18 @@ def indexed_job(job: Job, role: Role, **spec: Any) -> Object:
     ]
     cluster = ("--ps_hosts=$(PS_HOSTS)", "--worker_hosts=$(WORKER_HOSTS)")
     flags = (*cluster, f"--job_name={role.name}", f"--task_index={INDEX}")
-    permanent = {"containerName": CONTAINER, "operator": "In", "values": list(PERMANENT)}
+    final = {"containerName": CONTAINER, "operator": "NotIn", "values": list(KILLED)}  # 0 is never one
     return {
         "completionMode": "Indexed",
         "completions": role.replicas,
         "parallelism": role.replicas,
-        "backoffLimit": RETRIES * role.replicas,
+        "backoffLimitPerIndex": RETRIES,  # else each pod's failure would delay all others
+        "maxFailedIndexes": 0,
+        "ttlSecondsAfterFinished": TTL_SECS,
         "podFailurePolicy": {
             "rules": [
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                {"action": "FailJob", "onExitCodes": permanent},
+                {"action": "FailJob", "onExitCodes": final},
             ]
         },
         "template": template(job, role, flags, env, restartPolicy="Never", **spec),
@@ -268,8 +275,12 @@ def check_argument(job: Job, text: str) -> None:
         )
 
 
-def network_policy(job: Job) -> Object:
-    """Return the policy that the job's pods reach, and are reached by, each other alone; and name servers."""
+def network_policies(job: Job) -> Sequence[Object]:
+    """Return the policy that the job's pods reach, and are reached by, each other alone; none without that flag."""
+    return [_network_policy(job)] if job.config.network_policy else []
+
+
+def _network_policy(job: Job) -> Object:
     own = [{"podSelector": {"matchLabels": labels(job)}}]
     port = [{"protocol": "TCP", "port": PORT}]
     names = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
@@ -295,5 +306,7 @@ def _of_volumes(job: Job) -> str:
     paths = ", ".join(show(volume.source) for volume in found if volume.on_host)
     told = f"The volume claim {claims} must exist; this job neither creates nor deletes it.\n" if claims else ""
     told += f"The directory {paths} must be on every node, for user {_USER} to write to.\n" if paths else ""
+    if not job.config.network_policy:
+        return f"{told}Whoever reaches the job's pods can run code in them: no NetworkPolicy keeps others away."
     reach = "anything, as --data_dir is a URL" if "://" in job.config.data_dir else "those and name servers only"
     return f"{told}Only the job's own pods can reach its pods, which reach {reach}, where the network heeds policies."

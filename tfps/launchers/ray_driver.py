@@ -1,8 +1,9 @@
 """The driver of a job on Ray, which is what the launcher submits: places the tasks, and sees them through to their end.
 
 It runs on a node of the cluster, as ``python -m tfps.launchers.ray_driver SPEC``. A task that fails retryably starts
-again on its address. An actor that is lost, with its node, takes its address along: then the whole cluster is formed
-anew, and goes on from the last checkpoint. What happens is told in the job's log: see ``launchers.ray_log``.
+again by itself (``launchers.supervisor``); one that is killed with its supervisor starts again from here, on its
+address. An actor that is lost, with its node, takes its address along: then the whole cluster is formed anew, and goes
+on from the last checkpoint. What happens is told in the job's log: see ``launchers.ray_log``.
 """
 
 import dataclasses
@@ -23,11 +24,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tfps.cluster import Cluster, Task, hosts_flags
 from tfps.errors import ConfigError, PeerLostError, StoppedError
 from tfps.launchers.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, TaskStatus
+from tfps.launchers.job import KILLED, MOST_RESTARTS
 from tfps.launchers.ray_log import format_line, format_status
 from tfps.launchers.ray_task import RayTask
 from tfps.report import one_line
 
-MOST_RESTARTS = 10  # of each task
 _LOOK_SECS = 1.0  # how soon a request to stop is seen
 _READ_SECS = 10.0
 _STOP_SECS = 15.0  # tasks are killed after 12
@@ -147,9 +148,9 @@ class Driver:
         return code is None or self._goes_on(task, code)
 
     def _goes_on(self, task: Task, code: int) -> bool:
-        """Start a task again that ended retryably; end the job if it ended for good and badly."""
+        """Start a task again that was killed with what starts it again; end the job if it ended for good and badly."""
         restarts = self._tasks[task].restarts
-        if code >= 128 and self._code is None and restarts < MOST_RESTARTS:
+        if code in KILLED and self._code is None and restarts < MOST_RESTARTS:
             self._set(task, exit_code=code, restarts=restarts + 1, reason=self._errors.get(task, ""))
             self._start([task])
             return True

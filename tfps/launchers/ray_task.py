@@ -8,6 +8,8 @@ purpose or with the actor, the driver or the node's Ray, the shell ends the task
 import contextlib
 import os
 import queue
+import signal
+import socket
 import subprocess
 import threading
 import time
@@ -25,6 +27,7 @@ _KEEPER = (
     "kill -KILL $task) >/dev/null 2>&1 & "
     "reader=$!; exec 3<&-; wait $task; code=$?; kill $reader; exit $code"
 )
+_END_SECS = 13.0
 _LAST_WORDS_SECS = 2.0  # what a task left behind may hold its output open
 
 
@@ -50,6 +53,7 @@ class RayTask:
         Raises:
             OSError: If there is no such directory here.
         """
+        _wait_until_free(self._port)
         self._process = subprocess.Popen(
             ["sh", "-c", _KEEPER, "tfps", *argv],
             cwd=directory,
@@ -68,6 +72,8 @@ class RayTask:
         reader = threading.Thread(target=self._listen, args=(process,), daemon=True)
         reader.start()
         code = process.wait()
+        if code < 0:  # the shell was killed: what it looked after still has the address
+            _end_group(process.pid)
         reader.join(_LAST_WORDS_SECS)
         self._said.put(code if code >= 0 else 128 - code)
 
@@ -94,3 +100,27 @@ class RayTask:
             assert self._process.stdin is not None
             self._process.stdin.close()
             self._process.wait()
+
+
+def _end_group(group: int) -> None:
+    """End the processes of a group that has lost its first, in order, then at once."""
+    for number, secs in ((signal.SIGTERM, _END_SECS), (signal.SIGKILL, _LAST_WORDS_SECS)):
+        deadline = time.monotonic() + secs
+        try:
+            os.killpg(group, number)
+            while time.monotonic() < deadline:
+                time.sleep(0.1)
+                os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+
+
+def _wait_until_free(port: int) -> None:
+    """Wait until nobody listens on a port: a task whose supervisor was killed ends by itself, but saves first."""
+    deadline = time.monotonic() + _END_SECS
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+        except OSError:
+            return
+        time.sleep(0.1)

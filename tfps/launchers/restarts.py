@@ -1,17 +1,20 @@
 """When a lost task is started again, and how often: a budget, and pauses that double while it does not last.
 
 A task that ends with ``PeerLostError`` soon after another was lost comes back at once, and that costs nothing of its
-budget. Pure but for the clock.
+budget. Where nobody sees the others' losses, as in a container of its own, what a task said tells: one that had come to
+train was not lost by itself. Pure but for the clock.
 """
 
 import time
 from collections.abc import Collection, Iterator
 
 from tfps.cluster import Task
-from tfps.errors import PeerLostError, RetryableError
+from tfps.errors import ClusterFormError, PeerLostError, RetryableError
 
 _PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 10.0  # in sync others wait for 20 s
 _FOLLOWS_SECS, _SHORT_PAUSE_SECS = 30.0, 0.2
+_MOST_IN_VAIN = 3  # as many ends with 170 in a row, before the task trains again, are of one loss of another task
+_MOST_UNFORMED = 2  # tries of --start_timeout_secs in which the cluster has not formed
 _LASTED_SECS = 30.0  # a process that has lived so long was not lost by what it was started for
 
 
@@ -58,8 +61,10 @@ class Restarts:
         Returns:
             What there is to say of its budget; ``None`` if it is not started again.
         """
-        free = code == PeerLostError.exit_code and self._others_were_lost(task)
-        if 0 <= code < RetryableError.exit_code or (self.used[task] >= self.budget and not free):
+        if 0 <= code < RetryableError.exit_code:
+            return None
+        free = code == PeerLostError.exit_code and self._follows_others(task)
+        if self.used[task] >= self.budget and not free:
             return None
         self.counts[task] += 1
         self._due[task] = time.monotonic() + (_SHORT_PAUSE_SECS if free else self._pause(task)), code
@@ -68,7 +73,8 @@ class Restarts:
         self.used[task], self._lost_at[task] = self.used[task] + 1, time.monotonic()
         return f" ({self.used[task]} of {self.budget})"
 
-    def _others_were_lost(self, task: Task) -> bool:
+    def _follows_others(self, task: Task) -> bool:
+        """Tell whether a task that has lost a peer was not lost by itself."""
         since = time.monotonic() - _FOLLOWS_SECS
         return any(at > since for other, at in self._lost_at.items() if other != task)
 
@@ -92,3 +98,40 @@ class Restarts:
         """Start nothing again that is not due yet; returns the exit codes of those tasks."""
         given_up, self._due = {task: code for task, (_, code) in self._due.items()}, {}
         return given_up
+
+
+class Alone(Restarts):
+    """The one task that a process supervises, which sees no other's loss.
+
+    A 170 costs nothing if the task had trained since its start, nor do the next few, in which it meets others that are
+    yet to leave. A cluster that does not form within ``--start_timeout_secs`` is tried twice.
+
+    Attributes:
+        has_trained: Whether the present process has come to train, or the last one had.
+    """
+
+    def __init__(self, task: Task, budget: int) -> None:
+        super().__init__([task], budget)
+        self._in_vain = self._unformed = 0
+        self.has_trained = False
+
+    def trained(self) -> None:
+        """Note that the task trains, or serves those who do."""
+        self._in_vain = self._unformed = 0
+        self.has_trained = True
+
+    def began(self, task: Task) -> None:
+        """Note that a process of the task has been started."""
+        super().began(task)
+        self.has_trained = False
+
+    def grant(self, task: Task, code: int) -> str | None:
+        """Let the task be started again, as ``Restarts`` does."""
+        self._unformed += code == ClusterFormError.exit_code
+        if code == ClusterFormError.exit_code and self._unformed >= _MOST_UNFORMED:
+            return None
+        return super().grant(task, code)
+
+    def _follows_others(self, task: Task) -> bool:  # noqa: ARG002  the only one
+        self._in_vain += 1
+        return self._in_vain <= _MOST_IN_VAIN

@@ -14,7 +14,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,7 +89,8 @@ done <<<"$ended"
 
 if ((cancelled)); then
   scancel "$SLURM_JOB_ID"
-elif ((code && !ending && (cause == 0 || cause >= 128))); then
+elif ((code && !ending && (cause == 0 || cause == 137 || cause == 143))); then
+  # A node is lost, or a task was killed with what starts it again.
   # Ten times; after ten minutes of work it is no failure that only repeats itself, but a time limit, say.
   if ((${{SLURM_RESTART_COUNT:-0}} < 10 || SECONDS > 600)) && scontrol requeue "$SLURM_JOB_ID"; then
     echo "requeued after $code"
@@ -260,7 +261,13 @@ class SlurmJob:
         known, files = slurm_job.ask(self._id), self._files
         if known is None and files is None:
             return slurm_job.forgotten(self._id)
+        self._check_ours(known, files)
         return slurm_job.status(self._id, known, files)
+
+    def _check_ours(self, known: Mapping[str, str] | None, files: Files | None) -> None:
+        """Refuse a job that slurmctld has, but no script of it: salloc or srun made it."""
+        if files is None and known is not None and "JobId" in known:
+            raise slurm_job.foreign(self._id)
 
     def logs(self, task: Task | None, follow: bool) -> Iterator[Line]:
         """Yield what the tasks have said, in all runs of a job that was requeued.
@@ -271,6 +278,7 @@ class SlurmJob:
         slurm_job.check_up()
         files = self._files
         if files is None:
+            self._check_ours(slurm_job.ask(self._id), files)
             raise ConfigError(f"{self.handle}: {slurm_job.forgotten(self._id).reason}.")
         readers = files.readers(self._id, task)
         asked, ended = -math.inf, not follow

@@ -210,10 +210,15 @@ def files_of(job_id: str) -> Files | None:
         return None
     match = re.search(r"^roles='(\w+) (\d+) (\w+) (\d+)'\n", script, re.MULTILINE)
     if not match:
-        raise ConfigError(f"slurm:{job_id} is another program's job: tfps has not submitted it.")
+        raise foreign(job_id)
     words = shlex.shlex(script[match.end() :], posix=True)
     words.whitespace_split, words.commenters = True, ""
     return Files(next(words).partition("=")[2], {match[1]: int(match[2]), match[3]: int(match[4])})
+
+
+def foreign(job_id: str) -> ConfigError:
+    """Return the error that a job is none of tfps's."""
+    return ConfigError(f"slurm:{job_id} is another program's job: tfps has not submitted it. squeue --me lists yours.")
 
 
 def forgotten(job_id: str) -> Status:

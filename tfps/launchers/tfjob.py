@@ -10,9 +10,9 @@ FLAGS = pods.FLAGS
 _WHY = """
 The parameter servers end with the job: by themselves when every worker has said that it is done, and by the operator
 (cleanPodPolicy: Running) once all workers have ended with 0 (successPolicy: AllWorkers) or the job has failed.
-A pod that ends with 128 or more (killed, a lost peer) is made anew, one that ends with less fails the job
-(restartPolicy: ExitCode). The operator does not count what it makes anew for an exit code: to bound that, set
-runPolicy.activeDeadlineSeconds.
+A task that is killed, or ends as another is lost, starts again inside its pod, a limited number of times. A pod that
+ends with 128 or more is made anew, one that ends with less fails the job (restartPolicy: ExitCode). The operator does
+not count what it makes anew for an exit code: to bound that, set runPolicy.activeDeadlineSeconds.
 """
 
 
@@ -29,11 +29,15 @@ def plan(job: Job) -> Plan:
     """
     job = pods.placed(job)
     pods.check_tf_config(job, f"{job.config.namespace or 'default'}.svc")
-    policy = {"cleanPodPolicy": "Running", "backoffLimit": pods.RETRIES}
+    policy = {
+        "cleanPodPolicy": "Running",
+        "backoffLimit": pods.RETRIES,
+        "ttlSecondsAfterFinished": pods.TTL_SECS,
+    }
     replicas = {_KINDS[role.name]: _replica(job, role) for role in job.roles}
     spec = {"runPolicy": policy, "successPolicy": "AllWorkers", "tfReplicaSpecs": replicas}
     tfjob = pods.thing(job, "kubeflow.org/v1", "TFJob", spec=spec)
-    return pods.plan(job, "tfjob", [*pods.config_maps(job), pods.network_policy(job), tfjob], _WHY)
+    return pods.plan(job, "tfjob", [*pods.config_maps(job), *pods.network_policies(job), tfjob], _WHY)
 
 
 _KINDS = {"ps": "PS", "worker": "Worker"}

@@ -5,7 +5,7 @@ import re
 from tfps.config import show
 from tfps.errors import ConfigError
 from tfps.launchers import handle, kubectl, pods
-from tfps.launchers.job import PORT, Job, Role
+from tfps.launchers.job import KILLED, PORT, Job, Role
 from tfps.launchers.kubectl import KubeJob, Platform
 from tfps.launchers.pods import Object, Plan
 
@@ -14,9 +14,9 @@ FLAGS = pods.FLAGS | {"queue"}
 _WHY = f"""
 The parameter servers end with the job: by themselves when every worker has said that it is done, and by Volcano, which
 completes the job once all workers (not the first of them) have ended with 0, and ends it when a task has failed.
-A task that is evicted, or ends with 128 or more (killed, a lost peer), starts the whole job again from its last
-checkpoint, up to {pods.RETRIES} times; exit codes {", ".join(map(str, pods.PERMANENT))} would only come again, so they
-end the job.
+A task that is killed, or ends as another is lost, starts again inside its pod, a limited number of times. A
+pod that is evicted, or whose container is killed (exit code {", ".join(map(str, KILLED))}), starts the whole job
+again from its last checkpoint, up to {pods.RETRIES} times; any other exit code ends the job.
 """
 _PLUGINS = {
     "env": [],
@@ -50,12 +50,13 @@ def plan(job: Job) -> Plan:
         **_queue(job),
         "minAvailable": len(job.tasks()),
         "maxRetry": pods.RETRIES,
+        "ttlSecondsAfterFinished": pods.TTL_SECS,
         "plugins": _PLUGINS,
         "policies": _policies(),
         "tasks": [_task(job, role) for role in job.roles],
     }
     volcano = pods.thing(job, "batch.volcano.sh/v1alpha1", "Job", spec=spec)
-    return pods.plan(job, "volcano", [*pods.config_maps(job), pods.network_policy(job), volcano], _WHY)
+    return pods.plan(job, "volcano", [*pods.config_maps(job), *pods.network_policies(job), volcano], _WHY)
 
 
 def _queue(job: Job) -> Object:
@@ -69,8 +70,9 @@ def _queue(job: Job) -> Object:
 
 def _policies() -> list[Object]:
     """Return what happens when a task ends badly: the first that fits counts."""
-    ends = [{"exitCode": code, "action": "TerminateJob"} for code in pods.PERMANENT]
-    return [*ends, {"events": ["PodEvicted", "PodFailed"], "action": "RestartJob"}]
+    killed = [{"exitCode": code, "action": "RestartJob"} for code in KILLED]
+    evicted = {"events": ["PodEvicted"], "action": "RestartJob"}
+    return [*killed, evicted, {"events": ["PodFailed"], "action": "TerminateJob"}]
 
 
 def _task(job: Job, role: Role) -> Object:

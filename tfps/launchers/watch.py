@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tfps.cluster import Task
 from tfps.errors import ClusterFormError, ConfigError, PeerLostError, StoppedError
-from tfps.launchers.handle import CANCELLED, SUCCEEDED, Exited, Line, Status, Submitted
+from tfps.launchers.handle import CANCELLED, PENDING, SUCCEEDED, Exited, Line, Status, Submitted
 
 _ASK_EVERY_SECS = 1.0
 _SILENT_SECS = 60.0  # a platform that does not answer for so long is given up
@@ -21,6 +21,7 @@ class Watch:
     def __init__(self, job: Submitted) -> None:
         self._job = job
         self.left = False
+        self._told = ""  # the last reason why it waits
         self._lines: queue.Queue[Line] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._status = Status("UNKNOWN")
@@ -37,6 +38,7 @@ class Watch:
         while not self.left and not self._ask().ended:
             yield from self._said(_ASK_EVERY_SECS)
             yield from self._restarted()
+            yield from self._waits()
             yield None
         if self.left:
             return
@@ -75,6 +77,14 @@ class Watch:
                 code = "" if known.exit_code is None else f" after exit code {known.exit_code}"
                 yield Line(task, f"restarted{code}, the {known.restarts}. time")
                 self.restarts[task] = known.restarts
+
+    def _waits(self) -> Iterator[Line]:
+        """Yield why the platform does not run the job, or part of it, when that is another reason than before."""
+        waiting = [task for task, known in self._status.tasks.items() if known.state == PENDING]
+        reason = self._status.reason if waiting else ""
+        if reason and reason != self._told:
+            yield Line(waiting[0], f"waiting: {reason}")
+        self._told = reason or self._told
 
     def _read(self) -> None:
         """Run in a thread: read the logs. A platform that does not answer any more is noticed by ``_ask``."""

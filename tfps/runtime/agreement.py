@@ -72,6 +72,11 @@ def check(mine: str, theirs: Sequence[str], cluster: Cluster) -> None:
         log.info("TensorFlow %s here, %s on PS", here["versions"]["TensorFlow"], ", ".join(sorted(versions)))
 
 
+def is_same(mine: str, theirs: str) -> bool:
+    """Tell whether a worker's terms are a PS's; ``theirs`` is empty if it has not set them yet."""
+    return bool(theirs) and not differences(json.loads(mine), json.loads(theirs))
+
+
 def differences(mine: Terms, theirs: Terms) -> list[tuple[str, str]]:
     """Return how two tasks' terms differ: each as ``... here, ... there``, and what to do.
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tfps.cluster import Cluster, Task
 from tfps.hosts import split
@@ -32,6 +32,7 @@ OTHER = "something else listens there"
 _AT_ONCE = 256  # open sockets; a process may often have 1,024
 _MOST_BYTES = 65536
 _NAME = re.compile(rb"/job:(\w{1,100})/replica:0/task:([0-9]{1,9})/")  # of a device
+_BORN = re.compile(rb"/device:CPU:0\x12\x03CPU.{3,60}?\x31(.{8})", re.DOTALL)  # device_attributes.proto
 
 _HEADERS_FRAME, _SETTINGS_FRAME, _DATA_FRAME = 1, 4, 0
 _END_STREAM, _END_HEADERS = 1, 4
@@ -53,10 +54,12 @@ class Answer:
     Attributes:
         task: Which task of its own cluster the TensorFlow server there is; ``None`` if there is none.
         problem: Why there is none, in a few words.
+        born: The number by which TensorFlow tells this server from those before it there; may be unknown.
     """
 
     task: Task | None = None
     problem: str = ""
+    born: bytes = field(default=b"", compare=False)
 
 
 def connect(address: str, secs: float = PROBE_SECS) -> socket.socket:
@@ -120,15 +123,19 @@ def _read(connection: socket.socket, deadline: float) -> Answer:
             connection.settimeout(max(deadline - time.monotonic(), 0.001))
             more = connection.recv(4096)
             told += more
-            if name := _NAME.search(told):
-                return Answer(Task(name[1].decode(), int(name[2])))
-            if not more:
+            if not more or _BORN.search(told):
                 break
     except TimeoutError:
-        return Answer(problem=OTHER if told else MUTE)
+        return _named(told) or Answer(problem=OTHER if told else MUTE)
     except OSError:
         pass  # it has cut the connection
-    return Answer(problem=OTHER)
+    return _named(told) or Answer(problem=OTHER)
+
+
+def _named(told: bytes) -> Answer | None:
+    """Return who has answered, if that is told."""
+    name, born = _NAME.search(told), _BORN.search(told)
+    return Answer(Task(name[1].decode(), int(name[2])), born=born[1] if born else b"") if name else None
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

@@ -9,15 +9,17 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.errors import PeerLostError, of_exit_code
-from tfps.runtime import agreement, jobstate, net, server
+from tfps.errors import PeerLostError, TfpsError, of_exit_code
+from tfps.runtime import agreement, identity, jobstate, net, server
 from tfps.runtime import session as sessions
 from tfps.runtime.model_dir import ended
 from tfps.runtime.stop import PS_GRACE_SECS, Stop
 
 _POLL_SECS = 0.1
 _PROBE_EVERY_SECS = 0.5
+_PROBE_SECS_EACH = 0.1
 _GONE_AFTER_SECS = 1.0
+_LAST_WORDS_SECS = 3.0
 
 log = logging.getLogger(__name__)
 
@@ -35,20 +37,28 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
     running = server.start(config, cluster, task)
     with tf.Graph().as_default() as graph:
         init, state = jobstate.of_ps(cluster, task.index, agreement.terms(config, cluster, tf.__version__))
-        told = state.phase.read_value(), state.leave.read_value()
+        told = state.phase.read_value(), state.leave.read_value(), state.marks.read_value()
         session = sessions.Session(running.target, graph=graph, config=tf.ConfigProto(device_filters=[task.device]))
         session.run(init)
-    if net.wait_for_peers(cluster, task, config.patience_secs, lambda: stop.error, lambda: ended(config)):
+    read = session.make_callable(told)
+
+    def stopping() -> TfpsError | None:
+        if not stop.error and (failed := _failed(read()[0])):
+            _let_it_end_first(stop)
+            return failed
+        return stop.error
+
+    if net.wait_for_peers(cluster, task, config.patience_secs, stopping, lambda: ended(config)):
         log.info("training: serving %d workers", cluster.num_workers)
-        _until_done(session.make_callable(told), cluster, config.patience_secs, stop)
+        _until_done(read, cluster, task, config.patience_secs, stop)
     log.info("done")
 
 
-def _until_done(read: Callable[[], Any], cluster: Cluster, patience_secs: float, stop: Stop) -> None:
+def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, patience_secs: float, stop: Stop) -> None:
     """Return when every worker is done, or gone after the chief was done; see ``serve`` for what is raised."""
-    peers = net.Peers(cluster)
+    peers, others = net.Peers(cluster), _OtherServers(cluster, task)
     next_probe = 0.0
-    while unfinished := _not_done(cluster, phases := _phases(read, peers)):
+    while unfinished := _not_done(cluster, phases := _phases(read, peers, others, stop)):
         if stop.error and (stop.waited_secs > PS_GRACE_SECS or not set(jobstate.AT_WORK) & set(phases)):
             raise stop.error
         if time.monotonic() > next_probe:
@@ -63,17 +73,66 @@ def _until_done(read: Callable[[], Any], cluster: Cluster, patience_secs: float,
         time.sleep(_POLL_SECS)
 
 
-def _phases(read: Callable[[], Any], peers: net.Peers) -> list[int]:
+def _phases(read: Callable[[], Any], peers: net.Peers, others: "_OtherServers", stop: Stop) -> list[int]:
     """Return the workers' phases; raises if the job cannot go on."""
-    phases, leave = read()
+    phases, leave, marks = read()
     if leave:
         raise PeerLostError("a worker was started again: the job begins anew from its last checkpoint.")
-    for index, phase in enumerate(phases):
-        if phase < 0:
-            _wait_gone(peers, Task("worker", index))  # what it says of why comes first
-            raise of_exit_code(-int(phase), f"worker/{index} has failed with exit code {-phase}.")
+    if failed := _failed(phases):
+        _wait_gone(peers, Task("worker", next(index for index, phase in enumerate(phases) if phase < 0)))
+        _let_it_end_first(stop)
+        raise failed
+    others.check(bool(marks.any()))
     known: list[int] = phases.tolist()
     return known
+
+
+def _failed(phases: Any) -> TfpsError | None:
+    """Return what the job has failed with for good, if a worker has."""
+    return next(
+        (
+            of_exit_code(-int(phase), f"worker/{index} has failed with exit code {-phase}.")
+            for index, phase in enumerate(phases)
+            if phase < 0
+        ),
+        None,
+    )
+
+
+class _OtherServers:
+    """The other PS, of which each may be started again, and then lacks its variables: those here are of no use then."""
+
+    def __init__(self, cluster: Cluster, task: Task) -> None:
+        self._cluster = cluster
+        self._others = [other for other in cluster.tasks() if other.job == "ps" and other != task]
+        self._born: dict[Task, bytes] = {}
+        self._every_secs = max(_PROBE_EVERY_SECS, _PROBE_SECS_EACH * len(self._others))
+        self._next = 0.0
+
+    def check(self, joined: bool) -> None:
+        """Look who they are now and then.
+
+        Args:
+            joined: Whether a worker has joined this PS. Before, there is nothing to lose here.
+
+        Raises:
+            PeerLostError: If one was started again since then.
+        """
+        if not self._others or time.monotonic() < self._next:
+            return
+        for other, answer in identity.ask_all(self._cluster, self._others).items():
+            if answer.task == other and answer.born:
+                if joined and self._born.get(other, answer.born) != answer.born:
+                    raise PeerLostError(f"{other} was started again: the job begins anew from its last checkpoint.")
+                self._born[other] = answer.born
+        self._next = time.monotonic() + self._every_secs
+
+
+def _let_it_end_first(stop: Stop) -> None:
+    """Wait a little: what a worker that has failed says of why is to come first, and its exit code."""
+    deadline = time.monotonic() + _LAST_WORDS_SECS
+    while not stop.error and time.monotonic() < deadline:
+        time.sleep(_POLL_SECS)
 
 
 def _wait_gone(peers: net.Peers, task: Task, most_secs: float = 5.0) -> None:

@@ -13,7 +13,7 @@ from tfps import cluster, models, slurm_env
 from tfps.config import JobConfig
 from tfps.errors import StorageError, TfpsError
 from tfps.report import make_dir, one_line
-from tfps.runtime import logs, net, ownership, task
+from tfps.runtime import farewell, logs, net, ownership, task
 from tfps.verbs.problems import Problems, tell
 from tfps.verbs.verb import JOB, Verb, found_from_anywhere, new_model_dir
 
@@ -38,8 +38,27 @@ def _run(argv: Sequence[str]) -> int:
     members, me = place
     if cluster.is_slurms(job.ps_hosts, job.worker_hosts, os.environ):
         members = on_machines(members, job.port_base)
-        return _be_task(job, members, me, "--port_base")
-    return _be_task(job, members, me, f"--{me.job}_hosts")
+        port_flag = "--port_base"
+    else:
+        port_flag = f"--{me.job}_hosts"
+    if job.max_restarts:
+        return _supervise(job, members, me)
+    return _be_task(job, members, me, port_flag)
+
+
+def _supervise(job: JobConfig, members: cluster.Cluster, me: cluster.Task) -> int:
+    """Start the task in a process of its own, and again when it is lost."""
+    from tfps.launchers.supervisor import Supervisor  # noqa: PLC0415  a task by itself has no use for it
+
+    if me.is_chief:  # the same directory for all its processes
+        job, kept = _with_directory(found_from_anywhere(job))
+        if kept:
+            print(kept, flush=True)
+    supervisor = Supervisor(job, members, me)
+    code = supervisor.run()
+    if code and me.job == "worker" and not supervisor.has_told(code):
+        farewell.tell(job, members, me, code)
+    return code
 
 
 def on_machines(members: cluster.Cluster, port_base: int | None) -> cluster.Cluster:
@@ -95,7 +114,7 @@ def _tell(text: str) -> None:
 
 VERB = Verb(
     _run,
-    ("cluster", "task", "size", *JOB),
+    ("cluster", "task", "size", *JOB, "supervision"),
     "be one task of a cluster",
     "Start it once for each task, on any machines, with the same flags but --job_name and --task_index. All tasks "
     "end by themselves when the job is done.",

@@ -43,6 +43,8 @@ def _send(launcher: Any, plan: Any, job: Job) -> int:
     submitted = launcher.submit(plan)
     if hasattr(submitted, "events"):  # no platform holds it: it lasts as long as this command
         return see_through(submitted, job, began)
+    for warning in getattr(submitted, "warnings", ()):
+        print(warning, file=sys.stderr)
     print(submitted.handle, flush=True)
     return wait_for(submitted, job, began) if job.config.wait else 0
 
@@ -89,7 +91,7 @@ def _name(model: str) -> str:
 
 VERB = Verb(
     _submit,
-    ("platform", "size", "resources", "cluster", *JOB),
+    ("platform", "size", "resources", "cluster", *JOB, "supervision"),
     "hand the job to a platform",
     "Prints the job's handle, which tfps status, logs and cancel take. The platform's own program must be installed "
     "and logged in, but not for --dry_run.",

@@ -1,0 +1,152 @@
+"""Every task under a supervisor of its own, as on platforms that see each task alone: processes that are killed."""
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import POWERS, Process, alive, by_hand, children_of, processes, slow, summary, wait_gone
+
+FLAGS = ("--max_restarts=10", "--save_checkpoint_secs=1", "--steps_to_validate=1", "--start_timeout_secs=60")
+
+
+@contextlib.contextmanager
+def job(directory: Path, num_ps: int, num_workers: int, *flags: str, model: str) -> Iterator[dict[str, Process]]:
+    """Run a cluster, each task under its own supervisor."""
+    file = directory / "model.py"
+    file.write_text(model)
+    given = (f"--model={file}", f"--model_dir={directory / 'm'}", *FLAGS, *flags)
+    with by_hand(directory, num_ps, num_workers, *given) as tasks:
+        below = {name: task.pid for name, task in tasks.items()}
+        try:
+            yield tasks
+        finally:
+            pids = [pid for top in below.values() for pid in children_of(top)]
+            for task in tasks.values():
+                task.end()
+            wait_gone(pids, 30)
+
+
+def process_of(supervisor: Process, name: str) -> int:
+    """Return the process that is the task below a supervisor: the child of its fork server that leads a session."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = [pid for pid in alive(children_of(supervisor.pid)) if os.getsid(pid) == pid]
+        if len(found) == 1:
+            return found[0]
+        time.sleep(0.05)
+    raise AssertionError(f"{name} has no process: {supervisor.output()}")
+
+
+def steps_said(task: Process) -> int:
+    """Return how many reports of a step a worker has made."""
+    return len(re.findall(r"^step=", task.output(), re.MULTILINE))
+
+
+def wait_for_steps(tasks: dict[str, Process], secs: float) -> None:
+    """Wait until every worker has reported another step than those so far."""
+    workers = {name: task for name, task in tasks.items() if name.startswith("worker")}
+    before = {name: steps_said(task) for name, task in workers.items()}
+    deadline = time.monotonic() + secs
+    while late := [name for name, task in workers.items() if steps_said(task) <= before[name]]:
+        assert time.monotonic() < deadline, "\n".join(
+            f"{name}:\n{tasks[name].output()[-1500:]}" for name in tasks if name in late or "ps" in name
+        )
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(500)
+def test_a_ps_is_lost_again_and_again(tmp_path: Path) -> None:
+    """A PS of two is killed in a job of several workers: all step again within 30 s, at the tenth loss too."""
+    with job(tmp_path, 2, 3, "--max_steps=100000000", model=slow(0.1)) as tasks:
+        tasks["worker/0"].wait_for("saved ", 120)
+        for turn in range(10):
+            lost = f"ps/{turn % 2}"
+            os.kill(process_of(tasks[lost], lost), signal.SIGKILL)
+            wait_for_steps(tasks, 30)
+            assert all(task.poll() is None for task in tasks.values())
+        for task in tasks.values():
+            task.signal(signal.SIGTERM)
+        assert {name: task.wait(30) for name, task in tasks.items()} == dict.fromkeys(tasks, 143)
+        said = tasks["worker/1"].output()
+        assert "restarted after exit code 170, as others were lost" in said
+        assert " of 10)" not in said, "what others lose costs a worker nothing"
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("source", "restarts", "code", "starts"),
+    [
+        ("raise RuntimeError('no such feature')\n", 10, 2, 1),
+        ("import os\nos._exit(77)\n", 10, 77, 1),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", 1, 137, 2),
+    ],
+)
+def test_nothing_of_a_job_that_failed_for_good_runs_on(
+    tmp_path: Path, source: str, restarts: int, code: int, starts: int
+) -> None:
+    """A worker that fails for good is not started again, whatever its code below 128; every PS ends with it, soon.
+
+    So does a worker that is killed more often than --max_restarts.
+    """
+    model = f"print('loaded', flush=True)\n{source}\n{POWERS}"
+    with job(tmp_path, 2, 1, "--start_timeout_secs=600", f"--max_restarts={restarts}", model=model) as tasks:
+        assert tasks["worker/0"].wait(60) == code
+        assert tasks["worker/0"].output().count("loaded") == starts
+        for ps in ("ps/0", "ps/1"):
+            ended = tasks[ps].wait(30)
+            assert 0 < ended < 128, "and no platform starts it again"
+            assert f"worker/0 has failed with exit code {code}" in tasks[ps].output()
+
+
+@pytest.mark.timeout(200)
+def test_a_worker_started_twice_ends_nobodys_job(tmp_path: Path) -> None:
+    """A second process of a worker that runs is refused, and its supervisor tells the PS nothing."""
+    with job(tmp_path, 1, 1, "--max_steps=100000000", model=slow(0.05)) as tasks, processes() as started:
+        tasks["worker/0"].wait_for("step=", 120)
+        argv = Path(f"/proc/{tasks['worker/0'].pid}/cmdline").read_text().split("\0")[3:-1]
+        second = Process(tmp_path / "second", *argv)
+        started.append(second)
+        assert second.wait(60) == 2
+        assert "is taken by another process" in second.output()
+        until = time.monotonic() + 12  # a PS that was told would have ended by then
+        while time.monotonic() < until:
+            wait_for_steps(tasks, 30)
+            assert tasks["ps/0"].poll() is None
+
+
+def test_a_task_that_is_told_to_stop_saves_and_is_not_started_again(tmp_path: Path) -> None:
+    """SIGTERM to the supervisors is the tasks': all end with 143 in time, the state saved, no process left."""
+    with job(tmp_path, 1, 2, "--max_steps=100000000", "--save_checkpoint_secs=3600", model=slow(0.05)) as tasks:
+        tasks["worker/1"].wait_for("step=", 120)
+        below = [pid for task in tasks.values() for pid in children_of(task.pid)]
+        assert len(below) >= 3
+        for task in tasks.values():
+            task.signal(signal.SIGTERM)
+        assert {name: task.wait(20) for name, task in tasks.items()} == dict.fromkeys(tasks, 143)
+        wait_gone(below, 5)
+        assert list((tmp_path / "m").glob("model.ckpt-*.index"))
+        assert all("restarted" not in task.output() for task in tasks.values())
+
+
+@pytest.mark.timeout(200)
+def test_a_supervisor_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Its task ends in order, with its state saved, within the time that tasks have."""
+    with job(tmp_path, 1, 1, "--max_steps=100000000", model=slow(0.05)) as tasks:
+        tasks["worker/0"].wait_for("step=", 120)
+        below = children_of(tasks["worker/0"].pid)
+        tasks["worker/0"].signal(signal.SIGKILL)
+        wait_gone(below, 15)
+
+
+@pytest.mark.timeout(200)
+def test_a_supervised_job_ends_as_any_other(tmp_path: Path) -> None:
+    """Every task ends with 0, and what it said is passed on line by line."""
+    with job(tmp_path, 1, 2, "--max_steps=50", model=POWERS) as tasks:
+        assert {name: task.wait(120) for name, task in tasks.items()} == dict.fromkeys(tasks, 0)
+        assert summary(tmp_path / "m")["global_step"] == 50
+        assert "training: mode async, 2 workers, 1 ps" in tasks["worker/1"].output()
