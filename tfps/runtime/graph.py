@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from tfps.models import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes import MODES
 from tfps.modes.step import Step
-from tfps.runtime import finite, loops, placement, rows, unroll, user_model, wire
+from tfps.runtime import counterparts, finite, loops, placement, rows, unroll, user_model, wire
 from tfps.runtime.lasting_input import LastingIterator
 from tfps.runtime.packing import Packing, can_pack
 
@@ -175,13 +176,15 @@ def evaluation(
         iterator, batches, batch = source
         spec = user_model.spec(model, ModeKeys.EVAL, config, *batch)
         metrics = {"loss": tf.metrics.mean(spec.loss), **spec.eval_metric_ops}
-        _only_with(batch, [update for _, update in metrics.values()])
+        _only_with(iterator, [update for _, update in metrics.values()])
+    if like is not None:
+        counterparts.check(model, ModeKeys.EVAL, graph, like)
     return EvalGraph(model, graph, global_step, iterator, batches, metrics)
 
 
-def _only_with(batch: Any, updates: Sequence[Any]) -> None:
+def _only_with(iterator: Any, updates: Sequence[Any]) -> None:
     """Let metrics count nothing where there is no batch any more, although they may not look at it."""
-    read = next(tensor.op for tensor in tf.nest.flatten(batch, expand_composites=True))
+    read = next(op for op in iterator._iterator_resource.consumers() if op.type == "IteratorGetNext")
     for op in set(placement.needed(updates)) - {read}:
         lasts = any(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype for tensor in op.inputs)
         if lasts and op._get_control_flow_context() is None:  # a loop takes no edge from outside
@@ -209,10 +212,21 @@ def prediction(config: JobConfig, model: Model) -> tuple[Any, Mapping[str, Any],
 @contextlib.contextmanager
 def _new_graph(config: JobConfig) -> Iterator[Any]:
     placement.find_rows_in_slices()
+    _name_keras_layers_anew()
     graph = tf.Graph()
     with graph.as_default():
         tf.set_random_seed(config.seed)
         yield graph
+
+
+def _name_keras_layers_anew() -> None:
+    """Let Keras count from the first name again, as TensorFlow does in a new graph.
+
+    Keras counts its layers over the whole process: those without a name would have another in each graph, and other
+    variables in training than in evaluation. It comes when it is used; see ``loading``.
+    """
+    if naming := sys.modules.get("keras.src.utils.naming"):
+        naming.reset_uids()
 
 
 @contextlib.contextmanager

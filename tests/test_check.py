@@ -1,0 +1,147 @@
+"""What is found in a model before anything starts: variables, tables and input of its evaluation among it."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+from cluster_in_process import dataset_of, job, linear, model_of, train, wait_until
+from helpers import summary
+
+import tfps
+from tfps.cluster import Cluster
+from tfps.config import JobConfig
+from tfps.errors import ModelError
+from tfps.runtime import check, plan
+
+CLUSTER = Cluster(("ps:1", "ps:2"), ("worker:1", "worker:2"))  # of which nothing is started
+
+
+def ones(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` whose evaluation has four batches."""
+    data = dataset_of(np.float32([1, 2, 3, 4]))
+    return data.repeat() if mode == "train" else data
+
+
+def spec_of(loss: Any, **fields: Any) -> tfps.ModelSpec:
+    """Return a whole ``ModelSpec``."""
+    return tfps.ModelSpec(
+        loss=loss, predictions={"y": loss}, optimizer=tf.train.GradientDescentOptimizer(0.01), **fields
+    )
+
+
+def shifted(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a ``model_fn`` whose moving average is in evaluation only."""
+    weight = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+    shift = 0.0 if mode == "train" else tf.get_variable("moving_mean", [])
+    return spec_of(tf.square(weight * features["x"] - shift))
+
+
+def table_of(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a ``model_fn`` that fills two tables in training and looks up in them in evaluation."""
+    ids = tf.cast(tf.reshape(features["x"], [1]), tf.int64)
+    tables = [tf2.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1, name=f"seen{i}") for i in range(2)]
+    filled = [table.insert(ids, ids * 100) for table in tables] if mode == "train" else []
+    weight = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+    with tf.control_dependencies(filled):
+        loss = tf.square(weight * features["x"])
+    found = {f"found{i}": tf.metrics.mean(table.lookup(ids)) for i, table in enumerate(tables)}
+    return spec_of(loss, eval_metric_ops=found)
+
+
+@pytest.mark.parametrize("wire", ["packed", "plain"])
+def test_evaluation_looks_up_in_the_tables_that_training_filled(tmp_path: Path, wire: str) -> None:
+    """The final evaluation reads each mutable table on the PS where training has it, for any wire."""
+    train(model_of(ones, table_of), num_ps=2, num_workers=1, max_steps=8, wire=wire, model_dir=str(tmp_path))
+    told = summary(tmp_path)["eval"]
+    assert (told["found0"], told["found1"]) == (250, 250)
+
+
+def test_a_variable_of_evaluation_alone_is_found_before_training(tmp_path: Path) -> None:
+    """A variable that training does not have is the model's mistake, told with its line before the first step."""
+    model = model_of(ones, shifted)
+    told = (
+        f"{__file__}, line {shifted.__code__.co_firstlineno + 3}: variable 'moving_mean' of mode='eval' is not there "
+        "in mode='train', so it has no trained value: make it, under the same name, for mode='train' too"
+    )
+    with job(model, num_workers=1, max_steps=10, model_dir=str(tmp_path)) as running:
+        wait_until(lambda: "worker/0" in running.ended)
+    error = running.ended["worker/0"]
+    assert isinstance(error, ModelError)
+    assert told in str(error)
+    assert summary(tmp_path)["global_step"] == 0
+    for find in (check.build_once, plan.make):
+        with pytest.raises(ModelError) as caught:
+            find(JobConfig(), CLUSTER, model)
+        assert told in str(caught.value)
+
+
+def test_a_variable_of_another_shape_in_evaluation_is_found() -> None:
+    """A variable whose shape depends on the mode is told with both shapes."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        return spec_of(tf.reduce_sum(tf.get_variable("weight", [2 if mode == "train" else 3]) * features["x"]))
+
+    with pytest.raises(
+        ModelError, match=r"'weight' is float32 of shape \(3,\) in mode='eval' and .* \(2,\) in mode='tr"
+    ):
+        check.build_once(JobConfig(), CLUSTER, model_of(ones, model_fn))
+
+
+def keras(aux: bool) -> Any:
+    """Return a ``model_fn`` of Keras layers without names, one of which may be in training only."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        x = tf.reshape(features["x"], [1, 1])
+        aside = tf2.keras.layers.Dense(3)(x) if aux and mode == "train" else 0.0
+        y = tf2.keras.layers.BatchNormalization()(tf2.keras.layers.Dense(3)(x), training=mode == "train")
+        return spec_of(tf.reduce_sum(y) + tf.reduce_sum(aside))
+
+    return model_fn
+
+
+def test_keras_layers_without_names_are_evaluated_as_trained(tmp_path: Path) -> None:
+    """Keras counts its layers anew in each graph, so a layer without a name has the same variables in each."""
+    train(model_of(ones, keras(aux=False)), num_ps=2, num_workers=1, max_steps=8, model_dir=str(tmp_path))
+    assert set(tf.train.load_checkpoint(str(tmp_path)).get_variable_to_shape_map()) >= {"dense/kernel"}
+    assert "loss" in summary(tmp_path)["eval"]
+
+
+def test_keras_layers_that_cannot_be_told_apart_are_refused() -> None:
+    """Where training has more layers of a kind than evaluation, their numbers may mean another."""
+    with pytest.raises(
+        ModelError, match=r"has the variables 'dense/bias' and 'dense_1/bias', mode='eval' has only one"
+    ):
+        check.build_once(JobConfig(), CLUSTER, model_of(ones, keras(aux=True)))
+
+
+def first(x: Any, kind: str) -> Any:
+    """Return features in a form, of which the number comes first."""
+    sparse = tf.SparseTensor([[0]], tf.reshape(x, [1]), [1])
+    ragged = tf.RaggedTensor.from_row_lengths(tf.reshape(x, [1]), [1])
+    return {
+        "sparse": {"a": sparse, "x": x},
+        "ragged": {"a": ragged, "x": x},
+        "tuple": (x, sparse),
+        "nested": {"a": {"b": (sparse, ragged)}, "x": x},
+        "none": None,
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["sparse", "ragged", "tuple", "nested", "none"])
+def test_features_of_any_form_are_evaluated(tmp_path: Path, kind: str) -> None:
+    """Evaluation counts each batch once, whatever its features are made of, and in which order."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return ones(mode, params, context).map(lambda f, _: (first(f["x"], kind), f["x"] if kind == "none" else None))
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        x = labels if kind == "none" else features[0] if kind == "tuple" else features["x"]
+        seen = tf.metrics.mean(tf.constant(3.0))
+        return dataclasses.replace(linear({"x": x}, None, mode, params), eval_metric_ops={"three": seen})
+
+    train(model_of(input_fn, model_fn), num_workers=1, max_steps=2, model_dir=str(tmp_path))
+    assert summary(tmp_path)["eval"]["three"] == 3
