@@ -1,6 +1,7 @@
 """What is found in a model before anything starts: variables, tables and input of its evaluation among it."""
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_keras_layers_without_names_are_evaluated_as_trained(tmp_path: Path) -> 
 def test_keras_layers_that_cannot_be_told_apart_are_refused() -> None:
     """Where training has more layers of a kind than evaluation, their numbers may mean another."""
     with pytest.raises(
-        ModelError, match=r"has the variables 'dense/bias' and 'dense_1/bias', mode='eval' has only one"
+        ModelError, match=r"has the variables 'dense/bias' and 'dense_1_1/bias', mode='eval' has only one"
     ):
         check.build_once(JobConfig(), CLUSTER, model_of(ones, keras(aux=True)))
 
@@ -145,3 +146,92 @@ def test_features_of_any_form_are_evaluated(tmp_path: Path, kind: str) -> None:
 
     train(model_of(input_fn, model_fn), num_workers=1, max_steps=2, model_dir=str(tmp_path))
     assert summary(tmp_path)["eval"]["three"] == 3
+
+
+def with_logs(make: Any, metrics: Any = None) -> Any:
+    """Return a ``model_fn`` that logs, or measures, what ``make`` returns for the loss."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        loss = tf.square(tf.get_variable("weight", [], initializer=tf.ones_initializer()) * features["x"])
+        return spec_of(loss, **{"eval_metric_ops" if metrics else "log_tensors": make(loss)})
+
+    return model_fn
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda _: [1.0], "log_tensors=a list; it must be a dict of scalars by name."),
+        (lambda x: {1: x}, "log_tensors with the name 1; a name must be a str."),
+        (lambda x: {"a": tf.as_string(x)}, "log_tensors with 'a', which is a tensor of string; each must be a scalar"),
+        (lambda _: {"a": tf.constant(1 + 2j)}, "log_tensors with 'a', which is a tensor of complex128"),
+        (lambda _: {"a": None}, "log_tensors with 'a', which is None"),
+        (
+            lambda x: {"a": tf.boolean_mask([x], [x > 0])},
+            "log_tensors with 'a' of shape (?,); each must be a scalar",
+        ),
+        (lambda _: {"a": tf.zeros([0])}, "log_tensors with 'a' of shape (0,)"),
+    ],
+)
+def test_what_cannot_be_logged_is_found_before_anything_starts(make: Any, told: str) -> None:
+    """``log_tensors`` that are no numbers by name are the model's mistake, with its line; ``plan`` finds them too."""
+    for find in (check.build_once, plan.make):
+        with pytest.raises(ModelError) as caught:
+            find(JobConfig(), CLUSTER, model_of(ones, with_logs(make)))
+        assert told in str(caught.value)
+        assert f"{__file__}, line " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda x: [tf.metrics.mean(x)], "eval_metric_ops=a list; it must be a dict of pairs"),
+        (lambda x: {2: tf.metrics.mean(x)}, "eval_metric_ops with the name 2; a name must be a str."),
+        (lambda x: {"a": x}, "eval_metric_ops with 'a', which is a SymbolicTensor; each must be a pair"),
+        (lambda x: {"a": (x, x, x)}, "eval_metric_ops with 'a', which is a tuple; each must be a pair"),
+        (lambda x: {"a": (x, 0.5)}, "eval_metric_ops with 'a', whose update is a float; it must be an operation"),
+        (lambda x: {"a": (tf.as_string(x), x)}, "eval_metric_ops with 'a', whose value is a tensor of string"),
+    ],
+)
+def test_what_cannot_be_measured_is_found_before_anything_starts(make: Any, told: str) -> None:
+    """``eval_metric_ops`` that are no pairs by name are the model's mistake, with its line; ``plan`` finds them too."""
+    for find in (check.build_once, plan.make):
+        with pytest.raises(ModelError) as caught:
+            find(JobConfig(), CLUSTER, model_of(ones, with_logs(make, metrics=True)))
+        assert told in str(caught.value)
+        assert f"{__file__}, line " in str(caught.value)
+
+
+LOGGED = {
+    "float": lambda _: 0.5,
+    "bool": lambda _: tf.constant(True),
+    "one": lambda _: tf.ones([1, 1]),
+    "uint8": lambda _: tf.constant(200, tf.uint8),
+    "bf16": lambda _: tf.constant(2, tf.bfloat16),
+    "numpy": lambda _: np.float64(3.5),
+    "unknown": lambda x: tf.placeholder_with_default(x * 0.0 + 7.0, None),
+}
+
+
+@pytest.mark.parametrize("wire", ["packed", "plain"])
+def test_any_single_number_is_logged(wire: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Python's numbers, bools, tensors of one element, of any type of number, are logged as what they are."""
+    caplog.set_level(logging.INFO, "tfps")
+    logs = with_logs(lambda x: {name: make(x) for name, make in LOGGED.items()})
+    train(model_of(ones, logs), num_workers=1, max_steps=2, wire=wire, steps_per_run=2)
+    [line] = [record for record in caplog.messages if record.startswith("step=2 ") and "bool=" in record]
+    assert "float=0.5 bool=1 one=1 uint8=200 bf16=2 numpy=3.5 unknown=7" in line
+
+
+def test_metrics_of_any_number_are_told(tmp_path: Path) -> None:
+    """A metric that counts, or is true or false, is a number in the summary; one that is no scalar is a list."""
+
+    def make(x: Any) -> Any:
+        count = tf.get_local_variable("count", [], tf.int64, tf.zeros_initializer())
+        more = count.assign_add(1)
+        return {"count": (count, more), "true": (count > 0, more), "half": (tf.fill([2], tf.cast(2.5, tf.half)), more)}
+
+    train(model_of(ones, with_logs(make, metrics=True)), num_workers=1, max_steps=2, model_dir=str(tmp_path))
+    told = summary(tmp_path)["eval"]
+    assert told["count"] >= 4
+    assert (told["true"], told["half"]) == (1.0, [2.5, 2.5])

@@ -52,7 +52,7 @@ def _numbered(theirs: Iterable[str], mine: Iterable[str]) -> Iterable[tuple[str,
     """Return pairs of variables of Keras layers that it has numbered, of which only the first is in both graphs."""
     if "keras" not in sys.modules:
         return []
-    missing = [(re.sub(r"_[0-9]+(?=/)", "", name), name) for name in sorted(set(theirs) - set(mine))]
+    missing = [(re.sub(r"(_[0-9]+)+(?=/)", "", name), name) for name in sorted(set(theirs) - set(mine))]
     return [(first, name) for first, name in missing if first != name and first in mine]
 
 

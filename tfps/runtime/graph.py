@@ -68,6 +68,8 @@ class EvalGraph:
         iterator: Over the evaluation input.
         batches: int64 scalar: how many batches that has; below 0 if that is not known, or it has no end.
         metrics: By name, a metric's value, and the operation that takes a batch into it.
+        on_cluster: Whether its variables live on a cluster's PS, which may be lost.
+        batch_size: Of the job.
     """
 
     model: Model
@@ -76,6 +78,8 @@ class EvalGraph:
     iterator: Any
     batches: Any
     metrics: Mapping[str, tuple[Any, Any]]
+    on_cluster: bool
+    batch_size: int
 
 
 def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> TrainGraph:
@@ -175,11 +179,11 @@ def evaluation(
             return None
         iterator, batches, batch = source
         spec = user_model.spec(model, ModeKeys.EVAL, config, *batch)
-        metrics = {"loss": tf.metrics.mean(spec.loss), **spec.eval_metric_ops}
+        metrics = {"loss": tf.metrics.mean(spec.loss), **(spec.eval_metric_ops or {})}
         _only_with(iterator, [update for _, update in metrics.values()])
     if like is not None:
         counterparts.check(model, ModeKeys.EVAL, graph, like)
-    return EvalGraph(model, graph, global_step, iterator, batches, metrics)
+    return EvalGraph(model, graph, global_step, iterator, batches, metrics, cluster is not None, config.batch_size)
 
 
 def _only_with(iterator: Any, updates: Sequence[Any]) -> None:
