@@ -1,6 +1,7 @@
 """What is found in a model before anything starts: variables, tables and input of its evaluation among it."""
 
 import dataclasses
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from cluster_in_process import dataset_of, job, linear, model_of, train, wait_until
-from helpers import summary
+from helpers import POWERS, summary
 
 import tfps
 from tfps.cluster import Cluster
 from tfps.config import JobConfig
-from tfps.errors import ModelError
-from tfps.runtime import check, plan
+from tfps.errors import ConfigError, ModelError
+from tfps.runtime import check, evaluation, export, plan
+from tfps.verbs import trained
 
 CLUSTER = Cluster(("ps:1", "ps:2"), ("worker:1", "worker:2"))  # of which nothing is started
 
@@ -235,3 +237,54 @@ def test_metrics_of_any_number_are_told(tmp_path: Path) -> None:
     told = summary(tmp_path)["eval"]
     assert told["count"] >= 4
     assert (told["true"], told["half"]) == (1.0, [2.5, 2.5])
+
+
+def test_eval_and_export_name_a_variable_that_training_has_not(tmp_path: Path) -> None:
+    """What no checkpoint can hold is the model's mistake, with the variable's name, and no fault of the checkpoint."""
+    train(model_of(ones, linear), num_workers=1, max_steps=2, model_dir=str(tmp_path))
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        shift = 0.0 if mode == "train" else tf.get_variable("moving_mean", [])
+        return linear({"x": features["x"] - shift}, labels, mode, params)
+
+    for use in (evaluation.of_checkpoint, export.saved_model):
+        with pytest.raises(ModelError, match=r"variable 'moving_mean' of mode='(eval|infer)' is not there in mode='tr"):
+            use(JobConfig(), model_of(ones, model_fn), str(tf.train.latest_checkpoint(str(tmp_path))))
+
+
+def test_a_sparse_feature_is_no_input_of_an_export(tmp_path: Path) -> None:
+    """Export refuses a feature that is no dense tensor, with its name, instead of serving something else."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return ones(mode, params, context).map(lambda f, y: (first(f["x"], "sparse"), y))
+
+    with pytest.raises(ModelError, match="feature 'a' is a sparse tensor; export takes one dense tensor"):
+        export.saved_model(JobConfig(export_dir=str(tmp_path / "e")), model_of(input_fn, linear), "model.ckpt-1")
+
+
+def test_a_model_of_another_user_is_not_run_unasked(tmp_path: Path) -> None:
+    """``tfps eval`` refuses the file that job.json names if any user can write it, until --model names it."""
+    source = tmp_path / "model.py"
+    source.write_text(POWERS)
+    (tmp_path / "job.json").write_text(json.dumps({"model": str(source)}))
+    source.chmod(0o666)
+    with pytest.raises(ConfigError, match=rf"{source} can be written by any user. Look at it, then give --model="):
+        trained._check_owner(tmp_path / "job.json", source)
+    source.chmod(0o644)
+    trained._check_owner(tmp_path / "job.json", source)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: tf.layers.dense, "use tf.keras.layers, or tf.get_variable and tf.nn"),
+        (lambda: tf.contrib.layers, "tf.contrib was removed: use"),
+        (lambda: tf.estimator.EstimatorSpec, "use tfps.ModelSpec for EstimatorSpec, tfps.ModeKeys for ModeKeys"),
+        (lambda: tf2.get_variable, "import tensorflow.compat.v1 as tf"),
+    ],
+)
+def test_what_tensorflow_has_no_more_is_told_with_what_to_use(make: Any, told: str) -> None:
+    """A name that TensorFlow 2 has dropped is an error that names its successor."""
+    with pytest.raises(ModelError) as caught:
+        check.build_once(JobConfig(), CLUSTER, model_of(ones, with_logs(lambda _: make())))
+    assert told in str(caught.value)

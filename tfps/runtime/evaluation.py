@@ -12,8 +12,9 @@ from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, PeerLostError, RetryableError, TfpsError
 from tfps.models import Model
+from tfps.models.spec import ModeKeys
 from tfps.report import SUMMARY, format_progress, read_json
-from tfps.runtime import checkpoint, graph, net
+from tfps.runtime import check, checkpoint, graph, net
 from tfps.runtime.events import EventFile
 from tfps.runtime.explain import failed, is_of_peers
 from tfps.runtime.model_dir import Finder, existing, step_in
@@ -80,12 +81,17 @@ def of_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Any]:
 
     Raises:
         CheckpointError: If the checkpoint does not fit the model, or is damaged.
+        ModelError: If no checkpoint can: evaluation has a variable that training has not.
     """
     built = graph.evaluation(config, None, Task("worker", 0), model)
     if built is None:
         raise ConfigError(f"--model={model.name} has nothing to evaluate on: input_fn(mode='eval') returned None.")
     with built.graph.as_default(), tf.Session(graph=built.graph) as session:
-        checkpoint.restore(session, path, tf.train.Saver())
+        try:
+            checkpoint.restore(session, path, tf.train.Saver())
+        except CheckpointError:
+            check.explain_misfit(config, model, ModeKeys.EVAL, built.graph)
+            raise
         return measure(session, built)
 
 

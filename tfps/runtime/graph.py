@@ -282,7 +282,22 @@ def _features(model: Model, config: JobConfig) -> tuple[Any, Any]:
             raise ModelError(
                 f"--model={model.name}: input_fn(mode='eval') returned None; export needs its features' shapes."
             )
+        if problem := _unservable(tf.data.experimental.get_structure(dataset)[0]):
+            raise ModelError(f"--model={model.name}: {model.line_of('input_fn')}: {problem}")
         return tf.data.get_output_types(dataset)[0], tf.data.get_output_shapes(dataset)[0]
+
+
+def _unservable(features: Any) -> str:
+    """Return why features cannot be inputs of a signature, which are dense tensors by name; nothing if they can."""
+    named = features if isinstance(features, dict) else {"features": features}
+    odd = [name for name, spec in named.items() if not isinstance(spec, tf.TensorSpec)]
+    if not odd:
+        return ""
+    kind = type(named[odd[0]]).__name__.replace("TensorSpec", " tensor").lower()
+    return (
+        f"feature {odd[0]!r} is a {kind}; export takes one dense tensor, or a dict of them: let input_fn(mode='eval') "
+        "give it dense, and model_fn make what it needs of it."
+    )
 
 
 def _placeholders(types: Any, shapes: Any) -> Any:
