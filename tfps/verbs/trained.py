@@ -29,9 +29,10 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, mo
     path = model_dir.chosen(job)
     if job.model.endswith(".py") and job.model != given.model:  # it is not given on the command line
         problems.of(_check_owner, directory / JOB, Path(job.model))
-        print(f"runs {job.model}, as {directory / JOB} says", file=sys.stderr)
     check_model(job, problems)
     with_tensorflow(problems)
+    if job.model.endswith(".py") and job.model != given.model:
+        print(f"runs {job.model}, as {directory / JOB} says", file=sys.stderr)
     return job, models.load(job.model), path
 
 
