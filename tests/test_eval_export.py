@@ -366,7 +366,7 @@ def test_an_operation_that_fails_is_shown_with_its_line() -> None:
 
 
 def test_an_input_that_fails_is_shown(caplog: pytest.LogCaptureFixture) -> None:
-    """A Python function in the input pipeline that raises ends the worker with its error's name and text."""
+    """A Python function in the input pipeline that raises ends the worker with 65: line, name and text."""
     caplog.set_level(logging.INFO, "tfps")
 
     def broken(x: Any) -> Any:
@@ -382,5 +382,6 @@ def test_an_input_that_fails_is_shown(caplog: pytest.LogCaptureFixture) -> None:
     with job(model_of(input_fn, linear), num_workers=1, max_steps=100) as running:
         wait_until(lambda: "worker/0" in running.ended)
     error = running.ended["worker/0"]
-    assert isinstance(error, ModelError), error
+    assert isinstance(error, DataError), error
     assert "KeyError: 'no such image'" in str(error)
+    assert f"{__file__}, line {broken.__code__.co_firstlineno + 2}: the input failed" in str(error)

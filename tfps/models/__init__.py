@@ -13,6 +13,7 @@ import difflib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,25 @@ DATA_CHECKS: Mapping[str, str] = {"mnist": "tfps.data.idx:check"}
 SIGNATURES: Mapping[str, tuple[str, ...]] = {
     "input_fn": ("mode", "params", "input_context"),
     "model_fn": ("features", "labels", "mode", "params"),
+}
+
+# By what an error says, what to use instead.
+_HINTS: Mapping[str, str] = {
+    r"PartitionedVariable": "what tfps splits over the PS, a larger --min_slice_mb keeps whole",
+    r"is not available with Keras 3": "tf.layers was removed: use tf.keras.layers, or tf.get_variable and tf.nn",
+    r"tensorflow\S*' has no attribute 'layers'": "use tf.keras.layers, or tf.get_variable and tf.nn",
+    r"tensorflow.*\bcontrib\b|\bcontrib\b.*tensorflow": (
+        "tf.contrib was removed: use tf.keras.layers for its layers, tfps.make_optimizer or tf.train for its "
+        "optimizers, tf.data for its input, or the tf-slim package for slim"
+    ),
+    r"tensorflow.*estimator|estimator.*tensorflow": (
+        "tf.estimator was removed: use tfps.ModelSpec for EstimatorSpec, tfps.ModeKeys for ModeKeys"
+    ),
+    r"module 'tensorflow' has no attribute '(?!contrib|estimator|layers)": (
+        "a name of TensorFlow 1.x: import tensorflow.compat.v1 as tf"
+    ),
+    r"KerasTensor": "call Keras layers on the features themselves, without tf.keras.Input",
+    r"is out of scope|must be from the same graph": "make layers and tensors within model_fn: each mode has its graph",
 }
 
 
@@ -146,14 +166,23 @@ def mistake(model: Model, error: BaseException, frames: Sequence[Any]) -> ModelE
     return _mistake(model.name, model.source, error, frames)
 
 
+def where(model: Model, frames: Sequence[Any]) -> str:
+    """Return ``file, line N`` of the user's innermost line among some frames; nothing if none is the user's."""
+    own = _own(model.source, frames)
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
+
+
+def _own(source: Path, frames: Sequence[Any]) -> Sequence[Any]:
+    return [f for f in frames if f.filename == str(source)] or [f for f in frames if _is_users(f.filename)]
+
+
 def _mistake(name: str, source: Path, error: BaseException, frames: Sequence[Any] | None = None) -> ModelError:
     if isinstance(error, ModelError):
         return error
     frames = traceback.extract_tb(error.__traceback__) if frames is None else frames
-    own = [f for f in frames if f.filename == str(source)] or [f for f in frames if _is_users(f.filename)]
+    own = _own(source, frames)
     text = str(getattr(error, "message", error)).strip() or "no message"
-    if "PartitionedVariable" in text:
-        text += " (what tfps splits over the PS, a larger --min_slice_mb keeps whole)"
+    text += "".join(f" ({hint})" for pattern, hint in _HINTS.items() if re.search(pattern, text))
     if not own:
         return ModelError(f"--model={show(name)}: {type(error).__name__}: {text}")
     where = f"{own[-1].filename}, line {own[-1].lineno}"

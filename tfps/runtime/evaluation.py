@@ -5,15 +5,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, PeerLostError, RetryableError, TfpsError
 from tfps.models import Model
+from tfps.models.spec import ModeKeys
 from tfps.report import SUMMARY, format_progress, read_json
-from tfps.runtime import checkpoint, graph, net
+from tfps.runtime import check, checkpoint, graph, net
 from tfps.runtime.events import EventFile
+from tfps.runtime.explain import failed, is_of_peers
 from tfps.runtime.model_dir import Finder, existing, step_in
 from tfps.runtime.stop import Stop
 
@@ -40,20 +43,21 @@ def measure(session: Any, built: graph.EvalGraph) -> dict[str, Any]:
     """Run a model's metrics over the whole evaluation input.
 
     Returns:
-        By name, a float, or a list for a metric that is not a scalar; ``loss`` is the mean over the batches.
+        By name, a float (a count or a bool too), or a list of them for a metric that is not a scalar;
+        ``loss`` is the mean over the batches.
 
     Raises:
-        DataError: If the evaluation input is empty.
-        ModelError: If it has no end.
+        DataError: If the evaluation input is empty, or fails.
+        ModelError: If it has no end, or the model fails.
     """
     check_end(session, built)
     with built.graph.as_default():
         initialise = tf.group(tf.local_variables_initializer(), tf.tables_initializer(), built.iterator.initializer)
         update = tf.group(*(pair[1] for pair in built.metrics.values()))
-    session.run(initialise)
     step = session.make_callable(update)
     batches, told = 0, time.monotonic()
     try:
+        session.run(initialise)
         while True:
             step()
             batches += 1
@@ -62,10 +66,14 @@ def measure(session: Any, built: graph.EvalGraph) -> dict[str, Any]:
                 log.info("evaluating: %d batches so far", batches)
     except tf.errors.OutOfRangeError:
         pass
+    except tf.errors.OpError as error:
+        if is_of_peers(error) and built.on_cluster:
+            raise
+        raise failed(error, built.model, built.graph, built.batch_size) from error
     if not batches:
         raise DataError("the evaluation input is empty: input_fn(mode='eval') gave no batch.")
     values = session.run({name: pair[0] for name, pair in built.metrics.items()})
-    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values.items()}
+    return {name: np.asarray(value).astype(np.float64).tolist() for name, value in values.items()}
 
 
 def of_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Any]:
@@ -73,12 +81,17 @@ def of_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Any]:
 
     Raises:
         CheckpointError: If the checkpoint does not fit the model, or is damaged.
+        ModelError: If no checkpoint can: evaluation has a variable that training has not.
     """
     built = graph.evaluation(config, None, Task("worker", 0), model)
     if built is None:
         raise ConfigError(f"--model={model.name} has nothing to evaluate on: input_fn(mode='eval') returned None.")
     with built.graph.as_default(), tf.Session(graph=built.graph) as session:
-        checkpoint.restore(session, path, tf.train.Saver())
+        try:
+            checkpoint.restore(session, path, tf.train.Saver())
+        except CheckpointError:
+            check.explain_misfit(config, model, ModeKeys.EVAL, built.graph)
+            raise
         return measure(session, built)
 
 

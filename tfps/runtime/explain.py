@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
-from tfps.errors import PeerLostError, TfpsError
-from tfps.models import Model, mistake
+from tfps.errors import DataError, PeerLostError, TfpsError
+from tfps.models import Model, mistake, where
 from tfps.report import brief
 from tfps.runtime import net
 from tfps.runtime.heartbeat import FORGOTTEN
@@ -20,6 +20,10 @@ _EITHER = "another process has replaced this task, which was taken for lost, or 
 REPLACED = f"a PS knows nothing of this task any more: {_EITHER}. This one ends."
 _POLL_SECS = 0.02
 _GONE_AFTER_SECS = 2.0
+_NODE = re.compile(r"\[\[(?:\{\{node )?([^}\]]+)")
+_PYTHON = re.compile(r'^ *File "([^"]+)", line ([0-9]+)', re.MULTILINE)
+_TASK = re.compile(r"^(?:[A-Z_]+: )?From /job:\S+:\s*")  # where it ran, which is this task
+_INPUTS = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard", "MakeIterator", "MultiDeviceIteratorInit")
 _LOST = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -28,7 +32,7 @@ _LOST = (
 )
 
 
-def explained(error: Any, cluster: Cluster, model: Model, graph: Any) -> TfpsError:
+def explained(error: Any, cluster: Cluster, model: Model, graph: Any, batch_size: int) -> TfpsError:
     """Return what an error of a run means; the log gets all of it.
 
     Args:
@@ -36,10 +40,11 @@ def explained(error: Any, cluster: Cluster, model: Model, graph: Any) -> TfpsErr
         cluster: Whose PS may be lost.
         model: Whose operations may have failed.
         graph: Of the run.
+        batch_size: Of the job.
     """
-    print(f"{type(error).__name__}: {error.message}", file=sys.__stderr__, flush=True)
-    if not isinstance(error, _LOST):
-        return mistake(model, type(error)(None, None, brief(error)), _made_at(error, graph))
+    if not is_of_peers(error):
+        return failed(error, model, graph, batch_size)
+    _log(error)
     if FORGOTTEN in error.message:
         return PeerLostError(REPLACED)
     names = _lost_ps(cluster)
@@ -48,12 +53,58 @@ def explained(error: Any, cluster: Cluster, model: Model, graph: Any) -> TfpsErr
     return PeerLostError(f"{what}: start this task again to go on from the last checkpoint.")
 
 
+def is_of_peers(error: Any) -> bool:
+    """Tell whether an error of a run on a cluster is another task's loss, and not the model's or the data's fault."""
+    return isinstance(error, _LOST)
+
+
+def failed(error: Any, model: Model, graph: Any, batch_size: int) -> TfpsError:
+    """Return what an operation's error means: the data's fault where the input failed, else the model's.
+
+    Args:
+        error: A ``tf.errors.OpError``.
+        model: The model.
+        graph: Of the run.
+        batch_size: Of the job.
+    """
+    _log(error)
+    text = _TASK.sub("", brief(error))
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        text += f" (out of memory: give a smaller --batch_size than {batch_size}, or a smaller model)"
+    if any(op.type in _INPUTS for op in _named_in(error, graph)):
+        place = where(model, _in_input(error, graph)) or model.line_of("input_fn")
+        return DataError(f"--model={model.name}: {place}: the input failed: {type(error).__name__}: {text}")
+    return mistake(model, type(error)(None, None, text), _made_at(error, graph))
+
+
+def _log(error: Any) -> None:
+    print(f"{type(error).__name__}: {error.message}", file=sys.__stderr__, flush=True)
+
+
+def _named_in(error: Any, graph: Any) -> Sequence[Any]:
+    """Return the operations of a graph that an error names; that they failed is not always told otherwise."""
+    made = {op.name: op for op in graph.get_operations()}
+    return [made[name] for name in _NODE.findall(error.message) if name in made]
+
+
 def _made_at(error: Any, graph: Any) -> Sequence[Any]:
     """Return the calls that made the operation which failed; only its name is known, and that not always."""
-    made = {op.name: op for op in graph.get_operations()}
-    names = [name for name in re.findall(r"\{\{node ([^}]+)\}\}", error.message) if name in made]
-    calls = made[names[0]].traceback if names else []
-    return [traceback.FrameSummary(call.filename, call.lineno, call.name) for call in calls]
+    named = _named_in(error, graph)
+    return _frames(named[0]) if named else []
+
+
+def _in_input(error: Any, graph: Any) -> Sequence[Any]:
+    """Return where the input failed: in Python's own traceback, else where its functions' operation was made."""
+    told = [traceback.FrameSummary(file, int(line), "") for file, line in _PYTHON.findall(error.message)]
+    if told:
+        return told
+    functions = [getattr(function, "graph", None) for function in graph._functions.values()]
+    ops = [op for inner in functions if inner is not None for op in _named_in(error, inner)]
+    return _frames(ops[0]) if len(ops) == 1 else []
+
+
+def _frames(op: Any) -> Sequence[Any]:
+    return [traceback.FrameSummary(call.filename, call.lineno, call.name) for call in op.traceback]
 
 
 def _lost_ps(cluster: Cluster) -> Sequence[Task]:

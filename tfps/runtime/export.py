@@ -5,9 +5,10 @@ from pathlib import Path
 import tensorflow.compat.v1 as tf
 
 from tfps.config import JobConfig
-from tfps.errors import StorageError
+from tfps.errors import CheckpointError, StorageError
 from tfps.models import Model
-from tfps.runtime import checkpoint, graph
+from tfps.models.spec import ModeKeys
+from tfps.runtime import check, checkpoint, graph
 
 
 def saved_model(config: JobConfig, model: Model, path: str) -> Path:
@@ -23,6 +24,7 @@ def saved_model(config: JobConfig, model: Model, path: str) -> Path:
 
     Raises:
         CheckpointError: If the checkpoint does not fit the model.
+        ModelError: If the model cannot be served, or predicts with a variable that training has not.
         StorageError: If the directory exists or cannot be written.
     """
     directory = Path(config.export_dir or Path(path).parent / "export" / str(checkpoint.step_of(path)))
@@ -30,7 +32,11 @@ def saved_model(config: JobConfig, model: Model, path: str) -> Path:
         raise StorageError(f"--export_dir={directory} exists and is not empty: give a new one.")
     built, inputs, outputs = graph.prediction(config, model)
     with built.as_default(), tf.Session(graph=built) as session:
-        checkpoint.restore(session, path, tf.train.Saver())
+        try:
+            checkpoint.restore(session, path, tf.train.Saver())
+        except CheckpointError:
+            check.explain_misfit(config, model, ModeKeys.PREDICT, built)
+            raise
         session.run(tf.tables_initializer())
         try:
             tf.saved_model.simple_save(session, str(directory), inputs, outputs, legacy_init_op=tf.tables_initializer())

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from tfps.models import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes import MODES
 from tfps.modes.step import Step
-from tfps.runtime import finite, loops, own_updates, placement, rows, unroll, user_model, wire
+from tfps.runtime import counterparts, finite, loops, own_updates, placement, rows, unroll, user_model, wire
 from tfps.runtime.lasting_input import LastingIterator
 from tfps.runtime.packing import Packing, can_pack
 from tfps.runtime.snapshot import Place, saved_name
@@ -73,6 +74,8 @@ class EvalGraph:
         iterator: Over the evaluation input.
         batches: int64 scalar: how many batches that has; below 0 if that is not known, or it has no end.
         metrics: By name, a metric's value, and the operation that takes a batch into it.
+        on_cluster: Whether its variables live on a cluster's PS, which may be lost.
+        batch_size: Of the job.
     """
 
     model: Model
@@ -81,6 +84,8 @@ class EvalGraph:
     iterator: Any
     batches: Any
     metrics: Mapping[str, tuple[Any, Any]]
+    on_cluster: bool
+    batch_size: int
 
 
 def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> TrainGraph:
@@ -203,14 +208,16 @@ def evaluation(
             return None
         iterator, batches, batch = source
         spec = user_model.spec(model, ModeKeys.EVAL, config, *batch)
-        metrics = {"loss": tf.metrics.mean(spec.loss), **spec.eval_metric_ops}
-        _only_with(batch, [update for _, update in metrics.values()])
-    return EvalGraph(model, graph, global_step, iterator, batches, metrics)
+        metrics = {"loss": tf.metrics.mean(spec.loss), **(spec.eval_metric_ops or {})}
+        _only_with(iterator, [update for _, update in metrics.values()])
+    if like is not None:
+        counterparts.check(model, ModeKeys.EVAL, graph, like)
+    return EvalGraph(model, graph, global_step, iterator, batches, metrics, cluster is not None, config.batch_size)
 
 
-def _only_with(batch: Any, updates: Sequence[Any]) -> None:
+def _only_with(iterator: Any, updates: Sequence[Any]) -> None:
     """Let metrics count nothing where there is no batch any more, although they may not look at it."""
-    read = next(tensor.op for tensor in tf.nest.flatten(batch, expand_composites=True))
+    read = next(op for op in iterator._iterator_resource.consumers() if op.type == "IteratorGetNext")
     for op in set(placement.needed(updates)) - {read}:
         lasts = any(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype for tensor in op.inputs)
         if lasts and op._get_control_flow_context() is None:  # a loop takes no edge from outside
@@ -238,10 +245,21 @@ def prediction(config: JobConfig, model: Model) -> tuple[Any, Mapping[str, Any],
 @contextlib.contextmanager
 def _new_graph(config: JobConfig) -> Iterator[Any]:
     placement.find_rows_in_slices()
+    _name_keras_layers_anew()
     graph = tf.Graph()
     with graph.as_default(), placement.keras_seeds_local():
         tf.set_random_seed(config.seed)
         yield graph
+
+
+def _name_keras_layers_anew() -> None:
+    """Let Keras count from the first name again, as TensorFlow does in a new graph.
+
+    Keras counts its layers over the whole process: those without a name would have another in each graph, and other
+    variables in training than in evaluation. It comes when it is used; see ``loading``.
+    """
+    if naming := sys.modules.get("keras.src.utils.naming"):
+        naming.reset_uids()
 
 
 @contextlib.contextmanager
@@ -293,7 +311,22 @@ def _features(model: Model, config: JobConfig) -> tuple[Any, Any]:
             raise ModelError(
                 f"--model={model.name}: input_fn(mode='eval') returned None; export needs its features' shapes."
             )
+        if problem := _unservable(tf.data.experimental.get_structure(dataset)[0]):
+            raise ModelError(f"--model={model.name}: {model.line_of('input_fn')}: {problem}")
         return tf.data.get_output_types(dataset)[0], tf.data.get_output_shapes(dataset)[0]
+
+
+def _unservable(features: Any) -> str:
+    """Return why features cannot be inputs of a signature, which are dense tensors by name; nothing if they can."""
+    named = features if isinstance(features, dict) else {"features": features}
+    odd = [name for name, spec in named.items() if not isinstance(spec, tf.TensorSpec)]
+    if not odd:
+        return ""
+    kind = type(named[odd[0]]).__name__.replace("TensorSpec", " tensor").lower()
+    return (
+        f"feature {odd[0]!r} is a {kind}; export takes one dense tensor, or a dict of them: let input_fn(mode='eval') "
+        "give it dense, and model_fn make what it needs of it."
+    )
 
 
 def _placeholders(types: Any, shapes: Any) -> Any:

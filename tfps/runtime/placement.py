@@ -12,11 +12,17 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import embedding_ops
 from tensorflow.python.ops.variables import PartitionedVariable
+from tensorflow.python.training.device_setter import STANDARD_PS_OPS
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 
+VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+_OLD_TABLES = ("MutableHashTable", "MutableHashTableOfTensors", "MutableDenseHashTable")
+TABLES = (*_OLD_TABLES, *(f"{table}V2" for table in _OLD_TABLES))
+
 _KERAS_SEED = "seed_generator_state"  # the name of a variable
+_ON_PS = frozenset(STANDARD_PS_OPS)  # what replica_device_setter asks a strategy for
 _COPIED_SIZE = 16  # elements of a constant that TensorFlow would rather copy than send
 
 Strategy = Callable[[Any], int]
@@ -56,14 +62,15 @@ STRATEGIES: Mapping[str, Callable[[int], Strategy]] = {"greedy": GreedyByBytes, 
 
 
 def same_as(graph: Any) -> Strategy:
-    """Return a strategy that puts each variable where a graph on the same cluster has the one of its name."""
-    ps_of = {variable.name: variable.ps for variable in variables(graph)}
+    """Return a strategy that puts each variable and table where a graph on the same cluster has the one of its name."""
+    devices = {op.name: tf.DeviceSpec.from_string(op.device) for op in graph.get_operations() if op.type in _ON_PS}
+    ps_of = {name: device.task or 0 for name, device in devices.items() if device.job == "ps"}
     return lambda op: ps_of.get(op.name, 0)
 
 
 def variable_bytes(op: Any) -> int:
     """Return the size in bytes of the variable that an operation holds; 0 for other resources, such as tables."""
-    if op.type not in ("VarHandleOp", "VariableV2", "Variable"):
+    if op.type not in VARIABLES:
         return 0
     return tensor_bytes(tf.TensorShape(op.get_attr("shape")), op.get_attr("dtype")) or 0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.models import Model
-from tfps.runtime import graph, packing, placement
+from tfps.runtime import check, packing, placement
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,13 @@ class Plan:
 
 
 def make(config: JobConfig, cluster: Cluster, model: Model) -> Plan:
-    """Build the training graph of worker 0, start nothing, and read the plan off it."""
+    """Build the graphs of worker 0, start nothing, and read the plan off that of training.
+
+    Raises:
+        ModelError: If training, or its evaluation, would find a mistake in the model as it builds its graphs.
+    """
     task = Task("worker", 0)
-    built = graph.training(config, cluster, task, model)
+    built, _ = check.build_once(config, cluster, model)
     variables = placement.variables(built.graph)
     totals = Counter(dict.fromkeys(range(cluster.num_ps), 0))
     for variable in variables:

@@ -60,7 +60,13 @@ def spec(model: Model, mode: str, config: JobConfig, features: Any, labels: Any)
         raise ModelError(f"{where}: model_fn(mode={mode!r}) returned {problem}")
     if given.loss is not None and given.loss.shape.rank is None:
         given = dataclasses.replace(given, loss=tf.reshape(given.loss, []))
-    return given
+    return dataclasses.replace(given, log_tensors={name: _scalar(value) for name, value in _items(given.log_tensors)})
+
+
+def _scalar(value: Any) -> Any:
+    """Return what may be logged as a scalar tensor."""
+    tensor = tf.convert_to_tensor(value)
+    return tf.reshape(tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor, [])
 
 
 def _spec_problem(given: Any, mode: str) -> str:
@@ -72,10 +78,67 @@ def _spec_problem(given: Any, mode: str) -> str:
         return f"loss={_named(given.loss)}; it must be a scalar tensor."
     if given.loss.shape.rank not in (0, None):
         return f"a loss of shape {given.loss.shape}; it must be a scalar: take its mean."
-    wide = [f"{n!r} of shape {t.shape}" for n, t in given.log_tensors.items() if (t.shape.num_elements() or 1) > 1]
     if mode == ModeKeys.TRAIN and not isinstance(given.optimizer, tf.train.Optimizer):
         return f"optimizer={_named(given.optimizer)}; it must be a tf.compat.v1.train.Optimizer."
-    return f"log_tensors with {wide[0]}; each must be a scalar: take its mean, or its norm." if wide else ""
+    return _log_problem(given.log_tensors) or (_metrics_problem(given.eval_metric_ops) if mode == ModeKeys.EVAL else "")
+
+
+def _log_problem(logs: Any) -> str:
+    if problem := _names_problem("log_tensors", logs, "scalars"):
+        return problem
+    for name, value in _items(logs):
+        tensor = _tensor(value)
+        if tensor is None or not _is_number(tensor.dtype):
+            return f"log_tensors with {name!r}, which is {_described(value, tensor)}; each must be a scalar number."
+        if tensor.shape.rank is not None and tensor.shape.num_elements() != 1:
+            return (
+                f"log_tensors with {name!r} of shape {tensor.shape}; each must be a scalar: take its mean, or its norm."
+            )
+    return ""
+
+
+def _metrics_problem(metrics: Any) -> str:
+    pair_of = "a pair (value, update op), as tf.metrics.mean(...) returns"
+    if problem := _names_problem("eval_metric_ops", metrics, "pairs (value, update op)"):
+        return problem
+    for name, pair in _items(metrics):
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            return f"eval_metric_ops with {name!r}, which is {_named(pair)}; each must be {pair_of}."
+        value, update = pair
+        tensor = _tensor(value)
+        if tensor is None or not _is_number(tensor.dtype):
+            return f"eval_metric_ops with {name!r}, whose value is {_described(value, tensor)}; it must be numbers."
+        if not (isinstance(update, tf.Operation) or hasattr(update, "op")):
+            return (
+                f"eval_metric_ops with {name!r}, whose update is {_named(update)}; it must be an operation or a tensor."
+            )
+    return ""
+
+
+def _names_problem(field: str, given: Any, what: str) -> str:
+    if given is not None and not isinstance(given, Mapping):
+        return f"{field}={_named(given)}; it must be a dict of {what} by name."
+    odd = [name for name, _ in _items(given) if not isinstance(name, str)]
+    return f"{field} with the name {odd[0]!r}; a name must be a str." if odd else ""
+
+
+def _items(given: Any) -> Any:
+    return () if given is None else given.items()
+
+
+def _tensor(value: Any) -> Any:
+    try:
+        return tf.convert_to_tensor(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _is_number(dtype: Any) -> bool:
+    return bool(dtype.base_dtype == tf.bool or dtype.is_floating or dtype.is_integer)
+
+
+def _described(value: Any, tensor: Any) -> str:
+    return _named(value) if tensor is None else f"a tensor of {tensor.dtype.base_dtype.name}"
 
 
 def _named(value: Any) -> str:

@@ -321,7 +321,8 @@ class Worker:
             self._state.write(self._session, -error.exit_code, steps)
 
     def _explained(self, error: Any) -> TfpsError:
-        return self._stop.error or explained(error, self._cluster, self._model, self._built.graph)
+        size = self._config.batch_size
+        return self._stop.error or explained(error, self._cluster, self._model, self._built.graph, size)
 
     # The methods below are called from the main thread.
 

@@ -1,6 +1,8 @@
 """``tfps eval`` and ``tfps export``: what works on a trained job's directory."""
 
 import os
+import stat
+import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -25,10 +27,34 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, mo
     defaults = JobConfig(**{name: value for name, value in stored.items() if name in config.FIELDS})
     asked = problems.read(flags, argv, defaults.replace(model_dir=str(directory)))
     path = os.path.abspath(model_dir.chosen(asked))
+    named = asked.model.endswith(".py") and asked.model != given.model  # by job.json alone
+    if named:
+        problems.of(_check_owner, directory / JOB, Path(asked.model))
     job = found_from_anywhere(asked)
     check_model(job, problems)
     with_tensorflow(problems)
+    if named:
+        print(f"runs {job.model}, as {directory / JOB} says", file=sys.stderr)
     return job, models.load(job.model), path
+
+
+def _check_owner(stored: Path, source: Path) -> None:
+    """Make sure that nobody else has chosen the code that is about to run.
+
+    Raises:
+        ConfigError: If the model's file, or what names it, belongs to another user or can be written by any.
+    """
+    for path in (stored, source):
+        try:
+            about = path.stat()
+        except OSError:
+            continue  # that it is not there is told elsewhere
+        if about.st_uid != os.getuid() or about.st_mode & stat.S_IWOTH:
+            why = "can be written by any user" if about.st_mode & stat.S_IWOTH else "belongs to another user"
+            raise ConfigError(
+                f"--model is missing: {stored} names {source}, which would run as you, and {path} {why}. Look at it, "
+                f"then give --model={source}."
+            )
 
 
 def _eval(argv: Sequence[str]) -> int:
