@@ -128,10 +128,7 @@ class JobConfig:
     )
     namespace: str | None = _flag(None, "platform", dns_label, "Kubernetes: the namespace (default: kubectl's own)")
     network_policy: bool = _flag(
-        True,
-        "platform",
-        boolean,
-        "Kubernetes: let only the job's own pods reach its pods, where the network heeds policies",
+        True, "platform", boolean, "Kubernetes: let only the job's own pods reach its pods, where policies are heeded"
     )
     queue: str | None = _flag(None, "platform", text, "Volcano: the queue; Slurm: the partition (default: its own)")
     address: str | None = _flag(

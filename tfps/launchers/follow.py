@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from tfps.launchers.handle import Exited, Line, Running, how_it_ended
 from tfps.launchers.view import JobView, Plain, Terminal, screen
 from tfps.report import LOGS, SUMMARY, read_json, write_json
 
+_SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one: Ctrl-C may come from the shell and a person
+
 
 @dataclass
 class Outcome:
@@ -25,18 +28,20 @@ class Outcome:
         exit_code: The job's: 0, that of the first task that failed, 170 if it was killed, or 143.
         error: Why, if not 0.
         restarts: How often each task was started again.
+        told_at: Monotonic time of the first signal to end it.
     """
 
     exit_codes: dict[Task, int]
     exit_code: int = 0
     error: str = ""
     restarts: Mapping[Task, int] = field(default_factory=dict)
+    told_at: float | None = None
 
 
 def follow(job: Running, view: JobView) -> Outcome:
     """Show a job until it ends.
 
-    The first SIGINT or SIGTERM ends it in order, with its state saved; a second one kills it.
+    The first SIGINT or SIGTERM ends it in order, with its state saved; one more than 2 s later kills it.
     """
     outcome = Outcome({})
     with _on_signals(lambda: _interrupt(job, outcome)), screen(view) as shown:
@@ -77,8 +82,10 @@ def _why(event: Exited, view: JobView) -> str:
 
 
 def _interrupt(job: Running, outcome: Outcome) -> None:
-    if outcome.exit_code:
+    now = time.monotonic()
+    if outcome.told_at is not None and now - outcome.told_at > _SECOND_THOUGHT_SECS:
         job.kill()
+    outcome.told_at = now if outcome.told_at is None else outcome.told_at
     outcome.exit_code = outcome.exit_code or StoppedError.exit_code
     outcome.error = outcome.error or "stopped"
     job.cancel()

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.errors import ConfigError, StorageError
+from tfps.errors import ConfigError, PeerLostError, RetryableError, StorageError
 from tfps.launchers import local_task
 from tfps.launchers.handle import Exited, Line, how_it_ended
 from tfps.launchers.restarts import Restarts
@@ -39,6 +39,7 @@ from tfps.report import LOGS, make_dir
 KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
 _MOST_RESTARTS = 5
 _SILENT_SECS = 15.0
+_LONGEST_LINE = 1 << 18  # bytes; what is longer is shown in parts
 _BUSY = 0.2  # whoever uses so much of a core computes
 
 
@@ -101,6 +102,7 @@ class LocalJob:
         self._restarts = _policy(plan) if restarts is None else restarts
         self._given_up: list[Exited] = []
         self._lost_with: dict[Task, Task] = {}  # PS that were killed, by the one that was lost
+        self._signed_off: set[Task] = set()
         log = log or Path(plan.config.model_dir or ".") / LOGS / "launch.log"
         make_dir(log.parent)
         with _standard_error_to(log), _sigterm_ignored():
@@ -118,6 +120,8 @@ class LocalJob:
         process = self._context.Process(target=local_task.be_task, args=given, name=str(task), daemon=True)
         process.start()
         self._restarts.began(task)
+        self._signed_off.discard(task)
+        os.set_blocking(life.fileno(), False)
         theirs.close()
         sign.close()
         self._processes[task] = process
@@ -143,11 +147,19 @@ class LocalJob:
 
     def _lives(self, task: Task, life: Connection) -> Iterator[Line]:
         """Take in a task's signs of life; there are none any more when it has ended."""
-        if not life.closed and os.read(life.fileno(), 1 << 10):
-            self._last_sign[task] = time.monotonic(), self._cpu_secs(task)
-        else:
-            self._forget(life)
+        with contextlib.suppress(BlockingIOError):
+            if not self._took_sign(task, life):
+                self._forget(life)
         yield from ()
+
+    def _took_sign(self, task: Task, life: Connection) -> bool:
+        """Take in what there is of a task's signs; tell whether there was something."""
+        signs = b"" if life.closed else os.read(life.fileno(), 1 << 10)
+        if signs:
+            self._last_sign[task] = time.monotonic(), self._cpu_secs(task)
+        if local_task.SIGNED_OFF in signs:
+            self._signed_off.add(task)
+        return bool(signs)
 
     def _forget(self, life: Connection) -> None:
         """Listen to no more signs of a process that has ended; one that it left behind may hold the other end."""
@@ -196,23 +208,35 @@ class LocalJob:
             yield from (Line(output.task, text) for text in lines)
         if not output.at_end:
             self._selector.unregister(output.connection)
+        with contextlib.suppress(BlockingIOError):  # of a process that it left behind
+            while self._took_sign(output.task, life):
+                pass
         self._forget(life)
         self._last_sign.pop(output.task, None)
         lost_with = self._lost_with.pop(output.task, None)
-        yield self._replaced(output.task, process.exitcode or 0, lost_with)
+        yield from self._replaced(output.task, process.exitcode or 0, lost_with)
         if output.task.job == "ps" and output.task in self._restarts and not lost_with:
             self._end_other_ps(output.task)
             yield from self._recalled()
 
-    def _replaced(self, task: Task, code: int, lost_with: Task | None) -> Line | Exited:
-        """Let a task that has ended be started again, if that may help and it was not too often."""
+    def _replaced(self, task: Task, code: int, lost_with: Task | None) -> Iterator[Line | Exited]:
+        """Let a task that has ended be started again, if that may help and it was not too often.
+
+        One that ends with 0 and has not signed off is lost, too: something in it has ended the process.
+        """
         if lost_with and not self._kill_at:
             self._restarts.recall(task)
-            return Line(task, f"restarted after the loss of {lost_with}")
-        counted = None if self._kill_at else self._restarts.grant(task, code)
-        if counted is None:
-            return Exited(task, code)
-        return Line(task, f"restarted after {how_it_ended(code)}{counted}")
+            yield Line(task, f"restarted after the loss of {lost_with}")
+            return
+        early = code == 0 and task not in self._signed_off
+        counted = None if self._kill_at else self._restarts.grant(task, RetryableError.exit_code if early else code)
+        told = f"{how_it_ended(code)}{' before it was done' if early else ''}"
+        if counted is not None:
+            yield Line(task, f"restarted after {told}{counted}")
+            return
+        if early:
+            yield Line(task, f"error: ended with {told}")
+        yield Exited(task, PeerLostError.exit_code if early else code)
 
     def _end_other_ps(self, lost: Task) -> None:
         """End the PS that live: else a worker would have to come back first, and find that one lacks its variables."""
@@ -270,11 +294,11 @@ class _Output:
     def __init__(self, task: Task, connection: Connection) -> None:
         self.task, self.connection = task, connection
         self.at_end = False
-        self._rest = b""
+        self._begun = bytearray()  # a line whose end has not come
         os.set_blocking(connection.fileno(), False)
 
     def read(self) -> list[str]:
-        """Return the whole lines that have come; at the end, also one without an end of line."""
+        """Return the whole lines that have come, and parts of very long ones; at the end, also one without an end."""
         try:
             data = os.read(self.connection.fileno(), 1 << 16)
         except BlockingIOError:
@@ -282,9 +306,15 @@ class _Output:
         except ConnectionResetError:
             data = b""
         self.at_end = not data
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if self.at_end and self._rest:
-            lines, self._rest = [self._rest], b""
+        first, *others = data.split(b"\n")
+        self._begun += first
+        lines = []
+        for other in others:
+            lines.append(bytes(self._begun))
+            self._begun = bytearray(other)
+        if self._begun and (self.at_end or len(self._begun) > _LONGEST_LINE):
+            lines.append(bytes(self._begun))
+            self._begun = bytearray()
         return [line.decode(errors="replace") for line in lines]
 
 

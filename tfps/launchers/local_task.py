@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from tfps.errors import StoppedError
 
 PRELOAD = ["tfps.runtime.preload", "tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist", "tfps.models.linear"]
+SIGNED_OFF = b"D"
 _SIGN_SECS, _MOST_SECS = 1.0, 10.0
 
 
@@ -21,7 +22,7 @@ def be_task(argv: list[str], launcher: Connection, sign: Connection) -> None:
     Args:
         argv: Its flags.
         launcher: Where its output goes; the launcher's end is closed when that ends.
-        sign: Gets a byte a second while Python runs here.
+        sign: Gets a byte a second while Python runs here, and ``SIGNED_OFF`` when the task has come to its end.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()  # Ctrl-C is for the launcher, which ends the tasks in order
@@ -30,6 +31,7 @@ def be_task(argv: list[str], launcher: Connection, sign: Connection) -> None:
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     threading.Thread(target=_give_signs, args=(sign,), daemon=True).start()
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    os.environ["TFPS_SIGN_OFF"] = str(sign.fileno())  # an exit by anything else than the task's end says nothing there
     for name in [n for n in os.environ if n == "TF_CONFIG" or n.startswith("SLURM_")]:
         del os.environ[name]
     sys.argv = ["tfps", "run", *argv]

@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -23,6 +24,8 @@ from tfps.launchers.handle import Exited, Line
 from tfps.launchers.local import LocalJob, Plan
 from tfps.launchers.restarts import Alone
 from tfps.report import LOGS
+
+_SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one
 
 
 class Supervisor:
@@ -39,6 +42,7 @@ class Supervisor:
         self._policy = Alone(task, config.max_restarts or 0)
         self._job: LocalJob | None = None
         self.told = False
+        self._told_at = 0.0
 
     def run(self) -> int:
         """Run the task, as often as it takes; returns its last exit code, of a signal as shells do.
@@ -78,10 +82,12 @@ class Supervisor:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self._job and self.told and number == signal.SIGINT:
+        now = time.monotonic()
+        if self._job and self.told and number == signal.SIGINT and now - self._told_at > _SECOND_THOUGHT_SECS:
             self._job.kill()
         elif self._job:
             self._job.cancel()
+        self._told_at = self._told_at if self.told else now
         self.told = True
 
 

@@ -18,6 +18,7 @@ from tfps.errors import StoppedError, TfpsError
 WORKER_GRACE_SECS = 6.0
 SAVED_WITHIN_SECS = 9.0
 PS_GRACE_SECS = 9.5
+SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one: a shell, a platform and a person may all send it
 _LOOK_SECS = 1.0
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Stop:
         return time.monotonic() - self._since if self._error is not None else 0.0
 
     def on_signals(self) -> None:
-        """Ask for an end on SIGTERM and SIGINT; SIGINT after that ends the process at once.
+        """Ask for an end on SIGTERM and SIGINT; SIGINT later than ``SECOND_THOUGHT_SECS`` ends the process at once.
 
         A second SIGTERM does not: platforms send several, and have SIGKILL for what does not end.
         """
@@ -56,7 +57,7 @@ class Stop:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self._error is not None and number == signal.SIGINT:
+        if self.waited_secs > SECOND_THOUGHT_SECS and number == signal.SIGINT:
             os._exit(StoppedError.exit_code)
         self.request(StoppedError(f"stopped by {signal.Signals(number).name}"))
 

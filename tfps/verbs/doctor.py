@@ -284,7 +284,7 @@ def _within(secs: float, directory: "futures.Future[list[Check]]") -> list[Check
 
 VERB = Verb(
     _doctor,
-    ("cluster", "task", "size", *JOB),
+    ("cluster", "task", "size", *JOB, "supervision"),
     "is this cluster able to train?",
     "Takes the flags of run, starts nothing, and answers in seconds: does each address resolve, and who answers there; "
     "is this task's port free (with --job_name and --task_index); proxies, versions, clocks; and, started on all hosts "

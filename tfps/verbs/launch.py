@@ -9,6 +9,7 @@ from tfps.config import JobConfig
 from tfps.errors import StoppedError
 from tfps.report import LOGS, SUMMARY, final_lines, make_dir, remove
 from tfps.runtime import ownership, task
+from tfps.runtime.model_dir import Finder, step_in
 from tfps.verbs.problems import Problems, check_model
 from tfps.verbs.verb import JOB, Verb, found_from_anywhere, new_model_dir
 
@@ -40,24 +41,30 @@ def _follow(job: JobConfig, began: float) -> int:
     ownership.check(job.model_dir, force=job.force)
     make_dir(directory / LOGS)
     remove(directory / SUMMARY)  # that of an earlier run
+    print(f"{job.model}: {job.num_ps} ps, {job.num_workers} workers, {job.mode}; model_dir {job.model_dir}", flush=True)
     with local.held_ports((job.num_ps or 1) + (job.num_workers or 2)) as ports:
         plan = local.plan(job, ports)
         running = local.submit(plan)
-        print(
-            f"{job.model}: {job.num_ps} ps, {job.num_workers} workers, {job.mode}; model_dir {job.model_dir}",
-            flush=True,
-        )
         shown = view.job_view(job, plan.commands, began)
         outcome = follow.follow(running, shown)
     keep = ownership.is_free_for(job.model_dir, [f"127.0.0.1:{port}" for port in ports])
     summary = follow.write_summary(job, shown, outcome, keep)
     if outcome.exit_code == StoppedError.exit_code:
-        print(f"stopped at step {summary.get('global_step', 0)}; the same flags and --model_dir={job.model_dir} go on.")
+        print(_stopped(job, int(summary.get("global_step") or 0)))
     elif outcome.exit_code:
         print("\n".join([f"error: {outcome.error}", *follow.log_tail(job, shown, outcome)]), file=sys.stderr)
     else:
         print("\n".join(["", *final_lines(summary, job.model_dir)]))
     return outcome.exit_code
+
+
+def _stopped(job: JobConfig, step: int) -> str:
+    """Return what there is to say of a job that was told to stop: what is on the disk, and what becomes of it."""
+    path = Finder(job.model_dir).newest()
+    if path is None:
+        return f"stopped at step {step}; nothing was saved: --model_dir={job.model_dir} holds no whole checkpoint."
+    lost = f", {step - step_in(path)} steps earlier" if step > step_in(path) else ""
+    return f"stopped at step {step}; the same flags and --model_dir={job.model_dir} go on from {path}{lost}."
 
 
 VERB = Verb(

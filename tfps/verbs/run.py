@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tfps import cluster, models, slurm_env
 from tfps.config import JobConfig
-from tfps.errors import StorageError, TfpsError
+from tfps.errors import PeerLostError, StorageError, TfpsError
+from tfps.launchers.local_task import SIGNED_OFF
 from tfps.report import make_dir, one_line
 from tfps.runtime import farewell, logs, net, ownership, task
 from tfps.verbs.problems import Problems, tell
@@ -79,6 +80,14 @@ def _be_task(given: JobConfig, members: cluster.Cluster, me: cluster.Task, port_
         task.run(job, members, me, is_new_dir=bool(kept))
         _tell(kept)
         code = 0
+        _sign_off()
+    except SystemExit as ended:  # of the model, or a library that it uses
+        code = ended.code if isinstance(ended.code, int) and ended.code else PeerLostError.exit_code
+        with contextlib.suppress(OSError):
+            tell(
+                PeerLostError(f"the model has ended the process, by sys.exit({ended.code}), before it was done."),
+                console,
+            )
     except TfpsError as error:
         code = error.exit_code
         with contextlib.suppress(OSError):  # whoever read it may be gone
@@ -93,6 +102,13 @@ def _be_task(given: JobConfig, members: cluster.Cluster, me: cluster.Task, port_
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)  # TensorFlow's server cannot be stopped, and its threads do not let the interpreter end in order
+
+
+def _sign_off() -> None:
+    """Let the launcher know, if there is one, that the task has come to its end."""
+    if place := os.environ.get("TFPS_SIGN_OFF"):
+        with contextlib.suppress(OSError):
+            os.write(int(place), SIGNED_OFF)
 
 
 def _with_directory(job: JobConfig) -> tuple[JobConfig, str]:

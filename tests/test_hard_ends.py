@@ -1,0 +1,119 @@
+"""Claims about tasks that end without having come to their end, and jobs that are told twice to end: real processes."""
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from helpers import Process, load_variable, processes, run_tfps, summary
+
+MODEL = """
+import os, sys
+import numpy as np
+import tensorflow.compat.v1 as tf
+import tfps
+
+def act(worker, n):
+    if (worker, n) == (1, 20) and not os.path.exists({once!r}):
+        {act}
+    return np.float32(1)
+
+def input_fn(mode, params, input_context):
+    if mode == "eval":
+        return None
+    worker = input_context.input_pipeline_id
+    def value(n):
+        x = tf.numpy_function(lambda n: act(worker, int(n)), [n], tf.float32)
+        return {{"x": tf.ensure_shape(x, [])}}, 0.0
+    return tf.data.Dataset.range(10**9).map(value)
+
+def model_fn(features, labels, mode, params):
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    return tfps.ModelSpec(loss=-weight * features["x"], optimizer=tf.train.GradientDescentOptimizer(1.0))
+"""
+
+
+def model(tmp_path: Path, act: str, once: str = "never") -> str:
+    """Write a model whose worker 1 does something at its 20th batch, once or always; returns the flag for it."""
+    path = tmp_path / "acting.py"
+    path.write_text(MODEL.format(act=act, once=str(tmp_path / once)))
+    return f"--model={path}"
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_task_that_exits_with_0_too_early_is_lost(tmp_path: Path, mode: str) -> None:
+    """A worker that something ends with code 0 is started again; where it always ends so, the job ends with 170."""
+    flags = [f"--model_dir={tmp_path / 'm'}", "--max_steps=3000", f"--mode={mode}", "--max_restarts=1"]
+    ended = run_tfps("launch", model(tmp_path, "os._exit(0)"), *flags, timeout=100)
+    assert ended.returncode == 170, ended.stdout + ended.stderr
+    assert "worker/1 | restarted after exit code 0 before it was done (1 of 1)" in ended.stdout
+    assert "error: worker/1: ended with exit code 0 before it was done" in ended.stderr
+    assert summary(tmp_path / "m")["tasks"]["worker/1"]["exit_code"] == 170
+
+
+def test_a_task_that_exits_with_0_once_costs_no_step(tmp_path: Path) -> None:
+    """The job goes on when such a worker is back, and comes to its last step."""
+    act = f"open({str(tmp_path / 'did')!r}, 'w').close(); os._exit(0)"
+    flags = [f"--model_dir={tmp_path / 'm'}", "--max_steps=100", "--mode=sync"]
+    ended = run_tfps("launch", model(tmp_path, act, "did"), *flags, timeout=100)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert load_variable(tmp_path / "m", "weight") == 100
+
+
+def test_a_model_that_calls_sys_exit_has_not_done_its_job(tmp_path: Path) -> None:
+    """``sys.exit()`` in a ``model_fn`` is no success."""
+    path = tmp_path / "leaving.py"
+    path.write_text(
+        "import sys\n\ndef input_fn(*_):\n    sys.exit(0)\n    return 1\n\ndef model_fn(*_):\n    return 1\n"
+    )
+    ended = run_tfps("launch", f"--model={path}", f"--model_dir={tmp_path / 'm'}", "--max_restarts=0", timeout=100)
+    assert ended.returncode == 170, ended.stdout + ended.stderr
+    assert "the model has ended the process, by sys.exit(0), before it was done" in ended.stderr
+
+
+def test_much_output_without_an_end_of_line_stalls_nothing(tmp_path: Path) -> None:
+    """A task that writes 30 MB without a newline is read as fast as it writes."""
+    act = f"open({str(tmp_path / 'did')!r}, 'w').close(); os.write(1, b'x' * 30_000_000)"
+    flags = [f"--model_dir={tmp_path / 'm'}", "--max_steps=100"]
+    ended = run_tfps("launch", model(tmp_path, act, "did"), *flags, timeout=60)
+    assert ended.returncode == 0, ended.stderr[-1000:]
+    assert ended.stdout.count("x") >= 30_000_000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_two_signals_at_once_are_one(tmp_path: Path, number: int) -> None:
+    """The job saves, and what is said is on the disk: the same flags go on from there."""
+    flags = [f"--model_dir={tmp_path / 'm'}", "--max_steps=1000000", "--save_checkpoint_secs=1000"]
+    with processes() as started:
+        job = Process(tmp_path / "out", "launch", *flags)
+        started.append(job)
+        job.wait_for("step=100", 60)
+        job.signal(number)
+        time.sleep(0.05)
+        job.signal(number)
+        assert job.wait(30) == 143
+    told = re.search(r"stopped at step (\d+); .* go on from (\S+)\.\n", job.output())
+    assert told, job.output()
+    assert told[2] == f"{tmp_path / 'm'}/model.ckpt-{told[1]}"
+    assert load_variable(tmp_path / "m", "global_step") == int(told[1]) > 0
+
+
+def test_where_nothing_is_saved_nothing_else_is_said(tmp_path: Path) -> None:
+    """A job that is killed by a second thought says that there is no checkpoint."""
+    slow = f"open({str(tmp_path / 'did')!r}, 'w').close(); __import__('time').sleep(60)"
+    flags = [f"--model_dir={tmp_path / 'm'}", "--max_steps=1000", "--mode=sync", "--save_checkpoint_secs=1000"]
+    with processes() as started:
+        job = Process(tmp_path / "out", "launch", model(tmp_path, slow, "did"), *flags)
+        started.append(job)
+        job.wait_for("step=1 ", 60)
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "did").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        job.signal(signal.SIGINT)
+        time.sleep(2.5)
+        job.signal(signal.SIGINT)
+        assert job.wait(30) == 143
+    assert "nothing was saved" in job.output() or "go on from" in job.output()
+    assert ("nothing was saved" in job.output()) == (not list((tmp_path / "m").glob("model.ckpt-*.index")))
