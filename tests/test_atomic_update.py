@@ -7,10 +7,11 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cluster_in_process import model_of, train
+from cluster_in_process import model_of, train, wait_until
 
 import tfps
 from tfps.runtime import checkpoint
+from tfps.runtime.worker import Worker
 
 BIG = 1 << 18  # floats: too large to be packed
 
@@ -59,3 +60,17 @@ def test_a_checkpoint_of_a_job_under_way_holds_the_updates_of_its_step(tmp_path:
         found = counts(str(path))
         assert set(found) == {"global_step", "small0", "small1", "small2", "big", "table"}
         assert all(value == {step} for value in found.values()), (step, found)
+
+
+def test_a_job_saves_before_all_of_its_workers_have_begun(tmp_path: Path) -> None:
+    """A worker that comes late, or never, keeps no checkpoint from being saved."""
+    begin = Worker._begin
+
+    def late(worker: Worker, session: Any) -> None:
+        if not worker._task.is_chief:
+            wait_until(lambda: list(tmp_path.glob("model.ckpt-*.index")))
+        begin(worker, session)
+
+    with mock.patch.object(Worker, "_begin", late):
+        train(COUNTING, 2, 2, secs=60, model_dir=str(tmp_path), max_steps=300, save_checkpoint_secs=0.01)
+    assert counts(tf.train.latest_checkpoint(str(tmp_path)))["small0"] == {300.0}

@@ -52,6 +52,8 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         start = tf.group(
             counter.assign(global_step, read_value=False), staleness.assign(tf.zeros_like(staleness), read_value=False)
         )
+    # A worker that comes late has counted nothing, which a checkpoint has to find.
+    start = tf.group(start, moments.reset(range(cluster.num_workers))) if task.is_chief else start
 
     def draw(count: int, in_hand: int = 0, after: Sequence[Any] = ()) -> Any:
         del in_hand  # no ticket is handed out twice
@@ -74,7 +76,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         draw=draw,
         draw_after=draw_after,
         chief_init=start,
-        worker_init=update.reset,
+        worker_init=moments.reset([task.index]),
         update=None,
         leftovers=None,
         ahead=None,

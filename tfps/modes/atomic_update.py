@@ -59,6 +59,13 @@ class Moments:
         with tf.device(device):
             return tf.stack([counter.read_value() for counter in counters])
 
+    def reset(self, workers: Iterable[int]) -> Any:
+        """Add to the graph, and return, an operation that sets the counts of some workers to 0 on all PS."""
+        with tf.control_dependencies(None):
+            return tf.group(
+                *(self.counter(device, worker).initializer for worker in workers for device in self.devices)
+            )
+
     def counter(self, device: str, worker: int) -> Any:
         """Return the int64 variable that counts a worker's updates on a PS."""
         if (device, worker) not in self._counters:
@@ -80,13 +87,11 @@ class Update:
     Attributes:
         counted: Operation that ends when its part on the PS of ``global_step``, which it raises, has been applied.
         others: Operations that end when its parts on the other PS have been applied.
-        reset: Operation that sets this worker's counts to 0; to be run before its first step.
         counts_last: Whether the PS of ``global_step`` has nothing else to change: it counts when the others are done.
     """
 
     counted: Any
     others: Sequence[Any]
-    reset: Any
     counts_last: bool
 
 
@@ -115,10 +120,8 @@ def apply(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, mo
         with tf.control_dependencies(None), tf.device(device):
             arrived = _arrived(sections[device]) if sections[device] else [applied]
             ends[device] = _locked(moments.lock(device), arrived, counters, sections[device])
-    with tf.control_dependencies(None):
-        reset = tf.group(*(moments.counter(device, worker).initializer for device in moments.devices))
     late = [op for op in _leaves(applied) if not any(op in section for section in sections.values())]
-    return Update(ends.pop(first), [*ends.values(), *late], reset, counts_last=not sections[first])
+    return Update(ends.pop(first), [*ends.values(), *late], counts_last=not sections[first])
 
 
 def _section(made: Collection[Any], device: str) -> Collection[Any]:
