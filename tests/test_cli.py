@@ -420,3 +420,13 @@ def test_tf_config_makes_a_task_of_a_bare_command(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: TF_CONFIG has no cluster.worker")
     assert run_tfps(cwd=tmp_path).stdout.startswith("TensorFlow 1.x-style parameter-server training")
+
+
+def test_help_and_version_are_verbs_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """``tfps help``, ``tfps help plan`` and ``tfps version`` say what the flags do."""
+    for words, flags in ((["help"], ["--help"]), (["help", "plan"], ["plan", "--help"]), (["version"], ["--version"])):
+        said = []
+        for argv in (words, flags):
+            assert cli.main(argv) == 0
+            said.append(capsys.readouterr().out)
+        assert said[0] == said[1] != ""

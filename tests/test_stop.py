@@ -150,9 +150,15 @@ def test_a_signal_ends_a_blocked_task_with_143(number: signal.Signals) -> None:
 
 
 def test_an_interrupt_ends_a_task_that_is_ending_at_once() -> None:
-    """A real process with all the time of the world: Ctrl-C when it is ending ends it with 143 there and then."""
-    code, said = _end("1000", signal.SIGTERM, signal.SIGINT)
+    """A real process with all the time of the world: Ctrl-C 2 s after it was told to end ends it with 143 at once."""
+    code, said = _end("1000", signal.SIGTERM, signal.SIGINT, pause_secs=2.1)
     assert (code, said) == (143, ["ready"])
+
+
+def test_two_interrupts_at_once_are_one() -> None:
+    """A real process: Ctrl-C twice within 0.1 s does not keep a task from its last will."""
+    code, said = _end("0.5", signal.SIGINT, signal.SIGINT, pause_secs=0.05)
+    assert (code, said) == (143, ["ready", "last will", "stopped by SIGINT"])
 
 
 def test_a_second_sigterm_takes_no_time_away() -> None:
@@ -161,7 +167,7 @@ def test_a_second_sigterm_takes_no_time_away() -> None:
     assert (code, said) == (143, ["ready", "last will", "stopped by SIGTERM"])
 
 
-def _end(grace_secs: str, *numbers: signal.Signals) -> tuple[int, list[str]]:
+def _end(grace_secs: str, *numbers: signal.Signals, pause_secs: float = 0.1) -> tuple[int, list[str]]:
     """Start a blocked task, send it signals, return its exit code and its lines."""
     command = [sys.executable, "-c", BLOCKED, grace_secs]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
@@ -169,7 +175,7 @@ def _end(grace_secs: str, *numbers: signal.Signals) -> tuple[int, list[str]]:
         said = [process.stdout.readline()]
         for number in numbers:
             process.send_signal(number)
-            time.sleep(0.1)  # of two that come at once, Python sees the lower number first
+            time.sleep(pause_secs)  # of two that come at once, Python sees the lower number first
         try:
             said += process.communicate(timeout=20)[0].splitlines()
         finally:

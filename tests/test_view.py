@@ -242,10 +242,17 @@ def test_a_signal_ends_the_job_in_order(number: signal.Signals) -> None:
 
 
 def test_a_second_signal_kills_the_job() -> None:
-    """The second signal does not wait for anything to be saved."""
-    job = Script([_interrupted, _interrupted, *ended(-9, -9, -9)])
+    """A signal 2 s after the first does not wait for anything to be saved."""
+    job = Script([_interrupted, lambda: time.sleep(2.1), _interrupted, *ended(-9, -9, -9)])
     assert follow(job, shown()).exit_code == 143
     assert job.told[:2] == ["cancel", "kill"]
+
+
+def test_two_signals_at_once_are_one() -> None:
+    """A signal that is sent twice within 0.1 s kills nothing: the tasks keep their time to save."""
+    job = Script([_interrupted, lambda: time.sleep(0.05), _interrupted, *ended(143, 143, 143)])
+    assert follow(job, shown()).exit_code == 143
+    assert "kill" not in job.told
 
 
 def test_a_signal_to_a_failed_job_kills_what_is_left() -> None:

@@ -16,10 +16,10 @@ from tfps.verbs.run import ROLE
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    args = list(sys.argv[1:] if argv is None else argv)
+    args = _as_flag(list(sys.argv[1:] if argv is None else argv))
     verb, rest = (args[0], args[1:]) if args and not args[0].startswith("-") else ("run", args)
     try:
-        if "--version" in args:
+        if "--version" in args or args == ["version"]:
             print(f"tfps {tfps.__version__}")
             return 0
         if verb not in VERBS:
@@ -35,6 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, BrokenPipeError):  # BrokenPipeError: tfps ... | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return StoppedError.exit_code
+
+
+def _as_flag(args: list[str]) -> list[str]:
+    """Return ``help [VERB]`` as ``[VERB] --help``."""
+    return [*args[1:], "--help"] if args[:1] == ["help"] else args
 
 
 def _in_a_cluster() -> bool:

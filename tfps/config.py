@@ -43,10 +43,6 @@ def text(value: str) -> str:
     return value
 
 
-def _raw(value: str) -> str:
-    return value
-
-
 def integer(low: int, high: int) -> _Converter:
     """Return a reader of decimal integers from ``low`` to ``high``."""
 
@@ -143,9 +139,9 @@ class JobConfig:
     worker_cpu: float | None = _flag(None, "resources", number(0), "processor cores of each worker")
     worker_memory: int | None = _flag(None, "resources", memory, "memory of each worker")
     worker_gpu: int | None = _flag(None, "resources", integer(0, 64), "GPUs of each worker")
-    ps_hosts: str | None = _flag(None, "cluster", _raw, "addresses of the parameter servers: host:port,host:port")
-    worker_hosts: str | None = _flag(None, "cluster", _raw, "addresses of the workers; the first is the chief")
-    job_name: str | None = _flag(None, "task", _raw, "what this task is: ps, worker or evaluator")
+    ps_hosts: str | None = _flag(None, "cluster", str, "addresses of the parameter servers: host:port,host:port")
+    worker_hosts: str | None = _flag(None, "cluster", str, "addresses of the workers; the first is the chief")
+    job_name: str | None = _flag(None, "task", str, "what this task is: ps, worker or evaluator")
     task_index: int | None = _flag(
         None, "task", integer(-INT64_MAX - 1, INT64_MAX), "which of that job's tasks this one is, from 0"
     )
@@ -304,7 +300,7 @@ def parse(
 
     Args:
         argv: The flags, without the program's name and the verb: ``--name=value`` or ``--name value``, where a name
-            takes ``-`` or ``_``; a boolean may stand alone. Of a flag given twice, the last counts.
+            takes ``-`` or ``_``; a boolean may stand alone.
         names: The flags that this verb has.
         choices: By flag, the values it can have.
         defaults: What unset flags are; by default ``JobConfig()``.
@@ -350,7 +346,11 @@ def _normal(argv: Sequence[str], names: Collection[str]) -> tuple[list[str], dic
     """Return the flags that a verb has as ``--name=value``, and by flag or argument what is wrong with the others."""
     known: list[str] = []
     problems: dict[str, str] = {}
+    seen: dict[str, str] = {}
     for arg, name, value in _read(argv):
+        if name in seen:
+            problems[name] = f"--{name} is given twice, {show(seen[name])} and {show(arg)}: give it once."
+        seen |= {name: arg} if name in names else {}
         if name not in names:
             problems[arg] = _unknown(arg, name, names)
         elif value is None and FIELDS[name].metadata["convert"] is not boolean:

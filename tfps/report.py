@@ -49,6 +49,11 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def plural(number: int, noun: str) -> str:
+    """Return a number of things: ``1 worker``, ``2 workers``."""
+    return f"{count(number)} {noun}" + ("" if number == 1 else "s")
+
+
 def duration(secs: float) -> str:
     """Return a time for people: ``0.8 s``, ``42 s``, ``3 min 05 s``, ``2 h 04 min``."""
     if secs < 10:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tfps.cluster import Cluster
 from tfps.config import JobConfig
-from tfps.report import count
+from tfps.report import count, plural
 
 if TYPE_CHECKING:
     from tfps.launchers.handle import Status
@@ -21,7 +21,9 @@ def print_plan(config: JobConfig, cluster: Cluster, plan: "Plan") -> None:
     """Print each variable's place, the bytes of each PS, and what a step moves."""
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=160)
-    console.print(f"{config.model} on {cluster.num_ps} ps and {cluster.num_workers} workers, --mode={config.mode}\n")
+    console.print(
+        f"{config.model} on {cluster.num_ps} ps and {plural(cluster.num_workers, 'worker')}, --mode={config.mode}\n"
+    )
     console.print(_variables(plan))
     console.print(_servers(plan))
     console.print(_step(plan))

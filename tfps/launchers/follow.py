@@ -83,7 +83,7 @@ def _why(event: Exited, view: JobView) -> str:
 
 def _interrupt(job: Running, outcome: Outcome) -> None:
     now = time.monotonic()
-    if outcome.told_at is not None and now - outcome.told_at > _SECOND_THOUGHT_SECS:
+    if outcome.exit_code and (outcome.told_at is None or now - outcome.told_at > _SECOND_THOUGHT_SECS):
         job.kill()
     outcome.told_at = now if outcome.told_at is None else outcome.told_at
     outcome.exit_code = outcome.exit_code or StoppedError.exit_code

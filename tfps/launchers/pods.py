@@ -16,6 +16,7 @@ from tfps.errors import ConfigError
 from tfps.launchers import containers
 from tfps.launchers.documents import to_yaml
 from tfps.launchers.job import KILLED, PORT, RESOURCES, Job, Role
+from tfps.report import plural
 
 Object = dict[str, Any]
 
@@ -294,7 +295,7 @@ def _network_policy(job: Job) -> Object:
 
 def plan(job: Job, platform: str, objects: Sequence[Object], why: str) -> Plan:
     """Return the plan of a placed job; ``why`` says why its PS end, and what starts tasks again."""
-    sizes = f"{job.ps.replicas} ps, {job.worker.replicas} workers"
+    sizes = f"{job.ps.replicas} ps, {plural(job.worker.replicas, 'worker')}"
     handle = f"{platform}:{job.config.namespace or 'NAMESPACE'}/{job.name}"
     head = f"{job.name}: {sizes}. kubectl create -f FILE starts it, tfps status {handle} shows it.\n"
     return Plan(job.name, job.config.namespace, objects, f"{head}{textwrap.fill(why.strip(), 118)}\n{_of_volumes(job)}")

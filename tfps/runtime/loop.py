@@ -83,8 +83,7 @@ class Reporter:
         last, taken, when = self._last
         now = time.monotonic() if ended is None else ended
         self._last = step, steps_taken, now
-        if last >= 0:
-            secs = max(now - when, 1e-9)
+        if last >= 0 and (secs := now - when) > 0:  # two runs under way may end together
             values["examples/s"] = (steps_taken - taken) * self._batch_size / secs
             values["steps/s"] = (step - last) / secs
         log.info(format_progress(step, {k: v for k, v in values.items() if k != "steps/s"}))

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import PeerLostError, TfpsError, of_exit_code
+from tfps.report import plural
 from tfps.runtime import agreement, identity, jobstate, net, server
 from tfps.runtime import session as sessions
 from tfps.runtime.model_dir import ended
@@ -49,7 +50,7 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
         return stop.error
 
     if net.wait_for_peers(cluster, task, config.patience_secs, stopping, lambda: ended(config)):
-        log.info("training: serving %d workers", cluster.num_workers)
+        log.info("training: serving %s", plural(cluster.num_workers, "worker"))
         _until_done(read, cluster, task, config.patience_secs, stop)
     log.info("done")
 

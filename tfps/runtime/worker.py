@@ -17,7 +17,7 @@ from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import ClusterFormError, PeerLostError, RetryableError, StoppedError, StorageError, TfpsError
 from tfps.models import Model
-from tfps.report import brief, count
+from tfps.report import brief, count, plural
 from tfps.runtime import agreement, graph, jobstate, net, server, summary
 from tfps.runtime import session as sessions
 from tfps.runtime.chief import Chief
@@ -189,8 +189,8 @@ class Worker:
         return Loop(self._session, self._built, self._config, reporter, self._stop, between)
 
     def _train(self, loop: Loop) -> None:
-        size = self._cluster.num_workers, self._cluster.num_ps
-        log.info("training: mode %s, %d workers, %d ps", self._config.mode, *size)
+        workers = plural(self._cluster.num_workers, "worker")
+        log.info("training: mode %s, %s, %d ps", self._config.mode, workers, self._cluster.num_ps)
         self._together.listen()
         try:
             while not self._is_through(loop):

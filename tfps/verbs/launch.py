@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tfps.config import JobConfig
 from tfps.errors import StoppedError
-from tfps.report import LOGS, SUMMARY, final_lines, make_dir, remove
+from tfps.report import LOGS, SUMMARY, final_lines, make_dir, plural, remove
 from tfps.runtime import ownership, task
 from tfps.runtime.model_dir import Finder, step_in
 from tfps.verbs.problems import Problems, check_model
@@ -41,7 +41,8 @@ def _follow(job: JobConfig, began: float) -> int:
     ownership.check(job.model_dir, force=job.force)
     make_dir(directory / LOGS)
     remove(directory / SUMMARY)  # that of an earlier run
-    print(f"{job.model}: {job.num_ps} ps, {job.num_workers} workers, {job.mode}; model_dir {job.model_dir}", flush=True)
+    workers = plural(job.num_workers or 2, "worker")
+    print(f"{job.model}: {job.num_ps} ps, {workers}, {job.mode}; model_dir {job.model_dir}", flush=True)
     with local.held_ports((job.num_ps or 1) + (job.num_workers or 2)) as ports:
         plan = local.plan(job, ports)
         running = local.submit(plan)
