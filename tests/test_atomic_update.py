@@ -54,7 +54,7 @@ def test_a_checkpoint_of_a_job_under_way_holds_the_updates_of_its_step(tmp_path:
         flags: dict[str, Any] = {"max_steps": 400, "save_checkpoint_secs": 0.01, "wire": wire}
         train(COUNTING, num_ps, 3, secs=90, model_dir=str(tmp_path), **flags)
     saved = sorted(path.with_suffix("") for path in tmp_path.glob("model.ckpt-*.index"))
-    assert len(saved) > 3
+    assert len(saved) > 2
     for path in saved:
         step = float(path.name.rpartition("-")[2])
         found = counts(str(path))

@@ -44,7 +44,7 @@ def model(tmp_path: Path, act: str, once: str = "never") -> str:
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_task_that_exits_with_0_too_early_is_lost(tmp_path: Path, mode: str) -> None:
     """A worker that something ends with code 0 is started again; where it always ends so, the job ends with 170."""
-    flags = [f"--model_dir={tmp_path / 'm'}", "--max_steps=3000", f"--mode={mode}", "--max_restarts=1"]
+    flags = [f"--model_dir={tmp_path / 'm'}", "--max_steps=1000000", f"--mode={mode}", "--max_restarts=1"]
     ended = run_tfps("launch", model(tmp_path, "os._exit(0)"), *flags, timeout=100)
     assert ended.returncode == 170, ended.stdout + ended.stderr
     assert "worker/1 | restarted after exit code 0 before it was done (1 of 1)" in ended.stdout
@@ -74,7 +74,7 @@ def test_a_model_that_calls_sys_exit_has_not_done_its_job(tmp_path: Path) -> Non
 def test_much_output_without_an_end_of_line_stalls_nothing(tmp_path: Path) -> None:
     """A task that writes 30 MB without a newline is read as fast as it writes."""
     act = f"open({str(tmp_path / 'did')!r}, 'w').close(); os.write(1, b'x' * 30_000_000)"
-    flags = [f"--model_dir={tmp_path / 'm'}", "--max_steps=100"]
+    flags = [f"--model_dir={tmp_path / 'm'}", "--max_steps=100", "--mode=sync"]
     ended = run_tfps("launch", model(tmp_path, act, "did"), *flags, timeout=60)
     assert ended.returncode == 0, ended.stderr[-1000:]
     assert ended.stdout.count("x") >= 30_000_000
