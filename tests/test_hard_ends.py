@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import Process, load_variable, processes, run_tfps, summary
+from helpers import Process, load_variable, processes, run_tfps, summary, wait_gone
 
 MODEL = """
 import os, sys
@@ -78,6 +78,24 @@ def test_much_output_without_an_end_of_line_stalls_nothing(tmp_path: Path) -> No
     ended = run_tfps("launch", model(tmp_path, act, "did"), *flags, timeout=60)
     assert ended.returncode == 0, ended.stderr[-1000:]
     assert ended.stdout.count("x") >= 30_000_000
+
+
+def test_an_exit_hook_that_blocks_keeps_no_task(tmp_path: Path) -> None:
+    """The job ends in time, and well, although a hook of the model's never returns."""
+    act = f"open({str(tmp_path / 'did')!r}, 'w').close(); __import__('atexit').register(__import__('time').sleep, 1000)"
+    flags = [f"--model_dir={tmp_path / 'm'}", "--max_steps=100", "--mode=sync"]
+    ended = run_tfps("launch", model(tmp_path, act, "did"), *flags, timeout=60)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (tmp_path / "did").exists()
+
+
+def test_a_process_that_a_model_forked_ends_with_its_task(tmp_path: Path) -> None:
+    """Nothing of a job runs on after it, what its model started and left behind included."""
+    act = f"open({str(tmp_path / 'did')!r}, 'w').write(str(os.fork() or __import__('time').sleep(1000)))"
+    flags = [f"--model_dir={tmp_path / 'm'}", "--max_steps=100", "--mode=sync"]
+    ended = run_tfps("launch", model(tmp_path, act, "did"), *flags, timeout=60)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    wait_gone([int((tmp_path / "did").read_text())], 10)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

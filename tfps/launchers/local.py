@@ -201,9 +201,12 @@ class LocalJob:
             self._selector.unregister(output.connection)
 
     def _ended(self, output: "_Output", process: ForkServerProcess, life: Connection) -> Iterator[Line | Exited]:
-        """Yield a task's last words and its end; a process that it left behind may hold the connection open."""
+        """Yield a task's last words and its end; processes that it left behind end with it."""
         self._selector.unregister(process.sentinel)
         process.join()
+        if process.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # a task has a process group of its own
         while not output.at_end and (lines := output.read()):
             yield from (Line(output.task, text) for text in lines)
         if not output.at_end:

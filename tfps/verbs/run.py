@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from tfps.verbs.problems import Problems, tell
 from tfps.verbs.verb import JOB, Verb, found_from_anywhere, new_model_dir
 
 ROLE = "--ps_hosts=h0:2222 --worker_hosts=h1:2222,h2:2222 --job_name=worker --task_index=0"
+
+_EXIT_HOOKS_SECS = 2.0
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -97,11 +100,19 @@ def _be_task(given: JobConfig, members: cluster.Cluster, me: cluster.Task, port_
         with contextlib.suppress(OSError):
             traceback.print_exc()
             console.write(f"error: {type(error).__name__}: {one_line(str(error))} (a bug in tfps: see the log)\n")
+    _end_within(_EXIT_HOOKS_SECS, code)
     atexit._run_exitfuncs()  # autograph and others remove their temporary files here
     for stream in (sys.stdout, sys.stderr, console):
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)  # TensorFlow's server cannot be stopped, and its threads do not let the interpreter end in order
+
+
+def _end_within(secs: float, code: int) -> None:
+    """End the process after some time, whatever the exit hooks of a model or a library do."""
+    timer = threading.Timer(secs, os._exit, [code])
+    timer.daemon = True
+    timer.start()
 
 
 def _sign_off() -> None:
