@@ -63,7 +63,8 @@ def tidy(build: Build) -> Iterator[None]:
 
 def submit(name: str, *flags: str, image: bool = False, timeout: float = SECS) -> "subprocess.CompletedProcess[str]":
     """Run ``tfps submit`` with the skeleton, or with the shipped image."""
-    how = () if image else engine.skeleton_flags()
+    given = {flag.partition("=")[0] for flag in flags}
+    how = () if image else [flag for flag in engine.skeleton_flags() if flag.partition("=")[0] not in given]
     return run_tfps("submit", "--to=compose", f"--name={name}", *how, *flags, timeout=timeout)
 
 

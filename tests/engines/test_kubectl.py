@@ -61,7 +61,8 @@ def tfps(*args: str, code: int = 0) -> str:
 
 def submit(platform: str, *flags: str, code: int = 0) -> str:
     """Submit the small job."""
-    return tfps("submit", f"--to={platform}", "--name=mnist", "--model=mnist", *flags, code=code)
+    model = [] if any(flag.startswith("--model=") for flag in flags) else ["--model=mnist"]
+    return tfps("submit", f"--to={platform}", "--name=mnist", *model, *flags, code=code)
 
 
 def wait_until(happens: Callable[[], object]) -> None:
