@@ -56,6 +56,7 @@ def open_log(path: Path | None) -> TextIO:
     """
     console = os.fdopen(os.dup(2), "w", buffering=1)
     shown = _handler(sys.stdout, "%(message)s")
+    shown.setLevel(logging.INFO)
     if path is None:
         sys.stderr = console
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -85,5 +86,5 @@ def _handler(stream: TextIO, line: str) -> logging.Handler:
 
 def _log_to(*handlers: logging.Handler) -> None:
     _log.handlers[:] = handlers
-    _log.setLevel(logging.INFO)
+    _log.setLevel(logging.DEBUG)  # what is for the log alone
     _log.propagate = False

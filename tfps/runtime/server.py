@@ -25,7 +25,7 @@ def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
     sockets.keep_bounded()
     if task.job == "ps":
         sockets.follow_names(cluster.workers)
-    log.info("threads: %s intra-op, %s inter-op", intra or "TensorFlow's", inter or "TensorFlow's")
+    log.debug("threads: %s intra-op, %s inter-op", intra or "TensorFlow's", inter or "TensorFlow's")
     options = tf.ConfigProto(
         allow_soft_placement=True, intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter
     )
