@@ -240,3 +240,28 @@ def test_a_worker_does_not_wait_for_a_chief_that_is_gone() -> None:
         wait_until(lambda: ended, 10)
     assert isinstance(ended[0], PeerLostError)
     assert "lost worker/0" in str(ended[0])
+
+
+@pytest.mark.parametrize(
+    ("target", "found"),
+    [
+        ("/job:worker/replica:0/task:1", False),
+        ("/job:worker/replica:0/task:10", None),
+        ("/job:ps/replica:0/task:1", None),
+    ],
+)
+def test_a_worker_that_is_not_found_is_no_ps_that_was_lost(target: str, found: bool | None) -> None:
+    """While a PS looks for the worker's new address the worker waits; if the PS itself is gone, it does not."""
+
+    class Broken:
+        def run(self, *_: object) -> None:
+            text = f"Socket closed\nAdditional GRPC error information from remote target {target} while calling x"
+            raise tf.errors.UnavailableError(None, None, text)
+
+    with tf.Graph().as_default():
+        state = jobstate.JobState(Cluster(("127.0.0.1:1", "127.0.0.1:2"), ("127.0.0.1:3", "127.0.0.1:4")), 1)
+    if found is None:
+        with pytest.raises(tf.errors.UnavailableError):
+            state.is_found(Broken())
+    else:
+        assert state.is_found(Broken()) == found

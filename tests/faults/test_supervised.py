@@ -19,7 +19,9 @@ def job(directory: Path, num_ps: int, num_workers: int, *flags: str, model: str)
     """Run a cluster, each task under its own supervisor."""
     file = directory / "model.py"
     file.write_text(model)
-    given = (f"--model={file}", f"--model_dir={directory / 'm'}", *FLAGS, *flags)
+    own = {flag.partition("=")[0] for flag in flags}
+    usual = [flag for flag in FLAGS if flag.partition("=")[0] not in own]
+    given = (f"--model={file}", f"--model_dir={directory / 'm'}", *usual, *flags)
     with by_hand(directory, num_ps, num_workers, *given) as tasks:
         below = {name: task.pid for name, task in tasks.items()}
         try:

@@ -252,10 +252,17 @@ class JobState:
         return True
 
     def is_found(self, session: Any) -> bool:
-        """Tell whether every PS can take something from this worker, for which it connects to the worker's address."""
+        """Tell whether every PS can take something from this worker, for which it connects to the worker's address.
+
+        Raises:
+            tf.errors.UnavailableError: If it is a PS that cannot be reached: TensorFlow's master keeps a graph that it
+                could not register there in this state for good (master_session.cc), so no later run would tell more.
+        """
         try:
             session.run(self._find, {self._sent: 0})
-        except tf.errors.UnavailableError:
+        except tf.errors.UnavailableError as error:
+            if f"remote target /job:worker/replica:0/task:{self._worker} " not in f"{error} ":
+                raise
             return False
         return True
 
