@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import ConfigError
-from tfps.runtime import net, sockets, threads
+from tfps.runtime import net, rendezvous, sockets, threads
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +23,7 @@ def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
     net.bypass_proxies(os.environ, cluster)
     intra, inter = threads.share(cluster, task, overlap=config.mode != "sync")
     sockets.keep_bounded()
+    rendezvous.keep_freeing()
     if task.job == "ps":
         sockets.follow_names(cluster.workers)
     log.debug("threads: %s intra-op, %s inter-op", intra or "TensorFlow's", inter or "TensorFlow's")

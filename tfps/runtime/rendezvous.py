@@ -1,0 +1,111 @@
+"""Free the rendezvous of past runs, which TensorFlow keeps for ever.
+
+A run of a distributed session has a rendezvous in every task that takes part, through which tensors pass. When the run
+is over the master cleans up, and each task aborts that rendezvous if something still refers to it, as the end of the
+run itself may for a moment. ``LocalRendezvous::StartAbort`` (tensorflow/core/framework/local_rendezvous.cc) then adds a
+reference to a list, ``aborted_rendezs_``, from which nothing is ever taken: about a kilobyte each, and the worker's
+session with it. Nothing needs it there: it is complete, and is destroyed with its last reference.
+
+So this module takes the references out of the list, under the list's own mutex, and drops them as C++ would. It does so
+through the names that TensorFlow's libraries export; where a release lacks one of them, nothing is done.
+"""
+
+import ctypes
+import importlib.util
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_EVERY_SECS = 5.0
+_FRAMEWORK, _CC = "libtensorflow_framework.so.2", "libtensorflow_cc.so.2"
+_LIST = "_ZN10tensorflow15LocalRendezvous16aborted_rendezs_E"  # std::vector<RefCountPtr<Rendezvous>>&
+_MUTEX = "_ZN10tensorflow15LocalRendezvous19aborted_rendezs_mu_E"  # mutex&
+_TRY_LOCK, _UNLOCK = "_ZN4absl12lts_202508145Mutex8try_lockEv", "_ZN4absl12lts_202508145Mutex6unlockEv"
+_DROP = "_ZNSt10unique_ptrIN10tensorflow10RendezvousEN3tsl4core15RefCountDeleterEED2Ev"  # ~unique_ptr()
+
+log = logging.getLogger(__name__)
+
+
+class _Vector(ctypes.Structure):
+    """A ``std::vector`` of pointers, as libstdc++ lays it out."""
+
+    _fields_ = (("begin", ctypes.c_void_p), ("end", ctypes.c_void_p), ("capacity", ctypes.c_void_p))
+
+
+class Aborted:
+    """The list of aborted rendezvous of this process, whose TensorFlow is loaded.
+
+    Raises:
+        OSError: If TensorFlow's libraries are not there.
+        AttributeError, ValueError: If they do not export what is needed.
+    """
+
+    def __init__(self) -> None:
+        framework, rest = _loaded(ctypes.PyDLL, _FRAMEWORK), _loaded(ctypes.CDLL, _CC)
+        self._list = ctypes.cast(ctypes.c_void_p.in_dll(framework, _LIST), ctypes.POINTER(_Vector))
+        self._mutex = ctypes.c_void_p.in_dll(framework, _MUTEX)
+        self._try_lock, self._unlock = _of_pointer(framework, _TRY_LOCK), _of_pointer(framework, _UNLOCK)
+        self._try_lock.restype = ctypes.c_bool
+        self._drop = _of_pointer(rest, _DROP)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        kept = self._list.contents
+        return ((kept.end or 0) - (kept.begin or 0)) // ctypes.sizeof(ctypes.c_void_p)
+
+    def free(self) -> int:
+        """Free all that nothing else refers to; returns how many were taken out of the list.
+
+        None if the list is in use right now: the next call takes them.
+        """
+        taken = self._take()
+        for pointer in taken:
+            self._drop(ctypes.byref(ctypes.c_void_p(pointer)))
+        return len(taken)
+
+    def _take(self) -> Sequence[int]:
+        """Empty the list; the caller has its references."""
+        if not self._try_lock(self._mutex):
+            return []
+        try:
+            kept = self._list.contents
+            taken = (ctypes.c_void_p * len(self))()
+            ctypes.memmove(taken, kept.begin, ctypes.sizeof(taken))
+            kept.end = kept.begin
+            return [pointer for pointer in taken if pointer]
+        finally:
+            self._unlock(self._mutex)
+
+
+def keep_freeing() -> None:
+    """Free them now and then while this process lives, if this release of TensorFlow has what that needs."""
+    try:
+        aborted = Aborted()
+    except (OSError, AttributeError, ValueError) as error:
+        log.debug("the rendezvous of past runs stay in memory: %s", error)
+        return
+    threading.Thread(target=_keep_freeing, args=(aborted,), daemon=True, name="rendezvous").start()
+
+
+def _keep_freeing(aborted: Aborted) -> None:
+    while True:
+        time.sleep(_EVERY_SECS)
+        aborted.free()
+
+
+def _loaded(kind: Any, name: str) -> Any:
+    """Return a library that TensorFlow has loaded; calls into a ``PyDLL`` keep Python's lock."""
+    found = importlib.util.find_spec("tensorflow")
+    places = found.submodule_search_locations if found else None
+    return kind(str(Path(next(iter(places or [""])), name)), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+
+
+def _of_pointer(library: Any, name: str) -> Any:
+    """Return a function that takes a pointer and returns nothing."""
+    function = library[name]
+    function.argtypes, function.restype = [ctypes.c_void_p], None
+    return function
