@@ -87,7 +87,7 @@ def uneven_data(run: Attempt) -> None:
     run.start(max_steps=200)
     with run.fault("worker/1", says="input has ended"):
         run.until(lambda: run.said("the input has ended"), "the end of the input")
-    run.finish(exact=False)
+    run.finish()
     _after_last_step(run)
 
 
@@ -137,7 +137,7 @@ def skipped(victim: int) -> Act:
         run.training()
         _send_nan(run, victim)
         run.recover(f"worker/{victim}")
-        run.finish(exact=False)
+        run.finish()
         told = (read_json(run.model_dir / "summary.json") or {}).get("eval") or {}
         run.need(math.isfinite(told.get("weight") or math.nan), f"the weights are {told}")
         run.need(run.said("skip"), "nobody says that a gradient was left out")

@@ -40,6 +40,7 @@ _COLUMNS = (
     "detected after",
     "settled after",
     "steps lost",
+    "updates - step",
     "pause",
     "exit codes",
     "left",
@@ -84,6 +85,7 @@ def _cells(runs: Sequence[Result]) -> list[str]:
         _spread([one.detect_secs for one in runs]),
         _spread([one.settle_secs for one in runs]),
         _spread([one.lost for one in runs], whole=True),
+        _spread([one.off for one in runs], whole=True),
         _spread([one.pause_secs for one in runs]),
         _counted([one.code if one.outcome != HANG else None for one in runs]),
         str(max((one.left for one in runs if one.left is not None), default="-")),
@@ -165,14 +167,31 @@ def _failures(faults: Mapping[str, Fault], results: Sequence[Result]) -> list[st
 def _soaks(soaks: Sequence[Soak]) -> list[str]:
     lines = ["## Soak", "", "Random faults, one after another, on one job on the package's digits; then it comes to"]
     lines += ["its last step, and its evaluation loss is held against that of undisturbed runs of as many steps.", ""]
-    columns = ["mode", "minutes", "seed", "faults", "settled after, at most", "steps lost, at most", "steps", "loss"]
+    columns = [
+        "mode",
+        "minutes",
+        "seed",
+        "faults",
+        "settled after, at most",
+        "steps lost, at most",
+        "updates - step",
+        "steps",
+        "loss",
+    ]
     columns += ["undisturbed", "exit code", "left", "outcome"]
     lines += [_row(columns), "|---" * len(columns) + "|"]
     for one in soaks:
         faults = f"{sum(one.faults.values())}: " + ", ".join(f"{n} {name}" for name, n in sorted(one.faults.items()))
         band = f"{min(one.undisturbed):.4f} to {max(one.undisturbed):.4f}" if one.undisturbed else "-"
         loss = "-" if one.loss is None else f"{one.loss:.4f}"
-        worst = [f"{one.worst_settle_secs:.1f}", f"{one.worst_lost:,}", f"{one.steps:,}", loss, band]
+        worst = [
+            f"{one.worst_settle_secs:.1f}",
+            f"{one.worst_lost:,}",
+            "-" if one.off is None else str(one.off),
+            f"{one.steps:,}",
+            loss,
+            band,
+        ]
         ended = [
             _counted([one.code]),
             "-" if one.left is None else str(one.left),

@@ -102,6 +102,7 @@ def broken(breaking: Breaking, for_ever: bool = False) -> Act:
             if not for_ever:
                 _mended(run)
             _untouched(run, before)
+            run.check_saved()
 
     return act
 
@@ -182,6 +183,7 @@ def all_truncated(run: Attempt, newest: Path) -> None:
     """Cut every checkpoint short."""
     for index in newest.parent.glob("model.ckpt-*.index"):
         truncated(run, index)
+        run.spoiled.add(index.stem)
 
 
 def other_shapes(run: Attempt, newest: Path) -> None:
@@ -225,6 +227,7 @@ def _started_again(run: Attempt, damage: Damage) -> int:
     older, newest = sorted(run.model_dir.glob("model.ckpt-*.index"), key=_step)[-2:]
     with run.fault(says=r"damaged|truncated|falling back|older|cannot be (read|used)|does not fit"):
         damage(run, newest)
+    run.spoiled.add(newest.stem)
     run.healed()  # what is measured is the start
     run.start()
     return _step(older)
