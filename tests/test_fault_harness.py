@@ -1,16 +1,31 @@
 """Claims about the harness of ``tests/faults``: what it counts, and what it takes for wrong. Its jobs are not run here."""
 
+import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import report
 import sums
+import tensorflow.compat.v1 as tf
 import timeline
 from faults import FAULTS
+from forked import HERE
 from result import Result
 from timeline import Line, Mark
+
+from tfps import models
+from tfps.cluster import Cluster, Task
+from tfps.config import JobConfig
+from tfps.runtime import graph, placement
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tf1() -> None:
+    tf.disable_v2_behavior()
+    tf.enable_resource_variables()
 
 
 def saved(step: int, wrong: float = 0, weight: float | None = None, of: int = 1) -> sums.Saved:
@@ -120,3 +135,32 @@ def test_the_table_tells_by_how_much_updates_and_steps_differ() -> None:
     cells = dict(zip(*(text.strip("| ").split(" | ") for text in (head, row)), strict=True))
     assert cells["updates - step"] == "0 / 2"
     assert cells["steps lost"] == "0"
+
+
+def placed(name: str, num_ps: int, strategy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Return the variables of one of the harness's models by PS, and those of them that live packed."""
+    monkeypatch.syspath_prepend(str(HERE))
+    config = JobConfig(model=str(HERE / "models" / f"{name}.py"), data_dir=str(tmp_path), ps_strategy=strategy)
+    cluster = Cluster(tuple(f"p:{n + 1}" for n in range(num_ps)), ("w:1", "w:2"))
+    built = graph.training(config, cluster, Task("worker", 0), models.load(config.model))
+    kinds = [(re.sub(r"\d+$", "", v.name), v.ps) for v in placement.variables(built.graph) if "updates/" in v.name]
+    return Counter(kinds), {place for place in built.places if place.startswith("updates/")}
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "round_robin"])
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_each_ps_has_weights_of_each_kind(
+    num_ps: int, strategy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the graph that a worker builds: one or more large ones, tables and small ones, and only these live packed."""
+    kinds, packed = placed("exact", num_ps, strategy, monkeypatch, tmp_path)
+    assert set(kinds) == {(f"updates/{kind}", ps) for kind in ("large", "table", "small") for ps in range(num_ps)}
+    assert {re.sub(r"\d.*", "", name) for name in packed} == {"updates/small"}
+    assert len(packed) == 4
+
+
+def test_the_soaks_model_counts_on_each_ps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two of its weights are for that alone, and packed as the others are."""
+    kinds, packed = placed("digits", 2, "greedy", monkeypatch, tmp_path)
+    assert {kinds["updates/small", ps] for ps in range(2)} == {1}
+    assert {"updates/small0:0", "updates/small1:0"} <= packed
