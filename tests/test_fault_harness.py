@@ -1,4 +1,4 @@
-"""Claims about the harness of ``tests/faults``: what it counts, and what it takes for wrong. Its jobs are not run here."""
+"""Claims about the harness of ``tests/faults``: what it counts, and what it takes for wrong; no job is run."""
 
 import re
 from collections import Counter

@@ -125,6 +125,17 @@ _PROCESSES = {
     "ps_all_killed": _ps("both PS are killed", killed("ps/0", "ps/1", when=kills.saved)),
     "ps_and_worker_killed": _ps("a PS and a worker are killed", killed("ps/1", "worker/1", when=kills.saved)),
     "ps_killed_in_turn": _ps("a PS is killed as the other recovers", kills.killed_in_turn("ps/1", "ps/0")),
+    "fast_ps_killed": _ps("a PS of a fast job is killed", kills.fast("ps/1"), peer=False, deadline_secs=120.0),
+    "worker_killed_pushing": _kill(
+        "a worker of a fast job is killed in its pushes",
+        kills.fast("worker/1", times=3),
+        peer=False,
+        deadline_secs=120.0,
+    ),
+    "exit_zero": _kill("a worker ends with 0 too early", kills.exits(1), peer=False, detect_within=15),
+    "exit_zero_gone": Fault(
+        "the same, with no restart left", "ends, naming it", kills.exits(1, restarts=0), (170,), settle_within=30
+    ),
     "crash_loop": Fault("a worker that always crashes", "ends at the budget", kills.crash_loop, (170,)),
     "worker_loop": Fault(
         "a worker is killed 100 times",

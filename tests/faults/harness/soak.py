@@ -1,8 +1,9 @@
 """A soak: random faults from a seed, one after another, on one long job; and the loss it ends with.
 
 Its weights count the updates that were applied, as those of all other faults do, see ``sums``; and its loss tells what
-they were worth. The band comes from undisturbed jobs of as many steps. Gradients are stale by chance, and faults make a job go back, so
-the loss of one run is no figure: the band is widened by its own width, or a tenth of the loss where that is more.
+they were worth. The band comes from undisturbed jobs of as many steps. Gradients are stale by chance, and faults make a
+job go back, so the loss of one run is no figure: the band is widened by its own width, or a tenth of the loss where
+that is more.
 """
 
 import random

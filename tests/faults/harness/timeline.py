@@ -12,6 +12,7 @@ _STEP = re.compile(r"step=(\d+)(?: \S+)* loss=")  # and not eval/loss
 _SAVED = re.compile(r"saved \S*/(model\.ckpt-\d+)$")
 _RESUMED = re.compile(r"resumed from \S*/(model\.ckpt-(\d+))$")
 _PACE = re.compile(r"pace: (\d+) steps? a run(?:, (\d+) under way)?")
+_COUNTED = re.compile(r"restarted .*\(\d+ of \d+\)$")  # and not with others that were lost
 KILLED = "-- killed by the harness"
 _FATE = re.compile(r"\b(restarted|stalled|killed|lost|replaced|ended with|no answer|no sign of life)\b")
 
@@ -157,7 +158,7 @@ def lost_workers(lines: Sequence[Line]) -> dict[str, int]:
             own.append(match[1])
         elif line.task.startswith("worker") and line.text == KILLED:
             lost, killed = lost + 1, [*killed, line.task]
-        elif line.task.startswith("worker") and line.text.startswith("restarted") and "others" not in line.text:
+        elif line.task.startswith("worker") and _COUNTED.match(line.text):
             lost += line.task not in killed
             killed = [task for task in killed if task != line.task]
     return found | dict.fromkeys([*own, ""], before + lost)

@@ -1,7 +1,7 @@
 """The built-in ``mnist`` on the package's digits, each step as slow as ``control`` says: the soak's model.
 
-Weights of its own under ``updates/`` count what was applied. They add nothing to the loss, but have gradients of -1: the
-optimizer is Adagrad, whose accumulators add up their squares.
+Weights of its own under ``updates/`` count what was applied. They add nothing to the loss, but have gradients of -1:
+the optimizer is Adagrad, whose accumulators add up their squares.
 """
 
 import dataclasses
