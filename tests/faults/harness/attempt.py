@@ -57,6 +57,7 @@ class Attempt:
         self.lines: list[Line] = []
         self._job: Job | None = None
         self._size, self._shown, self._done = Size(), 1, False
+        self._told: dict[str, object] = {}
         self.spoiled: set[str] = set()
         self.moment: Mark | None = None
         self._before = proc.every()
@@ -93,9 +94,14 @@ class Attempt:
         self._size, self._done = size, False
         self.result.under = under or self.result.under
         told: dict[str, object] = {**self._usual_flags(size), "model": HERE / "models" / f"{model}.py", **flags}
+        self._told = told
         lost = Lost(0 if self.result.under == "hand" else restarts, backoff_secs)
         self._shown = int(str(told["steps_to_validate"]))
         self._job = jobs.start(self.result.program, self.result.under, size, told, lost, self.lines, leave_out)
+
+    def another(self, lines: list[Line]) -> Job:
+        """Start another job of the same flags; ``lines`` gets what it says. It is the caller's to look after."""
+        return jobs.start(self.result.program, "launch", self._size, self._told, Lost(0), lines, ())
 
     def _usual_flags(self, size: Size) -> dict[str, object]:
         """Return flags with which a job is not through before the deadline, unless it is told to hurry."""
@@ -234,6 +240,10 @@ class Attempt:
                 raise
             raise HangError(f"{' and '.join(back)} {NEVER_BACK}") from None
         self.measure(at() or time.monotonic())
+
+    def told_again(self) -> int | None:
+        """Return the step that the job says it goes on from after the fault, if it has gone back."""
+        return timeline.told_step(self.lines, self.mark)
 
     def first_after(self) -> int:
         """Return the lowest step that was reported after the fault."""

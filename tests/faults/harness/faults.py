@@ -128,7 +128,7 @@ _PROCESSES = {
     "fast_ps_killed": _ps("a PS of a fast job is killed", kills.fast("ps/1"), peer=False, deadline_secs=120.0),
     "worker_killed_pushing": _kill(
         "a worker of a fast job is killed in its pushes",
-        kills.fast("worker/1", times=3),
+        kills.fast("worker/1", times=2),
         peer=False,
         deadline_secs=120.0,
     ),
@@ -149,6 +149,7 @@ _PROCESSES = {
     "worker_frozen": _kill("a worker is frozen", kills.frozen("worker/1"), detect_within=20, deadline_secs=90.0),
     "chief_frozen": _kill("the chief is frozen", kills.frozen("worker/0"), detect_within=20, deadline_secs=90.0),
     "ps_frozen": _ps("a PS is frozen", kills.frozen("ps/1"), detect_within=20, deadline_secs=90.0),
+    "worker_stalled_back": Fault("a worker comes back when it was replaced", "ends alone", kills.stalled_back),
     "straggler": Fault("a worker gets a quarter of the time", "async unhurt; is named", kills.straggler, lost_secs=0.0),
 }
 
@@ -180,6 +181,12 @@ _STORAGE = {
     "dir_vanished_on": Fault(
         "the same until the end", "made anew, or fails in the end", storage.broken(storage.vanished, True), (0, 74)
     ),
+    "model_dir_removed": Fault(
+        "the model directory is removed, then a PS is lost", "goes on; said", storage.removed, deadline_secs=90.0
+    ),
+    "second_job": Fault(
+        "another job in its model directory", "refused, naming it; the first goes on", storage.second_job, lost_secs=0.0
+    ),
     "save_killed": Fault(
         "chief and PS are killed in a save", "goes on from the last one", killed_in_save("worker/0", "ps/0", "ps/1")
     ),
@@ -197,6 +204,13 @@ _ENDS = {
     "sigterm": _stop("SIGTERM to the launcher", "launcher"),
     "sigint": _stop("SIGINT to the launcher", "launcher", number=SIGINT),
     "sigterm_twice": _stop("SIGTERM twice to the launcher, in a step without end", "launcher", 5.0, twice=True),
+    "two_signals": Fault(
+        "SIGTERM twice to the launcher, at once",
+        "ends; state saved, and said so",
+        endings.two_signals,
+        (143,),
+        settle_within=12,
+    ),
     "sigterm_worker": _stop("SIGTERM to a worker", "worker/1"),
     "sigterm_chief": _stop("SIGTERM to the chief", "worker/0"),
     "sigterm_ps": _stop("SIGTERM to a PS", "ps/1"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import control
+import network
 import proc
 import timeline
 from attempt import Attempt, UnexpectedError
@@ -184,12 +185,16 @@ def crash_loop(run: Attempt) -> None:
 
 
 def stalled_back(run: Attempt) -> None:
-    """A worker stands still until another process has taken its place, and then goes on."""
+    """A worker stands still until another process has taken its place, and then goes on.
+
+    Its address is taken from it, as of a pod that is lost to its node, and goes to the other process.
+    """
     run.start(under="hand")
     run.training()
     [pid] = run.pids("worker/1")
     with run.fault("worker/1"):
         proc.stop(pid)
+        network.free(run.job.port("worker/1"))
         run.lines.append(Line(time.monotonic(), "worker/1", timeline.KILLED))  # its last steps are nobody's
     run.platform.start("worker/1")
     edge = len(run.lines)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 _STEP = re.compile(r"step=(\d+)(?: \S+)* loss=")  # and not eval/loss
 _SAVED = re.compile(r"saved \S*/(model\.ckpt-\d+)$")
 _RESUMED = re.compile(r"resumed from \S*/(model\.ckpt-(\d+))$")
+_AT_ZERO = re.compile(r"no .*: training begins at step 0$")
 _PACE = re.compile(r"pace: (\d+) steps? a run(?:, (\d+) under way)?")
 _COUNTED = re.compile(r"restarted .*\(\d+ of \d+\)$")  # and not with others that were lost
 KILLED = "-- killed by the harness"
@@ -129,8 +130,9 @@ def lost(lines: Sequence[Line], mark: Mark, early: int = 0) -> tuple[int, float]
 
 
 def told_step(lines: Sequence[Line], mark: Mark) -> int | None:
-    """Return the step of the checkpoint that the job says it has gone back to after a fault, if it says so."""
+    """Return the step that the job says it has gone back to after a fault, if it says so."""
     found = [int(match[2]) for line in lines[mark.edge :] if (match := _RESUMED.match(line.text))]
+    found += [0 for line in lines[mark.edge :] if _AT_ZERO.match(line.text)]
     return min(found, default=None)
 
 
@@ -151,7 +153,9 @@ def lost_workers(lines: Sequence[Line]) -> dict[str, int]:
     own: list[str] = []
     killed: list[str] = []
     for line in lines:
-        if match := _RESUMED.match(line.text):
+        if _AT_ZERO.match(line.text):
+            before, lost, own, killed = 0, 0, [], []
+        elif match := _RESUMED.match(line.text):
             found |= dict.fromkeys(own, before + lost)
             before, lost, own, killed = found.get(match[1], 0), 0, [], []
         elif match := _SAVED.match(line.text):
