@@ -149,7 +149,9 @@ _PROCESSES = {
     "worker_frozen": _kill("a worker is frozen", kills.frozen("worker/1"), detect_within=20, deadline_secs=90.0),
     "chief_frozen": _kill("the chief is frozen", kills.frozen("worker/0"), detect_within=20, deadline_secs=90.0),
     "ps_frozen": _ps("a PS is frozen", kills.frozen("ps/1"), detect_within=20, deadline_secs=90.0),
-    "worker_stalled_back": Fault("a worker comes back when it was replaced", "ends alone", kills.stalled_back),
+    "worker_stalled_back": Fault(
+        "a worker comes back when it was replaced", "ends alone", kills.stalled_back, lost_secs=0.0, deadline_secs=150.0
+    ),
     "straggler": Fault("a worker gets a quarter of the time", "async unhurt; is named", kills.straggler, lost_secs=0.0),
 }
 
