@@ -19,10 +19,11 @@ over by its deadline is a hang.
 
 Updates are counted where they end, and not by what tfps says of them. Each PS holds weights of three kinds: small ones,
 which live packed, one of 640 KB, which the wire does not pack, and rows of a table. Each update raises each of them by
-exactly 1. When a run is over, TensorFlow reads every checkpoint that is on the disk: each weight has to have had as many
-updates as its `global_step` says and, in sync, the exact mean of the workers' gradients each time. Steps that a job goes
-back are lost from both. In async with two PS, a worker that is killed in its pushes may leave steps on one of them
-alone: one of each run that it has under way, and no more is let pass.
+exactly 1. When a run is over, TensorFlow reads every checkpoint that is on the disk: each weight has to have had as
+many updates as its `global_step` says and, in sync, the exact mean of the workers' gradients each time. Steps that a
+job goes back are lost from both. In async with two PS, a worker that is killed in its pushes may leave steps on one of
+them alone: one of each run that it has under way. Checkpoints before the last one may then also lack, on one PS, what
+was under way as they were saved.
 
 - **held**: the runs in which all that should be was: what the column before says, within its time limits (below), and
   no process left.
