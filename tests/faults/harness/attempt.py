@@ -305,7 +305,7 @@ class Attempt:
         """Make sure that each checkpoint on the disk holds as many updates as its step says."""
         if self._job is None or self.result.program != "tfps" or not self.model_dir.is_dir():
             return
-        saved = [one for one in sums.read(self.model_dir) if one.name not in self.spoiled]
+        saved = sums.read(self.model_dir, self.spoiled)
         runs = timeline.under_way(self.lines)[1]
         lost = timeline.lost_workers(self.lines)
         job = sums.Job(self.result.mode, self._size.num_ps, self._size.num_workers, runs, self._done, lost)

@@ -12,7 +12,7 @@ which others' steps are under way, for no moment can be found any more at which 
 
 import math
 import multiprocessing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -134,13 +134,13 @@ def _of_accumulator(value: float) -> float:
     return float(round(count)) if abs(count - round(count)) < _ROUNDING else count
 
 
-def read(model_dir: Path) -> list[Saved]:
-    """Return what the checkpoints in a directory hold, the newest last.
+def read(model_dir: Path, without: Collection[str] = ()) -> list[Saved]:
+    """Return what the checkpoints in a directory hold, the newest last; ``without`` those of some names.
 
     TensorFlow reads them, in a process that is forked from one that has it.
     """
     ours, theirs = multiprocessing.get_context("forkserver").Pipe(duplex=False)
-    process = multiprocessing.get_context("forkserver").Process(target=_read, args=(model_dir, theirs))
+    process = multiprocessing.get_context("forkserver").Process(target=_read, args=(model_dir, set(without), theirs))
     process.start()
     theirs.close()
     try:
@@ -153,9 +153,9 @@ def read(model_dir: Path) -> list[Saved]:
         process.join()
 
 
-def _read(model_dir: Path, told: Connection) -> None:
+def _read(model_dir: Path, without: Collection[str], told: Connection) -> None:
     indexes = sorted(model_dir.glob("model.ckpt-*.index"), key=lambda path: int(path.stem.rpartition("-")[2]))
-    told.send([_read_one(index.with_suffix("")) for index in indexes])
+    told.send([_read_one(index.with_suffix("")) for index in indexes if index.stem not in without])
 
 
 def _read_one(path: Path) -> Saved:
@@ -164,7 +164,7 @@ def _read_one(path: Path) -> Saved:
     try:
         reader = tf.train.load_checkpoint(str(path))
         values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+    except Exception as error:  # whatever it is, the checkpoint cannot be read
         return Saved(path.name, error=str(error).split("\n")[0][:120])
     tables = {name: value[list(ROWS)] for name, value in values.items() if name.startswith(f"{_COUNTING}table")}
     return of_values(path.name, {**values, **tables})
