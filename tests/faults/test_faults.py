@@ -7,9 +7,9 @@ import pytest
 from helpers import REPO, environment
 
 SHORT = (
-    *("worker_killed", "chief_killed_saving", "ps_killed", "ps_killed_saving", "ps_and_worker_killed", "cut_reset_5s"),
-    *("other_mode", "disk_full", "save_killed", "ckpt_flipped", "sigterm", "launcher_killed", "one_step"),
-    *("uneven_data", "nan_worker"),
+    *("worker_killed", "chief_killed_saving", "fast_ps_killed", "ps_killed_saving", "ps_and_worker_killed"),
+    *("cut_reset_5s", "other_mode", "disk_full", "save_killed", "ckpt_flipped", "two_signals", "launcher_killed"),
+    *("one_step", "uneven_data", "nan_worker", "exit_zero"),
 )
 MODES = ("async", "sync")
 

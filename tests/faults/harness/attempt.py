@@ -21,8 +21,6 @@ from job import Job, Lost, Platform, Size
 from result import CLASSIC, NEVER_BACK, Result
 from timeline import Line, Mark
 
-from tfps.report import read_json
-
 SAVE_SECS = 1.0
 _POLL_SECS = 0.02
 _LATE_LINES_SECS = 0.1  # what a task said before the fault may be read so long after it
@@ -43,6 +41,7 @@ class Attempt:
 
     Attributes:
         moment: The fault that happened last, if one has.
+        spoiled: The names of checkpoints that the fault has damaged.
 
     Args:
         result: What is measured goes here.
@@ -57,6 +56,9 @@ class Attempt:
         self.control.mkdir(parents=True)
         self.lines: list[Line] = []
         self._job: Job | None = None
+        self._size, self._shown, self._done = Size(), 1, False
+        self._told: dict[str, object] = {}
+        self.spoiled: set[str] = set()
         self.moment: Mark | None = None
         self._before = proc.every()
         self._deadline_secs = deadline_secs
@@ -89,10 +91,17 @@ class Attempt:
         """
         if self._job is not None:
             self._job.close()  # the one before
+        self._size, self._done = size, False
         self.result.under = under or self.result.under
-        told = {**self._usual_flags(size), "model": HERE / "models" / f"{model}.py", **flags}
+        told: dict[str, object] = {**self._usual_flags(size), "model": HERE / "models" / f"{model}.py", **flags}
+        self._told = told
         lost = Lost(0 if self.result.under == "hand" else restarts, backoff_secs)
+        self._shown = int(str(told["steps_to_validate"]))
         self._job = jobs.start(self.result.program, self.result.under, size, told, lost, self.lines, leave_out)
+
+    def another(self, lines: list[Line]) -> Job:
+        """Start another job of the same flags; ``lines`` gets what it says. It is the caller's to look after."""
+        return jobs.start(self.result.program, "launch", self._size, self._told, Lost(0), lines, ())
 
     def _usual_flags(self, size: Size) -> dict[str, object]:
         """Return flags with which a job is not through before the deadline, unless it is told to hurry."""
@@ -205,6 +214,7 @@ class Attempt:
         pids = self.pids(*tasks)
         with self.fault(*tasks):
             proc.kill(pids)
+            self.lines += [Line(time.monotonic(), task, timeline.KILLED) for task in tasks]
 
     def kill_all(self) -> None:
         """Kill the whole job, and whoever starts its tasks again."""
@@ -231,6 +241,10 @@ class Attempt:
             raise HangError(f"{' and '.join(back)} {NEVER_BACK}") from None
         self.measure(at() or time.monotonic())
 
+    def told_again(self) -> int | None:
+        """Return the step that the job says it goes on from after the fault, if it has gone back."""
+        return timeline.told_step(self.lines, self.mark)
+
     def first_after(self) -> int:
         """Return the lowest step that was reported after the fault."""
         return min((step for _, step in timeline.steps(self.lines[self.mark.edge :])), default=0)
@@ -243,6 +257,19 @@ class Attempt:
         found.settle_secs = _worse(found.settle_secs, settled - self.mark.since)
         found.pause_secs = _worse(found.pause_secs, timeline.pause(lines, self.mark.at, settled))
         found.lost, found.lost_secs = max(found.lost or 0, lost), max(found.lost_secs, lost_secs)
+        self._compare_told(lost)
+
+    def _compare_told(self, lost: int) -> None:
+        """Make sure that the job has gone back as far as it says."""
+        told, last = timeline.told_step(self.lines, self.mark), max(self.mark.last.values(), default=0)
+        if self.result.program != "tfps" or (told is None and not lost):
+            return
+        self.need(told is not None, f"{lost} steps were lost, and nobody says so")
+        self.need(self.first_after() > (told or 0), f"it says step {told}, and takes step {self.first_after()} again")
+        steps, runs = timeline.under_way(self.lines)
+        slack = steps * runs * self._size.num_workers if self._shown == 1 else math.inf  # taken by others meanwhile
+        says = max(0, last - (told or 0))
+        self.need(lost <= says <= lost + slack, f"{lost} steps were lost, {says} by what it says")
 
     def ends(self) -> None:
         """Wait for the end of a job that cannot go on, and measure it."""
@@ -260,23 +287,30 @@ class Attempt:
         self.result.settle_secs = time.monotonic() - self.mark.since
         self.result.detect_secs = timeline.detected(list(self.lines), self.mark)
 
-    def finish(self, exact: bool = True) -> None:
-        """Let the job come to its end, and wait for that; look whether the weights are ``exact``."""
+    def finish(self) -> None:
+        """Let the job come to its end, and wait for that."""
         self.tell("hurry")
         self._wait_for_end()
-        if exact and self.result.program == "tfps" and self.job.code == 0:
-            self._check_sums()
+        self._done = self.job.code == 0
+        self.need(not self._done or self._is_of_tfps_saved(), "no checkpoint is left")
+
+    def _is_of_tfps_saved(self) -> bool:
+        return self.result.program != "tfps" or any(self.model_dir.glob("model.ckpt-*.index"))
 
     def _wait_for_end(self) -> None:
         self.until(lambda: self.job.code is not None, "an end")
         self.result.code = self.job.code
 
-    def _check_sums(self) -> None:
-        """Make sure that the weights are what so many updates make them."""
-        told = read_json(self.model_dir / "summary.json") or {}
-        workers = sum(name.startswith("worker") for name in self.job.names)
-        off, problem = sums.check(told, self.result.mode, workers)
-        self.note(f"updates and global_step differ by {off:g}" if off else "")
+    def check_saved(self) -> None:
+        """Make sure that each checkpoint on the disk holds as many updates as its step says."""
+        if self._job is None or self.result.program != "tfps" or not self.model_dir.is_dir():
+            return
+        saved = sums.read(self.model_dir, self.spoiled)
+        runs = timeline.under_way(self.lines)[1]
+        lost = timeline.lost_workers(self.lines)
+        job = sums.Job(self.result.mode, self._size.num_ps, self._size.num_workers, runs, self._done, lost)
+        self.result.off = max([one.off for one in saved], default=self.result.off)
+        problem = sums.check(saved, job)
         self.need(not problem, problem)
 
     def note(self, text: str) -> None:

@@ -5,6 +5,7 @@
     stuck        the next input takes a minute
     nan-ME       one input of worker ME is NaN; then the file is called nan-ME.sent
     crash-ME     worker ME dies of SIGSEGV when it asks for its tenth input
+    exit-ME      worker ME ends with exit code 0 when it asks for its next input; then the file is called exit-ME.done
     ends-ME      how many inputs worker ME has
 
 Imports nothing of tfps or TensorFlow: the classic script uses it, too.
@@ -42,6 +43,10 @@ class Control:
             time.sleep(self._step_secs)
         if (self._dir / "stuck").exists():
             time.sleep(60)
+        leave = self._dir / f"exit-{self._worker}"
+        if leave.exists():
+            leave.rename(f"{leave}.done")
+            os._exit(0)
         if self._asked >= _CRASH_AT and (self._dir / f"crash-{self._worker}").exists():
             print(LAST_WORDS, file=sys.__stderr__, flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)

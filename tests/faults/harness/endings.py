@@ -3,6 +3,7 @@
 import math
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import proc
@@ -40,10 +41,31 @@ def told_to_stop(victim: str, number: signal.Signals = signal.SIGTERM, twice: bo
     return act
 
 
+def two_signals(run: Attempt) -> None:
+    """The launcher is told to end twice within 0.1 s, as by a shell and by a terminal; what it says is on the disk."""
+    run.start(under="launch")
+    run.saved()
+    [pid] = run.pids("launcher")
+    with run.fault("launcher", says="stopp"):
+        proc.send(pid, signal.SIGTERM)
+        time.sleep(0.1 * run.random.random())
+        proc.send(pid, signal.SIGTERM)
+    run.ends()
+    _state_is_saved(run)
+    newest = max(run.model_dir.glob("model.ckpt-*.index"), key=_step).with_suffix("")
+    told = f"stopped at step {_step(newest)}; the same flags and --model_dir={run.model_dir} go on from {newest}."
+    run.need(run.said(told), f"it does not say: {told}")
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removesuffix(".index").rpartition("-")[2])
+
+
 def _state_is_saved(run: Attempt) -> None:
     """Make sure that the newest checkpoint is of the last steps."""
     saved_at = max((int(path.stem.rpartition("-")[2]) for path in run.model_dir.glob("model.ckpt-*.index")), default=0)
-    run.result.lost = max(0, max(run.mark.last.values()) - saved_at)
+    taken = {step for _, step in timeline.steps(run.lines[: run.mark.edge])}  # in async, not all in order
+    run.result.lost = max(0, len(taken) - saved_at)
     run.need(run.result.lost == 0, f"the last checkpoint is of step {saved_at}")
 
 
@@ -87,7 +109,7 @@ def uneven_data(run: Attempt) -> None:
     run.start(max_steps=200)
     with run.fault("worker/1", says="input has ended"):
         run.until(lambda: run.said("the input has ended"), "the end of the input")
-    run.finish(exact=False)
+    run.finish()
     _after_last_step(run)
 
 
@@ -137,7 +159,7 @@ def skipped(victim: int) -> Act:
         run.training()
         _send_nan(run, victim)
         run.recover(f"worker/{victim}")
-        run.finish(exact=False)
+        run.finish()
         told = (read_json(run.model_dir / "summary.json") or {}).get("eval") or {}
         run.need(math.isfinite(told.get("weight") or math.nan), f"the weights are {told}")
         run.need(run.said("skip"), "nobody says that a gradient was left out")

@@ -125,6 +125,17 @@ _PROCESSES = {
     "ps_all_killed": _ps("both PS are killed", killed("ps/0", "ps/1", when=kills.saved)),
     "ps_and_worker_killed": _ps("a PS and a worker are killed", killed("ps/1", "worker/1", when=kills.saved)),
     "ps_killed_in_turn": _ps("a PS is killed as the other recovers", kills.killed_in_turn("ps/1", "ps/0")),
+    "fast_ps_killed": _ps("a PS of a fast job is killed", kills.fast("ps/1"), peer=False, deadline_secs=120.0),
+    "worker_killed_pushing": _kill(
+        "a worker of a fast job is killed in its pushes",
+        kills.fast("worker/1", times=2),
+        peer=False,
+        deadline_secs=120.0,
+    ),
+    "exit_zero": _kill("a worker ends with 0 too early", kills.exits(1), peer=False, detect_within=15),
+    "exit_zero_gone": Fault(
+        "the same, with no restart left", "ends, naming it", kills.exits(1, restarts=0), (170,), settle_within=30
+    ),
     "crash_loop": Fault("a worker that always crashes", "ends at the budget", kills.crash_loop, (170,)),
     "worker_loop": Fault(
         "a worker is killed 100 times",
@@ -138,6 +149,9 @@ _PROCESSES = {
     "worker_frozen": _kill("a worker is frozen", kills.frozen("worker/1"), detect_within=20, deadline_secs=90.0),
     "chief_frozen": _kill("the chief is frozen", kills.frozen("worker/0"), detect_within=20, deadline_secs=90.0),
     "ps_frozen": _ps("a PS is frozen", kills.frozen("ps/1"), detect_within=20, deadline_secs=90.0),
+    "worker_stalled_back": Fault(
+        "a worker comes back when it was replaced", "ends alone", kills.stalled_back, lost_secs=0.0, deadline_secs=150.0
+    ),
     "straggler": Fault("a worker gets a quarter of the time", "async unhurt; is named", kills.straggler, lost_secs=0.0),
 }
 
@@ -169,6 +183,12 @@ _STORAGE = {
     "dir_vanished_on": Fault(
         "the same until the end", "made anew, or fails in the end", storage.broken(storage.vanished, True), (0, 74)
     ),
+    "model_dir_removed": Fault(
+        "the model directory is removed, then a PS is lost", "goes on; said", storage.removed, deadline_secs=90.0
+    ),
+    "second_job": Fault(
+        "another job in its model directory", "refused, naming it; the first goes on", storage.second_job, lost_secs=0.0
+    ),
     "save_killed": Fault(
         "chief and PS are killed in a save", "goes on from the last one", killed_in_save("worker/0", "ps/0", "ps/1")
     ),
@@ -186,6 +206,13 @@ _ENDS = {
     "sigterm": _stop("SIGTERM to the launcher", "launcher"),
     "sigint": _stop("SIGINT to the launcher", "launcher", number=SIGINT),
     "sigterm_twice": _stop("SIGTERM twice to the launcher, in a step without end", "launcher", 5.0, twice=True),
+    "two_signals": Fault(
+        "SIGTERM twice to the launcher, at once",
+        "ends; state saved, and said so",
+        endings.two_signals,
+        (143,),
+        settle_within=12,
+    ),
     "sigterm_worker": _stop("SIGTERM to a worker", "worker/1"),
     "sigterm_chief": _stop("SIGTERM to the chief", "worker/0"),
     "sigterm_ps": _stop("SIGTERM to a PS", "ps/1"),

@@ -7,15 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import control
+import network
 import proc
 import timeline
 from attempt import Attempt, UnexpectedError
 from job import Size
+from timeline import Line
 
 Act = Callable[[Attempt], None]
 When = Callable[[Attempt], None]
 
 _LOOK_SECS, _SAVE_TAKES_SECS = 0.002, 0.05
+_FAST_STEPS, _FAST_SHOWN = {"async": 2000, "sync": 500}, 10
 
 
 def workers_of(tasks: Sequence[str]) -> list[str]:
@@ -122,6 +125,51 @@ def gone(victim: str) -> Act:
     return act
 
 
+def exits(victim: int, restarts: int = 3) -> Act:
+    """Return the fault of a worker that something ends with exit code 0, before it has signed off."""
+
+    def act(run: Attempt) -> None:
+        run.start(under="launch", restarts=restarts)
+        run.training()
+        done = run.control / f"exit-{victim}.done"
+        with run.fault(f"worker/{victim}"):
+            run.tell(f"exit-{victim}")
+            run.until(done.exists, "the exit")
+        if restarts:
+            run.recover(f"worker/{victim}")
+            run.finish()
+        else:
+            run.ends()
+        run.need(run.said("exit code 0 before it was done"), "nobody says that it had not done its work")
+        run.need(run.result.detect_secs is not None, f"nobody has named worker/{victim}")
+
+    return act
+
+
+def fast(*victims: str, times: int = 1) -> Act:
+    """Return the fault of tasks that are killed while the job takes steps as fast as it can, between its saves.
+
+    So fast, a worker is nearly always in the middle of its pushes.
+    """
+
+    def act(run: Attempt) -> None:
+        run.tell("step_secs", "0")
+        run.start(restarts=max(3, times), steps_to_validate=_FAST_SHOWN, max_steps=_FAST_STEPS[run.result.mode])
+        saved(run)
+        for _ in range(times):
+            time.sleep(run.random.random())
+            if run.job.code is not None:
+                raise proc.NotInjectedError("the job was through before the fault")
+            run.kill(*victims)
+            run.recover(*workers_of(victims))
+        at, since = run.mark.at, run.mark.at - 1.0
+        steps = [step for line, step in timeline.steps(run.lines) if since <= line.at <= at]
+        run.note(f"{max(steps, default=0) - min(steps, default=0)} steps in the second before")
+        run.finish()
+
+    return act
+
+
 def crash_loop(run: Attempt) -> None:
     """A worker dies at its tenth input, whenever it is started."""
     budget = 2
@@ -134,6 +182,31 @@ def crash_loop(run: Attempt) -> None:
     took = run.job.restarts("worker/1")
     run.need(took == budget, f"started again {took} times, not {budget}")
     run.need(run.said(control.LAST_WORDS), "what the task said is not shown")
+
+
+def stalled_back(run: Attempt) -> None:
+    """A worker stands still until another process has taken its place, and then goes on.
+
+    Its address is taken from it, as of a pod that is lost to its node, and goes to the other process.
+    """
+    run.start(under="hand")
+    run.training()
+    [pid] = run.pids("worker/1")
+    with run.fault("worker/1"):
+        proc.stop(pid)
+        network.free(run.job.port("worker/1"))
+        run.lines.append(Line(time.monotonic(), "worker/1", timeline.KILLED))  # its last steps are nobody's
+    run.platform.start("worker/1")
+    edge = len(run.lines)
+    run.until(lambda: "worker/1" in timeline.newest(run.lines[edge:]), "a step of the new worker/1")
+    others = run.pids(*run.job.names)
+    proc.go_on(pid)
+    run.healed()
+    run.recover("worker/1")
+    run.need(not proc.wait_gone([pid], 20), "the worker that came back has not ended")
+    run.need(run.said("another process has replaced this task"), "it does not say why it has ended")
+    run.need(run.pids(*run.job.names) == others, "others ended for it")
+    run.finish()
 
 
 def frozen(victim: str, secs: float | None = None) -> Act:

@@ -133,6 +133,7 @@ def _run(found: Result, seed: str, kept: Path) -> Result:
         attempt = Attempt(found, Path(directory), own_seed, fault.deadline_secs)
         try:
             fault.act(attempt)
+            attempt.check_saved()
         except HangError as error:
             found.outcome, found.problem = HANG, str(error)
         except UnexpectedError as error:

@@ -8,11 +8,10 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import proc
 from attempt import Attempt
-from kills import Act
 
 # By kind of cut, what is done with the packets to the PS, and with those from it: among these are the resets.
 _DROP, _RESET = ("DROP",), ("REJECT", "--reject-with", "tcp-reset")
@@ -20,7 +19,7 @@ KINDS = {"dropped": (_DROP, _DROP), "dropped one way": (_DROP, ()), "reset": (_R
 _PROOF_SECS = 0.5
 
 
-def cut(kind: str, secs: float) -> Act:
+def cut(kind: str, secs: float) -> Callable[[Attempt], None]:
     """Return the fault of a PS that nobody reaches for some seconds."""
 
     def act(run: Attempt) -> None:
@@ -54,6 +53,21 @@ def broken(run: Attempt, victim: str, kind: str) -> Iterator[None]:
             raise proc.NotInjectedError("no packet was dropped")
     finally:
         _apply("-D", rules)
+
+
+def free(port: int) -> None:
+    """Take a port from the process that listens on it, with all connections that were made to it.
+
+    Raises:
+        NotInjectedError: If it is still taken.
+    """
+    subprocess.run(["ss", "-K", "-a", f"sport = :{port} or dport = :{port}"], check=False, capture_output=True)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise proc.NotInjectedError(f"port {port} is still taken: {error.strerror}") from None
 
 
 def _rules(port: int, kind: str) -> list[list[str]]:

@@ -14,15 +14,25 @@ _HEAD = """# tfps under faults
 
 Written by `scripts/faults`, on {cores} cores of one {machine} machine, TensorFlow {tensorflow}. Each run is a job
 of its own, of 2 PS and 2 workers whose steps take 0.1 s, that saves every second and is to come to its last step with
-exit code 0 unless the table says otherwise. Its weights tell how many updates they had and, in sync, whether each was
-the exact mean. The harness proves of each fault that it happened, and a run that is not over by its deadline is a hang.
+exit code 0 unless the table says otherwise. The harness proves of each fault that it happened, and a run that is not
+over by its deadline is a hang.
+
+Updates are counted where they end, and not by what tfps says of them. Each PS holds weights of three kinds: small ones,
+which live packed, one of 640 KB, which the wire does not pack, and rows of a table. Each update raises each of them by
+exactly 1. When a run is over, TensorFlow reads every checkpoint that is on the disk: each weight has to have had as
+many updates as its `global_step` says and, in sync, the exact mean of the workers' gradients each time. Steps that a
+job goes back are lost from both. In async with two PS, a worker that is killed in its pushes may leave steps on one of
+them alone: one of each run that it has under way. Checkpoints before the last one may then also lack, on one PS, what
+was under way as they were saved.
 
 - **held**: the runs in which all that should be was: what the column before says, within its time limits (below), and
   no process left.
 - **detected after**: from the fault to the first line that names it, or the end of another task.
 - **settled after**: from the fault, or its cure, until the job had taken a step beyond the last one before the fault,
   and the tasks that were hit as well; or until it had ended, where it has to.
-- **steps lost**: how far the job went back. **pause**: the longest time without a step of anybody.
+- **steps lost**: how far the job went back, by the steps that it reports; it has to say the same.
+- **updates - step**: by how much some weight of some checkpoint differs from its `global_step`, at most.
+- **pause**: the longest time without a step of anybody.
 - Lost tasks are started again by `tfps launch` (`--max_restarts=3`), or one by one as platforms do it; some faults need
   tasks that nobody starts again. **by** tells which.
 - Times are median / max, in seconds; so are steps. Tasks and launchers are forked from one process that has imported
@@ -40,6 +50,7 @@ _COLUMNS = (
     "detected after",
     "settled after",
     "steps lost",
+    "updates - step",
     "pause",
     "exit codes",
     "left",
@@ -84,6 +95,7 @@ def _cells(runs: Sequence[Result]) -> list[str]:
         _spread([one.detect_secs for one in runs]),
         _spread([one.settle_secs for one in runs]),
         _spread([one.lost for one in runs], whole=True),
+        _spread([one.off for one in runs], whole=True),
         _spread([one.pause_secs for one in runs]),
         _counted([one.code if one.outcome != HANG else None for one in runs]),
         str(max((one.left for one in runs if one.left is not None), default="-")),
@@ -165,14 +177,31 @@ def _failures(faults: Mapping[str, Fault], results: Sequence[Result]) -> list[st
 def _soaks(soaks: Sequence[Soak]) -> list[str]:
     lines = ["## Soak", "", "Random faults, one after another, on one job on the package's digits; then it comes to"]
     lines += ["its last step, and its evaluation loss is held against that of undisturbed runs of as many steps.", ""]
-    columns = ["mode", "minutes", "seed", "faults", "settled after, at most", "steps lost, at most", "steps", "loss"]
+    columns = [
+        "mode",
+        "minutes",
+        "seed",
+        "faults",
+        "settled after, at most",
+        "steps lost, at most",
+        "updates - step",
+        "steps",
+        "loss",
+    ]
     columns += ["undisturbed", "exit code", "left", "outcome"]
     lines += [_row(columns), "|---" * len(columns) + "|"]
     for one in soaks:
         faults = f"{sum(one.faults.values())}: " + ", ".join(f"{n} {name}" for name, n in sorted(one.faults.items()))
         band = f"{min(one.undisturbed):.4f} to {max(one.undisturbed):.4f}" if one.undisturbed else "-"
         loss = "-" if one.loss is None else f"{one.loss:.4f}"
-        worst = [f"{one.worst_settle_secs:.1f}", f"{one.worst_lost:,}", f"{one.steps:,}", loss, band]
+        worst = [
+            f"{one.worst_settle_secs:.1f}",
+            f"{one.worst_lost:,}",
+            "-" if one.off is None else str(one.off),
+            f"{one.steps:,}",
+            loss,
+            band,
+        ]
         ended = [
             _counted([one.code]),
             "-" if one.left is None else str(one.left),

@@ -27,6 +27,7 @@ class Result:
         detect_secs: From the fault to the first line that names it, or the end of another task.
         settle_secs: From the fault, or its cure, to when the job had gone on, or had ended if it had to.
         lost: Steps that the job went back.
+        off: By how many updates some weight of some checkpoint differs from its ``global_step``, at most.
         lost_secs: How much of its time that is.
         pause_secs: The longest time without a step of anybody, from the fault until it had settled.
         code: The job's exit code.
@@ -45,6 +46,7 @@ class Result:
     detect_secs: float | None = None
     settle_secs: float | None = None
     lost: int | None = None
+    off: int | None = None
     lost_secs: float = 0.0
     pause_secs: float | None = None
     code: int | None = None
@@ -59,6 +61,7 @@ class Result:
             ("detected", _secs(self.detect_secs)),
             ("settled", _secs(self.settle_secs)),
             ("lost", "-" if self.lost is None else str(self.lost)),
+            ("off", "-" if self.off is None else str(self.off)),
             ("pause", _secs(self.pause_secs)),
             ("exit", "-" if self.code is None else str(self.code)),
             ("left", "-" if self.left is None else str(self.left)),
@@ -84,6 +87,7 @@ class Soak:
     faults: dict[str, int] = field(default_factory=dict)
     worst_settle_secs: float = 0.0
     worst_lost: int = 0
+    off: int | None = None
     loss: float | None = None
     undisturbed: list[float] = field(default_factory=list)
     steps: int = 0

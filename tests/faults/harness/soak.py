@@ -1,7 +1,9 @@
 """A soak: random faults from a seed, one after another, on one long job; and the loss it ends with.
 
-The band comes from undisturbed jobs of as many steps. Gradients are stale by chance, and faults make a job go back, so
-the loss of one run is no figure: the band is widened by its own width, or a tenth of the loss where that is more.
+Its weights count the updates that were applied, as those of all other faults do, see ``sums``; and its loss tells what
+they were worth. The band comes from undisturbed jobs of as many steps. Gradients are stale by chance, and faults make a
+job go back, so the loss of one run is no figure: the band is widened by its own width, or a tenth of the loss where
+that is more.
 """
 
 import random
@@ -88,6 +90,7 @@ def _undisturbed(mode: str, steps: int, seed: int, under: str) -> float:
             job.tell("hurry")
             _start(job, steps, seed)
             job.finish()
+            job.check_saved()
             return _loss(job)
         finally:
             job.close()
@@ -114,6 +117,7 @@ def _soak(found: Soak, under: str) -> None:
             job.training()
             _disturb(job, found)
             job.finish()
+            job.check_saved()
             found.loss = _loss(job)
             found.problem = _problem(found)
             found.outcome = FAILED if found.problem else OK
@@ -124,6 +128,7 @@ def _soak(found: Soak, under: str) -> None:
         finally:
             job.close()
             found.code, found.left = measured.code, measured.left
+            found.off = measured.off
             found.worst_settle_secs, found.worst_lost = measured.settle_secs or 0.0, measured.lost or 0
 
 

@@ -4,6 +4,8 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +18,7 @@ from kills import Act
 
 _DISK = "size=32m"
 _SAYS = r"cannot be (written|saved|made)|could not be saved|No space|Read-only|No such file"
+_HELD = re.compile(r"\b(held|holds|in use|used by)\b")
 Breaking = Callable[[Attempt], "contextlib.AbstractContextManager[None]"]
 
 
@@ -102,6 +105,7 @@ def broken(breaking: Breaking, for_ever: bool = False) -> Act:
             if not for_ever:
                 _mended(run)
             _untouched(run, before)
+            run.check_saved()
 
     return act
 
@@ -133,6 +137,50 @@ def _untouched(run: Attempt, before: Mapping[str, str]) -> None:
     changed = [name for name, digest in before.items() if name in now and now[name] != digest]
     run.need(not changed, f"changed: {', '.join(changed)}")
     run.need(bool(now), "no whole checkpoint is left")
+
+
+def removed(run: Attempt) -> None:
+    """The model directory is removed, with all that is in it; soon after, a PS is lost.
+
+    Where nothing was saved anew before, the job has to begin at step 0, and to say so.
+    """
+    run.start()
+    run.saved(2)
+    [ps] = run.pids("ps/1")
+    began = len(run.lines)
+    shutil.rmtree(run.model_dir)
+    time.sleep(3 * run.random.random())
+    with run.fault("ps/1"):
+        proc.kill([ps])
+    run.until(lambda: run.told_again() is not None, "a word about the step that it goes on from")
+    run.until(lambda: _is_beyond(run), f"a step beyond {max(run.mark.last.values())}")
+    run.measure(time.monotonic())
+    run.note("nothing had been saved anew" if run.told_again() == 0 else "")
+    gone = [line for line in run.lines[began:] if "--model_dir" in line.text and "gone" in line.text]
+    run.need(bool(gone), "nobody says that the directory is gone")
+    run.finish()
+
+
+def _is_beyond(run: Attempt) -> bool:
+    return timeline.recovered(run.lines, run.mark, ()) is not None
+
+
+def second_job(run: Attempt) -> None:
+    """Another job is started in the model directory: refused at its start, with the holder's name."""
+    run.start()
+    run.saved()
+    said: list[timeline.Line] = []
+    with run.fault():
+        other = run.another(said)
+    run.until(lambda: other.code is not None, "the end of the second job")
+    other.close()
+    told = " ".join(line.text for line in said)
+    run.need(other.code in (2, 74), f"the second job has ended with {other.code}")
+    run.need("--model_dir" in told and _HELD.search(told) is not None, f"it says: {told[:200]}")
+    run.need(not timeline.steps(said), "it has taken steps")
+    run.note(f"the second one's exit code {other.code}")
+    run.recover("worker/0", "worker/1")
+    run.finish()
 
 
 # The checkpoints
@@ -182,6 +230,7 @@ def all_truncated(run: Attempt, newest: Path) -> None:
     """Cut every checkpoint short."""
     for index in newest.parent.glob("model.ckpt-*.index"):
         truncated(run, index)
+        run.spoiled.add(index.stem)
 
 
 def other_shapes(run: Attempt, newest: Path) -> None:
@@ -225,6 +274,7 @@ def _started_again(run: Attempt, damage: Damage) -> int:
     older, newest = sorted(run.model_dir.glob("model.ckpt-*.index"), key=_step)[-2:]
     with run.fault(says=r"damaged|truncated|falling back|older|cannot be (read|used)|does not fit"):
         damage(run, newest)
+    run.spoiled.add(newest.stem)
     run.healed()  # what is measured is the start
     run.start()
     return _step(older)

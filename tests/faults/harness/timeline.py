@@ -9,6 +9,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 _STEP = re.compile(r"step=(\d+)(?: \S+)* loss=")  # and not eval/loss
+_SAVED = re.compile(r"saved \S*/(model\.ckpt-\d+)$")
+_RESUMED = re.compile(r"resumed from \S*/(model\.ckpt-(\d+))$")
+_AT_ZERO = re.compile(r"no .*: training begins at step 0$")
+_PACE = re.compile(r"pace: (\d+) steps? a run(?:, (\d+) under way)?")
+_COUNTED = re.compile(r"restarted .*\(\d+ of \d+\)$")  # and not with others that were lost
+KILLED = "-- killed by the harness"
 _FATE = re.compile(r"\b(restarted|stalled|killed|lost|replaced|ended with|no answer|no sign of life)\b")
 
 
@@ -121,6 +127,45 @@ def lost(lines: Sequence[Line], mark: Mark, early: int = 0) -> tuple[int, float]
             most = back
             secs = mark.at - _said_at(lines[: mark.edge], last - back + 1, mark.at)
     return most, secs
+
+
+def told_step(lines: Sequence[Line], mark: Mark) -> int | None:
+    """Return the step that the job says it has gone back to after a fault, if it says so."""
+    found = [int(match[2]) for line in lines[mark.edge :] if (match := _RESUMED.match(line.text))]
+    found += [0 for line in lines[mark.edge :] if _AT_ZERO.match(line.text)]
+    return min(found, default=None)
+
+
+def under_way(lines: Sequence[Line]) -> tuple[int, int]:
+    """Return how many steps a run took, and how many runs of a worker were under way, at most, by what was said."""
+    found = [(int(match[1]), int(match[2] or 1)) for line in lines if (match := _PACE.match(line.text))]
+    return max((steps for steps, _ in found), default=1), max((runs for _, runs in found), default=1)
+
+
+def lost_workers(lines: Sequence[Line]) -> dict[str, int]:
+    """Return how many workers were lost while the PS lived, of whose steps a checkpoint may hold a part.
+
+    By the checkpoint's name; under no name, in the end. What a job loses with its PS, it loses whole: all that it goes
+    on with is of the checkpoint.
+    """
+    found: dict[str, int] = {}
+    before = lost = 0
+    own: list[str] = []
+    killed: list[str] = []
+    for line in lines:
+        if _AT_ZERO.match(line.text):
+            before, lost, own, killed = 0, 0, [], []
+        elif match := _RESUMED.match(line.text):
+            found |= dict.fromkeys(own, before + lost)
+            before, lost, own, killed = found.get(match[1], 0), 0, [], []
+        elif match := _SAVED.match(line.text):
+            own.append(match[1])
+        elif line.task.startswith("worker") and line.text == KILLED:
+            lost, killed = lost + 1, [*killed, line.task]
+        elif line.task.startswith("worker") and _COUNTED.match(line.text):
+            lost += line.task not in killed
+            killed = [task for task in killed if task != line.task]
+    return found | dict.fromkeys([*own, ""], before + lost)
 
 
 def _said_at(lines: Sequence[Line], step: int, otherwise: float) -> float:
