@@ -147,7 +147,7 @@ def test_a_task_that_was_started_otherwise_is_refused(tmp_path: Path) -> None:
         started.append(Process(tmp_path / "ps", *cluster, "--job_name=ps"))
         mine = ["--job_name=worker", "--issync=1", "--wire=plain", "--optimizer=adam"]
         started.append(Process(tmp_path / "worker", *cluster, *mine, f"--model_dir={tmp_path / 'm'}"))
-        assert started[1].wait(60) == 2, started[1].output()
+        assert started[1].wait(120) == 2, started[1].output()
         assert [line for line in started[1].output().splitlines() if not line.startswith("threads: ")] == [
             f"error: --{what} on ps/0 (127.0.0.1:{first}): give every task the same."
             for what in ("optimizer=adam here, none", "mode=sync here, async", "wire=plain here, packed")

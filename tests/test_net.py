@@ -378,4 +378,4 @@ def test_no_variable_sends_tasks_to_a_proxy(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("no_proxy", "example.com")
     monkeypatch.delenv("no_grpc_proxy", raising=False)
     with by_hand(tmp_path, 1, 1, "--max_steps=20") as tasks:
-        assert [task.wait(60) for task in tasks.values()] == [0, 0], tasks["worker/0"].output()
+        assert [task.wait(120) for task in tasks.values()] == [0, 0], tasks["worker/0"].output()

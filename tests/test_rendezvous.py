@@ -39,10 +39,12 @@ def test_the_rendezvous_of_past_runs_are_freed(counter: tuple[Any, Any, Any]) ->
     """The list is empty afterwards, again and again, and each step has been taken once."""
     session, step, value = counter
     aborted, taken = Aborted(), 0
-    aborted.free()
+    aborted.free(len(aborted))
     for _ in range(3):
         taken += _run_until_kept(session, step, aborted)
-        assert aborted.free() >= 3
+        kept = len(aborted)
+        assert (aborted.free(1), len(aborted)) == (1, kept - 1)
+        assert aborted.free(kept + 1_000) >= kept - 1
         assert len(aborted) < 3
     assert session.run(value) == taken
 

@@ -22,7 +22,7 @@ def test_classic_flags_train_linear_and_every_task_ends_by_itself(tmp_path: Path
     """Three shells with the classic flags train ``linear`` to 2 and 10, and all exit 0, the PS too."""
     flags = ("--issync=0", "--model=linear", "--max_steps=600", f"--model_dir={tmp_path / 'm'}")
     with by_hand(tmp_path, 1, 2, *flags) as tasks:
-        assert tasks["worker/0"].wait(60) == 0, tasks["worker/0"].output()
+        assert tasks["worker/0"].wait(120) == 0, tasks["worker/0"].output()
         ended = time.monotonic()
         assert [task.wait(10) for task in tasks.values()] == [0, 0, 0]
         assert time.monotonic() - ended < 10
@@ -42,7 +42,7 @@ def _without_model_dir(tmp_path: Path) -> str:
         for job in ("ps", "worker"):
             me = [f"--job_name={job}", "--task_index=0"]
             started.append(Process(tmp_path / "out" / job, *cluster, *me, cwd=tmp_path / "cwd"))
-        assert [task.wait(60) for task in started] == [0, 0], started[1].output()
+        assert [task.wait(120) for task in started] == [0, 0], started[1].output()
         return started[1].output()
 
 

@@ -117,7 +117,7 @@ def test_called_together_they_lose_no_step(tmp_path: Path, num_ps: int, num_work
             caller.call()
         caller.wait_until_ready(4)
         assert not running.ended, "the job was over before it was called"
-        assert_done(running.wait(60))
+        assert_done(running.wait(120))
     mean = 3 * (2**num_workers - 1) / num_workers
     saved = variables_of(tmp_path)
     assert saved["global_step"] == steps
@@ -138,7 +138,7 @@ def test_called_while_they_wait_for_input_they_lose_none_of_it(tmp_path: Path, s
             caller.wait_until_ready(era)
             time.sleep(0.2)
             caller.call()
-        assert_done(running.wait(60))
+        assert_done(running.wait(120))
     assert variables_of(tmp_path) == {"weight": -steps * 3.0, "global_step": steps}
 
 

@@ -96,7 +96,7 @@ def _end(process: "subprocess.Popen[bytes]", directory: Path) -> None:
     below = children_of(process.pid)
     process.terminate()
     try:
-        process.wait(60)
+        process.wait(120)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -129,7 +129,7 @@ def test_a_cancelled_job_has_saved(engine: Slurm, tmp_path: Path) -> None:
         assert len(running) >= 3
         told = run_tfps("cancel", f"slurm:{job}", timeout=ENDS, **conf(engine))
         assert told.returncode == 0, told.stderr
-        assert started[0].wait(60) == 0
+        assert started[0].wait(120) == 0
         assert "stopped by SIGTERM" in started[0].output()
     wait_gone(running, 30)
     assert engine.wait_state(job, "CANCELLED") == "CANCELLED"

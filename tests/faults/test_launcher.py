@@ -252,7 +252,7 @@ def test_a_short_pause_is_survived(tmp_path: Path) -> None:
         time.sleep(0.2)
         assert before == started[0].output(), "sync went on without it: it was not stopped"
         os.kill(victim, signal.SIGCONT)
-        assert started[0].wait(60) == 0, started[0].output()
+        assert started[0].wait(120) == 0, started[0].output()
     assert {of["restarts"] for of in summary(tmp_path / "m")["tasks"].values()} == {0}
 
 

@@ -32,7 +32,7 @@ def test_a_checkpoint_is_whole_whoever_can_write_it(tmp_path: Path, mount: str |
     for max_steps in (3, 5):
         flags = (f"--model={model}", f"--model_dir={model_dir}", f"--max_steps={max_steps}")
         with by_hand(tmp_path, 2, 1, *flags, under=under) as tasks:
-            said = {name: (task.wait(60), task.output()) for name, task in tasks.items()}
+            said = {name: (task.wait(120), task.output()) for name, task in tasks.items()}
         assert [code for code, _ in said.values()] == [0, 0, 0], said
         assert ("the chief saves, as a PS cannot" in said["worker/0"][1]) == (mount == READ_ONLY)
         assert len(list(model_dir.glob(f"model.ckpt-{max_steps}.data-*"))) == shards

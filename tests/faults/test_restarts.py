@@ -109,10 +109,10 @@ def test_a_killed_task_that_is_started_again(tmp_path: Path, mode: str, lost: st
 def test_a_task_that_comes_after_the_end(tmp_path: Path) -> None:
     """A worker that is lost at the very end and started again when all have left ends with 0, and soon."""
     with platform(tmp_path, 1, 2, "--max_steps=100") as job:
-        assert set(job.wait(60).values()) == {0}
+        assert set(job.wait(120).values()) == {0}
         late = job._start("worker/1")
         try:
-            assert late.wait(60) == 0
+            assert late.wait(120) == 0
             assert "the job has ended already" in late.output()
         finally:
             late.end()

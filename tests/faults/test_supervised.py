@@ -97,7 +97,7 @@ def test_nothing_of_a_job_that_failed_for_good_runs_on(
     """
     model = f"print('loaded', flush=True)\n{source}\n{POWERS}"
     with job(tmp_path, 2, 1, "--start_timeout_secs=600", f"--max_restarts={restarts}", model=model) as tasks:
-        assert tasks["worker/0"].wait(60) == code
+        assert tasks["worker/0"].wait(120) == code
         assert tasks["worker/0"].output().count("loaded") == starts
         for ps in ("ps/0", "ps/1"):
             ended = tasks[ps].wait(30)
@@ -113,7 +113,7 @@ def test_a_worker_started_twice_ends_nobodys_job(tmp_path: Path) -> None:
         argv = Path(f"/proc/{tasks['worker/0'].pid}/cmdline").read_text().split("\0")[3:-1]
         second = Process(tmp_path / "second", *argv)
         started.append(second)
-        assert second.wait(60) == 2
+        assert second.wait(120) == 2
         assert "is taken by another process" in second.output()
         until = time.monotonic() + 12  # a PS that was told would have ended by then
         while time.monotonic() < until:

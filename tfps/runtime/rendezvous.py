@@ -4,10 +4,11 @@ A run of a distributed session has a rendezvous in every task that takes part, t
 is over the master cleans up, and each task aborts that rendezvous if something still refers to it, as the end of the
 run itself may for a moment. ``LocalRendezvous::StartAbort`` (tensorflow/core/framework/local_rendezvous.cc) then adds a
 reference to a list, ``aborted_rendezs_``, from which nothing is ever taken: about a kilobyte each, and the worker's
-session with it. Nothing needs it there: it is complete, and is destroyed with its last reference.
+session with it. Nothing needs it there when the run is over: it is destroyed with its last reference.
 
-So this module takes the references out of the list, under the list's own mutex, and drops them as C++ would. It does so
-through the names that TensorFlow's libraries export; where a release lacks one of them, nothing is done.
+So this module takes the references out of the list, under the list's own mutex, and drops them as C++ would: not at
+once, for a callback of a run that is being canceled may still be on its way to it, but when they are a minute old. It
+does so through the names that TensorFlow's libraries export; where a release lacks one of them, nothing is done.
 """
 
 import ctypes
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_EVERY_SECS = 5.0
+_EVERY_SECS = 60.0
 _FRAMEWORK, _CC = "libtensorflow_framework.so.2", "libtensorflow_cc.so.2"
 _LIST = "_ZN10tensorflow15LocalRendezvous16aborted_rendezs_E"  # std::vector<RefCountPtr<Rendezvous>>&
 _MUTEX = "_ZN10tensorflow15LocalRendezvous19aborted_rendezs_mu_E"  # mutex&
@@ -57,25 +58,28 @@ class Aborted:
         kept = self._list.contents
         return ((kept.end or 0) - (kept.begin or 0)) // ctypes.sizeof(ctypes.c_void_p)
 
-    def free(self) -> int:
-        """Free all that nothing else refers to; returns how many were taken out of the list.
+    def free(self, most: int) -> int:
+        """Drop the references that are in the list for longest, ``most`` at most; returns how many.
 
         None if the list is in use right now: the next call takes them.
         """
-        taken = self._take()
+        taken = self._take(most)
         for pointer in taken:
             self._drop(ctypes.byref(ctypes.c_void_p(pointer)))
         return len(taken)
 
-    def _take(self) -> Sequence[int]:
-        """Empty the list; the caller has its references."""
+    def _take(self, most: int) -> Sequence[int]:
+        """Take the first references out of the list; they are the caller's."""
         if not self._try_lock(self._mutex):
             return []
         try:
             kept = self._list.contents
-            taken = (ctypes.c_void_p * len(self))()
-            ctypes.memmove(taken, kept.begin, ctypes.sizeof(taken))
-            kept.end = kept.begin
+            taken = (ctypes.c_void_p * min(most, len(self)))()
+            size = ctypes.sizeof(taken)
+            if size:
+                ctypes.memmove(taken, kept.begin, size)
+                kept.end -= size
+                ctypes.memmove(kept.begin, kept.begin + size, kept.end - kept.begin)
             return [pointer for pointer in taken if pointer]
         finally:
             self._unlock(self._mutex)
@@ -92,9 +96,11 @@ def keep_freeing() -> None:
 
 
 def _keep_freeing(aborted: Aborted) -> None:
+    old = 0
     while True:
         time.sleep(_EVERY_SECS)
-        aborted.free()
+        aborted.free(old)
+        old = len(aborted)
 
 
 def _loaded(kind: Any, name: str) -> Any:
