@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import resource
 import subprocess
 import time
 from pathlib import Path
@@ -19,6 +20,8 @@ def test_a_mistake_in_the_users_model_shows_the_users_line_once(tmp_path: Path) 
     line = 1 + model.read_text().splitlines().index('    loss = weihgt * features["x"]')
     assert f"{model}, line {line}: NameError" in ended.stderr
     assert 'loss = weihgt * features["x"]' in ended.stderr
+    assert (ended.stdout + ended.stderr).count("NameError") == 1
+    assert [log.name for log in (tmp_path / "m" / "logs").glob("*-*.log")] == ["worker-0.log"], "there was a cluster"
     assert "Traceback" not in ended.stdout + ended.stderr
     assert summary(tmp_path / "m")["exit_code"] == 2
 
@@ -49,6 +52,52 @@ def test_a_diverging_job_ends_with_66(tmp_path: Path) -> None:
     assert ended.returncode == 66, ended.stdout + ended.stderr
     assert "--learning_rate" in ended.stderr
     assert list(tmp_path.glob("model.ckpt-*")) == []
+
+
+def test_a_long_tmpdir_is_no_obstacle(tmp_path: Path) -> None:
+    """The path of a socket has 107 bytes at most, and a directory for temporary files may have more."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    ended = run_tfps("launch", "--model=linear", "--max_steps=5", f"--model_dir={tmp_path / 'm'}", TMPDIR=str(long))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_a_terminal_of_ascii_alone_shows_all(tmp_path: Path) -> None:
+    """What a model prints that the locale has no letters for is shown escaped, and is in the log as it is."""
+    model = tmp_path / "mine.py"
+    model.write_text(f"print('h\u00f6he \u2192')\n{POWERS}", encoding="utf-8")
+    ascii_alone = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    ended = run_tfps("launch", f"--model={model}", "--max_steps=5", f"--model_dir={tmp_path / 'm'}", **ascii_alone)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "worker/0 | h\\xf6he \\u2192\n" in ended.stdout
+    assert "h\u00f6he \u2192\n" in (tmp_path / "m" / "logs" / "worker-0.log").read_text(encoding="utf-8")
+
+
+def test_output_that_takes_no_more_is_told(tmp_path: Path) -> None:
+    """From the start on it is 74, and nothing is started; later the job goes on, which is said once."""
+    command = [*TFPS, "launch", "--model=linear", "--max_steps=300"]
+    with open("/dev/full", "w") as full:
+        refused = subprocess.run(
+            [*command, f"--model_dir={tmp_path / 'n'}"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    told = "error: standard output cannot be written: No space left on device.\n"
+    assert (refused.returncode, refused.stderr) == (74, told)
+    most = 64 << 20
+    with open(tmp_path / "out", "w") as file:
+        file.truncate(most - 200)
+    with open(tmp_path / "out", "a") as file:
+        ended = subprocess.run(
+            [*command, f"--model_dir={tmp_path / 'm'}"],
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
+            env=environment(),
+            check=False,
+        )
+    assert (tmp_path / "out").stat().st_size == most
+    assert ended.stderr == "standard output cannot be written: File too large; the job goes on without it\n"
+    assert (ended.returncode, summary(tmp_path / "m")["global_step"]) == (0, 300)
 
 
 def test_an_ambient_tf_config_is_not_the_launched_tasks(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tfps.cluster import Task
 from tfps.config import JobConfig
 from tfps.launchers import view as viewing
 from tfps.launchers.follow import Outcome, follow, log_tail, write_summary
-from tfps.launchers.handle import Exited, Line
+from tfps.launchers.handle import Exited, Line, Note
 from tfps.launchers.view import JobView, Terminal, job_view
 
 PS, CHIEF, WORKER = Task("ps", 0), Task("worker", 0), Task("worker", 1)
@@ -25,12 +25,12 @@ MISTAKE = ("error: --model=m.py: m.py, line 3: NameError: x", "    loss = x")
 class Script:
     """A job whose events are given; remembers what it was told. An event that can be called is called."""
 
-    def __init__(self, events: Sequence[Line | Exited | Callable[[], None] | None]) -> None:
+    def __init__(self, events: Sequence[Line | Exited | Note | Callable[[], None] | None]) -> None:
         self._events = events
         self.told: list[str] = []
         self.restarts = {WORKER: 2}
 
-    def events(self) -> Iterator[Line | Exited | None]:
+    def events(self) -> Iterator[Line | Exited | Note | None]:
         """Yield the events in order."""
         for event in self._events:
             if callable(event):
@@ -213,17 +213,49 @@ def test_the_first_task_that_fails_decides(lines: Sequence[str], code: int, job_
 
 
 def test_the_same_error_of_several_tasks_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """Tasks that fail alike are shown once, with all lines of it; an error of another kind is shown too."""
+    """The error that the job ends with is not shown before, nor is its like; one of another kind is."""
     first, code = MISTAKE
     lines = [*said(WORKER, first), *said(CHIEF, first), *said(WORKER, code), *said(CHIEF, code)]
-    follow(Script([*lines, *said(PS, first[:-1], code, "    more"), *ended(2, 2, 2)]), shown())
+    outcome = follow(
+        Script([*lines, *said(PS, first[:-1], code, "    more"), Exited(WORKER, 2), Exited(PS, 2), Exited(CHIEF, 2)]),
+        shown(),
+    )
+    assert outcome.error == f"worker/1: {first.removeprefix('error: ')}\n{code}"
     assert capsys.readouterr().out.splitlines() == [
-        f"worker/1 | {first}",
-        f"worker/1 | {code}",
         f"ps/0     | {first[:-1]}",
         f"ps/0     | {code}",
         "ps/0     |     more",
     ]
+
+
+def test_an_error_is_not_held_back_for_long(capsys: pytest.CaptureFixture[str]) -> None:
+    """An error of a task that is started again is shown, and that of one that does not end is after 2 s."""
+    follow(Script([*said(WORKER, "error: lost ps/0", "restarted after exit code 170"), *ended(0, 0, 0)]), shown())
+    assert capsys.readouterr().out.splitlines() == [
+        "worker/1 | error: lost ps/0",
+        "worker/1 | restarted after exit code 170",
+    ]
+    slow = Script([*said(WORKER, "error: lost ps/0"), lambda: time.sleep(2.1), None, *ended(2, 2, 2)])
+    follow(slow, shown())
+    assert capsys.readouterr().out.splitlines() == ["worker/1 | error: lost ps/0"]
+
+
+def test_what_the_launcher_does_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is a line of its own; a terminal shows it until a task says something."""
+    follow(Script([Note("importing TensorFlow"), *said(CHIEF, "training"), *ended(0, 0, 0)]), shown())
+    assert capsys.readouterr().out.splitlines() == ["importing TensorFlow", "worker/0 | training"]
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None, highlight=False)
+    view = shown()
+    with Terminal(view, console) as terminal:
+        terminal.note("importing TensorFlow")
+        console.print(terminal._draw())
+        view.said(CHIEF, "training")
+        console.print(terminal._draw())
+    out = console.file
+    assert isinstance(out, io.StringIO)
+    before, _, after = out.getvalue().partition("examples/s")
+    assert "importing TensorFlow" in before
+    assert "importing TensorFlow" not in after
 
 
 def _interrupted() -> None:
@@ -255,12 +287,15 @@ def test_two_signals_at_once_are_one() -> None:
     assert "kill" not in job.told
 
 
-def test_a_signal_to_a_failed_job_kills_what_is_left() -> None:
-    """A job that ends by itself because a task failed keeps its own reason when it is interrupted."""
+def test_a_failed_job_keeps_its_reason_when_it_is_told_to_stop() -> None:
+    """One signal leaves the tasks of a job that has failed the time to save; a later one kills them."""
     job = Script([Exited(PS, 2), _interrupted, Exited(CHIEF, -9), Exited(WORKER, -9)])
     outcome = follow(job, shown())
     assert (outcome.exit_code, outcome.error) == (2, "ps/0 ended with exit code 2")
-    assert job.told[:2] == ["cancel", "kill"]
+    assert "kill" not in job.told
+    job = Script([Exited(PS, 2), _interrupted, lambda: time.sleep(2.1), _interrupted, Exited(CHIEF, -9)])
+    assert follow(job, shown()).exit_code == 2
+    assert "kill" in job.told
 
 
 def test_the_log_of_a_task_that_died_in_silence_is_shown(tmp_path: Path) -> None:

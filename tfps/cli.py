@@ -1,5 +1,7 @@
 """The command line. Prints for people, as the verbs do, and exits. Does not import TensorFlow until a verb needs it."""
 
+import errno
+import io
 import os
 import shutil
 import sys
@@ -8,15 +10,24 @@ from collections.abc import Sequence
 
 import tfps
 from tfps import config, models
-from tfps.errors import ConfigError, StoppedError, TfpsError
+from tfps.errors import ConfigError, StoppedError, StorageError, TfpsError
 from tfps.verbs import VERBS
 from tfps.verbs.problems import CHOICES, tell
 from tfps.verbs.run import ROLE
 
+_NOT_WRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO)  # a file's own errors are told where they are met
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    args = _as_flag(list(sys.argv[1:] if argv is None else argv))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal, file or pipe that takes ASCII alone
+            stream.reconfigure(errors="backslashreplace")
+    return _written(_act(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _act(argv: list[str]) -> int:
+    args = _as_flag(argv)
     verb, rest = (args[0], args[1:]) if args and not args[0].startswith("-") else ("run", args)
     try:
         if "--version" in args or args == ["version"]:
@@ -32,9 +43,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return VERBS[verb].act(rest)
     except TfpsError as error:
         return tell(error, sys.stderr)
-    except (KeyboardInterrupt, BrokenPipeError):  # BrokenPipeError: tfps ... | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except KeyboardInterrupt:
         return StoppedError.exit_code
+    except OSError as error:
+        if error.errno not in _NOT_WRITTEN or error.filename:
+            raise
+        return _not_written(error)
+
+
+def _written(code: int) -> int:
+    """Write what is still in the buffer of standard output; returns the exit code, that of an error if it fails."""
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except OSError as error:
+        return code or _not_written(error)
+    return code
+
+
+def _not_written(error: OSError) -> int:
+    """Say that standard output takes no more, unless nobody reads it any more: tfps ... | head."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if isinstance(error, BrokenPipeError):
+        return StoppedError.exit_code
+    return tell(StorageError(f"standard output cannot be written: {error.strerror}."), sys.stderr)
 
 
 def _as_flag(args: list[str]) -> list[str]:

@@ -121,11 +121,28 @@ def test_if_the_launcher_dies_a_task_that_hears_nothing_does_too(tmp_path: Path)
     model.write_text(f"import time\nprint('blocks')\ntime.sleep(1000)\n{POWERS}")
     with processes() as started:
         started.append(Process(tmp_path / "out", "launch", f"--model={model}", f"--model_dir={tmp_path / 'm'}"))
-        started[0].wait_for("worker/1 | blocks", 60)
+        started[0].wait_for("worker/0 | blocks", 60)
         below = children_of(started[0].pid)
-        assert len(below) >= 4
+        assert len(below) >= 2
         started[0].signal(signal.SIGKILL)
         wait_gone(below, 15)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_ended_while_it_imports_tensorflow_it_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """The fork server does not outlive its launcher, which says what it does and listens to signals from its start."""
+    with processes() as started:
+        started.append(Process(tmp_path / "out", *LONG, f"--model_dir={tmp_path / 'm'}"))
+        started[0].wait_for("importing TensorFlow", 60)
+        below = children_of(started[0].pid)
+        assert below
+        started[0].signal(number)
+        assert started[0].wait(5) == (-9 if number == signal.SIGKILL else 143)
+        wait_gone(below, 5)
+        said = started[0].output()
+    assert "worker/0 |" not in said
+    assert ("stopped at step 0; nothing was saved" in said) == (number != signal.SIGKILL)
+    assert not list((tmp_path / "m" / "logs").glob("worker-*"))
 
 
 def test_a_worker_that_is_gone_for_good_ends_the_job_and_is_named(tmp_path: Path) -> None:

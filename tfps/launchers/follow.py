@@ -12,11 +12,12 @@ from typing import Any
 from tfps.cluster import Task
 from tfps.config import JobConfig
 from tfps.errors import PeerLostError, StoppedError
-from tfps.launchers.handle import Exited, Line, Running, how_it_ended
+from tfps.launchers.handle import Exited, Line, Note, Running, how_it_ended
 from tfps.launchers.view import JobView, Plain, Terminal, screen
 from tfps.report import LOGS, SUMMARY, read_json, write_json
 
 _SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one: Ctrl-C may come from the shell and a person
+_HELD_SECS = 2.0
 
 
 @dataclass
@@ -45,32 +46,79 @@ def follow(job: Running, view: JobView) -> Outcome:
     """
     outcome = Outcome({})
     with _on_signals(lambda: _interrupt(job, outcome)), screen(view) as shown:
+        errors = _Errors(view, shown)
         for event in job.events():
-            _take(event, job, view, shown, outcome)
+            if isinstance(event, Note):
+                shown.note(event.text)
+            elif isinstance(event, Line):
+                _take_line(event, view, shown, errors)
+            elif isinstance(event, Exited):
+                _take_end(event, job, view, outcome, errors)
+            errors.show_old()
             shown.refresh()
     if outcome.exit_codes and not any(outcome.exit_codes.values()):
         return Outcome(outcome.exit_codes, restarts=job.restarts)  # told to stop too late: it was done
     return replace(outcome, restarts=job.restarts)
 
 
-def _take(event: Line | Exited | None, job: Running, view: JobView, shown: Plain | Terminal, outcome: Outcome) -> None:
-    if isinstance(event, Line):
-        before = view.tasks[event.task].error
+class _Errors:
+    """What tasks say of why they fail, which is shown once.
+
+    It is held back until its task has ended, for the first is told with the job's end; or until that takes too long.
+    """
+
+    def __init__(self, view: JobView, shown: Plain | Terminal) -> None:
+        self._view, self._shown = view, shown
+        self._held: dict[Task, list[str]] = {}
+        self._since: dict[Task, float] = {}
+        self._told: list[str] = []
+
+    def hold(self, task: Task, line: str) -> None:
+        """Take in a line of a task's error."""
+        self._held.setdefault(task, []).append(line)
+        self._since.setdefault(task, time.monotonic())
+
+    def told(self, task: Task) -> None:
+        """Note that a task's error is told elsewhere."""
+        self._take(task)
+        self._told.append(f"{self._view.tasks[task].error}\n")
+
+    def show(self, task: Task) -> None:
+        """Show what is held of a task, unless another's error begins with all of it."""
+        lines, said = self._take(task), f"{self._view.tasks[task].error}\n"
+        if lines and not any(told.startswith(said) for told in self._told):
+            self._told.append(said)
+            for line in lines:
+                self._shown.line(task, line)
+
+    def show_old(self) -> None:
+        """Show what is held for long."""
+        for task in [task for task, since in self._since.items() if time.monotonic() - since > _HELD_SECS]:
+            self.show(task)
+
+    def _take(self, task: Task) -> list[str]:
+        self._since.pop(task, None)
+        return self._held.pop(task, [])
+
+
+def _take_line(event: Line, view: JobView, shown: Plain | Terminal, errors: _Errors) -> None:
+    if view.is_of_error(event.task, event.text):
         view.said(event.task, event.text)
-        if view.tasks[event.task].error == before or not _repeats(event.task, view):
-            shown.line(event.task, event.text)
-    elif isinstance(event, Exited):
-        outcome.exit_codes[event.task] = event.exit_code
-        if event.exit_code and not outcome.exit_code:
-            outcome.exit_code = event.exit_code if event.exit_code > 0 else PeerLostError.exit_code
-            outcome.error = _why(event, view)
-            job.cancel()
+        errors.hold(event.task, event.text)
+        return
+    errors.show(event.task)
+    view.said(event.task, event.text)
+    shown.line(event.task, event.text)
 
 
-def _repeats(task: Task, view: JobView) -> bool:
-    """Tell whether another task's error begins with all that a task has said of its own."""
-    said = f"{view.tasks[task].error}\n"
-    return any(f"{other.error}\n".startswith(said) for name, other in view.tasks.items() if name != task)
+def _take_end(event: Exited, job: Running, view: JobView, outcome: Outcome, errors: _Errors) -> None:
+    outcome.exit_codes[event.task] = event.exit_code
+    if event.exit_code and not outcome.exit_code:
+        outcome.exit_code = event.exit_code if event.exit_code > 0 else PeerLostError.exit_code
+        outcome.error = _why(event, view)
+        errors.told(event.task)
+        job.cancel()
+    errors.show(event.task)
 
 
 def _why(event: Exited, view: JobView) -> str:
@@ -83,9 +131,10 @@ def _why(event: Exited, view: JobView) -> str:
 
 def _interrupt(job: Running, outcome: Outcome) -> None:
     now = time.monotonic()
-    if outcome.exit_code and (outcome.told_at is None or now - outcome.told_at > _SECOND_THOUGHT_SECS):
+    if outcome.told_at is None:
+        outcome.told_at = now
+    elif now - outcome.told_at > _SECOND_THOUGHT_SECS:
         job.kill()
-    outcome.told_at = now if outcome.told_at is None else outcome.told_at
     outcome.exit_code = outcome.exit_code or StoppedError.exit_code
     outcome.error = outcome.error or "stopped"
     job.cancel()
@@ -98,7 +147,7 @@ def log_tail(config: JobConfig, view: JobView, outcome: Outcome, most: int = 10)
     if not silent or outcome.exit_code == stopped:
         return []
     path = Path(config.model_dir or ".") / LOGS / f"{silent[0].job}-{silent[0].index}.log"
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     lines = [line for line in lines if not re.match(r"[IW]\d{4} ", line)]  # TensorFlow's information and warnings
     return [f"the end of {path}:", *(f"  {line}" for line in lines[-most:])]
 

@@ -34,6 +34,13 @@ class Exited:
     exit_code: int
 
 
+@dataclass(frozen=True)
+class Note:
+    """What the launcher itself does now."""
+
+    text: str
+
+
 def how_it_ended(code: int) -> str:
     """Return an exit code in words: ``SIGKILL`` of a negative one, ``exit code 170``."""
     if code >= 0:
@@ -48,7 +55,7 @@ class Running(Protocol):
     def restarts(self) -> Mapping[Task, int]:
         """How often it has started each task again."""
 
-    def events(self) -> Iterator[Line | Exited | None]:
+    def events(self) -> Iterator[Line | Exited | Note | None]:
         """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
 
     def cancel(self) -> None:

@@ -1,8 +1,10 @@
 """A whole cluster on this machine.
 
-TensorFlow is imported once, in a fork server (``multiprocessing``'s), and every task is forked from it: a task starts
-in a fraction of a second. Ports are picked without a race: each is bound here, and held until the tasks have ended,
-so the kernel gives it to nobody else; with ``SO_REUSEADDR``, and as nobody listens on it yet, gRPC can bind it too.
+TensorFlow is imported once, in a fork server (``fork_server``), and every task is forked from it: a task starts in a
+fraction of a second. Worker 0 is the first, and the others follow when it has built its graph: a mistake in the model
+is told once, before there is a cluster. Ports are picked without a race: each is bound here, and held until the tasks
+have ended, so the kernel gives it to nobody else; with ``SO_REUSEADDR``, and as nobody listens on it yet, gRPC can bind
+it too.
 
 Each task is the very command of a task anywhere else, ``python -m tfps run FLAGS``; ``str(plan)`` shows them.
 
@@ -14,7 +16,6 @@ variables are of no use without its, and workers that are done.
 """
 
 import contextlib
-import multiprocessing
 import os
 import selectors
 import shlex
@@ -23,18 +24,18 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.errors import ConfigError, PeerLostError, RetryableError, StorageError
+from tfps.errors import PeerLostError, RetryableError
 from tfps.launchers import local_task
-from tfps.launchers.handle import Exited, Line, how_it_ended
+from tfps.launchers.fork_server import ForkServer
+from tfps.launchers.handle import Exited, Line, Note, how_it_ended
 from tfps.launchers.restarts import Restarts
-from tfps.report import LOGS, make_dir
+from tfps.report import LOGS
 
 KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
 _MOST_RESTARTS = 5
@@ -76,24 +77,22 @@ def held_ports(count: int) -> Iterator[list[int]]:
 
 
 def submit(plan: Plan) -> "LocalJob":
-    """Start every task of a plan."""
+    """Return the job of a plan; its tasks start when its events are asked for."""
     return LocalJob(plan)
 
 
 class LocalJob:
-    """The running tasks of a job on this machine."""
+    """The tasks of a job on this machine; ``events`` starts them.
+
+    Args:
+        plan: The tasks.
+        restarts: When they are started again; by default as ``--max_restarts`` says.
+        log: Where TensorFlow's words go as it is imported; by default ``launch.log`` among the job's logs.
+    """
 
     def __init__(self, plan: Plan, restarts: Restarts | None = None, log: Path | None = None) -> None:
-        """Start every task.
-
-        Args:
-            plan: The tasks.
-            restarts: When they are started again; by default as ``--max_restarts`` says.
-            log: Where TensorFlow's words go as it is imported; by default ``launch.log`` among the job's logs.
-        """
         self._plan = plan
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(local_task.PRELOAD)
+        self._server = ForkServer(log or Path(plan.config.model_dir or ".") / LOGS / "launch.log")
         self._processes: dict[Task, ForkServerProcess] = {}
         self._selector = selectors.DefaultSelector()
         self._kill_at: float | None = None
@@ -103,22 +102,18 @@ class LocalJob:
         self._given_up: list[Exited] = []
         self._lost_with: dict[Task, Task] = {}  # PS that were killed, by the one that was lost
         self._signed_off: set[Task] = set()
-        log = log or Path(plan.config.model_dir or ".") / LOGS / "launch.log"
-        make_dir(log.parent)
-        with _standard_error_to(log), _sigterm_ignored():
-            forkserver.ensure_running()  # TensorFlow's noise goes to the log, signals to the whole group pass it by
-        try:
-            for task in plan.commands:
-                self._start(task)
-        except (EOFError, ConnectionError):  # the fork server has ended
-            raise ConfigError(f"TensorFlow cannot be imported: {_last_line(log)} (all of it is in {log}).") from None
+        self._not_begun: list[Task] = []  # they wait until worker 0 has built its graph
 
     def _start(self, task: Task) -> None:
-        ours, theirs = self._context.Pipe()
-        life, sign = self._context.Pipe(duplex=False)
+        context = self._server.context
+        ours, theirs = context.Pipe()
+        life, sign = context.Pipe(duplex=False)
         given = list(self._plan.commands[task]), theirs, sign
-        process = self._context.Process(target=local_task.be_task, args=given, name=str(task), daemon=True)
-        process.start()
+        process = context.Process(target=local_task.be_task, args=given, name=str(task), daemon=True)
+        try:
+            process.start()
+        except (EOFError, ConnectionError):
+            raise self._server.ended() from None
         self._restarts.began(task)
         self._signed_off.discard(task)
         os.set_blocking(life.fileno(), False)
@@ -130,8 +125,21 @@ class LocalJob:
         self._selector.register(life, selectors.EVENT_READ, lambda: self._lives(task, life))
         self._selector.register(process.sentinel, selectors.EVENT_READ, lambda: self._ended(output, process, life))
 
-    def events(self, every_secs: float = 0.25) -> Iterator[Line | Exited | None]:
-        """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
+    def events(self, every_secs: float = 0.25) -> Iterator[Line | Exited | Note | None]:
+        """Start every task; yield what they say and how they end, until all have.
+
+        ``None`` when nothing happened for a while.
+
+        Raises:
+            ConfigError: If TensorFlow cannot be imported.
+            StorageError: If the log of its import cannot be written.
+        """
+        self._server.start()
+        yield Note("importing TensorFlow")
+        while self._kill_at is None and not self._server.is_ready(every_secs):
+            yield None
+        if self._kill_at is None:
+            self._begin()
         while self._selector.get_map() or self._restarts or self._given_up:
             while self._given_up:
                 yield self._given_up.pop()
@@ -144,6 +152,19 @@ class LocalJob:
             self._start_those_due()
             if not ready:
                 yield None
+
+    def _begin(self) -> None:
+        """Start worker 0, and all others if the job has none."""
+        first = Task("worker", 0)
+        self._not_begun = [task for task in self._plan.commands if task != first]
+        if first in self._plan.commands:
+            self._start(first)
+        else:
+            self._start_others()
+
+    def _start_others(self) -> None:
+        while self._not_begun:
+            self._start(self._not_begun.pop(0))
 
     def _lives(self, task: Task, life: Connection) -> Iterator[Line]:
         """Take in a task's signs of life; there are none any more when it has ended."""
@@ -159,6 +180,8 @@ class LocalJob:
             self._last_sign[task] = time.monotonic(), self._cpu_secs(task)
         if local_task.SIGNED_OFF in signs:
             self._signed_off.add(task)
+        if local_task.BUILT in signs:
+            self._start_others()
         return bool(signs)
 
     def _forget(self, life: Connection) -> None:
@@ -249,7 +272,7 @@ class LocalJob:
 
     def _recalled(self) -> Iterator[Line]:
         """Let workers that are done be started again: the job may begin anew from a checkpoint, and needs all."""
-        for task in [task for task, code in self.status().items() if code == 0 and task.job == "worker"]:
+        for task in [task for task in self._signed_off if task.job == "worker" and self.status()[task] == 0]:
             if task not in self._restarts:
                 self._restarts.recall(task)
                 yield Line(task, "restarted after exit code 0, with the PS that was lost")
@@ -267,6 +290,7 @@ class LocalJob:
         """Ask every task to save and end; those that have not after a while are killed."""
         if self._kill_at is None:
             self._kill_at = time.monotonic() + KILL_AFTER_SECS
+            self._not_begun.clear()
             self._given_up += [Exited(task, code) for task, code in self._restarts.give_up().items()]
             self._signal(signal.SIGTERM)
 
@@ -284,11 +308,6 @@ class LocalJob:
 def _policy(plan: Plan) -> Restarts:
     asked = plan.config.max_restarts
     return Restarts(plan.commands, _MOST_RESTARTS if asked is None else asked)
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "it says nothing").rstrip(".")
 
 
 class _Output:
@@ -319,34 +338,3 @@ class _Output:
             lines.append(bytes(self._begun))
             self._begun = bytearray()
         return [line.decode(errors="replace") for line in lines]
-
-
-@contextlib.contextmanager
-def _standard_error_to(path: Path) -> Iterator[None]:
-    """Let processes started inside write their standard error to a file.
-
-    Raises:
-        StorageError: If it cannot be written.
-    """
-    try:
-        opened = open(path, "ab")  # noqa: SIM115  closed below
-    except OSError as error:
-        raise StorageError(f"--model_dir: {path} cannot be written: {error.strerror}.") from None
-    with opened as file:
-        saved = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-
-
-@contextlib.contextmanager
-def _sigterm_ignored() -> Iterator[None]:
-    """Let processes started inside ignore SIGTERM."""
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -12,7 +12,8 @@ from multiprocessing.connection import Connection
 from tfps.errors import StoppedError
 
 PRELOAD = ["tfps.runtime.preload", "tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist", "tfps.models.linear"]
-SIGNED_OFF = b"D"
+BUILT, SIGNED_OFF = b"B", b"D"
+SIGNS = "TFPS_SIGNS"  # environment variable: the file descriptor that these are written to
 _SIGN_SECS, _MOST_SECS = 1.0, 10.0
 
 
@@ -22,7 +23,8 @@ def be_task(argv: list[str], launcher: Connection, sign: Connection) -> None:
     Args:
         argv: Its flags.
         launcher: Where its output goes; the launcher's end is closed when that ends.
-        sign: Gets a byte a second while Python runs here, and ``SIGNED_OFF`` when the task has come to its end.
+        sign: Gets a byte a second while Python runs here, ``BUILT`` when a worker has built its graph, and
+            ``SIGNED_OFF`` when the task has come to its end.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()  # Ctrl-C is for the launcher, which ends the tasks in order
@@ -30,8 +32,11 @@ def be_task(argv: list[str], launcher: Connection, sign: Connection) -> None:
         os.dup2(launcher.fileno(), number)
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     threading.Thread(target=_give_signs, args=(sign,), daemon=True).start()
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
-    os.environ["TFPS_SIGN_OFF"] = str(sign.fileno())  # an exit by anything else than the task's end says nothing there
+    sys.stdout, sys.stderr = (
+        os.fdopen(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        for number in (1, 2)
+    )
+    os.environ[SIGNS] = str(sign.fileno())  # an exit by anything else than the task's end says nothing there
     for name in [n for n in os.environ if n == "TF_CONFIG" or n.startswith("SLURM_")]:
         del os.environ[name]
     sys.argv = ["tfps", "run", *argv]

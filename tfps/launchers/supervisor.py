@@ -64,7 +64,7 @@ class Supervisor:
         return self.told or (code < RetryableError.exit_code and self._policy.has_trained)
 
     def _see_through(self, job: LocalJob) -> int:
-        code = 0
+        code = -signal.SIGTERM  # it has not begun
         for event in job.events():
             if isinstance(event, Line):
                 self._pass_on(event.text)

@@ -3,7 +3,9 @@
 Works on nothing but what tasks say and how they end, so it serves every launcher.
 """
 
+import os
 import re
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +48,7 @@ class JobView:
         config: The job.
         tasks: By task.
         began: Monotonic time of its start.
+        doing: What its launcher does before any task says something.
         first_step_secs: After how long it took its first step.
         recovery_secs: For how long some task was lost, or on its way back.
     """
@@ -53,6 +56,7 @@ class JobView:
     config: JobConfig
     tasks: dict[Task, TaskView]
     began: float
+    doing: str = ""
     first_step_secs: float | None = None
     recovery_secs: float = 0.0
     _away: set[Task] = field(default_factory=set)
@@ -76,11 +80,11 @@ class JobView:
 
     def said(self, task: Task, line: str) -> None:
         """Take in a line of a task."""
-        view = self.tasks[task]
+        self.doing, view = "", self.tasks[task]
         progress = parse_progress(line)
         if progress is None:
             self._note_loss(task, line)
-            self._state(view, line)
+            self._state(task, line)
             return
         self._back(task, *(away for away in self._away if away.job == "ps"))  # without which it could not train
         view.step, view.values = int(progress.pop("step")), {**view.values, **progress}
@@ -110,13 +114,18 @@ class JobView:
         if before and not self._away:
             self.recovery_secs += time.monotonic() - self._away_since
 
-    def _state(self, view: TaskView, line: str) -> None:
+    def is_of_error(self, task: Task, line: str) -> bool:
+        """Tell whether a line of a task says why it fails, or goes on with that."""
+        return line.partition(" ")[0] == "error:" or bool(self.tasks[task].error and line.startswith("    "))
+
+    def _state(self, task: Task, line: str) -> None:
+        view = self.tasks[task]
         word = line.partition(" ")[0].rstrip(":")
         if word in STATES:
             view.state = word
         if word == "restarted":
             view.error = ""  # that of the process before
-        if word == "error" or (view.error and line.startswith("    ")):
+        if self.is_of_error(task, line):
             told = line.removeprefix("error: ")
             view.error = f"{view.error}\n{told}" if view.error else told
 
@@ -132,6 +141,7 @@ class Plain:
     def __init__(self, view: JobView) -> None:
         self._view = view
         self._width = max(len(str(task)) for task in view.tasks)
+        self._is_read = True
 
     def __enter__(self) -> "Plain":
         return self
@@ -141,7 +151,24 @@ class Plain:
 
     def line(self, task: Task, text: str) -> None:
         """Show a line that a task said."""
-        print(f"{task!s:<{self._width}} | {text}", flush=True)
+        self.note(f"{task!s:<{self._width}} | {text}")
+
+    def note(self, text: str) -> None:
+        """Show what the launcher does.
+
+        Where standard output takes no more, the job goes on, which is said once; it ends if nobody reads it any more.
+        """
+        if not self._is_read:
+            return
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self._is_read = False
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still in Python's buffer, too
+            told = f"standard output cannot be written: {error.strerror}; the job goes on without it"
+            print(told, file=sys.stderr, flush=True)
 
     def refresh(self) -> None:
         """Nothing changes between two lines."""
@@ -174,6 +201,10 @@ class Terminal:
         if parse_progress(text) is None:
             self._console.print(Text.assemble((f"{task!s:>9} ", "dim"), text))
 
+    def note(self, text: str) -> None:
+        """Show what the launcher does, until a task says something."""
+        self._view.doing = text
+
     def refresh(self) -> None:
         """Bring the bar up to date; rich draws by itself."""
         self._progress.update(self._bar, completed=min(self._view.step, self._view.config.max_steps))
@@ -182,7 +213,8 @@ class Terminal:
         view = self._view
         loss = "-" if view.loss is None else f"{view.loss:.4g}"
         elapsed = duration(time.monotonic() - view.began)
-        head = Text(f"loss {loss}   {count(view.examples_per_sec)} examples/s   {elapsed}")
+        told = f"loss {loss}   {count(view.examples_per_sec)} examples/s"
+        head = Text(f"{view.doing or told}   {elapsed}")
         return Group(self._progress, head, self._table())
 
     def _table(self, most: int = 16) -> Table:

@@ -73,7 +73,7 @@ def open_log(path: Path | None) -> TextIO:
 def _opened(path: Path) -> TextIO:
     make_dir(path.parent)
     try:
-        return open(path, "a", buffering=1)
+        return open(path, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise StorageError(f"--model_dir: {path} cannot be written: {error.strerror}.") from None
 
@@ -85,6 +85,7 @@ def _handler(stream: TextIO, line: str) -> logging.Handler:
 
 
 def _log_to(*handlers: logging.Handler) -> None:
+    logging.raiseExceptions = False  # a console that nobody reads any more is no reason for a traceback in the log
     _log.handlers[:] = handlers
     _log.setLevel(logging.DEBUG)  # what is for the log alone
     _log.propagate = False

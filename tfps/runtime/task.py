@@ -5,6 +5,7 @@ Importing this module does not import TensorFlow; being a task does, after the l
 
 import importlib.util
 import os
+from collections.abc import Callable
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
@@ -32,7 +33,7 @@ def load_tensorflow() -> None:
     tf.enable_resource_variables()
 
 
-def run(config: JobConfig, cluster: Cluster, task: Task, is_new_dir: bool = False) -> None:
+def run(config: JobConfig, cluster: Cluster, task: Task, is_new_dir: bool, on_built: Callable[[], None]) -> None:
     """Be one task of a cluster until the job is done.
 
     Args:
@@ -40,6 +41,7 @@ def run(config: JobConfig, cluster: Cluster, task: Task, is_new_dir: bool = Fals
         cluster: The cluster.
         task: The task.
         is_new_dir: Whether ``--model_dir`` was made for this process, as none was given.
+        on_built: Called when a worker has built its graphs, before it meets the others.
 
     Raises:
         TfpsError: See the classes of ``tfps.errors``; a failed chief has written ``summary.json``.
@@ -47,7 +49,7 @@ def run(config: JobConfig, cluster: Cluster, task: Task, is_new_dir: bool = Fals
     stop = Stop()
     stop.on_signals()
     if task.job == "worker":
-        _worker(config, cluster, task, stop, is_new_dir)
+        _worker(config, cluster, task, stop, is_new_dir, on_built)
     else:
         {"ps": _ps, "evaluator": _evaluator}[task.job](config, cluster, task, stop)
 
@@ -61,14 +63,16 @@ def _ps(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
     supervise(lambda: ps.serve(config, cluster, task, stop), stop, grace_secs=lambda: 2 * PS_GRACE_SECS)
 
 
-def _worker(config: JobConfig, cluster: Cluster, task: Task, stop: Stop, is_new_dir: bool = False) -> None:
+def _worker(
+    config: JobConfig, cluster: Cluster, task: Task, stop: Stop, is_new_dir: bool, on_built: Callable[[], None]
+) -> None:
     _set_up_memory(cluster, task)
     load_tensorflow()
     from tfps import models  # noqa: PLC0415
     from tfps.runtime.worker import Worker  # noqa: PLC0415
 
     worker = Worker(config, cluster, task, models.load(config.model), stop)
-    worker.is_new_dir = is_new_dir
+    worker.is_new_dir, worker.on_built = is_new_dir, on_built
     try:
         supervise(worker.work, stop, worker.watch, worker.last_will, worker.grace_secs)
     except TfpsError as error:

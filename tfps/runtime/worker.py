@@ -46,11 +46,13 @@ class Worker:
 
     Attributes:
         is_new_dir: Whether ``--model_dir`` was made for this process, and so is of no run before.
+        on_built: Called when its graphs are built, before it meets the others.
     """
 
     def __init__(self, config: JobConfig, cluster: Cluster, task: Task, model: Model, stop: Stop) -> None:
         self._config, self._cluster, self._task, self._model, self._stop = config, cluster, task, model, stop
         self.is_new_dir = False
+        self.on_built: Callable[[], None] = lambda: None
         self._session: Any = None
         self._chief: Chief | None = None
         self._loop: Loop | None = None
@@ -72,6 +74,7 @@ class Worker:
         """
         try:
             self._build()
+            self.on_built()
             if not self._join_cluster():
                 return
             loop = self._loop = self._make_loop()

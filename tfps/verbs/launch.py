@@ -45,9 +45,8 @@ def _follow(job: JobConfig, began: float) -> int:
     print(f"{job.model}: {job.num_ps} ps, {workers}, {job.mode}; model_dir {job.model_dir}", flush=True)
     with local.held_ports((job.num_ps or 1) + (job.num_workers or 2)) as ports:
         plan = local.plan(job, ports)
-        running = local.submit(plan)
         shown = view.job_view(job, plan.commands, began)
-        outcome = follow.follow(running, shown)
+        outcome = follow.follow(local.submit(plan), shown)
     keep = ownership.is_free_for(job.model_dir, [f"127.0.0.1:{port}" for port in ports])
     summary = follow.write_summary(job, shown, outcome, keep)
     if outcome.exit_code == StoppedError.exit_code:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tfps import cluster, models, slurm_env
 from tfps.config import JobConfig
 from tfps.errors import PeerLostError, StorageError, TfpsError
-from tfps.launchers.local_task import SIGNED_OFF
+from tfps.launchers.local_task import BUILT, SIGNED_OFF, SIGNS
 from tfps.report import make_dir, one_line
 from tfps.runtime import farewell, logs, net, ownership, task
 from tfps.verbs.problems import Problems, tell
@@ -80,10 +80,10 @@ def _be_task(given: JobConfig, members: cluster.Cluster, me: cluster.Task, port_
     console = logs.open_log(logs.log_file(job.model_dir, str(me)))
     _tell(kept)
     try:
-        task.run(job, members, me, is_new_dir=bool(kept))
+        task.run(job, members, me, bool(kept), on_built=lambda: _sign(BUILT))
         _tell(kept)
         code = 0
-        _sign_off()
+        _sign(SIGNED_OFF)
     except SystemExit as ended:  # of the model, or a library that it uses
         code = ended.code if isinstance(ended.code, int) and ended.code else PeerLostError.exit_code
         with contextlib.suppress(OSError):
@@ -115,11 +115,11 @@ def _end_within(secs: float, code: int) -> None:
     timer.start()
 
 
-def _sign_off() -> None:
-    """Let the launcher know, if there is one, that the task has come to its end."""
-    if place := os.environ.get("TFPS_SIGN_OFF"):
+def _sign(sign: bytes) -> None:
+    """Let the launcher know how far the task has come, if there is one."""
+    if place := os.environ.get(SIGNS):
         with contextlib.suppress(OSError):
-            os.write(int(place), SIGNED_OFF)
+            os.write(int(place), sign)
 
 
 def _with_directory(job: JobConfig) -> tuple[JobConfig, str]:

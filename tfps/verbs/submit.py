@@ -59,7 +59,7 @@ def _job(asked: JobConfig, launcher: Any, problems: Problems) -> Job:
     if "volumes" in launcher.FLAGS:
         if is_file or asked.model in models.BUILTIN:  # a dotted module may be in the image alone
             problems.of(models.check, asked.model)
-        source = Path(asked.model).read_text() if is_file and Path(asked.model).is_file() else None
+        source = Path(asked.model).read_text(encoding="utf-8") if is_file and Path(asked.model).is_file() else None
         return Job(name, asked, source, directory=os.getcwd())
     problems.of(models.check, asked.model)
     problems.of(_check_data, asked.data_dir)

@@ -45,11 +45,14 @@ def found_from_anywhere(job: JobConfig) -> JobConfig:
     """Return a job with absolute paths: a model may change the working directory, ``tfps eval`` be called elsewhere.
 
     Raises:
-        ConfigError: If there is a relative path, and no working directory any more.
+        ConfigError: If a path is not UTF-8, as TensorFlow needs it, or is relative to a directory that is gone.
     """
     paths = {name: getattr(job, name) for name in ("model_dir", "checkpoint_path", "export_dir")}
     paths["data_dir"] = job.data_dir if os.path.exists(job.data_dir) else None
     paths["model"] = job.model if Path(job.model).is_file() else None
+    for name, path in paths.items():
+        if path and any("\ud800" <= letter <= "\udfff" for letter in path):
+            raise ConfigError(f"--{name}={config.show(path)} is not UTF-8: rename it, or set LC_ALL=C.UTF-8.")
     try:
         return job.replace(**{name: os.path.abspath(path) for name, path in paths.items() if path})
     except FileNotFoundError:
