@@ -1,5 +1,6 @@
 """Tasks started one by one, as in so many shells, with nothing above them."""
 
+import contextlib
 import json
 import re
 import signal
@@ -122,3 +123,29 @@ def test_a_taken_port_is_named_with_its_flag(tmp_path: Path) -> None:
         ended = run_tfps(f"--ps_hosts={address}", "--worker_hosts=127.0.0.1:2", "--job_name=ps", "--task_index=0")
     assert ended.returncode == 2
     assert f"--ps_hosts: port {address.partition(':')[2]} of {address} is taken" in ended.stderr
+
+
+def test_idle_connections_do_not_keep_the_workers_out(tmp_path: Path) -> None:
+    """More connections to a PS than its soft limit of open files leave room for the job's own: the limit is raised."""
+    few = ("bash", "-c", 'ulimit -Sn 256; exec "$@"', "-")
+    with held_ports(2) as (ps, worker), processes() as started, contextlib.ExitStack() as idle:
+        hosts = (f"--ps_hosts=127.0.0.1:{ps}", f"--worker_hosts=127.0.0.1:{worker}", "--task_index=0")
+        job = (*hosts, "--model=linear", "--max_steps=300", f"--model_dir={tmp_path / 'm'}")
+        started.append(Process(tmp_path / "ps", *job, "--job_name=ps", under=few))
+        idle.enter_context(_connection(ps, 60))
+        for _ in range(300):
+            idle.enter_context(_connection(ps, 1))
+        started.append(Process(tmp_path / "worker", *job, "--job_name=worker"))
+        assert started[1].wait(120) == 0, started[1].output()
+        assert started[0].wait(20) == 0
+
+
+def _connection(port: int, secs: float) -> socket.socket:
+    """Return a connection to a port of this machine, as soon as somebody listens there."""
+    deadline = time.monotonic() + secs
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline, f"nobody listens on {port}"
+            time.sleep(0.1)

@@ -22,6 +22,7 @@ def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
     """
     net.bypass_proxies(os.environ, cluster)
     intra, inter = threads.share(cluster, task, overlap=config.mode != "sync")
+    sockets.allow_many()
     sockets.keep_bounded()
     rendezvous.keep_freeing()
     if task.job == "ps":

@@ -15,6 +15,7 @@ import ctypes
 import ipaddress
 import logging
 import os
+import resource
 import socket
 import threading
 import time
@@ -25,6 +26,7 @@ from tfps.hosts import split
 TIMEOUT_SECS = 20.0  # as long as a PS may be mute
 _EVERY_SECS, _NAME = 5.0, "sockets"
 _LOOK_UP_EVERY_SECS = 1.0
+_MOST_FILES = 1 << 16
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,14 @@ def keep_bounded() -> None:
     """
     if hasattr(socket, "TCP_USER_TIMEOUT") and os.path.isdir("/proc/self/fd") and not _is_kept():
         threading.Thread(target=_keep_bounded, name=_NAME, daemon=True).start()
+
+
+def allow_many() -> None:
+    """Let this process have as many connections as it may: a PS that 1,024 idle ones fill would take no worker's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _is_kept() -> bool:
