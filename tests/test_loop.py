@@ -87,14 +87,19 @@ def test_speeds_are_since_the_last_report(caplog: pytest.LogCaptureFixture) -> N
     assert re.fullmatch(r"step=101 loss=0.25 examples/s=\d+(\.\d+)?", second)
 
 
-@pytest.mark.parametrize("ended", [100.0, 99.9])
+@pytest.mark.parametrize("ended", [100.0, 99.9, 100.000001])
 def test_a_speed_over_no_time_is_not_told(ended: float) -> None:
-    """Of two runs under way, one may end with the other, or before it: no speed of 1e11, and none below 0, is told."""
+    """Of two runs under way, one may end with the other, or before it: no speed of 1e11, and none below 0, is told.
+
+    The next report's is since the last one that counted.
+    """
     reporter = Reporter(JobConfig(batch_size=32), None)
     reporter.report(1, 1, {"loss": 0.5}, None, ended=100.0)
     values = {"loss": 0.25}
     reporter.report(101, 51, values, None, ended=ended)
     assert values == {"loss": 0.25}
+    reporter.report(201, 101, values, None, ended=101.0)
+    assert (values["examples/s"], values["steps/s"]) == (100 * 32, 200)
 
 
 def events(directory: Path) -> dict[int, dict[str, float]]:

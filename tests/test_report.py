@@ -179,8 +179,10 @@ def test_the_final_report() -> None:
     summary = {"global_step": 1000, "seconds": 61.2, "examples_per_sec": 12345.6, "loss": 0.04567}
     summary |= {"eval": {"accuracy": 0.9153, "loss": 0.25, "note": "text"}, "checkpoint": "m/model.ckpt-1000"}
     summary |= {"tasks": {"ps/0": {"restarts": 0}, "worker/1": {"restarts": 2}}, "batches_skipped": 1234}
+    summary |= {"first_step_secs": 4.26}
     assert report.final_lines(summary, "m") == [
         "done: step 1,000 after 61 s, 12,346 examples/s",
+        "  first step     after 4.3 s",
         "  training loss  0.04567",
         "  eval accuracy  0.9153",
         "  eval loss      0.25",

@@ -1,5 +1,6 @@
 """A job as it is shown and followed: on a terminal, off one, to its end, and when it fails or is told to stop."""
 
+import functools
 import io
 import json
 import os
@@ -7,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -67,16 +69,48 @@ def ended(*codes: int) -> list[Exited]:
 def test_off_a_terminal_each_line_has_its_tasks_name(capsys: pytest.CaptureFixture[str]) -> None:
     """Lines are printed as they come, aligned after the name of who said them; a good end is exit code 0."""
     job = Script(
-        [*said(PS, "waiting for worker/1"), None, *said(CHIEF, "step=1 loss=2", "a | b %s {x} [red]"), *ended(0, 0, 0)]
+        [
+            *said(PS, "waiting for worker/1"),
+            None,
+            *said(CHIEF, "step=1 eval/x=2", "a | b %s {x} [red]"),
+            *ended(0, 0, 0),
+        ]
     )
     outcome = follow(job, shown())
     assert capsys.readouterr().out.splitlines() == [
         "ps/0     | waiting for worker/1",
-        "worker/0 | step=1 loss=2",
+        "worker/0 | step=1 eval/x=2",
         "worker/0 | a | b %s {x} [red]",
     ]
     assert outcome == Outcome({PS: 0, CHIEF: 0, WORKER: 0}, 0, "", job.restarts)
     assert job.told == []
+
+
+def test_progress_is_one_line_for_all_workers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each report there is one line, with all workers' speed; at most one a second, also where it is slow."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    events: list[Any] = []
+    for at, task, line in (
+        (101.0, CHIEF, "training"),
+        (101.0, WORKER, "training"),
+        (101.0, CHIEF, "step=1 loss=9"),
+        (101.5, CHIEF, "step=100 loss=8 examples/s=10"),
+        (102.5, WORKER, "step=110 loss=7 accuracy=1 examples/s=20"),
+        (103.6, CHIEF, "step=190 loss=6 examples/s=10"),
+        (107.6, CHIEF, "step=195 loss=5 examples/s=11"),
+        (108.7, WORKER, "step=201 loss=4 examples/s=20"),
+    ):
+        events += [functools.partial(now.__setitem__, 0, at), Line(task, line)]
+    follow(Script([*events, *ended(0, 0, 0)]), shown())
+    assert [line for line in capsys.readouterr().out.splitlines() if "step=" in line] == [
+        "job      | step=1 loss=9",
+        "job      | step=110 loss=7 accuracy=1 examples/s=30",
+        "job      | step=195 loss=5 examples/s=31",
+        "job      | step=201 loss=4 accuracy=1 examples/s=31",
+    ]
 
 
 def test_what_is_known_of_a_job() -> None:

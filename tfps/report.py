@@ -155,6 +155,8 @@ def final_lines(summary: Mapping[str, Any], model_dir: str | None) -> list[str]:
     lines = [f"done: step {count(step)} after {duration(secs)}"]
     lines[0] += f", {count(rate)} examples/s" if rate else ""
     lines[0] += f", resumed from step {count(resumed)}" if resumed else ""
+    if (first := summary.get("first_step_secs")) is not None:
+        lines.append(f"  first step     after {duration(first)}")
     if summary.get("loss") is not None:
         lines.append(f"  training loss  {summary['loss']:.4g}")
     if summary.get("pace"):

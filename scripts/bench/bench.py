@@ -108,7 +108,10 @@ def run_once(workload: Workload, name: str, number: int, place: Place) -> Result
     place.scratch.mkdir()
     tasks, env = program.tasks(workload, place), programs.environment(program, workload)
     output, sampler = processes.run(tasks, env, place.scratch, workload.deadline_secs, program.lasts)
-    found = measure.events(output)
+    found = [
+        *measure.events(output),
+        *(measure.logged(place.scratch / "model" / "logs") if workload.unit == "s" else ()),
+    ]
     result.metrics = programs.metrics(name, place, found)
     result.problem = output.problem or (workload.problem(result.metrics) if program.checked else "")
     if not result.problem:

@@ -9,6 +9,8 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ from programs import Program
 from usage import Sampler
 from workloads import Workload
 
-_TFPS_LINE = re.compile(r"(?:(worker/\d+) +\| )?step=(\d+)(?: \S+)* loss=")  # and not eval/loss
+_TFPS_LINE = re.compile(r"step=(\d+)(?: \S+)* loss=")  # and not eval/loss
+_LOGGED = re.compile(rf"(\S+ \S+),(\d+) {_TFPS_LINE.pattern}")
 
 
 @dataclass
@@ -54,9 +57,19 @@ def events(output: Output) -> list[Mapping[str, Any]]:
     for when, task, line in output.lines:
         told = _TFPS_LINE.match(line)
         if told:
-            found.append({"event": "mark", "time": when, "task": told[1] or task, "step": int(told[2])})
+            found.append({"event": "mark", "time": when, "task": task, "step": int(told[1])})
         elif line.startswith('{"event"'):
             found.append({"task": task, **json.loads(line)})
+    return found
+
+
+def logged(logs: Path) -> list[Mapping[str, Any]]:
+    """Return the marks of tfps's workers in their logs: ``tfps launch`` shows the job's progress alone."""
+    found: list[Mapping[str, Any]] = []
+    for log in sorted(logs.glob("worker-*.log")):
+        for told in filter(None, map(_LOGGED.match, log.read_text(errors="replace").splitlines())):
+            when = datetime.strptime(told[1], "%Y-%m-%d %H:%M:%S").timestamp() + int(told[2]) / 1_000
+            found.append({"event": "mark", "time": when, "task": log.stem, "step": int(told[3])})
     return found
 
 

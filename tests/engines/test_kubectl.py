@@ -485,7 +485,7 @@ def test_a_killed_worker_joins_again_and_a_cancelled_job_saves(running: Cluster,
         flags = ("--max_steps=100000000", "--steps_to_validate=50", f"--volumes={out}:{out}")
         waiting = Process(tmp_path / "waited", "submit", "--to=kubernetes", "--name=demo", *flags, "--wait")
         started.append(waiting)
-        waiting.wait_for("worker/1 | step=", SECS)
+        waiting.wait_for("worker/1 | training", SECS)
         victim = running.pod("worker", 1)
         assert victim.process is not None
         victim.kill()

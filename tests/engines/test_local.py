@@ -37,7 +37,8 @@ def test_mnist_on_the_digits_that_the_package_carries(tmp_path: Path) -> None:
     assert "done: step 400 after" in report
     assert f"eval accuracy  {_accuracy(model_dir):.4g}" in report
     assert f"{told['checkpoint']}" in report
-    assert re.search(r"^worker/3 \| step=1?\d* ", ended.stdout, re.MULTILINE)
+    assert re.search(r"^worker/3 \| training", ended.stdout, re.MULTILINE)
+    assert re.search(r"^job      \| step=1?\d* ", ended.stdout, re.MULTILINE)
     assert "E0000" not in ended.stdout + ended.stderr
     assert "absl::InitializeLog" in (model_dir / "logs" / "launch.log").read_text()
 

@@ -88,7 +88,8 @@ def test_an_async_job_is_watched_to_its_end(engine: Slurm, tmp_path: Path) -> No
     told = run_tfps("submit", "--to=slurm", *flags, "--wait", timeout=ENDS, **conf(engine))
     assert told.returncode == 0, told.stdout + told.stderr
     handle, *lines = told.stdout.splitlines()
-    assert any(line.startswith("worker/2 | step=") for line in lines)
+    assert any(line.startswith("worker/2 | training") for line in lines)
+    assert any(line.startswith("job      | step=") for line in lines)
     assert "done: step 60 " in told.stdout
     assert summary(tmp_path / "m")["global_step"] == 60
     assert engine.field(handle.partition(":")[2], "JobState") == "COMPLETED"

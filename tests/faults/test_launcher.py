@@ -149,7 +149,7 @@ def test_a_worker_that_is_gone_for_good_ends_the_job_and_is_named(tmp_path: Path
     """A killed task that may not be started again ends the job with 170, its name and the signal; the others leave."""
     with processes() as started:
         started.append(Process(tmp_path / "out", *LONG, "--max_restarts=0", f"--model_dir={tmp_path / 'm'}"))
-        started[0].wait_for("worker/1 | step=", 60)
+        started[0].wait_for("worker/1 | training", 60)
         below = children_of(started[0].pid)
         os.kill(_pid_of("worker-1", below), signal.SIGKILL)
         assert started[0].wait(20) == 170
@@ -169,7 +169,7 @@ def test_a_killed_task_is_started_again_and_no_step_is_lost(tmp_path: Path, lost
     flags = (f"--issync={issync}", f"--max_steps={steps}", f"--model_dir={tmp_path / 'm'}", "--steps_per_run=4")
     with processes() as started:
         started.append(Process(tmp_path / "out", "launch", f"--model={_slow(tmp_path)}", *flags))
-        started[0].wait_for(f"{lost.replace('-', '/')} | step=", 60)
+        started[0].wait_for(f"{lost.replace('-', '/')} | training", 60)
         time.sleep(3)
         victim = _pid_of(lost, children_of(started[0].pid))
         os.kill(victim, signal.SIGKILL)
@@ -215,7 +215,7 @@ def test_a_frozen_task_is_named_killed_and_started_again(tmp_path: Path) -> None
     flags = ("--issync=1", "--max_steps=1000", f"--model_dir={tmp_path / 'm'}")
     with processes() as started:
         started.append(Process(tmp_path / "out", "launch", f"--model={_slow(tmp_path)}", *flags))
-        started[0].wait_for("worker/1 | step=", 60)
+        started[0].wait_for("worker/1 | training", 60)
         os.kill(victim := _pid_of("worker-1", children_of(started[0].pid)), signal.SIGSTOP)
         began = time.monotonic()
         started[0].wait_for("worker/1 | stalled: no sign of life for 15 s, killed", 25)
@@ -262,7 +262,7 @@ def test_a_short_pause_is_survived(tmp_path: Path) -> None:
     flags = ("--issync=1", "--max_steps=1000", f"--model_dir={tmp_path / 'm'}")
     with processes() as started:
         started.append(Process(tmp_path / "out", "launch", f"--model={_slow(tmp_path)}", *flags))
-        started[0].wait_for("worker/1 | step=", 60)
+        started[0].wait_for("worker/1 | training", 60)
         os.kill(victim := _pid_of("worker-1", children_of(started[0].pid)), signal.SIGSTOP)
         time.sleep(5)
         before = started[0].output()

@@ -186,7 +186,8 @@ def write_summary(config: JobConfig, view: JobView, outcome: Outcome, keep: bool
     }
     if outcome.exit_code:
         summary |= {"status": "stopped" if outcome.exit_code == 143 else "failed"}
-        summary |= {"error": outcome.error, "exit_code": outcome.exit_code}
+        summary |= {"error": outcome.error}
+    summary["exit_code"] = outcome.exit_code
     told = summary.get("tasks", {})
     summary["tasks"] = {
         str(task): {

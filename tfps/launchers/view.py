@@ -18,7 +18,9 @@ from rich.text import Text
 
 from tfps.cluster import Task
 from tfps.config import JobConfig
-from tfps.report import STATES, count, duration, parse_progress
+from tfps.report import STATES, count, duration, format_progress, parse_progress
+
+_PROGRESS_EVERY_SECS, _QUIET_SECS = 1.0, 5.0
 
 
 @dataclass
@@ -75,8 +77,19 @@ class JobView:
     @property
     def loss(self) -> float | None:
         """The loss in the newest report."""
+        return self._newest.values["loss"] if self._newest else None
+
+    @property
+    def progress(self) -> str:
+        """A progress line of the job: the newest report, with the examples per second of all workers."""
+        values = {name: value for name, value in (self._newest or TaskView()).values.items() if "eval/" not in name}
+        speed = {"examples/s": self.examples_per_sec} if self.examples_per_sec else {}
+        return format_progress(self.step, values | speed)
+
+    @property
+    def _newest(self) -> TaskView | None:
         reports = [task for task in self.tasks.values() if "loss" in task.values]
-        return max(reports, key=lambda task: task.step).values["loss"] if reports else None
+        return max(reports, key=lambda task: task.step) if reports else None
 
     def said(self, task: Task, line: str) -> None:
         """Take in a line of a task."""
@@ -136,12 +149,13 @@ def job_view(config: JobConfig, tasks: Iterable[Task], began: float) -> JobView:
 
 
 class Plain:
-    """Prints every line as it comes, after the name of its task."""
+    """Prints every line as it comes, after the name of its task; of their progress, the job's."""
 
     def __init__(self, view: JobView) -> None:
         self._view = view
         self._width = max(len(str(task)) for task in view.tasks)
         self._is_read = True
+        self._told_step, self._told_at = -1, 0.0
 
     def __enter__(self) -> "Plain":
         return self
@@ -150,8 +164,21 @@ class Plain:
         pass
 
     def line(self, task: Task, text: str) -> None:
-        """Show a line that a task said."""
-        self.note(f"{task!s:<{self._width}} | {text}")
+        """Show a line that a task said, but for its progress."""
+        if parse_progress(text) is None or " eval/" in text:
+            self._line(str(task), text)
+
+    def refresh(self) -> None:
+        """Show how far the job has come: one line for what several tasks report, and at most one a second."""
+        step, secs = self._view.step, time.monotonic() - self._told_at
+        every = self._view.config.steps_to_validate
+        due = self._told_step < 0 or step // every > self._told_step // every or secs > _QUIET_SECS
+        if step > self._told_step and due and secs >= _PROGRESS_EVERY_SECS and self._view.loss is not None:
+            self._told_step, self._told_at = step, time.monotonic()
+            self._line("job", self._view.progress)
+
+    def _line(self, who: str, text: str) -> None:
+        self.note(f"{who:<{self._width}} | {text}")
 
     def note(self, text: str) -> None:
         """Show what the launcher does.
@@ -169,9 +196,6 @@ class Plain:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still in Python's buffer, too
             told = f"standard output cannot be written: {error.strerror}; the job goes on without it"
             print(told, file=sys.stderr, flush=True)
-
-    def refresh(self) -> None:
-        """Nothing changes between two lines."""
 
 
 class Terminal:

@@ -16,8 +16,8 @@ from tfps.config import JobConfig
 from tfps.errors import StorageError
 from tfps.models import Model
 from tfps.modes.step import Leftovers
-from tfps.report import JOB, SUMMARY, format_progress, write_json
-from tfps.runtime import agreement, evaluation, graph
+from tfps.report import JOB, SUMMARY, format_progress
+from tfps.runtime import agreement, evaluation, graph, record
 from tfps.runtime import session as sessions
 from tfps.runtime.background import Background
 from tfps.runtime.checkpoint import Checkpoints
@@ -52,7 +52,7 @@ class Chief:
         built: graph.TrainGraph,
         new_session: Callable[[], Any],
     ) -> None:
-        self._config, self._built, self._new_session = config, built, new_session
+        self._config, self._cluster, self._built, self._new_session = config, cluster, built, new_session
         self._init = tf.global_variables_initializer()
         self.owner = Ownership(config.model_dir, cluster, config.force, self._save_anew)
         snapshot = Snapshot(built.step.moments, built.places, built.may_be_inf)
@@ -63,6 +63,7 @@ class Chief:
         self.updates: Updates | None = None
         self.began_anew = False
         self._began: float | None = None
+        self.began_at = time.time()  # seconds since 1970; of the first chief of this run
         self._first_step = 0
         self.resumed_from: str | None = None
         self.resumed_from_step = 0
@@ -84,7 +85,7 @@ class Chief:
         self.began_anew = True  # what others have done meanwhile is not all counted
         self.resumed_from_step = self.global_step(session)
         self._began, self._first_step = told.get("began", time.time()), told.get("step", self.resumed_from_step)
-        self._run = told.get("id", "")
+        self._run, self.began_at = told.get("id", ""), self._began or self.began_at
         self._write_missing_job()
         log.info("started again: going on from step %d", self.resumed_from_step)
 
@@ -100,6 +101,8 @@ class Chief:
         if self.resumed_from:
             self.resumed_from_step = self.global_step(session)
             log.info("resumed from %s", self.resumed_from)
+            if changed := record.changes(self._config, self._cluster):
+                log.info("resuming with %s", ", ".join(changed))
         else:
             where = f"checkpoint in {self._config.model_dir}" if self._config.model_dir else "--model_dir"
             log.info("no %s: training begins at step 0", where)
@@ -113,9 +116,8 @@ class Chief:
         return json.dumps(run)
 
     def _write_job(self) -> None:
-        if self._config.model_dir and self._run:
-            told = {**self._config.to_dict(), "run": self._run}
-            write_json(Path(self._config.model_dir) / JOB, told)
+        if self._run:
+            record.write_job(self._config, self._cluster, self._run)
 
     def _write_missing_job(self) -> None:
         """Leave in a directory that the run was not begun in what ``tfps eval`` needs."""

@@ -27,6 +27,7 @@ from tfps.runtime.runs import Input, Pace, Runs, Taken
 from tfps.runtime.stop import Stop
 
 _QUIET_SECS = 5.0  # a slow model reports at least this often
+_SHORTEST_SECS = 0.001  # no speed is taken of less
 _MOST_SKIPPED = 100  # batches in a row: then it is not the data
 
 log = logging.getLogger(__name__)
@@ -68,11 +69,12 @@ class Reporter:
         self._batch_size = config.batch_size
         self._max_steps = config.max_steps
         self._events = events
-        self._last: tuple[int, int, float] = (-1, 0, time.monotonic())
+        self._last: tuple[int, float] = (-1, time.monotonic())  # step and time of the last report
+        self._mark: tuple[int, int, float] | None = None  # since when speeds are taken: step, steps taken, time
 
     def due(self, step: int) -> bool:
         """Tell whether a report is due when ``step`` is done: every ``steps_to_validate``, first, last, or long ago."""
-        last, _, when = self._last
+        last, when = self._last
         passed = last < 0 or step // self._every > last // self._every
         return passed or step >= self._max_steps or time.monotonic() - when > _QUIET_SECS
 
@@ -80,12 +82,15 @@ class Reporter:
         self, step: int, steps_taken: int, values: dict[str, float], merged: bytes | None, ended: float | None = None
     ) -> None:
         """Report a step, which ended at a monotonic time, or now: the values, and the speed since the last report."""
-        last, taken, when = self._last
         now = time.monotonic() if ended is None else ended
-        self._last = step, steps_taken, now
-        if last >= 0 and (secs := now - when) > 0:  # two runs under way may end together
+        self._last = step, now
+        last, taken, when = self._mark or (step, steps_taken, now)
+        secs = now - when
+        if secs >= _SHORTEST_SECS:  # two runs under way may end together
             values["examples/s"] = (steps_taken - taken) * self._batch_size / secs
             values["steps/s"] = (step - last) / secs
+        if self._mark is None or secs >= _SHORTEST_SECS:
+            self._mark = step, steps_taken, now
         log.info(format_progress(step, {k: v for k, v in values.items() if k != "steps/s"}))
         if self._events:
             self._events.write(step, values, merged)

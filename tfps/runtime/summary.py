@@ -1,5 +1,6 @@
 """What the chief leaves at the end, whatever the end is: ``summary.json``."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -8,6 +9,7 @@ from typing import Any
 from tfps.config import JobConfig
 from tfps.errors import StoppedError, TfpsError
 from tfps.report import SUMMARY, write_json
+from tfps.runtime import record
 from tfps.runtime.chief import Chief
 from tfps.runtime.jobstate import JobState
 from tfps.runtime.loop import Loop, Progress
@@ -55,7 +57,12 @@ def write(
     updates, secs = chief.course(progress) if chief else (0, 0.0)
     at_once = chief.num_workers if chief and config.mode == "sync" else 1
     told = {
+        **record.about(),
         "status": "done",
+        "exit_code": 0,
+        "began": record.utc(chief.began_at) if chief else None,
+        "ended": record.utc(time.time()),
+        "model_dir": config.model_dir,
         "model": config.model,
         "mode": config.mode,
         "global_step": progress.global_step or (chief.resumed_from_step if chief else 0),

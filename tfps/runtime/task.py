@@ -64,7 +64,12 @@ def _ps(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
 
 
 def _worker(
-    config: JobConfig, cluster: Cluster, task: Task, stop: Stop, is_new_dir: bool, on_built: Callable[[], None]
+    config: JobConfig,
+    cluster: Cluster,
+    task: Task,
+    stop: Stop,
+    is_new_dir: bool = False,
+    on_built: Callable[[], None] = lambda: None,
 ) -> None:
     _set_up_memory(cluster, task)
     load_tensorflow()

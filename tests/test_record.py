@@ -1,0 +1,61 @@
+"""What a job records of itself: versions, times, and what a resume changed."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from cluster_in_process import train
+from helpers import summary
+
+import tfps
+from tfps import models
+from tfps.cluster import Cluster
+from tfps.config import JobConfig
+from tfps.runtime import record
+
+CLUSTER = Cluster(("a:1",), ("b:1", "c:1"))
+
+
+def test_times_are_utc() -> None:
+    """They are as ISO 8601 has them, to the second, wherever the machine is."""
+    assert record.utc(0.0) == "1970-01-01T00:00:00Z"
+    assert record.utc(1795474890.9) == "2026-11-23T23:01:30Z"
+
+
+def test_what_a_resume_changed(tmp_path: Path) -> None:
+    """Flags that a result depends on are told with what they were; others, and those that are the same, are not."""
+    before = JobConfig(model_dir=str(tmp_path), batch_size=128, learning_rate=None, max_restarts=1)
+    record.write_job(before, CLUSTER, "an-id")
+    assert record.changes(before, CLUSTER) == []
+    after = before.replace(batch_size=64, learning_rate=0.5, max_restarts=7, save_checkpoint_secs=1.0)
+    assert sorted(record.changes(after, Cluster(("a:1",), ("b:1",)))) == [
+        "--batch_size=64 (was 128)",
+        "--learning_rate=0.5 (was none)",
+        "--num_workers=1 (was 2)",
+        "--save_checkpoint_secs=1 (was 60)",
+    ]
+    (tmp_path / "job.json").write_text("{")
+    assert record.changes(after, CLUSTER) == [], "it is written anew"
+    assert record.changes(JobConfig(), CLUSTER) == []
+
+
+def test_both_files_tell_versions_and_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """``job.json`` and ``summary.json`` have versions, times and whole paths; a resume tells what it changed."""
+    caplog.set_level("INFO", "tfps")
+    flags = {"mode": "async", "steps_to_validate": 10, "model_dir": str(tmp_path)}
+    model = models.load("linear")
+    train(model, num_workers=1, max_steps=20, batch_size=32, **flags)
+    assert "resuming with" not in caplog.text
+    for name in ("job.json", "summary.json"):
+        told = json.loads((tmp_path / name).read_text())
+        assert told["schema_version"] == 1
+        assert told["versions"]["tfps"] == tfps.__version__
+        assert set(told["versions"]) == {"tfps", "tensorflow", "python"}
+    told = summary(tmp_path)
+    assert (told["status"], told["exit_code"], told["model_dir"]) == ("done", 0, str(tmp_path))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", told["began"])
+    assert told["began"] <= told["ended"]
+    assert told["checkpoint"] == str(tmp_path / "model.ckpt-20")
+    train(model, num_workers=1, max_steps=40, batch_size=64, **flags)
+    assert "resuming with --batch_size=64 (was 32), --max_steps=40 (was 20)" in caplog.text

@@ -1,0 +1,65 @@
+"""What ``job.json`` and ``summary.json`` tell of a job beside its results: its flags, versions and times.
+
+Times are UTC, as ISO 8601 has them: ``2026-11-23T17:04:36Z``. While ``schema_version`` is the same, a name that is
+there stays, and means the same.
+"""
+
+import contextlib
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+import tfps
+from tfps import config as flags
+from tfps.cluster import Cluster
+from tfps.config import JobConfig
+from tfps.errors import CheckpointError
+from tfps.report import JOB, read_json, write_json
+
+SCHEMA_VERSION = 1
+_OF_TRAINING = ("size", "job", "training", "mode", "placement")  # the groups of flags that a result depends on
+
+
+def utc(secs: float) -> str:
+    """Return a time, in seconds since 1970, as ``2026-11-23T17:04:36Z``."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(secs))
+
+
+def about() -> Mapping[str, Any]:
+    """Return the schema's version, and those of what the job runs on."""
+    versions = {"tfps": tfps.__version__, "tensorflow": tf.__version__, "python": platform.python_version()}
+    return {"schema_version": SCHEMA_VERSION, "versions": versions}
+
+
+def write_job(config: JobConfig, cluster: Cluster, run: str) -> None:
+    """Write ``job.json``: every flag, and the run's id; nothing without a ``--model_dir``.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    if config.model_dir:
+        told = {**about(), "written": utc(time.time()), "run": run, **_flags(config, cluster)}
+        write_json(Path(config.model_dir) / JOB, told)
+
+
+def changes(config: JobConfig, cluster: Cluster) -> Sequence[str]:
+    """Return what ``job.json`` has otherwise of what a result depends on, as ``--batch_size=64 (was 128)``."""
+    before: Mapping[str, Any] = {}
+    with contextlib.suppress(CheckpointError):  # it is written anew
+        before = (read_json(Path(config.model_dir) / JOB) if config.model_dir else None) or {}
+    now = _flags(config, cluster)
+    names = [name for name in flags.fields_of(_OF_TRAINING) if name not in ("model_dir", "issync", "force")]
+    changed = [name for name in names if name in before and before[name] != now[name]]
+    return [f"--{name}={_shown(now[name])} (was {_shown(before[name])})" for name in changed]
+
+
+def _flags(config: JobConfig, cluster: Cluster) -> Mapping[str, Any]:
+    return {**config.to_dict(), "num_ps": cluster.num_ps, "num_workers": cluster.num_workers}
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
