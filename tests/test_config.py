@@ -354,3 +354,11 @@ def test_overlapping_runs_are_for_async(sync: str) -> None:
     assert told.startswith("--runs_in_flight=2 is for --mode=async")
     assert not config.parse([sync, "--runs_in_flight=1"], names).problems
     assert not config.parse(["--issync=0", "--runs_in_flight=2"], names).problems
+
+
+@pytest.mark.parametrize("flag", ["model_dir", "checkpoint_path", "export_dir"])
+def test_a_url_is_no_directory(flag: str) -> None:
+    """A URL is refused: as a path it would be a directory named ``gs:`` in the working directory."""
+    told = read(f"--{flag}=gs://bucket/run")
+    assert told.problems == {flag: f"--{flag}=gs://bucket/run is a URL: give a directory, where the bucket is mounted."}
+    assert read("--data_dir=gs://bucket/run").problems == {}

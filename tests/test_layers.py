@@ -23,6 +23,7 @@ _KINDS = (*_ACTS, "tfps.modes", "tfps.models", "tfps.data")
 _CLUSTER = ("tfps.cluster", "tfps.hosts", "tfps.tf_config", "tfps.slurm_env")
 FORBIDDEN: Mapping[str, tuple[str, ...]] = {
     "tfps.errors": ("tfps", "tensorflow"),
+    "tfps.values": ("tfps", "tensorflow"),
     "tfps.config": (*_KINDS, *_CLUSTER, "tensorflow"),
     **dict.fromkeys(_CLUSTER, (*_KINDS, "tensorflow")),
     "tfps.report": (*_KINDS, "tensorflow"),

@@ -8,19 +8,28 @@ problem of a command line is collected and reported at once. Must not import Ten
 import dataclasses
 import difflib
 import itertools
-import math
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import flags
 
-INT64_MAX = 2**63 - 1
-INT32_MAX = 2**31 - 1
+from tfps.values import (
+    INT32_MAX,
+    INT64_MAX,
+    Converter,
+    boolean,
+    directory,
+    dns_label,
+    integer,
+    memory,
+    number,
+    plain_name,
+    text,
+)
 
 _T = TypeVar("_T")
-_Converter = Callable[[str], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,71 +45,7 @@ def show(value: str, limit: int = 100) -> str:
     return text if len(text) <= limit else f"{text[:limit]}... ({len(value)} characters)"
 
 
-def text(value: str) -> str:
-    """Take any text but an empty one."""
-    if not value.strip():
-        raise ValueError("is empty: give a value or leave the flag out")
-    return value
-
-
-def integer(low: int, high: int) -> _Converter:
-    """Return a reader of decimal integers from ``low`` to ``high``."""
-
-    def convert(value: str) -> int:
-        if re.fullmatch(r"[+-]?[0-9]{1,30}", value) and low <= int(value) <= high:
-            return int(value)
-        upper = {INT64_MAX: "2^63 - 1", INT32_MAX: "2^31 - 1"}.get(high, str(high))
-        raise ValueError(f"must be a whole number from {max(low, 0)} to {upper}")
-
-    return convert
-
-
-def number(above: float) -> _Converter:
-    """Return a reader of finite numbers greater than ``above``."""
-
-    def convert(value: str) -> float:
-        plain = re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", value)
-        parsed = float(value) if plain else math.nan
-        if not math.isfinite(parsed) or parsed <= above:
-            raise ValueError(f"must be a finite number greater than {above:g}")
-        return parsed
-
-    return convert
-
-
-def memory(value: str) -> int:
-    """Read an amount of memory as bytes: ``8Gi`` is 8 * 2^30, ``500M`` is 500 * 10^6."""
-    match = re.fullmatch(r"([0-9]{1,16}(?:\.[0-9]{1,9})?)([KMGT]i?|)B?", value)
-    units = {unit + i: (1024 if i else 1000) ** n for n, unit in enumerate("KMGT", 1) for i in ("", "i")}
-    size = int(float(match[1]) * units.get(match[2], 1)) if match else 0
-    if not 2**20 <= size <= 2**50:
-        raise ValueError("must be a number and a unit, like 8Gi or 500M, from 1Mi to 1024Ti")
-    return size
-
-
-def name(value: str) -> str:
-    """Take a name that every platform takes."""
-    if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", value):
-        raise ValueError("must be up to 40 of a-z, 0-9 and -, begin with a letter and not end with a -")
-    return value
-
-
-def dns_label(value: str) -> str:
-    """Take a DNS label (RFC 1123)."""
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", value):
-        raise ValueError("must be a DNS label: up to 63 of a-z, 0-9 and -, not - at either end")
-    return value
-
-
-def boolean(value: str) -> bool:
-    """Read 1/0, true/false, yes/no, in any case."""
-    known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-    if value.lower() not in known:
-        raise ValueError("must be 1 or 0")
-    return known[value.lower()]
-
-
-def _flag(default: _T, group: str, convert: _Converter, help_text: str) -> _T:
+def _flag(default: _T, group: str, convert: Converter, help_text: str) -> _T:
     """Declare a field that is a flag."""
     field: _T = dataclasses.field(default=default, metadata={"group": group, "convert": convert, "help": help_text})
     return field
@@ -111,7 +56,7 @@ class JobConfig:
     """Everything a job is told. Immutable; ``None`` means that the flag was not given."""
 
     to: str | None = _flag(None, "platform", text, "where the job runs")
-    name: str | None = _flag(None, "platform", name, "the job's name there (default: the model's, and the time)")
+    name: str | None = _flag(None, "platform", plain_name, "the job's name there (default: the model's, and the time)")
     dry_run: bool = _flag(False, "platform", boolean, "print what would be sent, and only that; send nothing")
     wait: bool = _flag(False, "platform", boolean, "watch the job to its end, and exit as it does")
     image: str | None = _flag(None, "platform", text, "containers: the image, with tfps in it (default tfps:VERSION)")
@@ -157,7 +102,10 @@ class JobConfig:
     model: str = _flag("linear", "job", text, "a .py file, a dotted module, or a built-in model")
     data_dir: str = _flag("", "job", text, "where the data is (default: what the model carries with it)")
     model_dir: str | None = _flag(
-        None, "job", text, "where checkpoints, event files, logs and the summary go; the same directory again resumes"
+        None,
+        "job",
+        directory,
+        "where checkpoints, event files, logs and the summary go; the same directory again resumes",
     )
     batch_size: int = _flag(128, "job", integer(1, INT32_MAX), "examples per worker and step")
     seed: int = _flag(1, "job", integer(0, INT32_MAX), "seed of the shuffling and of the initial weights")
@@ -213,10 +161,12 @@ class JobConfig:
         "how often each task is started again that is lost or ends with a code from 128 up; a 170 because another task "
         "was lost does not count (default 5; of submitted jobs 10; of run 0: it is the task in its own process)",
     )
-    checkpoint_path: str | None = _flag(None, "checkpoint", text, "which checkpoint (default: the newest)")
+    checkpoint_path: str | None = _flag(None, "checkpoint", directory, "which checkpoint (default: the newest)")
     task: str | None = _flag(None, "logs", text, "only this task's, like worker:1")
     follow: bool = _flag(False, "logs", boolean, "go on until the job ends")
-    export_dir: str | None = _flag(None, "export", text, "where the SavedModel goes (default: MODEL_DIR/export/STEP)")
+    export_dir: str | None = _flag(
+        None, "export", directory, "where the SavedModel goes (default: MODEL_DIR/export/STEP)"
+    )
 
     def replace(self, **changes: Any) -> "JobConfig":
         """Return a copy with some fields changed."""

@@ -63,12 +63,3 @@ def test_a_users_model_has_a_path_of_its_own_inside() -> None:
     mine = Job("first", JobConfig(model="dir/it's mine.py"), model_source="...")
     assert containers.task_config(mine).model == f"{containers.MODEL_DIR}/it's mine.py"
     assert containers.task_config(Job("first", JobConfig(model="mnist"))).model == "mnist"
-
-
-@pytest.mark.parametrize("url", ["gs://bucket/run", "s3://bucket/run"])
-def test_a_url_is_no_directory_for_checkpoints(url: str) -> None:
-    """A --model_dir that is a URL is refused, with what can be done; not with a volume at a path made of the URL."""
-    with pytest.raises(ConfigError) as told:
-        containers.task_config(Job("first", JobConfig(model_dir=url)))
-    assert f"--model_dir={url}: checkpoints go to a directory, not to a URL: mount what is there" in str(told.value)
-    assert f"/{url}" not in str(told.value)

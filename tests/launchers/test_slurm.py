@@ -77,11 +77,6 @@ def test_the_script_tells_where_its_files_are(logs: str, tmp_path: Path) -> None
     assert told == Files(expected, {"worker": 2, "ps": 2})
 
 
-def test_checkpoints_in_a_bucket_leave_the_logs_here() -> None:
-    """Files of a shell cannot go to a bucket."""
-    assert planned(SMALL.replace(model_dir="gs://b/m")).files.logs == "/home/me/runs/mnist/logs"
-
-
 def test_ports_of_neighbouring_jobs_are_apart() -> None:
     """Jobs one after the other have 16 ports each on a node, below those that Linux gives out by itself."""
     bases = [8888 + job % 1400 * 16 for job in range(5000)]

@@ -71,11 +71,6 @@ def task_config(job: Job) -> JobConfig:
     """
     config = job.config
     model_dir = config.model_dir or str(PurePosixPath(_first_writable(config).target) / job.name)
-    if "://" in model_dir:
-        raise ConfigError(
-            f"--model_dir={show(model_dir)}: checkpoints go to a directory, not to a URL: mount what is there as a "
-            "volume, and give --volumes=NAME:/PATH and --model_dir=/PATH/DIR."
-        )
     if not any(volume.holds(model_dir) and not volume.read_only for volume in volumes(config)):
         raise ConfigError(
             f"--model_dir={show(model_dir)} is on no volume, so what the job leaves there would be lost: "

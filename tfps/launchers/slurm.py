@@ -140,9 +140,8 @@ def plan(job: Job) -> Plan:
     queue = job.config.queue
     if queue is not None and not re.fullmatch(r"[\w.+@,-]+", queue):
         raise ConfigError(f"--queue={show(queue)} is not the name of a partition: sinfo lists them.")
-    model_dir = job.config.model_dir or ""
-    on_disk = model_dir if model_dir and "://" not in model_dir else str(Path(job.directory, "runs", job.name))
-    return Plan(job, Files(f"{on_disk}/logs", {role.name: role.replicas for role in _in_order(job)}))
+    model_dir = job.config.model_dir or str(Path(job.directory, "runs", job.name))
+    return Plan(job, Files(f"{model_dir}/logs", {role.name: role.replicas for role in _in_order(job)}))
 
 
 def _differ(job: Job) -> bool:

@@ -14,9 +14,10 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
-from tfps.config import INT64_MAX, JobConfig
+from tfps.config import JobConfig
 from tfps.modes import atomic_update
 from tfps.modes.step import Copy, Step
+from tfps.values import INT64_MAX
 
 _STALEST = 31  # and more are counted as one
 

@@ -236,6 +236,8 @@ class Checkpoints:
             for old in directory.existing(model_dir):
                 if directory.step_in(old) < directory.step_in(kept[0]):
                     directory.remove(old)
+                    self._whole.pop(old, None)
+                    self._at_rest.discard(old)
         return path
 
     def _kept(self, path: str) -> Sequence[str]:

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from tfps.cluster import Cluster, Task
-from tfps.config import INT32_MAX, JobConfig
+from tfps.config import JobConfig
 from tfps.errors import ModelError
 from tfps.models import Model
 from tfps.models.spec import ModeKeys, ModelSpec
@@ -22,6 +22,7 @@ from tfps.runtime import counterparts, finite, loops, own_updates, placement, ro
 from tfps.runtime.lasting_input import LastingIterator
 from tfps.runtime.packing import Packing, can_pack
 from tfps.runtime.snapshot import Place, saved_name
+from tfps.values import INT32_MAX
 
 _UPDATES = 8  # of a background run
 _WORKER_STRIDE = 7_368_787  # between the seeds of two workers
