@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -132,6 +133,14 @@ class Process:
         while text not in self.output():
             assert self._popen.poll() is None, f"ended without saying {text!r}:\n{self.output()}"
             assert time.monotonic() < deadline, f"did not say {text!r} within {secs} s:\n{self.output()}"
+            time.sleep(0.05)
+
+    def wait_for_step(self, step: int, secs: float) -> None:
+        """Wait until it has reported a step, or a later one: a job's progress is told once a second."""
+        deadline = time.monotonic() + secs
+        while max(map(int, re.findall(r"\bstep=(\d+)", self.output())), default=-1) < step:
+            assert self._popen.poll() is None, f"ended before step {step}:\n{self.output()}"
+            assert time.monotonic() < deadline, f"did not come to step {step} within {secs} s:\n{self.output()}"
             time.sleep(0.05)
 
     def signal(self, number: int) -> None:

@@ -105,7 +105,7 @@ def test_two_signals_at_once_are_one(tmp_path: Path, number: int) -> None:
     with processes() as started:
         job = Process(tmp_path / "out", "launch", *flags)
         started.append(job)
-        job.wait_for("step=100", 60)
+        job.wait_for_step(100, 60)
         job.signal(number)
         time.sleep(0.05)
         job.signal(number)
@@ -123,7 +123,7 @@ def test_where_nothing_is_saved_nothing_else_is_said(tmp_path: Path) -> None:
     with processes() as started:
         job = Process(tmp_path / "out", "launch", model(tmp_path, slow, "did"), *flags)
         started.append(job)
-        job.wait_for("step=1 ", 60)
+        job.wait_for_step(1, 60)
         deadline = time.monotonic() + 30
         while not (tmp_path / "did").exists():
             assert time.monotonic() < deadline

@@ -263,7 +263,7 @@ def test_a_second_job_is_refused_before_anything_is_done(tmp_path: Path, verb: s
     with processes() as started:
         first = Process(tmp_path / "first.out", "launch", *flags)
         started.append(first)
-        first.wait_for("step=20", 60)
+        first.wait_for_step(20, 60)
         before = set(contents(tmp_path / "m"))
         cluster = ["--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.1:29977", "--job_name=worker", "--task_index=0"]
         given = flags if verb == "launch" else [*cluster, *flags[:3]]
@@ -285,7 +285,7 @@ def test_force_takes_over_and_the_first_job_ends_within_seconds(tmp_path: Path) 
     with processes() as started:
         first = Process(tmp_path / "first.out", "launch", *flags, "--max_steps=100000")
         started.append(first)
-        first.wait_for("step=20", 60)
+        first.wait_for_step(20, 60)
         second = Process(tmp_path / "second.out", "launch", *flags, "--max_steps=600", "--force")
         started.append(second)
         second.wait_for("training", 60)
@@ -316,7 +316,7 @@ def test_a_directory_removed_in_mid_run_is_said_and_saved_to_at_once(tmp_path: P
     with processes() as started:
         job = Process(tmp_path / "job.out", "launch", *flags)
         started.append(job)
-        job.wait_for("step=30", 60)
+        job.wait_for_step(30, 60)
         assert f"no checkpoint in {tmp_path / 'm'}: training begins at step 0" in job.output()
         shutil.rmtree(tmp_path / "m")
         job.wait_for("is gone. It is made again, and saved to at once.", 10)

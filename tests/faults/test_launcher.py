@@ -87,7 +87,7 @@ def test_told_to_stop_it_stops_all_of_it_with_its_state_saved(tmp_path: Path, to
     """Every task ends with 143, the chief's state is saved, no process is left, and how to go on is said."""
     with processes() as started:
         started.append(Process(tmp_path / "out", *LONG, "--issync=1", f"--model_dir={tmp_path / 'm'}"))
-        started[0].wait_for("step=100 ", 60)
+        started[0].wait_for_step(100, 60)
         below = children_of(started[0].pid)
         assert len(below) >= 4
         if told == "Ctrl-C":
