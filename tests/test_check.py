@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ import numpy as np
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
-from cluster_in_process import dataset_of, job, linear, model_of, train, wait_until
+from cluster_in_process import dataset_of, job, linear, model_of, train, variables_of, wait_until
 from helpers import POWERS, summary
 
 import tfps
 from tfps.cluster import Cluster
 from tfps.config import JobConfig
 from tfps.errors import ConfigError, ModelError
-from tfps.runtime import check, evaluation, export, plan
+from tfps.runtime import check, evaluation, export, plan, user_model
 from tfps.verbs import trained
 
 CLUSTER = Cluster(("ps:1", "ps:2"), ("worker:1", "worker:2"))  # of which nothing is started
@@ -111,6 +112,24 @@ def test_keras_layers_without_names_are_evaluated_as_trained(tmp_path: Path) -> 
     train(model_of(ones, keras(aux=False)), num_ps=2, num_workers=1, max_steps=8, model_dir=str(tmp_path))
     assert set(tf.train.load_checkpoint(str(tmp_path)).get_variable_to_shape_map()) >= {"dense/kernel"}
     assert "loss" in summary(tmp_path)["eval"]
+
+
+def test_the_seed_is_that_of_keras_weights_too(tmp_path: Path) -> None:
+    """The same ``--seed`` gives the same weights, another one others."""
+    kernels = []
+    for run, seed in enumerate((5, 5, 6)):
+        train(model_of(ones, keras(aux=False)), 1, 1, max_steps=1, seed=seed, model_dir=str(tmp_path / str(run)))
+        kernels.append(variables_of(tmp_path / str(run))["dense/kernel"])
+    assert (kernels[0] == kernels[1]).all()
+    assert (kernels[0] != kernels[2]).any()
+
+
+def test_a_seed_leaves_pythons_random_numbers_as_they_are() -> None:
+    """What a program draws elsewhere goes on as before."""
+    random.seed(7)
+    with tf.Graph().as_default(), user_model.seeded(5):
+        assert random.random() == random.Random(5).random()
+    assert random.random() == random.Random(7).random()
 
 
 def test_keras_layers_that_cannot_be_told_apart_are_refused() -> None:

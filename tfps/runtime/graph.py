@@ -100,8 +100,8 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             global_step = tf.train.get_or_create_global_step()
             source = _input(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
             iterator, batches, batch = source
-            tf.set_random_seed(_seed(config, task))  # the input is the same on all workers, which take shares of it
-            spec = user_model.spec(model, ModeKeys.TRAIN, config, *batch)
+            with user_model.seeded(_seed(config, task)):  # the input is the same on all workers, which share it
+                spec = user_model.spec(model, ModeKeys.TRAIN, config, *batch)
             own = {saved_name(variable) for variable in tf.global_variables()}
             loops.read_before(graph)
             checked = own_updates.check(graph)

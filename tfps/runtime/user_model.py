@@ -1,7 +1,9 @@
 """Call a model's functions, here and nowhere else, and check what they give back: mistakes are told with their line."""
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -61,6 +63,21 @@ def spec(model: Model, mode: str, config: JobConfig, features: Any, labels: Any)
     if given.loss is not None and given.loss.shape.rank is None:
         given = dataclasses.replace(given, loss=tf.reshape(given.loss, []))
     return dataclasses.replace(given, log_tensors={name: _scalar(value) for name, value in _items(given.log_tensors)})
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let the operations made inside draw the same numbers in each run.
+
+    Keras draws the seeds of its initial weights from Python's random numbers, which go on as before afterwards.
+    """
+    before = random.getstate()
+    random.seed(seed)
+    tf.set_random_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before)
 
 
 def _scalar(value: Any) -> Any:
