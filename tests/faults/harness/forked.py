@@ -38,8 +38,20 @@ def be(program: str, argv: Sequence[str], harness: Connection) -> None:
         for owner in (forkserver, vars(forkserver)["_forkserver"]):
             setattr(owner, "ensure_running", lambda: None)  # noqa: B010  it runs: this was forked from it
         sys.argv = ["tfps", *argv]
+        if argv[0] == "launch":
+            _show_every_line()
         runpy.run_module("tfps", run_name="__main__")
     else:
         sys.argv = [program, *argv]
         sys.path.insert(0, str(PEERS))
         runpy.run_path(str(HERE / "peer.py"), run_name="__main__")
+
+
+def _show_every_line() -> None:
+    """Let the launcher print each task's progress, too, of which it shows the job's alone.
+
+    The logs, which hold it, are no way to hear of it: faults fill their disk, and take their directory away.
+    """
+    from tfps.launchers.view import Plain  # noqa: PLC0415  tasks have no use for it
+
+    setattr(Plain, "line", lambda shown, task, text: shown.note(f"{task!s:<8} | {text}"))  # noqa: B010
