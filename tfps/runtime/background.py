@@ -1,39 +1,32 @@
 """Do something beside training, and hear of what goes wrong there."""
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
+
+from tfps.runtime.thread_pool import ThreadPool
 
 
 class Background:
     """Does one thing at a time in a thread of its own; what goes wrong there is raised where somebody looks."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._pool: ThreadPool[Any] = ThreadPool("save")
+        self._under_way: Future[Any] | None = None
 
     def start(self, act: Callable[[], Any]) -> None:
         """Do something; only when nothing is under way."""
-        self._thread = threading.Thread(target=self._run, args=(act,), name="save", daemon=True)
-        self._thread.start()
-
-    def _run(self, act: Callable[[], Any]) -> None:
-        try:
-            act()
-        except BaseException as error:
-            self._error = error
+        self._under_way = self._pool.submit(act)
 
     def is_idle(self) -> bool:
         """Tell whether nothing is under way; raises what the last thing raised."""
-        idle = self._thread is None or not self._thread.is_alive()
+        idle = self._under_way is None or self._under_way.done()
         if idle:
             self.wait()
         return idle
 
     def wait(self) -> None:
         """Wait until nothing is under way; raises what the last thing raised."""
-        if self._thread is not None:
-            self._thread.join()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        last, self._under_way = self._under_way, None
+        if last is not None:
+            last.result()

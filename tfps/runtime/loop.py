@@ -8,10 +8,10 @@ promised of each one, however many a run takes.
 import contextlib
 import functools
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from tfps.runtime.finite import Complaint, complaint
 from tfps.runtime.graph import TrainGraph
 from tfps.runtime.runs import Input, Pace, Runs, Taken
 from tfps.runtime.stop import Stop
+from tfps.runtime.thread_pool import ThreadPool, at_once
 
 _QUIET_SECS = 5.0  # a slow model reports at least this often
 _SHORTEST_SECS = 0.001  # no speed is taken of less
@@ -109,31 +110,22 @@ class _Block:
 
 
 class _UnderWay:
-    """A run that has been started, in a thread of its own or at once."""
+    """A run that has been started, in a thread of a pool or at once."""
 
-    def __init__(self, block: _Block, act: Callable[[], Taken], apart: bool) -> None:
+    def __init__(self, block: _Block, act: Callable[[], Taken], submit: Callable[..., "Future[Taken]"]) -> None:
         self.block, self._act = block, act
-        self._taken: Taken | None = None
-        self._error: BaseException | None = None
         self.began = self.ended = time.monotonic()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="work") if apart else None
-        self._thread.start() if self._thread else self._run()
+        self._future = submit(self._run)
 
-    def _run(self) -> None:
+    def _run(self) -> Taken:
         try:
-            self._taken = self._act()
-        except BaseException as error:
-            self._error = error
-        self.ended = time.monotonic()
+            return self._act()
+        finally:
+            self.ended = time.monotonic()
 
     def result(self) -> Taken:
         """Wait for its end; raises what it raised."""
-        if self._thread:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._taken is not None
-        return self._taken
+        return self._future.result()
 
 
 class Loop:
@@ -166,6 +158,7 @@ class Loop:
         self._runs = Runs(session, built)
         self._input = Input(session, built)
         self._under_way: Sequence[int] = []
+        self._pool: ThreadPool[Taken] = ThreadPool("work")
         self._may_skip, self._skipped_in_a_row = config.on_nan == "skip", 0
         many = self._input.size_is_known and self._runs.can_be_long and not self._may_skip
         self.pace = Pace(config, built.num_workers, many, self._runs.can_overlap, self._runs.most_steps)
@@ -232,7 +225,7 @@ class Loop:
         draw = 1 if block.last else self.pace.steps if block.renew else 0  # the first runs drew 1: that is built
         shown = self._reporter.due(block.tickets[0] + 1) or self._reporter.due(block.tickets[-1] + 1)
         act = functools.partial(self._runs.take, len(block.tickets), draw, shown)
-        return [_UnderWay(block, act, apart=self.pace.runs > 1)]
+        return [_UnderWay(block, act, self._pool.submit if self.pace.runs > 1 else at_once)]
 
     def _finish(self, run: _UnderWay, go_on: bool = True) -> Sequence[_Block]:
         """Take in what a run has given; returns blocks of further tickets."""

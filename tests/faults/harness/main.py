@@ -1,6 +1,7 @@
 """Run faults against real jobs, and the same faults against the classic script; write FAULTS.md.
 
 Usage: scripts/faults [--repeat=N] [--seed=S] [--fault=NAME ...] [--mode=async|sync ...] [--at_once=N] [--out=DIR]
+       [--add]
        scripts/faults --soak --minutes=M [--seed=S] [--mode=async|sync ...] [--out=DIR]
 """
 
@@ -61,7 +62,7 @@ def _break(flags: argparse.Namespace) -> int:
     for one in itertools.islice(_all_runs(flags), part, None, parts):
         found.append(_run_until_it_happens(one, flags.seed, raw / "kept"))
         print(found[-1].line(), flush=True)
-        result.store(raw / f"runs-{part}.json", found, [])
+        result.store(raw / f"runs-{flags.seed}-{part}.json", found, [])
         _write_table(flags.out)
     return int(any(one.outcome != OK for one in found if one.program == TFPS))
 
@@ -99,6 +100,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=20.0, help="how long a soak breaks things (default 20)")
     parser.add_argument("--part", default="0/1", help=argparse.SUPPRESS)  # of those at once
     parser.add_argument("--at_once", type=int, default=1, help="how many jobs at once (default 1)")
+    parser.add_argument("--add", action="store_true", help="to the runs of other seeds, which are deleted otherwise")
     parser.add_argument("--out", type=Path, help="directory for FAULTS.md and all raw results")
     flags = parser.parse_args()
     if flags.at_once != int(flags.part.partition("/")[2]) or (flags.soak and flags.at_once > 1):
