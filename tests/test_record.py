@@ -17,12 +17,6 @@ from tfps.runtime import record
 CLUSTER = Cluster(("a:1",), ("b:1", "c:1"))
 
 
-def test_times_are_utc() -> None:
-    """They are as ISO 8601 has them, to the second, wherever the machine is."""
-    assert record.utc(0.0) == "1970-01-01T00:00:00Z"
-    assert record.utc(1795474890.9) == "2026-11-23T23:01:30Z"
-
-
 def test_what_a_resume_changed(tmp_path: Path) -> None:
     """Flags that a result depends on are told with what they were; others, and those that are the same, are not."""
     before = JobConfig(model_dir=str(tmp_path), batch_size=128, learning_rate=None, max_restarts=1)

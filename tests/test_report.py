@@ -12,7 +12,7 @@ import pytest
 
 from tfps import report
 from tfps.errors import CheckpointError, StorageError
-from tfps.report import format_progress, parse_progress, read_json, write_json
+from tfps.report import format_progress, parse_progress, read_json, utc, write_json
 
 NEARLY = ["", "step", "step=", "step=x", "step=nan", "step=inf", "step=-1", "step=1.5", "step=1e3", "step=٣", "step=5,"]
 
@@ -279,3 +279,9 @@ def test_the_course_of_a_job_is_told() -> None:
         "  dropped        1,234 gradients that came too late",
     ]
     assert report.final_lines({"staleness": [7]}, None)[1:] == []
+
+
+def test_times_are_utc() -> None:
+    """They are as ISO 8601 has them, to the second, wherever the machine is."""
+    assert utc(0.0) == "1970-01-01T00:00:00Z"
+    assert utc(1795474890.9) == "2026-11-23T23:01:30Z"

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -378,6 +379,9 @@ def test_the_summary_of_a_job_that_failed_says_why(tmp_path: Path, code: int, st
     summary = write_summary(view.config, view, Outcome({PS: code}, code, "worker/1: lost"))
     assert (summary["status"], summary["exit_code"], summary["error"]) == (status, code, "worker/1: lost")
     assert (summary["global_step"], summary["model"], summary["mode"]) == (7, "linear", "async")
+    assert (summary["schema_version"], summary["model_dir"]) == (1, str(tmp_path))
+    began, ended = (datetime.strptime(summary[name], "%Y-%m-%dT%H:%M:%S%z") for name in ("began", "ended"))
+    assert abs((ended - began).total_seconds() - time.monotonic() + view.began) < 30
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
 
 

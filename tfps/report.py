@@ -8,6 +8,7 @@ import json
 import math
 import re
 import statistics
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from tfps.errors import CheckpointError, StorageError
 
 JOB, SUMMARY, LOGS = "job.json", "summary.json", "logs"
+SCHEMA_VERSION = 1  # of job.json and summary.json: while it is the same, a name that is there stays, and means the same
 _SHORT_SECS = 10.0  # a job in which chance decides who is the slowest
 _SLOW, _BEHIND = 0.8, 0.2  # from where on a worker is said to be slow
 
@@ -62,6 +64,11 @@ def duration(secs: float) -> str:
         return f"{secs:.0f} s"
     minutes, rest = divmod(round(secs), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def utc(secs: float) -> str:
+    """Return a time, in seconds since 1970, as ``2026-11-23T17:04:36Z``."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(secs))
 
 
 def make_dir(path: Path) -> None:

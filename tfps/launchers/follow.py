@@ -14,7 +14,7 @@ from tfps.config import JobConfig
 from tfps.errors import PeerLostError, StoppedError
 from tfps.launchers.handle import Exited, Line, Note, Running, how_it_ended
 from tfps.launchers.view import JobView, Plain, Terminal, screen
-from tfps.report import LOGS, SUMMARY, read_json, write_json
+from tfps.report import LOGS, SCHEMA_VERSION, SUMMARY, read_json, utc, write_json
 
 _SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one: Ctrl-C may come from the shell and a person
 _HELD_SECS = 2.0
@@ -178,12 +178,7 @@ def write_summary(config: JobConfig, view: JobView, outcome: Outcome, keep: bool
     Not where ``keep`` is false: another job has the directory now.
     """
     path = Path(config.model_dir or ".") / SUMMARY
-    summary = (read_json(path) if keep else None) or {
-        "status": "failed",
-        "model": config.model,
-        "mode": config.mode,
-        "global_step": view.step,
-    }
+    summary = (read_json(path) if keep else None) or _without_chief(config, view)
     if outcome.exit_code:
         summary |= {"status": "stopped" if outcome.exit_code == 143 else "failed"}
         summary |= {"error": outcome.error}
@@ -203,3 +198,19 @@ def write_summary(config: JobConfig, view: JobView, outcome: Outcome, keep: bool
     if keep:
         write_json(path, summary)
     return summary
+
+
+def _without_chief(config: JobConfig, view: JobView) -> dict[str, Any]:
+    """Return what a summary tells of a job whose chief has left none."""
+    now = time.time()
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": "failed",
+        "began": utc(now - (time.monotonic() - view.began)),
+        "ended": utc(now),
+        "model_dir": config.model_dir,
+        "model": config.model,
+        "mode": config.mode,
+        "global_step": view.step,
+        "max_steps": config.max_steps,
+    }

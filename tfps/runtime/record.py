@@ -1,7 +1,6 @@
 """What ``job.json`` and ``summary.json`` tell of a job beside its results: its flags, versions and times.
 
-Times are UTC, as ISO 8601 has them: ``2026-11-23T17:04:36Z``. While ``schema_version`` is the same, a name that is
-there stays, and means the same.
+Times are UTC, as ISO 8601 has them: ``2026-11-23T17:04:36Z``.
 """
 
 import contextlib
@@ -18,15 +17,9 @@ from tfps import config as flags
 from tfps.cluster import Cluster
 from tfps.config import JobConfig
 from tfps.errors import CheckpointError
-from tfps.report import JOB, read_json, write_json
+from tfps.report import JOB, SCHEMA_VERSION, read_json, utc, write_json
 
-SCHEMA_VERSION = 1
 _OF_TRAINING = ("size", "job", "training", "mode", "placement")  # the groups of flags that a result depends on
-
-
-def utc(secs: float) -> str:
-    """Return a time, in seconds since 1970, as ``2026-11-23T17:04:36Z``."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(secs))
 
 
 def about() -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfps.config import JobConfig
 from tfps.errors import StoppedError, TfpsError
-from tfps.report import SUMMARY, write_json
+from tfps.report import SUMMARY, utc, write_json
 from tfps.runtime import record
 from tfps.runtime.chief import Chief
 from tfps.runtime.jobstate import JobState
@@ -60,8 +60,8 @@ def write(
         **record.about(),
         "status": "done",
         "exit_code": 0,
-        "began": record.utc(chief.began_at) if chief else None,
-        "ended": record.utc(time.time()),
+        "began": utc(chief.began_at) if chief else None,
+        "ended": utc(time.time()),
         "model_dir": config.model_dir,
         "model": config.model,
         "mode": config.mode,
