@@ -95,6 +95,39 @@ def test_a_variable_of_another_shape_in_evaluation_is_found() -> None:
         check.build_once(JobConfig(), CLUSTER, model_of(ones, model_fn))
 
 
+@pytest.mark.parametrize("kind", ["resource", "ref"])
+def test_a_variable_that_nothing_initializes_is_found(kind: str) -> None:
+    """It is the model's mistake, with its line; as an error of the first step it looks as a PS does that was lost."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        hidden = tf.Variable(2.0, collections=[], name="hidden", use_resource=kind == "resource")
+        return spec_of(tf.get_variable("weight", [], initializer=tf.ones_initializer()) * features["x"] * hidden)
+
+    line = model_fn.__code__.co_firstlineno + 1
+    for find in (check.build_once, plan.make):
+        with pytest.raises(ModelError, match=f"{__file__}, line {line}: nothing initializes variable 'hidden': leave"):
+            find(JobConfig(), CLUSTER, model_of(ones, model_fn))
+
+
+@pytest.mark.parametrize("how", ["tables", "step", "local", "own"])
+def test_a_variable_may_be_initialized_in_any_way(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One that the initialization of tables, or each step, assigns has a value; and so has one in a collection."""
+    key = {"local": [tf.GraphKeys.LOCAL_VARIABLES], "own": [tf.GraphKeys.GLOBAL_VARIABLES, "own"]}
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        hidden = tf.Variable(2.0, trainable=False, collections=key.get(how, []), name="hidden")
+        if how == "tables":
+            tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, hidden.initializer)
+        with tf.control_dependencies([hidden.assign(3.0)] if how == "step" else []):
+            value = hidden.read_value()
+        loss = tf.get_variable("weight", [], initializer=tf.ones_initializer()) * features["x"]
+        return spec_of(loss, log_tensors={"hidden": value})
+
+    caplog.set_level(logging.INFO, "tfps")
+    train(model_of(ones, model_fn), num_workers=1, max_steps=4)
+    assert any(f"hidden={3 if how == 'step' else 2}" in message for message in caplog.messages)
+
+
 def keras(aux: bool) -> Any:
     """Return a ``model_fn`` of Keras layers without names, one of which may be in training only."""
 

@@ -1,18 +1,21 @@
-"""Whether a graph for evaluation or prediction has only variables, and tables, that training gives values to."""
+"""Whether every variable has a first value, and evaluation and prediction only what training gives values to."""
 
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from tfps.errors import ModelError
 from tfps.models import Model, where
+from tfps.runtime import placement
 from tfps.runtime.placement import TABLES, VARIABLES
 
 _FIX = "make it, under the same name, for mode='train' too (a Keras layer takes a name=...)"
+_INITIALIZED = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES)
+_COLLECT = "leave out collections=[], or add it to tf.GraphKeys.GLOBAL_VARIABLES"
 
 
 def check(model: Model, mode: str, graph: Any, trained: Any) -> None:
@@ -38,8 +41,42 @@ def check(model: Model, mode: str, graph: Any, trained: Any) -> None:
     tables, filled = _of(graph, TABLES), _of(trained, TABLES)
     if filled.keys() - tables.keys():  # else it is a table of the evaluation's own, which it may fill itself
         problems += [(op, _lacks("table", op, filled, tables, mode)) for n, op in tables.items() if n not in filled]
+    _raise(model, problems)
+
+
+def _raise(model: Model, problems: Sequence[tuple[Any, str]]) -> None:
     if problems:
         raise ModelError([f"--model={model.name}: {_made_at(model, op)}: {problem}." for op, problem in problems])
+
+
+def check_first_values(model: Model, graph: Any, run: Iterable[Any]) -> None:
+    """Make sure that each variable which a step uses is initialized.
+
+    Args:
+        model: The model.
+        graph: Its training graph.
+        run: The operations of a step.
+
+    Raises:
+        ModelError: If one is in none of the collections of variables, and nothing else assigns it; see ``check``.
+    """
+    used = {op for op in run if not op.name.startswith("tfps/")}  # which are initialized otherwise
+    known = {v.op for key in _INITIALIZED for v in graph.get_collection(key)}
+    first = {*used, *placement.needed(graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS))}
+    _raise(
+        model,
+        [
+            (op, f"nothing initializes variable {op.name!r}: {_COLLECT}")
+            for op in used
+            if op.type in VARIABLES and op not in known and not _is_assigned(op, first)
+        ],
+    )
+
+
+def _is_assigned(variable: Any, run: Container[Any]) -> bool:
+    """Tell whether operations assign a variable, as a function that gets it may."""
+    users = [user for tensor in variable.outputs for user in tensor.consumers()]
+    return any(user in run and user.type not in ("ReadVariableOp", "VarIsInitializedOp", "Identity") for user in users)
 
 
 def _lacks(kind: str, op: Any, theirs: Iterable[str], mine: Iterable[str], mode: str) -> str:

@@ -112,6 +112,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         shown = [spec.loss, *spec.log_tensors.values(), *([] if summary is None else [summary])]
         if problem := rows.problem([*shown, *updates]):
             raise ModelError(f"--model={model.name}: {model.line_of('model_fn')}: {problem}")
+        counterparts.check_first_values(model, graph, placement.needed([*shown, *updates]))
         # Slots go where their variables are; the strategy must not count them again.
         with (
             tf.device(placement.device_setter(cluster, task, lambda _op: 0)),
