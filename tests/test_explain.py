@@ -1,11 +1,18 @@
 """What an error of a run is taken for."""
 
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cluster_in_process import linear, model_of, shared_servers, target_of
+from cluster_in_process import dataset_of, linear, model_of, run_job, shared_servers, target_of
 
+import tfps
 from tfps.cluster import Task
-from tfps.errors import ModelError
+from tfps.errors import DataError, ModelError
+from tfps.models import Model
 from tfps.runtime import explain, finite
 
 
@@ -25,3 +32,65 @@ def test_an_error_says_nothing_of_those_before_it() -> None:
     error = explain.failed(wrong.value, model, graph, 1)
     assert isinstance(error, ModelError), error
     assert "no number" in str(error)
+
+
+def never(x: Any) -> Any:
+    """Be a Python function with a mistake: it looks for what is not there."""
+    return next(value for value in [x] if value is None)
+
+
+def at_fault(how: str) -> Model:
+    """Return a model whose input, or step, or evaluation fails as a lost PS, or the end of the input, would be told."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = dataset_of(np.ones(8, np.float32))
+        if how == "input_directory":
+            return tf.data.TextLineDataset("/proc").map(lambda line: ({"x": tf.strings.to_number(line)}, 0.0))
+        if how == "input_stops":
+            return data.filter(lambda f, _: tf.ensure_shape(tf.numpy_function(never, [f["x"]], tf.bool), []))
+        return data
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        x = features["x"]
+        if how == "step_directory":
+            x += tf.strings.to_number(tf.io.read_file(tf.strings.join(["/pr", "oc"])))
+        if how in ("step_stops", f"{mode}_stops"):
+            x = tf.ensure_shape(tf.numpy_function(never, [x], tf.float32), [])
+        return linear({"x": x}, labels, mode, params)
+
+    return model_of(input_fn, model_fn)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "code", "told"),
+    [
+        ("input_directory", DataError, "def input_fn", "the input failed: FailedPreconditionError: /proc; Is a"),
+        ("input_stops", DataError, "return next(", "the input failed: InternalError: .*StopIteration"),
+        ("step_directory", ModelError, "x += ", "FailedPreconditionError: /proc; Is a directory"),
+        ("step_stops", ModelError, "x = tf.ensure_shape", "OutOfRangeError: StopIteration"),
+        ("eval_stops", ModelError, "x = tf.ensure_shape", "OutOfRangeError: StopIteration"),
+    ],
+)
+def test_what_a_model_does_is_not_taken_for_another_s(how: str, kind: type[Exception], code: str, told: str) -> None:
+    """Neither a directory where a file should be for a lost PS, nor Python's ``StopIteration`` for the input's end."""
+    ended = run_job(at_fault(how), num_workers=1, max_steps=4)
+    assert isinstance(ended["worker/0"], kind), ended
+    [line] = [n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.strip().startswith(code)]
+    assert re.search(f"{__file__}, line {line}: {told}", str(ended["worker/0"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_memory"),
+    [
+        ("OOM when allocating tensor with shape[9]", True),
+        ("failed to allocate memory", True),
+        ("/data/a; Too many open files", False),
+        ("/tmp/b; No space left on device", False),
+    ],
+)
+def test_what_is_used_up_may_be_no_memory(text: str, is_memory: bool) -> None:
+    """A smaller batch is the fix only where memory is out."""
+    error = tf.errors.ResourceExhaustedError(None, None, text)
+    told = str(explain.failed(error, at_fault("none"), tf.Graph(), 32))
+    assert text in told
+    assert ("--batch_size" in told) == is_memory

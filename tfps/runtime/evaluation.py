@@ -14,7 +14,7 @@ from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, Pee
 from tfps.models import Model
 from tfps.models.spec import ModeKeys
 from tfps.report import SUMMARY, format_progress, read_json
-from tfps.runtime import check, checkpoint, graph, net
+from tfps.runtime import check, checkpoint, graph, lasting_input, net
 from tfps.runtime.events import EventFile
 from tfps.runtime.explain import failed, is_of_peers
 from tfps.runtime.model_dir import Finder, existing, step_in
@@ -64,12 +64,11 @@ def measure(session: Any, built: graph.EvalGraph) -> dict[str, Any]:
             if time.monotonic() > told + _TELL_SECS:
                 told = time.monotonic()
                 log.info("evaluating: %d batches so far", batches)
-    except tf.errors.OutOfRangeError:
-        pass
     except tf.errors.OpError as error:
-        if is_of_peers(error) and built.on_cluster:
+        if built.on_cluster and is_of_peers(error, built.graph):
             raise
-        raise failed(error, built.model, built.graph, built.batch_size) from error
+        if not lasting_input.is_end(error):
+            raise failed(error, built.model, built.graph, built.batch_size) from error
     if not batches:
         raise DataError("the evaluation input is empty: input_fn(mode='eval') gave no batch.")
     values = session.run({name: pair[0] for name, pair in built.metrics.items()})

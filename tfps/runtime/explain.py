@@ -4,7 +4,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -15,6 +15,7 @@ from tfps.models import Model, mistake, where
 from tfps.report import brief
 from tfps.runtime import net
 from tfps.runtime.heartbeat import FORGOTTEN
+from tfps.runtime.placement import task_of
 
 _EITHER = "another process has replaced this task, which was taken for lost, or a PS was started again"
 REPLACED = f"a PS knows nothing of this task any more: {_EITHER}. This one ends."
@@ -24,6 +25,7 @@ _NODE = re.compile(r"\[\[(?:\{\{node )?([^}\]]+)")
 _PYTHON = re.compile(r'^ *File "([^"]+)", line ([0-9]+)', re.MULTILINE)
 _TASK = re.compile(r"^(?:[A-Z_]+: )?From /job:\S+:\s*")  # where it ran, which is this task
 _INPUTS = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard", "MakeIterator", "MultiDeviceIteratorInit")
+_MEMORY = re.compile("OOM|alloc|memory")  # and not a disk that is full, or too many open files
 _LOST = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -42,7 +44,7 @@ def explained(error: Any, cluster: Cluster, model: Model, graph: Any, batch_size
         graph: Of the run.
         batch_size: Of the job.
     """
-    if not is_of_peers(error):
+    if not is_of_peers(error, graph):
         return failed(error, model, graph, batch_size)
     _log(error)
     if FORGOTTEN in error.message:
@@ -53,8 +55,17 @@ def explained(error: Any, cluster: Cluster, model: Model, graph: Any, batch_size
     return PeerLostError(f"{what}: start this task again to go on from the last checkpoint.")
 
 
-def is_of_peers(error: Any) -> bool:
-    """Tell whether an error of a run on a cluster is another task's loss, and not the model's or the data's fault."""
+def is_of_peers(error: Any, graph: Any) -> bool:
+    """Tell whether an error of a run on a cluster is another task's loss, and not the model's or the data's fault.
+
+    What a task has lost with a PS is told with the same types as a file that is a directory: then it tells who failed.
+    """
+    named = _named_in(error, graph) if isinstance(error, _LOST) else []
+    if isinstance(error, (tf.errors.FailedPreconditionError, tf.errors.UnavailableError)) and _has_input(named):
+        return False
+    on_ps = [op for op in named if task_of(op).startswith("ps/")]
+    if isinstance(error, tf.errors.FailedPreconditionError) and named and not on_ps:
+        return False
     return isinstance(error, _LOST)
 
 
@@ -69,9 +80,9 @@ def failed(error: Any, model: Model, graph: Any, batch_size: int) -> TfpsError:
     """
     _log(error)
     text = _TASK.sub("", brief(error))
-    if isinstance(error, tf.errors.ResourceExhaustedError):
+    if isinstance(error, tf.errors.ResourceExhaustedError) and _MEMORY.search(text):
         text += f" (out of memory: give a smaller --batch_size than {batch_size}, or a smaller model)"
-    if any(op.type in _INPUTS for op in _named_in(error, graph)):
+    if _has_input(_named_in(error, graph)):
         place = where(model, _in_input(error, graph)) or model.line_of("input_fn")
         return DataError(f"--model={model.name}: {place}: the input failed: {type(error).__name__}: {text}")
     return mistake(model, type(error)(None, None, text), _made_at(error, graph))
@@ -79,6 +90,10 @@ def failed(error: Any, model: Model, graph: Any, batch_size: int) -> TfpsError:
 
 def _log(error: Any) -> None:
     print(f"{type(error).__name__}: {error.message}", file=sys.__stderr__, flush=True)
+
+
+def _has_input(ops: Iterable[Any]) -> bool:
+    return any(op.type in _INPUTS for op in ops)
 
 
 def _named_in(error: Any, graph: Any) -> Sequence[Any]:

@@ -6,12 +6,14 @@ multi-device iterator gets its elements in a thread of its own, some ahead, and 
 (``MultiDeviceIterator`` in tensorflow/core/kernels/data/multi_device_iterator_ops.cc). Here it has one device.
 """
 
+import re
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.data.ops.prefetch_op import _PrefetchDataset
 from tensorflow.python.data.util import structure
 
+_END = re.compile("End of sequence|is closed and has insufficient elements")  # of a dataset, of a queue
 _NAME, _INCARNATION = "tfps/input", "tfps/incarnation"
 _AUTOMATIC = 4  # for tf.data.AUTOTUNE, or none
 
@@ -58,6 +60,11 @@ class LastingIterator:
             **self._flat,
         )
         return structure.from_tensor_list(self._spec, tensors)
+
+
+def is_end(error: Any) -> bool:
+    """Tell whether an error is the end of an input, and not of a generator that a model's Python function reads."""
+    return isinstance(error, tf.errors.OutOfRangeError) and _END.search(error.message) is not None
 
 
 def _without_prefetch(dataset: Any) -> tuple[Any, Any]:

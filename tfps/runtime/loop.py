@@ -20,6 +20,7 @@ import tensorflow.compat.v1 as tf
 from tfps.config import JobConfig
 from tfps.errors import DivergedError
 from tfps.report import format_progress
+from tfps.runtime import lasting_input
 from tfps.runtime.events import EventFile
 from tfps.runtime.finite import Complaint, complaint
 from tfps.runtime.graph import TrainGraph
@@ -234,7 +235,7 @@ class Loop:
         except tf.errors.OpError as error:
             if found := complaint(error):
                 return self._skip(run.block, found)
-            if not isinstance(error, tf.errors.OutOfRangeError):
+            if not lasting_input.is_end(error):
                 raise
             self._end_of_input(run.block)
             return []
