@@ -25,6 +25,7 @@ _NODE = re.compile(r"\[\[(?:\{\{node )?([^}\]]+)")
 _PYTHON = re.compile(r'^ *File "([^"]+)", line ([0-9]+)', re.MULTILINE)
 _TASK = re.compile(r"^(?:[A-Z_]+: )?From /job:\S+:\s*")  # where it ran, which is this task
 _INPUTS = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard", "MakeIterator", "MultiDeviceIteratorInit")
+_STATE = re.compile("variable|initialized|[Rr]esource")  # that a PS no longer has
 _MEMORY = re.compile("OOM|alloc|memory")  # and not a disk that is full, or too many open files
 _LOST = (
     tf.errors.UnavailableError,
@@ -63,9 +64,8 @@ def is_of_peers(error: Any, graph: Any) -> bool:
     named = _named_in(error, graph) if isinstance(error, _LOST) else []
     if isinstance(error, (tf.errors.FailedPreconditionError, tf.errors.UnavailableError)) and _has_input(named):
         return False
-    on_ps = [op for op in named if task_of(op).startswith("ps/")]
-    if isinstance(error, tf.errors.FailedPreconditionError) and named and not on_ps:
-        return False
+    if isinstance(error, tf.errors.FailedPreconditionError) and named and not _STATE.search(error.message):
+        return any(task_of(op).startswith("ps/") for op in named)
     return isinstance(error, _LOST)
 
 
