@@ -84,6 +84,7 @@ def test_what_a_model_does_is_not_taken_for_another_s(how: str, kind: type[Excep
     [
         ("OOM when allocating tensor with shape[9]", True),
         ("failed to allocate memory", True),
+        ("MemoryError: Unable to create", True),
         ("/data/a; Too many open files", False),
         ("/tmp/b; No space left on device", False),
     ],

@@ -26,7 +26,7 @@ _PYTHON = re.compile(r'^ *File "([^"]+)", line ([0-9]+)', re.MULTILINE)
 _TASK = re.compile(r"^(?:[A-Z_]+: )?From /job:\S+:\s*")  # where it ran, which is this task
 _INPUTS = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard", "MakeIterator", "MultiDeviceIteratorInit")
 _STATE = re.compile("variable|initialized|[Rr]esource")  # that a PS no longer has
-_MEMORY = re.compile("OOM|alloc|memory")  # and not a disk that is full, or too many open files
+_MEMORY = re.compile("OOM|alloc|[Mm]emory")  # and not a disk that is full, or too many open files
 _LOST = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
