@@ -13,7 +13,7 @@ import tfps
 from tfps.cluster import Task
 from tfps.errors import DataError, ModelError
 from tfps.models import Model
-from tfps.runtime import explain, finite
+from tfps.runtime import explain, finite, lasting_input
 
 
 def test_an_error_says_nothing_of_those_before_it() -> None:
@@ -77,6 +77,35 @@ def test_what_a_model_does_is_not_taken_for_another_s(how: str, kind: type[Excep
     assert isinstance(ended["worker/0"], kind), ended
     [line] = [n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.strip().startswith(code)]
     assert re.search(f"{__file__}, line {line}: {told}", str(ended["worker/0"]))
+
+
+LOST = """
+=====================
+UNAVAILABLE: From /job:ps/replica:0/task:0:
+Socket closed
+Additional GRPC error information from remote target /job:ps/replica:0/task:0 while calling /tensorflow.WorkerService/X:
+:UNKNOWN:Error received from peer  {grpc_status:14, grpc_message:"Socket closed"}
+CANCELLED: From /job:worker/replica:0/task:2:
+GetNextFromShard was cancelled
+\t [[{{node MultiDeviceIteratorGetNextFromShard}}]]
+=====================
+"""  # what TensorFlow 2.21 said of a PS that was killed
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "is_lost"),
+    [
+        (tf.errors.UnavailableError, LOST, True),
+        (tf.errors.FailedPreconditionError, LOST.replace("UNAVAILABLE", "FAILED_PRECONDITION"), True),
+        (tf.errors.UnavailableError, LOST[LOST.index("From /job:worker") :], False),
+    ],
+)
+def test_an_input_that_was_broken_off_has_not_failed(kind: Any, text: str, is_lost: bool) -> None:
+    """A worker that was waiting for its input when a PS was lost tells both; only the first is the cause."""
+    with tf.Graph().as_default() as graph:
+        iterator = lasting_input.LastingIterator(dataset_of(np.ones(8, np.float32)))
+        iterator.get_next()
+    assert explain.is_of_peers(kind(None, None, text), graph) is is_lost
 
 
 @pytest.mark.parametrize(

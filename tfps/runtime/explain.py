@@ -21,6 +21,7 @@ _EITHER = "another process has replaced this task, which was taken for lost, or 
 REPLACED = f"a PS knows nothing of this task any more: {_EITHER}. This one ends."
 _POLL_SECS = 0.02
 _GONE_AFTER_SECS = 2.0
+_PART = re.compile(r"^(?=[A-Z_]+: From /job:)", re.MULTILINE)  # of an error that several tasks tell, each its own
 _NODE = re.compile(r"\[\[(?:\{\{node )?([^}\]]+)")
 _PYTHON = re.compile(r'^ *File "([^"]+)", line ([0-9]+)', re.MULTILINE)
 _TASK = re.compile(r"^(?:[A-Z_]+: )?From /job:\S+:\s*")  # where it ran, which is this task
@@ -61,10 +62,11 @@ def is_of_peers(error: Any, graph: Any) -> bool:
 
     What a task has lost with a PS is told with the same types as a file that is a directory: then it tells who failed.
     """
-    named = _named_in(error, graph) if isinstance(error, _LOST) else []
+    cause = _cause(error)
+    named = _named_in(cause, graph) if isinstance(error, _LOST) else []
     if isinstance(error, (tf.errors.FailedPreconditionError, tf.errors.UnavailableError)) and _has_input(named):
         return False
-    if isinstance(error, tf.errors.FailedPreconditionError) and named and not _STATE.search(error.message):
+    if isinstance(error, tf.errors.FailedPreconditionError) and named and not _STATE.search(cause):
         return any(task_of(op).startswith("ps/") for op in named)
     return isinstance(error, _LOST)
 
@@ -82,10 +84,11 @@ def failed(error: Any, model: Model, graph: Any, batch_size: int) -> TfpsError:
     text = _TASK.sub("", brief(error))
     if isinstance(error, tf.errors.ResourceExhaustedError) and _MEMORY.search(text):
         text += f" (out of memory: give a smaller --batch_size than {batch_size}, or a smaller model)"
-    if _has_input(_named_in(error, graph)):
+    named = _named_in(_cause(error), graph)
+    if _has_input(named):
         place = where(model, _in_input(error, graph)) or model.line_of("input_fn")
         return DataError(f"--model={model.name}: {place}: the input failed: {type(error).__name__}: {text}")
-    return mistake(model, type(error)(None, None, text), _made_at(error, graph))
+    return mistake(model, type(error)(None, None, text), _frames(named[0]) if named else [])
 
 
 def _log(error: Any) -> None:
@@ -96,25 +99,31 @@ def _has_input(ops: Iterable[Any]) -> bool:
     return any(op.type in _INPUTS for op in ops)
 
 
-def _named_in(error: Any, graph: Any) -> Sequence[Any]:
-    """Return the operations of a graph that an error names; that they failed is not always told otherwise."""
+def _cause(error: Any) -> str:
+    """Return what an error tells of its cause, without what other tasks tell, which broke off because of it.
+
+    TensorFlow lists the tasks' errors behind one another, each with its code, those first whose code the error has
+    (``StatusGroup::as_summary_status`` in tsl's status.cc). A lost PS is followed by the input that was waited for.
+    """
+    _, *parts = _PART.split(error.message)
+    codes = [part.partition(":")[0] for part in parts]
+    return "".join(part for part, code in zip(parts, codes, strict=True) if code == codes[0]) or str(error.message)
+
+
+def _named_in(text: str, graph: Any) -> Sequence[Any]:
+    """Return the operations of a graph that an error's text names; that they failed is not always told otherwise."""
     made = {op.name: op for op in graph.get_operations()}
-    return [made[name] for name in _NODE.findall(error.message) if name in made]
-
-
-def _made_at(error: Any, graph: Any) -> Sequence[Any]:
-    """Return the calls that made the operation which failed; only its name is known, and that not always."""
-    named = _named_in(error, graph)
-    return _frames(named[0]) if named else []
+    return [made[name] for name in _NODE.findall(text) if name in made]
 
 
 def _in_input(error: Any, graph: Any) -> Sequence[Any]:
     """Return where the input failed: in Python's own traceback, else where its functions' operation was made."""
-    told = [traceback.FrameSummary(file, int(line), "") for file, line in _PYTHON.findall(error.message)]
+    cause = _cause(error)
+    told = [traceback.FrameSummary(file, int(line), "") for file, line in _PYTHON.findall(cause)]
     if told:
         return told
     functions = [getattr(function, "graph", None) for function in graph._functions.values()]
-    ops = [op for inner in functions if inner is not None for op in _named_in(error, inner)]
+    ops = [op for inner in functions if inner is not None for op in _named_in(cause, inner)]
     return _frames(ops[0]) if len(ops) == 1 else []
 
 
