@@ -114,18 +114,17 @@ class _OtherServers:
         """Look who they are now and then.
 
         Args:
-            joined: Whether a worker has joined this PS. Before, there is nothing to lose here.
+            joined: Whether a worker has joined this PS, and so all of them. Before, there is nothing to lose here: one
+                that left meanwhile, as the job begins anew, is no reason to leave, too, and to send the workers away.
 
         Raises:
             PeerLostError: If one was started again since then.
         """
-        if not self._others or time.monotonic() < self._next:
+        if not joined or not self._others or time.monotonic() < self._next:
             return
         for other, answer in identity.ask_all(self._cluster, self._others).items():
-            if answer.task == other and answer.born:
-                if joined and self._born.get(other, answer.born) != answer.born:
-                    raise PeerLostError(f"{other} was started again: the job begins anew from its last checkpoint.")
-                self._born[other] = answer.born
+            if answer.task == other and answer.born and self._born.setdefault(other, answer.born) != answer.born:
+                raise PeerLostError(f"{other} was started again: the job begins anew from its last checkpoint.")
         self._next = time.monotonic() + self._every_secs
 
 
