@@ -84,9 +84,10 @@ class Together:
 
     def _listen(self) -> None:
         looks = _LOOKS_IN_STEP if self._chief and self.in_step else 1
+        pauses = random.Random()  # noqa: S311  not the model's, which it may have seeded
         for turn in itertools.count(1):
             pause = _LISTEN_SECS / looks
-            time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  not always at the same point of a step
+            time.sleep(pause * pauses.uniform(0.5, 1.5))  # not always at the same point of a step
             session, look, era = self._session, self._look, self._era
             with contextlib.suppress(tf.errors.OpError, RuntimeError):  # of a closed session
                 called = self._listening and turn % looks == 0 and look().era > era
