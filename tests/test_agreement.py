@@ -75,6 +75,17 @@ def test_a_difference_is_refused(flags: dict[str, Any], says: str) -> None:
     assert refusal(terms(), terms(**flags)) == [f"{says} ps/0 (h0:2222): give every task the same."]
 
 
+def test_another_file_of_the_model_is_refused(tmp_path: Path) -> None:
+    """A file that was edited after the PS had started, or is another on some host, is told; one that lacks is not."""
+    file = tmp_path / "mine.py"
+    file.write_text("rate = 1\n")
+    before = terms(model=str(file))
+    file.write_text("rate = 3\n")
+    [line] = refusal(terms(model=str(file)), before)
+    assert line.startswith("--model=mine.py here is another file than on ps/0 (h0:2222): it was changed meanwhile")
+    agreement.check(terms(model=str(file)), [terms(model="/nowhere/mine.py")], Cluster(("p:1",), ("w:1",)))
+
+
 def test_what_is_each_tasks_own_may_differ() -> None:
     """Role, paths, batch size, intervals and patience may differ, as may the names of hosts."""
     own = {"data_dir": "d", "model_dir": "m", "batch_size": 7, "seed": 3, "save_checkpoint_secs": 1.0}

@@ -7,9 +7,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cluster_in_process import model_of, train, wait_until
+from cluster_in_process import model_of, session_config, shared_servers, target_of, train, wait_until
+from helpers import summary
 
 import tfps
+from tfps.cluster import Task
+from tfps.modes import atomic_update
 from tfps.runtime import checkpoint
 from tfps.runtime.worker import Worker
 
@@ -74,3 +77,52 @@ def test_a_job_saves_before_all_of_its_workers_have_begun(tmp_path: Path) -> Non
     with mock.patch.object(Worker, "_begin", late):
         train(COUNTING, 2, 2, secs=60, model_dir=str(tmp_path), max_steps=300, save_checkpoint_secs=0.01)
     assert counts(tf.train.latest_checkpoint(str(tmp_path)))["small0"] == {300.0}
+
+
+def test_an_update_that_is_broken_off_between_the_ps_is_counted() -> None:
+    """One PS has applied it, the other never gets its gradient: it is one update in part, also after whole ones."""
+    with shared_servers(), tf.Graph().as_default() as graph:
+        weights = []
+        for index in range(2):
+            with tf.device(f"/job:ps/task:{index}"):
+                weights.append(tf.get_variable(f"weight{index}", [2], initializer=tf.zeros_initializer()))
+        with tf.device("/job:ps/task:0"):
+            global_step = tf.train.get_or_create_global_step()
+        with tf.device("/job:ps/task:1"):
+            late = tf.FIFOQueue(9, tf.float32, shapes=[[2]])
+            gradients = [tf.ones([2]), late.dequeue()]
+        moments = atomic_update.Moments(2, 1)
+        optimizer = tf.train.GradientDescentOptimizer(1.0)
+        update = atomic_update.apply(optimizer, list(zip(gradients, weights, strict=True)), global_step, moments, 0)
+        step, partial = [update.counted, *update.others], moments.partial(0)
+        init = tf.group(tf.global_variables_initializer(), moments.reset([0]))
+        push = late.enqueue(tf.ones([2]))
+        target = target_of(Task("worker", 0))
+        with tf.Session(target, graph=graph, config=session_config("/job:ps", "/job:worker/task:0")) as session:
+            session.run(init)
+            session.run(push)
+            session.run(step)
+            assert session.run([partial, *weights])[0] == 0
+            with pytest.raises(tf.errors.DeadlineExceededError):
+                session.run(step, options=tf.RunOptions(timeout_in_ms=1000))
+            found, first, second = session.run([partial, *weights])
+    assert (found, first.tolist(), second.tolist()) == (1, [-2.0, -2.0], [-1.0, -1.0])
+
+
+def test_updates_in_part_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The worker whose they are says so, and the summary has how many of all workers there are."""
+    caplog.set_level("INFO", "tfps")
+    take = Worker._take_what_is_left
+
+    def broken_off(worker: Worker, loop: Any) -> None:
+        take(worker, loop)
+        if not worker._task.is_chief:
+            [handle] = [op for op in worker._built.graph.get_operations() if op.name == "tfps/applying_1_1"]
+            with worker._built.graph.as_default():
+                one = tf.raw_ops.AssignAddVariableOp(resource=handle.outputs[0], value=tf.constant(1, tf.int64))
+            worker._session.run(one)
+
+    with mock.patch.object(Worker, "_take_what_is_left", broken_off):
+        train(COUNTING, 2, 2, secs=60, model_dir=str(tmp_path), max_steps=30)
+    assert "1 update of this worker applied in part" in caplog.text
+    assert summary(tmp_path)["partial_updates"] == 1

@@ -340,3 +340,22 @@ def test_what_tensorflow_has_no_more_is_told_with_what_to_use(make: Any, told: s
     with pytest.raises(ModelError) as caught:
         check.build_once(JobConfig(), CLUSTER, model_of(ones, with_logs(lambda _: make())))
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("takes", ["nothing", "the flags", "a copy"])
+def test_an_optimizer_that_ignores_its_flags_is_refused(takes: str) -> None:
+    """``--optimizer`` and ``--learning_rate`` that a model does not ask for would be told in job.json, and not so."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        params = {**params} if takes == "a copy" else params
+        spec = linear(features, labels, mode, {})
+        if takes == "the flags":
+            return dataclasses.replace(spec, optimizer=tfps.make_optimizer(params, "adam", learning_rate=0.1))
+        return spec
+
+    config = JobConfig(optimizer="sgd", learning_rate=0.25)
+    if takes != "nothing":
+        check.build_once(config, CLUSTER, model_of(ones, model_fn))
+        return
+    with pytest.raises(ModelError, match=r"--optimizer=sgd and --learning_rate=0.25 would be ignored: the model makes"):
+        check.build_once(config, CLUSTER, model_of(ones, model_fn))

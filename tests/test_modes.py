@@ -29,8 +29,9 @@ from cluster_in_process import (
 from helpers import summary
 
 import tfps
-from tfps.cluster import Task
+from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
+from tfps.errors import ModelError
 from tfps.models.optimizers import OPTIMIZERS
 from tfps.runtime import graph
 from tfps.runtime.loop import Loop, Progress
@@ -388,6 +389,38 @@ def test_tables_local_variables_summaries_and_logged_tensors(tmp_path: Path, mod
     train(model_of(input_fn, model_fn), num_ps=2, mode=mode, max_steps=10, model_dir=str(tmp_path))
     assert variables_of(tmp_path) == {"weight": -15, "global_step": 10}
     assert summary(tmp_path)["eval"] == {"loss": -22.5, "seen": 1.5}
+
+
+@pytest.mark.parametrize(("wire", "num_ps"), [("packed", 1), ("plain", 1), ("packed", 2)])
+def test_sync_takes_the_learning_rate_of_its_step(tmp_path: Path, wire: str, num_ps: int) -> None:
+    """A rate that the model raises in each step is read when the update begins: it is that before or after its step."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        rate = tf.get_variable("rate", [], initializer=tf.ones_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, rate.assign_add(1.0, read_value=False))
+        return tfps.ModelSpec(loss=-weight + 0.0 * features["x"], optimizer=tf.train.GradientDescentOptimizer(rate))
+
+    steps = 60
+    flags = {"mode": "sync", "wire": wire, "max_steps": steps, "model_dir": str(tmp_path)}
+    train(model_of(lambda *_: dataset_of(np.ones(steps, np.float32)), model_fn), num_ps, 2, **flags)
+    whole = steps * (steps + 1) // 2
+    assert whole <= variables_of(tmp_path)["weight"] <= whole + steps
+
+
+def test_sync_refuses_an_update_that_needs_a_batch() -> None:
+    """A learning rate that depends on the batch's loss would take the chief's batches from its steps: it is told."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        loss = tf.square(weight - features["x"])
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(0.1 * tf.stop_gradient(loss)))
+
+    model = model_of(lambda *_: dataset_of(np.ones(4, np.float32)), model_fn)
+    cluster = Cluster(("p:1",), ("w:1", "w:2"))
+    with pytest.raises(ModelError, match="the optimizer needs the batch, for its learning rate perhaps"):
+        graph.training(JobConfig(mode="sync"), cluster, Task("worker", 0), model)
+    assert graph.training(JobConfig(mode="async"), cluster, Task("worker", 0), model).updates is None
 
 
 def _written(model_dir: Path, step: int) -> bool:

@@ -1,6 +1,7 @@
 """Claims about variables that live packed: which do, and that nobody can tell."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from cluster_in_process import dataset_of, model_of, train, variables_of
 import tfps
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
+from tfps.errors import ModelError
 from tfps.models import Model
 from tfps.models.exact_adagrad import ExactAdagradOptimizer
-from tfps.runtime import graph, placement
+from tfps.runtime import graph, layout, placement
 from tfps.runtime.packing import can_pack, sizes
 
 STEPS = 7
@@ -88,6 +90,65 @@ def test_one_update_for_many_variables() -> None:
     """The variables that are only read are updated as one; those that the model changes or bounds, by themselves."""
     assert updates(built(AWKWARD)) == {"ResourceApplyAdagradV2": 3}
     assert updates(built(AWKWARD, wire="plain")) == {"ResourceApplyAdagradV2": 6}
+
+
+def named(names: Sequence[str]) -> Model:
+    """Return a model that makes small variables in an order, each update of which adds a number of its own."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        loss = 0.0 * tf.reduce_sum(features["x"])
+        for name in names:
+            weight = tf.get_variable(name, [len(name), 3], initializer=tf.zeros_initializer())
+            loss -= len(name) * tf.reduce_sum(weight)
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    return model_of(numbers, model_fn)
+
+
+def test_workers_pack_alike_in_whatever_order_their_models_make_variables() -> None:
+    """As a set gives them, whose order differs from process to process: each is in the same place on all workers."""
+    names = ["a", "bb", "ccc", "dddd"]
+    layouts = [built(named(order)).layout for order in (names, names[::-1])]
+    assert layouts[0] == layouts[1]
+    assert layouts[0]["bb"] == "float32 of shape (2, 3) on ps/0, from number 3 of 30 in tfps/packed"
+
+
+def test_workers_that_find_a_variable_elsewhere_are_refused() -> None:
+    """On two PS, a variable of another order may be on another PS than the chief has it: it is told with both."""
+    names = ["a", "bb", "ccc", "dddd"]
+    mine, chiefs = (built(named(order), num_ps=2, ps_strategy="round_robin").layout for order in (names, names[1:]))
+    with pytest.raises(ModelError, match=r"variable 'bb' is float32 .* on ps/0, .* the chief's float32 .* on ps/1, "):
+        layout.check(mine, chiefs, AWKWARD)
+    layout.check(mine, {}, AWKWARD)
+    layout.check(mine, mine, AWKWARD)
+
+
+def test_a_variable_that_is_asked_whether_it_has_a_value_stays_as_it_is(tmp_path: Path) -> None:
+    """A packed one would have none of its own: a model that waits for it would train nothing."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        first, second = (tf.get_variable(name, [3], initializer=tf.zeros_initializer()) for name in ("one", "two"))
+        ready = tf.cast(tf.is_variable_initialized(first), tf.float32)
+        loss = -tf.reduce_sum(first + second) * ready + 0.0 * tf.reduce_sum(features["x"])
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    train(model_of(numbers, model_fn), 1, 1, max_steps=STEPS, model_dir=str(tmp_path))
+    assert variables_of(tmp_path)["one"].tolist() == variables_of(tmp_path)["two"].tolist() == [STEPS] * 3
+
+
+def test_a_workers_own_variable_may_begin_with_a_packed_one(tmp_path: Path) -> None:
+    """It is initialized when the variables on the PS have their values, those of a checkpoint too."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        first, second = (tf.get_variable(name, [3], initializer=tf.ones_initializer()) for name in ("one", "two"))
+        key = tf.GraphKeys.LOCAL_VARIABLES
+        start = tf.Variable(lambda: first.read_value() + 1.0, trainable=False, collections=[key], name="start")
+        loss = -tf.reduce_sum(first * start + second) + 0.0 * tf.reduce_sum(features["x"])
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    for max_steps in (1, 2):
+        train(model_of(numbers, model_fn), 1, 1, max_steps=max_steps, model_dir=str(tmp_path))
+    assert variables_of(tmp_path)["one"].tolist() == [1.0 + 2.0 + 4.0] * 3
 
 
 def test_an_optimizer_that_may_do_anything_is_left_alone() -> None:

@@ -181,13 +181,17 @@ def _course(summary: Mapping[str, Any]) -> dict[str, str]:
     restarted = {task: of for task, of in summary.get("tasks", {}).items() if of.get("restarts")}
     restarts = [f"{task} {of['restarts']}{_after(of.get('restarted_after'))}" for task, of in restarted.items()]
     lost = summary.get("recovery_secs")
-    dropped, skipped = (summary.get(name) for name in ("gradients_dropped", "batches_skipped"))
+    names = ("gradients_dropped", "batches_skipped", "partial_updates")
+    dropped, skipped, partial = (summary.get(name) for name in names)
     return {
         "staleness": _shares(summary.get("staleness") or []),
         "slowest": slowest(summary),
         "restarts": ", ".join(restarts) + (f"; {duration(lost)} lost to recovery" if restarts and lost else ""),
         "dropped": f"{count(dropped)} gradients that came too late" if dropped else "",
         "skipped": f"{count(skipped)} batches" if skipped else "",
+        "partial": f"{plural(partial, 'update')} of a lost worker, which some variables have and others not"
+        if partial
+        else "",
     }
 
 

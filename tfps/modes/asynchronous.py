@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.modes import atomic_update
-from tfps.modes.step import Copy, Step
+from tfps.modes.step import Copy, PartialUpdates, Step
 from tfps.values import INT64_MAX
 
 _STALEST = 31  # and more are counted as one
@@ -50,8 +50,13 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         counter = tf.Variable(
             0, dtype=tf.int64, trainable=False, collections=[], use_resource=True, name="tfps/tickets"
         )
+        total = tf.Variable(
+            lambda: tf.zeros([], tf.int64), trainable=False, collections=[], use_resource=True, name="tfps/partial"
+        )
         start = tf.group(
-            counter.assign(global_step, read_value=False), staleness.assign(tf.zeros_like(staleness), read_value=False)
+            counter.assign(global_step, read_value=False),
+            staleness.assign(tf.zeros_like(staleness), read_value=False),
+            total.initializer,
         )
     # A worker that comes late has counted nothing, which a checkpoint has to find.
     start = tf.group(start, moments.reset(range(cluster.num_workers))) if task.is_chief else start
@@ -79,6 +84,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         chief_init=start,
         worker_init=moments.reset([task.index]),
         update=None,
+        begins=(),
         leftovers=None,
         ahead=None,
         staleness=staleness.read_value(),
@@ -86,6 +92,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         any_can_finish=True,
         may_overlap=True,
         moments=moments,
+        partial=PartialUpdates(moments.partial(task.index), total),
     )
 
 

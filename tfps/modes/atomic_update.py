@@ -5,9 +5,9 @@ with the update and others without it. And two workers that change one row at th
 same value: one change is lost (TensorFlow takes no lock, tensorflow/core/kernels/resource_variable_ops.cc). So each PS
 has a lock (``MutexLock``, tensorflow/core/kernels/mutex_ops.cc) for what an update does there::
 
-    worker 0:  gradients arrive | lock | global_step += 1, apply, apply, applied[0] += 1 | unlock
-    worker 1:  gradients arrive | lock | global_step += 1, apply, apply, applied[1] += 1 | unlock
-    reader:                       lock | refer to all values                             | unlock
+    worker 0:  gradients arrive | lock | begun[0] += 1, global_step += 1 | apply, apply | applied[0] += 1 | unlock
+    worker 1:  gradients arrive | lock | begun[1] += 1, global_step += 1 | apply, apply | applied[1] += 1 | unlock
+    reader:                       lock | refer to all values                                              | unlock
 
 The reader holds the lock only while it refers to the values: an update that comes later leaves what is referred to as
 it is, and changes a copy (tensorflow/core/kernels/training_op_helpers.h). TensorFlow unlocks when a step fails.
@@ -18,6 +18,10 @@ something (Adam's powers of beta, with several PS) is therefore not part of the 
 
 ``applied`` counts a worker's updates on a PS. Values that were read from several PS belong to the same updates if the
 counts are the same on all of them.
+
+A connection that is reset, or a worker that is killed, may break off a step in the middle of this: between the PS, or
+between two variables of one. No PS can take back what it has applied. But then a worker's counts, ``begun`` and
+``applied`` on every PS, are not all the same when nothing of it runs any more: that is ``partial``, which is told.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -26,6 +30,9 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+APPLIED = "applied"
+_BEGUN = "applying"
+_KINDS = (_BEGUN, APPLIED)
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _LOOKS = (*_READS, "VarIsInitializedOp", "VariableShape")
 
@@ -41,7 +48,8 @@ class Moments:
     def __init__(self, num_ps: int, num_workers: int) -> None:
         self.devices = [f"/job:ps/task:{index}" for index in range(num_ps)]
         self._num_workers = num_workers
-        self._counters: dict[tuple[str, int], Any] = {}
+        self._counters: dict[tuple[str, str, int], Any] = {}
+        self._updating: list[str] = []
 
     def lock(self, device: str) -> Any:
         """Add to the graph, and return, the lock of a PS: no update begins there until ``unlock``."""
@@ -55,29 +63,42 @@ class Moments:
 
     def counts(self, device: str) -> Any:
         """Add to the graph, and return, how many updates of each worker a PS has applied: int64 [workers]."""
-        counters = [self.counter(device, worker) for worker in range(self._num_workers)]
+        counters = [self.counter(APPLIED, device, worker) for worker in range(self._num_workers)]
         with tf.device(device):
             return tf.stack([counter.read_value() for counter in counters])
 
     def reset(self, workers: Iterable[int]) -> Any:
         """Add to the graph, and return, an operation that sets the counts of some workers to 0 on all PS."""
         with tf.control_dependencies(None):
-            return tf.group(
-                *(self.counter(device, worker).initializer for worker in workers for device in self.devices)
-            )
+            places = [(kind, device, worker) for worker in workers for device in self.devices for kind in _KINDS]
+            return tf.group(*(self.counter(*place).initializer for place in places))
 
-    def counter(self, device: str, worker: int) -> Any:
-        """Return the int64 variable that counts a worker's updates on a PS."""
-        if (device, worker) not in self._counters:
+    def partial(self, worker: int) -> Any:
+        """Add to the graph, and return, how many updates of a worker are made in part: int64 scalar.
+
+        That is so if no run of the worker is under way, and after ``apply`` has told which PS an update changes.
+        """
+        counters = [self.counter(kind, device, worker) for device in self._updating for kind in _KINDS]
+        counts = tf.stack([counter.read_value() for counter in counters])
+        return tf.reduce_max(counts) - tf.reduce_min(counts)
+
+    def updates(self, device: str) -> None:
+        """Note that an update changes something on a PS."""
+        self._updating.append(device)
+
+    def counter(self, kind: str, device: str, worker: int) -> Any:
+        """Return the int64 variable that counts the updates of a worker that a PS has begun, or applied."""
+        place = kind, device, worker
+        if place not in self._counters:
             with tf.control_dependencies(None), tf.device(device):
-                self._counters[device, worker] = tf.Variable(
+                self._counters[place] = tf.Variable(
                     lambda: tf.zeros([], tf.int64),
                     trainable=False,
                     collections=[],
                     use_resource=True,
-                    name=f"tfps/applied_{self.devices.index(device)}_{worker}",
+                    name=f"tfps/{kind}_{self.devices.index(device)}_{worker}",
                 )
-        return self._counters[device, worker]
+        return self._counters[place]
 
 
 @dataclass(frozen=True)
@@ -116,10 +137,12 @@ def apply(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, mo
     first = _place(global_step.handle.op)
     ends = {}
     for device in [name for name, section in sections.items() if section or name == first]:
-        counters = [moments.counter(device, worker), *([global_step] if device == first else [])]
+        moments.updates(device)
+        begun = [moments.counter(_BEGUN, device, worker), *([global_step] if device == first else [])]
+        ended = moments.counter(APPLIED, device, worker)
         with tf.control_dependencies(None), tf.device(device):
             arrived = _arrived(sections[device]) if sections[device] else [applied]
-            ends[device] = _locked(moments.lock(device), arrived, counters, sections[device])
+            ends[device] = _locked(moments.lock(device), arrived, begun, sections[device], ended)
     late = [op for op in _leaves(applied) if not any(op in section for section in sections.values())]
     return Update(ends.pop(first), [*ends.values(), *late], counts_last=not sections[first])
 
@@ -146,14 +169,16 @@ def _arrived(section: Collection[Any]) -> Sequence[Any]:
     return [tf.identity(tensor).op for _, tensor in sorted(inputs.items())]
 
 
-def _locked(lock: Any, arrived: Sequence[Any], counters: Sequence[Any], section: Collection[Any]) -> Any:
+def _locked(lock: Any, arrived: Sequence[Any], begun: Sequence[Any], section: Collection[Any], ended: Any) -> Any:
     """Let a section wait for a lock, which is taken when all has arrived; returns what gives it back in the end."""
-    counted = [counter.assign_add(1, read_value=False) for counter in counters]
+    counted = [counter.assign_add(1, read_value=False) for counter in begun]
+    applied = ended.assign_add(1, read_value=False)
     end = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
     _let_wait([lock.op], arrived)
     _let_wait(counted, [lock.op])
     _let_wait([op for op in section if op.type in _READS or _is_writer(op)], counted)
-    _let_wait([end], [*counted, *(op for op in section if _is_writer(op))])
+    _let_wait([applied], [*counted, *(op for op in section if _is_writer(op))])
+    _let_wait([end], [applied])
     return end
 
 

@@ -41,6 +41,19 @@ class Leftovers:
 
 
 @dataclass(frozen=True)
+class PartialUpdates:
+    """Updates that are made in part: their step was broken off when some variables had them, and others had not.
+
+    Attributes:
+        mine: int64 scalar: how many of this worker's since it began; when no run of it is under way.
+        total: int64 variable: how many of all workers', as these have told.
+    """
+
+    mine: Any
+    total: Any
+
+
+@dataclass(frozen=True)
 class Step:
     """The operations of one mode in one worker's graph.
 
@@ -54,6 +67,7 @@ class Step:
             step; with ``leftovers``, also when the workers begin together anew. What was begun before does not count.
         worker_init: Operation that every worker runs before its first step, and when they begin anew.
         update: Operation that the chief keeps running in the background, or ``None``; in an era that is over, it fails.
+        begins: Operations with which an update begins: what it reads of the PS besides, it has to read after them.
         leftovers: ``None`` where no worker waits for another: what one leaves behind hinders nobody.
         ahead: int64 [workers]: for how many updates to come each has handed over its part; the others wait for those
             that have for none. ``None`` where no worker waits for another.
@@ -73,6 +87,7 @@ class Step:
     chief_init: Any
     worker_init: Any
     update: Any
+    begins: Sequence[Any]
     leftovers: Leftovers | None
     ahead: Any
     staleness: Any
@@ -80,3 +95,4 @@ class Step:
     any_can_finish: bool
     may_overlap: bool
     moments: Any
+    partial: PartialUpdates | None

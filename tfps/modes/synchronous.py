@@ -87,7 +87,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         start = tf.group(
             *(known.assign(era, read_value=False) for known in eras),
             *(mean.accumulator.set_global_step(first) for mean in means),
-            *(number.assign(global_step, read_value=False) for number in begun),
+            *(number.count.assign(global_step, read_value=False) for number in begun),
         )
         leftovers = Leftovers(
             era=era,
@@ -98,7 +98,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
             fill=[mean.fill for mean in means] + [queue.enqueue(global_step) for queue in queues],
             enough=cluster.num_workers,
             clear=[mean.drop for mean in means] + [queue.dequeue().op for queue in queues],
-            torn=tf.reduce_any(tf.not_equal(tf.stack([number.read_value() for number in begun]), global_step)),
+            torn=tf.reduce_any(tf.not_equal(tf.stack([number.count.read_value() for number in begun]), global_step)),
         )
 
     def draw(count: int, in_hand: int = 0) -> Any:
@@ -119,6 +119,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         chief_init=start,
         worker_init=worker_init,
         update=hand_out,
+        begins=[number.begin for number in begun],
         leftovers=leftovers,
         ahead=tf.stack([number.read_value() for number in pushed]) - global_step,
         staleness=None,
@@ -126,6 +127,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         any_can_finish=False,
         may_overlap=False,
         moments=None,
+        partial=None,
     )
 
 
@@ -195,17 +197,25 @@ def _wide(dtype: Any) -> Any:
     return dtype if dtype.size > 2 else tf.float32
 
 
-def _beginning_as_one(means: Sequence[_Mean], era: Any) -> tuple[Sequence[Any], Sequence[Any], Sequence[_Mean]]:
+@dataclass(frozen=True)
+class _Begun:
+    """How many updates have begun on a PS, a variable, and the operation with which one begins."""
+
+    count: Any
+    begin: Any
+
+
+def _beginning_as_one(means: Sequence[_Mean], era: Any) -> tuple[Sequence[_Begun], Sequence[Any], Sequence[_Mean]]:
     """Let an update begin on all PS or on none: when each has all its means, and in the era that it is in.
 
     Each PS tells each other when it has them, so that nothing waits for more than one message of each.
 
     Returns:
-        By PS, a variable of how many updates have begun and one of its era; the means of an update that has begun.
+        By PS, how many updates have begun and a variable of its era; the means of an update that has begun.
     """
     devices = sorted({mean.variable.device for mean in means})
     by_ps = {device: [mean for mean in means if mean.variable.device == device] for device in devices}
-    counters: list[Any] = []
+    counters: list[_Begun] = []
     eras: list[Any] = []
     there: list[Any] = []
     begun: list[_Mean] = []
@@ -217,10 +227,10 @@ def _beginning_as_one(means: Sequence[_Mean], era: Any) -> tuple[Sequence[Any], 
             there.append(tf.raw_ops.Assert(condition=present, data=[_OVER]))
     for device, own in by_ps.items():
         with tf.device(device):
-            counters.append(_number(f"tfps/begun_{len(counters)}"))
+            count = _number(f"tfps/begun_{len(counters)}")
             with tf.control_dependencies(there):
-                begin = counters[-1].assign_add(1, read_value=False)
-            with tf.control_dependencies([begin]):
+                counters.append(_Begun(count, count.assign_add(1, read_value=False)))
+            with tf.control_dependencies([counters[-1].begin]):
                 begun += [dataclasses.replace(mean, value=_same(mean.value)) for mean in own]
     return counters, eras, begun
 

@@ -15,6 +15,7 @@ an old one, but from another ``--model_dir``, or from one that has seen another 
 run's id, and so does the PS. Does not import TensorFlow.
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -32,6 +33,7 @@ from tfps.report import JOB, read_json
 from tfps.runtime import net
 
 _FLAGS = ("model", "optimizer", "learning_rate", "max_steps", "mode", "ps_strategy", "min_slice_mb", "wire")
+_EDITED = "it was changed meanwhile, or is not the same on all hosts. Give every task the same."
 _POLL_SECS = 0.1
 
 log = logging.getLogger(__name__)
@@ -44,7 +46,16 @@ def terms(config: JobConfig, cluster: Cluster, tensorflow: str) -> str:
     flags = {name: getattr(config, name) for name in _FLAGS} | {"model": os.path.basename(config.model)}
     sizes = {"ps_hosts": cluster.num_ps, "worker_hosts": cluster.num_workers}
     versions = {"tfps": tfps.__version__, "TensorFlow": tensorflow}
-    return json.dumps({"flags": flags, "sizes": sizes, "versions": versions})
+    files = {"model": digest(config.model)}
+    return json.dumps({"flags": flags, "sizes": sizes, "versions": versions, "files": files})
+
+
+def digest(model: str) -> str:
+    """Return what tells the file of a model from others; nothing of a module, or where there is no such file."""
+    try:
+        return hashlib.sha256(Path(model).read_bytes()).hexdigest() if model.endswith(".py") else ""
+    except OSError:
+        return ""
 
 
 def check(mine: str, theirs: Sequence[str], cluster: Cluster) -> None:
@@ -85,6 +96,9 @@ def differences(mine: Terms, theirs: Terms) -> list[tuple[str, str]]:
     same, install = "give every task the same.", "install the same on every host."
     found = [(f"{_flag(name, a)} here, {_shown(b)}", same) for name, a, b in _unequal(mine, theirs, "flags")]
     found += [(f"--{name} has {a} here, {b}", same) for name, a, b in _unequal(mine, theirs, "sizes")]
+    files = _unequal(mine, {"files": {}, **theirs}, "files") if "files" in mine else []
+    named = mine["flags"].get("model")
+    found += [(f"--{flag}={named} here is another file than", _EDITED) for flag, a, b in files if a and b]
     packages = _unequal(mine, theirs, "versions")
     odd = [each for each in packages if each[0] != "TensorFlow" or _minor(each[1]) != _minor(each[2])]
     return found + [(f"{package} {a} here, {b}", install) for package, a, b in odd]

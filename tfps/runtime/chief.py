@@ -17,7 +17,7 @@ from tfps.errors import StorageError
 from tfps.models import Model
 from tfps.modes.step import Leftovers
 from tfps.report import JOB, SUMMARY, format_progress
-from tfps.runtime import agreement, evaluation, graph, record
+from tfps.runtime import agreement, evaluation, graph, layout, record
 from tfps.runtime import session as sessions
 from tfps.runtime.background import Background
 from tfps.runtime.checkpoint import Checkpoints
@@ -52,7 +52,8 @@ class Chief:
         built: graph.TrainGraph,
         new_session: Callable[[], Any],
     ) -> None:
-        self._config, self._cluster, self._built, self._new_session = config, cluster, built, new_session
+        self._config, self._cluster, self._model = config, cluster, model
+        self._built, self._new_session = built, new_session
         self._init = tf.global_variables_initializer()
         self.owner = Ownership(config.model_dir, cluster, config.force, self._save_anew)
         snapshot = Snapshot(built.step.moments, built.places, built.may_be_inf)
@@ -67,6 +68,7 @@ class Chief:
         self._first_step = 0
         self.resumed_from: str | None = None
         self.resumed_from_step = 0
+        self.found_step = 0  # that of the variables when this chief came
         self._run = ""
 
     def go_on(self, session: Any, run: str) -> None:
@@ -74,8 +76,10 @@ class Chief:
 
         Raises:
             HeldError: If another job holds ``--model_dir``.
+            ModelError: If it counts on another place for a variable than the chief before it.
         """
         told = json.loads(run) if run else {}
+        layout.check(self._built.layout, told.get("layout", {}), self._model)
         try:
             self.owner.claim(told.get("owner", self.owner.own.job))
         except HeldError:
@@ -83,11 +87,12 @@ class Chief:
         except StorageError:  # training goes on while nothing can be written
             log.info("--model_dir=%s cannot be written now. Training goes on.", self._config.model_dir)
         self.began_anew = True  # what others have done meanwhile is not all counted
-        self.resumed_from_step = self.global_step(session)
-        self._began, self._first_step = told.get("began", time.time()), told.get("step", self.resumed_from_step)
+        step = self.found_step = self.global_step(session)
+        self._began, self._first_step = told.get("began", time.time()), told.get("step", step)
+        self.resumed_from, self.resumed_from_step = told.get("resumed_from"), self._first_step
         self._run, self.began_at = told.get("id", ""), self._began or self.began_at
         self._write_missing_job()
-        log.info("started again: going on from step %d", self.resumed_from_step)
+        log.info("started again: going on from step %d", step)
 
     def give_values(self, session: Any) -> str:
         """Give the variables their first values, or the newest whole checkpoint's; returns which run this is.
@@ -99,7 +104,7 @@ class Chief:
         self.owner.claim()
         self.resumed_from = self._checkpoints.resume(session)
         if self.resumed_from:
-            self.resumed_from_step = self.global_step(session)
+            self.resumed_from_step = self.found_step = self.global_step(session)
             log.info("resumed from %s", self.resumed_from)
             if changed := record.changes(self._config, self._cluster):
                 log.info("resuming with %s", ", ".join(changed))
@@ -108,7 +113,8 @@ class Chief:
             log.info("no %s: training begins at step 0", where)
             session.run(self._init)
         session.run(self._built.load)
-        run = agreement.new_run(self._config.model_dir, self.resumed_from_step) | {"owner": self.owner.own.job}
+        run = agreement.new_run(self._config.model_dir, self.resumed_from_step)
+        run |= {"owner": self.owner.own.job, "resumed_from": self.resumed_from, "layout": self._built.layout}
         self._first_step, self._run = self.resumed_from_step, run["id"]
         self._write_job()
         if self._config.model_dir:
@@ -170,6 +176,11 @@ class Chief:
         """Return how many steps have seen 0, 1, ... other updates on their way; ``None`` where there can be none."""
         counts = self._built.step.staleness
         return None if counts is None else np.trim_zeros(session.run(counts), "b").tolist()
+
+    def partial_updates(self, session: Any) -> int:
+        """Return how many updates are applied in part, as the workers have told."""
+        partial = self._built.step.partial
+        return int(session.run(partial.total)) if partial else 0
 
     def save_if_due(self, session: Any) -> None:
         """Save every ``save_checkpoint_secs``; a failure is told, and training goes on.

@@ -33,9 +33,9 @@ def check(model: Model, mode: str, graph: Any, trained: Any) -> None:
     mine, theirs = _of(graph, VARIABLES), _of(trained, VARIABLES)
     problems = [(op, _lacks("variable", op, theirs, mine, mode)) for name, op in mine.items() if name not in theirs]
     problems += [
-        (op, f"variable {name!r} is {_kind(op)} in mode={mode!r} and {_kind(theirs[name])} in mode='train': make it so")
+        (op, f"variable {name!r} is {kind(op)} in mode={mode!r} and {kind(theirs[name])} in mode='train': make it so")
         for name, op in mine.items()
-        if name in theirs and _kind(op) != _kind(theirs[name])
+        if name in theirs and kind(op) != kind(theirs[name])
     ]
     problems += [(mine[first], _ambiguous(first, other, mode)) for first, other in _numbered(theirs, mine)]
     tables, filled = _of(graph, TABLES), _of(trained, TABLES)
@@ -106,7 +106,8 @@ def _of(graph: Any, types: Iterable[str]) -> Mapping[str, Any]:
     return {op.name: op for op in graph.get_operations() if op.type in types and op.name not in local}
 
 
-def _kind(op: Any) -> str:
+def kind(op: Any) -> str:
+    """Return a variable's type and shape, for people; of the operation that makes it."""
     return f"{op.get_attr('dtype').name} of shape {tf.TensorShape(op.get_attr('shape'))}"
 
 

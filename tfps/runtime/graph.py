@@ -4,9 +4,9 @@ import contextlib
 import dataclasses
 import importlib
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
@@ -18,13 +18,15 @@ from tfps.models import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes import MODES
 from tfps.modes.step import Step
-from tfps.runtime import counterparts, finite, loops, own_updates, placement, rows, unroll, user_model, wire
+from tfps.runtime import counterparts, finite, layout, loops, own_updates, placement, rows, user_model, wire
 from tfps.runtime.lasting_input import LastingIterator
+from tfps.runtime.layout import Layout
 from tfps.runtime.packing import Packing, can_pack
 from tfps.runtime.snapshot import Place, saved_name
+from tfps.runtime.updates import unrolled
 from tfps.values import INT32_MAX
 
-_UPDATES = 8  # of a background run
+_T = TypeVar("_T")
 _WORKER_STRIDE = 7_368_787  # between the seeds of two workers
 _MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
 
@@ -40,6 +42,7 @@ class TrainGraph:
         load: Operation for when the variables have their first values; see ``packing``.
         store: Operation for before somebody looks at the variables by their names.
         places: By a variable's name, where it lives if it is packed.
+        layout: Where each variable is, for people; the same on all workers.
         may_be_inf: The names of the model's own variables, which no optimizer updates: Inf in them may be meant.
     """
 
@@ -54,6 +57,7 @@ class TrainGraph:
     load: Any
     store: Any
     places: Mapping[str, Place]
+    layout: Layout
     may_be_inf: Collection[str]
     summary: Any
     num_workers: int
@@ -128,14 +132,17 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
                 sent=[tensor for tensor, _ in checked if tensor.op in used],
             )
             step = _built(model, lambda: mode.build(optimizer, spec.loss, global_step, config, cluster, task))
-            step = dataclasses.replace(step, train_op=tf.group(step.train_op, *updates)) if updates else step
+            step = _with_updates(step, updates) if updates else step
             next_ticket = step.draw_after(1, lambda op: op)
         placement.place_rest(graph, task.device)
         if packing:
-            background = [] if step.update is None else [step.update]
-            packing.redirect(placement.needed([step.train_op, *background, *shown]))
+            apart = [] if step.update is None else [step.update]
+            first = [variable.initializer for variable in tf.local_variables()]
+            packing.redirect(placement.needed([step.train_op, *apart, *shown, *first]))
         if config.wire != "plain":
             wire.pack(graph, [next_ticket, spec.loss, step.train_op], narrow=config.wire == "bfloat16")
+        background = _built(model, lambda: unrolled(graph, step, config.wire != "plain"))
+        places = packing.places() if packing else {}
         return TrainGraph(
             graph=graph,
             global_step=global_step,
@@ -144,14 +151,21 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             spec=spec,
             step=step,
             next_ticket=next_ticket,
-            updates=_updates(graph, step, config),
+            updates=background,
             load=packing.load() if packing else tf.no_op(),
             store=packing.store() if packing else tf.no_op(),
-            places=packing.places() if packing else {},
+            places=places,
+            layout=layout.of(graph, places),
             may_be_inf=own - {saved_name(variable) for variable in optimizer.updated},
             summary=summary if task.is_chief else None,
             num_workers=cluster.num_workers,
         )
+
+
+def _with_updates(step: Step, updates: Sequence[Any]) -> Step:
+    """Return a step with which the model's own updates run; what another run applies may read what they change."""
+    gate = step.gate if step.update is None else (*step.gate, *updates)
+    return dataclasses.replace(step, train_op=tf.group(step.train_op, *updates), gate=gate)
 
 
 def _seed(config: JobConfig, task: Task) -> int:
@@ -172,15 +186,6 @@ def _packing(optimizer: Any, config: JobConfig) -> Packing | None:
 
 def _name_of(variable: Any) -> str:
     return str(variable.op.name)
-
-
-def _updates(graph: Any, step: Step, config: JobConfig) -> Any:
-    """Return several updates of a mode as one operation, so that between most of them no Python is waited for."""
-    if step.update is None:
-        return None
-    if config.wire != "plain":
-        wire.pack(graph, [step.update])
-    return unroll.Steps(graph, [step.update]).copy(_UPDATES - 1)(step.update)
 
 
 def evaluation(
@@ -342,12 +347,11 @@ def _placeholder(name: str, dtype: Any, shape: Any) -> Any:
     return tf.placeholder(dtype, free, name=f"serving_{name}")
 
 
-def _built(model: Model, build: Any) -> Step:
-    """Run a mode's ``build``; what fails in there is the model's loss or optimizer."""
+def _built(model: Model, build: Callable[[], _T]) -> _T:
+    """Build what a mode makes of a model; what fails in there is the model's loss or optimizer."""
     try:
-        step: Step = build()
+        return build()
     except (ValueError, TypeError) as error:
         raise ModelError(
             f"--model={model.name}: {model.line_of('model_fn')}: no gradient step can be built: {error}"
         ) from error
-    return step

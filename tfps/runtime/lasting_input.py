@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.data.ops.prefetch_op import _PrefetchDataset
 from tensorflow.python.data.util import structure
 
+INPUTS = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard")  # operations that give a batch
 _END = re.compile("End of sequence|is closed and has insufficient elements")  # of a dataset, of a queue
 _NAME, _INCARNATION = "tfps/input", "tfps/incarnation"
 _AUTOMATIC = 4  # for tf.data.AUTOTUNE, or none

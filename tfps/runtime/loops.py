@@ -36,9 +36,10 @@ def read_before(graph: Any) -> None:
 
 
 def is_of_no_use(op: Any) -> bool:
-    """Tell whether an operation brings a variable into a loop where nothing uses its value (any more)."""
+    """Tell whether nothing uses (any more) what an operation reads, or asks, of a variable, or brings into a loop."""
     users = [user for output in op.outputs for user in output.consumers()]
-    return op.type in ("Enter", "ReadVariableOp") and not op._control_outputs and all(map(is_of_no_use, users))
+    asks = op.type in ("Enter", "ReadVariableOp", "VarIsInitializedOp")
+    return asks and not op._control_outputs and all(map(is_of_no_use, users))
 
 
 def _entered(tensor: Any) -> Any:

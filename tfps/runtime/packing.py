@@ -168,13 +168,16 @@ def sizes(graph: Any) -> Counter[int]:
 
 
 def _buckets(pairs: Sequence[tuple[Any, Any]], scalars: bool) -> Iterable[Sequence[Any]]:
-    """Yield variables that can live together, at least two: of one PS and type, with dense gradients."""
-    routes: dict[tuple[str, Any], list[Any]] = {}
-    for gradient, variable in pairs:
+    """Yield variables that can live together, at least two: of one PS and type, with dense gradients.
+
+    They are in the order of their names: every worker packs alike, in whatever order its model makes them.
+    """
+    routes: dict[tuple[str, str], list[Any]] = {}
+    for gradient, variable in sorted(pairs, key=lambda pair: str(pair[1].name)):
         alike = isinstance(gradient, tf.Tensor) and gradient.dtype == variable.dtype.base_dtype
         if alike and (scalars or variable.shape.rank) and _is_only_read(variable):
-            routes.setdefault((variable.device, gradient.dtype), []).append(variable)
-    for found in routes.values():
+            routes.setdefault((variable.device, gradient.dtype.name), []).append(variable)
+    for _, found in sorted(routes.items()):
         yield from (bucket for bucket in wire.buckets(found) if len(bucket) > 1)
 
 
@@ -184,6 +187,6 @@ def _is_only_read(variable: Any) -> bool:
     if handle is None or variable.constraint is not None or not variable.shape.is_fully_defined():
         return False
     return all(
-        user.type in ("ReadVariableOp", "VarIsInitializedOp") or user is variable.initializer or is_of_no_use(user)
+        user.type == "ReadVariableOp" or user is variable.initializer or is_of_no_use(user)
         for user in handle.consumers()
     )

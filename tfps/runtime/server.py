@@ -37,4 +37,7 @@ def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
             tf.train.ClusterSpec(cluster.spec()), job_name=task.job, task_index=task.index, config=options
         )
     except tf.errors.OpError as error:
-        raise ConfigError(f"--{task.job}_hosts: no server at {cluster.address(task)}: {error.message}") from None
+        raise ConfigError(
+            f"--{task.job}_hosts: no server at {cluster.address(task)}: {error.message}. If another task has its port, "
+            "maybe in another order of hosts: end that task or give another port."
+        ) from None

@@ -28,6 +28,7 @@ def observations(session: Any, state: JobState, chief: Chief, loop: Loop, stragg
         "steps_per_sec": {f"worker/{index}": round(pace, 3) for index, pace in sorted(paces.items())},
         "behind": {f"worker/{index}": share for index, share in stragglers.shares.items()},
         "staleness": chief.staleness(session),
+        "partial_updates": chief.partial_updates(session),
     }
 
 
@@ -65,7 +66,7 @@ def write(
         "model_dir": config.model_dir,
         "model": config.model,
         "mode": config.mode,
-        "global_step": progress.global_step or (chief.resumed_from_step if chief else 0),
+        "global_step": progress.global_step or (chief.found_step if chief else 0),
         "max_steps": config.max_steps,
         "resumed_from_step": chief.resumed_from_step if chief else 0,
         "resumed_from": chief.resumed_from if chief else None,

@@ -32,6 +32,7 @@ class Steps:
         fetches: The tensors and operations that are the step.
         gate: Operations of a step that all use of the PS's resources in the next one has to wait for; the worker's
             own input need not.
+        apart: Whether the step itself is not run with its copies: the first of them waits for nothing.
 
     Attributes:
         in_order: Whether copies can be put in order: not where a resource is used in a branch of ``tf.cond`` or in a
@@ -41,8 +42,8 @@ class Steps:
         size: How many operations a step has.
     """
 
-    def __init__(self, graph: Any, fetches: Sequence[Any], gate: Sequence[Any] = ()) -> None:
-        self._graph, self._gate = graph, [op.name for op in gate]
+    def __init__(self, graph: Any, fetches: Sequence[Any], gate: Sequence[Any] = (), apart: bool = False) -> None:
+        self._graph, self._gate, self._apart = graph, [op.name for op in gate], apart
         ops = needed(fetches)
         kept = {op for op in ops if _lasts(op)}
         self._ops = [op for op in sorted(ops, key=lambda op: op._id) if op not in kept]
@@ -86,7 +87,8 @@ class Steps:
             names = [op.name for op in self._ops]
             made = tf.import_graph_def(wanted, self._shared, names, name=f"{_SCOPE}{number}")
         copy = dict(zip(names, made, strict=True))
-        self._put_after(copy, self._copies[-1])
+        if number > 1 or not self._apart:
+            self._put_after(copy, self._copies[-1])
         self._copies.append(copy)
 
     def _node(self, op: Any, number: int) -> Any:

@@ -1,4 +1,4 @@
-"""The updates that the chief keeps running in the background, in the modes that have such."""
+"""The updates that the chief keeps running in the background, in the modes that have such: several in a run."""
 
 import functools
 import threading
@@ -6,6 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+
+from tfps.modes.step import Step
+from tfps.runtime import effects, placement, wire
+from tfps.runtime.lasting_input import INPUTS
+from tfps.runtime.rewiring import is_in_every_step
+from tfps.runtime.unroll import Steps
+
+_IN_A_RUN = 8
+_OF_A_BATCH = (
+    "the optimizer needs the batch, for its learning rate perhaps: with --mode=sync an update is made of the gradients "
+    "of all workers, and has no batch. Let the rate depend on the step, or keep what it depends on in a variable"
+)
 
 
 class Updates:
@@ -38,3 +50,43 @@ class Updates:
     def end(self) -> None:
         """Close the session: the update that is under way is broken off."""
         self._session.close()
+
+
+def unrolled(graph: Any, step: Step, packed: bool) -> Any:
+    """Return several updates of a mode as one operation, so that between most of them no Python is waited for.
+
+    Each is a copy. What an update shares with the worker's step, as a learning rate that the model keeps in a variable,
+    the step reads when it begins, and the update when that begins: when it has the gradients.
+
+    Args:
+        graph: The training graph.
+        step: The mode's.
+        packed: Whether what crosses tasks travels packed.
+
+    Returns:
+        The operation; ``None`` where the mode has no such updates.
+
+    Raises:
+        ValueError: If an update would take a batch of its own.
+    """
+    if step.update is None:
+        return None
+    if packed:
+        wire.pack(graph, [step.update])
+    made = placement.needed([step.update])
+    if any(op.type in INPUTS for op in made):
+        raise ValueError(_OF_A_BATCH)
+    steps, early = Steps(graph, [step.update], apart=True), set(placement.needed(step.begins))
+    late = [op for op in made if op not in early and _reads_ps(op)]
+    for number in range(1, _IN_A_RUN + 1):
+        copy = steps.copy(number)
+        for op in late:
+            copy(op)._add_control_inputs([copy(begin) for begin in step.begins])
+    return copy(step.update)
+
+
+def _reads_ps(op: Any) -> bool:
+    """Tell whether an operation reads what a PS holds, and is in no branch and no loop."""
+    handles = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
+    on_ps = any(placement.task_of(handle).startswith("ps/") for handle in handles)
+    return on_ps and not effects.changes(op) and is_in_every_step(op)

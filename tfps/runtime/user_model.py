@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -14,10 +14,46 @@ from tfps.errors import ModelError
 from tfps.models import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 
+_OPTIMIZER_FLAGS = ("optimizer", "learning_rate")
+
+
+class _Asked(dict[str, Any]):
+    """Flags, and which of them a model has asked for."""
+
+    def __init__(self, flags: Mapping[str, Any]) -> None:
+        super().__init__(flags)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+    def copy(self) -> dict[str, Any]:
+        self.names.update(self)
+        return dict(self)
+
+    def items(self) -> Any:
+        self.names.update(self)
+        return super().items()
+
+    def values(self) -> Any:
+        self.names.update(self)
+        return super().values()
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
+
 
 def params_of(config: JobConfig) -> Mapping[str, Any]:
     """Return what a model gets as ``params``: every flag of the job, read-only."""
-    return MappingProxyType(config.to_dict())
+    return MappingProxyType(_Asked(config.to_dict()))
 
 
 def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: int) -> Any:
@@ -56,13 +92,32 @@ def spec(model: Model, mode: str, config: JobConfig, features: Any, labels: Any)
     Raises:
         ModelError: If it gives something else.
     """
-    given: ModelSpec = model.model_fn(features, labels, mode, params_of(config))
+    asked = _Asked(config.to_dict())
+    given: ModelSpec = model.model_fn(features, labels, mode, MappingProxyType(asked))
     if problem := _spec_problem(given, mode):
         where = f"--model={model.name}: {model.line_of('model_fn')}"
         raise ModelError(f"{where}: model_fn(mode={mode!r}) returned {problem}")
+    if mode == ModeKeys.TRAIN:
+        _check_used(model, config, asked.names)
     if given.loss is not None and given.loss.shape.rank is None:
         given = dataclasses.replace(given, loss=tf.reshape(given.loss, []))
     return dataclasses.replace(given, log_tensors={name: _scalar(value) for name, value in _items(given.log_tensors)})
+
+
+def _check_used(model: Model, config: JobConfig, asked: Container[str]) -> None:
+    """Make sure that a model has looked at the flags of its optimizer that are given; in silence they say nothing.
+
+    Raises:
+        ModelError: If it has not.
+    """
+    given = {name: getattr(config, name) for name in _OPTIMIZER_FLAGS}
+    unused = [f"--{name}={value}" for name, value in given.items() if value is not None and name not in asked]
+    if unused:
+        where = f"--model={model.name}: {model.line_of('model_fn')}"
+        raise ModelError(
+            f"{where}: {' and '.join(unused)} would be ignored: the model makes its optimizer without it. Leave it "
+            "out, or let model_fn return optimizer=tfps.make_optimizer(params, ...)."
+        )
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ What the tasks agree on, and in which order, is told in ``jobstate``; the chief'
 """
 
 import contextlib
+import json
 import logging
 import math
 import threading
@@ -18,7 +19,7 @@ from tfps.config import JobConfig
 from tfps.errors import ClusterFormError, PeerLostError, RetryableError, StoppedError, StorageError, TfpsError
 from tfps.models import Model
 from tfps.report import brief, count, plural
-from tfps.runtime import agreement, graph, jobstate, net, server, summary
+from tfps.runtime import agreement, graph, jobstate, layout, net, server, summary
 from tfps.runtime import session as sessions
 from tfps.runtime.chief import Chief
 from tfps.runtime.enquiry import Enquiry
@@ -28,6 +29,7 @@ from tfps.runtime.heartbeat import Heartbeat
 from tfps.runtime.loop import Loop, Progress, Reporter
 from tfps.runtime.model_dir import ended
 from tfps.runtime.ownership import HeldError
+from tfps.runtime.partial_updates import PartialUpdates
 from tfps.runtime.stop import SAVED_WITHIN_SECS, WORKER_GRACE_SECS, Stop
 from tfps.runtime.together import Together
 from tfps.runtime.watch import Watch
@@ -88,7 +90,9 @@ class Worker:
         with built.graph.as_default():
             self._state = jobstate.JobState(self._cluster, self._task.index)
             self._init_tables = tf.tables_initializer()
-            self._init_local = tf.group(tf.local_variables_initializer(), self._init_tables, built.iterator.initializer)
+            self._init_input = tf.group(self._init_tables, built.iterator.initializer)
+            self._init_local = tf.local_variables_initializer()  # may begin with what the PS hold
+            self._partial = PartialUpdates(built.step)
             if self._task.is_chief:
                 self._chief = Chief(self._config, self._cluster, self._model, built, self._new_session)
         in_step = built.step.leftovers is not None
@@ -113,7 +117,7 @@ class Worker:
         self._wait_until_found(session)
         again = self._meet_again(session)
         self._heartbeat.use(session)
-        session.run(self._init_local)
+        session.run(self._init_input)
         if self._chief and again:
             self._chief.go_on(session, self._state.run(session))
         elif self._chief:
@@ -121,6 +125,9 @@ class Worker:
             self._state.set_run(session, self._chief.give_values(session))
         if not self._trained:
             self._begin(session)
+        told = json.loads(self._state.run(session) or "{}")
+        layout.check(self._built.layout, told.get("layout", {}), self._model)
+        session.run(self._init_local)
         self._state.write(session, jobstate.RUNNING, 0)
         return True
 
@@ -147,6 +154,7 @@ class Worker:
         self._heartbeat.use(session)
         self._together.begin(session)
         self._trained = self._together.over
+        self._partial.tell(session)
         session.run(self._built.step.worker_init)
 
     def _new_session(self) -> Any:
@@ -213,6 +221,7 @@ class Worker:
                 loop.run()
                 self._steps_on = False
                 self._take_what_is_left(loop)
+            self._partial.tell(self._session)
             if self._chief:
                 self._finish_job(self._chief, loop)
             self._sign_off(jobstate.DONE, loop)
@@ -268,6 +277,8 @@ class Worker:
         loop.progress.global_step = chief.save(self._session)
         metrics = chief.evaluate(self._session, self._target, self._session_config)
         _, steps = self._state.read(self._session)
+        if idle := [task for task in self._others() if not steps[task.index]]:
+            log.info("%s took no step: their share of the input was not used", ", ".join(map(str, idle)))
         told = summary.observations(self._session, self._state, chief, loop, self._together.stragglers)
         steps[0] = self._heartbeat.before.steps + loop.progress.steps
         summary.write(self._config, loop, chief, dict(enumerate(steps)), metrics, told)
