@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -188,14 +188,49 @@ def test_what_another_release_has_left_is_old_or_waited_for(tmp_path: Path, text
     owner.release()
 
 
-def test_a_lock_that_was_left_does_not_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was killed while it wrote its claim is in nobody's way for long."""
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("link", [False, True])
+def test_a_lock_that_was_left_does_not_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool) -> None:
+    """Who was killed while it wrote its claim is in nobody's way for long; nor is a link that leads nowhere."""
     monkeypatch.setattr(ownership, "_LOCK_SECS", 0.3)
-    (tmp_path / ".chief.lock").touch()
+    lock = tmp_path / ".chief.lock"
+    lock.symlink_to("nowhere") if link else lock.touch()
     owner = Ownership(str(tmp_path), ONE)
     owner.claim()
     owner.release()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(10)
+def test_a_lock_that_cannot_be_deleted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays in the lock's place, here a directory, ends the chief soon: the error says what to delete."""
+    monkeypatch.setattr(ownership, "_LOCK_SECS", 0.3)
+    (tmp_path / ".chief.lock").mkdir()
+    with pytest.raises(StorageError, match=r"\.chief\.lock was left there, and cannot be deleted .*\. Delete it\.$"):
+        Ownership(str(tmp_path), ONE).claim()
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """A FIFO, which nobody writes to, or a directory in place of the holder's file is an error that names it."""
+    make(tmp_path / ".chief")
+    for ask in (lambda: check(str(tmp_path), ONE), Ownership(str(tmp_path), ONE).claim):
+        with pytest.raises(StorageError, match=r"/\.chief cannot be read: it is not a regular file\. Delete it\.$"):
+            ask()
+
+
+@pytest.mark.timeout(10)
+def test_a_fifo_that_comes_later_holds_no_save_up(tmp_path: Path, held: Ownership) -> None:
+    """A chief whose own file has become a FIFO does not wait for what it says, and renews its hold when it is gone."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "fifo").rename(tmp_path / ".chief")
+    try:
+        held.check()
+    finally:
+        (tmp_path / ".chief").unlink()
+    held.check()
+    assert look(str(tmp_path)).holder == held.own  # type: ignore[union-attr]
 
 
 def test_where_nothing_can_be_written_the_chief_says_so(tmp_path: Path) -> None:

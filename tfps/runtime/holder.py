@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+import stat
 import time
 import uuid
 from collections.abc import Sequence
@@ -70,13 +71,24 @@ def look(model_dir: str) -> Seen | None:
     Raises:
         StorageError: If that cannot be read.
     """
+    path = Path(model_dir) / OWNER
+    if is_no_file(path):
+        raise StorageError(f"--model_dir: {path} cannot be read: it is not a regular file. Delete it.")
     try:
-        with open(Path(model_dir) / OWNER, "rb") as file:  # opened, as NFS looks up what is new then
+        with open(path, "rb") as file:  # opened, as NFS looks up what is new then
             return Seen(parsed(file.read()), os.fstat(file.fileno()).st_mtime)
     except OSError as error:
         if error.errno in GONE:
             return None
-        raise StorageError(f"--model_dir: {Path(model_dir) / OWNER} cannot be read: {error.strerror}.") from None
+        raise StorageError(f"--model_dir: {path} cannot be read: {error.strerror}.") from None
+
+
+def is_no_file(path: Path) -> bool:
+    """Tell whether what is there is no regular file: to open or to read another, as a FIFO, may take for ever."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:  # to open it tells why
+        return False
 
 
 def parsed(text: bytes) -> Holder:

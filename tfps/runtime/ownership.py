@@ -24,7 +24,19 @@ from tfps.cluster import Cluster
 from tfps.config import show
 from tfps.errors import PeerLostError, StorageError, TfpsError
 from tfps.report import make_dir, write_json
-from tfps.runtime.holder import GONE, OWNER, Holder, Seen, is_dead, is_here, is_silent, look, parsed, this_process
+from tfps.runtime.holder import (
+    GONE,
+    OWNER,
+    Holder,
+    Seen,
+    is_dead,
+    is_here,
+    is_no_file,
+    is_silent,
+    look,
+    parsed,
+    this_process,
+)
 
 _LOCK = ".chief.lock"
 _RENEW_SECS = 2.0
@@ -81,21 +93,31 @@ def _locked(model_dir: str) -> Iterator[None]:
     """Be the only one that writes who holds a directory, for a moment.
 
     Raises:
-        StorageError: If nothing can be written there.
+        StorageError: If nothing can be written there, or a lock that was left there cannot be deleted.
     """
     path, since, found = Path(model_dir) / _LOCK, time.monotonic(), None
     while not _made(path):
         with contextlib.suppress(OSError):
-            if (now := path.stat().st_ino) != found:
+            if (now := path.lstat().st_ino) != found:
                 found, since = now, time.monotonic()
             elif time.monotonic() - since > _LOCK_SECS:  # who made it was killed just then
-                path.unlink(missing_ok=True)
+                _unlock(path)
         time.sleep(0.01)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+def _unlock(path: Path) -> None:
+    """Delete a lock that was left; one that stays, as a directory does, would be waited for without end."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno not in GONE:
+            told = f"{path} was left there, and cannot be deleted by this job: {error.strerror}. Delete it."
+            raise StorageError(f"--model_dir: {told}") from None
 
 
 def _made(path: Path) -> bool:
@@ -214,8 +236,11 @@ class Ownership:
             self._look_after(self.model_dir or "")
 
     def _renew(self, model_dir: str) -> None:
+        path = Path(model_dir) / OWNER
+        if is_no_file(path):
+            return
         try:
-            descriptor = os.open(Path(model_dir) / OWNER, os.O_RDWR)
+            descriptor = os.open(path, os.O_RDWR)
         except OSError as error:
             if error.errno in GONE:
                 self._make_again(model_dir)
