@@ -857,6 +857,25 @@ def test_no_room_for_the_last_file_leaves_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint").read_bytes() == state
 
 
+def test_a_directory_in_place_of_the_state_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The error names ``checkpoint`` and says what to do; the checkpoint is whole, also where a chief was lost."""
+    caplog.set_level(logging.INFO, "tfps")
+    (tmp_path / "checkpoint").mkdir()
+    run = Training(tmp_path)
+    told = "checkpoint cannot be written: it is a directory. Remove it; model.ckpt-{} itself is saved."
+    with pytest.raises(StorageError, match=re.escape(f"--model_dir: {tmp_path}/{told.format(1)}")):
+        run.save(1)
+    with mock.patch.object(model_dir, "_bring_in", side_effect=OSError), pytest.raises(StorageError):
+        run.save(2)
+    later = Training(tmp_path)
+    assert later.resume() == 2
+    assert told.format(2) in caplog.text
+    (tmp_path / "checkpoint").rmdir()
+    later.save(3)
+    assert steps_in(tmp_path) == [1, 2, 3]
+    assert sorted(path.name for path in tmp_path.glob(".*")) == []
+
+
 def test_a_checkpoint_that_is_being_brought_in_is_no_error_elsewhere(tmp_path: Path) -> None:
     """What is listed and then gone, as another process saves meanwhile, is no error of who looks."""
     Training(tmp_path).save(1)

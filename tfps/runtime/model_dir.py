@@ -216,6 +216,7 @@ def publish(staged: Path, path: str, kept: Sequence[str]) -> None:
 
     Raises:
         OSError: If that fails; what was sealed then is brought in by the next ``stage``, or the next chief.
+        StorageError: If the checkpoint is in its place, and only the state file is not.
     """
     final = Path(path)
     for file in list(staged.glob(f"{BASE}.*")):
@@ -237,7 +238,11 @@ def _bring_in(staged: Path, path: str) -> None:
             os.replace(file, model_dir / file.name)
         _flush(model_dir)
     os.replace(file_of(sealed, INDEX), file_of(path, INDEX))
-    os.replace(staged / _STATE, model_dir / _STATE)
+    try:
+        os.replace(staged / _STATE, model_dir / _STATE)
+    except IsADirectoryError:
+        told = f"{model_dir / _STATE} cannot be written: it is a directory. Remove it; {sealed.name} itself is saved."
+        raise StorageError(f"--model_dir: {told}") from None
     _flush(model_dir)
 
 
@@ -288,6 +293,8 @@ def clear(model_dir: str) -> None:
                 _bring_in(staged, path)
             except ValueError:  # the manifest is damaged: nothing is known of the other files
                 (staged / _STATE).unlink()
+            except StorageError as error:  # the checkpoint is there: it can be gone on from
+                log.info("%s", error)
             else:
                 log.info("brought in %s, which was saved when the chief was lost", path)
         discard(staged)
