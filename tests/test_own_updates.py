@@ -1,6 +1,7 @@
 """Claims about what a model does itself in each step: it is done once a step, in order, and carries no NaN to a PS."""
 
 import itertools
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,118 @@ def test_update_ops_are_run_once_a_step(tmp_path: Path, mode: str, workers: int,
     values = variables_of(tmp_path)
     assert values["count"] == values["global_step"] == STEPS
     assert values["total"] == sum(range(STEPS)) or (workers == 2 and mode == "async")
+
+
+def indexed(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` that gives each worker its own index."""
+    return None if mode == "eval" else dataset_of(np.float32([context.input_pipeline_id])).repeat()
+
+
+def zeros(name: str, first: float = 0.0, **kwargs: Any) -> Any:
+    """Return a variable of one 0, or another number, which no optimizer updates."""
+    return tf.get_variable(name, [1], initializer=tf.constant_initializer(first), trainable=False, **kwargs)
+
+
+def one_row(value: Any) -> Any:
+    """Return what changes the first row of a variable."""
+    return tf.IndexedSlices(tf.reshape(value, [1]), [0])
+
+
+def counted_in_functions(x: Any) -> dict[str, Any]:
+    """Return changes in functions that count, by the name of a variable each: called, nested, in branches and loops."""
+    called, nested, branch, loop = (zeros(name) for name in ("called", "nested", "branch", "loop"))
+
+    @tf.function(autograph=False)
+    def call() -> Any:
+        return called.assign_add([1.0])
+
+    @tf.function(autograph=False)
+    def nest() -> Any:
+        return tf.function(lambda: nested.assign_add([1.0]), autograph=False)()
+
+    @tf.function(autograph=False)
+    def choose(x: Any) -> Any:
+        return tf.cond(x >= 0, lambda: branch.assign_add([1.0]).read_value(), lambda: tf.zeros([1]))
+
+    @tf.function(autograph=False)
+    def turn() -> Any:
+        def body(turns: Any) -> Any:
+            with tf.control_dependencies([loop.assign_add([1.0])]):
+                return turns + 1
+
+        return tf.while_loop(lambda turns: turns < 1, body, [tf.constant(0)])
+
+    return {"called": call(), "nested": nest(), "branch": choose(x), "loop": turn()}
+
+
+def counting_in_all_ways(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model that counts with each kind of operation, by UPDATE_OPS; a table's count is logged."""
+    names = ("nd_add", "nd_sub", "largest", "smallest", "part", "optimized")
+    made = {**{name: zeros(name) for name in names}, **{name: zeros(name, 1.0) for name in ("product", "quotient")}}
+    up_to = tf.get_variable("up_to", [], tf.int64, tf.zeros_initializer(), trainable=False)
+    old = tf.get_variable("old", [], initializer=tf.zeros_initializer(), trainable=False, use_resource=False)
+    table = tf2.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+    key = tf.constant([7], tf.int64)
+    updates = {
+        "nd_add": made["nd_add"].scatter_nd_add([[0]], [1.0]),
+        "nd_sub": made["nd_sub"].scatter_nd_sub([[0]], [1.0]),
+        "largest": made["largest"].scatter_max(one_row(made["largest"] + 1.0)),
+        "smallest": made["smallest"].scatter_min(one_row(made["smallest"] - 1.0)),
+        "product": made["product"].scatter_mul(one_row(2.0)),
+        "quotient": made["quotient"].scatter_div(one_row(2.0)),
+        "part": made["part"][0:1].assign(made["part"][0:1] + 1.0),
+        "up_to": tf.raw_ops.ResourceCountUpTo(resource=up_to.handle, limit=10**6, T=tf.int64),
+        "old": tf.assign_add(old, 1.0),
+        "table": table.insert(key, table.lookup(key) + 1.0),
+        "optimized": tf.train.GradientDescentOptimizer(1.0).apply_gradients([(tf.constant([-1.0]), made["optimized"])]),
+        **counted_in_functions(features["x"]),
+    }
+    for update in updates.values():
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    return spec(params, weight * features["x"], table=tf.reduce_sum(table.lookup(key)))
+
+
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+def test_each_kind_of_change_of_a_ps_is_the_chiefs_alone(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """In sync, whatever operation changes a PS counts one for each update, also in a function; no worker adds to it."""
+    shown = {"steps_to_validate": 1, "model_dir": str(tmp_path), "max_steps": STEPS}
+    train(model_of(indexed, counting_in_all_ways), 2, 2, mode="sync", **shown, **flags)
+    values = variables_of(tmp_path)
+    for name in ("nd_add", "largest", "part", "up_to", "old", "optimized", "called", "nested", "branch", "loop"):
+        assert values[name] == STEPS, name
+    assert values["nd_sub"] == values["smallest"] == -STEPS
+    assert values["product"] == 1 / values["quotient"] == 2.0**STEPS
+    assert STEPS - 1 <= logged(tmp_path)["table"][-1] <= STEPS
+
+
+def counting_apart(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose workers count, each for itself, in functions that read a PS; what each has is kept by index."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    own = [zeros(name, collections=[tf.GraphKeys.LOCAL_VARIABLES]) for name in ("called", "branch")]
+    kept = [tf.get_variable(f"kept_{n}", [2], initializer=tf.zeros_initializer(), trainable=False) for n in range(2)]
+
+    @tf.function(autograph=False)
+    def call() -> Any:
+        return own[0].assign_add([1.0 + 0.0 * weight])
+
+    @tf.function(autograph=False)
+    def choose() -> Any:
+        return tf.cond(weight < 1e9, lambda: own[1].assign_add([1.0]).read_value(), lambda: tf.reshape(weight, [1]))
+
+    for update in (call(), choose()):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    place = tf.reshape(tf.cast(features["x"], tf.int32), [1, 1])
+    told = [there.scatter_nd_update(place, mine.read_value()) for there, mine in zip(kept, own, strict=True)]
+    with tf.control_dependencies(told):
+        return spec(params, weight * features["x"])
+
+
+def test_what_a_function_changes_decides_whose_the_change_is(tmp_path: Path) -> None:
+    """In sync, a function that changes a worker's own state and only reads a PS runs on each worker."""
+    train(model_of(indexed, counting_apart), 1, 2, mode="sync", model_dir=str(tmp_path), max_steps=STEPS)
+    values = variables_of(tmp_path)
+    assert np.min([values["kept_0"], values["kept_1"]]) >= STEPS // 2
 
 
 def keras(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
@@ -156,6 +269,53 @@ def test_a_nan_that_a_model_would_assign_ends_the_job(tmp_path: Path) -> None:
     ended = run_job(model_of(broken_now_and_then, forgetful), 1, 1, max_steps=STEPS, model_dir=str(tmp_path))
     assert isinstance(ended["worker/0"], DivergedError)
     assert "what the model assigns to kept holds NaN at step 21" in str(ended["worker/0"])
+
+
+CHANGES = {
+    "nd": lambda kept, x: kept.scatter_nd_add([[0]], x),
+    "part": lambda kept, x: kept[0:1].assign(x),
+    "optimizer": lambda kept, x: tf.train.MomentumOptimizer(1.0, 0.5).apply_gradients([(x, kept)]),
+    "called": lambda kept, x: tf.function(lambda x: kept.assign_add(tf.square(x)), autograph=False)(x),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_no_nan_reaches_a_ps_by_any_change(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever operation would bring NaN to a variable on a PS, nothing of that step is run; the variable is named."""
+    caplog.set_level(logging.INFO, "tfps")
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        update = CHANGES[kind](zeros("kept"), tf.reshape(features["x"], [1]))
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+        return spec(params, -2.0 * weight)
+
+    flags = {"max_steps": STEPS - 1, "model_dir": str(tmp_path), "on_nan": "skip"}
+    train(model_of(broken_now_and_then, model_fn), 1, 1, **flags)
+    assert "skipped a batch: what the model assigns to kept holds NaN at step 21" in caplog.messages
+    values = variables_of(tmp_path)
+    assert np.isfinite(values["kept"]).all()
+    assert values["weight"] == values["global_step"] == STEPS - 1
+
+
+@pytest.mark.parametrize("how", ["where", "cond"])
+def test_a_function_may_look_at_nan_itself(tmp_path: Path, how: str) -> None:
+    """What a function leaves out, it may be given."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight, kept = tf.get_variable("weight", [], initializer=tf.zeros_initializer()), zeros("kept")
+
+        @tf.function(autograph=False)
+        def keep(x: Any) -> Any:
+            if how == "where":
+                return kept.assign_add(tf.where(tf.is_nan(x), tf.zeros_like(x), x))
+            return tf.cond(tf.is_nan(x[0]), kept.read_value, lambda: kept.assign_add(x).read_value())
+
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, keep(tf.reshape(features["x"], [1])))
+        return spec(params, -2.0 * weight)
+
+    train(model_of(broken_now_and_then, model_fn), 1, 1, max_steps=STEPS, model_dir=str(tmp_path))
+    assert variables_of(tmp_path)["kept"] == STEPS - 1
 
 
 def half(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:

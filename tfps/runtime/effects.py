@@ -3,11 +3,12 @@
 Steps of one run follow each other in this, and where there is such state or such a call, one run follows the other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
 _HARMLESS = ("CheckNumerics", "CheckNumericsV2", "Assert", "ConsumeMutexLock", "Placeholder", "Timestamp")
 _READS = (
@@ -23,6 +24,8 @@ _READS = (
     "LookupTableExport",
     "LookupTableExportV2",
     "Identity",
+    "IdentityN",
+    "RefIdentity",
     "IsVariableInitialized",
     "IteratorGetNext",
     "MultiDeviceIteratorGetNextFromShard",
@@ -30,7 +33,16 @@ _READS = (
     "RefEnter",
     "Switch",
     "RefSwitch",
+    "Merge",
+    "RefMerge",
+    "Exit",
+    "RefExit",
+    "NextIteration",
+    "RefNextIteration",
 )
+_OF_A_STEP = ("TensorArrayV3", "StackV2", "TemporaryVariable")  # what they make is gone when the step ends
+_PLAIN_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_LOOKS_AT_NAN = ("IsNan", "IsFinite")
 
 
 def acts(op: Any) -> bool:
@@ -45,6 +57,93 @@ def acts(op: Any) -> bool:
 def changes(op: Any) -> bool:
     """Tell whether an operation that uses a variable, a table or the like may change it."""
     return op.type not in _READS
+
+
+class Lasting:
+    """What the operations of a graph do to what outlasts a step: variables, tables and the like.
+
+    A function that an operation calls is looked into, and so are those that it calls itself.
+
+    Args:
+        graph: The graph.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+        self._bodies: dict[str, Any] = {}
+
+    def changed(self, op: Any) -> Sequence[Any]:
+        """Return the handles that an operation is given of what it may change."""
+        handles = _handles(op) if changes(op) else []
+        handles = [handle for handle in handles if self.origin(handle).type not in _OF_A_STEP]
+        called = self._called(op) if handles else []
+        if not called:
+            return handles
+        found = {handle.name for body in called for handle in self._changed_by(op, body)}
+        return [handle for handle in handles if handle.name in found]
+
+    def _changed_by(self, op: Any, body: Any) -> Iterator[Any]:
+        """Yield what an operation gives to a function that it calls, and the function changes."""
+        given = _given(op, body)
+        for inner in body.get_operations():
+            for handle in self.changed(inner):
+                maker = self.origin(handle)
+                if maker in given:
+                    yield given[maker]
+                elif maker.type == "Placeholder":  # it is not known what is given for it: it may be any
+                    yield from _handles(op)
+
+    def origin(self, handle: Any) -> Any:
+        """Return the operation that has made a handle, which others may have passed on, functions among them."""
+        op, index = handle.op, handle.value_index
+        if body := next((body for body in self._called(op) if index < len(body.outputs)), None):
+            inner = self.origin(body.outputs[index])
+            outer = _given(op, body).get(inner)
+            return inner if outer is None else self.origin(outer)
+        passed = [tensor for tensor in op.inputs if _is_handle(tensor)]
+        if op.type == "IdentityN":
+            passed = [op.inputs[index]]
+        return self.origin(passed[0]) if passed else op
+
+    def values(self, op: Any, makers: Collection[Any]) -> Sequence[Any]:
+        """Return the tensors of floats that decide what becomes of what an operation changes.
+
+        Args:
+            op: The operation. Of a function that it calls, only what runs in each call counts, and no value of which
+                the function itself asks whether it is NaN.
+            makers: What has made the handles of what it changes.
+        """
+        floats = [tensor for tensor in op.inputs if tensor.dtype.is_floating and not _is_handle(tensor)]
+        called = self._called(op)
+        if not called:
+            return floats
+        if op.type not in _PLAIN_CALLS and not self._graph._is_function(op.type):
+            return []  # branches, of which one is taken, or a loop
+        used = {before.name for value in self._values_in(op, called[0], makers) for before in _before(value)}
+        args = zip(called[0].inputs, op.inputs, strict=True)
+        names = {outer.name for inner, outer in args if inner.op.name in used}
+        return [tensor for tensor in floats if tensor.name in names]
+
+    def _values_in(self, op: Any, body: Any, makers: Collection[Any]) -> Iterator[Any]:
+        """Yield the ``values`` in a function that an operation calls."""
+        inside = [inner for inner, outer in _given(op, body).items() if self.origin(outer) in makers]
+        for inner in body.get_operations():
+            if any(self.origin(handle) in inside for handle in self.changed(inner)):
+                for value in self.values(inner, inside):
+                    if not any(before.type in _LOOKS_AT_NAN for before in _before(value)):
+                        yield value
+
+    def _called(self, op: Any) -> Sequence[Any]:
+        """Return the functions that an operation calls, as graphs; it may be a condition, or a loop."""
+        names = [called.name for called in functions_of(op.node_def)]
+        names += [op.type] if self._graph._is_function(op.type) else []
+        return [self._body(name) for name in dict.fromkeys(names) if self._graph._is_function(name)]
+
+    def _body(self, name: str) -> Any:
+        if name not in self._bodies:
+            with self._graph.as_default(), tf.device(None):
+                self._bodies[name] = function_def_to_graph(self._graph._get_function(name).definition)
+        return self._bodies[name]
 
 
 def draws(graph: Any, name: str) -> bool:
@@ -81,6 +180,36 @@ def _seed(node: Any) -> bool:
 
 def _is_handle(tensor: Any) -> bool:
     return bool(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype)
+
+
+def _before(value: Any) -> Collection[Any]:
+    """Return the operations that a tensor is computed by."""
+    todo = [value.op]
+    seen = set(todo)
+    for op in todo:  # grows while it is read
+        new = [parent for parent in dict.fromkeys(tensor.op for tensor in op.inputs) if parent not in seen]
+        seen.update(new)
+        todo += new
+    return seen
+
+
+def _handles(op: Any) -> Sequence[Any]:
+    """Return the handles among an operation's inputs; a variable of TensorFlow 1.x may be given for its value, too."""
+    found = [(index, tensor) for index, tensor in enumerate(op.inputs) if _is_handle(tensor)]
+    known = op_def_registry.get(op.type) if found else None
+    args = [] if known is None else known.input_arg
+    by_value = [index for index, arg in enumerate(args) if not arg.is_ref] if len(args) == len(op.inputs) else []
+    return [tensor for index, tensor in found if tensor.dtype == tf.resource or index not in by_value]
+
+
+def _given(op: Any, body: Any) -> Mapping[Any, Any]:
+    """Return by the arguments of a function, as operations, the handles that it is given for them.
+
+    Handles are passed on in their order, whatever else comes before them or between them; empty, if they are not.
+    """
+    outer = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
+    inner = [tensor.op for tensor in body.inputs if tensor.dtype == tf.resource]
+    return dict(zip(inner, outer, strict=True)) if len(inner) == len(outer) else {}
 
 
 def _is_call(op: Any) -> bool:

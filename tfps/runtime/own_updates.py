@@ -9,16 +9,15 @@ chief's alone, as one average of one stream of batches. State of a worker's own 
 No NaN reaches a PS by such a change: what a worker sends for it is looked at before.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.placement import needed, task_of
+from tfps.runtime import effects
+from tfps.runtime.placement import VARIABLES, needed, task_of
 from tfps.runtime.rewiring import is_in_every_step
 
-_WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-_ROW_WRITES = ("ResourceScatterUpdate", "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterNdUpdate")
 _KERAS = "/keras/src/"
 
 
@@ -29,17 +28,23 @@ def of_step(graph: Any, on_ps: bool) -> Sequence[Any]:
         graph: The training graph.
         on_ps: Whether what changes a PS is among them.
     """
+    lasting = effects.Lasting(graph)
+    changes = _changes(graph, lasting)
+    first = _initializers(graph)
     kept = [_operation(update) for update in graph.get_collection(tf.GraphKeys.UPDATE_OPS)]
-    for write in [op for op in _writes(graph) if _is_of_keras(op)]:
-        _read_before(write)
-        kept.append(write)
-    return [op for op in dict.fromkeys(kept) if on_ps or not _changes_ps(op)]
+    for write, makers in changes.items():
+        if write not in first and _is_of_keras(write) and all(maker.type in VARIABLES for maker in makers):
+            _read_before(write, lasting.changed(write))
+            kept.append(write)
+    changes_ps = {op for op, makers in changes.items() if _on_ps(makers)}
+    return [op for op in dict.fromkeys(kept) if on_ps or changes_ps.isdisjoint(needed([op]))]
 
 
-def _read_before(write: Any) -> None:
+def _read_before(write: Any, handles: Iterable[Any]) -> None:
     """Let a change of a variable wait for what reads it in the same step, as in a Keras training step."""
     after = set(_users_of(write))
-    reads = [op for op in write.inputs[0].consumers() if op.type == "ReadVariableOp" and op not in after]
+    users = [user for handle in handles for user in handle.consumers()]
+    reads = [op for op in users if op.type == "ReadVariableOp" and op not in after]
     write._add_control_inputs([op for op in reads if is_in_every_step(op)])
 
 
@@ -59,10 +64,13 @@ def check(graph: Any) -> Sequence[tuple[Any, str]]:
         What is sent, and what it is for: before the optimizer changes anything, it should know that no NaN is in it.
     """
     found: dict[str, tuple[Any, str]] = {}
-    for write in _writes(graph):
-        value = write.inputs[2 if write.type in _ROW_WRITES else 1]
-        if value.dtype.is_floating and task_of(write).startswith("ps/") and is_in_every_step(write):
-            name = f"what the model assigns to {write.inputs[0].op.name}"
+    lasting, first = effects.Lasting(graph), _initializers(graph)
+    for write, makers in _changes(graph, lasting).items():
+        on_ps = _on_ps(makers)
+        if not on_ps or write in first or not is_in_every_step(write):
+            continue
+        name = f"what the model assigns to {on_ps[0].name}"
+        for value in lasting.values(write, on_ps):
             for tensor, user, index in _sent(write, value):
                 if tensor.name not in found:
                     with tf.device(tensor.op.device), tf.control_dependencies(None):
@@ -93,10 +101,17 @@ def _sent(write: Any, value: Any) -> Iterable[tuple[Any, Any, int]]:
             yield tensor, user, index
 
 
-def _writes(graph: Any) -> Sequence[Any]:
-    """Return what changes variables, but for what gives them their first values."""
-    first = _initializers(graph)
-    return [op for op in graph.get_operations() if op.type in (*_WRITES, *_ROW_WRITES) and op not in first]
+def _changes(graph: Any, lasting: effects.Lasting) -> Mapping[Any, Sequence[Any]]:
+    """Return by each operation that changes a variable, a table or the like, what has made those that it changes.
+
+    Where that is decides whose the change is: a function that a worker calls may change what is on a PS.
+    """
+    found = {op: lasting.changed(op) for op in graph.get_operations()}
+    return {op: [lasting.origin(handle) for handle in handles] for op, handles in found.items() if handles}
+
+
+def _on_ps(makers: Iterable[Any]) -> Sequence[Any]:
+    return [maker for maker in makers if task_of(maker).startswith("ps/")]
 
 
 def _initializers(graph: Any) -> Collection[Any]:
@@ -105,12 +120,7 @@ def _initializers(graph: Any) -> Collection[Any]:
 
 
 def _is_of_keras(op: Any) -> bool:
-    return any(_KERAS in call.filename.replace("\\", "/") for call in op.traceback)
-
-
-def _changes_ps(update: Any) -> bool:
-    """Tell whether a PS is changed for an update; of what it only reads, or what other steps change, it is not."""
-    return any(op.type in (*_WRITES, *_ROW_WRITES) and task_of(op).startswith("ps/") for op in needed([update]))
+    return any(_KERAS in call.filename.replace("\\", "/") for call in op.traceback or ())
 
 
 def _operation(update: Any) -> Any:
