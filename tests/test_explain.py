@@ -79,6 +79,38 @@ def test_what_a_model_does_is_not_taken_for_another_s(how: str, kind: type[Excep
     assert re.search(f"{__file__}, line {line}: {told}", str(ended["worker/0"]))
 
 
+def limited(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model that fails at batch 203."""
+    with tf.control_dependencies([tf.debugging.assert_less(features["x"], 203.0, message="too many batches")]):
+        return linear({"x": tf.identity(features["x"])}, labels, mode, params)
+
+
+def test_what_fails_in_a_further_step_of_a_run_is_shown_with_its_line() -> None:
+    """Of a run of several steps each is told of as the first is, although its operations were made by no user's line."""
+
+    def numbers(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.arange(1, 400, dtype=np.float32))
+
+    ended = run_job(model_of(numbers, limited), num_workers=1, max_steps=300, steps_per_run=8)
+    assert isinstance(ended["worker/0"], ModelError), ended
+    line = limited.__code__.co_firstlineno + 2
+    assert f"{__file__}, line {line}: InvalidArgumentError: " in str(ended["worker/0"])
+    assert "too many batches" in str(ended["worker/0"])
+
+
+@pytest.mark.parametrize("copy", ["", "tfps/step_3/", "tfps/step_3_1/"])
+def test_an_operation_of_an_imported_graph_may_fail(copy: str) -> None:
+    """What a model imports was made by no line: the error is told without one."""
+    with tf.Graph().as_default() as made:
+        tf.strings.to_number(tf.placeholder(tf.string, [], name="text"), name="number")
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(made.as_graph_def(), name="model")
+        tf.import_graph_def(graph.as_graph_def(), name=copy.rstrip("/") or "tfps/other")
+    text = f"no number\n\t [[{{{{node {copy}model/number}}}}]]"
+    error = explain.failed(tf.errors.InvalidArgumentError(None, None, text), at_fault("none"), graph, 32)
+    assert str(error).startswith("--model=test: InvalidArgumentError: no number")
+
+
 LOST = """
 =====================
 UNAVAILABLE: From /job:ps/replica:0/task:0:

@@ -23,6 +23,7 @@ _POLL_SECS = 0.02
 _GONE_AFTER_SECS = 2.0
 _PART = re.compile(r"^(?=[A-Z_]+: From /job:)", re.MULTILINE)  # of an error that several tasks tell, each its own
 _NODE = re.compile(r"\[\[(?:\{\{node )?([^}\]]+)")
+_COPY = re.compile(r"^tfps/step_[0-9]+(_[0-9]+)?/")  # of an operation, in a further step of a run; see unroll
 _PYTHON = re.compile(r'^ *File "([^"]+)", line ([0-9]+)', re.MULTILINE)
 _TASK = re.compile(r"^(?:[A-Z_]+: )?From /job:\S+:\s*")  # where it ran, which is this task
 _INPUTS = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard", "MakeIterator", "MultiDeviceIteratorInit")
@@ -111,9 +112,13 @@ def _cause(error: Any) -> str:
 
 
 def _named_in(text: str, graph: Any) -> Sequence[Any]:
-    """Return the operations of a graph that an error's text names; that they failed is not always told otherwise."""
+    """Return the operations of a graph that an error's text names; that they failed is not always told otherwise.
+
+    For a copy it is the operation that was copied: only that one knows where it was made.
+    """
     made = {op.name: op for op in graph.get_operations()}
-    return [made[name] for name in _NODE.findall(text) if name in made]
+    named = [(name, _COPY.sub("", name)) for name in _NODE.findall(text)]
+    return [made.get(original, made[name]) for name, original in named if name in made]
 
 
 def _in_input(error: Any, graph: Any) -> Sequence[Any]:
@@ -128,7 +133,8 @@ def _in_input(error: Any, graph: Any) -> Sequence[Any]:
 
 
 def _frames(op: Any) -> Sequence[Any]:
-    return [traceback.FrameSummary(call.filename, call.lineno, call.name) for call in op.traceback]
+    """Return where an operation was made; nothing of one that came with a graph that was imported."""
+    return [traceback.FrameSummary(call.filename, call.lineno, call.name) for call in op.traceback or ()]
 
 
 def _lost_ps(cluster: Cluster) -> Sequence[Task]:
