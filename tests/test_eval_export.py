@@ -280,6 +280,11 @@ def spec(**fields: Any) -> Any:
     return model_fn
 
 
+def replicated() -> Any:
+    """Return an optimizer as distributed programs of TensorFlow 1.x wrap it."""
+    return tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(0.1), replicas_to_aggregate=2)
+
+
 INPUT = batches()
 CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is started
 
@@ -299,6 +304,7 @@ CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is st
         (INPUT, spec(log_tensors={"a": tf.zeros([3])}), "log_tensors with 'a' of shape (3,); each must be a scalar"),
         (INPUT, spec(optimizer=None), "optimizer=None; it must be a tf.compat.v1.train.Optimizer."),
         (INPUT, spec(optimizer="sgd"), "optimizer=a str; it must be a tf.compat.v1.train.Optimizer."),
+        (INPUT, spec(optimizer=lambda *_: replicated()), "optimizer=a SyncReplicasOptimizer; return the opt"),
         (INPUT, spec(loss=lambda f, _: tf.reduce_mean(f["x"])), "no gradient step can be built: No gradients provided"),
         (INPUT, spec(loss=lambda _, w: tf.cast(w, tf.int32)), "no gradient step can be built"),
         (raising, regression, "KeyError: 'feature'\n    raise KeyError(\"feature\")"),
@@ -310,7 +316,7 @@ def test_a_mistake_in_a_model_is_shown_with_its_line(input_fn: Any, model_fn: An
     """What a model's functions get wrong is a ModelError with the model's name and a line of the user's own file."""
     functions = SimpleNamespace(input_fn=input_fn, model_fn=model_fn)
     model = Model("mine", Path(__file__), functions)
-    for mode in MODES if "gradient" in told else ["async"]:
+    for mode in MODES if "gradient" in told or "Sync" in told else ["async"]:
         with pytest.raises(ModelError) as error:
             graph.training(JobConfig(mode=mode), CLUSTER, Task("worker", 0), model)
         assert told in str(error.value)

@@ -86,7 +86,7 @@ def limited(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpe
 
 
 def test_what_fails_in_a_further_step_of_a_run_is_shown_with_its_line() -> None:
-    """Of a run of several steps each is told of as the first is, although its operations were made by no user's line."""
+    """Each step of a run is told of as the first is, although the operations of the others were made by no line."""
 
     def numbers(mode: str, params: Any, context: Any) -> Any:
         return None if mode == "eval" else dataset_of(np.arange(1, 400, dtype=np.float32))

@@ -150,9 +150,20 @@ def _spec_problem(given: Any, mode: str) -> str:
         return f"loss={_named(given.loss)}; it must be a scalar tensor."
     if given.loss.shape.rank not in (0, None):
         return f"a loss of shape {given.loss.shape}; it must be a scalar: take its mean."
-    if mode == ModeKeys.TRAIN and not isinstance(given.optimizer, tf.train.Optimizer):
-        return f"optimizer={_named(given.optimizer)}; it must be a tf.compat.v1.train.Optimizer."
+    if mode == ModeKeys.TRAIN and (problem := _optimizer_problem(given.optimizer)):
+        return problem
     return _log_problem(given.log_tensors) or (_metrics_problem(given.eval_metric_ops) if mode == ModeKeys.EVAL else "")
+
+
+def _optimizer_problem(optimizer: Any) -> str:
+    if not isinstance(optimizer, tf.train.Optimizer):
+        return f"optimizer={_named(optimizer)}; it must be a tf.compat.v1.train.Optimizer."
+    if isinstance(optimizer, tf.train.SyncReplicasOptimizer):  # whose queues and hooks nobody would run
+        return (
+            f"optimizer={_named(optimizer)}; return the optimizer that it wraps: --issync=1 does what "
+            "SyncReplicasOptimizer does."
+        )
+    return ""
 
 
 def _log_problem(logs: Any) -> str:
