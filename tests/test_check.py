@@ -256,6 +256,44 @@ def test_what_cannot_be_measured_is_found_before_anything_starts(make: Any, told
         assert f"{__file__}, line " in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: (tf.reduce_mean(x), tf.no_op()),
+        lambda x: (tf.identity(tf.metrics.mean(x)[1]), tf.no_op()),
+    ],
+)
+def test_a_metric_whose_value_needs_a_batch_is_found_before_anything_starts(make: Any) -> None:
+    """There is no batch any more when a value is read: it is the model's mistake, with its line and what to do."""
+    model_fn = with_logs(lambda x: {"good": tf.metrics.mean(x), "batchonly": make(x)}, metrics=True)
+    model = model_of(ones, model_fn)
+    told = f"{__file__}, line {model_fn.__code__.co_firstlineno}: model_fn(mode='eval') returned eval_metric_ops with "
+    told += "'batchonly', whose value depends on the batch; a value is read after the last batch: use tf.metrics.mean("
+    for find in (check.build_once, plan.make):
+        with pytest.raises(ModelError) as caught:
+            find(JobConfig(), CLUSTER, model)
+        assert told in str(caught.value)
+    with pytest.raises(ModelError) as caught:
+        evaluation.of_checkpoint(JobConfig(), model, "model.ckpt-1")
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("use_resource", [True, False])
+def test_a_value_may_be_what_its_update_begins_with(tmp_path: Path, use_resource: bool) -> None:
+    """A variable's value, from which the update makes the next one, can be read when there is no batch any more."""
+
+    def make(x: Any) -> Any:
+        key = [tf.GraphKeys.LOCAL_VARIABLES]
+        seen = tf.get_variable(
+            "seen", [], initializer=tf.zeros_initializer(), collections=key, use_resource=use_resource
+        )
+        value = seen.read_value()
+        return {"seen": (value, tf.assign(seen, value + 1.0 + 0.0 * x))}
+
+    train(model_of(ones, with_logs(make, metrics=True)), num_workers=1, max_steps=2, model_dir=str(tmp_path))
+    assert summary(tmp_path)["eval"]["seen"] == 4
+
+
 LOGGED = {
     "float": lambda _: 0.5,
     "bool": lambda _: tf.constant(True),

@@ -18,7 +18,18 @@ from tfps.models import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes import MODES
 from tfps.modes.step import Step
-from tfps.runtime import counterparts, finite, layout, loops, own_updates, placement, rows, user_model, wire
+from tfps.runtime import (
+    counterparts,
+    effects,
+    finite,
+    layout,
+    loops,
+    own_updates,
+    placement,
+    rows,
+    user_model,
+    wire,
+)
 from tfps.runtime.lasting_input import LastingIterator
 from tfps.runtime.layout import Layout
 from tfps.runtime.packing import Packing, can_pack
@@ -217,6 +228,7 @@ def evaluation(
         spec = user_model.spec(model, ModeKeys.EVAL, config, *batch)
         metrics = {"loss": tf.metrics.mean(spec.loss), **(spec.eval_metric_ops or {})}
         _only_with(iterator, [update for _, update in metrics.values()])
+        _check_values(model, iterator, metrics)
     if like is not None:
         counterparts.check(model, ModeKeys.EVAL, graph, like)
     return EvalGraph(model, graph, global_step, iterator, batches, metrics, cluster is not None, config.batch_size)
@@ -224,11 +236,29 @@ def evaluation(
 
 def _only_with(iterator: Any, updates: Sequence[Any]) -> None:
     """Let metrics count nothing where there is no batch any more, although they may not look at it."""
-    read = next(op for op in iterator._iterator_resource.consumers() if op.type == "IteratorGetNext")
+    read = _next_of(iterator)
     for op in set(placement.needed(updates)) - {read}:
         lasts = any(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype for tensor in op.inputs)
-        if lasts and op._get_control_flow_context() is None:  # a loop takes no edge from outside
+        if (
+            lasts and effects.changes(op) and op._get_control_flow_context() is None
+        ):  # a loop takes no edge from outside
             op._add_control_input(read)
+
+
+def _check_values(model: Model, iterator: Any, metrics: Mapping[str, tuple[Any, Any]]) -> None:
+    """Make sure that no metric's value needs a batch: it is asked for when there is none any more."""
+    read = _next_of(iterator)
+    of_batch = [name for name, (value, _) in metrics.items() if read in placement.needed([tf.convert_to_tensor(value)])]
+    if of_batch:
+        raise ModelError(
+            f"--model={model.name}: {model.line_of('model_fn')}: model_fn(mode='eval') returned eval_metric_ops with "
+            f"{of_batch[0]!r}, whose value depends on the batch; a value is read after the last batch: use "
+            "tf.metrics.mean(...), or give a pair of a variable's value and its update."
+        )
+
+
+def _next_of(iterator: Any) -> Any:
+    return next(op for op in iterator._iterator_resource.consumers() if op.type == "IteratorGetNext")
 
 
 def prediction(config: JobConfig, model: Model) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
