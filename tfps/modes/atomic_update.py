@@ -143,7 +143,7 @@ def apply(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, mo
         with tf.control_dependencies(None), tf.device(device):
             arrived = _arrived(sections[device]) if sections[device] else [applied]
             ends[device] = _locked(moments.lock(device), arrived, begun, sections[device], ended)
-    late = [op for op in _leaves(applied) if not any(op in section for section in sections.values())]
+    late = [op for op in leaves(applied) if not any(op in section for section in sections.values())]
     return Update(ends.pop(first), [*ends.values(), *late], counts_last=not sections[first])
 
 
@@ -205,9 +205,9 @@ def _place(op: Any) -> str:
     return f"/job:{spec.job}/task:{spec.task or 0}" if spec.job else ""
 
 
-def _leaves(op: Any) -> Sequence[Any]:
+def leaves(op: Any) -> Sequence[Any]:
     """Return what an operation waits for, without the groups in between."""
-    return [leaf for other in op.control_inputs for leaf in _leaves(other)] if op.type == "NoOp" else [op]
+    return [leaf for other in op.control_inputs for leaf in leaves(other)] if op.type == "NoOp" else [op]
 
 
 def _ancestors(ops: Iterable[Any]) -> Sequence[Any]:

@@ -17,6 +17,7 @@ from tfps.errors import ModelError
 from tfps.models import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes import MODES
+from tfps.modes.atomic_update import leaves
 from tfps.modes.step import Step
 from tfps.runtime import (
     counterparts,
@@ -175,7 +176,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
 
 def _with_updates(step: Step, updates: Sequence[Any]) -> Step:
     """Return a step with which the model's own updates run; what another run applies may read what they change."""
-    gate = step.gate if step.update is None else (*step.gate, *updates)
+    gate = step.gate if step.update is None else (*step.gate, *(leaf for op in updates for leaf in leaves(op)))
     return dataclasses.replace(step, train_op=tf.group(step.train_op, *updates), gate=gate)
 
 
