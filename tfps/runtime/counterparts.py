@@ -112,4 +112,4 @@ def kind(op: Any) -> str:
 
 
 def _made_at(model: Model, op: Any) -> str:
-    return where(model, op.traceback) or model.line_of("model_fn")
+    return where(model, op.traceback or []) or model.line_of("model_fn")
