@@ -13,6 +13,7 @@ from cluster_in_process import dataset_of, model_of, run_job, train, variables_o
 
 import tfps
 from tfps.errors import DivergedError
+from tfps.runtime import own_updates
 
 STEPS = 96
 UNROLLED = {"steps_per_run": 8, "runs_in_flight": 2}
@@ -269,6 +270,37 @@ def test_a_nan_that_a_model_would_assign_ends_the_job(tmp_path: Path) -> None:
     ended = run_job(model_of(broken_now_and_then, forgetful), 1, 1, max_steps=STEPS, model_dir=str(tmp_path))
     assert isinstance(ended["worker/0"], DivergedError)
     assert "what the model assigns to kept holds NaN at step 21" in str(ended["worker/0"])
+
+
+def in_an_array(weight: Any) -> Any:
+    """Return a variable's value, by way of an array on the same device, which ends with the step."""
+    array = tf.TensorArray(tf.float32, 1, colocate_with_first_write_call=False)
+    return array.write(0, weight).read(0)
+
+
+def own_and_theirs() -> tuple[Any, Any, Any]:
+    """Return a variable on a worker, one on a PS, and what is computed from that one without changing it."""
+    with tf.device("/job:worker/task:1"):
+        own = tf.get_variable("own", [], initializer=tf.zeros_initializer())
+    with tf.device("/job:ps/task:0"):
+        weight = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+        return own, weight, in_an_array(weight) + tf.data.Dataset.range(3).reduce(0.0, lambda all_, _: all_ + weight)
+
+
+def both(how: str, *handles: Any) -> Any:
+    """Return handles as they are passed on."""
+    return tf.raw_ops.IdentityN(input=handles) if how == "identity" else tf.function(lambda: handles, autograph=False)()
+
+
+@pytest.mark.parametrize("how", ["identity", "function"])
+def test_it_is_known_where_a_handle_that_is_passed_on_comes_from(how: str) -> None:
+    """A change of a worker's own is every worker's, that of a PS is not; nor does it count that one is beside it."""
+    with tf.Graph().as_default() as graph:
+        own, weight, read = own_and_theirs()
+        for handles in (both(how, own.handle, weight.handle), both(how, weight.handle, own.handle)[::-1]):
+            mine, theirs = (tf.raw_ops.AssignAddVariableOp(resource=handle, value=read) for handle in handles)
+            graph.get_collection_ref(tf.GraphKeys.UPDATE_OPS)[:] = [mine, theirs]
+            assert list(own_updates.of_step(graph, on_ps=False)) == [mine]
 
 
 CHANGES = {
