@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 _EVERY_SECS = 60.0
-_FRAMEWORK, _CC = "libtensorflow_framework.so.2", "libtensorflow_cc.so.2"
+FRAMEWORK, CC = "libtensorflow_framework.so.2", "libtensorflow_cc.so.2"
 _LIST = "_ZN10tensorflow15LocalRendezvous16aborted_rendezs_E"  # std::vector<RefCountPtr<Rendezvous>>&
 _MUTEX = "_ZN10tensorflow15LocalRendezvous19aborted_rendezs_mu_E"  # mutex&
 _TRY_LOCK, _UNLOCK = "_ZN4absl12lts_202508145Mutex8try_lockEv", "_ZN4absl12lts_202508145Mutex6unlockEv"
@@ -46,7 +46,7 @@ class Aborted:
     """
 
     def __init__(self) -> None:
-        framework, rest = _loaded(ctypes.PyDLL, _FRAMEWORK), _loaded(ctypes.CDLL, _CC)
+        framework, rest = loaded(ctypes.PyDLL, FRAMEWORK), loaded(ctypes.CDLL, CC)
         self._list = ctypes.cast(ctypes.c_void_p.in_dll(framework, _LIST), ctypes.POINTER(_Vector))
         self._mutex = ctypes.c_void_p.in_dll(framework, _MUTEX)
         self._try_lock, self._unlock = _of_pointer(framework, _TRY_LOCK), _of_pointer(framework, _UNLOCK)
@@ -103,7 +103,7 @@ def _keep_freeing(aborted: Aborted) -> None:
         old = len(aborted)
 
 
-def _loaded(kind: Any, name: str) -> Any:
+def loaded(kind: Any, name: str) -> Any:
     """Return a library that TensorFlow has loaded; calls into a ``PyDLL`` keep Python's lock."""
     found = importlib.util.find_spec("tensorflow")
     places = found.submodule_search_locations if found else None

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import ConfigError
-from tfps.runtime import net, rendezvous, sockets, threads
+from tfps.runtime import net, rendezvous, request_ids, sockets, threads
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
     sockets.allow_many()
     sockets.keep_bounded()
     rendezvous.keep_freeing()
+    request_ids.make_unique()
     if task.job == "ps":
         sockets.follow_names(cluster.workers)
     log.debug("threads: %s intra-op, %s inter-op", intra or "TensorFlow's", inter or "TensorFlow's")

@@ -4,7 +4,7 @@ Every RunGraph call carries a random id, and a task refuses an id that is among 
 repeated request (tensorflow/core/distributed_runtime/recent_request_ids.cc). But the id is the first number of a
 generator that each of the master's short-lived threads seeds with 32 bits only (ThreadLocalNew64 in tsl's random.cc),
 so of 43,000 calls to a busy task one is refused although it is new: Aborted, or Cancelled where the other tasks' parts
-of the step are told first.
+of the step are told first. ``request_ids`` keeps that from happening where it can.
 
 The refused task has run no part of the step. What hangs on its part, such as ``global_step``, is not done either, and
 the step can be taken again.
