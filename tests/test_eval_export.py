@@ -304,6 +304,11 @@ CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is st
         (INPUT, spec(log_tensors={"a": tf.zeros([3])}), "log_tensors with 'a' of shape (3,); each must be a scalar"),
         (INPUT, spec(optimizer=None), "optimizer=None; it must be a tf.compat.v1.train.Optimizer."),
         (INPUT, spec(optimizer="sgd"), "optimizer=a str; it must be a tf.compat.v1.train.Optimizer."),
+        (
+            INPUT,
+            spec(optimizer=lambda *_: tf.no_op()),
+            "it must be a tf.compat.v1.train.Optimizer: the optimizer itself",
+        ),
         (INPUT, spec(optimizer=lambda *_: replicated()), "optimizer=a SyncReplicasOptimizer; return the opt"),
         (INPUT, spec(loss=lambda f, _: tf.reduce_mean(f["x"])), "no gradient step can be built: No gradients provided"),
         (INPUT, spec(loss=lambda _, w: tf.cast(w, tf.int32)), "no gradient step can be built"),

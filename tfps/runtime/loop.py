@@ -277,7 +277,8 @@ class Loop:
         self.progress.global_step = max(self.progress.global_step, step - 1)
         self._skipped_in_a_row += 1
         if not self._may_skip or self._skipped_in_a_row > _MOST_SKIPPED:
-            raise DivergedError(f"{found.what} at step {step}: try a smaller --learning_rate.") from None
+            fix = "try a smaller --learning_rate" if step > 1 else "nothing is trained yet, look at input and model"
+            raise DivergedError(f"{found.what} at step {step}: {fix}.") from None
         self.progress.skipped += 1
         log.info("skipped a batch: %s at step %d", found.what, step)
         return [block]

@@ -134,7 +134,7 @@ class Together:
             raise PeerLostError("the chief was lost in the middle of an update: the job begins anew.")
         self._state.set_ready(session, era)
         if era:
-            log.info("started again: all go on together from step %d", chief.global_step(session))
+            log.info("a worker was started again: all go on together from step %d", chief.global_step(session))
 
     def _all_have_come(self, era: int) -> bool:
         seen = self._look()

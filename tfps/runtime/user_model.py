@@ -157,7 +157,8 @@ def _spec_problem(given: Any, mode: str) -> str:
 
 def _optimizer_problem(optimizer: Any) -> str:
     if not isinstance(optimizer, tf.train.Optimizer):
-        return f"optimizer={_named(optimizer)}; it must be a tf.compat.v1.train.Optimizer."
+        fix = ": the optimizer itself, not what its minimize() returns" if isinstance(optimizer, tf.Operation) else ""
+        return f"optimizer={_named(optimizer)}; it must be a tf.compat.v1.train.Optimizer{fix}."
     if isinstance(optimizer, tf.train.SyncReplicasOptimizer):  # whose queues and hooks nobody would run
         return (
             f"optimizer={_named(optimizer)}; return the optimizer that it wraps: --issync=1 does what "
@@ -225,4 +226,5 @@ def _described(value: Any, tensor: Any) -> str:
 
 
 def _named(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    kind = type(value).__name__
+    return "None" if value is None else f"{'an' if kind[0] in 'AEIOaeio' else 'a'} {kind}"
