@@ -240,9 +240,8 @@ def _only_with(iterator: Any, updates: Sequence[Any]) -> None:
     read = _next_of(iterator)
     for op in set(placement.needed(updates)) - {read}:
         lasts = any(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype for tensor in op.inputs)
-        if (
-            lasts and effects.changes(op) and op._get_control_flow_context() is None
-        ):  # a loop takes no edge from outside
+        in_loop = op._get_control_flow_context() is not None  # which takes no edge from outside
+        if lasts and effects.changes(op) and not in_loop:
             op._add_control_input(read)
 
 
