@@ -34,6 +34,17 @@ def test_what_a_resume_changed(tmp_path: Path) -> None:
     assert record.changes(JobConfig(), CLUSTER) == []
 
 
+def test_an_edited_model_is_told(tmp_path: Path) -> None:
+    """A resume that goes on with another text of the same file says so."""
+    file = tmp_path / "mine.py"
+    file.write_text("rate = 1\n")
+    config = JobConfig(model_dir=str(tmp_path), model=str(file))
+    record.write_job(config, CLUSTER, "an-id")
+    assert record.changes(config, CLUSTER) == []
+    file.write_text("rate = 3\n")
+    assert record.changes(config, CLUSTER) == ["an edited --model file"]
+
+
 def test_both_files_tell_versions_and_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """``job.json`` and ``summary.json`` have versions, times and whole paths; a resume tells what it changed."""
     caplog.set_level("INFO", "tfps")

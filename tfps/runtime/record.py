@@ -18,6 +18,7 @@ from tfps.cluster import Cluster
 from tfps.config import JobConfig
 from tfps.errors import CheckpointError
 from tfps.report import JOB, SCHEMA_VERSION, read_json, utc, write_json
+from tfps.runtime.agreement import digest
 
 _OF_TRAINING = ("size", "job", "training", "mode", "placement")  # the groups of flags that a result depends on
 
@@ -35,19 +36,26 @@ def write_job(config: JobConfig, cluster: Cluster, run: str) -> None:
         StorageError: If it cannot be written.
     """
     if config.model_dir:
-        told = {**about(), "written": utc(time.time()), "run": run, **_flags(config, cluster)}
+        file = {"model_sha256": digest(config.model)}
+        told = {**about(), "written": utc(time.time()), "run": run, **file, **_flags(config, cluster)}
         write_json(Path(config.model_dir) / JOB, told)
 
 
 def changes(config: JobConfig, cluster: Cluster) -> Sequence[str]:
-    """Return what ``job.json`` has otherwise of what a result depends on, as ``--batch_size=64 (was 128)``."""
+    """Return what ``job.json`` has otherwise of what a result depends on, as ``--batch_size=64 (was 128)``.
+
+    The file of the model is compared, too.
+    """
     before: Mapping[str, Any] = {}
     with contextlib.suppress(CheckpointError):  # it is written anew
         before = (read_json(Path(config.model_dir) / JOB) if config.model_dir else None) or {}
     now = _flags(config, cluster)
     names = [name for name in flags.fields_of(_OF_TRAINING) if name not in ("model_dir", "issync", "force")]
     changed = [name for name in names if name in before and before[name] != now[name]]
-    return [f"--{name}={_shown(now[name])} (was {_shown(before[name])})" for name in changed]
+    files = before.get("model_sha256"), digest(config.model)
+    edited = "model" not in changed and all(files) and files[0] != files[1]
+    told = [f"--{name}={_shown(now[name])} (was {_shown(before[name])})" for name in changed]
+    return [*(["an edited --model file"] if edited else []), *told]
 
 
 def _flags(config: JobConfig, cluster: Cluster) -> Mapping[str, Any]:
