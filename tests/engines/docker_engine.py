@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -167,13 +168,17 @@ def build_image(directory: Path, tag: str) -> None:
 
 
 def _pip_conf(root: Path) -> str:
-    """Return this machine's configuration of pip, whose CA bundle is copied to the base's own place."""
+    """Return this machine's configuration of pip, whose CA bundle is copied to the base's own place.
+
+    What else it names of this machine's files (constraints, wheels, an index) is not in the image, and left out.
+    """
     told = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
     options = dict(line.split("=", 1) for line in told.stdout.splitlines())
     values = {name.rpartition(".")[2]: ast.literal_eval(value) for name, value in options.items()}
     bundle = values.get("cert") or os.environ.get("SSL_CERT_FILE") or _CA_BUNDLE
     shutil.copyfile(bundle, f"{root}{_CA_BUNDLE}")
-    return "\n".join(["[global]", *(f"{name} = {value}" for name, value in {**values, "cert": _CA_BUNDLE}.items()), ""])
+    there = {name: value for name, value in values.items() if not re.match(r"/|file:", str(value))}
+    return "\n".join(["[global]", *(f"{name} = {value}" for name, value in {**there, "cert": _CA_BUNDLE}.items()), ""])
 
 
 @contextlib.contextmanager
