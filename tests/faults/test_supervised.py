@@ -138,11 +138,14 @@ def test_a_task_that_is_told_to_stop_saves_and_is_not_started_again(tmp_path: Pa
 @pytest.mark.timeout(200)
 def test_a_supervisor_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
     """Its task ends in order, with its state saved, within the time that tasks have."""
-    with job(tmp_path, 1, 1, "--max_steps=100000000", model=slow(0.05)) as tasks:
+    flags = ("--max_steps=100000000", "--save_checkpoint_secs=3600")
+    with job(tmp_path, 1, 1, *flags, model=slow(0.05)) as tasks:
         tasks["worker/0"].wait_for("step=", 120)
         below = children_of(tasks["worker/0"].pid)
+        assert below
         tasks["worker/0"].signal(signal.SIGKILL)
         wait_gone(below, 15)
+        assert list((tmp_path / "m").glob("model.ckpt-*.index"))
 
 
 @pytest.mark.timeout(200)

@@ -5,7 +5,7 @@ a repeated request (tensorflow/core/distributed_runtime/recent_request_ids.cc). 
 of a generator that each of the master's short-lived threads seeds anew, with 32 bits (``ThreadLocalNew64`` in tsl's
 random.cc): of 43,000 runs, one is refused although it is new. And where it is the worker that refuses its own part of
 a run before the master has asked a PS for the others, that PS waits for ever: what is asked for after the refusal is
-never canceled (``RunManyGraphs`` in master_session.cc). A job of short runs stood still every quarter of an hour.
+never canceled (``RunManyGraphs`` in master_session.cc). In a job of 100 runs a second it came to that within an hour.
 
 So the call of that function goes to ``New64`` beside it, the one generator of a process: the entry in the table of
 procedures that libtensorflow_cc calls in other libraries (ELF's ``DT_JMPREL``) is another. Where a release, or a
