@@ -141,7 +141,7 @@ _PROCESSES = {
         "a worker is killed 100 times",
         "goes on; PS memory bounded",
         kills.worker_loop(100),
-        deadline_secs=600,
+        deadline_secs=1200,
     ),
     "worker_frozen_5s": _kill("a worker is frozen for 5 s", kills.frozen("worker/1", 5), async_pause=5),
     "chief_frozen_5s": _kill("the chief is frozen for 5 s", kills.frozen("worker/0", 5)),
