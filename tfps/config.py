@@ -29,6 +29,8 @@ from tfps.values import (
     text,
 )
 
+STARTED_AGAIN = "TFPS_STARTED_AGAIN"  # environment variable of a task that takes the place of one that was lost
+
 _T = TypeVar("_T")
 
 

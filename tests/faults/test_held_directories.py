@@ -95,6 +95,23 @@ def test_a_directory_removed_in_mid_run_is_said_and_saved_to_at_once(tmp_path: P
     assert job.output().count("training begins at step 0") == 1
 
 
+def test_a_directory_removed_with_the_only_ps_leaves_nothing_and_it_is_said(tmp_path: Path) -> None:
+    """A job that was started again, and finds no checkpoint, says that all it had trained is gone."""
+    flags = job_flags(tmp_path, "--num_ps=1", "--num_workers=1", "--save_checkpoint_secs=1000", "--max_steps=1500")
+    with processes() as started:
+        job = Process(tmp_path / "job.out", "launch", *flags)
+        started.append(job)
+        job.wait_for_step(30, 60)
+        [pid] = [one for one in children_of(job.pid) if _is_ps(one)]
+        os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(tmp_path / "m", ignore_errors=True)
+        job.wait_for("what the job had trained before is gone", 60)
+        job.signal(signal.SIGTERM)
+        assert job.wait(30) in (0, 143)
+    assert job.output().count("training begins at step 0") == 2
+    assert job.output().count("what the job had trained before is gone") == 1
+
+
 def _is_ps(pid: int) -> bool:
     """Tell whether a task's process is the PS: its log is open there."""
     try:

@@ -101,6 +101,7 @@ class LocalJob:
         self._restarts = _policy(plan) if restarts is None else restarts
         self._given_up: list[Exited] = []
         self._lost_with: dict[Task, Task] = {}  # PS that were killed, by the one that was lost
+        self._started: set[Task] = set()
         self._signed_off: set[Task] = set()
         self._not_begun: list[Task] = []  # they wait until worker 0 has built its graph
 
@@ -108,13 +109,14 @@ class LocalJob:
         context = self._server.context
         ours, theirs = context.Pipe()
         life, sign = context.Pipe(duplex=False)
-        given = list(self._plan.commands[task]), theirs, sign
+        given = list(self._plan.commands[task]), theirs, sign, task in self._started
         process = context.Process(target=local_task.be_task, args=given, name=str(task), daemon=True)
         try:
             process.start()
         except (EOFError, ConnectionError):
             raise self._server.ended() from None
         self._restarts.began(task)
+        self._started.add(task)
         self._signed_off.discard(task)
         os.set_blocking(life.fileno(), False)
         theirs.close()

@@ -9,6 +9,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
+from tfps.config import STARTED_AGAIN
 from tfps.errors import StoppedError
 
 PRELOAD = ["tfps.runtime.preload", "tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist", "tfps.models.linear"]
@@ -17,7 +18,7 @@ SIGNS = "TFPS_SIGNS"  # environment variable: the file descriptor that these are
 _SIGN_SECS, _MOST_SECS = 1.0, 10.0
 
 
-def be_task(argv: list[str], launcher: Connection, sign: Connection) -> None:
+def be_task(argv: list[str], launcher: Connection, sign: Connection, again: bool = False) -> None:
     """Be the command ``tfps run ARGV``.
 
     Args:
@@ -25,6 +26,7 @@ def be_task(argv: list[str], launcher: Connection, sign: Connection) -> None:
         launcher: Where its output goes; the launcher's end is closed when that ends.
         sign: Gets a byte a second while Python runs here, ``BUILT`` when a worker has built its graph, and
             ``SIGNED_OFF`` when the task has come to its end.
+        again: Whether it takes the place of one that was lost.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()  # Ctrl-C is for the launcher, which ends the tasks in order
@@ -37,6 +39,7 @@ def be_task(argv: list[str], launcher: Connection, sign: Connection) -> None:
         for number in (1, 2)
     )
     os.environ[SIGNS] = str(sign.fileno())  # an exit by anything else than the task's end says nothing there
+    os.environ.update({STARTED_AGAIN: "1"} if again else {})
     for name in [n for n in os.environ if n == "TF_CONFIG" or n.startswith("SLURM_")]:
         del os.environ[name]
     sys.argv = ["tfps", "run", *argv]

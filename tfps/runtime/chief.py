@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster import Cluster, Task
-from tfps.config import JobConfig
+from tfps.config import STARTED_AGAIN, JobConfig
 from tfps.errors import StorageError
 from tfps.models import Model
 from tfps.modes.step import Leftovers
@@ -31,6 +32,14 @@ _TORN_SECS = 3.0
 _CLEAR_SECS = 10.0
 
 log = logging.getLogger(__name__)
+
+
+def _say_nothing_is_saved(model_dir: str | None) -> None:
+    log.info("no %s: training begins at step 0", f"checkpoint in {model_dir}" if model_dir else "--model_dir")
+    if model_dir and os.environ.get(STARTED_AGAIN):
+        log.warning(
+            "what the job had trained before is gone: it was started again, and --model_dir holds nothing of it."
+        )
 
 
 class Chief:
@@ -109,8 +118,7 @@ class Chief:
             if changed := record.changes(self._config, self._cluster):
                 log.info("resuming with %s", ", ".join(changed))
         else:
-            where = f"checkpoint in {self._config.model_dir}" if self._config.model_dir else "--model_dir"
-            log.info("no %s: training begins at step 0", where)
+            _say_nothing_is_saved(self._config.model_dir)
             session.run(self._init)
         session.run(self._built.load)
         run = agreement.new_run(self._config.model_dir, self.resumed_from_step)

@@ -138,10 +138,10 @@ _PROCESSES = {
     ),
     "crash_loop": Fault("a worker that always crashes", "ends at the budget", kills.crash_loop, (170,)),
     "worker_loop": Fault(
-        "a worker is killed 100 times",
+        "a worker is killed 50 times",
         "goes on; PS memory bounded",
-        kills.worker_loop(100),
-        deadline_secs=1200,
+        kills.worker_loop(50),
+        deadline_secs=900,
     ),
     "worker_frozen_5s": _kill("a worker is frozen for 5 s", kills.frozen("worker/1", 5), async_pause=5),
     "chief_frozen_5s": _kill("the chief is frozen for 5 s", kills.frozen("worker/0", 5)),

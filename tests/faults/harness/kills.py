@@ -18,7 +18,7 @@ Act = Callable[[Attempt], None]
 When = Callable[[Attempt], None]
 
 _LOOK_SECS, _SAVE_TAKES_SECS = 0.002, 0.05
-_FAST_STEPS, _FAST_SHOWN = {"async": 4000, "sync": 1200}, 10
+_FAST_STEPS, _FAST_SHOWN = {"async": 3000, "sync": 800}, 10
 
 
 def workers_of(tasks: Sequence[str]) -> list[str]:
