@@ -883,6 +883,31 @@ def test_a_checkpoint_that_is_being_brought_in_is_no_error_elsewhere(tmp_path: P
     assert existing(str(tmp_path)) == [str(tmp_path / "model.ckpt-1")]
 
 
+def test_a_checkpoint_that_a_save_was_broken_off_for_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that is saved again has no index for a moment: who looks then is told that the job brings it in."""
+    run, replace = Training(tmp_path), os.replace
+    run.save(1)
+    run.save(2)
+
+    def broken_off(source: Any, target: Any) -> None:
+        if str(target) == str(tmp_path / "model.ckpt-2.index"):
+            raise OSError(errno.EIO, "Input/output error")
+        replace(source, target)
+
+    run.checkpoints._at_rest.clear()
+    monkeypatch.setattr(os, "replace", broken_off)
+    with contextlib.suppress(StorageError, OSError):
+        run.save(2)
+    monkeypatch.undo()
+    caplog.clear()
+    assert chosen(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-1")
+    assert f"{tmp_path / 'model.ckpt-2'} is saved but not yet in its place" in caplog.text
+    assert Training(tmp_path).resume() == 2
+    assert model_dir.sealed(str(tmp_path)) == []
+
+
 def test_an_older_chief_saves_no_more(tmp_path: Path) -> None:
     """A chief that was taken for lost saves nothing where a later one of its job does, and says why."""
     older, later = Training(tmp_path), Training(tmp_path)

@@ -7,6 +7,7 @@ import os
 import shlex
 import socket
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import REPO, run_tfps
+from helpers import REPO, TFPS, environment, run_tfps
 
 import tfps
 from tfps import cli, config
@@ -412,6 +413,26 @@ def test_real_processes_answer_at_once(tmp_path: Path, case: str) -> None:
     assert ended.stdout == ""
     assert "Traceback" not in ended.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.py", "tensorflow"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "told"),
+    [
+        (["plan", "--model=linear"], 0, ""),
+        (["plan", "--model=mine.py"], 2, "no such file"),
+        (["submit", "--to=kubernetes", "--dry_run", "--image=a"], 2, "error: the working directory is gone: "),
+    ],
+)
+def test_a_working_directory_that_is_gone(tmp_path: Path, argv: list[str], code: int, told: str) -> None:
+    """A model that is installed needs none; what does says so."""
+    (tmp_path / "gone").mkdir()
+    command = ["sh", "-c", 'rmdir ../gone && exec "$@"', "sh", *TFPS, *argv]
+    ended = subprocess.run(
+        command, cwd=tmp_path / "gone", capture_output=True, text=True, env=environment(), timeout=60, check=False
+    )
+    assert ended.returncode == code, ended.stderr
+    assert told in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_tf_config_makes_a_task_of_a_bare_command(tmp_path: Path) -> None:

@@ -100,6 +100,31 @@ def test_live_parameters_measure_as_the_checkpoint_does(trained: Path) -> None:
     assert set(live) == {"loss", "mae", "rows"}
 
 
+@pytest.mark.parametrize("kind", ["labels", "features", "sparse", "ragged"])
+def test_a_short_last_batch_counts_for_its_examples_only(kind: str, tmp_path: Path) -> None:
+    """``loss`` is the mean over all 7 examples in batches of 3, 3 and 1: 3.0, where that over the batches is 11 / 3."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = tf.data.Dataset.range(7).map(lambda one: tf.cast(one, tf.float32)).batch(3).map(element)
+        return data if mode == "eval" else data.repeat()
+
+    def element(x: Any) -> tuple[Any, Any]:
+        features = {
+            "labels": lambda: tf.zeros([2]),
+            "features": lambda: x,
+            "sparse": lambda: tf.sparse.from_dense(x[:, None]),
+            "ragged": lambda: tf.RaggedTensor.from_row_lengths(x, tf.ones_like(x, tf.int64)),
+        }[kind]()
+        return {"a": features, "mean": tf.reduce_mean(x)}, x if kind == "labels" else None
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        return tfps.ModelSpec(loss=features["mean"] + weight, optimizer=tf.train.GradientDescentOptimizer(0.0))
+
+    train(model_of(input_fn, model_fn), max_steps=1, model_dir=str(tmp_path))
+    assert summary(tmp_path)["eval"] == {"loss": 3.0}
+
+
 def test_metrics_are_over_the_whole_input(trained: Path) -> None:
     """The metrics are means over all evaluation batches; one that is no scalar is a list."""
     live = summary(trained)["eval"]

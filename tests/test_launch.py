@@ -8,7 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from helpers import POWERS, REPO, TFPS, environment, run_tfps, summary
+import pytest
+from helpers import POWERS, REPO, TFPS, environment, run_tfps, slow, summary
 
 
 def test_a_mistake_in_the_users_model_shows_the_users_line_once(tmp_path: Path) -> None:
@@ -98,6 +99,53 @@ def test_output_that_takes_no_more_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "out").stat().st_size == most
     assert ended.stderr == "standard output cannot be written: File too large; the job goes on without it\n"
     assert (ended.returncode, summary(tmp_path / "m")["global_step"]) == (0, 300)
+
+
+def test_a_log_that_cannot_be_written_fails_no_model(tmp_path: Path) -> None:
+    """What a model prints comes to the console, and the job to its end, though the disk takes none of it."""
+    (tmp_path / "m" / "logs").mkdir(parents=True)
+    (tmp_path / "m" / "logs" / "worker-0.log").symlink_to("/dev/full")
+    model = tmp_path / "mine.py"
+    printing = 'return data.map(lambda x, y: (x, tf.numpy_function(lambda y: print("took one") or y, [y], tf.float32)))'
+    model.write_text(slow(0.001).replace("return data.map(slowly)", printing))
+    flags = (f"--model={model}", f"--model_dir={tmp_path / 'm'}", "--num_workers=1", "--max_steps=20")
+    ended = run_tfps("launch", *flags)
+    assert (ended.returncode, summary(tmp_path / "m")["global_step"]) == (0, 20), ended.stdout + ended.stderr
+    assert ended.stdout.count("worker/0 | took one\n") >= 20
+
+
+@pytest.mark.parametrize(("line", "code"), [("", 74), ("raise ValueError('my mistake')", 2)])
+def test_a_summary_that_cannot_be_written_hides_nothing(tmp_path: Path, line: str, code: int) -> None:
+    """How the job has ended is said all the same, and is its exit code, but for 74 in place of 0."""
+    model = tmp_path / "mine.py"
+    blocked = f"import pathlib; pathlib.Path({str(tmp_path / 'm' / 'summary.json' / 'x')!r}).mkdir(parents=True)"
+    model.write_text(POWERS.replace("def model_fn", f"{blocked if code == 2 else ''}\n{line}\n\ndef model_fn"))
+    if code == 74:
+        at_the_end = "    if mode == 'eval':\n        " + blocked.replace("parents=True", "parents=True, exist_ok=True")
+        model.write_text(POWERS.replace("    weight =", f"{at_the_end}\n    weight =").replace("return None", DATA))
+    ended = run_tfps("launch", f"--model={model}", f"--model_dir={tmp_path / 'm'}", "--num_workers=1", "--max_steps=5")
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    assert "summary.json cannot be written: Is a directory" in ended.stderr
+    assert ("my mistake" in ended.stderr) == (code == 2)
+    assert "Traceback" not in ended.stderr
+
+
+DATA = 'return tf.data.Dataset.from_tensors(({"x": 1.0}, 0.0))'
+
+
+def test_without_a_directory_for_temporary_files_it_says_so(tmp_path: Path) -> None:
+    """Where no file can be written at all, that is the error: no traceback."""
+    ended = subprocess.run(
+        [*TFPS, "launch", "--model=linear", "--max_steps=5", f"--model_dir={tmp_path / 'm'}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+        env=environment(),
+        check=False,
+    )
+    told = "error: no temporary file can be written: set TMPDIR to a directory where one can.\n"
+    assert (ended.returncode, ended.stderr) == (74, told)
 
 
 def test_an_ambient_tf_config_is_not_the_launched_tasks(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -221,6 +221,49 @@ def test_embedding_rows(tmp_path: Path, mode: str, min_slice_mb: float) -> None:
     np.testing.assert_array_equal(variables_of(tmp_path)["table"], expected)
 
 
+def _sparse(table: Any, ids: Any) -> Any:
+    at = tf.stack([tf.range(tf.size(ids, out_type=tf.int64)), tf.zeros_like(ids)], axis=1)
+    return tf.nn.embedding_lookup_sparse(
+        table, tf.SparseTensor(at, ids, [tf.size(ids, out_type=tf.int64), 1]), None, combiner="sum"
+    )
+
+
+def _sampled(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a loss of six classes whose samples are all the classes but the label's, for a table of weights."""
+
+    def of(table: Any, ids: Any) -> Any:
+        biases = tf.get_variable("biases", [6], initializer=tf.zeros_initializer())
+        classes = tf.range(6, dtype=tf.int64), tf.ones([tf.size(ids), 1]), tf.ones([6])
+        inputs = tf.fill([tf.size(ids), 2], 0.25)
+        return loss(table, biases, ids[:, None], inputs, num_sampled=6, num_classes=6, sampled_values=classes)
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "use", [_sparse, _sampled(tf.nn.sampled_softmax_loss), _sampled(tf.nn.nce_loss)], ids=["sparse", "softmax", "nce"]
+)
+def test_a_split_table_is_trained_row_by_row_as_a_whole_one(tmp_path: Path, use: Callable[..., Any]) -> None:
+    """Sparse lookups and sampled losses find a row where it is, in whichever slice: the table is that of one PS."""
+    ids = np.tile(np.int64([[1, 4, 4], [5, 0, 1], [3, 3, 4]]), [3, 1])
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(ids)
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        table = tf.get_variable("table", [6, 2], initializer=tf.ones_initializer())
+        loss = tf.reduce_sum(use(table, features["x"]))
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(0.5))
+
+    tables = []
+    for num_ps in (1, 2):
+        directory = str(tmp_path / str(num_ps))
+        train(model_of(input_fn, model_fn), num_ps, 1, min_slice_mb=1e-9, max_steps=9, model_dir=directory)
+        tables.append(variables_of(Path(directory))["table"])
+    np.testing.assert_allclose(tables[1], tables[0], rtol=1e-5)
+    assert len({tuple(row) for row in tables[0].round(4)}) > 3
+
+
 class _Gate:
     """An ``input_fn`` in which some workers wait, at some element, for an event."""
 
@@ -427,6 +470,29 @@ def _written(model_dir: Path, step: int) -> bool:
     """Tell whether the event file has come to a step."""
     files = list(model_dir.glob("events*"))
     return bool(files) and any(event.step >= step for event in tf.train.summary_iterator(str(files[0])))
+
+
+SIZES = {"first": 3, "second": 4, "third": 2}
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_an_optimizer_that_reads_the_step_finds_the_one_before(tmp_path: Path, mode: str, num_ps: int) -> None:
+    """As ``minimize(loss, global_step)`` does it: the step is raised when the variables have been changed."""
+
+    class Decayed(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+        def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
+            rate = 1.0 / (1.0 + tf.cast(tf.train.get_global_step(), tf.float32))
+            return tf.raw_ops.ResourceApplyGradientDescent(var=var.handle, alpha=rate, delta=grad)
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weights = [tf.get_variable(name, [size], initializer=tf.zeros_initializer()) for name, size in SIZES.items()]
+        return tfps.ModelSpec(loss=-tf.add_n([tf.reduce_sum(one) for one in weights]), optimizer=Decayed(1.0))
+
+    train(model_of(from_table(eighths(1, 9)), model_fn), num_ps, 1, mode=mode, max_steps=4, model_dir=str(tmp_path))
+    values = variables_of(tmp_path)
+    for name in SIZES:
+        np.testing.assert_allclose(values[name], 1 + 1 / 2 + 1 / 3 + 1 / 4, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

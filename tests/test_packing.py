@@ -164,6 +164,34 @@ def test_an_optimizer_that_may_do_anything_is_left_alone() -> None:
         assert can_pack(tf.train.FtrlOptimizer(0.1))
 
 
+def _clipped(pairs: Any) -> Any:
+    """Return pairs of gradient and variable, each gradient clipped by its own norm."""
+    return [(tf.clip_by_norm(gradient, 1.0), variable) for gradient, variable in pairs]
+
+
+@pytest.mark.parametrize("patched", ["one", "class"])
+def test_an_optimizer_whose_methods_were_replaced_is_left_alone(
+    tmp_path: Path, patched: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function in place of ``apply_gradients`` gets the gradients of the model's variables, not of packed ones."""
+    kind = tf.train.GradientDescentOptimizer
+    apply = kind.apply_gradients
+    if patched == "class":
+        monkeypatch.setattr(kind, "apply_gradients", lambda own, pairs, *rest: apply(own, _clipped(pairs), *rest))
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weights = [tf.get_variable(name, [4], initializer=tf.zeros_initializer()) for name in ("first", "second")]
+        optimizer = kind(1.0)
+        if patched == "one":
+            optimizer.apply_gradients = lambda pairs, *rest: apply(optimizer, _clipped(pairs), *rest)
+        loss = -tf.add_n([tf.reduce_sum(weight) for weight in weights]) * tf.reduce_mean(tf.ones_like(features["x"]))
+        return tfps.ModelSpec(loss=loss, optimizer=optimizer)
+
+    train(model_of(numbers, model_fn), 1, 1, max_steps=4, model_dir=str(tmp_path))
+    values = variables_of(tmp_path)
+    assert [values[name].tolist() for name in ("first", "second")] == [[4 / 4**0.5] * 4] * 2
+
+
 def test_exact_adagrad_is_adagrad() -> None:
     """Its updates are TensorFlow's but for the last bits, and it names its slots alike."""
     rng = np.random.default_rng(0)

@@ -1,6 +1,8 @@
 """Several steps in one run, and several runs under way, are the same steps."""
 
+import contextlib
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -85,6 +87,54 @@ def test_an_input_that_ends_is_used_to_its_end(tmp_path: Path) -> None:
     flags = {"steps_per_run": 8, "runs_in_flight": 2, "max_steps": 1000, "model_dir": str(tmp_path)}
     train(model_of(counted(23), linear), **flags)
     assert variables_of(tmp_path) == {"weight": -23 * 3, "global_step": 46}
+
+
+def _chosen() -> Any:
+    """Return 23 batches, and as many others as chance has it, of an input that says it has no end."""
+    mine = tf.data.Dataset.range(23).map(lambda _: tf.ones([]))
+    others = tf.data.Dataset.range(7).map(lambda _: tf.ones([])).repeat()
+    return tf.data.Dataset.sample_from_datasets([mine, others], [0.5, 0.5], seed=4, stop_on_empty_dataset=True)
+
+
+def _run_dry() -> Any:
+    """Return 23 batches of a generator that is not begun anew, though it is repeated."""
+    left = iter([1.0] * 23)
+    return tf.data.Dataset.from_generator(lambda: left, tf.float32, []).repeat()
+
+
+def _length(make: Callable[[], Any]) -> int:
+    """Return how many batches there are, by taking them one by one."""
+    steps = 0
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf.set_random_seed(1)
+        iterator = tf.data.make_initializable_iterator(make())
+        batch = iterator.get_next()
+        session.run(iterator.initializer)
+        with contextlib.suppress(tf.errors.OutOfRangeError):
+            while True:
+                steps += int(session.run(batch))
+    return steps
+
+
+@pytest.mark.parametrize("make", [_chosen, _run_dry])
+def test_an_input_that_says_it_has_no_end_and_has_one_is_used_to_it(tmp_path: Path, make: Callable[[], Any]) -> None:
+    """Every batch is a step, and each change of the model's own is made once a step: none for the batch that is not."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else make().map(lambda x: ({"x": x}, 0.0))
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        for name, keep in (("listed", tf.GraphKeys.UPDATE_OPS), ("before", "mine")):
+            number = tf.get_variable(name, [], initializer=tf.zeros_initializer(), trainable=False)
+            tf.add_to_collection(keep, number.assign_add(1.0, read_value=False))
+        with tf.control_dependencies(tf.get_collection("mine")):
+            return linear(features, labels, mode, params)
+
+    steps = _length(make)
+    for number, flags in enumerate([{"steps_per_run": 8}, {"steps_per_run": 1}]):
+        directory = tmp_path / str(number)
+        train(model_of(input_fn, model_fn), 1, 1, max_steps=1000, seed=1, model_dir=str(directory), **flags)
+        assert variables_of(directory) == {"weight": -steps, "global_step": steps, "listed": steps, "before": steps}
 
 
 def test_in_step_the_shortest_input_ends_it(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from tfps.cluster import Task
 from tfps.config import JobConfig
 from tfps.launchers import view as viewing
-from tfps.launchers.follow import Outcome, follow, log_tail, write_summary
+from tfps.launchers.follow import Outcome, complete_summary, follow, log_tail
 from tfps.launchers.handle import Exited, Line, Note
 from tfps.launchers.view import JobView, Terminal, job_view
 
@@ -359,8 +359,7 @@ def test_the_summary_is_completed(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps(told))
     view = shown(model_dir=str(tmp_path))
     view.said(CHIEF, "step=5 loss=1")
-    summary = write_summary(view.config, view, Outcome({PS: 0, CHIEF: 0}, restarts={CHIEF: 3}))
-    assert summary == json.loads((tmp_path / "summary.json").read_text())
+    summary = complete_summary(view.config, view, Outcome({PS: 0, CHIEF: 0}, restarts={CHIEF: 3}))
     assert (summary["status"], summary["global_step"], summary["own"]) == ("done", 5, [1])
     assert "error" not in summary
     assert summary["first_step_secs"] == view.first_step_secs
@@ -376,13 +375,12 @@ def test_the_summary_of_a_job_that_failed_says_why(tmp_path: Path, code: int, st
     """A job that ends badly has a summary even if its chief wrote none: status, error, exit code, last step seen."""
     view = shown(model_dir=str(tmp_path))
     view.said(WORKER, "step=7 loss=1")
-    summary = write_summary(view.config, view, Outcome({PS: code}, code, "worker/1: lost"))
+    summary = complete_summary(view.config, view, Outcome({PS: code}, code, "worker/1: lost"))
     assert (summary["status"], summary["exit_code"], summary["error"]) == (status, code, "worker/1: lost")
     assert (summary["global_step"], summary["model"], summary["mode"]) == (7, "linear", "async")
     assert (summary["schema_version"], summary["model_dir"]) == (1, str(tmp_path))
     began, ended = (datetime.strptime(summary[name], "%Y-%m-%dT%H:%M:%S%z") for name in ("began", "ended"))
     assert abs((ended - began).total_seconds() - time.monotonic() + view.began) < 30
-    assert json.loads((tmp_path / "summary.json").read_text()) == summary
 
 
 def test_the_time_lost_to_recovery_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:

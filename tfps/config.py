@@ -151,7 +151,8 @@ class JobConfig:
         None,
         "time limits",
         number(0),
-        "seconds to wait for the other tasks; then exit 171, naming who is missing (default 60; of submitted jobs 600)",
+        "seconds to wait for the other tasks; then exit 171, naming who is missing "
+        "(default 60; of submitted jobs 600, with Compose 120)",
     )
     stall_timeout_secs: float = _flag(
         600.0, "time limits", number(0), "seconds without a step after which a worker ends, with 172"

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import statistics
+import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,18 @@ def make_dir(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"--model_dir: {path} cannot be made: {error.strerror}.") from None
+
+
+def temporary_directory() -> str:
+    """Return the directory for temporary files.
+
+    Raises:
+        StorageError: If there is none.
+    """
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        raise StorageError("no temporary file can be written: set TMPDIR to a directory where one can.") from None
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

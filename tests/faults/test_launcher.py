@@ -1,6 +1,7 @@
 """``tfps launch`` whose processes are killed or told to stop: nothing is left running, and nothing saved is lost."""
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -143,6 +144,33 @@ def test_ended_while_it_imports_tensorflow_it_leaves_nothing(tmp_path: Path, num
     assert "worker/0 |" not in said
     assert ("stopped at step 0; nothing was saved" in said) == (number != signal.SIGKILL)
     assert not list((tmp_path / "m" / "logs").glob("worker-*"))
+
+
+def test_a_directory_for_temporary_files_that_is_removed_keeps_no_task_from_its_start(tmp_path: Path) -> None:
+    """Cleaners of old files delete the fork server's socket: a lost task is started again all the same."""
+    (tmp_path / "tmp").mkdir()
+    with processes() as started:
+        job = Process(tmp_path / "out", *LONG, f"--model_dir={tmp_path / 'm'}", TMPDIR=str(tmp_path / "tmp"))
+        started.append(job)
+        job.wait_for_step(50, 60)
+        shutil.rmtree(tmp_path / "tmp")
+        [pid] = [pid for pid in children_of(job.pid) if _logs_to(pid, "worker-1.log")]
+        os.kill(pid, signal.SIGKILL)
+        job.wait_for("restarted after SIGKILL (1 of 5)", 30)
+        edge = len(job.output())
+        while "training: mode" not in job.output()[edge:]:
+            job.wait_for_step(50, 30)
+        job.signal(signal.SIGTERM)
+        assert job.wait(30) == 143
+    assert "Traceback" not in job.output()
+
+
+def _logs_to(pid: int, name: str) -> bool:
+    """Tell whether a process has a task's log open."""
+    try:
+        return any(name in os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
 
 
 def test_a_worker_that_is_gone_for_good_ends_the_job_and_is_named(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from tfps.cluster import Task
 from tfps.config import JobConfig
-from tfps.errors import PeerLostError, StoppedError
+from tfps.errors import CheckpointError, PeerLostError, StoppedError
 from tfps.launchers.handle import Exited, Line, Note, Running, how_it_ended
 from tfps.launchers.view import JobView, Plain, Terminal, screen
-from tfps.report import LOGS, SCHEMA_VERSION, SUMMARY, read_json, utc, write_json
+from tfps.report import LOGS, SCHEMA_VERSION, SUMMARY, read_json, utc
 
 _SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one: Ctrl-C may come from the shell and a person
 _HELD_SECS = 2.0
@@ -172,13 +172,12 @@ class _on_signals:  # noqa: N801  used as a function
         self._call()
 
 
-def write_summary(config: JobConfig, view: JobView, outcome: Outcome, keep: bool = True) -> Mapping[str, Any]:
-    """Complete the chief's ``summary.json`` with what only the launcher knows: exit codes, and why the job failed.
+def complete_summary(config: JobConfig, view: JobView, outcome: Outcome, read: bool = True) -> Mapping[str, Any]:
+    """Return the chief's ``summary.json`` with what only the launcher knows: exit codes, and why the job failed.
 
-    Not where ``keep`` is false: another job has the directory now.
+    Without the chief's part where ``read`` is false: another job has the directory now.
     """
-    path = Path(config.model_dir or ".") / SUMMARY
-    summary = (read_json(path) if keep else None) or _without_chief(config, view)
+    summary = (_of_chief(config.model_dir) if read else None) or _without_chief(config, view)
     if outcome.exit_code:
         summary |= {"status": "stopped" if outcome.exit_code == 143 else "failed"}
         summary |= {"error": outcome.error}
@@ -195,9 +194,15 @@ def write_summary(config: JobConfig, view: JobView, outcome: Outcome, keep: bool
     }
     summary["recovery_secs"] = round(view.recovery_secs, 3)
     summary["first_step_secs"] = view.first_step_secs
-    if keep:
-        write_json(path, summary)
     return summary
+
+
+def _of_chief(model_dir: str | None) -> dict[str, Any] | None:
+    """Return what the chief has left, if it has and that can be read."""
+    try:
+        return read_json(Path(model_dir or ".") / SUMMARY)
+    except CheckpointError:
+        return None
 
 
 def _without_chief(config: JobConfig, view: JobView) -> dict[str, Any]:

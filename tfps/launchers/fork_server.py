@@ -10,12 +10,12 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from pathlib import Path
 
 from tfps.errors import ConfigError, StorageError
 from tfps.launchers import local_task
-from tfps.report import make_dir
+from tfps.report import make_dir, temporary_directory
 
 _LONGEST_TEMPDIR = 60  # bytes; the fork server's socket is in it, whose path has 107 at most
 _SHORT_TEMPDIRS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  the directory in it is made by mkdtemp
@@ -41,12 +41,13 @@ class ForkServer:
         """Start it, and return at once.
 
         Raises:
-            StorageError: If the log cannot be written.
+            StorageError: If the log cannot be written, or there is no directory for temporary files.
         """
         make_dir(self._log.parent)
         self.context.set_forkserver_preload(local_task.PRELOAD)
         with _standard_error_to(self._log), _short_tempdir():
             forkserver.ensure_running()
+        _keep_reachable()
         threading.Thread(target=self._wait, daemon=True).start()
 
     def _wait(self) -> None:
@@ -80,6 +81,20 @@ def _last_line(log: Path) -> str:
     return next((line for line in reversed(lines) if line.strip()), "it says nothing").rstrip(".")
 
 
+def _keep_reachable() -> None:
+    """Let the fork server be reached when its socket has been deleted, as by what cleans directories of old files."""
+    server = vars(forkserver)["_forkserver"]
+    address = Path(server._forkserver_address)
+    if hasattr(os, "O_PATH") and address.is_socket() and address.parts[1] != "proc":
+        server._forkserver_address = f"/proc/self/fd/{os.open(address, os.O_PATH | os.O_CLOEXEC)}"
+        util.Finalize(None, _make_again, args=(address.parent,), exitpriority=-99)  # it is removed at -100
+
+
+def _make_again(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+
+
 @contextlib.contextmanager
 def _standard_error_to(path: Path) -> Iterator[None]:
     """Let processes started inside write their standard error to a file.
@@ -104,7 +119,7 @@ def _standard_error_to(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _short_tempdir() -> Iterator[None]:
     """Let ``multiprocessing`` make its directory where a socket's path is short enough, if ``TMPDIR`` is too long."""
-    before = tempfile.gettempdir()
+    before = temporary_directory()
     short = (path for path in _SHORT_TEMPDIRS if os.access(path, os.W_OK | os.X_OK))
     if len(os.fsencode(before)) > _LONGEST_TEMPDIR:
         tempfile.tempdir = next(short, before)

@@ -23,7 +23,7 @@ from tfps.errors import RetryableError, StoppedError
 from tfps.launchers.handle import Exited, Line
 from tfps.launchers.local import LocalJob, Plan
 from tfps.launchers.restarts import Alone
-from tfps.report import LOGS
+from tfps.report import LOGS, temporary_directory
 
 _SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one
 
@@ -97,7 +97,7 @@ def _log_of(config: JobConfig, task: Task) -> Iterator[Path]:
     if config.model_dir:
         yield Path(config.model_dir) / LOGS / f"{task.job}-{task.index}.log"
         return
-    handle, name = tempfile.mkstemp(prefix="tfps-", suffix=".log")
+    handle, name = tempfile.mkstemp(prefix="tfps-", suffix=".log", dir=temporary_directory())
     os.close(handle)
     try:
         yield Path(name)

@@ -9,6 +9,7 @@ A model is a built-in name, a ``.py`` file or a dotted module, with two function
 """
 
 import ast
+import contextlib
 import difflib
 import importlib
 import importlib.util
@@ -130,7 +131,8 @@ def find(name: str) -> Path:
         return Path(name).resolve()
     if not all(part.isidentifier() for part in name.split(".")):
         raise ModelError(_not_found(name))
-    _import_from(os.getcwd())
+    with contextlib.suppress(FileNotFoundError):  # the working directory is gone, and no module is in it
+        _import_from(os.getcwd())
     try:
         spec = importlib.util.find_spec(BUILTIN.get(name, name))
     except (Exception, SystemExit) as error:  # a dotted name imports its parent packages, which are the user's

@@ -5,9 +5,11 @@ with the update and others without it. And two workers that change one row at th
 same value: one change is lost (TensorFlow takes no lock, tensorflow/core/kernels/resource_variable_ops.cc). So each PS
 has a lock (``MutexLock``, tensorflow/core/kernels/mutex_ops.cc) for what an update does there::
 
-    worker 0:  gradients arrive | lock | begun[0] += 1, global_step += 1 | apply, apply | applied[0] += 1 | unlock
-    worker 1:  gradients arrive | lock | begun[1] += 1, global_step += 1 | apply, apply | applied[1] += 1 | unlock
+    worker 0:  gradients arrive | lock | begun[0] += 1 | apply, apply | applied[0] += 1, global_step += 1 | unlock
+    worker 1:  gradients arrive | lock | begun[1] += 1 | apply, apply | applied[1] += 1, global_step += 1 | unlock
     reader:                       lock | refer to all values                                              | unlock
+
+``global_step`` is raised last, as ``apply_gradients`` does it: an optimizer that reads it finds the steps before.
 
 The reader holds the lock only while it refers to the values: an update that comes later leaves what is referred to as
 it is, and changes a copy (tensorflow/core/kernels/training_op_helpers.h). TensorFlow unlocks when a step fails.
@@ -138,11 +140,12 @@ def apply(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, mo
     ends = {}
     for device in [name for name, section in sections.items() if section or name == first]:
         moments.updates(device)
-        begun = [moments.counter(_BEGUN, device, worker), *([global_step] if device == first else [])]
-        ended = moments.counter(APPLIED, device, worker)
+        begun, ended = (moments.counter(kind, device, worker) for kind in _KINDS)
         with tf.control_dependencies(None), tf.device(device):
             arrived = _arrived(sections[device]) if sections[device] else [applied]
-            ends[device] = _locked(moments.lock(device), arrived, begun, sections[device], ended)
+            arrived = [*arrived, *_reads(global_step, made - set(sections[device]))] if device == first else arrived
+            raised = [ended, *([global_step] if device == first else [])]
+            ends[device] = _locked(moments.lock(device), arrived, begun, sections[device], raised)
     late = [op for op in leaves(applied) if not any(op in section for section in sections.values())]
     return Update(ends.pop(first), [*ends.values(), *late], counts_last=not sections[first])
 
@@ -169,16 +172,23 @@ def _arrived(section: Collection[Any]) -> Sequence[Any]:
     return [tf.identity(tensor).op for _, tensor in sorted(inputs.items())]
 
 
-def _locked(lock: Any, arrived: Sequence[Any], begun: Sequence[Any], section: Collection[Any], ended: Any) -> Any:
+def _reads(variable: Any, ops: Collection[Any]) -> Sequence[Any]:
+    """Return which operations read a variable before any of them has changed something."""
+    changed = _descendants(op for op in ops if _is_writer(op))
+    return [op for op in ops if op.type in _READS and op.inputs[0].name == variable.handle.name and op not in changed]
+
+
+def _locked(lock: Any, arrived: Sequence[Any], begun: Any, section: Collection[Any], ended: Sequence[Any]) -> Any:
     """Let a section wait for a lock, which is taken when all has arrived; returns what gives it back in the end."""
-    counted = [counter.assign_add(1, read_value=False) for counter in begun]
-    applied = ended.assign_add(1, read_value=False)
+    counted = begun.assign_add(1, read_value=False)
+    raised = [counter.assign_add(1, read_value=False) for counter in ended]
     end = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
     _let_wait([lock.op], arrived)
-    _let_wait(counted, [lock.op])
-    _let_wait([op for op in section if op.type in _READS or _is_writer(op)], counted)
-    _let_wait([applied], [*counted, *(op for op in section if _is_writer(op))])
-    _let_wait([end], [applied])
+    _let_wait([counted], [lock.op])
+    parts = [op for op in section if op.type in _READS or _is_writer(op)]
+    _let_wait(parts, [counted])
+    _let_wait(raised, [counted, *parts])
+    _let_wait([end], raised)
     return end
 
 

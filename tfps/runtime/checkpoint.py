@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.config import show
 from tfps.errors import CheckpointError, DivergedError, StorageError
-from tfps.report import brief
+from tfps.report import brief, temporary_directory
 from tfps.runtime import model_dir as directory
 from tfps.runtime.manifest import problem
 from tfps.runtime.ownership import Ownership
@@ -53,7 +53,7 @@ def _no_pattern(path: str) -> Iterator[str]:
     if not re.search(r"[*?\[\\]", folder):
         yield path
         return
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory(dir=temporary_directory()) as made:
         link = Path(made) / "model_dir"
         link.symlink_to(Path(folder).resolve())
         yield str(link / name)

@@ -17,7 +17,7 @@ from tfps.config import STARTED_AGAIN, JobConfig
 from tfps.errors import StorageError
 from tfps.models import Model
 from tfps.modes.step import Leftovers
-from tfps.report import JOB, SUMMARY, format_progress
+from tfps.report import JOB, SUMMARY, format_progress, remove
 from tfps.runtime import agreement, evaluation, graph, layout, record
 from tfps.runtime import session as sessions
 from tfps.runtime.background import Background
@@ -126,7 +126,7 @@ class Chief:
         self._first_step, self._run = self.resumed_from_step, run["id"]
         self._write_job()
         if self._config.model_dir:
-            (Path(self._config.model_dir) / SUMMARY).unlink(missing_ok=True)  # that of an earlier run
+            remove(Path(self._config.model_dir) / SUMMARY)  # that of an earlier run
         return json.dumps(run)
 
     def _write_job(self) -> None:

@@ -44,7 +44,7 @@ def measure(session: Any, built: graph.EvalGraph) -> dict[str, Any]:
 
     Returns:
         By name, a float (a count or a bool too), or a list of them for a metric that is not a scalar;
-        ``loss`` is the mean over the batches.
+        ``loss`` is the mean over the examples, of a loss that is the mean over its batch.
 
     Raises:
         DataError: If the evaluation input is empty, or fails.

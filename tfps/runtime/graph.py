@@ -31,7 +31,7 @@ from tfps.runtime import (
     user_model,
     wire,
 )
-from tfps.runtime.lasting_input import LastingIterator
+from tfps.runtime.lasting_input import INPUTS, LastingIterator
 from tfps.runtime.layout import Layout
 from tfps.runtime.packing import Packing, can_pack
 from tfps.runtime.snapshot import Place, saved_name
@@ -40,6 +40,7 @@ from tfps.values import INT32_MAX
 
 _T = TypeVar("_T")
 _WORKER_STRIDE = 7_368_787  # between the seeds of two workers
+_MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of operations' names, of datasets
 _MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
 
 
@@ -122,6 +123,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             loops.read_before(graph)
             checked = own_updates.check(graph)
             updates = own_updates.of_step(graph, on_ps=task.is_chief or config.mode != "sync")
+            _only_with(_next_of(iterator), [spec.loss, *updates])
             # What is shown is fetched, and what is fetched cannot be redirected.
             spec = dataclasses.replace(spec, log_tensors={n: tf.identity(t) for n, t in spec.log_tensors.items()})
             summary = tf.summary.merge_all()
@@ -227,27 +229,34 @@ def evaluation(
             return None
         iterator, batches, batch = source
         spec = user_model.spec(model, ModeKeys.EVAL, config, *batch)
-        metrics = {"loss": tf.metrics.mean(spec.loss), **(spec.eval_metric_ops or {})}
-        _only_with(iterator, [update for _, update in metrics.values()])
-        _check_values(model, iterator, metrics)
+        metrics = {"loss": tf.metrics.mean(spec.loss, weights=_examples(*batch)), **(spec.eval_metric_ops or {})}
+        read = _next_of(iterator)
+        _only_with(read, [update for _, update in metrics.values()])
+        _check_values(model, read, metrics)
     if like is not None:
         counterparts.check(model, ModeKeys.EVAL, graph, like)
     return EvalGraph(model, graph, global_step, iterator, batches, metrics, cluster is not None, config.batch_size)
 
 
-def _only_with(iterator: Any, updates: Sequence[Any]) -> None:
-    """Let metrics count nothing where there is no batch any more, although they may not look at it."""
-    read = _next_of(iterator)
-    for op in set(placement.needed(updates)) - {read}:
+def _examples(features: Any, labels: Any) -> Any:
+    """Return how many examples a batch has: the last one may have fewer, and must not count for as many."""
+    first = tf.nest.flatten(features if labels is None else labels)[0]
+    if isinstance(first, tf.RaggedTensor):
+        return first.nrows()
+    return tf.reduce_prod((first.dense_shape if isinstance(first, tf.SparseTensor) else tf.shape(first))[:1])
+
+
+def _only_with(read: Any, updates: Sequence[Any]) -> None:
+    """Let a step change nothing where there is no batch any more, although it may not look at it: metrics, counters."""
+    for op in set(placement.needed(updates)) - set(placement.needed([read])):
         lasts = any(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype for tensor in op.inputs)
         in_loop = op._get_control_flow_context() is not None  # which takes no edge from outside
         if lasts and effects.changes(op) and not in_loop:
             op._add_control_input(read)
 
 
-def _check_values(model: Model, iterator: Any, metrics: Mapping[str, tuple[Any, Any]]) -> None:
+def _check_values(model: Model, read: Any, metrics: Mapping[str, tuple[Any, Any]]) -> None:
     """Make sure that no metric's value needs a batch: it is asked for when there is none any more."""
-    read = _next_of(iterator)
     of_batch = [name for name, (value, _) in metrics.items() if read in placement.needed([tf.convert_to_tensor(value)])]
     if of_batch:
         raise ModelError(
@@ -258,7 +267,8 @@ def _check_values(model: Model, iterator: Any, metrics: Mapping[str, tuple[Any, 
 
 
 def _next_of(iterator: Any) -> Any:
-    return next(op for op in iterator._iterator_resource.consumers() if op.type == "IteratorGetNext")
+    resource = iterator.resource if isinstance(iterator, LastingIterator) else iterator._iterator_resource
+    return next(op for op in resource.consumers() if op.type in INPUTS)
 
 
 def prediction(config: JobConfig, model: Model) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
@@ -325,7 +335,22 @@ def _input(model: Model, mode: str, config: JobConfig, device: str, pipelines: i
         _keep_cardinality(tf.get_default_graph())
         training = mode == ModeKeys.TRAIN
         iterator = LastingIterator(dataset) if training else tf.data.make_initializable_iterator(dataset)
-        return iterator, tf.data.experimental.cardinality(dataset), iterator.get_next()
+        return iterator, _batches(dataset), iterator.get_next()
+
+
+def _batches(dataset: Any) -> Any:
+    """Return how many batches a dataset has, as far as its word is good: int64 scalar.
+
+    One that chooses among others ends with one of them, and a Python function may give nothing the next time, though
+    ``repeat()`` after either says that there is no end.
+    """
+    told = tf.data.experimental.cardinality(dataset)
+    graph = tf.get_default_graph().as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    if not any(kind in node.op for node in nodes for kind in _MAY_END):
+        return told
+    unknown = tf.constant(tf.data.experimental.UNKNOWN_CARDINALITY, tf.int64)
+    return tf.where(tf.equal(told, tf.data.experimental.INFINITE_CARDINALITY), unknown, told)
 
 
 def _keep_cardinality(graph: Any) -> None:

@@ -31,17 +31,18 @@ class LastingIterator:
 
     Attributes:
         initializer: Operation that begins at the dataset's first element.
+        resource: What gives them.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._spec, self._flat = dataset.element_spec, dataset._flat_structure
-        self._resource = tf.raw_ops.MultiDeviceIterator(
+        self.resource = tf.raw_ops.MultiDeviceIterator(
             devices=["/cpu:0"], shared_name=_NAME, container="", **self._flat
         )
         source, ahead = _without_prefetch(dataset)
         incarnation = tf.raw_ops.MultiDeviceIteratorInit(
             dataset=source._apply_debug_options()._variant_tensor,
-            multi_device_iterator=self._resource,
+            multi_device_iterator=self.resource,
             max_buffer_size=ahead,
         )
         self._incarnation = tf.Variable(
@@ -55,7 +56,7 @@ class LastingIterator:
         When run, it raises ``tf.errors.OutOfRangeError`` if there is none.
         """
         tensors = tf.raw_ops.MultiDeviceIteratorGetNextFromShard(
-            multi_device_iterator=self._resource,
+            multi_device_iterator=self.resource,
             shard_num=0,
             incarnation_id=self._incarnation.read_value(),
             **self._flat,

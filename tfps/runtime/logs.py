@@ -4,6 +4,7 @@ TensorFlow writes to file descriptor 2 from C++, so the log is put there, before
 import TensorFlow.
 """
 
+import contextlib
 import logging
 import os
 import sys
@@ -17,18 +18,24 @@ _log = logging.getLogger("tfps")
 
 
 class _Tee:
-    """A text stream that writes to two others; the log has all of it, also where nobody reads the console any more."""
+    """A text stream that writes to two others, if it can: no model fails for what it prints.
+
+    The log has all of it, also where nobody reads the console any more; and the console, where the disk is full.
+    """
 
     def __init__(self, console: TextIO, log: TextIO) -> None:
         self._console, self._log = console, log
 
     def write(self, text: str) -> int:
-        self._log.write(text)
-        return self._console.write(text)
+        for stream in (self._log, self._console):
+            with contextlib.suppress(OSError):
+                stream.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        self._log.flush()
-        self._console.flush()
+        for stream in (self._log, self._console):
+            with contextlib.suppress(OSError):
+                stream.flush()
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._console, name)

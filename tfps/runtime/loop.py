@@ -64,11 +64,12 @@ class Progress:
 
 
 class Reporter:
-    """Prints a worker's progress lines and, on the chief, writes the event file."""
+    """Prints a worker's progress lines and, on the chief, writes the event file, whose speeds are the whole job's."""
 
-    def __init__(self, config: JobConfig, events: EventFile | None) -> None:
+    def __init__(self, config: JobConfig, events: EventFile | None, num_workers: int = 1) -> None:
         self._every = config.steps_to_validate
         self._batch_size = config.batch_size
+        self._examples = config.batch_size * (num_workers if config.mode == "sync" else 1)  # of a global step
         self._max_steps = config.max_steps
         self._events = events
         self._last: tuple[int, float] = (-1, time.monotonic())  # step and time of the last report
@@ -95,7 +96,8 @@ class Reporter:
             self._mark = step, steps_taken, now
         log.info(format_progress(step, {k: v for k, v in values.items() if k != "steps/s"}))
         if self._events:
-            self._events.write(step, values, merged)
+            of_job = {"examples/s": values["steps/s"] * self._examples} if "steps/s" in values else {}
+            self._events.write(step, values | of_job, merged)
 
 
 @dataclass(frozen=True)

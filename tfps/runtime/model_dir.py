@@ -107,6 +107,8 @@ def chosen(config: JobConfig) -> str:
             raise CheckpointError(f"--checkpoint_path={given} is not a checkpoint: there is no {index}.")
         return path
     tell_of_state(config.model_dir)
+    for saved in sealed(config.model_dir):
+        log.warning("%s is saved but not yet in its place: the job brings it in when it goes on.", saved)
     finder = Finder(config.model_dir)
     if path := finder.newest():
         return path
@@ -167,6 +169,11 @@ def tell_of_state(model_dir: str | None) -> None:
         return
     if why := _state_problem(path):
         log.warning("%s %s: the files tell which checkpoint is the newest.", path, why)
+
+
+def sealed(model_dir: str | None) -> Sequence[str]:
+    """Return the checkpoints that are all on the disk, and not in their places: the job was lost as it saved them."""
+    return [path for staged in _stagings(model_dir or "") for path in _sealed(staged)] if model_dir else []
 
 
 def _state_problem(path: Path) -> str | None:

@@ -16,9 +16,12 @@ the model itself changes, reads in parts or constrains stays as it is, as does a
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.training import optimizer as optimizer_lib
 
 from tfps.models.exact_adagrad import ExactAdagradOptimizer
 from tfps.models.lazy_adam import LazyAdamOptimizer
@@ -30,6 +33,8 @@ from tfps.runtime.snapshot import Place
 
 _NAME = "tfps/packed"
 _NAMED = 3  # of packed variables
+
+_KNOWN = (str(Path(optimizer_lib.__file__).parents[2]), str(Path(__file__).parents[1]))  # TensorFlow and this package
 
 _ELEMENTWISE = (
     tf.train.GradientDescentOptimizer,
@@ -46,9 +51,19 @@ def can_pack(optimizer: Any) -> bool:
     """Tell whether an optimizer's update of an element depends, to the bit, on nothing but this element.
 
     TensorFlow's Adagrad and an FTRL with a power of its own do not: the last few elements of a tensor, which fill no
-    vector register, are computed by another approximation than the rest. A class of the user's may do anything.
+    vector register, are computed by another approximation than the rest. A class of the user's may do anything, and so
+    may a function that takes the place of a method, of the optimizer or of its class.
     """
-    return type(optimizer) in _ELEMENTWISE and getattr(optimizer, "_learning_rate_power", -0.5) == -0.5
+    as_made = type(optimizer) in _ELEMENTWISE and not _is_patched(optimizer)
+    return as_made and getattr(optimizer, "_learning_rate_power", -0.5) == -0.5
+
+
+def _is_patched(optimizer: Any) -> bool:
+    """Tell whether a method of an optimizer is not that of its class, or one of its class not TensorFlow's or ours."""
+    found = [pair for one in type(optimizer).__mro__ if one is not object for pair in vars(one).items()]
+    methods = [(name, method) for name, method in found if isinstance(method, FunctionType)]
+    own = any(name in vars(optimizer) for name, _ in methods)
+    return own or any(not method.__code__.co_filename.startswith(_KNOWN) for _, method in methods)
 
 
 class Packing(tf.train.Optimizer):  # type: ignore[misc]

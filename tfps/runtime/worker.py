@@ -195,7 +195,9 @@ class Worker:
 
     def _make_loop(self) -> Loop:
         chief = self._chief
-        reporter = Reporter(self._config, EventFile(self._config.model_dir) if chief else None)
+        reporter = Reporter(
+            self._config, EventFile(self._config.model_dir) if chief else None, self._cluster.num_workers
+        )
         between = (lambda: chief.save_if_due(self._session)) if chief else (lambda: None)
         return Loop(self._session, self._built, self._config, reporter, self._stop, between)
 

@@ -2,14 +2,15 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tfps.config import JobConfig
-from tfps.errors import StoppedError
-from tfps.report import LOGS, SUMMARY, final_lines, make_dir, plural, remove
+from tfps.errors import StoppedError, StorageError
+from tfps.report import LOGS, SUMMARY, final_lines, make_dir, plural, remove, write_json
 from tfps.runtime import ownership, task
-from tfps.runtime.model_dir import Finder, step_in
+from tfps.runtime.model_dir import Finder, sealed, step_in
 from tfps.verbs.problems import Problems, check_model
 from tfps.verbs.verb import JOB, Verb, found_from_anywhere, new_model_dir
 
@@ -48,19 +49,32 @@ def _follow(job: JobConfig, began: float) -> int:
         shown = view.job_view(job, plan.commands, began)
         outcome = follow.follow(local.submit(plan), shown)
     keep = ownership.is_free_for(job.model_dir, [f"127.0.0.1:{port}" for port in ports])
-    summary = follow.write_summary(job, shown, outcome, keep)
+    summary = follow.complete_summary(job, shown, outcome, keep)
+    unwritten = _written(directory / SUMMARY, summary) if keep else None
     if outcome.exit_code == StoppedError.exit_code:
         print(_stopped(job, int(summary.get("global_step") or 0)))
     elif outcome.exit_code:
         print("\n".join([f"error: {outcome.error}", *follow.log_tail(job, shown, outcome)]), file=sys.stderr)
     else:
         print("\n".join(["", *final_lines(summary, job.model_dir)]))
-    return outcome.exit_code
+    if unwritten:
+        print(f"error: {unwritten}", file=sys.stderr)
+    return outcome.exit_code or (unwritten.exit_code if unwritten else 0)
+
+
+def _written(path: Path, summary: Mapping[str, Any]) -> StorageError | None:
+    """Write the summary; returns why that cannot be done: how the job has ended is to be said first."""
+    try:
+        write_json(path, summary)
+    except StorageError as error:
+        return error
+    return None
 
 
 def _stopped(job: JobConfig, step: int) -> str:
     """Return what there is to say of a job that was told to stop: what is on the disk, and what becomes of it."""
-    path = Finder(job.model_dir).newest()
+    waiting = sealed(job.model_dir)
+    path = max([*waiting, *filter(None, [Finder(job.model_dir).newest()])], key=step_in, default=None)
     if path is None:
         return f"stopped at step {step}; nothing was saved: --model_dir={job.model_dir} holds no whole checkpoint."
     lost = f", {step - step_in(path)} steps earlier" if step > step_in(path) else ""

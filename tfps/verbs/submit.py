@@ -1,7 +1,6 @@
 """``tfps submit``: hand a job to a platform."""
 
 import importlib
-import os
 import re
 import sys
 import time
@@ -15,7 +14,7 @@ from tfps.errors import DataError
 from tfps.launchers import LAUNCHERS
 from tfps.launchers.job import Job
 from tfps.verbs.problems import Problems
-from tfps.verbs.verb import JOB, Verb
+from tfps.verbs.verb import JOB, Verb, working_directory
 from tfps.verbs.watching import see_through, wait_for
 
 _EVERYWHERE = ("to", "name", "dry_run", "wait")
@@ -54,16 +53,16 @@ def _job(asked: JobConfig, launcher: Any, problems: Problems) -> Job:
     for flag in config.fields_of(_PLATFORM):
         if getattr(asked, flag) != config.FIELDS[flag].default and flag not in (*_EVERYWHERE, *launcher.FLAGS):
             problems.add(f"--{flag} means nothing with --to={asked.to}: leave it out.")
-    name = asked.name or _name(asked.model)
+    name, directory = asked.name or _name(asked.model), working_directory()
     is_file = asked.model.endswith(".py")
     if "volumes" in launcher.FLAGS:
         if is_file or asked.model in models.BUILTIN:  # a dotted module may be in the image alone
             problems.of(models.check, asked.model)
         source = Path(asked.model).read_text(encoding="utf-8") if is_file and Path(asked.model).is_file() else None
-        return Job(name, asked, source, directory=os.getcwd())
+        return Job(name, asked, source, directory=directory)
     problems.of(models.check, asked.model)
     problems.of(_check_data, asked.data_dir)
-    return Job(name, _with_absolute_paths(asked, name), python=sys.executable, directory=os.getcwd())
+    return Job(name, _with_absolute_paths(asked, name), python=sys.executable, directory=directory)
 
 
 def _check_data(data_dir: str) -> None:

@@ -53,8 +53,19 @@ def found_from_anywhere(job: JobConfig) -> JobConfig:
     for name, path in paths.items():
         if path and any("\ud800" <= letter <= "\udfff" for letter in path):
             raise ConfigError(f"--{name}={config.show(path)} is not UTF-8: rename it, or set LC_ALL=C.UTF-8.")
+    relative = [path for path in paths.values() if path and not os.path.isabs(path)]
+    here = working_directory() if relative else ""
+    return job.replace(**{name: os.path.normpath(os.path.join(here, path)) for name, path in paths.items() if path})
+
+
+def working_directory() -> str:
+    """Return the working directory.
+
+    Raises:
+        ConfigError: If it is gone.
+    """
     try:
-        return job.replace(**{name: os.path.abspath(path) for name, path in paths.items() if path})
+        return os.getcwd()
     except FileNotFoundError:
         raise ConfigError("the working directory is gone: give absolute paths, or change the directory.") from None
 
