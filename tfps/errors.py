@@ -10,7 +10,7 @@
     ├── DivergedError           66   the loss became NaN or Inf
     ├── StorageError            74   model_dir cannot be written
     └── RetryableError         128+  the same command, started again, may succeed
-        ├── StoppedError       143   told to stop (SIGTERM, SIGINT); state is saved
+        ├── StoppedError       143   told to stop (SIGTERM, SIGINT, SIGHUP); state is saved
         ├── PeerLostError      170   another task of the cluster is gone
         ├── ClusterFormError   171   the cluster did not form in time
         └── StallError         172   a worker takes no step any more
@@ -18,6 +18,7 @@
 Kubeflow's ``ExitCode`` restart policy retries 128 and up and gives up below. Imports nothing of tfps.
 """
 
+import signal
 from collections.abc import Sequence
 
 
@@ -78,9 +79,15 @@ class RetryableError(TfpsError):
 
 
 class StoppedError(RetryableError):
-    """The task was told to stop (SIGTERM or SIGINT) and has saved its state."""
+    """The task was told to stop (SIGTERM, SIGINT or SIGHUP) and has saved its state."""
 
     exit_code = 143
+
+
+def stopping_signals() -> Sequence[signal.Signals]:
+    """Return the signals that tell a process to stop; SIGHUP, of a closed terminal, unless ``nohup`` has it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([] if ignored else [signal.SIGHUP])]
 
 
 class PeerLostError(RetryableError):

@@ -83,7 +83,7 @@ EVALUATES = """
 """
 
 
-@pytest.mark.parametrize("told", ["Ctrl-C", "SIGTERM to the process group"])
+@pytest.mark.parametrize("told", ["Ctrl-C", "SIGTERM to the process group", "SIGHUP to the process group"])
 def test_told_to_stop_it_stops_all_of_it_with_its_state_saved(tmp_path: Path, told: str) -> None:
     """Every task ends with 143, the chief's state is saved, no process is left, and how to go on is said."""
     with processes() as started:
@@ -94,7 +94,7 @@ def test_told_to_stop_it_stops_all_of_it_with_its_state_saved(tmp_path: Path, to
         if told == "Ctrl-C":
             started[0].signal(signal.SIGINT)
         else:
-            os.killpg(started[0].pid, signal.SIGTERM)
+            os.killpg(started[0].pid, signal.Signals[told.split(maxsplit=1)[0]])
         assert started[0].wait(15) == 143
         wait_gone(below, 15)
         left = summary(tmp_path / "m")

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfps.cluster import Task
 from tfps.config import JobConfig
-from tfps.errors import CheckpointError, PeerLostError, StoppedError
+from tfps.errors import CheckpointError, PeerLostError, StoppedError, stopping_signals
 from tfps.launchers.handle import Exited, Line, Note, Running, how_it_ended
 from tfps.launchers.view import JobView, Plain, Terminal, screen
 from tfps.report import LOGS, SCHEMA_VERSION, SUMMARY, read_json, utc
@@ -42,7 +42,7 @@ class Outcome:
 def follow(job: Running, view: JobView) -> Outcome:
     """Show a job until it ends.
 
-    The first SIGINT or SIGTERM ends it in order, with its state saved; one more than 2 s later kills it.
+    The first SIGINT, SIGTERM or SIGHUP ends it in order, with its state saved; one more than 2 s later kills it.
     """
     outcome = Outcome({})
     with _on_signals(lambda: _interrupt(job, outcome)), screen(view) as shown:
@@ -153,14 +153,14 @@ def log_tail(config: JobConfig, view: JobView, outcome: Outcome, most: int = 10)
 
 
 class _on_signals:  # noqa: N801  used as a function
-    """A context in which SIGINT and SIGTERM call a function."""
+    """A context in which a signal that tells to stop calls a function."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stopping_signals():
             self._before[number] = signal.signal(number, self._handle)
 
     def __exit__(self, *_: object) -> None:

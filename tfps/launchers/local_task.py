@@ -28,7 +28,8 @@ def be_task(argv: list[str], launcher: Connection, sign: Connection, again: bool
             ``SIGNED_OFF`` when the task has come to its end.
         again: Whether it takes the place of one that was lost.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for ignored in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_DFL)
     os.setsid()  # Ctrl-C is for the launcher, which ends the tasks in order
     for number in (1, 2):
         os.dup2(launcher.fileno(), number)

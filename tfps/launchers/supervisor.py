@@ -5,7 +5,7 @@ ends with a code from 128 up. A platform takes long for that: it makes a new con
 waits for minutes before it tries again. Here a task is forked from a process that has imported TensorFlow, as
 ``launchers.local`` does it, which also kills a task that gives no sign of life.
 
-What the task says is passed on as it is. SIGTERM and SIGINT are the task's: it saves, and is not started again.
+What the task says is passed on as it is. SIGTERM, SIGINT and SIGHUP are the task's: it saves, and is not started again.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from types import FrameType
 
 from tfps.cluster import Cluster, Task, hosts_flags
 from tfps.config import JobConfig
-from tfps.errors import RetryableError, StoppedError
+from tfps.errors import RetryableError, StoppedError, stopping_signals
 from tfps.launchers.handle import Exited, Line
 from tfps.launchers.local import LocalJob, Plan
 from tfps.launchers.restarts import Alone
@@ -51,7 +51,7 @@ class Supervisor:
             ConfigError: If TensorFlow cannot be imported.
             StorageError: If the task's log cannot be written.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stopping_signals():
             signal.signal(number, self._on_signal)
         with _log_of(self._config, self._task) as log:
             self._job = LocalJob(self._plan, self._policy, log)

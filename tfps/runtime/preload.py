@@ -30,5 +30,6 @@ def _load() -> None:
         watch.join()  # no process is forked from one with threads of Python's
 
 
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for _number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(_number, signal.SIG_IGN)
 _load()

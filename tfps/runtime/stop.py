@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from tfps.errors import StoppedError, TfpsError
+from tfps.errors import StoppedError, TfpsError, stopping_signals
 
 # The exit is promised within 10 s: a worker's step has up to 6, its last save what is left of 9; a PS outlives it.
 WORKER_GRACE_SECS = 6.0
@@ -48,11 +48,11 @@ class Stop:
         return time.monotonic() - self._since if self._error is not None else 0.0
 
     def on_signals(self) -> None:
-        """Ask for an end on SIGTERM and SIGINT; SIGINT later than ``SECOND_THOUGHT_SECS`` ends the process at once.
+        """Ask for an end on what tells to stop; SIGINT later than ``SECOND_THOUGHT_SECS`` ends the process at once.
 
         A second SIGTERM does not: platforms send several, and have SIGKILL for what does not end.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stopping_signals():
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
