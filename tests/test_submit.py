@@ -91,8 +91,8 @@ def test_handles_that_are_none(verb: str, capsys: pytest.CaptureFixture[str]) ->
     for argv, says in (
         ([], "the job's handle is missing: give the one that tfps submit printed, like slurm:4711."),
         (["slurm:1", "slurm:2"], "2 handles are given"),
-        (["job-1"], "job-1"),
-        (["nowhere:1"], "nowhere:1"),
+        (["job-1"], "job-1 is no job's handle: give the one that tfps submit printed, like slurm:4711.\n"),
+        (["nowhere:1"], "nowhere:1 is no job's handle: give"),
     ):
         assert cli.main([verb, *argv]) == 2
         out, err = capsys.readouterr()
@@ -122,6 +122,19 @@ def test_relative_paths_hold_elsewhere(tmp_path: Path, monkeypatch: pytest.Monke
     ended = run_tfps("submit", "--to=hosts", *HOSTS, *flags, cwd=tmp_path)
     for path in ("--model={}/m.py", "--data_dir={}/data", "--model_dir={}/out"):
         assert path.format(tmp_path) in ended.stdout
+
+
+def test_what_a_model_imports_from_beside_it_is_named(tmp_path: Path) -> None:
+    """Into containers goes the model's file alone: that it needs others is said, and nothing else is."""
+    (tmp_path / "m.py").write_text(f"import os, columns.wide\nfrom layers import dense\n{POWERS}")
+    (tmp_path / "layers.py").touch()
+    (tmp_path / "columns").mkdir()
+    (tmp_path / "columns" / "__init__.py").touch()
+    for platform, count in (("kubernetes", 1), ("compose", 1), ("slurm", 0)):
+        ended = run_tfps("submit", f"--to={platform}", *SIZE, "--model=m.py", "--dry_run", cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.count("warning: m.py goes into the containers alone: columns beside it") == count
+        assert ended.stderr.count("\n") == count
 
 
 def test_resources_of_a_job() -> None:

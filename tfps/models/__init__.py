@@ -103,6 +103,16 @@ def check(name: str) -> None:
         raise ModelError([f"--model={show(name)}: {source}{problem}" for problem in problems])
 
 
+def beside(source: Path) -> list[str]:
+    """Return the names of what a model imports from its own directory, which is not there where its file goes alone."""
+    nodes = list(ast.walk(ast.parse(source.read_bytes(), str(source))))
+    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    named |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    found = [source.parent / name.partition(".")[0] for name in sorted(named) if name]
+    files = [path.with_suffix(".py") if path.with_suffix(".py").is_file() else path for path in found]
+    return list(dict.fromkeys(path.name for path in files if path.is_file() or (path / "__init__.py").is_file()))
+
+
 def check_data(name: str, data_dir: str, num_workers: int) -> None:
     """Look for mistakes in a model's data without TensorFlow.
 

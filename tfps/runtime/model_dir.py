@@ -104,7 +104,9 @@ def chosen(config: JobConfig) -> str:
     if path := config.checkpoint_path:
         if not os.path.isfile(file_of(path, INDEX)):
             given, index = show(path, 200), show(f"{path}.index", 200)
-            raise CheckpointError(f"--checkpoint_path={given} is not a checkpoint: there is no {index}.")
+            name = path.removesuffix(".index")
+            told = f"give its name without the suffix, {show(name, 200)}" if name != path else f"there is no {index}"
+            raise CheckpointError(f"--checkpoint_path={given} is not a checkpoint: {told}.")
         return path
     tell_of_state(config.model_dir)
     for saved in sealed(config.model_dir):

@@ -17,6 +17,7 @@ from tfps.verbs.problems import Problems
 from tfps.verbs.verb import JOB, Verb, working_directory
 from tfps.verbs.watching import see_through, wait_for
 
+_BESIDE = "{} beside it, which it imports, has to be in the image, or on a volume that PYTHONPATH names."
 _EVERYWHERE = ("to", "name", "dry_run", "wait")
 _PLATFORM = ("platform", "resources", "cluster")
 
@@ -31,6 +32,8 @@ def _submit(argv: Sequence[str]) -> int:
     job = _job(asked, launcher, problems)
     plan = problems.of(launcher.plan, job)
     problems.settle()
+    if missing := models.beside(Path(asked.model)) if job.model_source else []:
+        print(f"warning: {asked.model} goes into the containers alone: {_BESIDE.format(missing[0])}", file=sys.stderr)
     if asked.dry_run or not launcher.sends(job):
         print(plan)
         return 0

@@ -14,14 +14,19 @@ from tfps.verbs.verb import Verb
 _EXAMPLE = "slurm:4711"
 
 
+_GIVE = f"give the one that tfps submit printed, like {_EXAMPLE}"
+
+
 def _find(verb: Verb, argv: Sequence[str]) -> tuple[Submitted, config.JobConfig]:
     """Return the job of the handle among the arguments, and the flags."""
     problems = Problems()
-    handles = [arg for arg in argv if ":" in arg and arg.partition(":")[0] in LAUNCHERS]
+    handles = [arg for arg in argv if not arg.startswith("-")]
     asked = problems.read(verb.flags, [arg for arg in argv if arg not in handles])
     if len(handles) != 1:
         told = f"{len(handles)} handles are given" if handles else "the job's handle is missing"
-        problems.add(f"{told}: give the one that tfps submit printed, like {_EXAMPLE}.")
+        problems.add(f"{told}: {_GIVE}.")
+    elif handles[0].partition(":")[0] not in LAUNCHERS:
+        problems.add(f"{config.show(handles[0])} is no job's handle: {_GIVE}.")
     problems.settle()
     platform, _, name = handles[0].partition(":")
     return importlib.import_module(LAUNCHERS[platform]).find(name), asked
