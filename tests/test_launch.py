@@ -9,7 +9,19 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import POWERS, REPO, TFPS, environment, run_tfps, slow, summary
+from helpers import (
+    POWERS,
+    REPO,
+    TFPS,
+    Process,
+    children_of,
+    environment,
+    processes,
+    run_tfps,
+    slow,
+    summary,
+    wait_gone,
+)
 
 
 def test_a_mistake_in_the_users_model_shows_the_users_line_once(tmp_path: Path) -> None:
@@ -146,6 +158,18 @@ def test_without_a_directory_for_temporary_files_it_says_so(tmp_path: Path) -> N
     )
     told = "error: no temporary file can be written: set TMPDIR to a directory where one can.\n"
     assert (ended.returncode, ended.stderr) == (74, told)
+
+
+def test_too_few_open_files_are_told(tmp_path: Path) -> None:
+    """Where no task can be started, the limit is named; nothing is left, and there is no traceback."""
+    with processes() as started:
+        limited = ("sh", "-c", 'ulimit -n 20 && exec "$@"', "sh")
+        started.append(Process(tmp_path / "out", "launch", f"--model_dir={tmp_path / 'm'}", under=limited))
+        assert started[0].wait(60) == 2
+        said = started[0].output()
+        assert said.endswith(" cannot be started: Too many open files: raise the limit on open files, see ulimit -n.\n")
+        assert "Traceback" not in said
+        wait_gone(children_of(started[0].pid), 15)
 
 
 def test_an_ambient_tf_config_is_not_the_launched_tasks(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ variables are of no use without its, and workers that are done.
 """
 
 import contextlib
+import errno
 import os
 import selectors
 import shlex
@@ -30,7 +31,7 @@ from pathlib import Path
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.errors import PeerLostError, RetryableError
+from tfps.errors import ConfigError, PeerLostError, RetryableError
 from tfps.launchers import local_task
 from tfps.launchers.fork_server import ForkServer
 from tfps.launchers.handle import Exited, Line, Note, how_it_ended
@@ -106,26 +107,34 @@ class LocalJob:
         self._not_begun: list[Task] = []  # they wait until worker 0 has built its graph
 
     def _start(self, task: Task) -> None:
-        context = self._server.context
-        ours, theirs = context.Pipe()
-        life, sign = context.Pipe(duplex=False)
-        given = list(self._plan.commands[task]), theirs, sign, task in self._started
-        process = context.Process(target=local_task.be_task, args=given, name=str(task), daemon=True)
         try:
-            process.start()
+            process, ours, life = self._forked(task)
         except (EOFError, ConnectionError):
             raise self._server.ended() from None
+        except OSError as error:
+            fix = "raise the limit on open files, see ulimit -n" if error.errno == errno.EMFILE else "see the machine"
+            raise ConfigError(f"{task} cannot be started: {error.strerror}: {fix}.") from None
         self._restarts.began(task)
         self._started.add(task)
         self._signed_off.discard(task)
         os.set_blocking(life.fileno(), False)
-        theirs.close()
-        sign.close()
         self._processes[task] = process
         output = _Output(task, ours)
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._said(output))
         self._selector.register(life, selectors.EVENT_READ, lambda: self._lives(task, life))
         self._selector.register(process.sentinel, selectors.EVENT_READ, lambda: self._ended(output, process, life))
+
+    def _forked(self, task: Task) -> tuple[ForkServerProcess, Connection, Connection]:
+        """Return a task's process, what it says, and its signs of life."""
+        context = self._server.context
+        ours, theirs = context.Pipe()
+        life, sign = context.Pipe(duplex=False)
+        given = list(self._plan.commands[task]), theirs, sign, task in self._started
+        process = context.Process(target=local_task.be_task, args=given, name=str(task), daemon=True)
+        process.start()
+        theirs.close()
+        sign.close()
+        return process, ours, life
 
     def events(self, every_secs: float = 0.25) -> Iterator[Line | Exited | Note | None]:
         """Start every task; yield what they say and how they end, until all have.
