@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import tensorflow.compat.v1 as tf
-from tensorflow.core.framework import attr_value_pb2
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
@@ -23,6 +22,7 @@ from tfps.runtime import (
     counterparts,
     effects,
     finite,
+    inputs,
     layout,
     loops,
     own_updates,
@@ -40,8 +40,6 @@ from tfps.values import INT32_MAX
 
 _T = TypeVar("_T")
 _WORKER_STRIDE = 7_368_787  # between the seeds of two workers
-_MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of operations' names, of datasets
-_MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
     with _new_graph(config) as graph:
         with _on_cluster(config, cluster, task):
             global_step = tf.train.get_or_create_global_step()
-            source = _input(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
+            source = inputs.input_of(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
             iterator, batches, batch = source
             with user_model.seeded(_seed(config, task)):  # the input is the same on all workers, which share it
                 spec = user_model.spec(model, ModeKeys.TRAIN, config, *batch)
@@ -224,7 +222,7 @@ def evaluation(
     with _new_graph(config) as graph, _on_cluster(config, cluster, task, strategy):
         global_step = tf.train.get_or_create_global_step()
         device = task.device if cluster else "/cpu:0"
-        source = _input(model, ModeKeys.EVAL, config, device, 1, 0)
+        source = inputs.input_of(model, ModeKeys.EVAL, config, device, 1, 0)
         if source is None:
             return None
         iterator, batches, batch = source
@@ -324,45 +322,6 @@ def _on_cluster(
         tf.variable_scope(tf.get_variable_scope(), custom_getter=placement.splitting(config, cluster)),
     ):
         yield
-
-
-def _input(model: Model, mode: str, config: JobConfig, device: str, pipelines: int, index: int) -> Any:
-    """Build the input pipeline on the task's own CPU; returns iterator, number of batches and the next, or ``None``."""
-    with tf.device(f"{device}/cpu:0" if "cpu" not in device else device):
-        dataset = user_model.dataset(model, mode, config, pipelines, index)
-        if dataset is None:
-            return None
-        _keep_cardinality(tf.get_default_graph())
-        training = mode == ModeKeys.TRAIN
-        iterator = LastingIterator(dataset) if training else tf.data.make_initializable_iterator(dataset)
-        return iterator, _batches(dataset), iterator.get_next()
-
-
-def _batches(dataset: Any) -> Any:
-    """Return how many batches a dataset has, as far as its word is good: int64 scalar.
-
-    One that chooses among others ends with one of them, and a Python function may give nothing the next time, though
-    ``repeat()`` after either says that there is no end.
-    """
-    told = tf.data.experimental.cardinality(dataset)
-    graph = tf.get_default_graph().as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    if not any(kind in node.op for node in nodes for kind in _MAY_END):
-        return told
-    unknown = tf.constant(tf.data.experimental.UNKNOWN_CARDINALITY, tf.int64)
-    return tf.where(tf.equal(told, tf.data.experimental.INFINITE_CARDINALITY), unknown, told)
-
-
-def _keep_cardinality(graph: Any) -> None:
-    """Let ``map`` leave the number of elements as it is.
-
-    With TensorFlow 1.x's it is unknown after it, for its function may end the input; only one that calls Python can.
-    """
-    for op in graph.get_operations():
-        if op.type in _MAPS:
-            function = graph._get_function(op.get_attr("f").name).definition
-            if not any("PyFunc" in node.op for node in function.node_def):
-                op._set_attr("preserve_cardinality", attr_value_pb2.AttrValue(b=True))
 
 
 def _features(model: Model, config: JobConfig) -> tuple[Any, Any]:

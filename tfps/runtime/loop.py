@@ -279,7 +279,8 @@ class Loop:
         self.progress.global_step = max(self.progress.global_step, step - 1)
         self._skipped_in_a_row += 1
         if not self._may_skip or self._skipped_in_a_row > _MOST_SKIPPED:
-            fix = "try a smaller --learning_rate" if step > 1 else "nothing is trained yet, look at input and model"
+            is_trained = step > 1 or self._runs.global_step() > 0
+            fix = "try a smaller --learning_rate" if is_trained else "nothing is trained yet, look at input and model"
             raise DivergedError(f"{found.what} at step {step}: {fix}.") from None
         self.progress.skipped += 1
         log.info("skipped a batch: %s at step %d", found.what, step)

@@ -1,0 +1,54 @@
+"""A model's input pipeline, in the graph of whoever reads it."""
+
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from tensorflow.core.framework import attr_value_pb2
+
+from tfps.config import JobConfig
+from tfps.models import Model
+from tfps.models.spec import ModeKeys
+from tfps.runtime import user_model
+from tfps.runtime.lasting_input import LastingIterator
+
+_MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of operations' names, of datasets
+_MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
+
+
+def input_of(model: Model, mode: str, config: JobConfig, device: str, pipelines: int, index: int) -> Any:
+    """Build the input pipeline on the task's own CPU; returns iterator, number of batches and the next, or ``None``."""
+    with tf.device(f"{device}/cpu:0" if "cpu" not in device else device):
+        dataset = user_model.dataset(model, mode, config, pipelines, index)
+        if dataset is None:
+            return None
+        _keep_cardinality(tf.get_default_graph())
+        training = mode == ModeKeys.TRAIN
+        iterator = LastingIterator(dataset) if training else tf.data.make_initializable_iterator(dataset)
+        return iterator, _batches(dataset), iterator.get_next()
+
+
+def _batches(dataset: Any) -> Any:
+    """Return how many batches a dataset has, as far as its word is good: int64 scalar.
+
+    One that chooses among others ends with one of them, and a Python function may give nothing the next time, though
+    ``repeat()`` after either says that there is no end.
+    """
+    told = tf.data.experimental.cardinality(dataset)
+    graph = tf.get_default_graph().as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    if not any(kind in node.op for node in nodes for kind in _MAY_END):
+        return told
+    unknown = tf.constant(tf.data.experimental.UNKNOWN_CARDINALITY, tf.int64)
+    return tf.where(tf.equal(told, tf.data.experimental.INFINITE_CARDINALITY), unknown, told)
+
+
+def _keep_cardinality(graph: Any) -> None:
+    """Let ``map`` leave the number of elements as it is.
+
+    With TensorFlow 1.x's it is unknown after it, for its function may end the input; only one that calls Python can.
+    """
+    for op in graph.get_operations():
+        if op.type in _MAPS:
+            function = graph._get_function(op.get_attr("f").name).definition
+            if not any("PyFunc" in node.op for node in function.node_def):
+                op._set_attr("preserve_cardinality", attr_value_pb2.AttrValue(b=True))
