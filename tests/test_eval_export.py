@@ -100,7 +100,7 @@ def test_live_parameters_measure_as_the_checkpoint_does(trained: Path) -> None:
     assert set(live) == {"loss", "mae", "rows"}
 
 
-@pytest.mark.parametrize("kind", ["labels", "features", "sparse", "ragged"])
+@pytest.mark.parametrize("kind", ["labels", "features", "sparse", "ragged", "none"])
 def test_a_short_last_batch_counts_for_its_examples_only(kind: str, tmp_path: Path) -> None:
     """``loss`` is the mean over all 7 examples in batches of 3, 3 and 1: 3.0, where that over the batches is 11 / 3."""
 
@@ -111,11 +111,15 @@ def test_a_short_last_batch_counts_for_its_examples_only(kind: str, tmp_path: Pa
     def element(x: Any) -> tuple[Any, Any]:
         features = {
             "labels": lambda: tf.zeros([2]),
+            "none": lambda: x,
             "features": lambda: x,
             "sparse": lambda: tf.sparse.from_dense(x[:, None]),
             "ragged": lambda: tf.RaggedTensor.from_row_lengths(x, tf.ones_like(x, tf.int64)),
         }[kind]()
-        return {"a": features, "mean": tf.reduce_mean(x)}, x if kind == "labels" else None
+        return {"a": features, "mean": tf.reduce_mean(x)}, {
+            "labels": {"anchors": tf.zeros([9, 4]), "scale": 2.0, "y": x},
+            "none": {},
+        }.get(kind)
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
         weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())

@@ -472,6 +472,76 @@ def _written(model_dir: Path, step: int) -> bool:
     return bool(files) and any(event.step >= step for event in tf.train.summary_iterator(str(files[0])))
 
 
+def _trained_by(optimizer: Any, directory: Path, num_ps: int = 1, **flags: Any) -> Any:
+    """Train a table of two rows, a weight and one that the loss does not use; returns their values."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        table = tf.get_variable("table", [2, 2], initializer=tf.ones_initializer())
+        weight = tf.get_variable("weight", [2], initializer=tf.ones_initializer())
+        tf.get_variable("unused", [2], initializer=tf.ones_initializer())
+        rows = tf.nn.embedding_lookup(table, [0])
+        return tfps.ModelSpec(loss=-tf.reduce_sum(rows) - 2 * tf.reduce_sum(weight), optimizer=optimizer())
+
+    model = model_of(from_table(eighths(1, 9)), model_fn)
+    train(model, num_ps, 1, max_steps=2, model_dir=str(directory), **flags)
+    return variables_of(directory)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_an_optimizer_is_given_what_minimize_gives_it(tmp_path: Path, mode: str) -> None:
+    """Variables without a gradient too, gradients that it may make dense, a variable twice; it need raise no step."""
+
+    class Decaying(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+        def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> Any:
+            pairs = super().compute_gradients(loss, *args, **kwargs)
+            return [*pairs, *(pair for pair in pairs if pair[1].op.name == "weight")]
+
+        def apply_gradients(self, pairs: Any, *_: Any) -> Any:
+            dense = [(tf.zeros_like(v) if g is None else tf.convert_to_tensor(g), v) for g, v in pairs]
+            with tf.control_dependencies([super().apply_gradients(dense)]):
+                return tf.group(*[v.assign(v.read_value() / 2) for v in {v.ref(): v for _, v in pairs}.values()])
+
+    values = _trained_by(lambda: Decaying(1.0), tmp_path, mode=mode)
+    assert values["unused"].tolist() == [0.25] * 2
+    assert values["table"].tolist() == [[((1 + 1) / 2 + 1) / 2] * 2, [0.25] * 2]
+    assert values["weight"].tolist() == [((1 + 4) / 2 + 4) / 2] * 2
+    assert values["global_step"] == 2
+
+
+@pytest.mark.parametrize("optimizer", [tf.train.GradientDescentOptimizer, tf.train.AdamOptimizer])
+@pytest.mark.parametrize("num_ps", [1, 2])
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_constraint_may_be_made_of_anything(tmp_path: Path, mode: str, num_ps: int, optimizer: Any) -> None:
+    """Constants of a constraint wait for the update, and so are part of it."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weights = [
+            tf.get_variable(name, [4], initializer=tf.ones_initializer(), constraint=lambda w: tf.clip_by_norm(w, 1.0))
+            for name in SIZES
+        ]
+        return tfps.ModelSpec(loss=-tf.add_n([tf.reduce_sum(one) for one in weights]), optimizer=optimizer(1.0))
+
+    model = model_of(from_table(eighths(1, 9)), model_fn)
+    train(model, num_ps, 1, mode=mode, max_steps=3, model_dir=str(tmp_path))
+    for name in SIZES:
+        np.testing.assert_allclose(variables_of(tmp_path)[name], [0.5] * 4, rtol=1e-6)
+
+
+def test_an_optimizer_with_a_minimize_of_its_own_is_refused() -> None:
+    """It would not be called, and what it does be left out in silence."""
+
+    class Choosing(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+        def minimize(self, loss: Any, *args: Any, **kwargs: Any) -> Any:
+            return super().minimize(loss, *args, **kwargs)
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        return tfps.ModelSpec(loss=2 * tf.get_variable("weight", []), optimizer=Choosing(1.0))
+
+    cluster = Cluster(("a:1",), ("b:1",))
+    with pytest.raises(ModelError, match="whose minimize\\(\\) is its own and would not be called"):
+        graph.training(JobConfig(), cluster, Task("worker", 0), model_of(from_table(eighths(1, 9)), model_fn))
+
+
 SIZES = {"first": 3, "second": 4, "third": 2}
 
 

@@ -1,5 +1,6 @@
 """Claims about variables that live packed: which do, and that nobody can tell."""
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -169,15 +170,20 @@ def _clipped(pairs: Any) -> Any:
     return [(tf.clip_by_norm(gradient, 1.0), variable) for gradient, variable in pairs]
 
 
-@pytest.mark.parametrize("patched", ["one", "class"])
+@pytest.mark.parametrize("patched", ["one", "class", "wrapped", "partial"])
 def test_an_optimizer_whose_methods_were_replaced_is_left_alone(
     tmp_path: Path, patched: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A function in place of ``apply_gradients`` gets the gradients of the model's variables, not of packed ones."""
     kind = tf.train.GradientDescentOptimizer
     apply = kind.apply_gradients
-    if patched == "class":
-        monkeypatch.setattr(kind, "apply_gradients", lambda own, pairs, *rest: apply(own, _clipped(pairs), *rest))
+
+    def clipping(own: Any, pairs: Any, *rest: Any) -> Any:
+        return apply(own, _clipped(pairs), *rest)
+
+    if patched != "one":
+        wrapped = {"wrapped": tf.autograph.experimental.do_not_convert, "partial": functools.partialmethod}.get(patched)
+        monkeypatch.setattr(kind, "apply_gradients", wrapped(clipping) if wrapped else clipping)
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
         weights = [tf.get_variable(name, [4], initializer=tf.zeros_initializer()) for name in ("first", "second")]

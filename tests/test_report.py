@@ -22,7 +22,7 @@ NEARLY = ["", "step", "step=", "step=x", "step=nan", "step=inf", "step=-1", "ste
     [
         (1, 1, "1 step a run"),
         (8, 1, "8 steps a run"),
-        (8, 2, "8 steps a run, 2 under way: gradients are about 1 staler"),
+        (8, 2, "8 steps a run, 2 under way: gradients are about 2 staler"),
     ],
 )
 def test_the_report_tells_the_pace(steps: int, runs: int, told: str) -> None:

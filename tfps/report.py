@@ -161,10 +161,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def pace(steps_per_run: int, runs_in_flight: int) -> str:
-    """Return how steps are taken, and what that costs in staleness, for people."""
+def pace(steps_per_run: int, runs_in_flight: int, num_workers: int) -> str:
+    """Return how steps are taken, and how much staler a further run of each worker makes gradients, for people."""
     steps = f"{steps_per_run} steps a run" if steps_per_run > 1 else "1 step a run"
-    late = f", {runs_in_flight} under way: gradients are about {runs_in_flight - 1} staler"
+    late = f", {runs_in_flight} under way: gradients are about {(runs_in_flight - 1) * num_workers} staler"
     return steps + (late if runs_in_flight > 1 else "")
 
 
@@ -180,7 +180,8 @@ def final_lines(summary: Mapping[str, Any], model_dir: str | None) -> list[str]:
     if summary.get("loss") is not None:
         lines.append(f"  training loss  {summary['loss']:.4g}")
     if summary.get("pace"):
-        lines.append(f"  pace           {pace(**summary['pace'])}")
+        workers = sum(task.startswith("worker/") for task in summary.get("tasks", {}))
+        lines.append(f"  pace           {pace(**summary['pace'], num_workers=workers)}")
     metrics = summary.get("eval") or {}
     lines += [f"  eval {name:<9} {_number(value)}" for name, value in metrics.items() if _is_number(value)]
     lines += [f"  {name:<14} {told}" for name, told in _course(summary).items() if told]

@@ -178,6 +178,7 @@ def complete_summary(config: JobConfig, view: JobView, outcome: Outcome, read: b
     Without the chief's part where ``read`` is false: another job has the directory now.
     """
     summary = (_of_chief(config.model_dir) if read else None) or _without_chief(config, view)
+    summary["began"] = utc(time.time() - (time.monotonic() - view.began))
     if outcome.exit_code:
         summary |= {"status": "stopped" if outcome.exit_code == 143 else "failed"}
         summary |= {"error": outcome.error}

@@ -254,7 +254,7 @@ class LocalJob:
         yield from self._replaced(output.task, process.exitcode or 0, lost_with)
         if output.task.job == "ps" and output.task in self._restarts and not lost_with:
             self._end_other_ps(output.task)
-            yield from self._recalled()
+            yield from self._recalled(output.task)
 
     def _replaced(self, task: Task, code: int, lost_with: Task | None) -> Iterator[Line | Exited]:
         """Let a task that has ended be started again, if that may help and it was not too often.
@@ -281,10 +281,15 @@ class LocalJob:
             self._lost_with[task] = lost
             self._signal(signal.SIGKILL, task)
 
-    def _recalled(self) -> Iterator[Line]:
-        """Let workers that are done be started again: the job may begin anew from a checkpoint, and needs all."""
-        for task in [task for task in self._signed_off if task.job == "worker" and self.status()[task] == 0]:
-            if task not in self._restarts:
+    def _recalled(self, lost: Task) -> Iterator[Line]:
+        """Let workers that are done be started again: the job may begin anew from a checkpoint, and needs all.
+
+        One that has signed off and has yet to end is, when it has.
+        """
+        for task in [task for task in self._signed_off if task.job == "worker"]:
+            if self.status()[task] is None:
+                self._lost_with[task] = lost
+            elif self.status()[task] == 0 and task not in self._restarts:
                 self._restarts.recall(task)
                 yield Line(task, "restarted after exit code 0, with the PS that was lost")
 

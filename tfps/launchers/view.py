@@ -101,7 +101,7 @@ class JobView:
             return
         self._back(task, *(away for away in self._away if away.job == "ps"))  # without which it could not train
         view.step, view.values = int(progress.pop("step")), {**view.values, **progress}
-        if self.first_step_secs is None:
+        if self.first_step_secs is None and "loss" in progress:
             self.first_step_secs = time.monotonic() - self.began
 
     def _note_loss(self, task: Task, line: str) -> None:

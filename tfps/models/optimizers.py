@@ -24,7 +24,13 @@ def make_optimizer(params: Mapping[str, Any], default: str, learning_rate: float
 
     Returns:
         A ``tf.compat.v1.train.Optimizer``.
+
+    Raises:
+        ValueError: If there is none of that name.
     """
-    path, options = OPTIMIZERS[params.get("optimizer") or default]
+    name = params.get("optimizer") or default
+    if name not in OPTIMIZERS:
+        raise ValueError(f"there is no optimizer {name!r}: name one of {', '.join(OPTIMIZERS)}")
+    path, options = OPTIMIZERS[name]
     make = pkgutil.resolve_name(path)
     return make(learning_rate=params.get("learning_rate") or learning_rate, **options)

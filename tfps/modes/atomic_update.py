@@ -160,7 +160,8 @@ def _section(made: Collection[Any], device: str) -> Collection[Any]:
     found = {op for op in made if _place(op) == device and op not in late and not op._get_control_flow_context()}
     asked = [t.op for op in found for t in op.inputs if t.op in made and t.op not in found and t.dtype != tf.resource]
     found -= set(_ancestors(asked))
-    begun = _descendants(op for op in found if op.type in _READS)  # what is made of gradients alone comes before
+    # What is made of gradients alone comes before; what waits for a write of the section is of it, as a constant may.
+    begun = _descendants(op for op in found if op.type in _READS or _is_writer(op))
     found = {op for op in found if op in begun or _is_writer(op)}
     return found if any(_is_writer(op) for op in found) else set()
 

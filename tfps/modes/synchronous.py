@@ -63,12 +63,18 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
     gradients = [pair for pair in optimizer.compute_gradients(loss) if pair[0] is not None]
     if not gradients:
         raise ValueError("No gradients provided for any variable: the loss depends on none.")
-    made = [_mean(gradient, variable, stamped, cluster.num_workers) for gradient, variable in gradients]
+    names = _unlike([f"{variable.op.name}/mean" for _, variable in gradients])
+    made = [
+        _mean(gradient, variable, stamped, cluster.num_workers, name)
+        for (gradient, variable), name in zip(gradients, names, strict=True)
+    ]
     era = tf.placeholder(tf.int64, [], name="tfps/present_era")
     begun, eras, means = _beginning_as_one(made, era)
     with tf.device(global_step.device):
         queues = [_tokens(index) for index in range(cluster.num_workers)]
-        update = optimizer.apply_gradients([(mean.value, mean.variable) for mean in means], global_step)
+        applied = optimizer.apply_gradients([(mean.value, mean.variable) for mean in means])
+        with tf.control_dependencies([applied]):
+            update = global_step.assign_add(1, read_value=False)
         with tf.control_dependencies([update]):
             value = global_step.read_value()
             hand_out = tf.group(*(queue.enqueue(value) for queue in queues))
@@ -155,11 +161,18 @@ class _Mean:
     drop: Any
 
 
-def _mean(gradient: Any, variable: Any, stamp: Any, num_workers: int) -> _Mean:
+def _unlike(names: Sequence[str]) -> Sequence[str]:
+    """Return names of which none is twice: a variable may have several gradients."""
+    return [
+        f"{name}_{names[:index].count(name)}" if name in names[:index] else name for index, name in enumerate(names)
+    ]
+
+
+def _mean(gradient: Any, variable: Any, stamp: Any, num_workers: int, name: str) -> _Mean:
     gradient = _summed_by_row(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
     make = _sparse_mean if isinstance(gradient, tf.IndexedSlices) else _dense_mean
     with tf.device(variable.device):
-        return make(gradient, variable, stamp, num_workers, f"{variable.op.name}/mean")
+        return make(gradient, variable, stamp, num_workers, name)
 
 
 def _dense_mean(gradient: Any, variable: Any, stamp: Any, num_workers: int, name: str) -> _Mean:
@@ -186,7 +199,7 @@ def _sparse_mean(gradient: Any, variable: Any, stamp: Any, num_workers: int, nam
         variable=variable,
         accumulator=sums,
         push=sums.apply_indexed_slices_grad(tf.IndexedSlices(tf.cast(gradient.values, wide), gradient.indices), stamp),
-        value=tf.IndexedSlices(mean, total.indices, total.dense_shape),
+        value=tf.IndexedSlices(mean, total.indices, tf.constant(variable.shape.as_list(), tf.int64)),
         fill=sums.apply_indexed_slices_grad(zeros, _NEVER_STALE),
         drop=sums.take_indexed_slices_grad(1).indices.op,
     )

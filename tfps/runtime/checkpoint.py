@@ -46,6 +46,17 @@ def _step_of(path: str) -> int:
         return int(tf.train.load_variable(plain, "global_step"))
 
 
+def check_name(path: str, step: int) -> None:
+    """Make sure that a checkpoint is of the step in its name: saves, and what is deleted, go by that.
+
+    Raises:
+        CheckpointError: If it is not.
+    """
+    if step != directory.step_in(path):
+        told = f"{path} is of step {step}, not of the one in its name: give it its name back, or move it away."
+        raise CheckpointError(f"--model_dir: {told}")
+
+
 @contextlib.contextmanager
 def _no_pattern(path: str) -> Iterator[str]:
     """Yield a path by which TensorFlow finds a checkpoint: it takes ``*``, ``?`` and ``[`` in one for a pattern."""

@@ -18,7 +18,7 @@ from tfps.errors import StorageError
 from tfps.models import Model
 from tfps.modes.step import Leftovers
 from tfps.report import JOB, SUMMARY, format_progress, remove
-from tfps.runtime import agreement, evaluation, graph, layout, record
+from tfps.runtime import agreement, checkpoint, evaluation, graph, layout, record
 from tfps.runtime import session as sessions
 from tfps.runtime.background import Background
 from tfps.runtime.checkpoint import Checkpoints
@@ -114,6 +114,7 @@ class Chief:
         self.resumed_from = self._checkpoints.resume(session)
         if self.resumed_from:
             self.resumed_from_step = self.found_step = self.global_step(session)
+            checkpoint.check_name(self.resumed_from, self.resumed_from_step)
             log.info("resumed from %s", self.resumed_from)
             if changed := record.changes(self._config, self._cluster):
                 log.info("resuming with %s", ", ".join(changed))

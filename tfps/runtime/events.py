@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ class EventFile:
         self._writer: Any = None
         if model_dir:
             with self._or_without(), tf.Graph().as_default():  # the writer refuses to be made in eager mode
-                self._writer = tf.summary.FileWriter(str(Path(model_dir) / folder))
+                # Its name has a time in seconds: chief and evaluator would write over each other's.
+                self._writer = tf.summary.FileWriter(str(Path(model_dir) / folder), filename_suffix=f".{os.getpid()}")
 
     def write(self, step: int, values: Mapping[str, Any], merged: bytes | None = None) -> None:
         """Write the scalars among ``values``, and the model's own merged summary, at a global step."""

@@ -36,10 +36,13 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
         super().__init__(optimizer._use_locking, optimizer.get_name())
         self._optimizer, self._name_of, self._room, self._sent = optimizer, name_of, room, sent
         self.updated: Sequence[Any] = ()
+        self._without: Sequence[tuple[Any, Any]] = ()
 
     def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return pairs of gradient and variable, none of which can be had before all of them are checked."""
-        pairs = [pair for pair in self._optimizer.compute_gradients(loss, *args, **kwargs) if pair[0] is not None]
+        found = self._optimizer.compute_gradients(loss, *args, **kwargs)
+        pairs = [pair for pair in found if pair[0] is not None]
+        self._without = [pair for pair in found if pair[0] is None]
         self.updated = getattr(self._optimizer, "updated", [variable for _, variable in pairs])
         named = [(_numbers(gradient), f"the gradient of {self._name_of(variable)}") for gradient, variable in pairs]
         named = [(numbers, name) for numbers, name in named if numbers.dtype.is_floating]
@@ -53,8 +56,8 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
                 return [(_same(gradient), variable) for gradient, variable in pairs]
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """Apply them as the other optimizer does."""
-        return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
+        """Apply them as the other optimizer does, which also gets the variables that have no gradient."""
+        return self._optimizer.apply_gradients([*grads_and_vars, *self._without], global_step, name)
 
 
 def _checked(named: Sequence[tuple[Any, str]], room: float) -> Any:

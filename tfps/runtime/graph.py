@@ -237,11 +237,16 @@ def evaluation(
 
 
 def _examples(features: Any, labels: Any) -> Any:
-    """Return how many examples a batch has: the last one may have fewer, and must not count for as many."""
-    first = tf.nest.flatten(features if labels is None else labels)[0]
-    if isinstance(first, tf.RaggedTensor):
-        return first.nrows()
-    return tf.reduce_prod((first.dense_shape if isinstance(first, tf.SparseTensor) else tf.shape(first))[:1])
+    """Return how many examples a batch has: the last one may have fewer, and must not count for as many.
+
+    That is the first dimension of what may have another in another batch; 1, if nothing may.
+    """
+    for one in [*tf.nest.flatten(labels), *tf.nest.flatten(features)]:
+        if isinstance(one, tf.RaggedTensor):
+            return one.nrows()
+        if one is not None and one.shape[:1].rank != 0 and not one.shape[:1].is_fully_defined():
+            return tf.reduce_prod((one.dense_shape if isinstance(one, tf.SparseTensor) else tf.shape(one))[:1])
+    return tf.ones([], tf.int64)
 
 
 def _only_with(read: Any, updates: Sequence[Any]) -> None:

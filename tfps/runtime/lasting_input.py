@@ -69,6 +69,11 @@ def is_end(error: Any) -> bool:
     return isinstance(error, tf.errors.OutOfRangeError) and _END.search(error.message) is not None
 
 
+def is_of_another(error: Any) -> bool:
+    """Tell whether an end is that of another worker's input, with which a queue between them was closed."""
+    return is_end(error) and "End of sequence" not in error.message
+
+
 def _without_prefetch(dataset: Any) -> tuple[Any, Any]:
     """Return a dataset without the ``prefetch`` at its end, and how many elements to keep ready instead: int64.
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from tfps import report
 from tfps.config import JobConfig
 from tfps.errors import DivergedError
 from tfps.report import format_progress
@@ -239,7 +240,7 @@ class Loop:
                 return self._skip(run.block, found)
             if not lasting_input.is_end(error):
                 raise
-            self._end_of_input(run.block)
+            self._end_of_input(run.block, lasting_input.is_of_another(error))
             return []
         self._skipped_in_a_row, self._under_way = 0, []
         for index, ticket in enumerate(run.block.tickets):
@@ -286,14 +287,15 @@ class Loop:
         log.info("skipped a batch: %s at step %d", found.what, step)
         return [block]
 
-    def _end_of_input(self, block: _Block) -> None:
+    def _end_of_input(self, block: _Block, of_another: bool) -> None:
         """Say that there is no more input, and let go of the tickets."""
         self._under_way = []
         if len(block.tickets) > 1:  # in step with others, one of whose input has ended
             self.progress.global_step = self._runs.global_step()
             self.progress.steps += sum(ticket < self.progress.global_step for ticket in block.tickets)
         if not self.progress.input_ended:
-            log.info("the input has ended after %d steps of this worker", self.progress.steps)
+            whose = "another worker's input" if of_another else "the input"
+            log.info("%s has ended after %s of this worker", whose, report.plural(self.progress.steps, "step"))
         self.progress.input_ended = True
         with contextlib.suppress(tf.errors.AbortedError, tf.errors.CancelledError):  # another worker's ended first
             self._runs.give_back(len(block.tickets))

@@ -92,7 +92,8 @@ def ended(config: JobConfig) -> bool:
     summary = read_json(path) if config.model_dir else None
     if not summary or summary.get("status") != "done" or summary.get("max_steps") != config.max_steps:
         return False
-    return time.time() - path.stat().st_mtime < config.patience_secs
+    is_there = os.path.isfile(file_of(str(summary.get("checkpoint")), INDEX))  # else it is to begin again
+    return is_there and abs(time.time() - path.stat().st_mtime) < config.patience_secs
 
 
 def chosen(config: JobConfig) -> str:

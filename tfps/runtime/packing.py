@@ -14,6 +14,7 @@ No number differs, to the bit, because only optimizers are packed that treat eac
 the model itself changes, reads in parts or constrains stays as it is, as does a large one.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ from tfps.runtime.snapshot import Place
 _NAME = "tfps/packed"
 _NAMED = 3  # of packed variables
 
-_KNOWN = (str(Path(optimizer_lib.__file__).parents[2]), str(Path(__file__).parents[1]))  # TensorFlow and this package
+_KNOWN = tuple(f"{folder}{os.sep}" for folder in (Path(optimizer_lib.__file__).parents[2], Path(__file__).parents[1]))
 
 _ELEMENTWISE = (
     tf.train.GradientDescentOptimizer,
@@ -45,6 +46,9 @@ _ELEMENTWISE = (
     LazyAdamOptimizer,
     ExactAdagradOptimizer,
 )
+
+
+_AS_THEY_WERE = {one: dict(vars(one)) for kind in _ELEMENTWISE for one in kind.__mro__ if one is not object}
 
 
 def can_pack(optimizer: Any) -> bool:
@@ -60,10 +64,13 @@ def can_pack(optimizer: Any) -> bool:
 
 def _is_patched(optimizer: Any) -> bool:
     """Tell whether a method of an optimizer is not that of its class, or one of its class not TensorFlow's or ours."""
-    found = [pair for one in type(optimizer).__mro__ if one is not object for pair in vars(one).items()]
-    methods = [(name, method) for name, method in found if isinstance(method, FunctionType)]
+    kinds = [one for one in type(optimizer).__mro__ if one is not object]
+    methods = [
+        (name, method) for one in kinds for name, method in vars(one).items() if isinstance(method, FunctionType)
+    ]
     own = any(name in vars(optimizer) for name, _ in methods)
-    return own or any(not method.__code__.co_filename.startswith(_KNOWN) for _, method in methods)
+    foreign = any(not method.__code__.co_filename.startswith(_KNOWN) for _, method in methods)
+    return own or foreign or any(dict(vars(one)) != _AS_THEY_WERE[one] for one in kinds)
 
 
 class Packing(tf.train.Optimizer):  # type: ignore[misc]

@@ -165,7 +165,7 @@ class Pace:
         self._chosen = None not in (config.steps_per_run, config.runs_in_flight)
 
     def __str__(self) -> str:
-        return report.pace(**self.to_dict())
+        return report.pace(**self.to_dict(), num_workers=self._num_workers)
 
     def to_dict(self) -> dict[str, int]:
         """Return it for the summary."""

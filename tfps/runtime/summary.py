@@ -13,7 +13,7 @@ from tfps.runtime import record
 from tfps.runtime.chief import Chief
 from tfps.runtime.jobstate import JobState
 from tfps.runtime.loop import Loop, Progress
-from tfps.runtime.model_dir import existing
+from tfps.runtime.model_dir import existing, step_in
 from tfps.runtime.stragglers import Stragglers
 
 
@@ -24,7 +24,8 @@ def observations(session: Any, state: JobState, chief: Chief, loop: Loop, stragg
     if loop.progress.seconds:
         paces[0] = loop.progress.steps / loop.progress.seconds
     return {
-        "batches_skipped": sum(skipped for _, skipped, _ in tally) + loop.progress.skipped,
+        "batches_skipped": sum(skipped for _, skipped, _ in tally[1:])
+        + loop.progress.skipped,  # of worker 0: all its own
         "steps_per_sec": {f"worker/{index}": round(pace, 3) for index, pace in sorted(paces.items())},
         "behind": {f"worker/{index}": share for index, share in stragglers.shares.items()},
         "staleness": chief.staleness(session),
@@ -56,6 +57,7 @@ def write(
         return
     progress = loop.progress if loop else Progress()
     updates, secs = chief.course(progress) if chief else (0, 0.0)
+    checkpoint = (chief and chief.checkpoint) or next(reversed(existing(config.model_dir)), None)
     at_once = chief.num_workers if chief and config.mode == "sync" else 1
     told = {
         **record.about(),
@@ -66,7 +68,9 @@ def write(
         "model_dir": config.model_dir,
         "model": config.model,
         "mode": config.mode,
-        "global_step": progress.global_step or (chief.found_step if chief else 0),
+        "global_step": progress.global_step
+        or (chief and chief.found_step)
+        or (step_in(checkpoint) if checkpoint else 0),
         "max_steps": config.max_steps,
         "resumed_from_step": chief.resumed_from_step if chief else 0,
         "resumed_from": chief.resumed_from if chief else None,
@@ -78,7 +82,7 @@ def write(
         "batches_skipped": 0,
         **observed,
         "eval": metrics,
-        "checkpoint": chief.checkpoint if chief else next(reversed(existing(config.model_dir)), None),
+        "checkpoint": checkpoint,
         "tasks": {f"worker/{index}": {"steps": taken} for index, taken in sorted(steps.items())},
     }
     if error:

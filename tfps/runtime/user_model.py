@@ -164,6 +164,11 @@ def _optimizer_problem(optimizer: Any) -> str:
             f"optimizer={_named(optimizer)}; return the optimizer that it wraps: --issync=1 does what "
             "SyncReplicasOptimizer does."
         )
+    if "minimize" in vars(optimizer) or type(optimizer).minimize is not tf.train.Optimizer.minimize:
+        return (
+            f"optimizer={_named(optimizer)}, whose minimize() is its own and would not be called: override "
+            "compute_gradients or apply_gradients."
+        )
     return ""
 
 

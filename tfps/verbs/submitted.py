@@ -1,6 +1,7 @@
 """``tfps status``, ``logs`` and ``cancel``: what is asked of a submitted job, by its handle."""
 
 import importlib
+import os
 from collections.abc import Sequence
 
 from tfps import config
@@ -26,7 +27,10 @@ def _find(verb: Verb, argv: Sequence[str]) -> tuple[Submitted, config.JobConfig]
         told = f"{len(handles)} handles are given" if handles else "the job's handle is missing"
         problems.add(f"{told}: {_GIVE}.")
     elif handles[0].partition(":")[0] not in LAUNCHERS:
-        problems.add(f"{config.show(handles[0])} is no job's handle: {_GIVE}.")
+        local = f" Of a job that tfps launch runs, look into {handles[0]}/summary.json and logs."
+        problems.add(
+            f"{config.show(handles[0])} is no job's handle: {_GIVE}.{local if os.path.isdir(handles[0]) else ''}"
+        )
     problems.settle()
     platform, _, name = handles[0].partition(":")
     return importlib.import_module(LAUNCHERS[platform]).find(name), asked
