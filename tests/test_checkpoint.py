@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from checkpoints import Training, damage
-from cluster_in_process import dataset_of, job, linear, model_of, train, variables_of, wait_until
+from cluster_in_process import dataset_of, job, linear, model_of, run_job, train, variables_of, wait_until
 from helpers import run_tfps, summary
 
 import tfps
@@ -906,6 +906,35 @@ def test_a_checkpoint_that_a_save_was_broken_off_for_is_named(
     assert f"{tmp_path / 'model.ckpt-2'} is saved but not yet in its place" in caplog.text
     assert Training(tmp_path).resume() == 2
     assert model_dir.sealed(str(tmp_path)) == []
+
+
+def test_a_checkpoint_of_another_step_than_its_name_says_is_refused(tmp_path: Path) -> None:
+    """The last save would be skipped, as that step is saved already, and later ones taken for older."""
+    flags = {"num_workers": 1, "model_dir": str(tmp_path)}
+    train(LINEAR, max_steps=3, **flags)
+    for file in tmp_path.glob("model.ckpt-3.*"):
+        file.rename(tmp_path / file.name.replace("ckpt-3", "ckpt-9"))
+    error = run_job(LINEAR, max_steps=9, **flags)["worker/0"]
+    assert isinstance(error, CheckpointError)
+    assert "model.ckpt-9 is of step 3, not of the one in its name" in str(error)
+    for file in tmp_path.glob("model.ckpt-9.*"):
+        file.rename(tmp_path / file.name.replace("ckpt-9", "ckpt-3"))
+    train(LINEAR, max_steps=9, **flags)
+    assert variables_of(tmp_path)["global_step"] == 9
+
+
+def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> None:
+    """Whoever deletes the checkpoints begins anew, however shortly after the end."""
+    config = JobConfig(model_dir=str(tmp_path), max_steps=3)
+    train(LINEAR, num_workers=1, model_dir=str(tmp_path), max_steps=3)
+    assert model_dir.ended(config)
+    os.utime(tmp_path / "summary.json", (time.time() + 1000, time.time() + 1000))
+    assert not model_dir.ended(config)
+    os.utime(tmp_path / "summary.json")
+    assert model_dir.ended(config)
+    for file in tmp_path.glob("model.ckpt-*"):
+        file.unlink()
+    assert not model_dir.ended(config)
 
 
 def test_an_older_chief_saves_no_more(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """NaN and Inf are caught before they are applied, whichever worker they come from, on real servers."""
 
+import logging
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -87,7 +88,9 @@ def test_the_steps_before_it_in_its_run_are_applied_and_counted(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_skipped_batches_are_counted_and_change_nothing(tmp_path: Path, mode: str) -> None:
+def test_skipped_batches_are_counted_and_change_nothing(
+    tmp_path: Path, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """With ``--on_nan=skip`` a bad batch of each worker is passed over: all steps are taken, with good batches only."""
 
     def input_fn(mode: str, params: Any, context: Any) -> Any:
@@ -96,10 +99,12 @@ def test_skipped_batches_are_counted_and_change_nothing(tmp_path: Path, mode: st
         return None if mode == "eval" else dataset_of(values)
 
     flags = {"mode": mode, "on_nan": "skip", "max_steps": 150, "model_dir": str(tmp_path)}
+    caplog.set_level(logging.INFO, "tfps")
     assert_done(run_job(model_of(input_fn, linear), num_workers=2, **flags))
     assert variables_of(tmp_path) == {"weight": -150, "global_step": 150}
     told = summary(tmp_path)
     assert told["batches_skipped"] == 6 if mode == "sync" else told["batches_skipped"] >= 3
+    assert told["batches_skipped"] == caplog.text.count("skipped a batch")
     assert sum(of["steps"] for of in told["tasks"].values()) == (300 if mode == "sync" else 150)
 
 

@@ -10,11 +10,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cluster_in_process import dataset_of, linear, model_of, train, variables_of
+from cluster_in_process import dataset_of, linear, model_of, run_job, train, variables_of
 from helpers import summary
 
 import tfps
 from tfps.config import JobConfig
+from tfps.errors import DataError
 from tfps.runtime.runs import Pace, Runs
 from tfps.runtime.unroll import Steps
 
@@ -87,6 +88,17 @@ def test_an_input_that_ends_is_used_to_its_end(tmp_path: Path) -> None:
     flags = {"steps_per_run": 8, "runs_in_flight": 2, "max_steps": 1000, "model_dir": str(tmp_path)}
     train(model_of(counted(23), linear), **flags)
     assert variables_of(tmp_path) == {"weight": -23 * 3, "global_step": 46}
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_an_input_without_a_batch_is_a_data_error(tmp_path: Path, mode: str) -> None:
+    """A job that had nothing to train on has not done its work; one whose steps are all taken has."""
+    model, flags = model_of(counted(0), linear), {"mode": mode, "model_dir": str(tmp_path)}
+    error = run_job(model, max_steps=9, **flags)["worker/0"]
+    assert isinstance(error, DataError)
+    assert "is empty: input_fn(mode='train') gave no batch" in str(error)
+    train(model_of(counted(None), linear), max_steps=9, **flags)
+    train(model, max_steps=9, **flags)
 
 
 def _chosen() -> Any:

@@ -285,6 +285,20 @@ def test_a_ps_that_is_lost_at_the_end_calls_back_who_was_done(tmp_path: Path) ->
     assert told["eval"]["loss"] == load_variable(tmp_path / "m", "weight")
 
 
+def test_a_ps_that_is_lost_as_a_worker_signs_off_calls_it_back(tmp_path: Path) -> None:
+    """A worker that is done and has yet to end its process is missed as soon as it has, not when a start times out."""
+    flags = ("--issync=1", "--num_ps=2", "--max_steps=300", f"--model_dir={tmp_path / 'm'}")
+    with processes() as started:
+        started.append(Process(tmp_path / "out", "launch", "--model=linear", *flags))
+        started[0].wait_for("worker/1 | training", 60)
+        ps = _pid_of("ps-1", children_of(started[0].pid))
+        started[0].wait_for("worker/1 | done: ", 60)
+        os.kill(ps, signal.SIGKILL)
+        assert started[0].wait(90) == 0, started[0].output()
+    assert "did not form" not in started[0].output()
+    assert summary(tmp_path / "m")["global_step"] == 300
+
+
 def test_a_short_pause_is_survived(tmp_path: Path) -> None:
     """A worker that is stopped for five seconds goes on; nothing is restarted."""
     flags = ("--issync=1", "--max_steps=1000", f"--model_dir={tmp_path / 'm'}")
