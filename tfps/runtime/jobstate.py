@@ -301,6 +301,11 @@ class JobState:
         """Tell whether the variables have their values."""
         return self.look(session).ready >= 0
 
+    def steps(self, session: Any) -> list[int]:
+        """Return by worker how many steps it has taken; of one that is gone, what it had told last."""
+        _, signed = self.read(session)
+        return [max(steps, beat.steps) for steps, beat in zip(signed, self.beats(session)(), strict=True)]
+
     def read(self, session: Any) -> tuple[list[int], list[int]]:
         """Return every worker's phase and steps."""
         phase, tally = session.run(self._read)

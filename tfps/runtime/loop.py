@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps import report
 from tfps.config import JobConfig
-from tfps.errors import DivergedError
+from tfps.errors import DataError, DivergedError
 from tfps.report import format_progress
 from tfps.runtime import lasting_input
 from tfps.runtime.events import EventFile
@@ -299,3 +299,15 @@ class Loop:
         self.progress.input_ended = True
         with contextlib.suppress(tf.errors.AbortedError, tf.errors.CancelledError):  # another worker's ended first
             self._runs.give_back(len(block.tickets))
+
+
+def tell_of_the_end(config: JobConfig, step: int, began_at: int) -> None:
+    """Say that the input ended before ``max_steps``.
+
+    Raises:
+        DataError: If it was empty: no step was taken.
+    """
+    whose = "a worker" if config.mode == "sync" else "all workers"
+    if step == began_at:
+        raise DataError(f"the training input of {whose} is empty: input_fn(mode='train') gave no batch.")
+    log.info("the input of %s has ended at step %d of --max_steps=%d", whose, step, config.max_steps)

@@ -48,9 +48,6 @@ _ELEMENTWISE = (
 )
 
 
-_AS_THEY_WERE = {one: dict(vars(one)) for kind in _ELEMENTWISE for one in kind.__mro__ if one is not object}
-
-
 def can_pack(optimizer: Any) -> bool:
     """Tell whether an optimizer's update of an element depends, to the bit, on nothing but this element.
 
@@ -70,7 +67,14 @@ def _is_patched(optimizer: Any) -> bool:
     ]
     own = any(name in vars(optimizer) for name, _ in methods)
     foreign = any(not method.__code__.co_filename.startswith(_KNOWN) for _, method in methods)
-    return own or foreign or any(dict(vars(one)) != _AS_THEY_WERE[one] for one in kinds)
+    return own or foreign or any(_named(one) != _AS_THEY_WERE[one] for one in kinds)
+
+
+def _named(kind: type) -> Mapping[str, Any]:
+    return {name: value for name, value in vars(kind).items() if not name.startswith("__")}
+
+
+_AS_THEY_WERE = {one: _named(one) for kind in _ELEMENTWISE for one in kind.__mro__ if one is not object}
 
 
 class Packing(tf.train.Optimizer):  # type: ignore[misc]

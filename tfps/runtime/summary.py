@@ -13,7 +13,7 @@ from tfps.runtime import record
 from tfps.runtime.chief import Chief
 from tfps.runtime.jobstate import JobState
 from tfps.runtime.loop import Loop, Progress
-from tfps.runtime.model_dir import existing, step_in
+from tfps.runtime.model_dir import Finder, step_in
 from tfps.runtime.stragglers import Stragglers
 
 
@@ -57,7 +57,7 @@ def write(
         return
     progress = loop.progress if loop else Progress()
     updates, secs = chief.course(progress) if chief else (0, 0.0)
-    checkpoint = (chief and chief.checkpoint) or next(reversed(existing(config.model_dir)), None)
+    checkpoint = (chief and chief.checkpoint) or Finder(config.model_dir).newest()
     at_once = chief.num_workers if chief and config.mode == "sync" else 1
     told = {
         **record.about(),

@@ -18,7 +18,6 @@ from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import (
     ClusterFormError,
-    DataError,
     PeerLostError,
     RetryableError,
     StoppedError,
@@ -34,7 +33,7 @@ from tfps.runtime.enquiry import Enquiry
 from tfps.runtime.events import EventFile
 from tfps.runtime.explain import REPLACED, explained
 from tfps.runtime.heartbeat import Heartbeat
-from tfps.runtime.loop import Loop, Progress, Reporter
+from tfps.runtime.loop import Loop, Progress, Reporter, tell_of_the_end
 from tfps.runtime.model_dir import ended
 from tfps.runtime.ownership import HeldError
 from tfps.runtime.partial_updates import PartialUpdates
@@ -283,29 +282,16 @@ class Worker:
         if (step := self._step()) > loop.progress.global_step:
             loop.progress.last_step = time.monotonic()  # others have taken the last steps
         if step < self._config.max_steps:
-            self._tell_of_the_end(step, chief.resumed_from_step)
+            tell_of_the_end(self._config, step, chief.resumed_from_step)
         loop.progress.global_step = chief.save(self._session)
         metrics = chief.evaluate(self._session, self._target, self._session_config)
-        steps = self._steps_of_all()
+        steps = self._state.steps(self._session)
         idle = [task for task in self._others() if not steps[task.index]]
         if idle and step > chief.resumed_from_step:
             log.info("%s took no step: their share of the input was not used", ", ".join(map(str, idle)))
         told = summary.observations(self._session, self._state, chief, loop, self._together.stragglers)
         steps[0] = self._heartbeat.before.steps + loop.progress.steps
         summary.write(self._config, loop, chief, dict(enumerate(steps)), metrics, told)
-
-    def _steps_of_all(self) -> list[int]:
-        """Return by worker how many steps it has taken; of one that is gone, what it had told last."""
-        _, signed = self._state.read(self._session)
-        beats = self._state.beats(self._session)()
-        return [max(steps, beat.steps) for steps, beat in zip(signed, beats, strict=True)]
-
-    def _tell_of_the_end(self, step: int, began_at: int) -> None:
-        """Say that the input ended before ``max_steps``; that it was empty is an error."""
-        whose = "a worker" if self._config.mode == "sync" else "all workers"
-        if step == began_at:
-            raise DataError(f"the training input of {whose} is empty: input_fn(mode='train') gave no batch.")
-        log.info("the input of %s has ended at step %d of --max_steps=%d", whose, step, self._config.max_steps)
 
     def _others_are_through(self) -> bool:
         """Tell whether every other worker has signed off, or does not answer any more."""
