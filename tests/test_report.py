@@ -27,7 +27,7 @@ NEARLY = ["", "step", "step=", "step=x", "step=nan", "step=inf", "step=-1", "ste
 )
 def test_the_report_tells_the_pace(steps: int, runs: int, told: str) -> None:
     """How many steps a run took, how many runs were under way, and what that did to the gradients."""
-    tasks = dict.fromkeys(["ps/0", "worker/0", "worker/1"], {})
+    tasks: dict[str, object] = {name: {} for name in ("ps/0", "worker/0", "worker/1")}
     summary = {"pace": {"steps_per_run": steps, "runs_in_flight": runs}, "tasks": tasks}
     assert report.final_lines(summary, None)[1:] == [f"  pace           {told}"]
 
