@@ -208,12 +208,10 @@ def _of_chief(model_dir: str | None) -> dict[str, Any] | None:
 
 def _without_chief(config: JobConfig, view: JobView) -> dict[str, Any]:
     """Return what a summary tells of a job whose chief has left none."""
-    now = time.time()
     return {
         "schema_version": SCHEMA_VERSION,
         "status": "failed",
-        "began": utc(now - (time.monotonic() - view.began)),
-        "ended": utc(now),
+        "ended": utc(time.time()),
         "model_dir": config.model_dir,
         "model": config.model,
         "mode": config.mode,

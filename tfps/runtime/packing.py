@@ -14,15 +14,11 @@ No number differs, to the bit, because only optimizers are packed that treat eac
 the model itself changes, reads in parts or constrains stays as it is, as does a large one.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.training import optimizer as optimizer_lib
 
 from tfps.models.exact_adagrad import ExactAdagradOptimizer
 from tfps.models.lazy_adam import LazyAdamOptimizer
@@ -34,8 +30,6 @@ from tfps.runtime.snapshot import Place
 
 _NAME = "tfps/packed"
 _NAMED = 3  # of packed variables
-
-_KNOWN = tuple(f"{folder}{os.sep}" for folder in (Path(optimizer_lib.__file__).parents[2], Path(__file__).parents[1]))
 
 _ELEMENTWISE = (
     tf.train.GradientDescentOptimizer,
@@ -60,21 +54,16 @@ def can_pack(optimizer: Any) -> bool:
 
 
 def _is_patched(optimizer: Any) -> bool:
-    """Tell whether a method of an optimizer is not that of its class, or one of its class not TensorFlow's or ours."""
-    kinds = [one for one in type(optimizer).__mro__ if one is not object]
-    methods = [
-        (name, method) for one in kinds for name, method in vars(one).items() if isinstance(method, FunctionType)
-    ]
-    own = any(name in vars(optimizer) for name, _ in methods)
-    foreign = any(not method.__code__.co_filename.startswith(_KNOWN) for _, method in methods)
-    return own or foreign or any(_named(one) != _AS_THEY_WERE[one] for one in kinds)
+    """Tell whether a method of an optimizer, or one of its classes, is not what it was before a model was loaded."""
+    own = any(callable(getattr(type(optimizer), name, None)) for name in vars(optimizer))
+    return own or any(_members(kind) != _AS_THEY_WERE[kind] for kind in type(optimizer).__mro__[:-1])
 
 
-def _named(kind: type) -> Mapping[str, Any]:
+def _members(kind: type) -> Mapping[str, Any]:
     return {name: value for name, value in vars(kind).items() if not name.startswith("__")}
 
 
-_AS_THEY_WERE = {one: _named(one) for kind in _ELEMENTWISE for one in kind.__mro__ if one is not object}
+_AS_THEY_WERE = {one: _members(one) for kind in _ELEMENTWISE for one in kind.__mro__[:-1]}  # all but object
 
 
 class Packing(tf.train.Optimizer):  # type: ignore[misc]
