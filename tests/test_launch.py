@@ -7,6 +7,7 @@ import resource
 import subprocess
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from helpers import (
@@ -22,6 +23,10 @@ from helpers import (
     summary,
     wait_gone,
 )
+
+from tfps.cluster import Task
+from tfps.config import JobConfig
+from tfps.launchers import local
 
 
 def test_a_mistake_in_the_users_model_shows_the_users_line_once(tmp_path: Path) -> None:
@@ -170,6 +175,19 @@ def test_too_few_open_files_are_told(tmp_path: Path) -> None:
         assert said.endswith(" cannot be started: Too many open files: raise the limit on open files, see ulimit -n.\n")
         assert "Traceback" not in said
         wait_gone(children_of(started[0].pid), 15)
+
+
+def test_a_worker_that_signs_off_as_a_ps_is_lost_comes_back_when_it_has_ended() -> None:
+    """It is done and yet to end its process: nobody would miss it before its start timed out for the others."""
+    tasks = [Task("ps", 0), Task("ps", 1), Task("worker", 0), Task("worker", 1)]
+    job = local.LocalJob(local.Plan(JobConfig(num_ps=2, num_workers=2), dict.fromkeys(tasks, ())))
+    ended = {Task("worker", 0): 0, Task("worker", 1): None}
+    job._processes |= {task: mock.Mock(exitcode=code) for task, code in ended.items()}
+    job._signed_off |= set(ended)
+    assert [line.task for line in job._recalled(Task("ps", 1))] == [Task("worker", 0)]
+    [line] = job._replaced(Task("worker", 1), 0, job._lost_with.pop(Task("worker", 1)))
+    assert (line.task, line.text) == (Task("worker", 1), "restarted after the loss of ps/1")
+    assert all(task in job._restarts for task in ended)
 
 
 def test_an_ambient_tf_config_is_not_the_launched_tasks(tmp_path: Path) -> None:
