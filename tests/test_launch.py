@@ -44,6 +44,16 @@ def test_a_mistake_in_the_users_model_shows_the_users_line_once(tmp_path: Path) 
     assert summary(tmp_path / "m")["exit_code"] == 2
 
 
+def test_a_model_may_have_processes_of_its_own(tmp_path: Path) -> None:
+    """What reads its data with a pool of processes does so under ``tfps launch`` too."""
+    pool = "import multiprocessing\nvalues = multiprocessing.get_context('fork').Pool(2).map(float, '12')\n"
+    model = tmp_path / "mine.py"
+    model.write_text(pool + POWERS)
+    ended = run_tfps("launch", f"--model={model}", f"--model_dir={tmp_path / 'm'}", "--max_steps=4")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert summary(tmp_path / "m")["global_step"] == 4
+
+
 def test_a_model_dir_that_is_a_file_is_74(tmp_path: Path) -> None:
     """``--model_dir`` that cannot be a directory is told as such, and nothing is started."""
     (tmp_path / "file").touch()

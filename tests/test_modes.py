@@ -565,6 +565,37 @@ def test_an_optimizer_that_reads_the_step_finds_the_one_before(tmp_path: Path, m
         np.testing.assert_allclose(values[name], 1 + 1 / 2 + 1 / 3 + 1 / 4, rtol=1e-6)
 
 
+@pytest.mark.parametrize("num_ps", [1, 2])
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_an_optimizer_may_read_the_step_when_it_has_changed_something(tmp_path: Path, mode: str, num_ps: int) -> None:
+    """Every third step, a weight goes back half the way: Lookahead, Zhang et al. 2019."""
+
+    class Lookahead(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+        def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
+            variables = [variable for gradient, variable in grads_and_vars if gradient is not None]
+            slow = [self._get_or_make_slot(one, tf.zeros(one.shape), "slow", "slow") for one in variables]
+            with tf.control_dependencies([super().apply_gradients(grads_and_vars)]):
+                third = tf.equal((tf.train.get_global_step().read_value() + 1) % 3, 0)
+                for one, other in zip(variables, slow, strict=True):
+                    back = tf.where(third, (one.read_value() + other.read_value()) / 2, one.read_value())
+                    with tf.control_dependencies([back]):
+                        kept = tf.where(third, back, other.read_value())
+                        changes = [one.assign(back, read_value=False), other.assign(kept, read_value=False)]
+                    tf.add_to_collection("changes", tf.group(changes))
+            return tf.group(tf.get_collection("changes"))
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weights = [tf.get_variable(name, [size], initializer=tf.zeros_initializer()) for name, size in SIZES.items()]
+        return tfps.ModelSpec(loss=-tf.add_n([tf.reduce_sum(one) for one in weights]), optimizer=Lookahead(1.0))
+
+    train(model_of(from_table(eighths(1, 9)), model_fn), num_ps, 1, mode=mode, max_steps=8, model_dir=str(tmp_path))
+    values = variables_of(tmp_path)
+    assert values["global_step"] == 8
+    for name in SIZES:
+        np.testing.assert_array_equal(values[name], 1.5 + 1.5 + 2)
+        np.testing.assert_array_equal(values[f"{name}/slow"], 3)
+
+
 @pytest.mark.parametrize(
     ("mode", "steps", "began_anew", "dropped"),
     [

@@ -242,6 +242,67 @@ def test_state_and_calls_of_a_worker_keep_the_order_of_its_steps(tmp_path: Path)
     assert found["called"] == [number * 1001 for number in range(STEPS)]
 
 
+def through_functions(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be ``stateful`` in functions that are given the worker's state and a variable on a PS, in either order."""
+    weight = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+    state = tf.get_variable(
+        "state", [], initializer=tf.zeros_initializer(), trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES]
+    )
+    calls = itertools.count()
+
+    @tf2.function
+    def counted(x: Any) -> Any:
+        called = tf.numpy_function(lambda x: np.float32(next(calls) * 1000 + x), [x + 0.0 * weight], tf.float32)
+        slow = 0.0 * tf.reduce_sum(tf.matmul(tf.fill([300, 300], weight), tf.ones([300, 300])))
+        before = state.read_value() + slow
+        state.assign(before + 1.0)
+        return before, tf.ensure_shape(called, [])
+
+    @tf2.function
+    def half(x: Any) -> Any:
+        return 0.0 * state * x + tf.square(weight) / 2
+
+    before, called = counted(features["x"])
+    return spec(params, half(features["x"]), state=before, called=called)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_what_a_function_is_given_first_decides_nothing(tmp_path: Path, mode: str) -> None:
+    """Steps keep their order, and in sync read the parameters of the step before, whatever else a function uses."""
+    shown = {"steps_to_validate": 1, "model_dir": str(tmp_path), "max_steps": STEPS}
+    train(model_of(ramp, through_functions), 1, 1, mode=mode, **shown, **UNROLLED)
+    found = logged(tmp_path)
+    assert found["state"] == list(range(STEPS))
+    assert found["called"] == [number * 1001 for number in range(STEPS)]
+    assert variables_of(tmp_path)["weight"] == 0.5**STEPS
+
+
+def clipping(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model that clips its weight and sums it up in UPDATE_OPS, both slower than its gradient is."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    total = tf.get_variable("total", [], initializer=tf.zeros_initializer(), trainable=False)
+    other = tf.get_variable("other", [], initializer=tf.zeros_initializer())
+    slow = 0.0 * tf.reduce_sum(tf.matmul(tf.fill([300, 300], features["x"]), tf.ones([300, 300])))
+    with tf.control_dependencies([slow]):
+        summed = total.assign_add(weight.read_value(), read_value=False)
+    clipped = weight.assign(tf.maximum(weight.read_value(), -1000.0) + slow, read_value=False)
+    for update in (clipped, summed):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    return spec(params, weight + other)
+
+
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+@pytest.mark.parametrize(("mode", "workers"), [("async", 1), ("sync", 1), ("sync", 2)])
+def test_what_a_model_does_to_its_weights_comes_before_the_update(
+    tmp_path: Path, mode: str, workers: int, flags: dict[str, Any]
+) -> None:
+    """As ``tf.control_dependencies`` on UPDATE_OPS does it: a weight that is read and written loses no update."""
+    train(model_of(ramp, clipping), 2, workers, mode=mode, model_dir=str(tmp_path), max_steps=STEPS, **flags)
+    values = variables_of(tmp_path)
+    assert values["weight"] == values["other"] == -0.5 * STEPS
+    assert values["total"] == -0.5 * sum(range(STEPS))
+
+
 def forgetful(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
     """Be a model that counts its updates, and keeps in a variable, unchecked, what it was given."""
     weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())

@@ -37,6 +37,27 @@ except TfpsError as error:
     sys.exit(error.exit_code)
 """
 
+# A task whose model has a process of its own, which it ends as a pool does.
+FORKING = """
+import multiprocessing, time
+from tfps.runtime import stop
+
+def sleep(ready):
+    ready.set()
+    time.sleep(60)
+
+told = stop.Stop()
+told.on_signals()
+context = multiprocessing.get_context("fork")
+ready = context.Event()
+child = context.Process(target=sleep, args=(ready,), daemon=True)
+child.start()
+ready.wait()
+child.terminate()
+child.join(20)
+print(child.exitcode, told.error)
+"""
+
 
 @pytest.fixture
 def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
@@ -54,6 +75,13 @@ def _wait(event: threading.Event) -> None:
 def never() -> None:
     """Fail: this must not be called."""
     raise AssertionError("called")
+
+
+def test_what_ends_a_process_that_a_model_forked_is_not_taken_by_its_stop() -> None:
+    """SIGTERM ends it, as ``Pool.terminate`` waits for; the task itself goes on."""
+    command = [sys.executable, "-c", FORKING]
+    told = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout.split() == [str(-signal.SIGTERM), "None"]
 
 
 def test_work_that_ends_just_ends() -> None:

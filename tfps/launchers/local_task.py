@@ -1,6 +1,7 @@
 """What a task of ``tfps launch`` does in its process, forked from the fork server, before it is ``tfps run FLAGS``."""
 
 import contextlib
+import multiprocessing
 import os
 import runpy
 import signal
@@ -28,6 +29,7 @@ def be_task(argv: list[str], launcher: Connection, sign: Connection, again: bool
             ``SIGNED_OFF`` when the task has come to its end.
         again: Whether it takes the place of one that was lost.
     """
+    multiprocessing.current_process().daemon = False  # a model may have processes of its own, as a pool's
     for ignored in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_DFL)
     os.setsid()  # Ctrl-C is for the launcher, which ends the tasks in order

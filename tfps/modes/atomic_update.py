@@ -9,7 +9,9 @@ has a lock (``MutexLock``, tensorflow/core/kernels/mutex_ops.cc) for what an upd
     worker 1:  gradients arrive | lock | begun[1] += 1 | apply, apply | applied[1] += 1, global_step += 1 | unlock
     reader:                       lock | refer to all values                                              | unlock
 
-``global_step`` is raised last, as ``apply_gradients`` does it: an optimizer that reads it finds the steps before.
+``global_step`` is raised last, as ``apply_gradients`` does it: an optimizer that reads it finds the steps before. One
+that reads it after it has changed something on another PS, as Lookahead does, has it raised when all of that is done,
+by a lock of its own; until then its PS has not counted the update, either.
 
 The reader holds the lock only while it refers to the values: an update that comes later leaves what is referred to as
 it is, and changes a copy (tensorflow/core/kernels/training_op_helpers.h). TensorFlow unlocks when a step fails.
@@ -137,17 +139,24 @@ def apply(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, mo
     made = {op for op in _ancestors([applied]) if op not in before}
     sections = {device: _section(made, device) for device in moments.devices}
     first = _place(global_step.handle.op)
+    apart = made - set(sections[first])
+    early = _reads(global_step, apart)
+    read_late = bool(sections[first]) and any(_is_read_of(global_step, op) and op not in early for op in apart)
     ends = {}
     for device in [name for name, section in sections.items() if section or name == first]:
         moments.updates(device)
         begun, ended = (moments.counter(kind, device, worker) for kind in _KINDS)
         with tf.control_dependencies(None), tf.device(device):
             arrived = _arrived(sections[device]) if sections[device] else [applied]
-            arrived = [*arrived, *_reads(global_step, made - set(sections[device]))] if device == first else arrived
-            raised = [ended, *([global_step] if device == first else [])]
-            ends[device] = _locked(moments.lock(device), arrived, begun, sections[device], raised)
+            arrived = [*arrived, *early] if device == first else arrived
+            raised = [ended] if device != first else [] if read_late else [ended, global_step]
+            ends[device] = _locked(moments.lock(device), arrived, [begun], sections[device], raised)
     late = [op for op in leaves(applied) if not any(op in section for section in sections.values())]
-    return Update(ends.pop(first), [*ends.values(), *late], counts_last=not sections[first])
+    if read_late:
+        with tf.control_dependencies(None), tf.device(first):
+            raised = [moments.counter(APPLIED, first, worker), global_step]
+            ends[first] = _locked(moments.lock(first), [*ends.values(), *late], [], (), raised)
+    return Update(ends.pop(first), [*ends.values(), *late], counts_last=read_late or not sections[first])
 
 
 def _section(made: Collection[Any], device: str) -> Collection[Any]:
@@ -176,20 +185,34 @@ def _arrived(section: Collection[Any]) -> Sequence[Any]:
 def _reads(variable: Any, ops: Collection[Any]) -> Sequence[Any]:
     """Return which operations read a variable before any of them has changed something."""
     changed = _descendants(op for op in ops if _is_writer(op))
-    return [op for op in ops if op.type in _READS and op.inputs[0].name == variable.handle.name and op not in changed]
+    return [op for op in ops if _is_read_of(variable, op) and op not in changed]
 
 
-def _locked(lock: Any, arrived: Sequence[Any], begun: Any, section: Collection[Any], ended: Sequence[Any]) -> Any:
-    """Let a section wait for a lock, which is taken when all has arrived; returns what gives it back in the end."""
-    counted = begun.assign_add(1, read_value=False)
+def _is_read_of(variable: Any, op: Any) -> bool:
+    return op.type in _READS and op.inputs[0].name == variable.handle.name
+
+
+def _locked(
+    lock: Any, arrived: Sequence[Any], begun: Sequence[Any], section: Collection[Any], ended: Sequence[Any]
+) -> Any:
+    """Let a section wait for a lock, which is taken when all has arrived; returns what gives it back in the end.
+
+    Args:
+        lock: The lock.
+        arrived: What it waits for.
+        begun: Counters that are raised before anything else.
+        section: Operations.
+        ended: Counters that are raised last.
+    """
+    counted = [counter.assign_add(1, read_value=False) for counter in begun]
     raised = [counter.assign_add(1, read_value=False) for counter in ended]
     end = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
     _let_wait([lock.op], arrived)
-    _let_wait([counted], [lock.op])
+    _let_wait(counted, [lock.op])
     parts = [op for op in section if op.type in _READS or _is_writer(op)]
-    _let_wait(parts, [counted])
-    _let_wait(raised, [counted, *parts])
-    _let_wait([end], raised)
+    _let_wait(parts, counted)
+    _let_wait(raised, [lock.op, *counted, *parts])
+    _let_wait([end], [*counted, *parts, *raised])
     return end
 
 

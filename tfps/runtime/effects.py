@@ -51,7 +51,9 @@ def acts(op: Any) -> bool:
     It may do so in a function that it calls.
     """
     handles = [tensor for tensor in (*op.inputs, *op.outputs) if _is_handle(tensor)]
-    return not handles and _acts(op.type) and (not _is_call(op) or any(_acts(node.op) for node in _nodes(op)))
+    if not _acts(op.type) or not _is_call(op):
+        return not handles and _acts(op.type)
+    return any(_acts(node.op) for node in _nodes(op))
 
 
 def changes(op: Any) -> bool:
@@ -169,7 +171,9 @@ def _acts(kind: str) -> bool:
     known = op_def_registry.get(kind)
     if known is None or not known.is_stateful or kind in _HARMLESS:
         return False
-    return not any(attr.name == "seed" for attr in known.attr)
+    args = (*known.input_arg, *known.output_arg)
+    on_resource = any(arg.is_ref or arg.type == tf.resource.as_datatype_enum for arg in args)
+    return not on_resource and not any(attr.name == "seed" for attr in known.attr)
 
 
 def _seed(node: Any) -> bool:

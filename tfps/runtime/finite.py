@@ -25,16 +25,22 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
         name_of: From a variable to its name for people.
         room: How many times as large as they are gradients have to be finite: they may be summed, or rounded.
         sent: Tensors that are looked at elsewhere, and have to be finite before anything is applied.
+        first: From gradients and the variables that they change, what else has to run before anything is applied.
 
     Attributes:
         updated: The model's variables that it updates, once gradients have been computed.
     """
 
     def __init__(
-        self, optimizer: Any, name_of: Callable[[Any], str], room: float = 1.0, sent: Sequence[Any] = ()
+        self,
+        optimizer: Any,
+        name_of: Callable[[Any], str],
+        room: float = 1.0,
+        sent: Sequence[Any] = (),
+        first: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] = lambda _gradients, _variables: (),
     ) -> None:
         super().__init__(optimizer._use_locking, optimizer.get_name())
-        self._optimizer, self._name_of, self._room, self._sent = optimizer, name_of, room, sent
+        self._optimizer, self._name_of, self._room, self._sent, self._first = optimizer, name_of, room, sent, first
         self.updated: Sequence[Any] = ()
         self._without: Sequence[tuple[Any, Any]] = ()
 
@@ -46,13 +52,13 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
         self.updated = getattr(self._optimizer, "updated", [variable for _, variable in pairs])
         named = [(_numbers(gradient), f"the gradient of {self._name_of(variable)}") for gradient, variable in pairs]
         named = [(numbers, name) for numbers, name in named if numbers.dtype.is_floating]
-        if not named:
-            return pairs
         with tf.name_scope("tfps/finite/"):
-            first = tf.check_numerics(loss, "tfps: the loss")  # told rather than what follows from it
-            with tf.control_dependencies([first]):
-                checked = _checked(named, self._room)
-            with tf.control_dependencies([first, checked, *self._sent]):
+            before = [*self._sent, *self._first([gradient for gradient, _ in pairs], self.updated)]
+            if named:
+                loss_first = tf.check_numerics(loss, "tfps: the loss")  # told rather than what follows from it
+                with tf.control_dependencies([loss_first]):
+                    before += [loss_first, _checked(named, self._room)]
+            with tf.control_dependencies(before):
                 return [(_same(gradient), variable) for gradient, variable in pairs]
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:

@@ -28,6 +28,7 @@ from tfps.runtime import (
     own_updates,
     placement,
     rows,
+    splitting,
     user_model,
     wire,
 )
@@ -55,6 +56,8 @@ class TrainGraph:
         places: By a variable's name, where it lives if it is packed.
         layout: Where each variable is, for people; the same on all workers.
         may_be_inf: The names of the model's own variables, which no optimizer updates: Inf in them may be meant.
+        keeps_order: Whether a step must not begin before the one before it has ended, as the model itself changes what
+            its optimizer does.
     """
 
     graph: Any
@@ -72,6 +75,7 @@ class TrainGraph:
     may_be_inf: Collection[str]
     summary: Any
     num_workers: int
+    keeps_order: bool
 
     @property
     def fetches(self) -> list[Any]:
@@ -142,6 +146,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
                 packing.name_of if packing else _name_of,
                 room=_room(config, cluster),
                 sent=[tensor for tensor, _ in checked if tensor.op in used],
+                first=lambda grads, changed: own_updates.to_end_first(updates, grads, [*changed, global_step]),
             )
             step = _built(model, lambda: mode.build(optimizer, spec.loss, global_step, config, cluster, task))
             step = _with_updates(step, updates) if updates else step
@@ -171,6 +176,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             may_be_inf=own - {saved_name(variable) for variable in optimizer.updated},
             summary=summary if task.is_chief else None,
             num_workers=cluster.num_workers,
+            keeps_order=own_updates.change_any(graph, updates, optimizer.updated),
         )
 
 
@@ -294,7 +300,7 @@ def prediction(config: JobConfig, model: Model) -> tuple[Any, Mapping[str, Any],
 
 @contextlib.contextmanager
 def _new_graph(config: JobConfig) -> Iterator[Any]:
-    placement.find_rows_in_slices()
+    splitting.find_rows_in_slices()
     _name_keras_layers_anew()
     graph = tf.Graph()
     with graph.as_default(), placement.keras_seeds_local():
@@ -324,7 +330,7 @@ def _on_cluster(
     with (
         tf.device(placement.device_setter(cluster, task, strategy)),
         placement.local_variables_on(task.device),
-        tf.variable_scope(tf.get_variable_scope(), custom_getter=placement.splitting(config, cluster)),
+        tf.variable_scope(tf.get_variable_scope(), custom_getter=splitting.getter(config, cluster)),
     ):
         yield
 

@@ -170,7 +170,7 @@ class Loop:
         if (config.steps_per_run or 1) > 1 and not many:
             log.info("--steps_per_run=%d: %s, so a run takes one step", config.steps_per_run, self._why_short())
         if (config.runs_in_flight or 1) > 1 and built.step.may_overlap and not self._runs.can_overlap:
-            why = "the model keeps state on the worker, calls Python or prints"
+            why = "the model keeps state on the worker, changes trained variables itself, calls Python or prints"
             log.info("--runs_in_flight=%d: %s, so one run is under way", config.runs_in_flight, why)
 
     def resume(self, session: Any) -> None:

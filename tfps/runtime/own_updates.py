@@ -40,6 +40,34 @@ def of_step(graph: Any, on_ps: bool) -> Sequence[Any]:
     return [op for op in dict.fromkeys(kept) if on_ps or changes_ps.isdisjoint(needed([op]))]
 
 
+def to_end_first(updates: Sequence[Any], gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
+    """Return the model's own updates that have to end before its optimizer changes anything, as in a TensorFlow step.
+
+    Those are the ones that read or change what the optimizer changes too, otherwise than the gradients do: to clip a
+    weight, or to average it. A clipped weight that were written after an update, and read before, would lose it.
+
+    Args:
+        updates: What ``of_step`` returned.
+        gradients: Tensors, or ``tf.IndexedSlices``.
+        variables: What the optimizer changes, ``global_step`` too.
+    """
+    of_gradients = set(needed([part for one in gradients for part in tf.nest.flatten(one, expand_composites=True)]))
+    places = {variable.op for variable in variables}
+
+    def use(op: Any) -> bool:
+        apart = [before for before in needed([op]) if before not in of_gradients]
+        return any(tensor.op in places for before in apart for tensor in before.inputs)
+
+    return [op for op in updates if use(op)]
+
+
+def change_any(graph: Any, updates: Sequence[Any], variables: Sequence[Any]) -> bool:
+    """Tell whether a model's own updates change some variables."""
+    places = {variable.op for variable in variables}
+    lasting = effects.Lasting(graph)
+    return any(lasting.origin(handle) in places for op in needed(updates) for handle in lasting.changed(op))
+
+
 def _read_before(write: Any, handles: Iterable[Any]) -> None:
     """Let a change of a variable wait for what reads it in the same step, as in a Keras training step."""
     after = set(_users_of(write))

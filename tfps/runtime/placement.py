@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import embedding_ops
-from tensorflow.python.ops.variables import PartitionedVariable
 from tensorflow.python.training.device_setter import STANDARD_PS_OPS
 
 from tfps.cluster import Cluster, Task
-from tfps.config import JobConfig
 
 VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _OLD_TABLES = ("MutableHashTable", "MutableHashTableOfTensors", "MutableDenseHashTable")
@@ -23,6 +20,10 @@ TABLES = (*_OLD_TABLES, *(f"{table}V2" for table in _OLD_TABLES))
 
 _KERAS_SEED = "seed_generator_state"  # the name of a variable
 _ON_PS = frozenset(STANDARD_PS_OPS)  # what replica_device_setter asks a strategy for
+_CALLS = (
+    *("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf"),
+    *("Case", "StatelessCase", "While", "StatelessWhile"),
+)
 _COPIED_SIZE = 16  # elements of a constant that TensorFlow would rather copy than send
 
 Strategy = Callable[[Any], int]
@@ -73,53 +74,6 @@ def variable_bytes(op: Any) -> int:
     if op.type not in VARIABLES:
         return 0
     return tensor_bytes(tf.TensorShape(op.get_attr("shape")), op.get_attr("dtype")) or 0
-
-
-def splitting(config: JobConfig, cluster: Cluster) -> Any:
-    """Return a getter for ``tf.variable_scope`` that splits large variables along their first dimension.
-
-    A variable becomes at most one slice a PS, each of at least ``min_slice_mb``; a smaller one stays whole, as does
-    one that the model splits itself.
-    """
-    smallest = max(1, int(config.min_slice_mb * 2**20))
-    partitioner = tf.min_max_variable_partitioner(max_partitions=cluster.num_ps, axis=0, min_slice_size=smallest)
-
-    def get(getter: Callable[..., Any], name: str, **kwargs: Any) -> Any:
-        shape = tf.TensorShape(kwargs.get("shape"))
-        known = shape.is_fully_defined() and shape.rank
-        if known and kwargs.get("partitioner") is None and max(partitioner(shape=shape, dtype=kwargs["dtype"])) > 1:
-            kwargs["partitioner"] = partitioner
-        return getter(name, **kwargs)
-
-    return get
-
-
-def find_rows_in_slices() -> None:
-    """Make ``tf.nn.embedding_lookup`` look for a row of a split variable in the slice that holds it.
-
-    Slices are runs of rows, but TensorFlow 1.x's default ``partition_strategy``, "mod", deals rows out in turn. It
-    would train, yet the table would be wrong in every checkpoint and for every other number of PS, in silence. Sparse
-    lookups and sampled losses make a list of the slices first. A list of tables, for which "mod" was made, is left
-    alone. To be called once, before a model's graph is built.
-    """
-    original = embedding_ops._embedding_lookup_and_transform
-    if hasattr(original, "finds_rows_in_slices"):
-        return
-
-    def lookup(params: Any, ids: Any, partition_strategy: str = "mod", **kwargs: Any) -> Any:
-        split = isinstance(params, PartitionedVariable) or _are_slices(params)
-        return original(params, ids, partition_strategy="div" if split else partition_strategy, **kwargs)
-
-    lookup.finds_rows_in_slices = True  # type: ignore[attr-defined]
-    embedding_ops._embedding_lookup_and_transform = lookup
-
-
-def _are_slices(params: Any) -> bool:
-    """Tell whether a list is of one variable's slices, which TensorFlow's own functions make of it."""
-    if not isinstance(params, list) or not all(hasattr(one, "_get_save_slice_info") for one in params):
-        return False
-    names = {part.full_name if part else None for part in (one._get_save_slice_info() for one in params)}
-    return len(params) > 1 and len(names) == 1 and None not in names
 
 
 def device_setter(cluster: Cluster, task: Task, strategy: Strategy) -> Any:
@@ -211,7 +165,7 @@ def place_rest(graph: Any, device: str) -> None:
     What works on a resource is where that is, and needs none.
     """
     for op in graph.get_operations():
-        if not op.device and not any(tensor.dtype == tf.resource for tensor in op.inputs):
+        if not op.device and resource_of(op) is None:
             op._set_device(device)
 
 
@@ -260,18 +214,35 @@ def _copied(ops: Iterable[Any]) -> set[str]:
 
 
 def _inputs(op: Any) -> Sequence[tuple[str, str, int | None]]:
-    """Return name, source task and bytes of each edge into an operation; resource handles do not travel."""
+    """Return name, source task and bytes of each edge into an operation.
+
+    Resource handles do not travel; but a function that runs elsewhere gets the value of a variable that it is given.
+    """
     data = [(t.name, task_of(t.op), tensor_bytes(t.shape, t.dtype)) for t in op.inputs if t.dtype != tf.resource]
+    if resource_of(op) is None:
+        given = [t for t in op.inputs if t.dtype == tf.resource and t.op.type == "VarHandleOp"]
+        data += [(t.name, task_of(t.op), variable_bytes(t.op)) for t in given]
     return data + [(f"^{parent.name}", task_of(parent), 0) for parent in op.control_inputs]
 
 
 def task_of(op: Any) -> str:
     """Return where an operation runs; one that works on a resource runs where the resource is."""
-    for tensor in op.inputs:
-        if tensor.dtype == tf.resource:
-            return task_of(tensor.op)
+    if (resource := resource_of(op)) is not None:
+        return task_of(resource.op)
     device = tf.DeviceSpec.from_string(op.device)
     return f"{device.job or 'worker'}/{device.task or 0}"
+
+
+def resource_of(op: Any) -> Any:
+    """Return the resource that an operation works on, and runs where that is; ``None`` if it works on none.
+
+    A call of a function does not: it runs where its device says, whatever resources its function is given, and what
+    works on these in the function runs where they are (``REGISTER_INPUT_COLOCATION_EXEMPTION``,
+    tensorflow/core/kernels/partitioned_function_ops.cc; conditions and loops become operations of the graph first).
+    """
+    if op.type in _CALLS or op.graph._is_function(op.type):
+        return None
+    return next((tensor for tensor in op.inputs if tensor.dtype == tf.resource), None)
 
 
 def tensor_bytes(shape: Any, dtype: Any) -> int | None:

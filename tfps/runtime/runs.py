@@ -65,7 +65,7 @@ class Runs:
         self._shown = [*built.spec.log_tensors.values(), *summary]
         self._steps = Steps(built.graph, [built.step.train_op, built.spec.loss, *self._shown], built.step.gate)
         self.can_be_long = self._steps.in_order
-        self.can_overlap = built.step.may_overlap and not self._steps.keeps_order
+        self.can_overlap = built.step.may_overlap and not (built.keeps_order or self._steps.keeps_order)
         self.most_steps = max(1, min(_MOST_STEPS, _MOST_OPS // self._steps.size))
         self._fetches: dict[tuple[int, int, bool], Any] = {}
         self._calls: dict[tuple[int, int, bool], Callable[[], Any]] = {}

@@ -9,8 +9,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
+from typing import Any
 
 from tfps.errors import StoppedError, TfpsError, stopping_signals
 
@@ -50,16 +51,22 @@ class Stop:
     def on_signals(self) -> None:
         """Ask for an end on what tells to stop; SIGINT later than ``SECOND_THOUGHT_SECS`` ends the process at once.
 
-        A second SIGTERM does not: platforms send several, and have SIGKILL for what does not end.
+        A second SIGTERM does not: platforms send several, and have SIGKILL for what does not end. A process that the
+        model forks, as a pool's, ends by these signals as any other does: nobody would look at its ``Stop``.
         """
-        for number in stopping_signals():
-            signal.signal(number, self._on_signal)
+        before = {number: signal.signal(number, self._on_signal) or signal.SIG_DFL for number in stopping_signals()}
+        os.register_at_fork(after_in_child=lambda: _handle(before))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self.waited_secs > SECOND_THOUGHT_SECS and number == signal.SIGINT:
             os._exit(StoppedError.exit_code)
         self.request(StoppedError(f"stopped by {signal.Signals(number).name}"))
+
+
+def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def supervise(

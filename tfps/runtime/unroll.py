@@ -21,6 +21,7 @@ from tfps.runtime.placement import needed, task_of
 
 _SEED_STRIDE = 1_000_003
 _SCOPE = "tfps/step_"
+_TURNS = "tfps/acts/"
 _DEEPER = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
 
 
@@ -53,7 +54,7 @@ class Steps:
         self._acts = {op for op in self._ops if effects.acts(op)}
         branched = any(op._get_control_flow_context() is not None for op in self._acts)
         self.in_order = not branched and all(self._ends(op) for op in self._ops if self._uses(op))
-        own = [op for op in self._ops if self._lasting(op) and task_of(op).startswith("worker/")]
+        own = [op for op in self._ops if any(self._is_workers(name) for name in self._lasting(op))]
         self.keeps_order = bool(self._acts) or any(effects.changes(op) for op in own)
 
     def _lasting(self, op: Any) -> Sequence[str]:
@@ -63,7 +64,12 @@ class Steps:
 
     def _uses(self, op: Any) -> Sequence[str]:
         """Return the names of what an operation uses and has to wait for: its resources, and its turn to act."""
-        return [*self._lasting(op), *([f"tfps/acts/{task_of(op)}"] if op in self._acts else [])]
+        return [*self._lasting(op), *([f"{_TURNS}{task_of(op)}"] if op in self._acts else [])]
+
+    def _is_workers(self, name: str) -> bool:
+        """Tell whether what an operation uses is on the worker; a function may be given some that is, and some not."""
+        place = task_of(self._shared[name].op) if name in self._shared else name.removeprefix(_TURNS)
+        return place.startswith("worker/")
 
     def copy(self, index: int) -> Callable[[Any], Any]:
         """Return a function from a tensor or operation of the step to that of its ``index``-th copy; 0 is itself."""
@@ -129,11 +135,11 @@ class Steps:
             for name in self._uses(op):
                 users[name].append(op.name)
         gate = [before[name] for name in self._gate]
-        for names in users.values():
+        for used, names in users.items():
             ends = [before[end] for name in names for end in self._ends(self._copies[0][name])]
+            before_it = list(dict.fromkeys(ends if self._is_workers(used) else [*gate, *ends]))
             for name in names:
-                before_it = ends if task_of(copy[name]).startswith("worker/") else [*gate, *ends]
-                copy[name]._add_control_inputs(list(dict.fromkeys(before_it)))
+                copy[name]._add_control_inputs(before_it)
 
     def _ends(self, op: Any) -> Sequence[str]:
         """Return the names of the operations with which an operation's use of its resources ends; none if not known.

@@ -26,7 +26,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime import rows
-from tfps.runtime.placement import needed, task_of, tensor_bytes
+from tfps.runtime.placement import needed, resource_of, task_of, tensor_bytes
 from tfps.runtime.rewiring import device, flat, independent, is_in_every_step, replace, unflat
 
 BUCKET_BYTES = 1 << 20
@@ -80,8 +80,8 @@ def _leaves(op: Any, task: str) -> Sequence[Any]:
 
 def _device_of(op: Any) -> str:
     """Return the device of an operation, or that of the resource that it works on."""
-    resource = next((t.op.device for t in op.inputs if t.dtype == tf.resource), "")
-    return str(resource or op.device)
+    resource = resource_of(op)
+    return str((resource is not None and resource.op.device) or op.device)
 
 
 def _is_read(tensor: Any) -> bool:
