@@ -117,6 +117,28 @@ def test_bfloat16_halves_the_bytes_and_the_variables_stay_float32(tmp_path: Path
     np.testing.assert_array_equal(saved["seen"], np.float32([-1, -1]))
 
 
+def test_bfloat16_takes_no_bits_of_what_a_model_changes_itself(tmp_path: Path) -> None:
+    """An average to which a 2^-10th of it is added each step grows; a table that nothing trains is read as it is."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [2], initializer=tf.zeros_initializer())
+        made = {"initializer": tf.ones_initializer(), "trainable": False}
+        mean, frozen = tf.get_variable("mean", [2], **made), tf.get_variable("frozen", [2], **made)
+        for variable in (mean, frozen):
+            tf.add_to_collection("kept", variable.assign(variable.read_value() + 2.0**-10, read_value=False))
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.get_collection("kept")[0])
+        if mode == "train":
+            seen = tf.get_variable("seen", [2], trainable=False, initializer=tf.zeros_initializer())
+            offset = tf.identity(frozen.read_value() + 2.0**-12)
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, seen.assign(offset, read_value=False))
+        return tfps.ModelSpec(loss=tf.reduce_sum(weight), optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    train(model_of(numbers, model_fn), num_workers=1, max_steps=8, wire="bfloat16", model_dir=str(tmp_path))
+    saved = variables_of(tmp_path)
+    np.testing.assert_array_equal(saved["mean"], np.float32([1 + 8 * 2.0**-10] * 2))
+    np.testing.assert_array_equal(saved["seen"], np.float32([1 + 2.0**-12] * 2))
+
+
 def _crossing(fetches: Sequence[Any]) -> list[tuple[str, str, int | None]]:
     return sorted((c.source, c.target, c.num_bytes) for c in placement.crossings(fetches))
 

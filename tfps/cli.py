@@ -4,13 +4,14 @@ import errno
 import io
 import os
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Sequence
 
 import tfps
 from tfps import config, models
-from tfps.errors import ConfigError, StoppedError, StorageError, TfpsError
+from tfps.errors import ConfigError, StoppedError, StorageError, TfpsError, of_limits
 from tfps.verbs import VERBS
 from tfps.verbs.problems import CHOICES, tell
 from tfps.verbs.run import ROLE
@@ -23,7 +24,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal, file or pipe that takes ASCII alone
             stream.reconfigure(errors="backslashreplace")
+    _take_signals()
     return _written(_act(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _take_signals() -> None:
+    """Take the signals that whoever started this may have blocked: else it could not be stopped, nor see tasks end."""
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # then no exit code of a program is known
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
 
 def _act(argv: list[str]) -> int:
@@ -41,14 +50,22 @@ def _act(argv: list[str]) -> int:
             print(_usage() if not args or args[0].startswith("-") else _help(verb))
             return 0
         return VERBS[verb].act(rest)
-    except TfpsError as error:
-        return tell(error, sys.stderr)
+    except (TfpsError, RuntimeError) as error:
+        return tell(_of_user(error), sys.stderr)
     except KeyboardInterrupt:
         return StoppedError.exit_code
     except OSError as error:
         if error.errno not in _NOT_WRITTEN or error.filename:
             raise
         return _not_written(error)
+
+
+def _of_user(error: TfpsError | RuntimeError) -> TfpsError:
+    """Return an error for the user; raises one that is none."""
+    found = error if isinstance(error, TfpsError) else of_limits(error)
+    if found is None:
+        raise error
+    return found
 
 
 def _written(code: int) -> int:

@@ -18,6 +18,7 @@
 Kubeflow's ``ExitCode`` restart policy retries 128 and up and gives up below. Imports nothing of tfps.
 """
 
+import errno
 import signal
 from collections.abc import Sequence
 
@@ -82,6 +83,16 @@ class StoppedError(RetryableError):
     """The task was told to stop (SIGTERM, SIGINT or SIGHUP) and has saved its state."""
 
     exit_code = 143
+
+
+def of_limits(error: BaseException) -> ConfigError | None:
+    """Return what an error of Python's means that comes of a limit on processes; ``None`` of any other."""
+    told = (
+        "no more threads or processes can be started: raise the limit on them, see ulimit -u, or that of the container"
+    )
+    of_thread = isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+    of_process = isinstance(error, OSError) and error.errno == errno.EAGAIN and not error.filename
+    return ConfigError(f"{told}.") if of_thread or of_process else None
 
 
 def stopping_signals() -> Sequence[signal.Signals]:

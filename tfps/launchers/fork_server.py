@@ -86,7 +86,8 @@ def _keep_reachable() -> None:
     server = vars(forkserver)["_forkserver"]
     address = Path(server._forkserver_address)
     if hasattr(os, "O_PATH") and address.is_socket() and address.parts[1] != "proc":
-        server._forkserver_address = f"/proc/self/fd/{os.open(address, os.O_PATH | os.O_CLOEXEC)}"
+        held = Path(f"/proc/self/fd/{os.open(address, os.O_PATH | os.O_CLOEXEC)}")
+        server._forkserver_address = str(held) if held.is_socket() else str(address)
         util.Finalize(None, _make_again, args=(address.parent,), exitpriority=-99)  # it is removed at -100
 
 

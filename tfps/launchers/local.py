@@ -31,7 +31,7 @@ from pathlib import Path
 
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.errors import ConfigError, PeerLostError, RetryableError
+from tfps.errors import ConfigError, PeerLostError, RetryableError, of_limits
 from tfps.launchers import local_task
 from tfps.launchers.fork_server import ForkServer
 from tfps.launchers.handle import Exited, Line, Note, how_it_ended
@@ -112,6 +112,8 @@ class LocalJob:
         except (EOFError, ConnectionError):
             raise self._server.ended() from None
         except OSError as error:
+            if limit := of_limits(error):
+                raise limit from None
             fix = "raise the limit on open files, see ulimit -n" if error.errno == errno.EMFILE else "see the machine"
             raise ConfigError(f"{task} cannot be started: {error.strerror}: {fix}.") from None
         self._restarts.began(task)

@@ -10,6 +10,7 @@ What the task says is passed on as it is. SIGTERM, SIGINT and SIGHUP are the tas
 
 import contextlib
 import os
+import re
 import signal
 import tempfile
 import time
@@ -26,6 +27,7 @@ from tfps.launchers.restarts import Alone
 from tfps.report import LOGS, temporary_directory
 
 _SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one
+_TRAINS = re.compile(r"training: (mode \w+, \d+ workers?, \d+ ps|serving \d+ workers?)")  # a model prints other words
 
 
 class Supervisor:
@@ -75,7 +77,7 @@ class Supervisor:
         return code if code >= 0 else 128 - code
 
     def _pass_on(self, text: str) -> None:
-        if text.startswith("training"):
+        if _TRAINS.fullmatch(text):
             self._policy.trained()
         with contextlib.suppress(OSError):  # whoever read it may be gone
             print(text, flush=True)

@@ -40,6 +40,7 @@ class TaskView:
     values: dict[str, float] = field(default_factory=dict)
     error: str = ""
     restarted_after: list[str] = field(default_factory=list)
+    loss_step: int = 0
 
 
 @dataclass
@@ -84,12 +85,17 @@ class JobView:
         """A progress line of the job: the newest report, with the examples per second of all workers."""
         values = {name: value for name, value in (self._newest or TaskView()).values.items() if "eval/" not in name}
         speed = {"examples/s": self.examples_per_sec} if self.examples_per_sec else {}
-        return format_progress(self.step, values | speed)
+        return format_progress(self.reported_step, values | speed)
+
+    @property
+    def reported_step(self) -> int:
+        """The step of the newest report: an evaluation's may be later."""
+        return self._newest.loss_step if self._newest else 0
 
     @property
     def _newest(self) -> TaskView | None:
         reports = [task for task in self.tasks.values() if "loss" in task.values]
-        return max(reports, key=lambda task: task.step) if reports else None
+        return max(reports, key=lambda task: task.loss_step) if reports else None
 
     def said(self, task: Task, line: str) -> None:
         """Take in a line of a task."""
@@ -101,6 +107,7 @@ class JobView:
             return
         self._back(task, *(away for away in self._away if away.job == "ps"))  # without which it could not train
         view.step, view.values = int(progress.pop("step")), {**view.values, **progress}
+        view.loss_step = view.step if "loss" in progress else view.loss_step
         if self.first_step_secs is None and "loss" in progress:
             self.first_step_secs = time.monotonic() - self.began
 
@@ -170,7 +177,7 @@ class Plain:
 
     def refresh(self) -> None:
         """Show how far the job has come: one line for what several tasks report, and at most one a second."""
-        step, secs = self._view.step, time.monotonic() - self._told_at
+        step, secs = self._view.reported_step, time.monotonic() - self._told_at
         every = self._view.config.steps_to_validate
         due = self._told_step < 0 or step // every > self._told_step // every or secs > _QUIET_SECS
         if step > self._told_step and due and secs >= _PROGRESS_EVERY_SECS and self._view.loss is not None:

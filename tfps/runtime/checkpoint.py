@@ -144,6 +144,11 @@ class Checkpoints:
         self._at_rest: set[str] = set()  # of others, some variables may be of an earlier step than their names say
         self.newest = next(reversed(directory.existing(model_dir)), None)
 
+    @property
+    def others(self) -> Sequence[str]:
+        """The checkpoints that are there and were neither saved here nor gone on from."""
+        return [path for path in directory.existing(self._dir) if path not in self._whole]
+
     def _check_claim(self) -> None:
         if self._owner:
             self._owner.check()

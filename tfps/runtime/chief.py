@@ -64,7 +64,9 @@ class Chief:
         self._config, self._cluster, self._model = config, cluster, model
         self._built, self._new_session = built, new_session
         self._init = tf.global_variables_initializer()
-        self.owner = Ownership(config.model_dir, cluster, config.force, self._save_anew)
+        self.owner = Ownership(
+            config.model_dir, cluster, config.force, self._save_anew, lambda: self._checkpoints.others
+        )
         snapshot = Snapshot(built.step.moments, built.places, built.may_be_inf)
         self._checkpoints = Checkpoints(config.model_dir, config.save_checkpoint_secs, snapshot, self.owner)
         self._background = Background()
@@ -111,6 +113,7 @@ class Chief:
             StorageError: If ``--model_dir`` cannot be written.
         """
         self.owner.claim()
+        self.owner.check()
         self.resumed_from = self._checkpoints.resume(session)
         if self.resumed_from:
             self.resumed_from_step = self.found_step = self.global_step(session)

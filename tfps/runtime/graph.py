@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -157,7 +158,9 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             first = [variable.initializer for variable in tf.local_variables()]
             packing.redirect(placement.needed([step.train_op, *apart, *shown, *first]))
         if config.wire != "plain":
-            wire.pack(graph, [next_ticket, spec.loss, step.train_op], narrow=config.wire == "bfloat16")
+            exact = own_updates.Exact(graph, updates, [*optimizer.updated, *(packing.wholes if packing else [])])
+            halved = exact.may_be_halved if config.wire == "bfloat16" else None
+            wire.pack(graph, [next_ticket, spec.loss, step.train_op], halved)
         background = _built(model, lambda: unrolled(graph, step, config.wire != "plain"))
         places = packing.places() if packing else {}
         return TrainGraph(
@@ -369,7 +372,7 @@ def _placeholders(types: Any, shapes: Any) -> Any:
 
 def _placeholder(name: str, dtype: Any, shape: Any) -> Any:
     free = None if shape.rank is None else [None, *shape.as_list()[1:]]
-    return tf.placeholder(dtype, free, name=f"serving_{name}")
+    return tf.placeholder(dtype, free, name="serving_" + re.sub("[^A-Za-z0-9_./-]", "_", name))
 
 
 def _built(model: Model, build: Callable[[], _T]) -> _T:

@@ -104,7 +104,7 @@ def parsed(text: bytes) -> Holder:
 def this_process(holder: Holder) -> Holder:
     """Return a holder as this process, from now on."""
     host, pid = socket.gethostname(), os.getpid()
-    return replace(holder, host=host, pid=pid, machine=machine(), started=started(pid), since=time.time())
+    return replace(holder, host=host, pid=pid, machine=machine(), started=started(pid) or "", since=time.time())
 
 
 def is_dead(model_dir: str, seen: Seen) -> bool:
@@ -120,7 +120,7 @@ def is_dead(model_dir: str, seen: Seen) -> bool:
 
 
 def is_here(holder: Holder) -> bool | None:
-    """Tell whether a holder on this machine lives; ``None`` if it is on another."""
+    """Tell whether a holder on this machine lives; ``None`` if it is on another, or that is not known."""
     return lives(holder.pid, holder.started) if holder.machine and holder.machine == machine() else None
 
 

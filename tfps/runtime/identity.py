@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tfps.cluster import Cluster, Task
 from tfps.hosts import split
@@ -68,11 +69,29 @@ def connect(address: str, secs: float = PROBE_SECS) -> socket.socket:
     Raises:
         OSError: If nobody accepts it.
     """
-    connection = socket.create_connection(split(address), timeout=secs)
+    connection = _first_of(socket.getaddrinfo(*split(address), type=socket.SOCK_STREAM), secs)
     if connection.getsockname() == connection.getpeername():  # a port can connect to itself
         connection.close()
         raise ConnectionRefusedError
     return connection
+
+
+def _first_of(places: Sequence[Any], secs: float) -> socket.socket:
+    """Connect to the first of a host's addresses that answers; each has its share of the time, as one may be dead."""
+    deadline = time.monotonic() + secs
+    for left in range(len(places), 0, -1):
+        family, kind, protocol, _, place = places[-left]
+        connection = socket.socket(family, kind, protocol)
+        connection.settimeout(max(deadline - time.monotonic(), 0.0) / left or 0.001)
+        try:
+            connection.connect(place)
+        except OSError:
+            connection.close()
+            if left == 1:
+                raise
+        else:
+            return connection
+    raise OSError("the host has no address")
 
 
 def ask(address: str, secs: float = PROBE_SECS) -> Answer:

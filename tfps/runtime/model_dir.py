@@ -14,6 +14,7 @@ same step had to go first, one is whole at any time. A chief that was killed ear
 """
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -30,6 +31,7 @@ from tfps.runtime.manifest import INDEX, MANIFEST, file_of, listed, problem, sea
 
 BASE = "model.ckpt"
 _STATE, _WRITTEN, _STAGING = "checkpoint", "checkpoint.written", ".saving-"
+_NO_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # as of shared folders of virtual machines, and FUSE
 _NAME = re.compile(r"model\.ckpt-(\d+)\.(index|manifest\.json|data-\d{5}-of-\d{5})")
 
 log = logging.getLogger(__name__)
@@ -268,6 +270,9 @@ def _flush(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FLUSH:
+            raise
     finally:
         os.close(descriptor)
 

@@ -68,6 +68,30 @@ def change_any(graph: Any, updates: Sequence[Any], variables: Sequence[Any]) -> 
     return any(lasting.origin(handle) in places for op in needed(updates) for handle in lasting.changed(op))
 
 
+class Exact:
+    """Which tensors may lose bits on their way, and which may not: those of what a model changes itself.
+
+    An average to which a little is added each step would stand still.
+
+    Args:
+        graph: The training graph, before anything on the wire is changed.
+        updates: What ``of_step`` returned.
+        trained: The variables that only the optimizer changes.
+    """
+
+    def __init__(self, graph: Any, updates: Sequence[Any], trained: Sequence[Any]) -> None:
+        self._sent = set(needed(updates))
+        self._read = {one.op for one in trained if not change_any(graph, updates, [one])}
+
+    def may_be_halved(self, tensor: Any) -> bool:
+        """Tell whether a tensor that crosses is a trained variable's, or goes to the optimizer alone."""
+        task = task_of(tensor.op)
+        if not task.startswith("ps/"):
+            return tensor.op not in self._sent
+        there = [op for op in needed([tensor]) if task_of(op) == task]
+        return all(op in self._read for op in there if op.type in VARIABLES)
+
+
 def _read_before(write: Any, handles: Iterable[Any]) -> None:
     """Let a change of a variable wait for what reads it in the same step, as in a Keras training step."""
     after = set(_users_of(write))

@@ -130,6 +130,15 @@ def _made(path: Path) -> bool:
     return True
 
 
+def _place_of(model_dir: str) -> tuple[int, int] | None:
+    """Return which directory it is; ``None`` if there is none."""
+    try:
+        found = os.stat(model_dir)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 @dataclass
 class Ownership:
     """One chief's hold on a directory.
@@ -139,6 +148,7 @@ class Ownership:
         cluster: The chief's cluster.
         force: Whether to take the directory over from whoever has it.
         on_loss: Called when the directory had been removed, and was made again.
+        others: Returns the checkpoints there that this chief has neither saved nor gone on from.
         own: What the chief writes.
         error: Why the chief has to end, once another has taken the directory.
     """
@@ -147,6 +157,7 @@ class Ownership:
     cluster: Cluster
     force: bool = False
     on_loss: Callable[[], None] = lambda: None
+    others: Callable[[], Sequence[str]] = lambda: ()
     own: Holder = field(default_factory=lambda: Holder(id=uuid.uuid4().hex, job=uuid.uuid4().hex))
     error: TfpsError | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -154,6 +165,7 @@ class Ownership:
     _claimed: bool = False
     _known: bool = False
     _told: bool = False
+    _place: tuple[int, int] | None = None  # device and inode: which directory it is, whatever its name
 
     def claim(self, job: str = "") -> None:
         """Take the directory, and keep it: from now on no chief saves there that has claimed it before.
@@ -184,8 +196,12 @@ class Ownership:
             with _locked(model_dir):
                 now = look(model_dir)
                 if now is None or (seen and now.holder.id == seen.holder.id):  # else another was quicker
-                    write_json(Path(model_dir) / OWNER, asdict(self.own))
+                    self._write(model_dir)
                     self._claimed = True
+
+    def _write(self, model_dir: str) -> None:
+        write_json(Path(model_dir) / OWNER, asdict(self.own))
+        self._place = _place_of(model_dir)
 
     def _may_take(self, model_dir: str, seen: Seen) -> bool:
         if self.force or (self._known and self._is_same_job(seen.holder)):
@@ -251,7 +267,18 @@ class Ownership:
                 os.utime(file.fileno())
 
     def _make_again(self, model_dir: str) -> None:
-        """Make the directory that is gone, unless another has made it meanwhile."""
+        """Make the directory that is gone, unless another has made it meanwhile.
+
+        Raises:
+            HeldError: If another directory has come in its place, with checkpoints of another run.
+        """
+        others = self.others() if self._place != _place_of(model_dir) else ()
+        if others:
+            raise HeldError(
+                f"--model_dir={show(model_dir, 200)} is not the directory that this job began in, and holds "
+                f"{Path(others[-1]).name} of another run: nothing more of this job is saved there. Put its own "
+                "directory back, and start the job again."
+            )
         if not self._told:
             self._told = True
             log.info("--model_dir=%s, or what it held, is gone. It is made again, and saved to at once.", model_dir)
@@ -259,7 +286,7 @@ class Ownership:
         with _locked(model_dir):
             if look(model_dir):
                 return
-            write_json(Path(model_dir) / OWNER, asdict(self.own))
+            self._write(model_dir)
         self._told = False
         self.on_loss()
 

@@ -113,6 +113,11 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
                     pack, part = places[tensor.op.inputs[0].op]
                     user._update_input(index, pack.values(tensor.op, task_of(user))[part])
 
+    @property
+    def wholes(self) -> Sequence[Any]:
+        """The packed variables."""
+        return [pack.whole for pack in self._packs]
+
     def load(self) -> Any:
         """Return an operation that fills the packed variables and slots from the plain ones, and frees these."""
         return tf.group(*(pack.load(slot) for pack in self._packs for slot in self._views()))
@@ -188,9 +193,11 @@ def _buckets(pairs: Sequence[tuple[Any, Any]], scalars: bool) -> Iterable[Sequen
     They are in the order of their names: every worker packs alike, in whatever order its model makes them.
     """
     routes: dict[tuple[str, str], list[Any]] = {}
+    times = Counter(variable.ref() for _, variable in pairs)  # one may be trained twice
     for gradient, variable in sorted(pairs, key=lambda pair: str(pair[1].name)):
         alike = isinstance(gradient, tf.Tensor) and gradient.dtype == variable.dtype.base_dtype
-        if alike and (scalars or variable.shape.rank) and _is_only_read(variable):
+        once = times[variable.ref()] == 1
+        if alike and once and (scalars or variable.shape.rank) and _is_only_read(variable):
             routes.setdefault((variable.device, gradient.dtype.name), []).append(variable)
     for _, found in sorted(routes.items()):
         yield from (bucket for bucket in wire.buckets(found) if len(bucket) > 1)

@@ -7,21 +7,39 @@ from pathlib import Path
 def machine() -> str:
     """Return what tells the place where process ids count from all others; empty if that is not known."""
     try:
+        if os.readlink("/proc/self") != str(os.getpid()):  # it is that of another place
+            return ""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
 
 
-def started(pid: int) -> str:
-    """Return when a process was started, in ticks since the machine was; empty if there is none, or it has ended."""
+def started(pid: int) -> str | None:
+    """Return when a process was started, in ticks since the machine was; ``None`` if it has ended.
+
+    Empty if it is there, and that is not told: ``/proc`` may hide other users' processes.
+    """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return ""
-    return "" if state in "ZX" else fields[18]
+        return "" if _is_there(pid) else None
+    return None if state in "ZX" else fields[18]
 
 
-def lives(pid: int, when: str) -> bool:
-    """Tell whether a process lives that was started then."""
-    return bool(when) and started(pid) == when
+def lives(pid: int, when: str) -> bool | None:
+    """Tell whether a process lives that was started then; ``None`` if it is not known."""
+    now = started(pid)
+    if now is None:
+        return False
+    return now == when if now and when else None
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is another user's
+        return True
+    return True

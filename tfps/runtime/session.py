@@ -28,7 +28,7 @@ def config_of(task: Task) -> Any:
     """Return the ``tf.compat.v1.ConfigProto`` of a worker's sessions."""
     # Without the filter, creating a session would wait for every other worker, for ever.
     config = tf.ConfigProto(device_filters=["/job:ps", task.device], allow_soft_placement=True)
-    config.experimental.share_cluster_devices_in_session = True  # a tf.function may use variables on the PS
+    config.share_cluster_devices_in_session = True  # a tf.function may use variables on the PS
     # Grappler's algebra and folding round otherwise where the wire is packed: no bit may depend on that.
     rewriting = config.graph_options.rewrite_options
     rewriting.arithmetic_optimization = rewriting.constant_folding = RewriterConfig.OFF

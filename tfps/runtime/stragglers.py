@@ -39,7 +39,8 @@ class Stragglers:
 
     def look_in_step(self, ahead: Sequence[int]) -> None:
         """Look who is waited for, where workers wait for one another; ``ahead`` is ``modes.step.Step.ahead``."""
-        self._note([index for index, count in enumerate(ahead) if count <= 0])
+        if len(ahead) > 1:  # else there is nobody who waits
+            self._note([index for index, count in enumerate(ahead) if count <= 0])
 
     def look_apart(self, beats: Sequence[Beat], training: Sequence[int]) -> None:
         """Look who of the workers that train goes at less than half the pace of the others, since the last look."""

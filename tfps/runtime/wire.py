@@ -32,28 +32,30 @@ from tfps.runtime.rewiring import device, flat, independent, is_in_every_step, r
 BUCKET_BYTES = 1 << 20
 
 
-def pack(graph: Any, fetches: Sequence[Any], narrow: bool = False) -> None:
+def pack(graph: Any, fetches: Sequence[Any], halved: Callable[[Any], bool] | None = None) -> None:
     """Pack what crosses between tasks when a graph's ``fetches`` are run, in place.
 
     Args:
         graph: The training graph of one worker, whole: what is added later is not packed.
         fetches: The tensors and operations of one step.
-        narrow: Send float32 tensors, but scalars, as bfloat16: half the bytes, 8 bits of each number's 24.
+        halved: Which float32 tensors, but scalars, to send as bfloat16, if any: half the bytes, 8 bits of each number's
+            24.
     """
+    is_short = lambda tensor: halved is not None and _can_be_short(tensor) and halved(tensor)  # noqa: E731
     with graph.as_default(), tf.device(None), tf.name_scope("tfps/wire/"):
         _move_constants(needed(fetches))
         _wait_directly(needed(fetches))
         _merge_reads(needed(fetches))
         ids_of = rows.make_unique(needed(fetches))
-        for source, target, found in _by_route(needed(fetches), _pulled):
+        for source, target, short, found in _by_route(needed(fetches), _pulled, is_short):
             for bucket in buckets(found):
-                _send("pull", source, target, bucket, narrow)
-        for source, target, found in _by_route(needed(fetches), _pushed):
+                _send("pull", source, target, bucket, short)
+        for source, target, short, found in _by_route(needed(fetches), _pushed, is_short):
             for bucket in buckets(independent(found, target)):
-                _send("push", source, target, bucket, narrow)
-        routes = _by_route(needed(fetches), _unfixed)
-        for source, target, found in sorted(routes, key=lambda route: _are_ids(route[2])):
-            _send_unfixed(source, target, independent(found, target), narrow, ids_of)
+                _send("push", source, target, bucket, short)
+        routes = _by_route(needed(fetches), _unfixed, is_short)
+        for source, target, short, found in sorted(routes, key=lambda route: _are_ids(route[-1])):
+            _send_unfixed(source, target, independent(found, target), short, ids_of)
 
 
 def _move_constants(ops: Iterable[Any]) -> None:
@@ -124,37 +126,42 @@ def _unfixed(tensor: Any) -> Any:
     return (tensor.dtype, tuple(shape[1:].as_list())) if alike else None
 
 
-def _by_route(ops: Sequence[Any], kind: Callable[[Any], Any]) -> Iterable[tuple[str, str, Sequence[Any]]]:
-    """Yield the tensors that cross from one task to another, by source, target and kind; not those without a kind."""
-    routes: dict[tuple[str, str, Any], dict[Any, Any]] = {}
+def _by_route(
+    ops: Sequence[Any], kind: Callable[[Any], Any], is_short: Callable[[Any], bool]
+) -> Iterable[tuple[str, str, bool, Sequence[Any]]]:
+    """Yield the tensors that cross from one task to another, by source, target and kind; not those without a kind.
+
+    And between these, whether they are to be sent as bfloat16.
+    """
+    routes: dict[tuple[str, str, bool, Any], dict[Any, Any]] = {}
     for op in sorted(ops, key=lambda op: op._id):
         for tensor in op.inputs:
             source, target, alike = task_of(tensor.op), task_of(op), kind(tensor)
             if source != target and alike is not None and is_in_every_step(tensor.op):
-                routes.setdefault((source, target, alike), {})[tensor.ref()] = tensor
-    for (source, target, _), found in routes.items():
-        yield source, target, list(found.values())
+                routes.setdefault((source, target, is_short(tensor), alike), {})[tensor.ref()] = tensor
+    for (source, target, short, _), found in routes.items():
+        yield source, target, short, list(found.values())
 
 
-def _send(name: str, source: str, target: str, tensors: Sequence[Any], narrow: bool) -> None:
+def _send(name: str, source: str, target: str, tensors: Sequence[Any], short: bool) -> None:
     """Send tensors of fixed shape as one, flattened."""
-    if _go_as_they_are(tensors, narrow):
+    if _go_as_they_are(tensors, short):
         return
     with tf.device(device(source)):
         packed = flat(tensors, name)
-    packed = _across(packed, source, target, _are_shortened(tensors, narrow))
+    packed = _across(packed, source, target, short)
     with tf.device(device(target)):
         _arrive(target, tensors, unflat(packed, tensors))
 
 
-def _send_unfixed(source: str, target: str, tensors: Sequence[Any], narrow: bool, ids_of: Mapping[str, Any]) -> None:
+def _send_unfixed(source: str, target: str, tensors: Sequence[Any], short: bool, ids_of: Mapping[str, Any]) -> None:
     """Send tensors of unknown length as one, one after another; ids last, so that all that uses them gets them so."""
-    if _go_as_they_are(tensors, narrow):
+    if _go_as_they_are(tensors, short):
         return
     if _are_ids(tensors):
         parts = _sent_with_lengths(source, target, tensors)
     else:
-        parts = _sent_as_rows(source, target, tensors, narrow, [ids_of.get(tensor.name) for tensor in tensors])
+        parts = _sent_as_rows(source, target, tensors, short, [ids_of.get(tensor.name) for tensor in tensors])
     _arrive(target, tensors, parts)
 
 
@@ -167,12 +174,12 @@ def _sent_with_lengths(source: str, target: str, ids: Sequence[Any]) -> Any:
         return tf.split(packed, tf.concat([[count], packed[:count]], 0), num=count + 1)[1:]
 
 
-def _sent_as_rows(source: str, target: str, tensors: Sequence[Any], narrow: bool, ids: Sequence[Any]) -> Any:
+def _sent_as_rows(source: str, target: str, tensors: Sequence[Any], short: bool, ids: Sequence[Any]) -> Any:
     """Return what the target gets of several tensors; it knows how many rows each has if both sides have their ids."""
     with tf.device(device(source)):
         lengths = _lengths(tensors) if None in ids else None
         packed = tf.concat(tensors, 0, name="rows")
-    packed = _across(packed, source, target, _are_shortened(tensors, narrow))
+    packed = _across(packed, source, target, short)
     with tf.device(device(target)):
         return tf.split(packed, _lengths(ids) if lengths is None else lengths, num=len(tensors))
 
@@ -186,12 +193,12 @@ def _are_ids(tensors: Sequence[Any]) -> bool:
     return bool(tensors) and tensors[0].dtype in (tf.int32, tf.int64) and tensors[0].shape.rank == 1
 
 
-def _are_shortened(tensors: Sequence[Any], narrow: bool) -> bool:
-    return narrow and tensors[0].dtype == tf.float32 and tensors[0].shape.rank > 0
+def _can_be_short(tensor: Any) -> bool:
+    return bool(tensor.dtype == tf.float32 and tensor.shape.rank)
 
 
-def _go_as_they_are(tensors: Sequence[Any], narrow: bool) -> bool:
-    return not tensors or (len(tensors) == 1 and not _are_shortened(tensors, narrow))
+def _go_as_they_are(tensors: Sequence[Any], short: bool) -> bool:
+    return not tensors or (len(tensors) == 1 and not short)
 
 
 def _across(packed: Any, source: str, target: str, short: bool) -> Any:

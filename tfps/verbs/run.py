@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tfps import cluster, models, slurm_env
 from tfps.config import JobConfig
-from tfps.errors import PeerLostError, StorageError, TfpsError
+from tfps.errors import PeerLostError, StorageError, TfpsError, of_limits
 from tfps.launchers.local_task import BUILT, SIGNED_OFF, SIGNS
 from tfps.report import make_dir, one_line
 from tfps.runtime import farewell, logs, net, ownership, task
@@ -96,10 +96,14 @@ def _be_task(given: JobConfig, members: cluster.Cluster, me: cluster.Task, port_
         with contextlib.suppress(OSError):  # whoever read it may be gone
             tell(error, console)
     except Exception as error:
-        code = 1
+        limit = of_limits(error)
+        code = limit.exit_code if limit else 1
         with contextlib.suppress(OSError):
-            traceback.print_exc()
-            console.write(f"error: {type(error).__name__}: {one_line(str(error))} (a bug in tfps: see the log)\n")
+            if limit:
+                tell(limit, console)
+            else:
+                traceback.print_exc()
+                console.write(f"error: {type(error).__name__}: {one_line(str(error))} (a bug in tfps: see the log)\n")
     _end_within(_EXIT_HOOKS_SECS, code)
     atexit._run_exitfuncs()  # autograph and others remove their temporary files here
     for stream in (sys.stdout, sys.stderr, console):
@@ -112,7 +116,8 @@ def _end_within(secs: float, code: int) -> None:
     """End the process after some time, whatever the exit hooks of a model or a library do."""
     timer = threading.Timer(secs, os._exit, [code])
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # no more threads may be started
+        timer.start()
 
 
 def _sign(sign: bytes) -> None:

@@ -1,5 +1,6 @@
 """``tfps eval`` and ``tfps export``: what works on a trained job's directory."""
 
+import json
 import os
 import stat
 import sys
@@ -12,7 +13,7 @@ from tfps.errors import ConfigError
 from tfps.report import JOB, format_progress, read_json
 from tfps.runtime import model_dir
 from tfps.verbs.problems import Problems, check_model
-from tfps.verbs.verb import Verb, found_from_anywhere, with_tensorflow
+from tfps.verbs.verb import Verb, absolute, found_from_anywhere, with_tensorflow
 
 
 def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, models.Model, str]:
@@ -26,7 +27,7 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, mo
     stored = read_json(directory / JOB) or {}
     defaults = JobConfig(**{name: value for name, value in stored.items() if name in config.FIELDS})
     asked = problems.read(flags, argv, defaults.replace(model_dir=str(directory)))
-    path = os.path.abspath(model_dir.chosen(asked))
+    path = absolute(model_dir.chosen(asked))
     named = asked.model.endswith(".py") and asked.model != given.model  # by job.json alone
     if named:
         problems.of(_check_owner, directory / JOB, Path(asked.model))
@@ -64,7 +65,8 @@ def _eval(argv: Sequence[str]) -> int:
 
     step = checkpoint.step_of(path)
     values = evaluation.of_checkpoint(job, model, path)
-    print(format_progress(step, {k: v for k, v in values.items() if isinstance(v, float)}))
+    lists = [f"{name}={json.dumps(v, separators=(',', ':'))}" for name, v in values.items() if not isinstance(v, float)]
+    print(" ".join([format_progress(step, {k: v for k, v in values.items() if isinstance(v, float)}), *lists]))
     return 0
 
 

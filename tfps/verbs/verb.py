@@ -53,9 +53,18 @@ def found_from_anywhere(job: JobConfig) -> JobConfig:
     for name, path in paths.items():
         if path and any("\ud800" <= letter <= "\udfff" for letter in path):
             raise ConfigError(f"--{name}={config.show(path)} is not UTF-8: rename it, or set LC_ALL=C.UTF-8.")
-    relative = [path for path in paths.values() if path and not os.path.isabs(path)]
-    here = working_directory() if relative else ""
-    return job.replace(**{name: os.path.normpath(os.path.join(here, path)) for name, path in paths.items() if path})
+    return job.replace(**{name: absolute(path) for name, path in paths.items() if path})
+
+
+def absolute(path: str) -> str:
+    """Return a path that means the same from any working directory.
+
+    Raises:
+        ConfigError: If it is relative to a directory that is gone.
+    """
+    joined = path if os.path.isabs(path) else os.path.join(working_directory(), path)
+    # A link's ".." is that of where it leads to.
+    return os.path.realpath(joined) if os.pardir in joined.split(os.sep) else os.path.normpath(joined)
 
 
 def working_directory() -> str:
