@@ -999,3 +999,43 @@ def test_a_directory_whose_name_reads_like_a_pattern(tmp_path: Path) -> None:
         train(LINEAR, num_workers=1, max_steps=steps, model_dir=str(model_dir))
         assert summary(model_dir)["global_step"] == steps
     assert summary(model_dir)["resumed_from_step"] == 10
+
+
+def test_a_file_system_that_cannot_flush_directories_is_saved_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some refuse it, as shared folders of virtual machines do: what is written there is there."""
+    really, refused = os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            refused.append(descriptor)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        really(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    training = Training(tmp_path)
+    training.save(5)
+    assert refused
+    assert training.resume() == 5
+
+
+def test_a_state_file_that_cannot_be_replaced_costs_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each save says that only the state file is missing; what is too old is deleted, and the newest is known."""
+    really = os.replace
+
+    def replace(source: Any, target: Any) -> None:
+        if Path(target) == tmp_path / "checkpoint":
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        really(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    training = Training(tmp_path)
+    for step in range(1, 9):
+        with pytest.raises(StorageError, match=f"checkpoint cannot be written: .*model.ckpt-{step} itself is saved"):
+            training.save(step)
+        assert training.checkpoints.newest == str(tmp_path / f"model.ckpt-{step}")
+    assert [Path(path).name for path in existing(str(tmp_path))] == [f"model.ckpt-{step}" for step in range(4, 9)]
+    assert training.resume() == 8

@@ -8,6 +8,7 @@ import shlex
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ import tfps
 from tfps import cli, config
 from tfps.cluster import Task
 from tfps.verbs import run
+from tfps.verbs.verb import absolute
 
 GOOD = {"ps_hosts": "p0:2222", "worker_hosts": "w0:2222,w1:2222", "job_name": "worker", "task_index": "0"}
 MEMBERS = {"ps": ["p0:1"], "worker": ["w0:1", "w1:1"]}
@@ -379,6 +381,10 @@ def test_no_trained_job(refused: Any, tmp_path: Path, verb: str) -> None:
     assert said.startswith("error: --checkpoint_path=model.ckpt-1 is not a checkpoint: there is no model.ckpt-1.index.")
     (tmp_path / "job.json").write_text("[")
     assert refused(verb, "--model_dir=.", code=65).startswith("error: job.json cannot be read: ")
+    for name, value in (("model", "null"), ("data_dir", "7"), ("batch_size", '"x"'), ("seed", "{}")):
+        (tmp_path / "job.json").write_text(f'{{"{name}": {value}}}')
+        told = f"error: job.json cannot be read: {name} is {value}. Mend it, or move it away and give the flags.\n"
+        assert refused(verb, "--model_dir=.", code=65) == told
 
 
 REAL: Mapping[str, tuple[list[str], int, str]] = {
@@ -451,3 +457,34 @@ def test_help_and_version_are_verbs_too(capsys: pytest.CaptureFixture[str]) -> N
             assert cli.main(argv) == 0
             said.append(capsys.readouterr().out)
         assert said[0] == said[1] != ""
+
+
+def test_a_path_goes_up_from_where_a_link_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``link/../run`` is for tfps what it is for every other program; a path without it keeps its links."""
+    (tmp_path / "deep" / "a").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("deep/a")
+    monkeypatch.chdir(tmp_path)
+    assert absolute("link/../run") == f"{tmp_path}/deep/run"
+    assert absolute("./link/run/") == f"{tmp_path}/link/run"
+
+
+LIMITED = """
+import sys, threading
+from tfps.cli import main
+
+def start(thread):
+    raise RuntimeError("can't start new thread")
+
+threading.Thread.start = start
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_limit_on_processes_is_told(tmp_path: Path) -> None:
+    """Where no thread can be started any more, that is no mistake of tfps, and it says what to raise."""
+    command = [sys.executable, "-c", LIMITED, "launch", "--model=linear", f"--model_dir={tmp_path}"]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100, check=False)
+    told = (
+        "no more threads or processes can be started: raise the limit on them, see ulimit -u, or that of the container"
+    )
+    assert (ended.returncode, ended.stderr) == (2, f"error: {told}.\n")

@@ -279,6 +279,27 @@ def test_export_goes_below_the_model_dir(trained: Path) -> None:
         export.saved_model(JobConfig(), MODEL, newest(trained))
 
 
+def test_features_may_have_any_name(tmp_path: Path) -> None:
+    """The signature of an export has them as they are, though TensorFlow's operations cannot be called so."""
+    names = ["user id", "größe", "a:b"]
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = tf.data.Dataset.from_tensor_slices(BATCHES[0])
+        data = data.map(lambda x: (dict(zip(names, tf.unstack(x), strict=True)), 0.0)).batch(2)
+        return data if mode == "eval" else data.repeat()
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        y = tf.add_n([features[name] for name in names]) * tf.get_variable("weight", [])
+        loss = tf.reduce_sum(y)
+        return tfps.ModelSpec(loss=loss, predictions={"y": y}, optimizer=tf.train.GradientDescentOptimizer(0.1))
+
+    train(model_of(input_fn, model_fn), num_workers=1, max_steps=2, model_dir=str(tmp_path / "m"))
+    config = JobConfig(export_dir=str(tmp_path / "out"))
+    written = export.saved_model(config, model_of(input_fn, model_fn), newest(tmp_path / "m"))
+    served = tf.saved_model.load_v2(str(written)).signatures["serving_default"]
+    assert sorted(served.structured_input_signature[1]) == sorted(names)
+
+
 def test_an_export_that_cannot_be_written_is_a_storage_error(trained: Path, tmp_path: Path) -> None:
     """A file in the way of the directory is 74."""
     (tmp_path / "file").write_text("")

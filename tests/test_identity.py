@@ -135,3 +135,12 @@ def test_a_name_service_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyP
         Task("ps", 0): Answer(problem=identity.SILENT),
         Task("worker", 0): Answer(Task("worker", 0)),
     }
+
+
+def test_a_host_of_which_one_address_is_dead_answers_at_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one with IPv6 that leads nowhere: each address has its share of the time."""
+    really = socket.getaddrinfo
+    with blackhole() as dead, contextlib.closing(Speaker(Task("worker", 0))) as there:
+        places = [really(*address.rsplit(":", 1), type=socket.SOCK_STREAM)[0] for address in (dead, there.address)]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: places)
+        assert identity.ask("two:2222") == Answer(Task("worker", 0))

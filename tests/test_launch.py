@@ -5,6 +5,7 @@ import pty
 import re
 import resource
 import subprocess
+import sys
 import time
 from pathlib import Path
 from unittest import mock
@@ -52,6 +53,32 @@ def test_a_model_may_have_processes_of_its_own(tmp_path: Path) -> None:
     ended = run_tfps("launch", f"--model={model}", f"--model_dir={tmp_path / 'm'}", "--max_steps=4")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert summary(tmp_path / "m")["global_step"] == 4
+
+
+BLOCKING = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD, signal.SIGTERM])
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_signals_that_the_caller_has_blocked_are_taken(tmp_path: Path) -> None:
+    """Without SIGCHLD, the fork server would not know that a task has ended."""
+    flags = ["launch", "--model=linear", "--max_steps=5", f"--model_dir={tmp_path / 'm'}"]
+    command = [sys.executable, "-c", BLOCKING, *TFPS[1:], *flags]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert summary(tmp_path / "m")["global_step"] == 5
+
+
+def test_a_model_may_close_standard_output(tmp_path: Path) -> None:
+    """That is the model's own: the job ends, and saves, as it would otherwise."""
+    model = tmp_path / "mine.py"
+    model.write_text("import sys\nsys.stdout.close()\n" + POWERS)
+    ended = run_tfps("launch", f"--model={model}", f"--model_dir={tmp_path / 'm'}", "--max_steps=4")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert summary(tmp_path / "m")["checkpoint"].endswith("model.ckpt-4")
 
 
 def test_a_model_dir_that_is_a_file_is_74(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster_in_process import cluster_of
@@ -17,7 +18,7 @@ from tfps import hosts
 from tfps.cluster import Cluster, Task
 from tfps.errors import ClusterFormError, ConfigError, StoppedError
 from tfps.launchers.local import held_ports
-from tfps.runtime import net
+from tfps.runtime import identity, net
 
 PS, CHIEF, WORKER = Task("ps", 0), Task("worker", 0), Task("worker", 1)
 
@@ -91,14 +92,15 @@ def test_a_port_that_connects_to_itself_is_no_answer(monkeypatch: pytest.MonkeyP
     """A call to a free port can get that very port as its own and reach itself: nobody answers there."""
     made: list[socket.socket] = []
 
-    def itself(address: tuple[str, int], timeout: float) -> socket.socket:
+    def itself(places: Any, timeout: float) -> socket.socket:
+        address = places[0][-1]
         caller = sharing(*address)
         caller.settimeout(timeout)
         caller.connect(address)
         made.append(caller)
         return caller
 
-    monkeypatch.setattr(socket, "create_connection", itself)
+    monkeypatch.setattr(identity, "_first_of", itself)
     with held_ports(1) as [port]:
         assert not net.answers(f"127.0.0.1:{port}")
     assert len(made) == 1

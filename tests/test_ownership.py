@@ -16,7 +16,7 @@ import pytest
 
 from tfps.cluster import Cluster
 from tfps.errors import PeerLostError, StorageError
-from tfps.runtime import holder, ownership
+from tfps.runtime import holder, ownership, process
 from tfps.runtime.holder import Holder, look, this_process
 from tfps.runtime.ownership import HeldError, Ownership, check
 
@@ -273,3 +273,51 @@ def test_a_directory_that_is_gone_is_made_again(
     assert look(str(tmp_path / "m")).holder == owner.own  # type: ignore[union-attr]
     assert f"--model_dir={tmp_path / 'm'}, or what it held, is gone." in caplog.text
     owner.release()
+
+
+def test_another_directory_with_checkpoints_is_not_saved_to(tmp_path: Path) -> None:
+    """A link that leads elsewhere now, or a volume that was changed: what is there is of another run."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "m").symlink_to("one")
+    owner = Ownership(str(tmp_path / "m"), ONE, others=lambda: [str(tmp_path / "m" / "model.ckpt-600")])
+    owner.claim()
+    (tmp_path / "one" / ".chief").unlink()  # that alone is no other directory
+    deadline = time.monotonic() + 5
+    while look(str(tmp_path / "m")) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    owner.check()
+    (tmp_path / "m").unlink()
+    (tmp_path / "m").symlink_to("other")
+    error = wait_for_error(owner)
+    assert isinstance(error, HeldError)
+    assert "is not the directory that this job began in, and holds model.ckpt-600 of another run" in str(error)
+    assert list((tmp_path / "other").iterdir()) == []
+    owner.release()
+
+
+def test_a_holder_that_is_hidden_is_not_taken_for_dead(
+    tmp_path: Path, held: Ownership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where ``/proc`` shows no processes of other users, or is that of another place, only silence tells."""
+    for started, machine in (("", held.own.machine), ("7", "")):
+        monkeypatch.setattr(process, "started", lambda _pid, told=started: told)
+        monkeypatch.setattr(holder, "machine", lambda told=machine: told)
+        with pytest.raises(HeldError):
+            check(str(tmp_path), OTHER)
+
+
+def test_a_process_is_known_by_its_own_proc_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of another user is there, though not to be looked at; where ids count otherwise, nothing is known of any."""
+    here = process.started(os.getpid())
+    assert process.lives(os.getpid(), str(here)) is True
+    assert process.lives(os.getpid(), "1") is False
+    assert process.lives(os.getpid(), "") is None
+    monkeypatch.setattr(process, "Path", lambda _path: Path("/nowhere"))
+    assert process.started(os.getpid()) == ""
+    assert process.lives(os.getpid(), str(here)) is None
+    assert process.started(2**22 + 1) is None  # more than there can be
+    monkeypatch.undo()
+    assert process.machine()
+    monkeypatch.setattr(os, "getpid", lambda: 1 << 30)
+    assert process.machine() == ""

@@ -220,3 +220,18 @@ def test_what_lives_packed_is_counted() -> None:
     """The plan knows what packed variables and their slots take: first, second, third and scale, and as much again."""
     assert sizes(built(AWKWARD).graph) == {0: 2 * 4 * (5 * 3 + 3 + 3 + 1)}
     assert sizes(built(AWKWARD, wire="plain").graph) == {}
+
+
+@pytest.mark.parametrize("wire", ["packed", "plain"])
+def test_a_variable_that_is_trained_twice_is(tmp_path: Path, wire: str) -> None:
+    """A variable that is in TRAINABLE_VARIABLES again is updated by both gradients, as TensorFlow does it."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        twice, *others = [tf.get_variable(name, [2], initializer=tf.zeros_initializer()) for name in ("a", "b", "c")]
+        tf.add_to_collection(tf.GraphKeys.TRAINABLE_VARIABLES, twice)
+        loss = tf.reduce_sum(tf.add_n([twice, *others])) + 0.0 * tf.reduce_sum(features["x"])
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    train(model_of(numbers, model_fn), 1, 1, wire=wire, max_steps=3, model_dir=str(tmp_path))
+    values = variables_of(tmp_path)
+    assert [values[name].tolist() for name in "abc"] == [[-6, -6], [-3, -3], [-3, -3]]

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from helpers import Process, by_hand, processes, run_tfps, summary
 
+from tfps.cluster import Cluster, Task
+from tfps.config import JobConfig
+from tfps.launchers import supervisor
 from tfps.launchers.local import held_ports
 
 
@@ -149,3 +152,14 @@ def _connection(port: int, secs: float) -> socket.socket:
         except ConnectionRefusedError:
             assert time.monotonic() < deadline, f"nobody listens on {port}"
             time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("line", "trains"), [("training: mode sync, 1 worker, 2 ps", True), ("training set: 5", False)]
+)
+def test_what_a_model_prints_is_not_taken_for_the_tasks_own_words(line: str, trains: bool) -> None:
+    """A task that is supervised trains when it says so, not when its model speaks of training."""
+    cluster = Cluster(("127.0.0.1:1",), ("127.0.0.1:2",))
+    watched = supervisor.Supervisor(JobConfig(max_restarts=1), cluster, Task("worker", 0))
+    watched._pass_on(line)
+    assert watched.has_told(2) is trains

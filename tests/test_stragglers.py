@@ -24,6 +24,14 @@ def test_in_step_the_one_that_all_wait_for_is_behind() -> None:
     assert seen.shares == {1: 0.5}
 
 
+def test_one_worker_holds_up_nobody() -> None:
+    """In sync, too: there are no others that wait for it."""
+    seen = Stragglers()
+    for _ in range(9):
+        seen.look_in_step([0])
+    assert seen.shares == {}
+
+
 @pytest.mark.parametrize(("pace", "share"), [(10, {}), (6, {}), (4, {1: 1.0}), (0, {1: 1.0})])
 def test_apart_the_pace_tells(pace: int, share: dict[int, float]) -> None:
     """A worker at less than half the pace of the others is behind, also one that has given no sign since."""

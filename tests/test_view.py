@@ -114,6 +114,15 @@ def test_progress_is_one_line_for_all_workers(
     ]
 
 
+def test_an_evaluation_makes_no_loss_newer() -> None:
+    """A line of progress has the step that its loss is of, whatever step was evaluated since."""
+    view = shown()
+    for line in ("step=1 loss=9", "step=8 eval/loss=2"):
+        view.said(CHIEF, line)
+    assert view.progress == "step=1 loss=9"
+    assert view.step == 8
+
+
 def test_what_is_known_of_a_job() -> None:
     """From its tasks' lines: the newest step and its loss, and the speed of those that still train."""
     view = shown()

@@ -175,3 +175,15 @@ def test_alone_no_code_below_128_is_tried_again(clock: Clock, code: int) -> None
     policy = Alone(WORKER, 3)
     policy.began(WORKER)
     assert policy.grant(WORKER, code) is None
+
+
+def test_a_cluster_that_does_not_form_is_tried_twice(clock: Clock) -> None:
+    """Each try takes ``--start_timeout_secs``; a loss in between begins another count."""
+    policy = Restarts([PS], 9)
+    for code in (171, -9, 171):
+        policy.began(PS)
+        assert policy.grant(PS, code)
+        clock.now += 60
+        assert list(policy.due()) == [PS]
+    policy.began(PS)
+    assert policy.grant(PS, 171) is None

@@ -6,6 +6,7 @@ train was not lost by itself. Pure but for the clock.
 """
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator
 
 from tfps.cluster import Task
@@ -38,6 +39,9 @@ class Restarts:
         self._began: dict[Task, float] = {}
         self._in_a_row: dict[Task, int] = {}
         self._due: dict[Task, tuple[float, int]] = {}  # when, and the last process's exit code
+        self._unformed: Counter[Task] = (
+            Counter()
+        )  # in how many of its last processes, in a row, the cluster did not form
 
     def __bool__(self) -> bool:
         """Tell whether any task is yet to be started again."""
@@ -61,7 +65,8 @@ class Restarts:
         Returns:
             What there is to say of its budget; ``None`` if it is not started again.
         """
-        if 0 <= code < RetryableError.exit_code:
+        self._unformed[task] = self._unformed[task] + 1 if code == ClusterFormError.exit_code else 0
+        if 0 <= code < RetryableError.exit_code or self._unformed[task] >= _MOST_UNFORMED:
             return None
         free = code == PeerLostError.exit_code and self._follows_others(task)
         if self.used[task] >= self.budget and not free:
@@ -104,7 +109,8 @@ class Alone(Restarts):
     """The one task that a process supervises, which sees no other's loss.
 
     A 170 costs nothing if the task had trained since its start, nor do the next few, in which it meets others that are
-    yet to leave. A cluster that does not form within ``--start_timeout_secs`` is tried twice.
+    yet to leave. A cluster that does not form within ``--start_timeout_secs`` is tried twice, whatever else happens in
+    between.
 
     Attributes:
         has_trained: Whether the present process has come to train, or the last one had.
@@ -112,12 +118,13 @@ class Alone(Restarts):
 
     def __init__(self, task: Task, budget: int) -> None:
         super().__init__([task], budget)
-        self._in_vain = self._unformed = 0
+        self._in_vain = self._never_formed = 0
         self.has_trained = False
 
     def trained(self) -> None:
         """Note that the task trains, or serves those who do."""
-        self._in_vain = self._unformed = 0
+        self._in_vain = self._never_formed = 0
+        self._unformed.clear()
         self.has_trained = True
 
     def began(self, task: Task) -> None:
@@ -127,8 +134,8 @@ class Alone(Restarts):
 
     def grant(self, task: Task, code: int) -> str | None:
         """Let the task be started again, as ``Restarts`` does."""
-        self._unformed += code == ClusterFormError.exit_code
-        if code == ClusterFormError.exit_code and self._unformed >= _MOST_UNFORMED:
+        self._never_formed += code == ClusterFormError.exit_code
+        if code == ClusterFormError.exit_code and self._never_formed >= _MOST_UNFORMED:
             return None
         return super().grant(task, code)
 

@@ -222,45 +222,64 @@ class Checkpoints:
             if self._is_saved(path := directory.path_of(self._dir, step)):
                 return step
             try:
-                self.newest = self._save(session, self._dir)
+                self._save(session, self._dir, at_rest)
             except LOST:
                 raise
             except (OSError, ValueError, tf.errors.OpError) as error:
                 self._check_claim()  # it may have been cleared away
                 raise StorageError(f"--model_dir: {path} cannot be written: {_message(error)}") from None
-            (self._at_rest.add if at_rest else self._at_rest.discard)(self.newest)
             log.info("saved %s", self.newest)
-            return directory.step_in(self.newest)
+            return directory.step_in(self.newest or "")
 
     def _is_saved(self, path: str) -> bool:
         """Tell whether a checkpoint is there, whole, and all of its step."""
         return path in self._at_rest and self._whole[path] and problem(path, read_data=False) is None
 
-    def _save(self, session: Any, model_dir: str) -> str:
-        """Save, and delete what is too old; returns the path, by the step that was saved: training may go on."""
+    def _save(self, session: Any, model_dir: str, at_rest: bool) -> None:
+        """Save, and delete what is too old; what is saved has the step that it is of: training may go on.
+
+        Raises:
+            StorageError: If only the state file cannot be written, also; the checkpoint is there then.
+        """
         self._check_claim()
         staged = directory.stage(model_dir)
         try:
             path = directory.path_of(model_dir, _checked(self._savers.save(session, str(staged / directory.BASE))).step)
             kept = self._kept(path)
             self._check_claim()
-            directory.publish(staged, path, kept)
+            problem_of_state = _published(staged, path, kept)
         finally:
             directory.discard(staged)
-        self._whole[path] = True
+        self.newest, self._whole[path] = path, True
+        self._at_rest.discard(path)
+        if at_rest:
+            self._at_rest.add(path)
+        self._delete_before(kept[0], model_dir)
+        if problem_of_state:
+            raise problem_of_state
+
+    def _delete_before(self, first: str, model_dir: str) -> None:
         with contextlib.suppress(OSError):  # one too many is no failure
             for old in directory.existing(model_dir):
-                if directory.step_in(old) < directory.step_in(kept[0]):
+                if directory.step_in(old) < directory.step_in(first):
                     directory.remove(old)
                     self._whole.pop(old, None)
                     self._at_rest.discard(old)
-        return path
 
     def _kept(self, path: str) -> Sequence[str]:
         """Return the checkpoints to keep, of which a new one is the last; those that are damaged do not count."""
         step = directory.step_in(path)
         earlier = [old for old in directory.existing(self._dir) if directory.step_in(old) < step]
         return [*[old for old in earlier if self._whole.get(old, True)][1 - _KEEP :], path]
+
+
+def _published(staged: Path, path: str, kept: Sequence[str]) -> StorageError | None:
+    """Bring a checkpoint in; returns why its state file could not be."""
+    try:
+        directory.publish(staged, path, kept)
+    except StorageError as error:
+        return error
+    return None
 
 
 def _checked(saved: Saved) -> Saved:

@@ -28,13 +28,13 @@ class _Tee:
 
     def write(self, text: str) -> int:
         for stream in (self._log, self._console):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # it is full, or a model has closed it
                 stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         for stream in (self._log, self._console):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 stream.flush()
 
     def __getattr__(self, name: str) -> object:

@@ -252,8 +252,9 @@ def _bring_in(staged: Path, path: str) -> None:
     os.replace(file_of(sealed, INDEX), file_of(path, INDEX))
     try:
         os.replace(staged / _STATE, model_dir / _STATE)
-    except IsADirectoryError:
-        told = f"{model_dir / _STATE} cannot be written: it is a directory. Remove it; {sealed.name} itself is saved."
+    except OSError as error:
+        why = "it is a directory" if isinstance(error, IsADirectoryError) else error.strerror
+        told = f"{model_dir / _STATE} cannot be written: {why}. Remove it; {sealed.name} itself is saved."
         raise StorageError(f"--model_dir: {told}") from None
     _flush(model_dir)
 

@@ -107,7 +107,7 @@ def _be_task(given: JobConfig, members: cluster.Cluster, me: cluster.Task, port_
     _end_within(_EXIT_HOOKS_SECS, code)
     atexit._run_exitfuncs()  # autograph and others remove their temporary files here
     for stream in (sys.stdout, sys.stderr, console):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # a model may have closed it
             stream.flush()
     os._exit(code)  # TensorFlow's server cannot be stopped, and its threads do not let the interpreter end in order
 

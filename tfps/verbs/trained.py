@@ -6,12 +6,14 @@ import stat
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import get_type_hints
 
 from tfps import config, models
 from tfps.config import JobConfig
-from tfps.errors import ConfigError
+from tfps.errors import CheckpointError, ConfigError
 from tfps.report import JOB, format_progress, read_json
 from tfps.runtime import model_dir
+from tfps.runtime.manifest import INDEX, file_of
 from tfps.verbs.problems import Problems, check_model
 from tfps.verbs.verb import Verb, absolute, found_from_anywhere, with_tensorflow
 
@@ -24,9 +26,7 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, mo
     if not (given.model_dir or given.checkpoint_path):
         raise ConfigError("--model_dir is missing: give the directory of a trained job.")
     directory = Path(given.model_dir or str(Path(given.checkpoint_path or "").parent))
-    stored = read_json(directory / JOB) or {}
-    defaults = JobConfig(**{name: value for name, value in stored.items() if name in config.FIELDS})
-    asked = problems.read(flags, argv, defaults.replace(model_dir=str(directory)))
+    asked = problems.read(flags, argv, _stored(directory / JOB).replace(model_dir=str(directory)))
     path = absolute(model_dir.chosen(asked))
     named = asked.model.endswith(".py") and asked.model != given.model  # by job.json alone
     if named:
@@ -36,7 +36,25 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, mo
     with_tensorflow(problems)
     if named:
         print(f"runs {job.model}, as {directory / JOB} says", file=sys.stderr)
+    if not asked.checkpoint_path and not file_of(path, INDEX).exists():  # the job goes on, and deletes old ones
+        path = absolute(model_dir.chosen(asked))
     return job, models.load(job.model), path
+
+
+def _stored(path: Path) -> JobConfig:
+    """Return the job that a directory's ``job.json`` tells, which people edit.
+
+    Raises:
+        CheckpointError: If it tells none.
+    """
+    stored = {name: value for name, value in (read_json(path) or {}).items() if name in config.FIELDS}
+    kinds = get_type_hints(JobConfig)
+    for name, value in stored.items():
+        number = kinds[name] in (float, float | None)  # which may be written without a point
+        if not isinstance(value, kinds[name] | int if number else kinds[name]):
+            told = f"{path} cannot be read: {name} is {json.dumps(value)}"
+            raise CheckpointError(f"{told}. Mend it, or move it away and give the flags.")
+    return JobConfig(**stored)
 
 
 def _check_owner(stored: Path, source: Path) -> None:
