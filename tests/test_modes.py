@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from cluster_in_process import (
     assert_done,
@@ -434,21 +435,51 @@ def test_tables_local_variables_summaries_and_logged_tensors(tmp_path: Path, mod
     assert summary(tmp_path)["eval"] == {"loss": -22.5, "seen": 1.5}
 
 
+@pytest.mark.parametrize("read", [lambda rate: rate, tf2.function(lambda rate: 1.0 * rate)])
 @pytest.mark.parametrize(("wire", "num_ps"), [("packed", 1), ("plain", 1), ("packed", 2)])
-def test_sync_takes_the_learning_rate_of_its_step(tmp_path: Path, wire: str, num_ps: int) -> None:
+def test_sync_takes_the_learning_rate_of_its_step(tmp_path: Path, wire: str, num_ps: int, read: Any) -> None:
     """A rate that the model raises in each step is read when the update begins: it is that before or after its step."""
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
         weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
         rate = tf.get_variable("rate", [], initializer=tf.ones_initializer(), trainable=False)
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, rate.assign_add(1.0, read_value=False))
-        return tfps.ModelSpec(loss=-weight + 0.0 * features["x"], optimizer=tf.train.GradientDescentOptimizer(rate))
+        return tfps.ModelSpec(
+            loss=-weight + 0.0 * features["x"], optimizer=tf.train.GradientDescentOptimizer(read(rate))
+        )
 
     steps = 60
     flags = {"mode": "sync", "wire": wire, "max_steps": steps, "model_dir": str(tmp_path)}
     train(model_of(lambda *_: dataset_of(np.ones(steps, np.float32)), model_fn), num_ps, 2, **flags)
     whole = steps * (steps + 1) // 2
     assert whole <= variables_of(tmp_path)["weight"] <= whole + steps
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_what_an_optimizer_counts_is_counted_with_its_update(tmp_path: Path, mode: str) -> None:
+    """Though it takes no gradient: a checkpoint has as many as there are updates, and so has what goes on from it."""
+
+    class Counting(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+        def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+            with tf.variable_scope("own", reuse=tf.AUTO_REUSE):
+                count = tf.get_variable("count", [], initializer=tf.zeros_initializer(), trainable=False)
+            counted = count.assign_add(1.0, read_value=False)
+            return tf.group(counted, super().apply_gradients(grads_and_vars, *args, **kwargs))
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        return tfps.ModelSpec(loss=weight + 0.0 * features["x"], optimizer=Counting(1.0))
+
+    for steps in (11, 24):
+        train(
+            model_of(lambda *_: dataset_of(np.ones(64, np.float32)), model_fn),
+            2,
+            2,
+            mode=mode,
+            max_steps=steps,
+            model_dir=str(tmp_path),
+        )
+        assert variables_of(tmp_path) == {"weight": -steps, "own/count": steps, "global_step": steps}
 
 
 def test_sync_refuses_an_update_that_needs_a_batch() -> None:

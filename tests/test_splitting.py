@@ -13,6 +13,7 @@ from tfps.config import JobConfig
 from tfps.runtime import splitting
 
 ROWS, COLUMNS = 6, 4
+CLUSTER = Cluster(("p0:1", "p1:1"), ("w:1",))
 TABLE = np.arange(24, dtype=np.float32).reshape(ROWS, COLUMNS)
 
 
@@ -87,3 +88,18 @@ def test_what_is_about_the_whole_variable_keeps_it_whole() -> None:
     for arguments in ({"constraint": lambda w: tf.clip_by_norm(w, 1.0)}, {"regularizer": tf.norm}):
         assert first_values(2, table(**arguments))[1] == 1
     assert first_values(2, table(regularizer=tf2.keras.regularizers.L2(0.1)))[1] == 2
+
+
+def test_an_optimizer_of_the_users_own_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """It sees slices, of which a norm is another; TensorFlow's own treat each row by itself."""
+
+    class Own(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+        pass
+
+    with tf.Graph().as_default() as graph, caplog.at_level("INFO", logger="tfps"):
+        with tf.variable_scope("", custom_getter=splitting.getter(JobConfig(min_slice_mb=1e-9), CLUSTER)):
+            table()()
+        splitting.tell(graph, tf.train.AdamOptimizer(), JobConfig())
+        assert caplog.text == ""
+        splitting.tell(graph, Own(0.1), JobConfig())
+    assert "table: split over the PS, and Own gets each slice as a variable of its own." in caplog.text

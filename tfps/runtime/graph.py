@@ -123,6 +123,8 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             with user_model.seeded(_seed(config, task)):  # the input is the same on all workers, which share it
                 spec = user_model.spec(model, ModeKeys.TRAIN, config, *batch)
             own = {saved_name(variable) for variable in tf.global_variables()}
+            if task.is_chief:
+                splitting.tell(graph, spec.optimizer, config)
             loops.read_before(graph)
             checked = own_updates.check(graph)
             updates = own_updates.of_step(graph, on_ps=task.is_chief or config.mode != "sync")
@@ -379,7 +381,7 @@ def _built(model: Model, build: Callable[[], _T]) -> _T:
     """Build what a mode makes of a model; what fails in there is the model's loss or optimizer."""
     try:
         return build()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, NotImplementedError) as error:
         raise ModelError(
             f"--model={model.name}: {model.line_of('model_fn')}: no gradient step can be built: {error}"
         ) from error

@@ -8,6 +8,7 @@ that each element is drawn by itself, the whole is made, and a slice taken of it
 
 import copy
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,10 @@ _EACH_BY_ITSELF = (  # by the whole shape, which they are told, not that of the 
     tf.glorot_normal_initializer,
 )
 _ADDITIVE = ("L1", "L2", "L1L2")  # Keras's
+_SPLIT = "tfps/split"  # collection of names
+_NAMED = 3
+
+log = logging.getLogger(__name__)
 
 
 def getter(config: JobConfig, cluster: Cluster) -> Any:
@@ -46,10 +51,23 @@ def getter(config: JobConfig, cluster: Cluster) -> Any:
         shape = tf.TensorShape(kwargs.get("shape"))
         known = shape.is_fully_defined() and shape.rank
         if known and _may_be_split(kwargs) and max(partitioner(shape=shape, dtype=kwargs["dtype"])) > 1:
+            tf.add_to_collection(_SPLIT, name)
             kwargs |= {"partitioner": partitioner, "initializer": _of_slices(kwargs.get("initializer"))}
         return getter(name, **kwargs)
 
     return get
+
+
+def tell(graph: Any, optimizer: Any, config: JobConfig) -> None:
+    """Log which variables are split where that may make a difference: for an optimizer of the user's own."""
+    names = sorted(set(graph.get_collection(_SPLIT)))
+    if names and not type(optimizer).__module__.startswith(("tensorflow.", "tfps.")):
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        log.info(
+            "%s%s: split over the PS, and %s gets each slice as a variable of its own. If it looks at variables as a "
+            "whole, as for a norm, give more than --min_slice_mb=%g.",
+            *(", ".join(names[:_NAMED]), more, type(optimizer).__name__, config.min_slice_mb),
+        )
 
 
 def _may_be_split(kwargs: dict[str, Any]) -> bool:

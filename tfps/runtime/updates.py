@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -77,7 +77,8 @@ def unrolled(graph: Any, step: Step, packed: bool) -> Any:
     if any(op.type in INPUTS for op in made):
         raise ValueError(_OF_A_BATCH)
     steps, early = Steps(graph, [step.update], apart=True), set(placement.needed(step.begins))
-    late = [op for op in made if op not in early and _reads_ps(op)]
+    after = _after(step.begins, made)
+    late = [op for op in made if op not in early and _uses_ps(op) and (op not in after or not effects.changes(op))]
     for number in range(1, _IN_A_RUN + 1):
         copy = steps.copy(number)
         for op in late:
@@ -85,8 +86,22 @@ def unrolled(graph: Any, step: Step, packed: bool) -> Any:
     return copy(step.update)
 
 
-def _reads_ps(op: Any) -> bool:
-    """Tell whether an operation reads what a PS holds, and is in no branch and no loop."""
+def _after(begins: Sequence[Any], ops: Sequence[Any]) -> set[Any]:
+    """Return those of some operations that need others anyway."""
+    known, found, todo = set(ops), set(begins), list(begins)
+    for op in todo:  # grows while it is read
+        users = [user for output in op.outputs for user in output.consumers()] + list(op._control_outputs)
+        new = [user for user in dict.fromkeys(users) if user in known and user not in found]
+        found.update(new)
+        todo += new
+    return found
+
+
+def _uses_ps(op: Any) -> bool:
+    """Tell whether an operation uses what a PS holds, and is in no branch and no loop.
+
+    To count something, or to call a function that reads a learning rate, takes no gradient, and would come an update
+    early.
+    """
     handles = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
-    on_ps = any(placement.task_of(handle).startswith("ps/") for handle in handles)
-    return on_ps and not effects.changes(op) and is_in_every_step(op)
+    return any(placement.task_of(handle).startswith("ps/") for handle in handles) and is_in_every_step(op)
