@@ -606,6 +606,8 @@ def test_an_optimizer_may_read_the_step_when_it_has_changed_something(tmp_path: 
             variables = [variable for gradient, variable in grads_and_vars if gradient is not None]
             slow = [self._get_or_make_slot(one, tf.zeros(one.shape), "slow", "slow") for one in variables]
             with tf.control_dependencies([super().apply_gradients(grads_and_vars)]):
+                slow_one = tf.matmul(tf.random.stateless_uniform([900, 900], [1, 2]), tf.ones([900, 900]))
+            with tf.control_dependencies([slow_one]):
                 third = tf.equal((tf.train.get_global_step().read_value() + 1) % 3, 0)
                 for one, other in zip(variables, slow, strict=True):
                     back = tf.where(third, (one.read_value() + other.read_value()) / 2, one.read_value())

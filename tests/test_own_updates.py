@@ -282,7 +282,10 @@ def clipping(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSp
     weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
     total = tf.get_variable("total", [], initializer=tf.zeros_initializer(), trainable=False)
     other = tf.get_variable("other", [], initializer=tf.zeros_initializer())
-    slow = 0.0 * tf.reduce_sum(tf.matmul(tf.fill([300, 300], features["x"]), tf.ones([300, 300])))
+    product = tf.fill([400, 400], features["x"])
+    for _ in range(8):
+        product = tf.matmul(product, tf.fill([400, 400], 1 / 400))
+    slow = 0.0 * tf.reduce_sum(product)
     with tf.control_dependencies([slow]):
         summed = total.assign_add(weight.read_value(), read_value=False)
     clipped = weight.assign(tf.maximum(weight.read_value(), -1000.0) + slow, read_value=False)
