@@ -1,6 +1,7 @@
 """Measuring a model, exporting it, and what its author is told about mistakes in it."""
 
 import dataclasses
+import errno
 import logging
 import re
 import shutil
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -306,6 +308,17 @@ def test_an_export_that_cannot_be_written_is_a_storage_error(trained: Path, tmp_
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(StorageError, match=r"--export_dir="):
             export.saved_model(JobConfig(export_dir=str(place)), MODEL, newest(trained))
+
+
+def test_an_export_that_breaks_off_leaves_nothing(trained: Path, tmp_path: Path) -> None:
+    """Half a model must not be served; the same command can be given again."""
+    config = JobConfig(export_dir=str(tmp_path / "out"))
+    full = OSError(errno.ENOSPC, "No space left on device")
+    writes = mock.patch("tensorflow.python.lib.io.file_io.write_string_to_file", side_effect=full)
+    with writes, pytest.raises(StorageError, match="No space left on device"):
+        export.saved_model(config, MODEL, newest(trained))
+    assert list(tmp_path.iterdir()) == []
+    assert (export.saved_model(config, MODEL, newest(trained)) / "saved_model.pb").is_file()
 
 
 def nothing(*_: Any) -> None:

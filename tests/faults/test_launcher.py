@@ -117,6 +117,21 @@ def test_if_the_launcher_dies_its_tasks_do_too(tmp_path: Path) -> None:
         wait_gone(below, 10)
 
 
+def test_if_the_launcher_dies_so_do_the_processes_of_a_model(tmp_path: Path) -> None:
+    """What a model has started, and nobody else knows, does not outlive its task."""
+    model = tmp_path / "forks.py"
+    forks = "import multiprocessing, time\nmultiprocessing.get_context('fork').Process(target=time.sleep, args=(999,))"
+    model.write_text(f"{forks}.start()\n{slow(0.05)}")
+    flags = (f"--model={model}", f"--model_dir={tmp_path / 'm'}", "--max_steps=1000000", "--steps_to_validate=20")
+    with processes() as started:
+        started.append(Process(tmp_path / "out", "launch", *flags))
+        started[0].wait_for("step=", 60)
+        below = children_of(started[0].pid)
+        assert len(below) >= 7  # two workers of three tasks have one each
+        started[0].signal(signal.SIGKILL)
+        wait_gone(below, 15)
+
+
 def test_if_the_launcher_dies_a_task_that_hears_nothing_does_too(tmp_path: Path) -> None:
     """A model's module that blocks while it is imported, where no signal is seen, does not outlive the launcher."""
     model = tmp_path / "blocks.py"

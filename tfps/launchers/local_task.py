@@ -11,7 +11,6 @@ import time
 from multiprocessing.connection import Connection
 
 from tfps.config import STARTED_AGAIN
-from tfps.errors import StoppedError
 
 PRELOAD = ["tfps.runtime.preload", "tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist", "tfps.models.linear"]
 BUILT, SIGNED_OFF = b"B", b"D"
@@ -58,7 +57,7 @@ def _end_with(launcher: Connection) -> None:
         os.read(launcher.fileno(), 1)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_MOST_SECS)
-    os._exit(StoppedError.exit_code)
+    os.killpg(0, signal.SIGKILL)  # this process, and what the model has started
 
 
 def _give_signs(sign: Connection) -> None:

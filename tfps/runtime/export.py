@@ -1,13 +1,19 @@
 """Turn a checkpoint into a SavedModel, which plain ``tf.saved_model.load`` reads and TensorFlow Serving serves."""
 
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import tensorflow.compat.v1 as tf
 
-from tfps.config import JobConfig
+from tfps.config import JobConfig, show
 from tfps.errors import CheckpointError, StorageError
 from tfps.models import Model
 from tfps.models.spec import ModeKeys
+from tfps.report import brief
 from tfps.runtime import check, checkpoint, graph
 
 
@@ -39,7 +45,23 @@ def saved_model(config: JobConfig, model: Model, path: str) -> Path:
             raise
         session.run(tf.tables_initializer())
         try:
-            tf.saved_model.simple_save(session, str(directory), inputs, outputs, legacy_init_op=tf.tables_initializer())
+            with _whole_or_not(directory) as staged:
+                tf.saved_model.simple_save(
+                    session, str(staged), inputs, outputs, legacy_init_op=tf.tables_initializer()
+                )
         except (OSError, tf.errors.OpError) as error:
-            raise StorageError(f"--export_dir={directory} cannot be written: {error}") from None
+            why = show(brief(error), 300)
+            raise StorageError(f"--export_dir={directory} cannot be written: {why}") from None
     return directory
+
+
+@contextlib.contextmanager
+def _whole_or_not(directory: Path) -> Iterator[Path]:
+    """Yield a path beside a directory, for what is to be that directory when it is complete; half is deleted."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staged = directory.parent / f".{directory.name}.{uuid.uuid4().hex}"
+    try:
+        yield staged
+        os.replace(staged, directory)  # which is empty, if it is there
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)

@@ -4,11 +4,13 @@ import atexit
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from tfps import cluster, models, slurm_env
 from tfps.config import JobConfig
@@ -109,12 +111,25 @@ def _be_task(given: JobConfig, members: cluster.Cluster, me: cluster.Task, port_
     for stream in (sys.stdout, sys.stderr, console):
         with contextlib.suppress(OSError, ValueError):  # a model may have closed it
             stream.flush()
-    os._exit(code)  # TensorFlow's server cannot be stopped, and its threads do not let the interpreter end in order
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End: TensorFlow's server cannot be stopped, and its threads do not let the interpreter end in order.
+
+    What the model has left running ends too, where the launcher, which would see to that, is not there any more.
+    """
+    if place := os.environ.get(SIGNS):
+        try:
+            os.write(int(place), b".")
+        except OSError:
+            os.killpg(0, signal.SIGKILL)  # a task has a process group of its own; this process is of it
+    os._exit(code)
 
 
 def _end_within(secs: float, code: int) -> None:
     """End the process after some time, whatever the exit hooks of a model or a library do."""
-    timer = threading.Timer(secs, os._exit, [code])
+    timer = threading.Timer(secs, _exit, [code])
     timer.daemon = True
     with contextlib.suppress(RuntimeError):  # no more threads may be started
         timer.start()
