@@ -41,6 +41,8 @@ from tfps.runtime.updates import Updates
 
 STEPS = 50
 
+SIZES = {"first": 3, "second": 4, "third": 2}
+
 
 def eighths(num_workers: int, steps: int) -> Any:
     """Return a gradient for each worker and step: multiples of 1/8, whose sums are exact in any order."""
@@ -455,6 +457,31 @@ def test_sync_takes_the_learning_rate_of_its_step(tmp_path: Path, wire: str, num
     assert whole <= variables_of(tmp_path)["weight"] <= whole + steps
 
 
+@pytest.mark.parametrize("num_ps", [1, 2])
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("raises", [True, False])
+def test_an_optimizer_is_given_the_step(tmp_path: Path, mode: str, num_ps: int, raises: bool) -> None:
+    """As ``minimize(loss, global_step)`` gives it; whether it raises it or not, each update is one step."""
+
+    class Decayed(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+        def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+            rate = 1.0 / (1.0 + tf.cast(global_step.read_value(), tf.float32))
+            pairs = [(gradient * rate, variable) for gradient, variable in grads_and_vars if gradient is not None]
+            applied = super().apply_gradients(pairs, global_step if raises else None, name)
+            with tf.control_dependencies([applied]):
+                return tf.no_op()
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weights = [tf.get_variable(name, [size], initializer=tf.zeros_initializer()) for name, size in SIZES.items()]
+        return tfps.ModelSpec(loss=-tf.add_n([tf.reduce_sum(one) for one in weights]), optimizer=Decayed(1.0))
+
+    train(model_of(from_table(eighths(1, 9)), model_fn), num_ps, 1, mode=mode, max_steps=4, model_dir=str(tmp_path))
+    values = variables_of(tmp_path)
+    assert values["global_step"] == 4
+    for name in SIZES:
+        np.testing.assert_allclose(values[name], 1 + 1 / 2 + 1 / 3 + 1 / 4, rtol=1e-6)
+
+
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_what_an_optimizer_counts_is_counted_with_its_update(tmp_path: Path, mode: str) -> None:
     """Though it takes no gradient: a checkpoint has as many as there are updates, and so has what goes on from it."""
@@ -571,9 +598,6 @@ def test_an_optimizer_with_a_minimize_of_its_own_is_refused() -> None:
     cluster = Cluster(("a:1",), ("b:1",))
     with pytest.raises(ModelError, match="whose minimize\\(\\) is its own and would not be called"):
         graph.training(JobConfig(), cluster, Task("worker", 0), model_of(from_table(eighths(1, 9)), model_fn))
-
-
-SIZES = {"first": 3, "second": 4, "third": 2}
 
 
 @pytest.mark.parametrize("num_ps", [1, 2])

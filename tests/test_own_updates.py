@@ -14,6 +14,7 @@ from cluster_in_process import dataset_of, model_of, run_job, train, variables_o
 import tfps
 from tfps.errors import DivergedError
 from tfps.runtime import own_updates
+from tfps.runtime.unroll import Steps
 
 STEPS = 96
 UNROLLED = {"steps_per_run": 8, "runs_in_flight": 2}
@@ -304,6 +305,46 @@ def test_what_a_model_does_to_its_weights_comes_before_the_update(
     values = variables_of(tmp_path)
     assert values["weight"] == values["other"] == -0.5 * STEPS
     assert values["total"] == -0.5 * sum(range(STEPS))
+
+
+def halving(how: str) -> Any:
+    """Return a model that halves in each step what its optimizer, or its gradient, goes by."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        rate = tf.get_variable("rate", [], initializer=tf.ones_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, rate.assign(rate * 0.5, read_value=False))
+
+        @tf.custom_gradient
+        def slowed(value: Any) -> Any:
+            return tf.identity(value), lambda gradient: gradient * rate.read_value()
+
+        loss = weight + 0.0 * features["x"]
+        optimizer = tf.train.GradientDescentOptimizer(rate if how == "rate" else 1.0)
+        return tfps.ModelSpec(loss=loss if how == "rate" else slowed(loss), optimizer=optimizer)
+
+    return model_fn
+
+
+@pytest.mark.parametrize("how", ["rate", "gradient"])
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_an_optimizer_goes_by_what_a_step_has_made_of_its_variables(
+    tmp_path: Path, mode: str, flags: dict[str, Any], how: str
+) -> None:
+    """As TensorFlow's ``minimize`` after UPDATE_OPS: the first update has half the rate, and none is lost or early."""
+    train(model_of(ramp, halving(how)), 2, 1, mode=mode, model_dir=str(tmp_path), max_steps=12, **flags)
+    values = variables_of(tmp_path)
+    assert values["rate"] == 2.0**-12
+    assert values["weight"] == 2.0**-12 - 1
+
+
+def test_two_inputs_of_a_model_stay_together() -> None:
+    """A step takes what each of its iterators gives at the same turn: no other step of the worker may come between."""
+    with tf.Graph().as_default() as graph:
+        ours, own = (tf.data.make_one_shot_iterator(tf.data.Dataset.range(9)).get_next() for _ in range(2))
+        assert not Steps(graph, [ours]).keeps_order
+        assert Steps(graph, [ours, own]).keeps_order
 
 
 def forgetful(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:

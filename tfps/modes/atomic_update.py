@@ -124,7 +124,7 @@ def apply(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, mo
     """Apply gradients and raise ``global_step``, in one moment on each PS.
 
     Args:
-        optimizer: ``tf.compat.v1.train.Optimizer``.
+        optimizer: ``tf.compat.v1.train.Optimizer`` that does not raise ``global_step``, though it is given.
         pairs: Gradients and variables, as its ``compute_gradients`` returns them.
         global_step: int64 resource variable.
         moments: The locks and counts.
@@ -134,7 +134,7 @@ def apply(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, mo
         The update.
     """
     before = set(tf.get_default_graph().get_operations())
-    applied = optimizer.apply_gradients(pairs)
+    applied = optimizer.apply_gradients(pairs, global_step)
     applied = applied if isinstance(applied, tf.Operation) else applied.op
     made = {op for op in _ancestors([applied]) if op not in before}
     sections = {device: _section(made, device) for device in moments.devices}

@@ -46,7 +46,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
     """Build one synchronous step.
 
     Args:
-        optimizer: ``tf.compat.v1.train.Optimizer``, which gets the mean gradient.
+        optimizer: ``tf.compat.v1.train.Optimizer``, which gets the mean gradient, and does not raise ``global_step``.
         loss: Scalar float tensor.
         global_step: int64 resource variable; counts the updates applied.
         config: The job; not used by this mode.
@@ -72,7 +72,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
     begun, eras, means = _beginning_as_one(made, era)
     with tf.device(global_step.device):
         queues = [_tokens(index) for index in range(cluster.num_workers)]
-        applied = optimizer.apply_gradients([(mean.value, mean.variable) for mean in means])
+        applied = optimizer.apply_gradients([(mean.value, mean.variable) for mean in means], global_step)
         with tf.control_dependencies([applied]):
             update = global_step.assign_add(1, read_value=False)
         with tf.control_dependencies([update]):

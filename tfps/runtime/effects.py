@@ -50,7 +50,7 @@ def acts(op: Any) -> bool:
 
     It may do so in a function that it calls.
     """
-    handles = [tensor for tensor in (*op.inputs, *op.outputs) if _is_handle(tensor)]
+    handles = [tensor for tensor in (*op.inputs, *op.outputs) if is_handle(tensor)]
     if not _acts(op.type) or not _is_call(op):
         return not handles and _acts(op.type)
     return any(_acts(node.op) for node in _nodes(op))
@@ -102,7 +102,7 @@ class Lasting:
             inner = self.origin(body.outputs[index])
             outer = _given(op, body).get(inner)
             return inner if outer is None else self.origin(outer)
-        passed = [tensor for tensor in op.inputs if _is_handle(tensor)]
+        passed = [tensor for tensor in op.inputs if is_handle(tensor)]
         if op.type == "IdentityN":
             passed = [op.inputs[index]]
         return self.origin(passed[0]) if passed else op
@@ -115,7 +115,7 @@ class Lasting:
                 the function itself asks whether it is NaN.
             makers: What has made the handles of what it changes.
         """
-        floats = [tensor for tensor in op.inputs if tensor.dtype.is_floating and not _is_handle(tensor)]
+        floats = [tensor for tensor in op.inputs if tensor.dtype.is_floating and not is_handle(tensor)]
         called = self._called(op)
         if not called:
             return floats
@@ -182,7 +182,8 @@ def _seed(node: Any) -> bool:
     return bool(drawn and (node.attr["seed"].i or node.attr["seed2"].i))
 
 
-def _is_handle(tensor: Any) -> bool:
+def is_handle(tensor: Any) -> bool:
+    """Tell whether a tensor stands for what outlasts a step: a variable, a table, an iterator or the like."""
     return bool(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype)
 
 
@@ -199,7 +200,7 @@ def _before(value: Any) -> Collection[Any]:
 
 def _handles(op: Any) -> Sequence[Any]:
     """Return the handles among an operation's inputs; a variable of TensorFlow 1.x may be given for its value, too."""
-    found = [(index, tensor) for index, tensor in enumerate(op.inputs) if _is_handle(tensor)]
+    found = [(index, tensor) for index, tensor in enumerate(op.inputs) if is_handle(tensor)]
     known = op_def_registry.get(op.type) if found else None
     args = [] if known is None else known.input_arg
     by_value = [index for index, arg in enumerate(args) if not arg.is_ref] if len(args) == len(op.inputs) else []

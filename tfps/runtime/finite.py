@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from tfps.runtime import effects
 from tfps.runtime.unroll import copy_number
 
 _TOLD = re.compile(r"tfps: ([^\n]*?) : Tensor had (NaN|Inf|Inf and NaN) values\s+\[\[\{\{node ([^}]*)\}")
@@ -25,22 +26,18 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
         name_of: From a variable to its name for people.
         room: How many times as large as they are gradients have to be finite: they may be summed, or rounded.
         sent: Tensors that are looked at elsewhere, and have to be finite before anything is applied.
-        first: From gradients and the variables that they change, what else has to run before anything is applied.
 
     Attributes:
+        gates: Operations that give the gradients, once these have been computed.
         updated: The model's variables that it updates, once gradients have been computed.
     """
 
     def __init__(
-        self,
-        optimizer: Any,
-        name_of: Callable[[Any], str],
-        room: float = 1.0,
-        sent: Sequence[Any] = (),
-        first: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] = lambda _gradients, _variables: (),
+        self, optimizer: Any, name_of: Callable[[Any], str], room: float = 1.0, sent: Sequence[Any] = ()
     ) -> None:
         super().__init__(optimizer._use_locking, optimizer.get_name())
-        self._optimizer, self._name_of, self._room, self._sent, self._first = optimizer, name_of, room, sent, first
+        self._optimizer, self._name_of, self._room, self._sent = optimizer, name_of, room, sent
+        self.gates: Sequence[Any] = ()
         self.updated: Sequence[Any] = ()
         self._without: Sequence[tuple[Any, Any]] = ()
 
@@ -53,17 +50,55 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
         named = [(_numbers(gradient), f"the gradient of {self._name_of(variable)}") for gradient, variable in pairs]
         named = [(numbers, name) for numbers, name in named if numbers.dtype.is_floating]
         with tf.name_scope("tfps/finite/"):
-            before = [*self._sent, *self._first([gradient for gradient, _ in pairs], self.updated)]
+            before = [*self._sent]
             if named:
                 loss_first = tf.check_numerics(loss, "tfps: the loss")  # told rather than what follows from it
                 with tf.control_dependencies([loss_first]):
                     before += [loss_first, _checked(named, self._room)]
             with tf.control_dependencies(before):
-                return [(_same(gradient), variable) for gradient, variable in pairs]
+                given = [(_same(gradient), variable) for gradient, variable in pairs]
+        self.gates = [_numbers(gradient).op for gradient, _ in given]
+        return given
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """Apply them as the other optimizer does, which also gets the variables that have no gradient."""
-        return self._optimizer.apply_gradients([*grads_and_vars, *self._without], global_step, name)
+        """Apply them as the other optimizer does, which also gets the variables that have no gradient.
+
+        It gets ``global_step`` too, if it has an ``apply_gradients`` of its own, which may go by it. But to raise the
+        step is the mode's.
+
+        Raises:
+            ValueError: If it raises the step in a function.
+        """
+        pairs = [*grads_and_vars, *self._without]
+        method = getattr(self._optimizer.apply_gradients, "__func__", None)
+        if global_step is None or method is tf.train.Optimizer.apply_gradients:
+            return self._optimizer.apply_gradients(pairs, None, name)
+        graph = tf.get_default_graph()
+        known = set(graph.get_operations())
+        applied = self._optimizer.apply_gradients(pairs, global_step, name)
+        made = [op for op in graph.get_operations() if op not in known]
+        return _without_raising(graph, applied, made, global_step)
+
+
+def _without_raising(graph: Any, applied: Any, made: Sequence[Any], global_step: Any) -> Any:
+    """Return what has applied gradients, without what raises ``global_step``, and without what waits for that."""
+    lasting = effects.Lasting(graph)
+    raising = {op for op in made if any(lasting.origin(h) is global_step.op for h in lasting.changed(op))}
+    if any(True for op in raising for _ in effects.functions_of(op.node_def)):
+        raise ValueError("the optimizer raises global_step in a tf.function or a condition: let it do so outside.")
+
+    def before(op: Any) -> list[Any]:
+        if op not in raising:
+            return [op]
+        return [leaf for other in [*op.control_inputs, *(t.op for t in op.inputs)] for leaf in before(other)]
+
+    for op in made:
+        if not raising.isdisjoint(op.control_inputs):
+            waits = [leaf for other in op.control_inputs for leaf in before(other)]
+            op._remove_all_control_inputs()
+            op._add_control_inputs(list(dict.fromkeys(waits)))
+    done = applied if applied is None or isinstance(applied, tf.Operation) else applied.op
+    return tf.group(*before(done)) if done in raising else applied
 
 
 def _checked(named: Sequence[tuple[Any, str]], room: float) -> Any:

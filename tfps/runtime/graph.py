@@ -149,9 +149,11 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
                 packing.name_of if packing else _name_of,
                 room=_room(config, cluster),
                 sent=[tensor for tensor, _ in checked if tensor.op in used],
-                first=lambda grads, changed: own_updates.to_end_first(updates, grads, [*changed, global_step]),
             )
+            known = set(graph.get_operations())
             step = _built(model, lambda: mode.build(optimizer, spec.loss, global_step, config, cluster, task))
+            made = [op for op in graph.get_operations() if op not in known]
+            own_updates.put_before(graph, updates, made, optimizer.gates, step.update)
             step = _with_updates(step, updates) if updates else step
             next_ticket = step.draw_after(1, lambda op: op)
         placement.place_rest(graph, task.device)
@@ -181,7 +183,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             may_be_inf=own - {saved_name(variable) for variable in optimizer.updated},
             summary=summary if task.is_chief else None,
             num_workers=cluster.num_workers,
-            keeps_order=own_updates.change_any(graph, updates, optimizer.updated),
+            keeps_order=own_updates.need_order(graph, updates, optimizer.updated),
         )
 
 

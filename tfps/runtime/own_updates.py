@@ -19,6 +19,7 @@ from tfps.runtime.placement import VARIABLES, needed, task_of
 from tfps.runtime.rewiring import is_in_every_step
 
 _KERAS = "/keras/src/"
+_ASSIGNS = ("AssignVariableOp", "Assign")
 
 
 def of_step(graph: Any, on_ps: bool) -> Sequence[Any]:
@@ -40,32 +41,50 @@ def of_step(graph: Any, on_ps: bool) -> Sequence[Any]:
     return [op for op in dict.fromkeys(kept) if on_ps or changes_ps.isdisjoint(needed([op]))]
 
 
-def to_end_first(updates: Sequence[Any], gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
-    """Return the model's own updates that have to end before its optimizer changes anything, as in a TensorFlow step.
+def put_before(graph: Any, updates: Sequence[Any], made: Sequence[Any], gates: Sequence[Any], apart: Any) -> None:
+    """Let a model's own updates end before what its optimizer makes of the step, where one would see the other.
 
-    Those are the ones that read or change what the optimizer changes too, otherwise than the gradients do: to clip a
-    weight, or to average it. A clipped weight that were written after an update, and read before, would lose it.
+    As ``with tf.control_dependencies(update_ops): optimizer.minimize(...)`` does it; but an update that has nothing to
+    do with the optimizer, as batch norm's averages, is not waited for. A weight that is clipped, read before an update
+    of the optimizer and written after it, would lose that; and so would a learning rate be the one before.
 
     Args:
+        graph: The training graph.
         updates: What ``of_step`` returned.
-        gradients: Tensors, or ``tf.IndexedSlices``.
-        variables: What the optimizer changes, ``global_step`` too.
+        made: The operations by which the optimizer computes and applies gradients.
+        gates: Those of them that give the gradients, which all that is applied waits for.
+        apart: The operation of a run of its own, on the chief, that applies them; ``None`` if the step does.
     """
-    of_gradients = set(needed([part for one in gradients for part in tf.nest.flatten(one, expand_composites=True)]))
-    places = {variable.op for variable in variables}
+    lasting = effects.Lasting(graph)
+    uses = {op: found for op in made if (found := {lasting.origin(h) for h in op.inputs if effects.is_handle(h)})}
+    changed = set().union(*(found for op, found in uses.items() if effects.changes(op)))
+    of_gradients = set(needed(gates))
+    elsewhere = set() if apart is None else set(needed([apart])) - of_gradients
+    for update in updates:
+        own = needed([update])
+        changes = {lasting.origin(handle) for op in own for handle in lasting.changed(op)}
+        seen = {lasting.origin(h) for op in own if op not in of_gradients for h in op.inputs if effects.is_handle(h)}
+        readers = [op for op, found in uses.items() if not found.isdisjoint(changes)]
+        late = gates if readers or not seen.isdisjoint(changed) else []
+        for op in dict.fromkeys([*late, *(op for op in readers if op not in elsewhere)]):
+            if op not in own and is_in_every_step(op):
+                op._add_control_input(update)
 
-    def use(op: Any) -> bool:
-        apart = [before for before in needed([op]) if before not in of_gradients]
-        return any(tensor.op in places for before in apart for tensor in before.inputs)
 
-    return [op for op in updates if use(op)]
+def need_order(graph: Any, updates: Sequence[Any], variables: Sequence[Any]) -> bool:
+    """Tell whether two steps of a worker at once could lose one of a model's own updates, or some variables' updates.
 
-
-def change_any(graph: Any, updates: Sequence[Any], variables: Sequence[Any]) -> bool:
-    """Tell whether a model's own updates change some variables."""
+    So it is where a variable gets a value that was made of the one it had, or where it is one of those given.
+    """
     places = {variable.op for variable in variables}
     lasting = effects.Lasting(graph)
-    return any(lasting.origin(handle) in places for op in needed(updates) for handle in lasting.changed(op))
+    for op in needed(updates):
+        changed = {lasting.origin(handle) for handle in lasting.changed(op)}
+        before = needed([op]) if changed and op.type in _ASSIGNS else []
+        again = {lasting.origin(h) for one in before if one is not op for h in one.inputs if effects.is_handle(h)}
+        if not changed.isdisjoint(places | again):
+            return True
+    return False
 
 
 class Exact:
@@ -81,7 +100,7 @@ class Exact:
 
     def __init__(self, graph: Any, updates: Sequence[Any], trained: Sequence[Any]) -> None:
         self._sent = set(needed(updates))
-        self._read = {one.op for one in trained if not change_any(graph, updates, [one])}
+        self._read = {one.op for one in trained if not _change(graph, updates, one)}
 
     def may_be_halved(self, tensor: Any) -> bool:
         """Tell whether a tensor that crosses is a trained variable's, or goes to the optimizer alone."""
@@ -90,6 +109,11 @@ class Exact:
             return tensor.op not in self._sent
         there = [op for op in needed([tensor]) if task_of(op) == task]
         return all(op in self._read for op in there if op.type in VARIABLES)
+
+
+def _change(graph: Any, updates: Sequence[Any], variable: Any) -> bool:
+    lasting = effects.Lasting(graph)
+    return any(lasting.origin(handle) is variable.op for op in needed(updates) for handle in lasting.changed(op))
 
 
 def _read_before(write: Any, handles: Iterable[Any]) -> None:

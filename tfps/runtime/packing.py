@@ -94,10 +94,11 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         """Apply what ``compute_gradients`` gave, or means of it; the packed variables' slots are in no collection."""
+        del global_step  # none of those that can be packed goes by it
         with tf.init_scope():
             self._optimizer._create_slots(self.updated)
         with tf.variable_creator_scope(lambda create, **kwargs: create(**{**kwargs, "collections": []})):
-            return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
+            return self._optimizer.apply_gradients(grads_and_vars, None, name)
 
     def name_of(self, variable: Any) -> str:
         """Return a variable's name for people; of a packed one, the names of those that live in it."""

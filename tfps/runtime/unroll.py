@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime import effects
+from tfps.runtime.lasting_input import INPUTS
 from tfps.runtime.placement import needed, task_of
 
 _SEED_STRIDE = 1_000_003
@@ -55,7 +56,8 @@ class Steps:
         branched = any(op._get_control_flow_context() is not None for op in self._acts)
         self.in_order = not branched and all(self._ends(op) for op in self._ops if self._uses(op))
         own = [op for op in self._ops if any(self._is_workers(name) for name in self._lasting(op))]
-        self.keeps_order = bool(self._acts) or any(effects.changes(op) for op in own)
+        several = sum(op.type in INPUTS for op in self._ops) > 1  # each step has what they give at the same turn
+        self.keeps_order = several or bool(self._acts) or any(effects.changes(op) for op in own)
 
     def _lasting(self, op: Any) -> Sequence[str]:
         """Return the names of the resources that an operation uses."""
