@@ -1039,3 +1039,30 @@ def test_a_state_file_that_cannot_be_replaced_costs_no_checkpoint(
         assert training.checkpoints.newest == str(tmp_path / f"model.ckpt-{step}")
     assert [Path(path).name for path in existing(str(tmp_path))] == [f"model.ckpt-{step}" for step in range(4, 9)]
     assert training.resume() == 8
+
+
+def test_a_state_file_that_is_not_there_is_written_with_the_last_save(tmp_path: Path) -> None:
+    """Also where there is nothing else to save any more: without it, TensorFlow's own tools begin at step 0."""
+    training = Training(tmp_path)
+    for step in (3, 4):
+        training.save(step)
+    for spoiled in (lambda path: path.unlink(), lambda path: path.write_text("x")):
+        spoiled(tmp_path / "checkpoint")
+        training.save(4)
+        assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-4")
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "checkpoint").mkdir()
+    with pytest.raises(StorageError, match="checkpoint cannot be written: Is a directory"):
+        training.save(4)
+
+
+def test_a_checkpoint_that_cannot_be_deleted_keeps_no_others(tmp_path: Path) -> None:
+    """One that somebody protects stays; the others go as they become too old."""
+    training = Training(tmp_path)
+    training.save(1)
+    (tmp_path / "model.ckpt-1.meta").mkdir()  # which no file's deletion takes away
+    for step in range(2, 12):
+        training.save(step)
+    left = [int(Path(path).name.rpartition("-")[2]) for path in existing(str(tmp_path))]
+    assert left[-5:] == [7, 8, 9, 10, 11]
+    assert set(left) <= {1, 7, 8, 9, 10, 11}

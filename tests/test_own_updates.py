@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from cluster_in_process import dataset_of, model_of, run_job, train, variables_of
+from helpers import summary
 
 import tfps
 from tfps.errors import DivergedError
@@ -345,6 +346,47 @@ def test_two_inputs_of_a_model_stay_together() -> None:
         ours, own = (tf.data.make_one_shot_iterator(tf.data.Dataset.range(9)).get_next() for _ in range(2))
         assert not Steps(graph, [ours]).keeps_order
         assert Steps(graph, [ours, own]).keeps_order
+
+
+def counting_all(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose loss is slow to be NaN, with changes of its own that look at no number of the batch."""
+    weight = tf.get_variable("weight", [2], initializer=tf.zeros_initializer())
+    made = {"initializer": tf.zeros_initializer(), "trainable": False}
+    count, rows = tf.get_variable("count", [], **made), tf.get_variable("rows", [], tf.int64, **made)
+    batches = tf.cast(tf.size(features["x"]), tf.int64)
+    for update in (count.assign_add(1.0, read_value=False), rows.assign_add(batches, read_value=False)):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    product = tf.fill([300, 300], 1.0)
+    for _ in range(8):
+        product = tf.matmul(product, tf.fill([300, 300], 1 / 300))
+    return spec(params, tf.reduce_sum(weight) * features["x"] * tf.reduce_mean(product))
+
+
+@pytest.mark.parametrize(("mode", "workers"), [("async", 1), ("async", 2), ("sync", 2)])
+@pytest.mark.parametrize("wire", ["packed", "plain"])
+def test_a_step_that_is_skipped_changes_nothing(tmp_path: Path, mode: str, workers: int, wire: str) -> None:
+    """Not the optimizer alone: what the model itself counts is as many as the steps that were taken."""
+    flags = {"mode": mode, "wire": wire, "on_nan": "skip", "max_steps": 30, "model_dir": str(tmp_path)}
+    train(model_of(broken_now_and_then, counting_all), 2, workers, **flags)
+    values = variables_of(tmp_path)
+    assert values["count"] == values["rows"] == values["global_step"] == 30
+    assert summary(tmp_path)["batches_skipped"] >= 1
+
+
+def test_the_first_weights_of_a_keras_layer_are_given_once(tmp_path: Path) -> None:
+    """``set_weights`` in a model is no part of its steps: it would take back what they learn."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        layer = tf2.keras.layers.Dense(1, use_bias=False, name="dense")
+        y = layer(tf.ones([1, 2]) + 0.0 * features["x"])
+        layer.set_weights([np.zeros([2, 1], np.float32)])
+        return spec(params, tf.reduce_sum(y))
+
+    first = {}
+    for steps in (1, 9):
+        train(model_of(ramp, model_fn), 1, 1, max_steps=steps, model_dir=str(tmp_path))
+        first[steps] = next(value for name, value in variables_of(tmp_path).items() if "kernel" in name)
+    np.testing.assert_allclose(first[9], first[1] - 8 * 0.5, rtol=1e-6)
 
 
 def forgetful(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:

@@ -220,6 +220,7 @@ class Checkpoints:
             if not self._dir:
                 return _checked(self._savers.look(session)).step
             if self._is_saved(path := directory.path_of(self._dir, step)):
+                directory.mend_state(self._kept(path))
                 return step
             try:
                 self._save(session, self._dir, at_rest)
@@ -259,9 +260,9 @@ class Checkpoints:
             raise problem_of_state
 
     def _delete_before(self, first: str, model_dir: str) -> None:
-        with contextlib.suppress(OSError):  # one too many is no failure
-            for old in directory.existing(model_dir):
-                if directory.step_in(old) < directory.step_in(first):
+        for old in directory.existing(model_dir):
+            if directory.step_in(old) < directory.step_in(first):
+                with contextlib.suppress(OSError):  # one too many is no failure
                     directory.remove(old)
                     self._whole.pop(old, None)
                     self._at_rest.discard(old)

@@ -34,8 +34,11 @@ def saved_model(config: JobConfig, model: Model, path: str) -> Path:
         StorageError: If the directory exists or cannot be written.
     """
     directory = Path(config.export_dir or Path(path).parent / "export" / str(checkpoint.step_of(path)))
-    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
-        raise StorageError(f"--export_dir={directory} exists and is not empty: give a new one.")
+    try:
+        if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+            raise StorageError(f"--export_dir={directory} exists and is not empty: give a new one.")
+    except OSError as error:
+        raise StorageError(f"--export_dir={directory} cannot be read: {error.strerror}.") from None
     built, inputs, outputs = graph.prediction(config, model)
     with built.as_default(), tf.Session(graph=built) as session:
         try:

@@ -29,6 +29,7 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
 
     Attributes:
         gates: Operations that give the gradients, once these have been computed.
+        checks: Operations that fail if the loss or a gradient is not finite, likewise.
         updated: The model's variables that it updates, once gradients have been computed.
     """
 
@@ -38,6 +39,7 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
         super().__init__(optimizer._use_locking, optimizer.get_name())
         self._optimizer, self._name_of, self._room, self._sent = optimizer, name_of, room, sent
         self.gates: Sequence[Any] = ()
+        self.checks: Sequence[Any] = ()
         self.updated: Sequence[Any] = ()
         self._without: Sequence[tuple[Any, Any]] = ()
 
@@ -55,6 +57,7 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
                 loss_first = tf.check_numerics(loss, "tfps: the loss")  # told rather than what follows from it
                 with tf.control_dependencies([loss_first]):
                     before += [loss_first, _checked(named, self._room)]
+                self.checks = [check.op for check in before[-2:]]
             with tf.control_dependencies(before):
                 given = [(_same(gradient), variable) for gradient, variable in pairs]
         self.gates = [_numbers(gradient).op for gradient, _ in given]

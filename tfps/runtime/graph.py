@@ -154,6 +154,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             step = _built(model, lambda: mode.build(optimizer, spec.loss, global_step, config, cluster, task))
             made = [op for op in graph.get_operations() if op not in known]
             own_updates.put_before(graph, updates, made, optimizer.gates, step.update)
+            own_updates.put_after(graph, updates, optimizer.checks)
             step = _with_updates(step, updates) if updates else step
             next_ticket = step.draw_after(1, lambda op: op)
         placement.place_rest(graph, task.device)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tfps.config import JobConfig, show
 from tfps.errors import CheckpointError, StorageError
-from tfps.report import SUMMARY, make_dir, read_json
+from tfps.report import SUMMARY, make_dir, read_json, write_text
 from tfps.runtime.manifest import INDEX, MANIFEST, file_of, listed, problem, seal, write_flushed
 
 BASE = "model.ckpt"
@@ -264,6 +264,19 @@ def _state(kept: Sequence[str]) -> str:
     names = [Path(path).name for path in kept]
     lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
     return "\n".join(lines) + "\n"
+
+
+def mend_state(kept: Sequence[str]) -> None:
+    """Write the state file, if it does not name the last of some checkpoints: TensorFlow's own tools read nothing else.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    path, newest = Path(kept[-1]).parent / _STATE, Path(kept[-1]).name
+    with contextlib.suppress(OSError, ValueError):
+        if f'model_checkpoint_path: "{newest}"' in path.read_text().splitlines():
+            return
+    write_text(path, _state(kept))
 
 
 def _flush(directory: Path) -> None:

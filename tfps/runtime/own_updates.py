@@ -19,6 +19,7 @@ from tfps.runtime.placement import VARIABLES, needed, task_of
 from tfps.runtime.rewiring import is_in_every_step
 
 _KERAS = "/keras/src/"
+_FIRST_WEIGHTS = ("set_weights", "load_weights", "load_own_variables")
 _ASSIGNS = ("AssignVariableOp", "Assign")
 
 
@@ -34,7 +35,7 @@ def of_step(graph: Any, on_ps: bool) -> Sequence[Any]:
     first = _initializers(graph)
     kept = [_operation(update) for update in graph.get_collection(tf.GraphKeys.UPDATE_OPS)]
     for write, makers in changes.items():
-        if write not in first and _is_of_keras(write) and all(maker.type in VARIABLES for maker in makers):
+        if write not in first and _is_of_layer(write) and all(maker.type in VARIABLES for maker in makers):
             _read_before(write, lasting.changed(write))
             kept.append(write)
     changes_ps = {op for op, makers in changes.items() if _on_ps(makers)}
@@ -69,6 +70,22 @@ def put_before(graph: Any, updates: Sequence[Any], made: Sequence[Any], gates: S
         for op in dict.fromkeys([*late, *(op for op in readers if op not in elsewhere)]):
             if op not in own and is_in_every_step(op):
                 op._add_control_input(update)
+
+
+def put_after(graph: Any, updates: Sequence[Any], checks: Sequence[Any]) -> None:
+    """Let a model's own updates wait until it is known that the step is finite: one that is skipped changes nothing.
+
+    All but what the loss or a gradient itself waits for. To be called after ``put_before``.
+
+    Args:
+        graph: The training graph.
+        updates: What ``of_step`` returned.
+        checks: Operations that fail where the loss or a gradient is not finite.
+    """
+    lasting, early = effects.Lasting(graph), set(needed(checks))
+    for op in needed(updates) if checks else ():
+        if op not in early and lasting.changed(op) and is_in_every_step(op):
+            op._add_control_inputs(checks)
 
 
 def need_order(graph: Any, updates: Sequence[Any], variables: Sequence[Any]) -> bool:
@@ -195,8 +212,10 @@ def _initializers(graph: Any) -> Collection[Any]:
     return {variable.initializer for key in keys for variable in graph.get_collection(key)}
 
 
-def _is_of_keras(op: Any) -> bool:
-    return any(_KERAS in call.filename.replace("\\", "/") for call in op.traceback or ())
+def _is_of_layer(op: Any) -> bool:
+    """Tell whether an operation was made by Keras as a layer was called, and not to give it its first weights."""
+    calls = [call for call in op.traceback or () if _KERAS in call.filename.replace("\\", "/")]
+    return bool(calls) and not any(call.name in _FIRST_WEIGHTS for call in calls)
 
 
 def _operation(update: Any) -> Any:
