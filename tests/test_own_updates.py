@@ -340,6 +340,28 @@ def test_an_optimizer_goes_by_what_a_step_has_made_of_its_variables(
     assert values["weight"] == 2.0**-12 - 1
 
 
+def grouped(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a group of a PS's count and a worker's own in UPDATE_OPS; its gradient is the latter."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    count = tf.get_variable("count", [], initializer=tf.zeros_initializer(), trainable=False)
+    own = tf.get_variable(
+        "own", [], initializer=tf.zeros_initializer(), trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES]
+    )
+    turn = own.read_value()
+    with tf.control_dependencies([turn]):
+        both = tf.group(count.assign_add(1.0, read_value=False), own.assign_add(1.0, read_value=False))
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, both)
+    return spec(params, weight * turn + 0.0 * features["x"])
+
+
+def test_a_group_of_changes_is_each_workers_where_it_is_its_own(tmp_path: Path) -> None:
+    """In sync, of what is grouped in UPDATE_OPS, the PS's part is the chief's, and the state of a worker each one's."""
+    train(model_of(ramp, grouped), 1, 2, mode="sync", model_dir=str(tmp_path), max_steps=12)
+    values = variables_of(tmp_path)
+    assert values["count"] == 12
+    assert values["weight"] == -0.5 * sum(range(12))
+
+
 def test_two_inputs_of_a_model_stay_together() -> None:
     """A step takes what each of its iterators gives at the same turn: no other step of the worker may come between."""
     with tf.Graph().as_default() as graph:
@@ -366,10 +388,10 @@ def counting_all(features: Any, labels: Any, mode: str, params: Any) -> tfps.Mod
 @pytest.mark.parametrize("wire", ["packed", "plain"])
 def test_a_step_that_is_skipped_changes_nothing(tmp_path: Path, mode: str, workers: int, wire: str) -> None:
     """Not the optimizer alone: what the model itself counts is as many as the steps that were taken."""
-    flags = {"mode": mode, "wire": wire, "on_nan": "skip", "max_steps": 30, "model_dir": str(tmp_path)}
+    flags = {"mode": mode, "wire": wire, "on_nan": "skip", "max_steps": 60, "model_dir": str(tmp_path)}
     train(model_of(broken_now_and_then, counting_all), 2, workers, **flags)
     values = variables_of(tmp_path)
-    assert values["count"] == values["rows"] == values["global_step"] == 30
+    assert values["count"] == values["rows"] == values["global_step"] == 60
     assert summary(tmp_path)["batches_skipped"] >= 1
 
 

@@ -163,8 +163,10 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             first = [variable.initializer for variable in tf.local_variables()]
             packing.redirect(placement.needed([step.train_op, *apart, *shown, *first]))
         if config.wire != "plain":
-            exact = own_updates.Exact(graph, updates, [*optimizer.updated, *(packing.wholes if packing else [])])
-            halved = exact.may_be_halved if config.wire == "bfloat16" else None
+            halved = None
+            if config.wire == "bfloat16":
+                trained = [*optimizer.updated, *(packing.wholes if packing else [])]
+                halved = own_updates.Exact(graph, updates, trained).may_be_halved
             wire.pack(graph, [next_ticket, spec.loss, step.train_op], halved)
         background = _built(model, lambda: unrolled(graph, step, config.wire != "plain"))
         places = packing.places() if packing else {}

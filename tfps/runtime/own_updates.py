@@ -38,8 +38,11 @@ def of_step(graph: Any, on_ps: bool) -> Sequence[Any]:
         if write not in first and _is_of_layer(write) and all(maker.type in VARIABLES for maker in makers):
             _read_before(write, lasting.changed(write))
             kept.append(write)
+    if on_ps:
+        return list(dict.fromkeys(kept))
     changes_ps = {op for op, makers in changes.items() if _on_ps(makers)}
-    return [op for op in dict.fromkeys(kept) if on_ps or changes_ps.isdisjoint(needed([op]))]
+    inner = [before for op in kept for before in [op, *needed([op])] if before is op or before in changes]
+    return [op for op in dict.fromkeys(inner) if op not in first and changes_ps.isdisjoint(needed([op]))]
 
 
 def put_before(graph: Any, updates: Sequence[Any], made: Sequence[Any], gates: Sequence[Any], apart: Any) -> None:
