@@ -39,9 +39,7 @@ class Restarts:
         self._began: dict[Task, float] = {}
         self._in_a_row: dict[Task, int] = {}
         self._due: dict[Task, tuple[float, int]] = {}  # when, and the last process's exit code
-        self._unformed: Counter[Task] = (
-            Counter()
-        )  # in how many of its last processes, in a row, the cluster did not form
+        self._unformed: Counter[Task] = Counter()  # processes in a row in which the cluster did not form
 
     def __bool__(self) -> bool:
         """Tell whether any task is yet to be started again."""

@@ -27,9 +27,8 @@ from tfps.launchers.restarts import Alone
 from tfps.report import LOGS, temporary_directory
 
 _SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one
-_TRAINS = re.compile(
-    r"training: (mode \w+, [\d,]+ workers?, [\d,]+ ps|serving [\d,]+ workers?)"
-)  # a model prints other words
+# What a task says of itself; a model prints other words.
+_TRAINS = re.compile(r"training: (mode \w+, [\d,]+ workers?, [\d,]+ ps|serving [\d,]+ workers?)")
 
 
 class Supervisor:

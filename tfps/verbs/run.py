@@ -120,10 +120,11 @@ def _exit(code: int) -> NoReturn:
     What the model has left running ends too, where the launcher, which would see to that, is not there any more.
     """
     if place := os.environ.get(SIGNS):
-        try:
-            os.write(int(place), b".")
-        except OSError:
-            os.killpg(0, signal.SIGKILL)  # a task has a process group of its own; this process is of it
+        with contextlib.suppress(OSError):  # of a program that a model has started, it may be no file
+            try:
+                os.write(int(place), b".")
+            except BrokenPipeError:
+                os.killpg(0, signal.SIGKILL)  # a task has a process group of its own; this process is of it
     os._exit(code)
 
 
