@@ -145,7 +145,7 @@ def test_a_worker_that_is_refused_leaves_no_mark() -> None:
             state = jobstate.JobState(cluster, 0)
             with tf.Session(target_of(Task("ps", 0)), graph=graph, config=session_config("/job:ps")) as session:
                 assert state.marked(session) == [False, False]
-                state.write(session, jobstate.DONE, 0)
+                state.write(session, jobstate.DONE)
                 for thread in servers:
                     thread.join(10)
                     assert not thread.is_alive()

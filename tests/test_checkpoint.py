@@ -937,6 +937,16 @@ def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> N
     assert not model_dir.ended(config)
 
 
+def test_a_job_has_ended_by_the_file_systems_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host whose clock is wrong is told the same."""
+    train(LINEAR, num_workers=1, model_dir=str(tmp_path), max_steps=3)
+    before, now = sorted(path.name for path in tmp_path.iterdir()), time.time
+    for wrong_secs in (-1000, 1000):
+        monkeypatch.setattr(time, "time", lambda by=wrong_secs: now() + by)
+        assert model_dir.ended(JobConfig(model_dir=str(tmp_path), max_steps=3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
 def test_an_older_chief_saves_no_more(tmp_path: Path) -> None:
     """A chief that was taken for lost saves nothing where a later one of its job does, and says why."""
     older, later = Training(tmp_path), Training(tmp_path)

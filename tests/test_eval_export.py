@@ -2,7 +2,9 @@
 
 import dataclasses
 import errno
+import json
 import logging
+import os
 import re
 import shutil
 import subprocess
@@ -201,6 +203,30 @@ def test_the_evaluator_goes_on_when_its_checkpoint_is_deleted(
     evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), MODEL, Stop())
     assert f"{tmp_path}/m/model.ckpt-3 was deleted meanwhile: a newer one is evaluated" in caplog.messages
     assert any(message.startswith("step=20 loss=") for message in caplog.messages)
+
+
+@pytest.mark.parametrize("wrong_secs", [-1000, 1000])
+def test_an_evaluator_goes_by_the_file_systems_clock(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_secs: float
+) -> None:
+    """An earlier, shorter run's summary is not the end of this one, and its own is, whatever this host's clock says."""
+    shutil.copytree(trained, tmp_path / "m")
+    told, now, stop = tmp_path / "m" / "summary.json", time.time, Stop()
+    short = json.dumps({"status": "done", "global_step": 20, "exit_code": 0})
+    told.write_text(short)
+    os.utime(told, (now() - 30, now() - 30))
+    monkeypatch.setattr(time, "time", lambda: now() + wrong_secs)
+    config, ended = JobConfig(model_dir=str(tmp_path / "m"), max_steps=40), threading.Event()
+
+    def be_evaluator() -> None:
+        evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), MODEL, stop)
+        ended.set()
+
+    thread = threading.Thread(target=be_evaluator, daemon=True)
+    thread.start()
+    assert not ended.wait(3), "it took an earlier run's summary for this one's"
+    told.write_text(short)
+    assert ended.wait(20), "it did not take this run's summary"
 
 
 def test_an_empty_evaluation_input_is_a_data_error(trained: Path) -> None:

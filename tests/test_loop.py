@@ -17,7 +17,7 @@ from tfps.config import JobConfig
 from tfps.errors import DivergedError
 from tfps.runtime import loop
 from tfps.runtime.events import EventFile
-from tfps.runtime.loop import Reporter
+from tfps.runtime.loop import Progress, Reporter
 from tfps.runtime.model_dir import existing
 
 
@@ -42,13 +42,18 @@ def logging_its_weight(features: Any, labels: Any, mode: str, params: Any) -> tf
 MODEL = model_of(ones, logging_its_weight)
 
 
+def done(steps: int) -> Progress:
+    """Return the progress of a worker that has taken steps with batches of 32."""
+    return Progress(steps=steps, batches=steps, examples=32 * steps)
+
+
 def reported(steps: Any, every: int, max_steps: int) -> list[int]:
     """Return at which of a worker's steps it reports."""
     reporter, found = Reporter(JobConfig(steps_to_validate=every, max_steps=max_steps), None), []
     for taken, step in enumerate(steps, 1):
         if reporter.due(step):
             found.append(step)
-            reporter.report(step, taken, {"loss": 1.0}, None)
+            reporter.report(step, done(taken), {"loss": 1.0}, None)
     return found
 
 
@@ -68,7 +73,7 @@ def test_a_slow_model_reports_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> N
     """When ``steps_to_validate`` steps take long, there is a line every few seconds."""
     monkeypatch.setattr(loop, "_QUIET_SECS", 0.05)
     reporter = Reporter(JobConfig(steps_to_validate=1000, max_steps=5000), None)
-    reporter.report(1, 1, {}, None)
+    reporter.report(1, done(1), {}, None)
     assert not reporter.due(2)
     time.sleep(0.06)
     assert reporter.due(2)
@@ -77,10 +82,10 @@ def test_a_slow_model_reports_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> N
 def test_speeds_are_since_the_last_report(caplog: pytest.LogCaptureFixture) -> None:
     """examples/s counts this worker's steps, steps/s (in the event file) the job's; neither is in the first report."""
     caplog.set_level(logging.INFO, "tfps")
-    reporter = Reporter(JobConfig(batch_size=32), None)
-    reporter.report(1, 1, {"loss": 0.5}, None, ended=100.0)
+    reporter = Reporter(JobConfig(), None)
+    reporter.report(1, done(1), {"loss": 0.5}, None, ended=100.0)
     values = {"loss": 0.25}
-    reporter.report(101, 51, values, None, ended=100.25)
+    reporter.report(101, done(51), values, None, ended=100.25)
     assert (values["examples/s"], values["steps/s"]) == (50 * 32 / 0.25, 100 / 0.25)
     first, second = caplog.messages
     assert first == "step=1 loss=0.5"
@@ -93,12 +98,12 @@ def test_a_speed_over_no_time_is_not_told(ended: float) -> None:
 
     The next report's is since the last one that counted.
     """
-    reporter = Reporter(JobConfig(batch_size=32), None)
-    reporter.report(1, 1, {"loss": 0.5}, None, ended=100.0)
+    reporter = Reporter(JobConfig(), None)
+    reporter.report(1, done(1), {"loss": 0.5}, None, ended=100.0)
     values = {"loss": 0.25}
-    reporter.report(101, 51, values, None, ended=ended)
+    reporter.report(101, done(51), values, None, ended=ended)
     assert values == {"loss": 0.25}
-    reporter.report(201, 101, values, None, ended=101.0)
+    reporter.report(201, done(101), values, None, ended=101.0)
     assert (values["examples/s"], values["steps/s"]) == (100 * 32, 200)
 
 
@@ -118,19 +123,32 @@ def test_event_files(tmp_path: Path, mode: str) -> None:
 
     The last metrics are in ``eval``, at the final step.
     """
-    flags = {"mode": mode, "max_steps": 35, "steps_to_validate": 10, "batch_size": 4, "model_dir": str(tmp_path)}
+    flags = {"mode": mode, "max_steps": 35, "steps_to_validate": 10, "model_dir": str(tmp_path)}
     train(MODEL, num_workers=1, **flags)
     found = events(tmp_path)
     assert list(found) == [1, 10, 20, 30, 35]
     assert set(found[1]) == {"loss", "weight", "mine"}
     for step in (10, 20, 30, 35):
         assert set(found[step]) == {"loss", "weight", "mine", "examples/s", "steps/s"}
-        assert found[step]["examples/s"] == pytest.approx(4 * found[step]["steps/s"])
+        assert found[step]["examples/s"] == pytest.approx(found[step]["steps/s"])  # one example a step
         assert (found[step]["loss"], found[step]["mine"]) == (-(step - 1), -2 * (step - 1))
         assert found[step]["weight"] in (-step, -(step - 1))  # read while the step updates it
     assert events(tmp_path / "eval") == {35: {"loss": -70.0, "x": 2.0}}
     assert summary(tmp_path)["eval"] == {"loss": -70.0, "x": 2.0}
     assert (summary(tmp_path)["loss"], summary(tmp_path)["global_step"]) == (-34.0, 35)
+
+
+@pytest.mark.parametrize("flags", [{"steps_per_run": 1}, {"steps_per_run": 4}, {"mode": "sync", "num_workers": 2}])
+def test_examples_are_those_of_the_batches(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """Whatever ``--batch_size`` says: the last batch of an epoch has fewer, and a model may make batches of its own."""
+
+    def sevens(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.ones([7, 1], np.float32)).batch(2).repeat()
+
+    train(model_of(sevens, linear), max_steps=8, batch_size=99, model_dir=str(tmp_path), **{"num_workers": 1, **flags})
+    told = summary(tmp_path)
+    assert told["batch_size"] == 7 / 4
+    assert told["examples_per_sec"] * told["seconds"] == pytest.approx(14 * flags.get("num_workers", 1), rel=0.01)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorFlow's writer thread

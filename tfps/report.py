@@ -43,6 +43,17 @@ def parse_progress(line: str) -> dict[str, float] | None:
         return None
 
 
+def state_of(line: str) -> str:
+    """Return the state that a task's line begins, one of ``STATES``; empty if it begins none."""
+    word = line.partition(" ")[0].rstrip().rstrip(":")
+    return word if word in STATES else ""
+
+
+def is_reserved(line: str) -> bool:
+    """Tell whether a line begins as a task's own: with a state, or as a progress line."""
+    return bool(state_of(line) or re.match(r"step=[0-9]", line))
+
+
 def _number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 9999.5 and math.isfinite(value) else f"{value:.4g}"
 

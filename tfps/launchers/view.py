@@ -18,7 +18,7 @@ from rich.text import Text
 
 from tfps.cluster import Task
 from tfps.config import JobConfig
-from tfps.report import STATES, count, duration, format_progress, parse_progress
+from tfps.report import count, duration, format_progress, parse_progress, state_of
 
 _PROGRESS_EVERY_SECS, _QUIET_SECS = 1.0, 5.0
 
@@ -113,14 +113,15 @@ class JobView:
 
     def _note_loss(self, task: Task, line: str) -> None:
         """Take the time while some task is away: from its end until it trains, or serves, again."""
+        state = state_of(line)
         if silent := re.match(r"stalled: no sign of life for (\d+) s", line):
             self._lost(task, float(silent[1]))
-        elif line.startswith("restarted"):
+        elif state == "restarted":
             self._lost(task)
             reason = re.match(r"restarted after (.+?)( \(|, |$)", line)
             stalled = ["no sign of life"] if self.tasks[task].state == "stalled" else []
             self.tasks[task].restarted_after += stalled or ([reason[1]] if reason else [])
-        elif line.startswith("training"):
+        elif state == "training":
             self._back(task)
 
     def _lost(self, task: Task, secs_ago: float = 0.0) -> None:
@@ -140,10 +141,9 @@ class JobView:
 
     def _state(self, task: Task, line: str) -> None:
         view = self.tasks[task]
-        word = line.partition(" ")[0].rstrip(":")
-        if word in STATES:
-            view.state = word
-        if word == "restarted":
+        state = state_of(line)
+        view.state = state or view.state
+        if state == "restarted":
             view.error = ""  # that of the process before
         if self.is_of_error(task, line):
             told = line.removeprefix("error: ")

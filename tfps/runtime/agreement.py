@@ -28,7 +28,7 @@ from typing import Any
 import tfps
 from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
-from tfps.errors import ConfigError, PeerLostError
+from tfps.errors import CheckpointError, ConfigError, PeerLostError
 from tfps.report import JOB, read_json
 from tfps.runtime import net
 
@@ -142,7 +142,7 @@ def check_run(model_dir: str | None, told: str, server: str) -> None:
     if not told or not model_dir:
         return
     there = json.loads(told)
-    here = (read_json(Path(model_dir) / JOB) or {}).get("run", there["id"])
+    here = _run_in(Path(model_dir) / JOB) or there["id"]
     if there["model_dir"] != os.path.abspath(model_dir):
         why = f"with --model_dir={there['model_dir'] or 'none'}"
     elif here != there["id"]:
@@ -153,6 +153,15 @@ def check_run(model_dir: str | None, told: str, server: str) -> None:
         f"--model_dir={model_dir}: {server} is of another run, {why}: end the PS and start them again"
         + (", or give that directory." if there["model_dir"] not in ("", os.path.abspath(model_dir)) else ".")
     )
+
+
+def _run_in(path: Path) -> str | None:
+    """Return the run that a ``job.json`` is of; ``None`` if it is lost, or damaged."""
+    try:
+        return (read_json(path) or {}).get("run")
+    except CheckpointError as error:
+        log.warning("%s Training goes on.", error)
+        return None
 
 
 def _wait_for_leaving(cluster: Cluster, others: set[Task]) -> None:

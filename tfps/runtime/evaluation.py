@@ -14,7 +14,7 @@ from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, Pee
 from tfps.models import Model
 from tfps.models.spec import ModeKeys
 from tfps.report import SUMMARY, format_progress, read_json
-from tfps.runtime import check, checkpoint, graph, lasting_input, net
+from tfps.runtime import check, checkpoint, file_clock, graph, lasting_input, net
 from tfps.runtime.events import EventFile
 from tfps.runtime.explain import failed, is_of_peers
 from tfps.runtime.model_dir import Finder, existing, step_in
@@ -104,7 +104,7 @@ def follow(config: JobConfig, cluster: Cluster, model: Model, stop: Stop) -> Non
         StoppedError: If told to stop.
     """
     events = EventFile(config.model_dir, "eval")
-    finder, began = Finder(config.model_dir), time.time()
+    finder, began = Finder(config.model_dir), _time_in(config.model_dir or "")
     last: str | None = None
     last_answer = time.monotonic()
     while True:
@@ -132,6 +132,11 @@ def _evaluate_one(config: JobConfig, model: Model, path: str, events: EventFile)
     step = step_in(path)
     log.info(format_progress(step, {name: value for name, value in values.items() if isinstance(value, float)}))
     events.write(step, values)
+
+
+def _time_in(model_dir: str) -> float:
+    """Return the present time by the file system's clock; 0 of a directory that is not there: all in it is to come."""
+    return file_clock.now(model_dir) if Path(model_dir).is_dir() else 0.0
 
 
 def _is_over(config: JobConfig, began: float) -> bool:

@@ -50,6 +50,7 @@ class TrainGraph:
 
     Attributes:
         batches: int64 scalar: how many the input has, or ``tf.data.experimental``'s INFINITE or UNKNOWN_CARDINALITY.
+        examples: int64 scalar: how many examples a step's batch has.
         next_ticket: int64 [1], drawn at the end of a step.
         updates: Operation that the chief keeps running in the background, several of the mode's, or ``None``.
         load: Operation for when the variables have their first values; see ``packing``.
@@ -65,6 +66,7 @@ class TrainGraph:
     global_step: Any
     iterator: Any
     batches: Any
+    examples: Any
     spec: ModelSpec
     step: Step
     next_ticket: Any
@@ -125,6 +127,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             own = {saved_name(variable) for variable in tf.global_variables()}
             if task.is_chief:
                 splitting.tell(graph, spec.optimizer, config)
+            examples = tf.convert_to_tensor(inputs.examples_of(*batch), tf.int64)
             loops.read_before(graph)
             checked = own_updates.check(graph)
             updates = own_updates.of_step(graph, on_ps=task.is_chief or config.mode != "sync")
@@ -175,6 +178,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             global_step=global_step,
             iterator=iterator,
             batches=batches,
+            examples=examples,
             spec=spec,
             step=step,
             next_ticket=next_ticket,
@@ -243,26 +247,15 @@ def evaluation(
             return None
         iterator, batches, batch = source
         spec = user_model.spec(model, ModeKeys.EVAL, config, *batch)
-        metrics = {"loss": tf.metrics.mean(spec.loss, weights=_examples(*batch)), **(spec.eval_metric_ops or {})}
+        size = inputs.examples_of(*batch)
+        loss = tf.metrics.mean(spec.loss, weights=size if tf.is_tensor(size) else 1)  # a last batch may have fewer
+        metrics = {"loss": loss, **(spec.eval_metric_ops or {})}
         read = _next_of(iterator)
         _only_with(read, [update for _, update in metrics.values()])
         _check_values(model, read, metrics)
     if like is not None:
         counterparts.check(model, ModeKeys.EVAL, graph, like)
     return EvalGraph(model, graph, global_step, iterator, batches, metrics, cluster is not None, config.batch_size)
-
-
-def _examples(features: Any, labels: Any) -> Any:
-    """Return how many examples a batch has: the last one may have fewer, and must not count for as many.
-
-    That is the first dimension of what may have another in another batch; 1, if nothing may.
-    """
-    for one in [*tf.nest.flatten(labels), *tf.nest.flatten(features)]:
-        if isinstance(one, tf.RaggedTensor):
-            return one.nrows()
-        if one is not None and one.shape[:1].rank != 0 and not one.shape[:1].is_fully_defined():
-            return tf.reduce_prod((one.dense_shape if isinstance(one, tf.SparseTensor) else tf.shape(one))[:1])
-    return tf.ones([], tf.int64)
 
 
 def _only_with(read: Any, updates: Sequence[Any]) -> None:

@@ -1,6 +1,5 @@
 """Who holds a ``--model_dir``, and whether that process still lives; see ``ownership``. Does not import TensorFlow."""
 
-import contextlib
 import errno
 import json
 import logging
@@ -8,17 +7,16 @@ import os
 import socket
 import stat
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfps.errors import StorageError
+from tfps.runtime import file_clock
 from tfps.runtime.process import lives, machine, started
 
 OWNER = ".chief"
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-_CLOCK = ".chief.clock-"
 _DEAD_AFTER_SECS = 20.0
 _POLL_SECS = 0.1
 
@@ -111,7 +109,7 @@ def is_dead(model_dir: str, seen: Seen) -> bool:
     """Tell whether a holder is dead; waits until that is known."""
     if (known := is_here(seen.holder)) is not None:
         return not known
-    silent_secs = max(_now(model_dir) - seen.renewed, 0.0)
+    silent_secs = max(file_clock.now(model_dir) - seen.renewed, 0.0)
     if silent_secs > _DEAD_AFTER_SECS:
         return True
     wait_secs = _DEAD_AFTER_SECS - silent_secs
@@ -130,17 +128,3 @@ def is_silent(model_dir: str, seen: Seen, secs: float) -> bool:
     while (now := look(model_dir)) == seen and time.monotonic() < deadline:
         time.sleep(_POLL_SECS)
     return now in (None, seen)
-
-
-def _now(model_dir: str) -> float:
-    """Return the present time by the file system's clock; this host's where nothing can be written."""
-    path = Path(model_dir) / f"{_CLOCK}{uuid.uuid4().hex}"
-    try:
-        with open(path, "xb") as file:
-            os.utime(file.fileno())
-            return os.fstat(file.fileno()).st_mtime
-    except OSError:
-        return time.time()
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)

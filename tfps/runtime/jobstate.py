@@ -37,6 +37,7 @@ successor's away. So a worker opens none unless it has just been heard.
 The variables are in no collection: they are no part of the model and of no checkpoint.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,23 @@ def _variable(name: str, first: Any) -> Any:
     return tf.Variable(
         lambda: tf.constant(first), trainable=False, collections=[], use_resource=True, name=f"tfps/{name}"
     )
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a worker has done.
+
+    Attributes:
+        steps: Steps that it has taken.
+        skipped: Batches that it has skipped.
+        secs: For how many seconds it has been at it.
+        batch_size: How many examples its batches had, on the average; 0 if it does not know.
+    """
+
+    steps: int = 0
+    skipped: int = 0
+    secs: float = 0.0
+    batch_size: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -96,8 +114,7 @@ class FirstState:
     """What only PS 0 holds.
 
     Attributes:
-        tally: float64 variable [num_workers, 3]: how many steps each worker has taken, how many batches it has
-            skipped, and for how many seconds it has been at it. Written when it signs off.
+        tally: float64 variable [num_workers, 4]: each worker's last ``Tally``. Written when it signs off.
         beats: float64 variable [num_workers, 4]: each worker's last ``stragglers.Beat``.
         era: int64 variable: how often a worker has called the others together.
         met: int64 variable [num_workers]: the era that each worker has come to.
@@ -130,7 +147,7 @@ def on_first(cluster: Cluster) -> FirstState:
     """Add the state that PS 0 holds besides to the default graph."""
     with tf.device(None), tf.device("/job:ps/task:0/cpu:0"):
         return FirstState(
-            tally=_variable("tally", np.zeros([cluster.num_workers, 3], np.float64)),
+            tally=_variable("tally", np.zeros([cluster.num_workers, 4], np.float64)),
             beats=_variable("beats", np.zeros([cluster.num_workers, 4], np.float64)),
             era=_variable("era", np.int64(0)),
             met=_variable("met", np.zeros(cluster.num_workers, np.int64)),
@@ -157,7 +174,7 @@ class JobState:
     def __init__(self, cluster: Cluster, worker: int) -> None:
         servers, first = [on_ps(cluster, index) for index in range(cluster.num_ps)], on_first(cluster)
         self._phase = tf.placeholder(tf.int32, [], name="tfps/phase")
-        self._tally = tf.placeholder(tf.float64, [3], name="tfps/tally")
+        self._tally = tf.placeholder(tf.float64, [4], name="tfps/tally")
         tally = first.tally.scatter_update(tf.IndexedSlices(self._tally, worker)).op
         with tf.control_dependencies([tally]):  # on the same PS; the others do not wait for it
             phases = [servers[0].phase.scatter_update(tf.IndexedSlices(self._phase, worker))]
@@ -195,9 +212,9 @@ class JobState:
             *(variable.read_value().op for held in (*servers, first) for variable in vars(held).values())
         )
 
-    def write(self, session: Any, phase: int, steps: int, skipped: int = 0, secs: float = 0.0) -> None:
-        """Tell every PS this worker's phase, and before that PS 0 its steps, in how long, and batches skipped."""
-        session.run(self._write, {self._phase: phase, self._tally: [steps, skipped, secs]})
+    def write(self, session: Any, phase: int, tally: Tally | None = None) -> None:
+        """Tell every PS this worker's phase, and before that PS 0 what it has done."""
+        session.run(self._write, {self._phase: phase, self._tally: dataclasses.astuple(tally or Tally())})
 
     def beater(self, session: Any) -> Callable[[Beat], None]:
         """Return a function that leaves this worker's sign of life; see ``looker`` for why."""
@@ -209,9 +226,9 @@ class JobState:
         read = session.make_callable(self._beats)
         return lambda: [Beat(int(steps), int(step), when, secs) for steps, step, when, secs in read().tolist()]
 
-    def tally(self, session: Any) -> list[tuple[int, int, float]]:
-        """Return by worker its steps, skipped batches and seconds, as it has told when it signed off."""
-        return [(int(steps), int(skipped), secs) for steps, skipped, secs in session.run(self._tallies).tolist()]
+    def tally(self, session: Any) -> list[Tally]:
+        """Return by worker what it has told when it signed off."""
+        return [Tally(int(steps), int(skipped), *rest) for steps, skipped, *rest in session.run(self._tallies).tolist()]
 
     def set_ready(self, session: Any, era: int = 0) -> None:
         """Let the workers go on: the variables have their values, and nothing is left of an earlier era."""
@@ -309,4 +326,4 @@ class JobState:
     def read(self, session: Any) -> tuple[list[int], list[int]]:
         """Return every worker's phase and steps."""
         phase, tally = session.run(self._read)
-        return phase.tolist(), [int(steps) for steps, _, _ in tally]
+        return phase.tolist(), [int(steps) for steps, *_ in tally]

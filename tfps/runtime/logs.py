@@ -13,6 +13,7 @@ from typing import TextIO, cast
 
 from tfps.errors import StorageError
 from tfps.report import LOGS, make_dir
+from tfps.runtime.printed import Errors, OwnLines, Printed
 
 _log = logging.getLogger("tfps")
 
@@ -47,7 +48,7 @@ def log_file(model_dir: str | None, task: str) -> Path | None:
 
 
 def open_log(path: Path | None) -> TextIO:
-    """Send this process's words to where they belong; call it once, before TensorFlow is imported.
+    """Send a task's words to where they belong; call it once, before TensorFlow is imported.
 
     Standard output is shown and logged, as are errors; standard error (TensorFlow's noise, warnings, tracebacks) is
     only logged. Without a log, what Python writes is shown, and TensorFlow's noise is dropped.
@@ -61,20 +62,33 @@ def open_log(path: Path | None) -> TextIO:
     Raises:
         StorageError: If the log cannot be written.
     """
-    console = os.fdopen(os.dup(2), "w", buffering=1)
-    shown = _handler(sys.stdout, "%(message)s")
-    shown.setLevel(logging.INFO)
+    printed = Printed(sys.stdout)
+    shown = OwnLines(printed)
     if path is None:
-        sys.stderr = console
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        logging.getLogger("tensorflow").setLevel(logging.ERROR)
-        _log_to(shown)
-        return console
-    file = _opened(path)
+        errors = _drop_noise()
+        sys.stdout, sys.stderr = cast(TextIO, printed), cast(TextIO, Printed(errors))
+        _log_to(_formatted(shown, "%(message)s", logging.INFO))
+        return cast(TextIO, Errors(errors, printed))
+    errors, file = os.fdopen(os.dup(2), "w", buffering=1), _opened(path)
     os.dup2(file.fileno(), 2)
-    _log_to(shown, _handler(file, "%(asctime)s %(message)s"))
-    sys.stdout = cast(TextIO, _Tee(sys.stdout, file))
-    return cast(TextIO, _Tee(console, file))
+    to_file = logging.StreamHandler(file)
+    _log_to(_formatted(shown, "%(message)s", logging.INFO), _formatted(to_file, "%(asctime)s %(message)s"))
+    sys.stdout = cast(TextIO, _Tee(cast(TextIO, printed), file))
+    return cast(TextIO, _Tee(cast(TextIO, Errors(errors, printed)), file))
+
+
+def show() -> None:
+    """Show this process's words on standard output, of a verb that is no task; drop TensorFlow's noise."""
+    _drop_noise()
+    _log_to(_formatted(logging.StreamHandler(sys.stdout), "%(message)s", logging.INFO))
+
+
+def _drop_noise() -> TextIO:
+    """Let what TensorFlow writes from C++ go nowhere; returns standard error, for what Python writes."""
+    sys.stderr = errors = os.fdopen(os.dup(2), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    return errors
 
 
 def _opened(path: Path) -> TextIO:
@@ -85,10 +99,17 @@ def _opened(path: Path) -> TextIO:
         raise StorageError(f"--model_dir: {path} cannot be written: {error.strerror}.") from None
 
 
-def _handler(stream: TextIO, line: str) -> logging.Handler:
-    handler = logging.StreamHandler(stream)
+def _formatted(handler: logging.Handler, line: str, level: int = logging.DEBUG) -> logging.Handler:
     handler.setFormatter(logging.Formatter(line))
+    handler.setLevel(level)
     return handler
+
+
+def enable() -> None:
+    """Let this process's words go to where they belong again: ``logging.config`` in a model turns other loggers off."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == _log.name:
+            logger.disabled = False
 
 
 def _log_to(*handlers: logging.Handler) -> None:

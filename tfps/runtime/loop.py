@@ -42,6 +42,8 @@ class Progress:
 
     Attributes:
         steps: Steps that this worker has taken.
+        batches: Those of these steps whose batch is known.
+        examples: How many were in these batches.
         loss: The loss of its last step.
         global_step: The global step that its last step made.
         began: Monotonic time when training began, in seconds.
@@ -51,12 +53,19 @@ class Progress:
     """
 
     steps: int = 0
+    batches: int = 0
+    examples: int = 0
     global_step: int = 0
     loss: float | None = None
     began: float = field(default_factory=time.monotonic)
     last_step: float = 0.0
     input_ended: bool = False
     skipped: int = 0
+
+    @property
+    def batch_size(self) -> float:
+        """How many examples a batch of this worker had, on the average; 0 before the first."""
+        return self.examples / self.batches if self.batches else 0.0
 
     @property
     def seconds(self) -> float:
@@ -69,12 +78,11 @@ class Reporter:
 
     def __init__(self, config: JobConfig, events: EventFile | None, num_workers: int = 1) -> None:
         self._every = config.steps_to_validate
-        self._batch_size = config.batch_size
-        self._examples = config.batch_size * (num_workers if config.mode == "sync" else 1)  # of a global step
+        self._batches = num_workers if config.mode == "sync" else 1  # of a global step
         self._max_steps = config.max_steps
         self._events = events
         self._last: tuple[int, float] = (-1, time.monotonic())  # step and time of the last report
-        self._mark: tuple[int, int, float] | None = None  # since when speeds are taken: step, steps taken, time
+        self._mark: tuple[int, int, float] | None = None  # since when speeds are taken: step, examples, time
 
     def due(self, step: int) -> bool:
         """Tell whether a report is due when ``step`` is done: every ``steps_to_validate``, first, last, or long ago."""
@@ -83,22 +91,23 @@ class Reporter:
         return passed or step >= self._max_steps or time.monotonic() - when > _QUIET_SECS
 
     def report(
-        self, step: int, steps_taken: int, values: dict[str, float], merged: bytes | None, ended: float | None = None
+        self, step: int, progress: Progress, values: dict[str, float], merged: bytes | None, ended: float | None = None
     ) -> None:
         """Report a step, which ended at a monotonic time, or now: the values, and the speed since the last report."""
         now = time.monotonic() if ended is None else ended
         self._last = step, now
-        last, taken, when = self._mark or (step, steps_taken, now)
+        last, examples, when = self._mark or (step, progress.examples, now)
         secs = now - when
         if secs >= _SHORTEST_SECS:  # two runs under way may end together
-            values["examples/s"] = (steps_taken - taken) * self._batch_size / secs
+            values["examples/s"] = (progress.examples - examples) / secs
             values["steps/s"] = (step - last) / secs
         if self._mark is None or secs >= _SHORTEST_SECS:
-            self._mark = step, steps_taken, now
+            self._mark = step, progress.examples, now
         log.info(format_progress(step, {k: v for k, v in values.items() if k != "steps/s"}))
         if self._events:
-            of_job = {"examples/s": values["steps/s"] * self._examples} if "steps/s" in values else {}
-            self._events.write(step, values | of_job, merged)
+            if "steps/s" in values:
+                values = values | {"examples/s": values["steps/s"] * self._batches * progress.batch_size}
+            self._events.write(step, values, merged)
 
 
 @dataclass(frozen=True)
@@ -266,11 +275,12 @@ class Loop:
     def _note(self, step: int, index: int, taken: Taken, ended: float) -> None:
         """Count one step of a run; report it if it is due."""
         loss, progress = taken.losses[index], self.progress
+        progress.batches, progress.examples = progress.batches + 1, progress.examples + taken.examples[index]
         progress.steps, progress.global_step = progress.steps + 1, max(step, progress.global_step)
         progress.loss, progress.last_step = loss, ended
         if taken.logged and self._reporter.due(step):
             summary = taken.summaries[index] if taken.summaries else None
-            self._reporter.report(step, progress.steps, {**taken.logged[index], "loss": loss}, summary, ended)
+            self._reporter.report(step, progress, {**taken.logged[index], "loss": loss}, summary, ended)
 
     def _skip(self, block: _Block, found: Complaint) -> Sequence[_Block]:
         """Return a block again whose batch was not finite, and so not applied, for the next batch; or end."""

@@ -19,7 +19,6 @@ import logging
 import os
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from pathlib import Path
 from tfps.config import JobConfig, show
 from tfps.errors import CheckpointError, StorageError
 from tfps.report import SUMMARY, make_dir, read_json, write_text
+from tfps.runtime import file_clock
 from tfps.runtime.manifest import INDEX, MANIFEST, file_of, listed, problem, seal, write_flushed
 
 BASE = "model.ckpt"
@@ -95,7 +95,7 @@ def ended(config: JobConfig) -> bool:
     if not summary or summary.get("status") != "done" or summary.get("max_steps") != config.max_steps:
         return False
     is_there = os.path.isfile(file_of(str(summary.get("checkpoint")), INDEX))  # else it is to begin again
-    return is_there and abs(time.time() - path.stat().st_mtime) < config.patience_secs
+    return is_there and abs(file_clock.now(path.parent) - path.stat().st_mtime) < config.patience_secs
 
 
 def chosen(config: JobConfig) -> str:

@@ -34,12 +34,14 @@ class Taken:
 
     Attributes:
         losses: float [n].
+        examples: int [n]: how many were in the batch of each.
         tickets: The next tickets; empty if none were drawn.
         logged: By step, the model's own ``log_tensors``; empty if not asked for.
         summaries: By step, the serialized summary; empty if not asked for, or there is none.
     """
 
     losses: Sequence[float]
+    examples: Sequence[int]
     tickets: Sequence[int]
     logged: Sequence[Mapping[str, float]]
     summaries: Sequence[bytes]
@@ -63,7 +65,8 @@ class Runs:
         self._names = list(built.spec.log_tensors)
         summary = [] if built.summary is None else [built.summary]
         self._shown = [*built.spec.log_tensors.values(), *summary]
-        self._steps = Steps(built.graph, [built.step.train_op, built.spec.loss, *self._shown], built.step.gate)
+        fetched = [built.step.train_op, built.spec.loss, built.examples, *self._shown]
+        self._steps = Steps(built.graph, fetched, built.step.gate)
         self.can_be_long = self._steps.in_order
         self.can_overlap = built.step.may_overlap and not (built.keeps_order or self._steps.keeps_order)
         self.most_steps = max(1, min(_MOST_STEPS, _MOST_OPS // self._steps.size))
@@ -99,12 +102,13 @@ class Runs:
             if what not in self._calls:
                 self._calls[what] = self._session.make_callable(self._fetches[what])
             call = self._calls[what]
-        losses, tickets, values = call()[:3]
+        losses, examples, tickets, values = call()[:4]
         size = len(self._shown)
         steps = [values[i * size : (i + 1) * size] for i in range(count if shown else 0)]
         names = self._names
         return Taken(
             losses=[float(loss) for loss in losses],
+            examples=[int(number) for number in examples],
             tickets=sorted(int(ticket) for ticket in tickets),
             logged=[dict(zip(names, (v.item() for v in step), strict=False)) for step in steps],
             summaries=[step[-1] for step in steps if len(step) > len(names)],
@@ -115,11 +119,12 @@ class Runs:
         with built.graph.as_default():
             copies = [self._steps.copy(index) for index in range(count)]
             losses = tf.stack([copy(built.spec.loss) for copy in copies])
+            examples = tf.stack([copy(built.examples) for copy in copies])
             tickets = built.step.draw_after(draw, copies[-1]) if draw else []
             values = [copy(tensor) for copy in copies for tensor in self._shown] if shown else []
             done = [copy(built.step.train_op) for copy in copies]
         memory.ask_for_large_pages()
-        return [losses, tickets, values, done]
+        return [losses, examples, tickets, values, done]
 
 
 class Input:

@@ -1,7 +1,7 @@
 """What the chief leaves at the end, whatever the end is: ``summary.json``."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,17 +20,23 @@ from tfps.runtime.stragglers import Stragglers
 def observations(session: Any, state: JobState, chief: Chief, loop: Loop, stragglers: Stragglers) -> Mapping[str, Any]:
     """Return what the PS and the chief tell of how the workers went along, by its name in the summary."""
     tally = state.tally(session)
-    paces = {index: steps / secs for index, (steps, _, secs) in enumerate(tally) if index and secs}
+    paces = {index: told.steps / told.secs for index, told in enumerate(tally) if index and told.secs}
     if loop.progress.seconds:
         paces[0] = loop.progress.steps / loop.progress.seconds
     return {
-        "batches_skipped": sum(skipped for _, skipped, _ in tally[1:])
-        + loop.progress.skipped,  # of worker 0: all its own
+        "batches_skipped": sum(told.skipped for told in tally[1:]) + loop.progress.skipped,  # of worker 0: all its own
+        "batch_size": _mean([(told.steps, told.batch_size) for told in tally[1:]], loop.progress),
         "steps_per_sec": {f"worker/{index}": round(pace, 3) for index, pace in sorted(paces.items())},
         "behind": {f"worker/{index}": share for index, share in stragglers.shares.items()},
         "staleness": chief.staleness(session),
         "partial_updates": chief.partial_updates(session),
     }
+
+
+def _mean(others: Sequence[tuple[int, float]], own: Progress) -> float:
+    """Return how many examples a step of the job had, on the average, of the workers that tell their steps and that."""
+    known = [(steps, size) for steps, size in [*others, (own.steps, own.batch_size)] if steps and size]
+    return sum(steps * size for steps, size in known) / (sum(steps for steps, _ in known) or 1)
 
 
 def write(
@@ -58,6 +64,7 @@ def write(
     progress = loop.progress if loop else Progress()
     updates, secs = chief.course(progress) if chief else (0, 0.0)
     checkpoint = (chief and chief.checkpoint) or Finder(config.model_dir).newest()
+    size = observed.get("batch_size", progress.batch_size)
     at_once = chief.num_workers if chief and config.mode == "sync" else 1
     told = {
         **record.about(),
@@ -75,11 +82,12 @@ def write(
         "resumed_from_step": chief.resumed_from_step if chief else 0,
         "resumed_from": chief.resumed_from if chief else None,
         "seconds": round(secs, 3),
-        "examples_per_sec": round(max(updates, 0) * at_once * config.batch_size / secs, 1) if secs else 0,
+        "examples_per_sec": round(max(updates, 0) * at_once * size / secs, 1) if secs else 0,
         "loss": progress.loss,
         "pace": loop.pace.to_dict() if loop else None,
         "gradients_dropped": dropped(config, chief, progress, steps),
         "batches_skipped": 0,
+        "batch_size": size,
         **observed,
         "eval": metrics,
         "checkpoint": checkpoint,

@@ -135,7 +135,7 @@ class Worker:
         told = json.loads(self._state.run(session) or "{}")
         layout.check(self._built.layout, told.get("layout", {}), self._model)
         session.run(self._init_local)
-        self._state.write(session, jobstate.RUNNING, 0)
+        self._state.write(session, jobstate.RUNNING)
         return True
 
     def _wait_until_found(self, session: Any) -> None:
@@ -197,7 +197,7 @@ class Worker:
         others = [phases[task.index] for task in self._others()]
         self._trained = bool(others) and set(others) == {jobstate.DONE}  # all but what the chief does last
         if not self._trained:
-            self._state.write(session, jobstate.RUNNING, 0)
+            self._state.write(session, jobstate.RUNNING)
             self._state.call(session)
 
     def _make_loop(self) -> Loop:
@@ -272,7 +272,8 @@ class Worker:
 
     def _sign_off(self, phase: int, loop: Loop) -> None:
         done, before = loop.progress, self._heartbeat.before
-        self._state.write(self._session, phase, before.steps + done.steps, done.skipped, before.secs + done.seconds)
+        tally = jobstate.Tally(before.steps + done.steps, done.skipped, before.secs + done.seconds, done.batch_size)
+        self._state.write(self._session, phase, tally)
 
     def _finish_job(self, chief: Chief, loop: Loop) -> None:
         """Wait for the others, then save, evaluate and report."""
@@ -342,7 +343,7 @@ class Worker:
     def _sign_off_failed(self, error: TfpsError) -> None:
         with contextlib.suppress(tf.errors.OpError, RuntimeError):
             steps = self._loop.progress.steps if self._loop else 0
-            self._state.write(self._session, -error.exit_code, steps)
+            self._state.write(self._session, -error.exit_code, jobstate.Tally(steps))
 
     def _explained(self, error: Any) -> TfpsError:
         size = self._config.batch_size

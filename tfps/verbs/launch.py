@@ -49,7 +49,7 @@ def _follow(job: JobConfig, began: float) -> int:
         shown = view.job_view(job, plan.commands, began)
         outcome = follow.follow(local.submit(plan), shown)
     keep = ownership.is_free_for(job.model_dir, [f"127.0.0.1:{port}" for port in ports])
-    summary = follow.complete_summary(job, shown, outcome, keep)
+    summary = _with_checkpoint(job, follow.complete_summary(job, shown, outcome, keep))
     unwritten = _written(directory / SUMMARY, summary) if keep else None
     if outcome.exit_code == StoppedError.exit_code:
         print(_stopped(job, int(summary.get("global_step") or 0)))
@@ -71,10 +71,26 @@ def _written(path: Path, summary: Mapping[str, Any]) -> StorageError | None:
     return None
 
 
+def _with_checkpoint(job: JobConfig, summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a summary that names the newest checkpoint, also where the chief was lost and has written none."""
+    if "checkpoint" in summary:
+        return summary
+    path = _saved(job)
+    step = max(summary["global_step"], step_in(path)) if path else summary["global_step"]
+    return {**summary, "checkpoint": path, "global_step": step}
+
+
+def _saved(job: JobConfig) -> str | None:
+    """Return the newest whole checkpoint, or one that is to be brought in; ``None`` if none can be read."""
+    try:
+        return max([*sealed(job.model_dir), *filter(None, [Finder(job.model_dir).newest()])], key=step_in, default=None)
+    except StorageError:
+        return None
+
+
 def _stopped(job: JobConfig, step: int) -> str:
     """Return what there is to say of a job that was told to stop: what is on the disk, and what becomes of it."""
-    waiting = sealed(job.model_dir)
-    path = max([*waiting, *filter(None, [Finder(job.model_dir).newest()])], key=step_in, default=None)
+    path = _saved(job)
     if path is None:
         return f"stopped at step {step}; nothing was saved: --model_dir={job.model_dir} holds no whole checkpoint."
     lost = f", {step - step_in(path)} steps earlier" if step > step_in(path) else ""

@@ -88,5 +88,5 @@ def with_tensorflow(problems: Problems) -> None:
     """Settle the problems, then import TensorFlow, quietly: for verbs that work on a model without a cluster."""
     problems.of(task.require_tensorflow)
     problems.settle()
-    logs.open_log(None)
+    logs.show()
     task.load_tensorflow()
