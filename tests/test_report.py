@@ -194,6 +194,18 @@ def test_the_final_report() -> None:
     ]
 
 
+def test_metrics_that_are_no_plain_numbers_are_in_the_final_report() -> None:
+    """A loss that is NaN, which JSON has not, and a metric for each class are told, too."""
+    metrics = {"loss": None, "auc": math.nan, "recall": [0.5, None, 1.0], "matrix": [[1, 2, 3], [4, 5, 6], [7, 8, 9]]}
+    assert report.final_lines({"eval": metrics, "batches_skipped": 1}, None)[1:] == [
+        "  eval loss      not finite",
+        "  eval auc       not finite",
+        "  eval recall    0.5 not finite 1",
+        "  eval matrix    1 2 3 4 5 6 7 8 ... (9 in all)",
+        "  skipped        1 batch",
+    ]
+
+
 def test_the_final_report_of_little() -> None:
     """A summary without much in it, or with nulls, makes a report too; a resumed job says from where."""
     assert report.final_lines({}, None) == ["done: step 0 after 0.0 s"]

@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +194,7 @@ def final_lines(summary: Mapping[str, Any], model_dir: str | None) -> list[str]:
         workers = sum(task.startswith("worker/") for task in summary.get("tasks", {}))
         lines.append(f"  pace           {pace(**summary['pace'], num_workers=workers)}")
     metrics = summary.get("eval") or {}
-    lines += [f"  eval {name:<9} {_number(value)}" for name, value in metrics.items() if _is_number(value)]
+    lines += [f"  eval {name:<9} {told}" for name, value in metrics.items() if (told := _metric(value))]
     lines += [f"  {name:<14} {told}" for name, told in _course(summary).items() if told]
     if model_dir:
         lines += [f"  checkpoint     {summary.get('checkpoint') or 'none'}", f"  logs           {model_dir}/logs"]
@@ -213,7 +213,7 @@ def _course(summary: Mapping[str, Any]) -> dict[str, str]:
         "slowest": slowest(summary),
         "restarts": ", ".join(restarts) + (f"; {duration(lost)} lost to recovery" if restarts and lost else ""),
         "dropped": f"{count(dropped)} gradients that came too late" if dropped else "",
-        "skipped": f"{count(skipped)} batches" if skipped else "",
+        "skipped": f"{count(skipped)} {'batch' if skipped == 1 else 'batches'}" if skipped else "",
         "partial": f"{plural(partial, 'update')} of a lost worker, which some variables have and others not"
         if partial
         else "",
@@ -250,8 +250,21 @@ def slowest(summary: Mapping[str, Any]) -> str:
     return f"{most}: {what} {behind[most]:.0%} of the time"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
+def _metric(value: Any, most: int = 8) -> str:
+    """Return a metric's value for people: a number, or the first of an array; nothing of what is neither."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "not finite"
+    if isinstance(value, list):
+        values = list(_flat(value))
+        return " ".join(map(_metric, values[:most])) + (
+            f" ... ({count(len(values))} in all)" if len(values) > most else ""
+        )
+    return _number(value) if isinstance(value, (int, float)) else ""
+
+
+def _flat(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from _flat(value) if isinstance(value, list) else [value]
 
 
 def brief(error: BaseException) -> str:
