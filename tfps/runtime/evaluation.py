@@ -14,7 +14,7 @@ from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, Pee
 from tfps.models import Model
 from tfps.models.spec import ModeKeys
 from tfps.report import SUMMARY, format_progress, read_json
-from tfps.runtime import check, checkpoint, file_clock, graph, lasting_input, net
+from tfps.runtime import check, checkpoint, file_clock, graph, lasting_input, logs, net
 from tfps.runtime.events import EventFile
 from tfps.runtime.explain import failed, is_of_peers
 from tfps.runtime.model_dir import Finder, existing, step_in
@@ -83,6 +83,7 @@ def of_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Any]:
         ModelError: If no checkpoint can: evaluation has a variable that training has not.
     """
     built = graph.evaluation(config, None, Task("worker", 0), model)
+    logs.enable()
     if built is None:
         raise ConfigError(f"--model={model.name} has nothing to evaluate on: input_fn(mode='eval') returned None.")
     with built.graph.as_default(), tf.Session(graph=built.graph) as session:

@@ -13,7 +13,6 @@ from tfps.config import JobConfig
 from tfps.errors import ModelError
 from tfps.models import Model
 from tfps.models.spec import ModeKeys, ModelSpec
-from tfps.runtime import logs
 
 _OPTIMIZER_FLAGS = ("optimizer", "learning_rate")
 
@@ -95,7 +94,6 @@ def spec(model: Model, mode: str, config: JobConfig, features: Any, labels: Any)
     """
     asked = _Asked(config.to_dict())
     given: ModelSpec = model.model_fn(features, labels, mode, MappingProxyType(asked))
-    logs.enable()
     if problem := _spec_problem(given, mode):
         where = f"--model={model.name}: {model.line_of('model_fn')}"
         raise ModelError(f"{where}: model_fn(mode={mode!r}) returned {problem}")

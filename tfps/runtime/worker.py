@@ -26,7 +26,7 @@ from tfps.errors import (
 )
 from tfps.models import Model
 from tfps.report import brief, count, plural
-from tfps.runtime import agreement, graph, jobstate, layout, net, server, summary
+from tfps.runtime import agreement, graph, jobstate, layout, logs, net, server, summary
 from tfps.runtime import session as sessions
 from tfps.runtime.chief import Chief
 from tfps.runtime.enquiry import Enquiry
@@ -83,6 +83,7 @@ class Worker:
         """
         try:
             self._build()
+            logs.enable()
             self.on_built()
             if not self._join_cluster():
                 return
