@@ -937,6 +937,30 @@ def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> N
     assert not model_dir.ended(config)
 
 
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("what", ["**/*", "model.ckpt-*"])
+def test_a_checkpoint_that_is_lost_in_the_evaluation_is_saved_again(tmp_path: Path, mode: str, what: str) -> None:
+    """The PS still hold it; what the summary names is there."""
+    place, lost = tmp_path / "m", []
+
+    def removing(x: Any) -> Any:
+        lost.extend(path for path in place.glob(what) if path.is_file())
+        for path in lost:
+            path.unlink(missing_ok=True)
+        return x
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        if mode == "train":
+            return dataset_of(np.float32([1])).repeat()
+        ones = tf.data.Dataset.from_tensors(np.float32(1))
+        return ones.map(lambda x: ({"x": tf.ensure_shape(tf.numpy_function(removing, [x], tf.float32), [])}, 0.0))
+
+    train(model_of(input_fn, linear), num_workers=1, model_dir=str(place), max_steps=7, mode=mode)
+    assert place / "model.ckpt-7.index" in lost
+    assert summary(place)["checkpoint"] == str(place / "model.ckpt-7")
+    assert variables_of(place) == {"global_step": 7, "weight": -7}
+
+
 def test_a_job_has_ended_by_the_file_systems_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host whose clock is wrong is told the same."""
     train(LINEAR, num_workers=1, model_dir=str(tmp_path), max_steps=3)

@@ -287,6 +287,7 @@ class Worker:
             tell_of_the_end(self._config, step, chief.resumed_from_step)
         loop.progress.global_step = chief.save(self._session)
         metrics = chief.evaluate(self._session, self._target, self._session_config)
+        chief.save(self._session)  # again, if that was lost meanwhile
         steps = self._state.steps(self._session)
         idle = [task for task in self._others() if not steps[task.index]]
         if idle and step > chief.resumed_from_step:
