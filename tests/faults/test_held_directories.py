@@ -61,6 +61,24 @@ def test_force_takes_over_and_the_first_job_ends_within_seconds(tmp_path: Path) 
     assert (told["status"], told["global_step"], told["resumed_from_step"]) == ("done", 600, 0)
 
 
+def test_a_launcher_that_comes_too_late_leaves_the_summary_of_the_next_job(tmp_path: Path) -> None:
+    """The first job's launcher stood still (Ctrl-Z) while the second took the directory over and came to its end."""
+    flags = job_flags(tmp_path, "--num_ps=1", "--num_workers=1", "--save_checkpoint_secs=1000")
+    with processes() as started:
+        first = Process(tmp_path / "first.out", "launch", *flags, "--max_steps=100000")
+        started.append(first)
+        first.wait_for_step(20, 60)
+        first.signal(signal.SIGSTOP)
+        second = run_tfps("launch", *flags, "--max_steps=100", "--force", timeout=90)
+        assert second.returncode == 0, second.stderr
+        before = (tmp_path / "m" / "summary.json").read_bytes()
+        first.signal(signal.SIGCONT)
+        assert first.wait(30) == 74, first.output()
+    assert "was taken over by the chief with process id" in first.output()
+    assert (tmp_path / "m" / "summary.json").read_bytes() == before
+    assert summary(tmp_path / "m")["status"] == "done"
+
+
 def test_a_killed_job_is_gone_on_with_at_once(tmp_path: Path) -> None:
     """Of a launcher and tasks that were killed, the next job in the directory knows that they are dead."""
     flags = job_flags(tmp_path, "--save_checkpoint_secs=0.2", "--max_steps=400")

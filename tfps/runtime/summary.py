@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tfps.cluster import Cluster
 from tfps.config import JobConfig
 from tfps.errors import StoppedError, TfpsError
 from tfps.report import SUMMARY, utc, write_json
@@ -14,10 +15,11 @@ from tfps.runtime.chief import Chief
 from tfps.runtime.jobstate import JobState
 from tfps.runtime.loop import Loop, Progress
 from tfps.runtime.model_dir import Finder, step_in
+from tfps.runtime.ownership import hosts_of
 from tfps.runtime.stragglers import Stragglers
 
 
-def observations(session: Any, state: JobState, chief: Chief, loop: Loop, stragglers: Stragglers) -> Mapping[str, Any]:
+def observations(session: Any, state: JobState, chief: Chief, loop: Loop, stragglers: Stragglers) -> dict[str, Any]:
     """Return what the PS and the chief tell of how the workers went along, by its name in the summary."""
     tally = state.tally(session)
     paces = {index: told.steps / told.secs for index, told in enumerate(tally) if index and told.secs}
@@ -41,10 +43,10 @@ def _mean(others: Sequence[tuple[int, float]], own: Progress) -> float:
 
 def write(
     config: JobConfig,
+    cluster: Cluster,
     loop: Loop | None,
     chief: Chief | None,
     steps: Mapping[int, int],
-    metrics: Mapping[str, Any],
     observed: Mapping[str, Any] = MappingProxyType({}),
     error: TfpsError | None = None,
 ) -> None:
@@ -52,10 +54,10 @@ def write(
 
     Args:
         config: The job.
+        cluster: Its tasks.
         loop: The chief's own; ``None`` if it has taken no step.
         chief: ``None`` if the job ended before there was one.
         steps: By worker index, the steps taken in this run, as far as they are known.
-        metrics: The final evaluation's.
         observed: What else there is to tell, by its name in the summary.
         error: Why the job ended early.
     """
@@ -72,6 +74,7 @@ def write(
         "exit_code": 0,
         "began": utc(chief.began_at) if chief else None,
         "ended": utc(time.time()),
+        "hosts": hosts_of(cluster),
         "model_dir": config.model_dir,
         "model": config.model,
         "mode": config.mode,
@@ -88,8 +91,8 @@ def write(
         "gradients_dropped": dropped(config, chief, progress, steps),
         "batches_skipped": 0,
         "batch_size": size,
+        "eval": {},
         **observed,
-        "eval": metrics,
         "checkpoint": checkpoint,
         "tasks": {f"worker/{index}": {"steps": taken} for index, taken in sorted(steps.items())},
     }

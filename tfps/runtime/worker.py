@@ -294,7 +294,7 @@ class Worker:
             log.info("%s took no step: their share of the input was not used", ", ".join(map(str, idle)))
         told = summary.observations(self._session, self._state, chief, loop, self._together.stragglers)
         steps[0] = self._heartbeat.before.steps + loop.progress.steps
-        summary.write(self._config, loop, chief, dict(enumerate(steps)), metrics, told)
+        summary.write(self._config, self._cluster, loop, chief, dict(enumerate(steps)), told | {"eval": metrics})
 
     def _others_are_through(self) -> bool:
         """Tell whether every other worker has signed off, or does not answer any more."""
@@ -394,7 +394,7 @@ class Worker:
         if self._task.is_chief and not (isinstance(error, HeldError) or (self._chief and self._chief.owner.error)):
             steps = self._loop.progress.steps if self._loop else 0
             with contextlib.suppress(StorageError):  # the error is what the task ends with
-                summary.write(self._config, self._loop, self._chief, {0: steps}, {}, error=error)
+                summary.write(self._config, self._cluster, self._loop, self._chief, {0: steps}, error=error)
 
     def leave(self) -> None:
         """Let go of what this task holds, at its end, whatever that is."""

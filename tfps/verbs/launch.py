@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tfps.config import JobConfig
-from tfps.errors import StoppedError, StorageError
-from tfps.report import LOGS, SUMMARY, final_lines, make_dir, plural, remove, write_json
+from tfps.errors import CheckpointError, StoppedError, StorageError
+from tfps.report import LOGS, SUMMARY, final_lines, make_dir, plural, read_json, remove, write_json
 from tfps.runtime import ownership, task
 from tfps.runtime.model_dir import Finder, sealed, step_in
 from tfps.verbs.problems import Problems, check_model
@@ -48,8 +48,9 @@ def _follow(job: JobConfig, began: float) -> int:
         plan = local.plan(job, ports)
         shown = view.job_view(job, plan.commands, began)
         outcome = follow.follow(local.submit(plan), shown)
-    keep = ownership.is_free_for(job.model_dir, [f"127.0.0.1:{port}" for port in ports])
-    summary = _with_checkpoint(job, follow.complete_summary(job, shown, outcome, keep))
+    keep = _is_kept_for(directory, [f"127.0.0.1:{port}" for port in ports])
+    summary = follow.complete_summary(job, shown, outcome, keep)
+    summary = _with_checkpoint(job, summary) if keep else summary
     unwritten = _written(directory / SUMMARY, summary) if keep else None
     if outcome.exit_code == StoppedError.exit_code:
         print(_stopped(job, int(summary.get("global_step") or 0)))
@@ -60,6 +61,15 @@ def _follow(job: JobConfig, began: float) -> int:
     if unwritten:
         print(f"error: {unwritten}", file=sys.stderr)
     return outcome.exit_code or (unwritten.exit_code if unwritten else 0)
+
+
+def _is_kept_for(directory: Path, hosts: Sequence[str]) -> bool:
+    """Tell whether a directory is still a job's, at its end: no other one holds it, or has held it and ended there."""
+    try:
+        theirs = (read_json(directory / SUMMARY) or {}).get("hosts")
+    except CheckpointError:
+        theirs = None
+    return theirs in (None, hosts) and ownership.is_free_for(str(directory), hosts)
 
 
 def _written(path: Path, summary: Mapping[str, Any]) -> StorageError | None:
