@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -153,6 +154,66 @@ def test_output_that_takes_no_more_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "out").stat().st_size == most
     assert ended.stderr == "standard output cannot be written: File too large; the job goes on without it\n"
     assert (ended.returncode, summary(tmp_path / "m")["global_step"]) == (0, 300)
+
+
+def _wait_for_step(model_dir: Path, step: int, secs: float) -> None:
+    """Wait for a checkpoint of some step, or of a later one."""
+    deadline = time.monotonic() + secs
+    while not any(int(path.stem.rpartition("-")[2]) >= step for path in model_dir.glob("model.ckpt-*.index")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("told", ["nothing", "SIGTERM"])
+def test_a_reader_that_is_stuck_stops_no_job(tmp_path: Path, told: str) -> None:
+    """What a pipe does not take is left out: the job trains to its end, and ends when it is told to."""
+    model = tmp_path / "talk.py"
+    model.write_text(slow(0.01).replace("        return x", "        print('x' * 4000)\n        return x"))
+    steps = 200 if told == "nothing" else 100000
+    flags = (f"--model={model}", f"--model_dir={tmp_path / 'm'}", f"--max_steps={steps}", "--save_checkpoint_secs=1")
+    reader, writer = os.pipe()
+    with subprocess.Popen([*TFPS, "launch", *flags], stdout=writer, stderr=writer, env=environment()) as job:
+        os.close(writer)
+        try:
+            if told == "SIGTERM":
+                _wait_for_step(tmp_path / "m", 100, 60)
+                job.send_signal(signal.SIGTERM)
+            assert job.wait(60) == (0 if told == "nothing" else 143)
+        finally:
+            job.kill()
+    shown = os.fdopen(reader).read()
+    assert 2**15 < len(shown) < 2**17, "the pipe was full"
+    assert (tmp_path / "m" / "logs" / "worker-0.log").read_text().count("x" * 4000) > 50
+    assert summary(tmp_path / "m")["status"] == ("done" if told == "nothing" else "stopped")
+
+
+def test_a_reader_that_goes_on_is_told_what_it_has_missed() -> None:
+    """Lines that were left out are counted, and those that follow begin at the left."""
+    writes = """if True:
+        import sys
+        from tfps.launchers.output import Output
+        output = Output()
+        for number in range(40):
+            output.write(f"{number} " + "x" * 4000)
+        print("stuck", file=sys.stderr, flush=True)
+        sys.stdin.read()
+        output.write("again")
+        output.close()
+    """
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", writes], text=True, env=environment(), **pipes) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        assert writer.stderr is not None
+        assert writer.stderr.readline() == "stuck\n"
+        first = os.read(writer.stdout.fileno(), 2**20).decode()
+        writer.stdin.close()
+        *lines, missed, again = (first + writer.stdout.read()).splitlines()
+        assert writer.wait(20) == 0
+    whole = [line for line in lines if len(line) > 4000]
+    assert [line.partition(" ")[0] for line in whole] == [str(number) for number in range(len(whole))]
+    assert missed == f"({40 - len(whole)} lines left out: standard output was not read)"
+    assert again == "again"
 
 
 def test_a_log_that_cannot_be_written_fails_no_model(tmp_path: Path) -> None:

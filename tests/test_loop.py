@@ -138,17 +138,22 @@ def test_event_files(tmp_path: Path, mode: str) -> None:
     assert (summary(tmp_path)["loss"], summary(tmp_path)["global_step"]) == (-34.0, 35)
 
 
+@pytest.mark.parametrize("even", [False, True])
 @pytest.mark.parametrize("flags", [{"steps_per_run": 1}, {"steps_per_run": 4}, {"mode": "sync", "num_workers": 2}])
-def test_examples_are_those_of_the_batches(tmp_path: Path, flags: dict[str, Any]) -> None:
+def test_examples_are_those_of_the_batches(tmp_path: Path, flags: dict[str, Any], even: bool) -> None:
     """Whatever ``--batch_size`` says: the last batch of an epoch has fewer, and a model may make batches of its own."""
 
     def sevens(mode: str, params: Any, context: Any) -> Any:
-        return None if mode == "eval" else dataset_of(np.ones([7, 1], np.float32)).batch(2).repeat()
+        return (
+            None if mode == "eval" else dataset_of(np.ones([7, 1], np.float32)).batch(2, drop_remainder=even).repeat()
+        )
 
     train(model_of(sevens, linear), max_steps=8, batch_size=99, model_dir=str(tmp_path), **{"num_workers": 1, **flags})
     told = summary(tmp_path)
-    assert told["batch_size"] == 7 / 4
-    assert told["examples_per_sec"] * told["seconds"] == pytest.approx(14 * flags.get("num_workers", 1), rel=0.01)
+    assert told["batch_size"] == (2 if even else 7 / 4)
+    assert told["examples_per_sec"] * told["seconds"] == pytest.approx(
+        (16 if even else 14) * flags.get("num_workers", 1), rel=0.01
+    )
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorFlow's writer thread

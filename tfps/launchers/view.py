@@ -3,9 +3,7 @@
 Works on nothing but what tasks say and how they end, so it serves every launcher.
 """
 
-import os
 import re
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from rich.text import Text
 
 from tfps.cluster import Task
 from tfps.config import JobConfig
+from tfps.launchers.output import Output
 from tfps.report import count, duration, format_progress, parse_progress, state_of
 
 _PROGRESS_EVERY_SECS, _QUIET_SECS = 1.0, 5.0
@@ -161,14 +160,14 @@ class Plain:
     def __init__(self, view: JobView) -> None:
         self._view = view
         self._width = max(len(str(task)) for task in view.tasks)
-        self._is_read = True
+        self._output = Output()
         self._told_step, self._told_at = -1, 0.0
 
     def __enter__(self) -> "Plain":
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self._output.close()
 
     def line(self, task: Task, text: str) -> None:
         """Show a line that a task said, but for its progress."""
@@ -190,19 +189,10 @@ class Plain:
     def note(self, text: str) -> None:
         """Show what the launcher does.
 
-        Where standard output takes no more, the job goes on, which is said once; it ends if nobody reads it any more.
+        Raises:
+            BrokenPipeError: If nobody reads standard output any more.
         """
-        if not self._is_read:
-            return
-        try:
-            print(text, flush=True)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            self._is_read = False
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still in Python's buffer, too
-            told = f"standard output cannot be written: {error.strerror}; the job goes on without it"
-            print(told, file=sys.stderr, flush=True)
+        self._output.write(text)
 
 
 class Terminal:

@@ -50,7 +50,8 @@ class Steps:
         kept = {op for op in ops if _lasts(op)}
         self._ops = [op for op in sorted(ops, key=lambda op: op._id) if op not in kept]
         self.size = len(self._ops)
-        self._shared = {tensor.name: tensor for op in kept for tensor in op.outputs}
+        used = {tensor.name for op in self._ops for tensor in op.inputs}
+        self._shared = {tensor.name: tensor for op in kept for tensor in op.outputs if tensor.name in used}
         self._copies: list[dict[str, Any]] = [{op.name: op for op in self._ops}]
         self._acts = {op for op in self._ops if effects.acts(op)}
         branched = any(op._get_control_flow_context() is not None for op in self._acts)

@@ -1,0 +1,87 @@
+"""Standard output of a launcher, which nobody may read: a job does not wait for that, and is not lost with it."""
+
+import contextlib
+import os
+import select
+import stat
+import sys
+
+from tfps.report import plural
+
+_PATIENCE_SECS = 2.0
+_CHARACTERS = 1024  # at a time: a pipe that takes anything takes 4 KiB
+
+
+class Output:
+    """Lines on standard output.
+
+    Where a pipe's reader is stuck, lines are left out, which is said when it reads again; where nothing can be written
+    any more, the job goes on without, which is said once. The tasks' logs have everything.
+    """
+
+    def __init__(self) -> None:
+        self._is_open = True
+        self._left_out = 0
+        self._is_stuck = False
+        self._is_torn = False  # a line, in the middle of which the reader got stuck
+
+    def write(self, text: str) -> None:
+        """Write a line.
+
+        Raises:
+            BrokenPipeError: If nobody will ever read it.
+        """
+        if not self._is_open:
+            return
+        try:
+            if self._left_out and self._takes():
+                self._write_parts(f"({plural(self._left_out, 'line')} left out: standard output was not read)\n")
+                self._left_out = 0
+            self._write_parts(f"{text}\n")
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self._is_open = False
+            _let_go(1)
+            told = f"standard output cannot be written: {error.strerror}; the job goes on without it"
+            print(told, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Let what is written from now on not wait for a reader that is stuck."""
+        if self._is_open and not self._takes():
+            self._is_open = False
+            with contextlib.suppress(OSError):
+                if os.path.sameopenfile(1, 2):
+                    _let_go(2)
+            _let_go(1)
+
+    def _write_parts(self, text: str) -> None:
+        whole = f"\n{text}" if self._is_torn else text
+        for at in range(0, len(whole), _CHARACTERS):
+            if not self._takes():
+                self._left_out += 1
+                self._is_torn = self._is_torn or at > 0
+                return
+            sys.stdout.write(whole[at : at + _CHARACTERS])
+            sys.stdout.flush()
+        self._is_torn = False
+
+    def _takes(self) -> bool:
+        """Tell whether standard output takes more; waits a little, unless it has not for long."""
+        if _is_pipe():
+            self._is_stuck = not select.select([], [1], [], 0.0 if self._is_stuck else _PATIENCE_SECS)[1]
+        return not self._is_stuck
+
+
+def _is_pipe() -> bool:
+    try:
+        return sys.stdout.fileno() == 1 and stat.S_ISFIFO(os.fstat(1).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _let_go(descriptor: int) -> None:
+    """Let what is written to a descriptor, what is in Python's buffer too, go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
