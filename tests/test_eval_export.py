@@ -133,6 +133,28 @@ def test_a_short_last_batch_counts_for_its_examples_only(kind: str, tmp_path: Pa
     assert summary(tmp_path)["eval"] == {"loss": 3.0}
 
 
+@pytest.mark.parametrize("tokens", ["flat", "ragged"])
+def test_tokens_are_no_examples(tokens: str, tmp_path: Path) -> None:
+    """Batches of two sentences each, of 2 and of 8 words: ``loss`` is the mean over sentences, and they are counted."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = tf.data.Dataset.from_tensor_slices([1, 1, 4, 4]).batch(2, drop_remainder=True).map(element)
+        return data if mode == "eval" else data.repeat()
+
+    def element(lengths: Any) -> tuple[Any, Any]:
+        words = tf.range(tf.reduce_sum(lengths))
+        ragged = tf.RaggedTensor.from_row_lengths(words, lengths)
+        return {"words": words if tokens == "flat" else ragged, "length": lengths[0]}, tf.cast(lengths, tf.float32)
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        return tfps.ModelSpec(loss=tf.reduce_mean(labels) + weight, optimizer=tf.train.GradientDescentOptimizer(0.0))
+
+    train(model_of(input_fn, model_fn), max_steps=3, num_workers=1, model_dir=str(tmp_path))
+    assert summary(tmp_path)["eval"] == {"loss": 2.5}
+    assert summary(tmp_path)["batch_size"] == 2
+
+
 def test_metrics_are_over_the_whole_input(trained: Path) -> None:
     """The metrics are means over all evaluation batches; one that is no scalar is a list."""
     live = summary(trained)["eval"]

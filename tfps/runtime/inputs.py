@@ -30,17 +30,19 @@ def input_of(model: Model, mode: str, config: JobConfig, device: str, pipelines:
 def examples_of(features: Any, labels: Any) -> Any:
     """Return how many examples a batch has: a number, or an int64 scalar where it may be another in another batch.
 
-    That is the first dimension of what may have another in another batch; where nothing may, of what stands first, the
-    labels before the features.
+    That is the first dimension of the labels, or of the features where no label has one; of several, of one that may
+    have another in another batch, if there is one.
     """
-    parts = [part for part in (*tf.nest.flatten(labels), *tf.nest.flatten(features)) if part is not None]
+    kinds = [[part for part in tf.nest.flatten(kind) if part is not None] for kind in (labels, features)]
+    sized = [[part for part in parts if part.shape.rank != 0] for parts in kinds]
+    parts = sized[0] or sized[1]
     for part in parts:
         if isinstance(part, tf.RaggedTensor):
             return tf.cast(part.nrows(), tf.int64)
-        if part.shape[:1].rank != 0 and not part.shape[:1].is_fully_defined():
+        if not part.shape[:1].is_fully_defined():
             sizes = part.dense_shape if isinstance(part, tf.SparseTensor) else tf.shape(part, out_type=tf.int64)
             return tf.reduce_prod(sizes[:1])  # 1 of a scalar
-    return parts[0].shape[:1].num_elements()
+    return parts[0].shape[:1].num_elements() if parts else 1
 
 
 def _batches(dataset: Any) -> Any:
