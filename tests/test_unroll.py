@@ -196,6 +196,29 @@ def test_a_loop_that_only_writes_has_no_end_that_is_known(reads: bool) -> None:
         assert Steps(graph, [tf.while_loop(lambda index: index < 3, turn, [0])]).in_order is reads
 
 
+@pytest.mark.parametrize("kind", ["dense", "mutable", "in order"])
+@pytest.mark.parametrize("steps_per_run", [1, 4])
+def test_a_table_is_one_table_in_all_steps_of_a_run(tmp_path: Path, kind: str, steps_per_run: int) -> None:
+    """What a step has put in, the next one finds: also in a table whose handle is made of others, or after them."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        after = [tf.debugging.assert_all_finite(features["x"], "x")] if kind == "in order" else []
+        with tf.control_dependencies(after):
+            if kind == "dense":
+                table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.float32, 0.0, empty_key=-1, deleted_key=-2)
+            else:
+                table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+        key = tf.constant([3], tf.int64)
+        seen = table.lookup(key)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, table.insert(key, seen + 1))
+        optimizer = tf.train.GradientDescentOptimizer(1.0)
+        return tfps.ModelSpec(loss=weight * features["x"] * (seen[0] + 1), optimizer=optimizer)
+
+    train(model_of(counted(None), model_fn), 1, 1, max_steps=12, steps_per_run=steps_per_run, model_dir=str(tmp_path))
+    assert variables_of(tmp_path)["weight"] == -sum(range(1, 13))
+
+
 def test_copies_draw_other_random_numbers() -> None:
     """Each copy of a random operation has a seed of its own, and the same ones in every process."""
 

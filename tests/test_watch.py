@@ -1,8 +1,10 @@
 """What a worker that watches the others says of them."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -89,6 +91,24 @@ def test_a_worker_that_the_ps_hear_is_not_lost(monkeypatch: pytest.MonkeyPatch, 
         silent_secs[1] = 5.0
         assert str(watched.error(progress, False)) == "lost worker/1: no answer for 0.2 s."
         assert watched.are_gone([Task("worker", 1)], 0.2)
+
+
+def test_a_frozen_worker_is_not_waited_for_in_the_end(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    """The kernel takes calls for it, but the PS hear nothing: it is named, and gone after ``stall_timeout_secs``."""
+    caplog.set_level(logging.INFO, "tfps")
+    monkeypatch.setattr(watch, "_TELL_AFTER_SECS", 0.1)
+    silent_secs = {1: 0.1}
+    with listener() as standing, contextlib.closing(Speaker(Task("ps", 0))) as ps:
+        cluster = Cluster((ps.address,), ("127.0.0.1:1", address_of(standing)))
+        told = Told(beats=[Beat(7, 120, time.time()), Beat(7, 119, time.time() - 45)])
+        config, waited_for = JobConfig(stall_timeout_secs=5.0), [Task("worker", 1)]
+        watched = Watch(config, cluster, CHIEF, False, told, silent_secs.__getitem__)  # type: ignore[arg-type]
+        assert not watched.are_gone(waited_for, 0.2)
+        time.sleep(0.2)
+        assert not watched.are_gone(waited_for, 0.2)
+        silent_secs[1] = 6.0
+        assert watched.are_gone(waited_for, 0.2)
+    assert caplog.messages == ["waiting: for worker/1 (last step 119, 45 s ago) to end"]
 
 
 def test_a_ps_of_another_release_is_no_endless_wait() -> None:

@@ -30,7 +30,7 @@ from tfps.cluster import Cluster, Task
 from tfps.config import JobConfig
 from tfps.errors import CheckpointError, ConfigError, PeerLostError
 from tfps.report import JOB, read_json
-from tfps.runtime import net
+from tfps.runtime import net, process
 
 _FLAGS = ("model", "optimizer", "learning_rate", "max_steps", "mode", "ps_strategy", "min_slice_mb", "wire")
 _EDITED = "it was changed meanwhile, or is not the same on all hosts. Give every task the same."
@@ -125,7 +125,7 @@ def _minor(version: str) -> list[str]:
 def new_run(model_dir: str | None, step: int = 0) -> dict[str, Any]:
     """Return what tells a run from all others: an id, and where its results go; and when it began, at which step."""
     place = os.path.abspath(model_dir) if model_dir else ""
-    return {"id": uuid.uuid4().hex, "model_dir": place, "step": step, "began": time.time()}
+    return {"id": uuid.uuid4().hex, "model_dir": place, "step": step, "began": process.moment()}
 
 
 def check_run(model_dir: str | None, told: str, server: str) -> None:

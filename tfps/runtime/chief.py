@@ -25,6 +25,7 @@ from tfps.runtime.checkpoint import Checkpoints
 from tfps.runtime.events import EventFile
 from tfps.runtime.loop import Progress
 from tfps.runtime.ownership import HeldError, Ownership
+from tfps.runtime.process import secs_since
 from tfps.runtime.snapshot import Snapshot
 from tfps.runtime.updates import Updates
 
@@ -74,7 +75,7 @@ class Chief:
         self.num_workers = built.num_workers
         self.updates: Updates | None = None
         self.began_anew = False
-        self._began: float | None = None
+        self._began: Mapping[str, Any] | None = None
         self.began_at = time.time()  # seconds since 1970; of the first chief of this run
         self._first_step = 0
         self.resumed_from: str | None = None
@@ -99,9 +100,9 @@ class Chief:
             log.info("--model_dir=%s cannot be written now. Training goes on.", self._config.model_dir)
         self.began_anew = True  # what others have done meanwhile is not all counted
         step = self.found_step = self.global_step(session)
-        self._began, self._first_step = told.get("began", time.time()), told.get("step", step)
+        self._began, self._first_step = told.get("began"), told.get("step", step)
         self.resumed_from, self.resumed_from_step = told.get("resumed_from"), self._first_step
-        self._run, self.began_at = told.get("id", ""), self._began or self.began_at
+        self._run, self.began_at = told.get("id", ""), self._began["time"] if self._began else self.began_at
         self._write_missing_job()
         log.info("started again: going on from step %d", step)
 
@@ -150,7 +151,7 @@ class Chief:
 
     def course(self, progress: Progress) -> tuple[int, float]:
         """Return how many updates this run has made, and in how many seconds, also where chiefs were lost meanwhile."""
-        secs = progress.seconds if self._began is None else max(progress.seconds, time.time() - self._began)
+        secs = progress.seconds if self._began is None else max(progress.seconds, secs_since(self._began))
         return progress.global_step - self._first_step, secs
 
     def let_go(self, session: Any, era: int) -> None:

@@ -22,6 +22,7 @@ LEAVING_SECS = 10.0  # what is still there after so long does not leave by itsel
 
 _POLL_SECS = 0.05
 _TELL_AFTER_SECS = 2.0  # waiting shorter than this is not worth a line
+_ASK_MUTE_SECS = 5.0  # at least so often
 _ASK_AFTER_SECS = 10.0  # tasks started together have met by then
 
 log = logging.getLogger(__name__)
@@ -209,11 +210,11 @@ class Peers:
     def mute(self, tasks: Sequence[Task], after_secs: float) -> list[Task]:
         """Return those that can be reached and have not said who they are for ``after_secs``: their process stands.
 
-        They are asked a few times in that while. Only of PS can that be told: a worker that computes may not answer.
+        They are asked a few times in that while. Of a worker that computes little can be told: it may not answer.
         """
         now = time.monotonic()
         if now >= self._ask_at:
-            self._ask_at = now + after_secs / 8
+            self._ask_at = now + min(after_secs / 8, _ASK_MUTE_SECS)
             answers = identity.ask_all(self._cluster, tasks)
             mute = [task for task, answer in answers.items() if answer.problem == identity.MUTE]
             self._mute_since = {task: self._mute_since.get(task, now) for task in mute}

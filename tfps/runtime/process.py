@@ -1,7 +1,10 @@
 """Which process is which, on this machine and among its earlier ones. Linux tells; elsewhere nothing is known."""
 
 import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def machine() -> str:
@@ -13,6 +16,17 @@ def machine() -> str:
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
+
+
+def moment() -> Mapping[str, Any]:
+    """Return the present moment, for ``secs_since`` in another process."""
+    return {"machine": machine(), "uptime": time.monotonic(), "time": time.time()}
+
+
+def secs_since(then: Mapping[str, Any]) -> float:
+    """Return for how many seconds a moment is past: on its machine by a clock that nobody sets."""
+    here = then["machine"] and then["machine"] == machine()
+    return float(time.monotonic() - then["uptime"] if here else time.time() - then["time"])
 
 
 def started(pid: int) -> str | None:

@@ -20,6 +20,7 @@ _POLL_SECS = 0.1
 _PROBE_EVERY_SECS = 0.5
 _PROBE_SECS_EACH = 0.1
 _GONE_AFTER_SECS = 1.0
+_FROZEN_AFTER_SECS = 20.0  # so is a worker whose process stands, at the end of the job
 _LAST_WORDS_SECS = 3.0
 
 log = logging.getLogger(__name__)
@@ -51,11 +52,11 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
 
     if net.wait_for_peers(cluster, task, config.patience_secs, stopping, lambda: ended(config)):
         log.info("training: serving %s", plural(cluster.num_workers, "worker"))
-        _until_done(read, cluster, task, config.patience_secs, stop)
+        _until_done(read, cluster, task, config, stop)
     log.info("done")
 
 
-def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, patience_secs: float, stop: Stop) -> None:
+def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, config: JobConfig, stop: Stop) -> None:
     """Return when every worker is done, or gone after the chief was done; see ``serve`` for what is raised."""
     peers, others = net.Peers(cluster), _OtherServers(cluster, task)
     next_probe = 0.0
@@ -64,9 +65,11 @@ def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, patience_
             raise stop.error
         if time.monotonic() > next_probe:
             chief_is_done = phases[0] == jobstate.DONE
-            patience = _GONE_AFTER_SECS if chief_is_done or stop.error else patience_secs
+            is_over = chief_is_done or stop.error is not None
+            patience = _GONE_AFTER_SECS if is_over else config.patience_secs
+            frozen_secs = _FROZEN_AFTER_SECS if is_over else config.stall_timeout_secs
             waited_for = [task for task in unfinished if not stop.error or phases[task.index] in jobstate.AT_WORK]
-            if len(peers.lost(waited_for, patience)) == len(waited_for):
+            if set(waited_for) <= {*peers.lost(waited_for, patience), *peers.mute(waited_for, frozen_secs)}:
                 if chief_is_done:
                     return
                 raise stop.error or PeerLostError(f"no worker has answered for {patience:g} s: the job is given up.")

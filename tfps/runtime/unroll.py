@@ -175,8 +175,11 @@ def copy_number(name: str) -> int:
 
 
 def _lasts(op: Any) -> bool:
-    """Tell whether an operation is the same in every step: what it makes outlives the step, or never changes."""
-    if op.inputs or op.control_inputs:
-        return False
-    made = {tensor.dtype for tensor in op.outputs}
-    return op.type in ("Const", "Placeholder") or tf.resource in made or any(dtype._is_ref_dtype for dtype in made)
+    """Tell whether an operation is the same in every step: what it makes outlives the step, or never changes.
+
+    What outlives a step has a name by which another operation could share it, or needs nothing to be made.
+    """
+    if op.type in ("Const", "Placeholder"):
+        return not op.control_inputs
+    is_shared = "shared_name" in op.node_def.attr or not op.inputs
+    return is_shared and any(effects.is_handle(tensor) for tensor in op.outputs)

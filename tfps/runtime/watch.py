@@ -1,5 +1,6 @@
 """What a worker's main thread looks for while its work goes on in another: lost tasks, and a step that never ends."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -17,8 +18,11 @@ from tfps.runtime.stragglers import Beat
 
 _LOST_AFTER_SECS = 10.0  # a PS that does not answer for so long is lost
 _MUTE_AFTER_SECS = 20.0  # so is one whose process stands still; its launcher may have noticed before
+_TELL_AFTER_SECS = 30.0  # a worker that is waited for at the end of the job is named
 _PULSE_SECS = 2.0  # between two signs of life, at most, while all is well
 _REPLACED_AFTER_SECS = 20.0  # so is a worker that others wait for, which may be started again meanwhile
+
+log = logging.getLogger(__name__)
 
 
 class Watch:
@@ -47,7 +51,9 @@ class Watch:
         self._servers = [other for other in cluster.tasks() if other.job == "ps"]
         self._others = [other for other in cluster.tasks() if other.job == "worker" and other != task]
         self._peers = net.Peers(cluster)
-        self._stall = Stall(config.stall_timeout_secs)
+        self._stall, self._stall_secs = Stall(config.stall_timeout_secs), config.stall_timeout_secs
+        self._waits_for: tuple[Task, ...] = ()
+        self._waits_since = self._tell_at = 0.0
 
     def error(self, progress: Progress | None, steps_on: bool) -> TfpsError | None:
         """Return why the worker cannot go on, or nothing.
@@ -66,9 +72,28 @@ class Watch:
         return self._stall.error(progress.steps, progress.global_step, self._awaited) if steps_on else None
 
     def are_gone(self, tasks: Sequence[Task], after_secs: float) -> bool:
-        """Tell whether none of some workers has answered for some time, and none gives signs of life on the PS."""
-        gone = len(self._peers.lost(tasks, after_secs)) == len(tasks)
-        return gone and all(self._silent_secs(task.index) > after_secs + _PULSE_SECS for task in tasks)
+        """Tell whether none of some workers has answered for some time, and none gives signs of life on the PS.
+
+        One that is frozen can be reached: it is gone when it has given no sign for ``stall_timeout_secs``.
+        """
+        lost = set(self._peers.lost(tasks, after_secs))
+        silent_secs = {task: self._silent_secs(task.index) for task in tasks}
+        self._tell_of_waiting(tasks)
+        return all(
+            secs > (after_secs + _PULSE_SECS if task in lost else self._stall_secs)
+            for task, secs in silent_secs.items()
+        )
+
+    def _tell_of_waiting(self, tasks: Sequence[Task]) -> None:
+        """Say now and then which workers the end of the job waits for."""
+        now = time.monotonic()
+        if tuple(tasks) != self._waits_for:
+            self._waits_for, self._waits_since, self._tell_at = tuple(tasks), now, now + _TELL_AFTER_SECS
+        if tasks and now > self._tell_at:
+            self._tell_at = now + 2 * (now - self._waits_since)
+            beats = self._enquiry.beats()
+            names = [f"{task}{_since(beats[task.index]) if beats else ''}" for task in tasks]
+            log.info("waiting: for %s to end", net.first_few(names))
 
     def _any_silent(self, tasks: Sequence[Task], after_secs: float) -> TfpsError | None:
         """Return an error if some workers do not answer, nor give signs of life on the PS.
