@@ -234,6 +234,12 @@ class Chief:
             with sessions.Session(target, graph=self._eval.graph, config=session_config) as eval_session:
                 evaluation.check_end(eval_session, self._eval)
 
+    def complete(self, session: Any, target: str, session_config: Any) -> tuple[int, Mapping[str, Any]]:
+        """Save and evaluate; returns the global step and the metrics. What is lost meanwhile is saved again."""
+        self.save(session)
+        metrics = self.evaluate(session, target, session_config)
+        return self.save(session), metrics
+
     def evaluate(self, session: Any, target: str, session_config: Any) -> Mapping[str, Any]:
         """Measure the model on the live parameters; returns its metrics by name, none if it has no evaluation input."""
         if self._eval is None:

@@ -285,9 +285,7 @@ class Worker:
             loop.progress.last_step = time.monotonic()  # others have taken the last steps
         if step < self._config.max_steps:
             tell_of_the_end(self._config, step, chief.resumed_from_step)
-        loop.progress.global_step = chief.save(self._session)
-        metrics = chief.evaluate(self._session, self._target, self._session_config)
-        chief.save(self._session)  # again, if that was lost meanwhile
+        loop.progress.global_step, metrics = chief.complete(self._session, self._target, self._session_config)
         steps = self._state.steps(self._session)
         idle = [task for task in self._others() if not steps[task.index]]
         if idle and step > chief.resumed_from_step:
