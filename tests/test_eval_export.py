@@ -251,6 +251,31 @@ def test_an_evaluator_goes_by_the_file_systems_clock(
     assert ended.wait(20), "it did not take this run's summary"
 
 
+@pytest.mark.parametrize(
+    "odd", [{}, {"exit_code": "x", "status": "failed"}, {"global_step": "abc"}, {"global_step": [1]}]
+)
+def test_an_evaluator_does_not_end_with_a_job_whose_checkpoints_were_deleted(
+    trained: Path, tmp_path: Path, odd: dict[str, Any]
+) -> None:
+    """It waits for the one that begins anew there, whatever the old summary says."""
+    shutil.copytree(trained, tmp_path / "m")
+    for path in tmp_path.glob("m/model.ckpt-*"):
+        path.unlink()
+    told, stop = tmp_path / "m" / "summary.json", Stop()
+    told.write_text(json.dumps({"status": "done", "global_step": 20, "max_steps": 20, "exit_code": 0} | odd))
+    os.utime(told, (time.time() - 30, time.time() - 30))
+    config, ended = JobConfig(model_dir=str(tmp_path / "m"), max_steps=20), threading.Event()
+
+    def be_evaluator() -> None:
+        evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), MODEL, stop)
+        ended.set()
+
+    threading.Thread(target=be_evaluator, daemon=True).start()
+    assert not ended.wait(2)
+    os.utime(told)
+    assert ended.wait(20)
+
+
 def test_an_empty_evaluation_input_is_a_data_error(trained: Path) -> None:
     """No batch to evaluate on is 65, and not a metric of nothing."""
     empty = model_of(batches(measured=EMPTY), regression)

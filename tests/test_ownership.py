@@ -67,6 +67,21 @@ def test_another_job_is_refused_and_told_who_holds_the_directory(tmp_path: Path,
     held.check()
 
 
+def test_a_copy_of_a_directory_is_free(tmp_path: Path, held: Ownership) -> None:
+    """Whoever copies a live job's directory, to go on from there, holds the copy; the job trains on."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    shutil.copy(tmp_path / ".chief", copy)
+    with pytest.raises(HeldError):
+        check(str(tmp_path), OTHER)
+    check(str(copy), OTHER)
+    other = Ownership(str(copy), OTHER)
+    other.claim()
+    other.check()
+    held.check()
+    other.release()
+
+
 def test_a_directory_is_free_when_its_job_has_ended(tmp_path: Path) -> None:
     """Who ends leaves nothing behind, and the next job need not wait."""
     owner = Ownership(str(tmp_path), ONE)

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tfps.runtime.model_dir import Finder, existing, step_in
 from tfps.runtime.stop import Stop
 
 _POLL_SECS = 0.5
+_MAY_GO_ON = RetryableError.exit_code
 _TELL_SECS = 30.0
 
 log = logging.getLogger(__name__)
@@ -144,9 +146,19 @@ def _is_over(config: JobConfig, began: float) -> bool:
     """Tell whether the chief has written its summary since this evaluator began, or training had ended before."""
     path = Path(config.model_dir or "") / SUMMARY
     summary = read_json(path)
-    if summary is None or (summary.get("status") == "failed" and summary["exit_code"] >= RetryableError.exit_code):
+    if summary is None or (summary.get("status") == "failed" and _number(summary, "exit_code") >= _MAY_GO_ON):
         return False  # a job that may go on, when its tasks are started again
-    return path.stat().st_mtime >= began or int(summary.get("global_step") or 0) >= config.max_steps
+    is_done = _number(summary, "global_step") >= config.max_steps
+    try:
+        return path.stat().st_mtime >= began or (is_done and bool(existing(config.model_dir)))
+    except FileNotFoundError:  # the chief has begun
+        return False
+
+
+def _number(summary: Mapping[str, Any], name: str) -> float:
+    """Return a number that a summary tells, which people may have edited; 0 if it is none."""
+    value = summary.get(name)
+    return value if isinstance(value, (int, float)) else 0
 
 
 def _check(cluster: Cluster, stop: Stop, last_answer: float, patience_secs: float) -> float:

@@ -36,6 +36,7 @@ class Holder:
         started: When the process was started, in the kernel's own count.
         hosts: The addresses of the job's tasks.
         since: When it took the directory, in seconds since 1970.
+        inode: The directory's: a copy of it is not held.
     """
 
     id: str = ""
@@ -46,6 +47,7 @@ class Holder:
     started: str = ""
     hosts: Sequence[str] = ()
     since: float = 0.0
+    inode: int = 0
 
     def __str__(self) -> str:
         if not self.host:
@@ -108,13 +110,21 @@ def this_process(holder: Holder) -> Holder:
 def is_dead(model_dir: str, seen: Seen) -> bool:
     """Tell whether a holder is dead; waits until that is known."""
     if (known := is_here(seen.holder)) is not None:
-        return not known
+        return not (known and seen.holder.inode in (0, inode_of(model_dir)))
     silent_secs = max(file_clock.now(model_dir) - seen.renewed, 0.0)
     if silent_secs > _DEAD_AFTER_SECS:
         return True
     wait_secs = _DEAD_AFTER_SECS - silent_secs
     log.warning("waiting up to %.0f s, to see whether %s still holds %s", wait_secs, seen.holder, model_dir)
     return is_silent(model_dir, seen, wait_secs)
+
+
+def inode_of(model_dir: str) -> int:
+    """Return which directory of its file system it is; 0 if that is not known."""
+    try:
+        return os.stat(model_dir).st_ino
+    except OSError:
+        return 0
 
 
 def is_here(holder: Holder) -> bool | None:

@@ -29,6 +29,7 @@ from tfps.runtime.holder import (
     OWNER,
     Holder,
     Seen,
+    inode_of,
     is_dead,
     is_here,
     is_no_file,
@@ -200,6 +201,7 @@ class Ownership:
                     self._claimed = True
 
     def _write(self, model_dir: str) -> None:
+        self.own = replace(self.own, inode=inode_of(model_dir))
         write_json(Path(model_dir) / OWNER, asdict(self.own))
         self._place = _place_of(model_dir)
 
