@@ -224,6 +224,30 @@ def test_embedding_rows(tmp_path: Path, mode: str, min_slice_mb: float) -> None:
     np.testing.assert_array_equal(variables_of(tmp_path)["table"], expected)
 
 
+@pytest.mark.parametrize("wire", ["packed", "plain"])
+def test_an_optimizer_is_given_each_row_of_a_sparse_mean_once(tmp_path: Path, wire: str) -> None:
+    """In whatever order the workers name their rows: an optimizer that clips by the norm takes that of the mean."""
+
+    class Clipped(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+        def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+            [(mean, table)] = grads_and_vars
+            clipped = tf.IndexedSlices(mean.values / tf.reduce_sum(mean.values**2), mean.indices, mean.dense_shape)
+            return super().apply_gradients([(clipped, table)], *args, **kwargs)
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        ids = [[8, 6, 5, 3, 0], [7, 5, 3, 9, 0]][context.input_pipeline_id]
+        return None if mode == "eval" else tf.data.Dataset.from_tensors(({"x": ids}, 0.0)).repeat()
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        table = tf.get_variable("table", [10, 1], initializer=tf.zeros_initializer())
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, features["x"]))
+        return tfps.ModelSpec(loss=loss, optimizer=Clipped(1.0))
+
+    train(model_of(input_fn, model_fn), mode="sync", max_steps=1, wire=wire, model_dir=str(tmp_path))
+    mean = np.float32([2, 0, 0, 2, 0, 2, 1, 1, 1, 1]) / 2
+    assert variables_of(tmp_path)["table"].ravel().tolist() == (-mean / (mean**2).sum()).tolist()
+
+
 def _sparse(table: Any, ids: Any) -> Any:
     at = tf.stack([tf.range(tf.size(ids, out_type=tf.int64)), tf.zeros_like(ids)], axis=1)
     return tf.nn.embedding_lookup_sparse(

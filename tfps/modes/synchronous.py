@@ -14,7 +14,8 @@ Three things differ from TensorFlow's, so that a mean is always one gradient of 
 - There, tokens have no owner: a quick worker can take a slow one's, compute twice in one step, and make the mean one of
   its own gradients alone. Here each worker has a queue of its own.
 - ``SparseConditionalAccumulator`` divides each row by the number of gradients it saw that row in, and merges rows only
-  if their indices come sorted. Here it adds up, which is right in any order, and the sum is divided by N.
+  if their indices come sorted. Here it adds up, which is right in any order; what comes out is merged by row (an
+  optimizer may take its norm), and the sum is divided by N.
 - The stamp is kept on the PS, beside the tokens, and does not travel with every gradient.
 
 A worker may be lost with its token, or with a part of its gradient sent, and the chief in the middle of an update. When
@@ -192,7 +193,7 @@ def _dense_mean(gradient: Any, variable: Any, stamp: Any, num_workers: int, name
 def _sparse_mean(gradient: Any, variable: Any, stamp: Any, num_workers: int, name: str) -> _Mean:
     wide = _wide(gradient.dtype)
     sums = tf.SparseConditionalAccumulator(wide, shape=[], shared_name=name, reduction_type="SUM")
-    total = sums.take_indexed_slices_grad(num_workers)
+    total = _summed_by_row(sums.take_indexed_slices_grad(num_workers))
     mean = tf.cast(total.values / num_workers, gradient.dtype)
     zeros = tf.IndexedSlices(tf.zeros([1, *variable.shape[1:]], wide), tf.zeros([1], gradient.indices.dtype))
     return _Mean(
@@ -259,7 +260,7 @@ def _same(mean: Any) -> Any:
 
 
 def _summed_by_row(gradient: Any) -> Any:
-    """Return a sparse gradient with each row once: a worker's own sum, which is made on the worker."""
+    """Return a sparse gradient with each row once."""
     rows, place = tf.unique(gradient.indices)
     sums = tf.unsorted_segment_sum(gradient.values, place, tf.size(rows))
     return tf.IndexedSlices(sums, rows, gradient.dense_shape)

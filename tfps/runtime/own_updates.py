@@ -33,7 +33,7 @@ def of_step(graph: Any, on_ps: bool) -> Sequence[Any]:
     lasting = effects.Lasting(graph)
     changes = _changes(graph, lasting)
     first = _initializers(graph)
-    kept = [_operation(update) for update in graph.get_collection(tf.GraphKeys.UPDATE_OPS)]
+    kept = [_operation(update) for update in tf.nest.flatten(graph.get_collection(tf.GraphKeys.UPDATE_OPS))]
     for write, makers in changes.items():
         if write not in first and _is_of_layer(write) and all(maker.type in VARIABLES for maker in makers):
             _read_before(write, lasting.changed(write))
