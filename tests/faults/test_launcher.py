@@ -49,6 +49,22 @@ def test_killed_half_way_it_goes_on_from_its_last_checkpoint(tmp_path: Path) -> 
     assert f"resumed from step {told['resumed_from_step']:,}" in ended.stdout
 
 
+def test_killed_it_can_be_started_again_at_once(tmp_path: Path) -> None:
+    """The tasks of a launcher that was killed still save and end: the same command waits for them, and goes on."""
+    (tmp_path / "slow.py").write_text(slow(0.02))
+    command = ("launch", f"--model={tmp_path / 'slow.py'}", f"--model_dir={tmp_path / 'm'}", "--num_workers=1")
+    with processes() as started:
+        started.append(Process(tmp_path / "out", *command, "--max_steps=1000000", "--save_checkpoint_secs=1000"))
+        started[0].wait_for_step(100, 60)
+        below = children_of(started[0].pid)
+        started[0].signal(signal.SIGKILL)
+        assert alive(below)
+        ended = run_tfps(*command, "--max_steps=400", timeout=90)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        wait_gone(below, 1)
+    assert summary(tmp_path / "m")["resumed_from_step"] >= 100, "what the first one's tasks have saved"
+
+
 COMPUTES = """
     def compute(step):
         import sys, threading, time

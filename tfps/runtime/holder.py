@@ -10,14 +10,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tfps.errors import StorageError
 from tfps.runtime import file_clock
-from tfps.runtime.process import lives, machine, started
+from tfps.runtime.process import lives, machine, parent, started
 
 OWNER = ".chief"
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 _DEAD_AFTER_SECS = 20.0
+_ORPHANED_SECS = 15.0  # more than a task has to save when its launcher has gone
 _POLL_SECS = 0.1
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class Holder:
         hosts: The addresses of the job's tasks.
         since: When it took the directory, in seconds since 1970.
         inode: The directory's: a copy of it is not held.
+        parent: The process that had started it, which may be a launcher's.
     """
 
     id: str = ""
@@ -48,6 +51,7 @@ class Holder:
     hosts: Sequence[str] = ()
     since: float = 0.0
     inode: int = 0
+    parent: int = 0
 
     def __str__(self) -> str:
         if not self.host:
@@ -104,19 +108,31 @@ def parsed(text: bytes) -> Holder:
 def this_process(holder: Holder) -> Holder:
     """Return a holder as this process, from now on."""
     host, pid = socket.gethostname(), os.getpid()
-    return replace(holder, host=host, pid=pid, machine=machine(), started=started(pid) or "", since=time.time())
+    mine: dict[str, Any] = {"machine": machine(), "started": started(pid) or "", "parent": os.getppid()}
+    return replace(holder, host=host, pid=pid, since=time.time(), **mine)
 
 
 def is_dead(model_dir: str, seen: Seen) -> bool:
     """Tell whether a holder is dead; waits until that is known."""
     if (known := is_here(seen.holder)) is not None:
-        return not (known and seen.holder.inode in (0, inode_of(model_dir)))
+        return not (known and seen.holder.inode in (0, inode_of(model_dir)) and not _ends_now(seen.holder))
     silent_secs = max(file_clock.now(model_dir) - seen.renewed, 0.0)
     if silent_secs > _DEAD_AFTER_SECS:
         return True
     wait_secs = _DEAD_AFTER_SECS - silent_secs
     log.warning("waiting up to %.0f s, to see whether %s still holds %s", wait_secs, seen.holder, model_dir)
     return is_silent(model_dir, seen, wait_secs)
+
+
+def _ends_now(holder: Holder) -> bool:
+    """Tell whether a holder on this machine ends: as it does when its launcher was killed. Waits for that."""
+    if holder.parent in (0, parent(holder.pid)):
+        return False
+    log.warning("waiting up to %.0f s for %s to end, whose launcher has gone", _ORPHANED_SECS, holder)
+    deadline = time.monotonic() + _ORPHANED_SECS
+    while is_here(holder) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECS)
+    return not is_here(holder)
 
 
 def inode_of(model_dir: str) -> int:

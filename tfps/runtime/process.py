@@ -41,6 +41,14 @@ def started(pid: int) -> str | None:
     return None if state in "ZX" else fields[18]
 
 
+def parent(pid: int) -> int:
+    """Return the process that a process is the child of; 0 if that is not told."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 def lives(pid: int, when: str) -> bool | None:
     """Tell whether a process lives that was started then; ``None`` if it is not known."""
     now = started(pid)
