@@ -79,6 +79,9 @@ def argv_of(output: str) -> list[str]:
     return argv
 
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, also in what is started here
+
+
 def environment(**changes: str) -> dict[str, str]:
     """Return this process's environment with the repository importable, and some variables changed."""
     clean = {k: v for k, v in os.environ.items() if k != "TF_CONFIG" and not k.startswith("SLURM_")}
