@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ class Job:
     """PS that serve, and workers that are ports which say who they are, with their side of the state."""
 
     def __init__(self, stack: contextlib.ExitStack, num_ps: int, num_workers: int) -> None:
+        self._stack = stack
         self.workers = [stack.enter_context(contextlib.closing(Speaker(Task("worker", i)))) for i in range(num_workers)]
         hosts = [target_of(Task("ps", i)).removeprefix("grpc://") for i in range(num_ps)]
         self.cluster = Cluster(tuple(hosts), tuple(worker.address for worker in self.workers))
@@ -76,6 +78,12 @@ class Job:
     def vanish(self, worker: int) -> None:
         """Let a worker not answer any more."""
         self.workers[worker].close()
+
+    def freeze(self, worker: int) -> None:
+        """Let a worker be reached, and say nothing."""
+        address = self.workers[worker].server_address
+        self.workers[worker].close()
+        self.frozen = self._stack.enter_context(socket.create_server(address))
 
     def still_serves(self, secs: float) -> bool:
         """Tell whether every PS serves for some time to come."""
@@ -163,6 +171,18 @@ def test_a_worker_lost_after_the_chief_was_done_keeps_no_ps() -> None:
         assert job.still_serves(0.7)  # it answers: it may be slow
         job.vanish(2)
         assert job.end(6) == [None]
+
+
+def test_a_worker_frozen_after_the_chief_was_done_keeps_no_ps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes calls for it: it is asked who it is, and is not waited for when it has not said so for long."""
+    monkeypatch.setattr(ps, "_FROZEN_AFTER_SECS", 1.0)
+    with a_job() as job:
+        job.serve()
+        job.write(0, DONE)
+        job.write(1, DONE)
+        assert job.still_serves(1.5)  # it says who it is: it may be slow
+        job.freeze(2)
+        assert job.end(10) == [None]
 
 
 def test_a_lost_worker_does_not_end_a_ps_that_others_use(caplog: pytest.LogCaptureFixture) -> None:

@@ -419,6 +419,20 @@ def forgetful(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelS
     return spec(params, -2.0 * weight)
 
 
+def test_the_own_update_of_a_variable_that_is_split_runs_with_the_step(tmp_path: Path) -> None:
+    """TensorFlow gives a list of operations for it, one for each slice."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        count = tf.get_variable("count", [40], initializer=tf.zeros_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, count.assign_add(tf.ones([40])))
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        return tfps.ModelSpec(loss=weight * features["x"], optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    ones = model_of(lambda mode, *_: None if mode == "eval" else dataset_of(np.float32([1])).repeat(), model_fn)
+    train(ones, 2, 1, max_steps=STEPS, min_slice_mb=1e-5, model_dir=str(tmp_path))
+    assert variables_of(tmp_path)["count"].tolist() == [STEPS] * 40
+
+
 def broken_now_and_then(mode: str, params: Any, context: Any) -> Any:
     """Be an ``input_fn`` one of whose numbers is NaN."""
     numbers = np.where(np.arange(STEPS) == 20, np.nan, 1.0).astype(np.float32)

@@ -82,6 +82,15 @@ def test_a_copy_of_a_directory_is_free(tmp_path: Path, held: Ownership) -> None:
     other.release()
 
 
+def test_a_clock_that_is_set_changes_no_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one machine, what is past is told by a clock that nobody sets; elsewhere by the hosts' clocks."""
+    began, now = process.moment(), time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 1000)
+    assert 0 <= process.secs_since(began) < 100
+    assert 1000 <= process.secs_since({**began, "machine": "another"}) < 1100
+    assert 1000 <= process.secs_since({**began, "machine": ""}) < 1100
+
+
 def test_a_directory_is_free_when_its_job_has_ended(tmp_path: Path) -> None:
     """Who ends leaves nothing behind, and the next job need not wait."""
     owner = Ownership(str(tmp_path), ONE)

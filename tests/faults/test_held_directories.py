@@ -44,13 +44,18 @@ def test_a_second_job_is_refused_before_anything_is_done(tmp_path: Path, verb: s
     assert not (tmp_path / "m" / ".chief").exists()
 
 
+def training(started: list[Process], tmp_path: Path, *flags: str) -> Process:
+    """Return a job that does not end by itself, once it has taken some steps; it is started, and noted."""
+    started.append(Process(tmp_path / "first.out", "launch", *flags, "--max_steps=100000"))
+    started[-1].wait_for_step(20, 60)
+    return started[-1]
+
+
 def test_force_takes_over_and_the_first_job_ends_within_seconds(tmp_path: Path) -> None:
     """The second goes on from the checkpoint that there is; the first's error says who; the summary is the second's."""
     flags = job_flags(tmp_path, "--num_ps=1", "--num_workers=2", "--save_checkpoint_secs=1000")
     with processes() as started:
-        first = Process(tmp_path / "first.out", "launch", *flags, "--max_steps=100000")
-        started.append(first)
-        first.wait_for_step(20, 60)
+        first = training(started, tmp_path, *flags)
         second = Process(tmp_path / "second.out", "launch", *flags, "--max_steps=600", "--force")
         started.append(second)
         second.wait_for("training", 60)
@@ -65,9 +70,7 @@ def test_a_launcher_that_comes_too_late_leaves_the_summary_of_the_next_job(tmp_p
     """The first job's launcher stood still (Ctrl-Z) while the second took the directory over and came to its end."""
     flags = job_flags(tmp_path, "--num_ps=1", "--num_workers=1", "--save_checkpoint_secs=1000")
     with processes() as started:
-        first = Process(tmp_path / "first.out", "launch", *flags, "--max_steps=100000")
-        started.append(first)
-        first.wait_for_step(20, 60)
+        first = training(started, tmp_path, *flags)
         first.signal(signal.SIGSTOP)
         second = run_tfps("launch", *flags, "--max_steps=100", "--force", timeout=90)
         assert second.returncode == 0, second.stderr

@@ -34,10 +34,10 @@ class Output:
         if not self._is_open:
             return
         try:
-            if self._left_out and self._takes():
-                self._write_parts(f"({plural(self._left_out, 'line')} left out: standard output was not read)\n")
-                self._left_out = 0
-            self._write_parts(f"{text}\n")
+            if self._left_out:
+                told = f"({plural(self._left_out, 'line')} left out: standard output was not read)\n"
+                self._left_out = 0 if self._takes() and self._write_parts(told) else self._left_out
+            self._left_out += not self._write_parts(f"{text}\n")
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -55,16 +55,17 @@ class Output:
                     _let_go(2)
             _let_go(1)
 
-    def _write_parts(self, text: str) -> None:
+    def _write_parts(self, text: str) -> bool:
+        """Write a text; tell whether all of it was taken."""
         whole = f"\n{text}" if self._is_torn else text
         for at in range(0, len(whole), _CHARACTERS):
             if not self._takes():
-                self._left_out += 1
                 self._is_torn = self._is_torn or at > 0
-                return
+                return False
             sys.stdout.write(whole[at : at + _CHARACTERS])
             sys.stdout.flush()
         self._is_torn = False
+        return True
 
     def _takes(self) -> bool:
         """Tell whether standard output takes more; waits a little, unless it has not for long."""

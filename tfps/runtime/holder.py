@@ -115,7 +115,7 @@ def this_process(holder: Holder) -> Holder:
 def is_dead(model_dir: str, seen: Seen) -> bool:
     """Tell whether a holder is dead; waits until that is known."""
     if (known := is_here(seen.holder)) is not None:
-        return not (known and seen.holder.inode in (0, inode_of(model_dir)) and not _ends_now(seen.holder))
+        return not (known and seen.holder.inode in (0, place_of(model_dir)[1]) and not _orphan_ends(seen.holder))
     silent_secs = max(file_clock.now(model_dir) - seen.renewed, 0.0)
     if silent_secs > _DEAD_AFTER_SECS:
         return True
@@ -124,8 +124,8 @@ def is_dead(model_dir: str, seen: Seen) -> bool:
     return is_silent(model_dir, seen, wait_secs)
 
 
-def _ends_now(holder: Holder) -> bool:
-    """Tell whether a holder on this machine ends: as it does when its launcher was killed. Waits for that."""
+def _orphan_ends(holder: Holder) -> bool:
+    """Wait for a holder on this machine to end, as it does when its launcher was killed; tell whether it has."""
     if holder.parent in (0, parent(holder.pid)):
         return False
     log.warning("waiting up to %.0f s for %s to end, whose launcher has gone", _ORPHANED_SECS, holder)
@@ -135,12 +135,13 @@ def _ends_now(holder: Holder) -> bool:
     return not is_here(holder)
 
 
-def inode_of(model_dir: str) -> int:
-    """Return which directory of its file system it is; 0 if that is not known."""
+def place_of(model_dir: str) -> tuple[int, int]:
+    """Return which file system a directory is on, and which one of these it is, its inode; zeros if there is none."""
     try:
-        return os.stat(model_dir).st_ino
+        found = os.stat(model_dir)
     except OSError:
-        return 0
+        return 0, 0
+    return found.st_dev, found.st_ino
 
 
 def is_here(holder: Holder) -> bool | None:

@@ -29,13 +29,13 @@ from tfps.runtime.holder import (
     OWNER,
     Holder,
     Seen,
-    inode_of,
     is_dead,
     is_here,
     is_no_file,
     is_silent,
     look,
     parsed,
+    place_of,
     this_process,
 )
 
@@ -131,15 +131,6 @@ def _made(path: Path) -> bool:
     return True
 
 
-def _place_of(model_dir: str) -> tuple[int, int] | None:
-    """Return which directory it is; ``None`` if there is none."""
-    try:
-        found = os.stat(model_dir)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
 @dataclass
 class Ownership:
     """One chief's hold on a directory.
@@ -201,9 +192,9 @@ class Ownership:
                     self._claimed = True
 
     def _write(self, model_dir: str) -> None:
-        self.own = replace(self.own, inode=inode_of(model_dir))
+        self._place = place_of(model_dir)
+        self.own = replace(self.own, inode=self._place[1])
         write_json(Path(model_dir) / OWNER, asdict(self.own))
-        self._place = _place_of(model_dir)
 
     def _may_take(self, model_dir: str, seen: Seen) -> bool:
         if self.force or (self._known and self._is_same_job(seen.holder)):
@@ -274,7 +265,7 @@ class Ownership:
         Raises:
             HeldError: If another directory has come in its place, with checkpoints of another run.
         """
-        others = self.others() if self._place != _place_of(model_dir) else ()
+        others = self.others() if self._place != place_of(model_dir) else ()
         if others:
             raise HeldError(
                 f"--model_dir={show(model_dir, 200)} is not the directory that this job began in, and holds "

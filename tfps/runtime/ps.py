@@ -31,8 +31,8 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
 
     Raises:
         ClusterFormError: If some task never came.
-        PeerLostError: If every worker that is not done has been gone for ``start_timeout_secs``, or the job has to
-            begin anew.
+        PeerLostError: If every worker that is not done has been gone for ``start_timeout_secs``, or has stood still
+            for ``stall_timeout_secs``; or if the job has to begin anew.
         TfpsError: If a worker has failed for good, with the same exit code.
         StoppedError: If told to stop, after the workers have saved and left, or had their time to.
     """
