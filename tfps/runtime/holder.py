@@ -14,7 +14,7 @@ from typing import Any
 
 from tfps.errors import StorageError
 from tfps.runtime import file_clock
-from tfps.runtime.process import lives, machine, parent, started
+from tfps.runtime.process import ancestors, lives, machine, started
 
 OWNER = ".chief"
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
@@ -39,7 +39,7 @@ class Holder:
         hosts: The addresses of the job's tasks.
         since: When it took the directory, in seconds since 1970.
         inode: The directory's: a copy of it is not held.
-        parent: The process that had started it, which may be a launcher's.
+        ancestors: The processes that had started it; see ``process.ancestors``.
     """
 
     id: str = ""
@@ -51,7 +51,7 @@ class Holder:
     hosts: Sequence[str] = ()
     since: float = 0.0
     inode: int = 0
-    parent: int = 0
+    ancestors: Sequence[int] = ()
 
     def __str__(self) -> str:
         if not self.host:
@@ -100,7 +100,8 @@ def parsed(text: bytes) -> Holder:
     try:
         told = json.loads(text)
         known = {name: told[name] for name in Holder.__dataclass_fields__}
-        return Holder(**{**known, "hosts": tuple(known["hosts"]), "since": float(known["since"])})
+        lists = {name: tuple(known[name]) for name in ("hosts", "ancestors")}
+        return Holder(**{**known, **lists, "since": float(known["since"])})
     except (ValueError, TypeError, LookupError):
         return Holder(id=text.decode(errors="replace"))
 
@@ -108,7 +109,7 @@ def parsed(text: bytes) -> Holder:
 def this_process(holder: Holder) -> Holder:
     """Return a holder as this process, from now on."""
     host, pid = socket.gethostname(), os.getpid()
-    mine: dict[str, Any] = {"machine": machine(), "started": started(pid) or "", "parent": os.getppid()}
+    mine: dict[str, Any] = {"machine": machine(), "started": started(pid) or "", "ancestors": ancestors(pid)}
     return replace(holder, host=host, pid=pid, since=time.time(), **mine)
 
 
@@ -126,7 +127,7 @@ def is_dead(model_dir: str, seen: Seen) -> bool:
 
 def _orphan_ends(holder: Holder) -> bool:
     """Wait for a holder on this machine to end, as it does when its launcher was killed; tell whether it has."""
-    if holder.parent in (0, parent(holder.pid)):
+    if holder.ancestors in ((), ancestors(holder.pid)):
         return False
     log.warning("waiting up to %.0f s for %s to end, whose launcher has gone", _ORPHANED_SECS, holder)
     deadline = time.monotonic() + _ORPHANED_SECS

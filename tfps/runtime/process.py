@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,17 @@ def started(pid: int) -> str | None:
     return None if state in "ZX" else fields[18]
 
 
-def parent(pid: int) -> int:
-    """Return the process that a process is the child of; 0 if that is not told."""
+def ancestors(pid: int) -> Sequence[int]:
+    """Return a process's parent, and that one's: a task's are a fork server and its launcher. Empty if not told."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        parent = _parent(pid)
+        return parent, _parent(parent) if parent > 1 else 0
     except OSError:
-        return 0
+        return ()
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def lives(pid: int, when: str) -> bool | None:
