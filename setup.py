@@ -29,5 +29,5 @@ setup(
             *("jsonschema>=4.20", "kubernetes-validate>=1.29", "kubeflow-training>=1.8", "kubeflow-trainer-api>=2.0"),
         ],
     },
-    entry_points={"console_scripts": ["tfps = tfps.cli:main"]},
+    entry_points={"console_scripts": ["tfps = tfps.cli.main:main"]},
 )

@@ -4,11 +4,11 @@ A model file needs ``tfps.ModelSpec``, ``tfps.ModeKeys`` and perhaps ``tfps.make
 command line's. Importing this package does not import TensorFlow.
 """
 
-from tfps.cluster import Cluster, Task
-from tfps.config import JobConfig
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import JobConfig
 from tfps.errors import TfpsError
-from tfps.models.optimizers import make_optimizer
 from tfps.models.spec import ModeKeys, ModelSpec
+from tfps.optimizers.registry import make_optimizer
 
 __version__ = "0.1.0"
 

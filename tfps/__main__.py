@@ -2,7 +2,7 @@
 
 import sys
 
-from tfps.cli import main
+from tfps.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

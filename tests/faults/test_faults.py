@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Mapping
 
 import pytest
-from helpers import REPO, environment
+from support.processes import REPO, environment
 
 SHORT = (
     *("worker_killed", "chief_killed_saving", "fast_ps_killed", "ps_killed_saving", "ps_and_worker_killed"),

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import Process, load_variable, processes, run_tfps, summary, wait_gone
+from support.processes import Process, load_variable, processes, run_tfps, summary, wait_gone
 
 MODEL = """
 import os, sys

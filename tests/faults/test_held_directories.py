@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from helpers import Process, by_hand, children_of, processes, run_tfps, slow, summary
+from support.processes import Process, by_hand, children_of, processes, run_tfps, slow, summary
 
 
 def job_flags(tmp_path: Path, *more: str) -> list[str]:

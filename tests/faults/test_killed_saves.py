@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import Training, damage
-from helpers import environment
+from support.checkpoints import Training, damage
+from support.processes import environment
 
-from tfps.runtime.model_dir import existing
+from tfps.runtime.checkpoint.directory import existing
 
 # Saves as of a step in a process of its own, which is killed before its n-th change to the disk, for every n until it
 # gets through; then says what a new chief makes of what each has left. The processes are forked before any session is.
@@ -19,9 +19,9 @@ KILLED = """
 import json, os, shutil, signal, sys, traceback
 from pathlib import Path
 from tfps.runtime import task
-task.load_tensorflow()
+tensorflow_import.load_v1()
 import tensorflow.compat.v1 as tf
-from tfps.runtime.checkpoint import Checkpoints
+from tfps.runtime.checkpoint.manager import Checkpoints
 
 start, last = Path(sys.argv[1]), int(sys.argv[2])
 work = start.parent / "work"
@@ -154,9 +154,9 @@ KILLED_IN_WRITING = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from tfps.runtime import task
-task.load_tensorflow()
+tensorflow_import.load_v1()
 import tensorflow.compat.v1 as tf
-from tfps.runtime.checkpoint import Checkpoints
+from tfps.runtime.checkpoint.manager import Checkpoints
 
 def watch():
     while True:

@@ -9,7 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from helpers import POWERS, Process, alive, children_of, load_variable, processes, run_tfps, slow, summary, wait_gone
+from support.processes import (
+    POWERS,
+    Process,
+    alive,
+    children_of,
+    load_variable,
+    processes,
+    run_tfps,
+    slow,
+    summary,
+    wait_gone,
+)
 
 LONG = ("launch", "--model=linear", "--num_ps=1", "--num_workers=2", "--max_steps=1000000", "--steps_to_validate=20")
 

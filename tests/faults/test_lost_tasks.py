@@ -5,9 +5,9 @@ import signal
 import subprocess
 from pathlib import Path
 
-from helpers import TFPS, Process, by_hand, environment, processes, slow, summary
+from support.processes import TFPS, Process, by_hand, environment, processes, slow, summary
 
-from tfps.launchers.local import held_ports
+from tfps.cluster.ports import held_ports
 
 
 def test_a_missing_task_is_named_and_ends_the_others(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from helpers import Process, load_variable, processes, slow, summary
+from support.processes import Process, load_variable, processes, slow, summary
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("iptables")), reason="needs root, ip and iptables"

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from helpers import POWERS, by_hand, load_variable
+from support.processes import POWERS, by_hand, load_variable
 
 APART = "mount -t tmpfs tmpfs {dir}"
 READ_ONLY = "mount --bind {dir} {dir} && mount --bind {dir}/logs {dir}/logs && mount -o remount,bind,ro {dir}"

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import POWERS, Process, load_variable, slow, summary
+from support.processes import POWERS, Process, load_variable, slow, summary
 
-from tfps.launchers.local import held_ports
+from tfps.cluster.ports import held_ports
 
 STEPS = {"async": 1_000, "sync": 500}  # at 10 ms each: it is far from its end when a task is killed
 DIVERGING = POWERS.replace('weight * features["x"]', 'tf.square(weight * features["x"] + 1.0) * 100.0')

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import POWERS, Process, alive, by_hand, children_of, processes, slow, summary, wait_gone
+from support.processes import POWERS, Process, alive, by_hand, children_of, processes, slow, summary, wait_gone
 
 FLAGS = ("--max_restarts=10", "--save_checkpoint_secs=1", "--steps_to_validate=1", "--start_timeout_secs=60")
 

@@ -20,7 +20,7 @@ from typing import BinaryIO, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from tfps.config import show
+from tfps.config.job_config import show
 from tfps.errors import DataError
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]

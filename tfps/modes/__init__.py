@@ -1,9 +1,1 @@
-"""How gradients become updates: one file per mode, this one table.
-
-A mode's module has ``build(optimizer, loss, global_step, config, cluster, task) -> Step`` (see ``step.py``).
-This file does not import TensorFlow.
-"""
-
-from collections.abc import Mapping
-
-MODES: Mapping[str, str] = {"async": "tfps.modes.asynchronous", "sync": "tfps.modes.synchronous"}
+"""How gradients become updates: one module per mode."""

@@ -13,11 +13,11 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster import Cluster, Task
-from tfps.config import JobConfig
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.converters import INT64_MAX
+from tfps.config.job_config import JobConfig
 from tfps.modes import atomic_update
-from tfps.modes.step import Copy, PartialUpdates, Step
-from tfps.values import INT64_MAX
+from tfps.modes.base import Copy, PartialUpdates, Step
 
 _STALEST = 31  # and more are counted as one
 

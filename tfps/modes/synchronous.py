@@ -34,9 +34,9 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster import Cluster, Task
-from tfps.config import JobConfig
-from tfps.modes.step import Copy, Leftovers, Step
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.modes.base import Copy, Leftovers, Step
 
 _BASE = 1 << 40  # more than there are steps
 _NEVER_STALE = 1 << 62

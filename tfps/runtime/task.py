@@ -7,11 +7,11 @@ import importlib.util
 import os
 from collections.abc import Callable
 
-from tfps.cluster import Cluster, Task
-from tfps.config import JobConfig
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, TfpsError
-from tfps.runtime import loading, memory, threads
-from tfps.runtime.stop import PS_GRACE_SECS, Stop, supervise
+from tfps.runtime.process import malloc, tensorflow_import, thread_count
+from tfps.runtime.process.shutdown import PS_GRACE_SECS, Stop, supervise
 
 
 def require_tensorflow() -> None:
@@ -22,15 +22,6 @@ def require_tensorflow() -> None:
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise ConfigError("TensorFlow is not installed: pip install tensorflow (or tensorflow-cpu).")
-
-
-def load_tensorflow() -> None:
-    """Import TensorFlow and make it behave as 1.x, with resource variables."""
-    loading.load()  # after the logs are in place
-    import tensorflow.compat.v1 as tf  # noqa: PLC0415
-
-    tf.disable_v2_behavior()
-    tf.enable_resource_variables()
 
 
 def run(config: JobConfig, cluster: Cluster, task: Task, is_new_dir: bool, on_built: Callable[[], None]) -> None:
@@ -57,10 +48,10 @@ def run(config: JobConfig, cluster: Cluster, task: Task, is_new_dir: bool, on_bu
 def _ps(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # a PS would take all the memory of the workers' GPUs
     _set_up_memory(cluster, task)
-    load_tensorflow()
-    from tfps.runtime import ps  # noqa: PLC0415
+    tensorflow_import.load_v1()
+    from tfps.runtime.training import parameter_server  # noqa: PLC0415
 
-    supervise(lambda: ps.serve(config, cluster, task, stop), stop, grace_secs=lambda: 2 * PS_GRACE_SECS)
+    supervise(lambda: parameter_server.serve(config, cluster, task, stop), stop, grace_secs=lambda: 2 * PS_GRACE_SECS)
 
 
 def _worker(
@@ -72,11 +63,11 @@ def _worker(
     on_built: Callable[[], None] = lambda: None,
 ) -> None:
     _set_up_memory(cluster, task)
-    load_tensorflow()
-    from tfps import models  # noqa: PLC0415
-    from tfps.runtime.worker import Worker  # noqa: PLC0415
+    tensorflow_import.load_v1()
+    from tfps.models import loader  # noqa: PLC0415
+    from tfps.runtime.training.worker import Worker  # noqa: PLC0415
 
-    worker = Worker(config, cluster, task, models.load(config.model), stop)
+    worker = Worker(config, cluster, task, loader.load(config.model), stop)
     worker.is_new_dir, worker.on_built = is_new_dir, on_built
     try:
         supervise(worker.work, stop, worker.watch, worker.last_will, worker.grace_secs)
@@ -89,15 +80,15 @@ def _worker(
 
 def _set_up_memory(cluster: Cluster, task: Task) -> None:
     """Set up the heap before TensorFlow's threads are there, each of which would take one of its own."""
-    if memory.keep_freed(heaps=threads.share(cluster, task, overlap=True)[0] or 1):
-        memory.ask_for_large_pages()
+    if malloc.keep_freed(heaps=thread_count.share(cluster, task, overlap=True)[0] or 1):
+        malloc.ask_for_large_pages()
 
 
 def _evaluator(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
     del task
-    load_tensorflow()
-    from tfps import models  # noqa: PLC0415
-    from tfps.runtime import evaluation  # noqa: PLC0415
+    tensorflow_import.load_v1()
+    from tfps.models import loader  # noqa: PLC0415
+    from tfps.runtime.results import evaluation  # noqa: PLC0415
 
-    model = models.load(config.model)
+    model = loader.load(config.model)
     supervise(lambda: evaluation.follow(config, cluster, model, stop), stop)

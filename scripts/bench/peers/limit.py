@@ -13,7 +13,7 @@ import task
 import tensorflow.compat.v1 as tf
 
 import tfps
-from tfps import models
+from tfps.models import loader
 
 UNROLLED = 16
 
@@ -77,7 +77,7 @@ def main() -> None:
     tf.enable_resource_variables()
     flags = task.flags()
     tf.set_random_seed(1)
-    model = models.load(flags.variant)
+    model = loader.load(flags.variant)
     loss, input_init = train_ops(flags, model, tf.distribute.InputContext(flags.num_workers, flags.index))
     metrics, eval_init = eval_ops(flags, model, tf.distribute.InputContext(1, 0))
     threads = {"intra_op_parallelism_threads": 1}  # the workers share the cores among them

@@ -16,7 +16,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 PEERS = ROOT / "scripts" / "bench" / "peers"
-PRELOAD = ["tfps.runtime.preload", "tfps.runtime.worker", "tfps.runtime.ps", "tfps.models.mnist"]
+PRELOAD = [
+    "tfps.runtime.process.forkserver_preload",
+    "tfps.runtime.training.worker",
+    "tfps.runtime.training.parameter_server",
+    "tfps.models.mnist",
+]
 
 
 def be(program: str, argv: Sequence[str], harness: Connection) -> None:
@@ -52,6 +57,6 @@ def _show_every_line() -> None:
 
     The logs, which hold it, are no way to hear of it: faults fill their disk, and take their directory away.
     """
-    from tfps.launchers.view import Plain  # noqa: PLC0415  tasks have no use for it
+    from tfps.jobs.display import Plain  # noqa: PLC0415  tasks have no use for it
 
     setattr(Plain, "line", lambda shown, task, text: shown.note(f"{task!s:<8} | {text}"))  # noqa: B010

@@ -16,7 +16,7 @@ import proc
 from result import CLASSIC, TFPS
 from timeline import Line
 
-from tfps.launchers.local import held_ports
+from tfps.cluster.ports import held_ports
 from tfps.report import read_json
 
 _PREFIX = re.compile(r"((?:ps|worker|evaluator)/\d+) +\| (.*)")

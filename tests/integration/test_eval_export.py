@@ -1,0 +1,535 @@
+"""Measuring a model, exporting it, and what its author is told about mistakes in it."""
+
+import dataclasses
+import errno
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from support.cluster import dataset_of, job, linear, model_of, run_job, train, variables_of, wait_until
+from support.processes import summary
+
+import tfps
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, StorageError
+from tfps.models.loader import Model, mistake
+from tfps.modes.registry import MODES
+from tfps.runtime.graph import builder
+from tfps.runtime.process.shutdown import Stop
+from tfps.runtime.results import evaluation, export
+
+BATCHES = np.random.default_rng(3).normal(size=[5, 4, 3]).astype(np.float32)
+EMPTY = np.zeros([0, 4, 3], np.float32)
+
+
+def pairs(x: Any, single: bool) -> tuple[Any, Any]:
+    """Return features and labels of a batch."""
+    return x if single else {"x": x, "scale": tf.ones([4])}, tf.reduce_sum(x, axis=1)
+
+
+def batches(single: bool = False, measured: Any = BATCHES) -> Callable[..., Any]:
+    """Return an ``input_fn`` with features in a dict, or a single tensor."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = tf.data.Dataset.from_tensor_slices(measured if mode == "eval" else BATCHES)
+        data = data.map(lambda x: pairs(x, single))
+        return data if mode == "eval" else data.repeat()
+
+    return input_fn
+
+
+def regression(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a ``model_fn`` with two layers, a lookup table, and predictions by name."""
+    x = features["x"] if isinstance(features, dict) else features
+    kernel = tf.get_variable("kernel", [3, 8])
+    bias = tf.get_variable("bias", [8], initializer=tf.ones_initializer())
+    last = tf.get_variable("last", [8])
+    sizes = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["unit"], [1.0]), 0.0)
+    y = tf.tensordot(tf.tanh(x @ kernel + bias), last, 1) * sizes.lookup(tf.constant("unit"))
+    predictions = {"y": y, "positive": y > 0}
+    if mode == "infer":
+        return tfps.ModelSpec(predictions=predictions)
+    return tfps.ModelSpec(
+        loss=tf.reduce_mean(tf.square(y - labels)),
+        predictions=predictions,
+        eval_metric_ops={
+            "mae": tf.metrics.mean_absolute_error(labels, y),
+            "rows": tf.metrics.mean_tensor(tf.reduce_mean(x, axis=0)),
+        },
+        optimizer=tf.train.AdamOptimizer(0.01),
+    )
+
+
+MODEL = model_of(batches(), regression)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a job that has trained on two PS, with the kernel in slices."""
+    model_dir = tmp_path_factory.mktemp("trained")
+    train(MODEL, num_ps=2, max_steps=20, min_slice_mb=1e-9, model_dir=str(model_dir))
+    return model_dir
+
+
+def newest(model_dir: Path) -> str:
+    """Return the newest checkpoint."""
+    return str(tf.train.latest_checkpoint(str(model_dir)))
+
+
+def predicted(model_dir: Path, x: Any) -> Any:
+    """Return what the trained weights predict, computed without TensorFlow."""
+    weights = variables_of(model_dir)
+    return np.tanh(x @ weights["kernel"] + weights["bias"]) @ weights["last"]
+
+
+def test_live_parameters_measure_as_the_checkpoint_does(trained: Path) -> None:
+    """The final evaluation on the PS' parameters and that of the last checkpoint are the same numbers exactly."""
+    live = summary(trained)["eval"]
+    assert evaluation.of_checkpoint(JobConfig(), MODEL, newest(trained)) == live
+    assert set(live) == {"loss", "mae", "rows"}
+
+
+@pytest.mark.parametrize("kind", ["labels", "features", "sparse", "ragged", "none"])
+def test_a_short_last_batch_counts_for_its_examples_only(kind: str, tmp_path: Path) -> None:
+    """``loss`` is the mean over all 7 examples in batches of 3, 3 and 1: 3.0, where that over the batches is 11 / 3."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = tf.data.Dataset.range(7).map(lambda one: tf.cast(one, tf.float32)).batch(3).map(element)
+        return data if mode == "eval" else data.repeat()
+
+    def element(x: Any) -> tuple[Any, Any]:
+        features = {
+            "labels": lambda: tf.zeros([2]),
+            "none": lambda: x,
+            "features": lambda: x,
+            "sparse": lambda: tf.sparse.from_dense(x[:, None]),
+            "ragged": lambda: tf.RaggedTensor.from_row_lengths(x, tf.ones_like(x, tf.int64)),
+        }[kind]()
+        return {"a": features, "mean": tf.reduce_mean(x)}, {
+            "labels": {"anchors": tf.zeros([9, 4]), "scale": 2.0, "y": x},
+            "none": {},
+        }.get(kind)
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        return tfps.ModelSpec(loss=features["mean"] + weight, optimizer=tf.train.GradientDescentOptimizer(0.0))
+
+    train(model_of(input_fn, model_fn), max_steps=1, model_dir=str(tmp_path))
+    assert summary(tmp_path)["eval"] == {"loss": 3.0}
+
+
+@pytest.mark.parametrize("tokens", ["flat", "ragged"])
+def test_tokens_are_no_examples(tokens: str, tmp_path: Path) -> None:
+    """Batches of two sentences each, of 2 and of 8 words: ``loss`` is the mean over sentences, and they are counted."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = tf.data.Dataset.from_tensor_slices([1, 1, 4, 4]).batch(2, drop_remainder=True).map(element)
+        return data if mode == "eval" else data.repeat()
+
+    def element(lengths: Any) -> tuple[Any, Any]:
+        words = tf.range(tf.reduce_sum(lengths))
+        ragged = tf.RaggedTensor.from_row_lengths(words, lengths)
+        return {"words": words if tokens == "flat" else ragged, "length": lengths[0]}, tf.cast(lengths, tf.float32)
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        return tfps.ModelSpec(loss=tf.reduce_mean(labels) + weight, optimizer=tf.train.GradientDescentOptimizer(0.0))
+
+    train(model_of(input_fn, model_fn), max_steps=3, num_workers=1, model_dir=str(tmp_path))
+    assert summary(tmp_path)["eval"] == {"loss": 2.5}
+    assert summary(tmp_path)["batch_size"] == 2
+
+
+def test_metrics_are_over_the_whole_input(trained: Path) -> None:
+    """The metrics are means over all evaluation batches; one that is no scalar is a list."""
+    live = summary(trained)["eval"]
+    errors = np.stack([predicted(trained, x) - x.sum(axis=1) for x in BATCHES])
+    assert live["loss"] == pytest.approx(np.square(errors).mean(), rel=1e-5)
+    assert live["mae"] == pytest.approx(np.abs(errors).mean(), rel=1e-5)
+    assert live["rows"] == pytest.approx(BATCHES.mean(axis=(0, 1)).tolist(), rel=1e-5)
+
+
+def test_measuring_twice_gives_the_same(trained: Path) -> None:
+    """Each evaluation begins anew: what an earlier one has counted is forgotten."""
+    built = builder.evaluation(JobConfig(), None, Task("worker", 0), MODEL)
+    assert built is not None
+    with built.graph.as_default(), tf.Session() as session:
+        tf.train.Saver().restore(session, newest(trained))
+        assert evaluation.measure(session, built) == evaluation.measure(session, built) == summary(trained)["eval"]
+
+
+def test_a_metric_that_ignores_its_input_counts_its_batches() -> None:
+    """The run that finds the input at its end adds nothing to a metric, also where that need not wait for a batch."""
+
+    def slowly_ending(mode: str, params: Any, context: Any) -> Any:
+        def take(number: Any) -> Any:
+            time.sleep(0.3 if number else 0)
+            return number == 0
+
+        numbers = tf.data.Dataset.range(2)
+        taken = numbers.filter(lambda at: tf.ensure_shape(tf.numpy_function(take, [at], tf.bool), []))
+        return taken.map(lambda at: ({"x": tf.cast(at, tf.float32)}, 0.0))
+
+    def constant(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        spec = linear(features, labels, mode, params)
+        return dataclasses.replace(spec, eval_metric_ops={"two": tf.metrics.mean(tf.constant(2.0))})
+
+    model = model_of(slowly_ending, constant)
+    built = builder.evaluation(JobConfig(), None, Task("worker", 0), model)
+    assert built is not None
+    with built.graph.as_default(), tf.Session(graph=built.graph) as session:
+        session.run(tf.global_variables_initializer())
+        totals = [v for v in built.graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES) if v.shape.rank == 0]
+        assert evaluation.measure(session, built)["two"] == 2
+        assert sorted(session.run(totals)) == [0, 1, 1, 2]  # the loss's total, the two counts, the metric's total
+
+
+def test_an_evaluation_input_without_end_is_told_at_the_start(tmp_path: Path) -> None:
+    """A dataset that repeats for ever is the model's mistake, told before the first step and with its line."""
+
+    def endless(mode: str, params: Any, context: Any) -> Any:
+        return dataset_of(np.float32([1, 2])).repeat().batch(2)
+
+    error = run_job(model_of(endless, linear), num_workers=1, max_steps=10, model_dir=str(tmp_path))["worker/0"]
+    assert isinstance(error, ModelError), error
+    assert re.search(
+        r"test_eval_export\.py, line \d+: input_fn\(mode='eval'\) returned a dataset without end", str(error)
+    )
+    assert summary(tmp_path)["global_step"] == 0
+
+
+def test_the_evaluator_goes_on_when_its_checkpoint_is_deleted(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkpoint that is too old before it was measured is passed over; the next one is measured."""
+    caplog.set_level(logging.INFO, "tfps")
+    shutil.copytree(trained, tmp_path / "m")
+    paths = iter([str(tmp_path / "m" / "model.ckpt-3"), newest(tmp_path / "m")])
+    monkeypatch.setattr(evaluation.Finder, "newest", lambda _: next(paths, newest(tmp_path / "m")))
+    config = JobConfig(model_dir=str(tmp_path / "m"), max_steps=20)
+    evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), MODEL, Stop())
+    assert f"{tmp_path}/m/model.ckpt-3 was deleted meanwhile: a newer one is evaluated" in caplog.messages
+    assert any(message.startswith("step=20 loss=") for message in caplog.messages)
+
+
+@pytest.mark.parametrize("wrong_secs", [-1000, 1000])
+def test_an_evaluator_goes_by_the_file_systems_clock(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_secs: float
+) -> None:
+    """An earlier, shorter run's summary is not the end of this one, and its own is, whatever this host's clock says."""
+    shutil.copytree(trained, tmp_path / "m")
+    told, now, stop = tmp_path / "m" / "summary.json", time.time, Stop()
+    short = json.dumps({"status": "done", "global_step": 20, "exit_code": 0})
+    told.write_text(short)
+    os.utime(told, (now() - 30, now() - 30))
+    monkeypatch.setattr(time, "time", lambda: now() + wrong_secs)
+    config, ended = JobConfig(model_dir=str(tmp_path / "m"), max_steps=40), threading.Event()
+
+    def be_evaluator() -> None:
+        evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), MODEL, stop)
+        ended.set()
+
+    thread = threading.Thread(target=be_evaluator, daemon=True)
+    thread.start()
+    assert not ended.wait(3), "it took an earlier run's summary for this one's"
+    told.write_text(short)
+    assert ended.wait(20), "it did not take this run's summary"
+
+
+@pytest.mark.parametrize(
+    "odd", [{}, {"exit_code": "x", "status": "failed"}, {"global_step": "abc"}, {"global_step": [1]}]
+)
+def test_an_evaluator_does_not_end_with_a_job_whose_checkpoints_were_deleted(
+    trained: Path, tmp_path: Path, odd: dict[str, Any]
+) -> None:
+    """It waits for the one that begins anew there, whatever the old summary says."""
+    shutil.copytree(trained, tmp_path / "m")
+    for path in tmp_path.glob("m/model.ckpt-*"):
+        path.unlink()
+    told, stop = tmp_path / "m" / "summary.json", Stop()
+    told.write_text(json.dumps({"status": "done", "global_step": 20, "max_steps": 20, "exit_code": 0} | odd))
+    os.utime(told, (time.time() - 30, time.time() - 30))
+    config, ended = JobConfig(model_dir=str(tmp_path / "m"), max_steps=20), threading.Event()
+
+    def be_evaluator() -> None:
+        evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), MODEL, stop)
+        ended.set()
+
+    threading.Thread(target=be_evaluator, daemon=True).start()
+    assert not ended.wait(2)
+    os.utime(told)
+    assert ended.wait(20)
+
+
+def test_an_empty_evaluation_input_is_a_data_error(trained: Path) -> None:
+    """No batch to evaluate on is 65, and not a metric of nothing."""
+    empty = model_of(batches(measured=EMPTY), regression)
+    with pytest.raises(DataError, match="the evaluation input is empty"):
+        evaluation.of_checkpoint(JobConfig(), empty, newest(trained))
+
+
+def test_nothing_to_evaluate_on_is_said(trained: Path) -> None:
+    """``tfps eval`` of a model without evaluation input says so; its training just has no metrics."""
+    none = model_of(lambda *_: None, regression)
+    with pytest.raises(ConfigError, match=r"input_fn\(mode='eval'\) returned None"):
+        evaluation.of_checkpoint(JobConfig(), none, newest(trained))
+    with pytest.raises(ModelError, match=r"input_fn\(mode='eval'\) returned None; export needs"):
+        export.saved_model(JobConfig(), none, newest(trained))
+
+
+def test_a_checkpoint_of_another_model_is_not_measured(trained: Path) -> None:
+    """Evaluating or exporting with another model is a CheckpointError, not numbers of untrained weights."""
+    other = model_of(batches(), linear)
+    for use in (evaluation.of_checkpoint, export.saved_model):
+        with pytest.raises(CheckpointError, match="it has no weight"):
+            use(JobConfig(), other, newest(trained))
+
+
+# Plain TensorFlow 2, where tfps cannot be imported: loads, predicts, prints.
+SERVE = """
+import json, sys
+sys.modules["tfps"] = None
+import numpy as np
+import tensorflow as tf
+for directory, single in zip(sys.argv[1::2], sys.argv[2::2]):
+    signature = tf.saved_model.load(directory).signatures["serving_default"]
+    for rows in (1, 7):
+        x = tf.constant(np.linspace(-1, 1, 3 * rows, dtype=np.float32).reshape(rows, 3))
+        given = {"features": x} if single == "True" else {"x": x, "scale": tf.ones([rows])}
+        told = {name: value.numpy().tolist() for name, value in signature(**given).items()}
+        print(json.dumps(told))
+"""
+
+
+def test_an_export_is_served_by_plain_tensorflow(trained: Path, tmp_path: Path) -> None:
+    """A SavedModel loads where tfps is not installed, takes batches of any size, and predicts what the weights do.
+
+    With features in a dict, whose names are the signature's inputs, and with a single tensor, called ``features``.
+    """
+    arguments = []
+    for single in (False, True):
+        config = JobConfig(export_dir=str(tmp_path / str(single)))
+        written = export.saved_model(config, model_of(batches(single), regression), newest(trained))
+        arguments += [str(written), str(single)]
+    (tmp_path / "elsewhere").mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-I", "-c", SERVE, *arguments],
+        cwd=tmp_path / "elsewhere",
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 4
+    for line, rows in zip(lines, (1, 7, 1, 7), strict=True):
+        told = eval(line, {"true": True, "false": False})
+        expected = predicted(trained, np.linspace(-1, 1, 3 * rows, dtype=np.float32).reshape(rows, 3))
+        np.testing.assert_allclose(told["y"], expected, rtol=1e-5, atol=1e-6)
+        assert told["positive"] == [bool(value > 0) for value in told["y"]]
+
+
+def test_export_goes_below_the_model_dir(trained: Path) -> None:
+    """Without ``--export_dir`` it is MODEL_DIR/export/STEP, and a second export there is refused."""
+    written = export.saved_model(JobConfig(), MODEL, newest(trained))
+    assert written == trained / "export" / "20"
+    assert (written / "saved_model.pb").is_file()
+    with pytest.raises(StorageError, match=r"--export_dir=.*export/20 exists and is not empty: give a new one"):
+        export.saved_model(JobConfig(), MODEL, newest(trained))
+
+
+def test_features_may_have_any_name(tmp_path: Path) -> None:
+    """The signature of an export has them as they are, though TensorFlow's operations cannot be called so."""
+    names = ["user id", "größe", "a:b"]
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = tf.data.Dataset.from_tensor_slices(BATCHES[0])
+        data = data.map(lambda x: (dict(zip(names, tf.unstack(x), strict=True)), 0.0)).batch(2)
+        return data if mode == "eval" else data.repeat()
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        y = tf.add_n([features[name] for name in names]) * tf.get_variable("weight", [])
+        loss = tf.reduce_sum(y)
+        return tfps.ModelSpec(loss=loss, predictions={"y": y}, optimizer=tf.train.GradientDescentOptimizer(0.1))
+
+    train(model_of(input_fn, model_fn), num_workers=1, max_steps=2, model_dir=str(tmp_path / "m"))
+    config = JobConfig(export_dir=str(tmp_path / "out"))
+    written = export.saved_model(config, model_of(input_fn, model_fn), newest(tmp_path / "m"))
+    served = tf.saved_model.load_v2(str(written)).signatures["serving_default"]
+    assert sorted(served.structured_input_signature[1]) == sorted(names)
+
+
+def test_an_export_that_cannot_be_written_is_a_storage_error(trained: Path, tmp_path: Path) -> None:
+    """A file in the way of the directory is 74."""
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(StorageError, match=r"--export_dir="):
+            export.saved_model(JobConfig(export_dir=str(place)), MODEL, newest(trained))
+
+
+def test_an_export_that_breaks_off_leaves_nothing(trained: Path, tmp_path: Path) -> None:
+    """Half a model must not be served; the same command can be given again."""
+    config = JobConfig(export_dir=str(tmp_path / "out"))
+    full = OSError(errno.ENOSPC, "No space left on device")
+    writes = mock.patch("tensorflow.python.lib.io.file_io.write_string_to_file", side_effect=full)
+    with writes, pytest.raises(StorageError, match="No space left on device"):
+        export.saved_model(config, MODEL, newest(trained))
+    assert list(tmp_path.iterdir()) == []
+    assert (export.saved_model(config, MODEL, newest(trained)) / "saved_model.pb").is_file()
+
+
+def nothing(*_: Any) -> None:
+    """Return nothing."""
+
+
+def raising(*_: Any) -> None:
+    """Fail as a user's code does."""
+    raise KeyError("feature")
+
+
+def spec(**fields: Any) -> Any:
+    """Return a ``model_fn`` that returns these fields, made when it is called."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        loss = tf.reduce_mean(weight * labels)
+        whole = {"loss": loss, "predictions": {"y": loss}, "optimizer": tf.train.AdamOptimizer()}
+        made = {name: value(features, weight) if callable(value) else value for name, value in fields.items()}
+        return tfps.ModelSpec(**{**whole, **made})
+
+    return model_fn
+
+
+def replicated() -> Any:
+    """Return an optimizer as distributed programs of TensorFlow 1.x wrap it."""
+    return tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(0.1), replicas_to_aggregate=2)
+
+
+INPUT = batches()
+CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is started
+
+
+@pytest.mark.parametrize(
+    ("input_fn", "model_fn", "told"),
+    [
+        (nothing, regression, "input_fn returned None; it must return a tf.data.Dataset of (features, labels)."),
+        (lambda *_: [1, 2], regression, "input_fn returned a list; it must return a tf.data.Dataset"),
+        (lambda *_: tf.data.Dataset.range(3), regression, "they must be pairs (features, labels)."),
+        (lambda *_: tf.data.Dataset.from_tensors((1, 2, 3)), regression, "they must be pairs (features, labels)."),
+        (INPUT, nothing, "model_fn(mode='train') returned None; it must return a tfps.ModelSpec."),
+        (INPUT, lambda *_: tf.constant(1.0), "returned a SymbolicTensor; it must return a tfps.ModelSpec."),
+        (INPUT, spec(loss=None), "returned loss=None; it must be a scalar tensor."),
+        (INPUT, spec(loss=0.5), "returned loss=a float; it must be a scalar tensor."),
+        (INPUT, spec(loss=lambda f, w: w * f["x"]), "a loss of shape (4, 3); it must be a scalar: take its mean."),
+        (INPUT, spec(log_tensors={"a": tf.zeros([3])}), "log_tensors with 'a' of shape (3,); each must be a scalar"),
+        (INPUT, spec(optimizer=None), "optimizer=None; it must be a tf.compat.v1.train.Optimizer."),
+        (INPUT, spec(optimizer="sgd"), "optimizer=a str; it must be a tf.compat.v1.train.Optimizer."),
+        (
+            INPUT,
+            spec(optimizer=lambda *_: tf.no_op()),
+            "it must be a tf.compat.v1.train.Optimizer: the optimizer itself",
+        ),
+        (INPUT, spec(optimizer=lambda *_: replicated()), "optimizer=a SyncReplicasOptimizer; return the opt"),
+        (INPUT, spec(loss=lambda f, _: tf.reduce_mean(f["x"])), "no gradient step can be built: No gradients provided"),
+        (INPUT, spec(loss=lambda _, w: tf.cast(w, tf.int32)), "no gradient step can be built"),
+        (raising, regression, "KeyError: 'feature'\n    raise KeyError(\"feature\")"),
+        (INPUT, raising, "KeyError: 'feature'\n    raise KeyError(\"feature\")"),
+        (INPUT, spec(loss=lambda f, w: w @ f["x"]), "Shape must be"),
+    ],
+)
+def test_a_mistake_in_a_model_is_shown_with_its_line(input_fn: Any, model_fn: Any, told: str) -> None:
+    """What a model's functions get wrong is a ModelError with the model's name and a line of the user's own file."""
+    functions = SimpleNamespace(input_fn=input_fn, model_fn=model_fn)
+    model = Model("mine", Path(__file__), functions)
+    for mode in MODES if "gradient" in told or "Sync" in told else ["async"]:
+        with pytest.raises(ModelError) as error:
+            builder.training(JobConfig(mode=mode), CLUSTER, Task("worker", 0), model)
+        assert told in str(error.value)
+        assert re.match(rf"--model=mine: {re.escape(__file__)}, line \d+: ", str(error.value))
+
+
+def test_what_a_split_variable_cannot_do_is_told_with_the_flag() -> None:
+    """TensorFlow computes with a variable that was split only where it takes a tensor; not every user knows of it."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        return tfps.ModelSpec(loss=tf.reduce_sum(tf.get_variable("large", [4]) + 1.0))
+
+    cluster = Cluster(("p:1", "p:2"), ("w:1",))
+    model = Model("mine", Path(__file__), SimpleNamespace(input_fn=INPUT, model_fn=model_fn))
+    with pytest.raises(ModelError, match=r"PartitionedVariable.* a larger --min_slice_mb keeps whole"):
+        builder.training(JobConfig(min_slice_mb=1e-6), cluster, Task("worker", 0), model)
+
+
+def test_a_mistake_with_no_line_of_the_users_shows_none_of_pythons() -> None:
+    """A thread's frames begin in the standard library, which is no user's."""
+    model, error = Model("mine", Path(__file__), None), KeyError("x")
+    frames = [traceback.FrameSummary(threading.__file__, 982, "run", line="self._target()")]
+    assert str(mistake(model, error, frames)) == "--model=mine: KeyError: 'x'"
+
+
+def test_a_loss_of_unknown_shape_is_taken_as_a_scalar() -> None:
+    """A loss whose rank the graph does not know is no mistake."""
+    model = model_of(INPUT, spec(loss=lambda _, w: tf.placeholder_with_default(w * 1.0, None)))
+    built = builder.training(JobConfig(), CLUSTER, Task("worker", 0), model)
+    assert built.spec.loss.shape == ()
+
+
+def checked(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a ``model_fn`` that checks its input as it runs."""
+    with tf.control_dependencies([tf.debugging.assert_less(features["x"], 5.0, message="x is too large")]):
+        return linear({"x": tf.identity(features["x"])}, labels, mode, params)
+
+
+def test_an_operation_that_fails_is_shown_with_its_line() -> None:
+    """An operation that fails in the midst of training is a ModelError with the user's line, and the reason."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.float32([1, 2, 3, 9])).repeat()
+
+    with job(model_of(input_fn, checked), num_workers=1, max_steps=100) as running:
+        wait_until(lambda: "worker/0" in running.ended)
+    error = running.ended["worker/0"]
+    assert isinstance(error, ModelError)
+    line = checked.__code__.co_firstlineno + 2
+    assert f"{__file__}, line {line}: InvalidArgumentError: " in str(error)
+    assert "x is too large" in str(error)
+    assert "tf.debugging.assert_less(" in str(error)
+
+
+def test_an_input_that_fails_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    """A Python function in the input pipeline that raises ends the worker with 65: line, name and text."""
+    caplog.set_level(logging.INFO, "tfps")
+
+    def broken(x: Any) -> Any:
+        if x > 2:
+            raise KeyError("no such image")
+        return x
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = tf.data.Dataset.from_tensor_slices(np.float32([1, 2, 3]))
+        data = data.map(lambda x: tf.ensure_shape(tf.numpy_function(broken, [x], tf.float32), []))
+        return None if mode == "eval" else data.map(lambda x: ({"x": x}, 0.0))
+
+    with job(model_of(input_fn, linear), num_workers=1, max_steps=100) as running:
+        wait_until(lambda: "worker/0" in running.ended)
+    error = running.ended["worker/0"]
+    assert isinstance(error, DataError), error
+    assert "KeyError: 'no such image'" in str(error)
+    assert f"{__file__}, line {broken.__code__.co_firstlineno + 2}: the input failed" in str(error)

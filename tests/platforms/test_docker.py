@@ -1,0 +1,357 @@
+"""Jobs on a real Docker daemon, through ``tfps submit --to=compose`` and docker-compose."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from support import docker_engine as engine
+from support.docker_engine import SKELETON, docker, inspect
+from support.processes import (
+    ECHO,
+    NASTY,
+    REPO,
+    Process,
+    alive,
+    argv_of,
+    children_of,
+    processes,
+    run_tfps,
+    slow,
+    summary,
+)
+
+import tfps
+
+pytestmark = pytest.mark.timeout(600)
+
+SLOW = slow(0.05)
+SECS = 300  # for a job's end, on a machine that has more to do
+IMAGE = f"tfps:{tfps.__version__}"
+
+
+class Build(threading.Thread):
+    """Builds the shipped image in the background, while other tests run."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(daemon=True)
+        self._directory = directory
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Build it."""
+        try:
+            engine.build_image(self._directory, IMAGE)
+        except BaseException as error:
+            self.error = error
+
+
+@pytest.fixture(scope="module")
+def build(request: pytest.FixtureRequest) -> Iterator[Build]:
+    """Start a daemon, make the skeleton, and begin to build the shipped image, if a test is to run that wants it."""
+    with engine.daemon() as directory:
+        engine.make_skeleton()
+        thread = Build(directory)
+        if wanted := any("shipped_image" in item.name for item in request.session.items):
+            thread.start()
+        yield thread
+        if wanted:
+            thread.join(600)
+
+
+@pytest.fixture(autouse=True)
+def tidy(build: Build) -> Iterator[None]:
+    """Leave no container to the next test."""
+    yield
+    engine.remove_containers()
+
+
+def submit(name: str, *flags: str, image: bool = False, timeout: float = SECS) -> "subprocess.CompletedProcess[str]":
+    """Run ``tfps submit`` with the skeleton, or with the shipped image."""
+    given = {flag.partition("=")[0] for flag in flags}
+    how = () if image else [flag for flag in engine.skeleton_flags() if flag.partition("=")[0] not in given]
+    return run_tfps("submit", "--to=compose", f"--name={name}", *how, *flags, timeout=timeout)
+
+
+def submitted(name: str, *flags: str) -> None:
+    """Submit a job, which must be taken."""
+    told = submit(name, *flags)
+    assert (told.returncode, told.stdout) == (0, f"compose:{name}\n"), told.stderr
+
+
+def container(name: str, task: str) -> str:
+    """Return the container of a task, ``worker/0``."""
+    filters = f"--filter=label=com.docker.compose.project={name}", f"--filter=label=tfps.task={task}"
+    return docker("ps", "--all", "--quiet", "--no-trunc", *filters).strip()
+
+
+def wait_until_said(name: str, task: str, text: str, times: int = 1) -> None:
+    """Wait until a task has said something so many times."""
+    deadline = time.monotonic() + SECS
+    while (said := _said(name, task)).count(text) < times:
+        assert time.monotonic() < deadline, f"{task} has not said {text!r} but:\n{said}"
+        time.sleep(0.3)
+
+
+def _said(name: str, task: str) -> str:
+    told = subprocess.run(["docker", "logs", container(name, task)], capture_output=True, text=True, check=False)
+    return told.stdout + told.stderr
+
+
+def model(directory: Path, source: str, name: str = "model.py") -> str:
+    """Write a model that containers may read, and return the flag."""
+    (directory / name).write_text(source)
+    return f"--model={directory / name}"
+
+
+def test_a_cluster_of_2_ps_and_4_workers_trains_to_its_end(build: Build) -> None:
+    """--wait shows it and exits 0; every container has, and is as bounded and as powerless as was asked for."""
+    sizes = "--num_ps=2", "--num_workers=4", "--ps_cpu=0.75", "--worker_cpu=1.5", "--ps_memory=700M"
+    told = submit("large", *sizes, "--worker_memory=1Gi", "--model=mnist", "--max_steps=200", "--wait")
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "step 200" in told.stdout
+    tasks = ["ps/0", "ps/1", "worker/0", "worker/1", "worker/2", "worker/3"]
+    known = dict(zip(tasks, inspect(*(container("large", task) for task in tasks)), strict=True))
+    assert {each["State"]["ExitCode"] for each in known.values()} == {0}
+    for task, each in known.items():
+        host = each["HostConfig"]
+        bounds = (750_000_000, 700_000_000) if task.startswith("ps") else (1_500_000_000, 2**30)
+        assert (host["NanoCpus"], host["Memory"]) == bounds
+        assert host["CapDrop"] == ["ALL"]
+        assert not host["CapAdd"]
+        assert host["ReadonlyRootfs"] is True
+        assert host["SecurityOpt"] == ["no-new-privileges:true"]
+        assert not host["PortBindings"]
+        assert not host["Privileged"]
+    assert inspect("large_training")[0]["Internal"] is True
+    assert summary(engine.volume("large_tfps") / "large")["global_step"] == 200
+
+    status = run_tfps("status", "compose:large")
+    assert status.returncode == 0
+    assert status.stdout.startswith("compose:large  SUCCEEDED")
+    assert status.stdout.count("SUCCEEDED") == 7
+    one = run_tfps("logs", "compose:large", "--task=worker:1")
+    assert "training: mode async, 4 workers, 2 ps" in one.stdout
+    assert "evaluating" not in one.stdout  # the chief does
+    assert "ps/1      | done" in run_tfps("logs", "compose:large").stdout
+
+
+def test_every_value_arrives_as_it_is(build: Build, tmp_path: Path) -> None:
+    """Quotes, ends of line, $, and what YAML or Compose could read as something else: the task's own argv has them."""
+    tmp_path.chmod(0o755)
+    data = tmp_path / "data" / NASTY
+    data.mkdir(parents=True)
+    name, model_dir = f"{NASTY}.py", f"/tfps/{NASTY}"
+    flags = [f"--model_dir={model_dir}", f"--data_dir={data}", "--num_workers=1", "--max_steps=2", "--seed=7"]
+    told = submit("nasty", model(tmp_path, ECHO, name), *flags, "--wait")
+    assert told.returncode == 0, told.stdout + told.stderr
+    argv = argv_of(_said("nasty", "worker/0"))
+    assert {f"--model=/opt/model/{name}", f"--model_dir={model_dir}", "--data_dir=/opt/data", "--seed=7"} <= set(argv)
+    [mount] = [m for m in inspect(container("nasty", "worker/0"))[0]["Mounts"] if m["Destination"] == "/opt/data"]
+    assert (mount["Source"], mount["RW"]) == (str(data), False)
+    assert summary(engine.volume("nasty_tfps") / NASTY)["global_step"] == 2
+    assert not list(tmp_path.glob("**/spoilt"))
+
+
+@pytest.mark.parametrize("release", ["1.29", "2"])
+def test_docker_compose_reads_what_is_planned(build: Build, release: str) -> None:
+    """docker-compose config takes the golden file, GPUs included, and gives its commands back; so does 2."""
+    golden = REPO / "tests" / "golden" / "compose-large.yaml"
+    compose = ["docker-compose"] if release == "1.29" else [engine.COMPOSE_2 / "docker-compose"]
+    read = subprocess.run([*compose, "-f", golden, "config"], capture_output=True, text=True, check=False)
+    assert read.returncode == 0, read.stderr
+    planned, known = yaml.safe_load(golden.read_text())["services"], yaml.safe_load(read.stdout)["services"]
+    assert {name: each["command"] for name, each in known.items()} == {n: p["command"] for n, p in planned.items()}
+    assert known["worker-0"]["deploy"] == planned["worker-0"]["deploy"]
+
+
+def test_docker_compose_2_submits_and_cancels(build: Build, tmp_path: Path) -> None:
+    """With docker compose 2: every value arrives as it is, the job ends by itself; another one is cancelled."""
+    tmp_path.chmod(0o755)
+    before = docker("network", "ls", "--quiet")
+    with engine.compose_2():
+        told = submit("second", model(tmp_path, ECHO, f"{NASTY}.py"), "--max_steps=2", "--seed=7", "--wait")
+        assert told.returncode == 0, told.stdout + told.stderr
+        assert f"--model=/opt/model/{NASTY}.py" in argv_of(_said("second", "worker/0"))
+        assert inspect("second_training")[0]["Internal"] is True
+        assert {each["HostConfig"]["CapDrop"][0] for each in inspect(container("second", "ps/0"))} == {"ALL"}
+        assert run_tfps("cancel", "compose:second", timeout=SECS).returncode == 0
+        submitted("stopped", model(tmp_path, SLOW), "--max_steps=100000")
+        wait_until_said("stopped", "worker/0", "step=")
+        told = run_tfps("cancel", "compose:stopped", timeout=SECS)
+        assert (told.returncode, told.stdout) == (0, "compose:stopped is cancelled\n"), told.stderr
+        assert _checkpoints("stopped")
+    assert (docker("ps", "--all", "--quiet"), docker("network", "ls", "--quiet")) == ("", before)
+
+
+def test_cancel_saves_and_the_same_name_goes_on(build: Build, tmp_path: Path) -> None:
+    """Cancelled tasks exit 143 with their state saved; nothing is left but the volume; the same job goes on from it."""
+    tmp_path.chmod(0o755)
+    flags = model(tmp_path, SLOW), "--save_checkpoint_secs=3600", "--steps_to_validate=20"
+    before = docker("network", "ls", "--quiet")
+    began = int(time.time())
+    submitted("stop", *flags, "--max_steps=100000")
+    wait_until_said("stop", "worker/0", "step=")
+    again = submit("stop", *flags)
+    assert again.returncode == 2
+    assert "--name=stop is taken" in again.stderr
+    told = run_tfps("cancel", "compose:stop", timeout=SECS)
+    assert (told.returncode, told.stdout) == (0, "compose:stop is cancelled\n"), told.stderr
+    mine = "--filter=event=die", "--filter=label=com.docker.compose.project=stop"
+    died = docker("events", f"--since={began}", f"--until={int(time.time()) + 1}", *mine, "--format={{json .}}")
+    codes = [json.loads(line)["Actor"]["Attributes"]["exitCode"] for line in died.splitlines()]
+    assert codes == ["143", "143", "143"]
+    assert (docker("ps", "--all", "--quiet"), docker("network", "ls", "--quiet")) == ("", before)
+    assert run_tfps("status", "compose:stop").returncode == 2
+    saved = max(int(path.suffix[1:].partition("-")[2]) for path in _checkpoints("stop"))
+
+    resumed = submit("stop", *flags, f"--max_steps={saved + 10}", "--wait")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert summary(engine.volume("stop_tfps") / "stop")["resumed_from_step"] == saved
+
+
+def _checkpoints(name: str) -> list[Path]:
+    return [path.with_suffix("") for path in (engine.volume(f"{name}_tfps") / name).glob("model.ckpt-*.index")]
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_killed_worker_is_started_again_and_the_job_ends(build: Build, tmp_path: Path, mode: str) -> None:
+    """A worker whose process is killed is started again in its container; the job takes all its steps and exits 0.
+
+    Its logs are followed through it.
+    """
+    tmp_path.chmod(0o755)
+    name = f"kill-{mode}"  # volumes are kept by name
+    steps = 1200 if mode == "async" else 200  # the others must not be through before it is back
+    flags = f"--mode={mode}", f"--max_steps={steps}", "--steps_to_validate=10", "--save_checkpoint_secs=1"
+    with processes() as started:
+        submitted(name, model(tmp_path, SLOW), *flags)
+        follow = Process(tmp_path / "followed", "logs", f"compose:{name}", "--task=worker:1", "--follow")
+        started.append(follow)
+        wait_until_said(name, "worker/1", "step=")
+        first = inspect(container(name, "worker/1"))[0]["State"]["Pid"]
+        [task] = [pid for pid in alive(children_of(first)) if os.getsid(pid) == pid]  # the one that is started again
+        os.kill(task, signal.SIGKILL)
+        assert follow.wait(SECS) == 0
+        assert follow.output().count("training: mode") >= 2
+        assert "done: " in follow.output()
+        _wait_until_ended(name)
+    told = run_tfps("status", f"compose:{name}").stdout.splitlines()
+    assert told[0] == f"compose:{name}  SUCCEEDED"
+    assert "restarted after SIGKILL (1 of 10)" in _said(name, "worker/1")
+    assert inspect(container(name, "worker/1"))[0]["RestartCount"] == 0
+    assert summary(engine.volume(f"{name}_tfps") / name)["global_step"] == steps
+
+
+def _wait_until_ended(name: str) -> None:
+    deadline = time.monotonic() + SECS
+    mine = f"--filter=label=com.docker.compose.project={name}"
+    while states := set(docker("ps", "--all", mine, "--format={{.State}}").split()) - {"exited"}:
+        assert time.monotonic() < deadline, f"still {states}"
+        time.sleep(0.5)
+
+
+def test_docker_kill_is_a_manual_stop_and_the_others_end(build: Build, tmp_path: Path) -> None:
+    """Docker never restarts what docker kill has ended; an async job is ended by the others, and status says so."""
+    tmp_path.chmod(0o755)
+    submitted("manual", model(tmp_path, SLOW), "--max_steps=200", "--steps_to_validate=10")
+    wait_until_said("manual", "worker/1", "step=")
+    docker("kill", container("manual", "worker/1"))
+    _wait_until_ended("manual")
+    codes = [inspect(container("manual", task))[0]["State"]["ExitCode"] for task in ("ps/0", "worker/0", "worker/1")]
+    assert codes == [0, 0, 137]
+    told = run_tfps("status", "compose:manual").stdout.splitlines()
+    assert told[0] == "compose:manual  FAILED: worker/1 ended with exit code 137"
+    assert summary(engine.volume("manual_tfps") / "manual")["global_step"] == 200
+
+
+def test_what_fails_for_good_is_not_tried_again(build: Build, tmp_path: Path) -> None:
+    """A model that ends with 77 as it is loaded: no container starts again, --wait exits with 77, and all PS end."""
+    tmp_path.chmod(0o755)
+    told = submit("bad", model(tmp_path, f"import os\nos._exit(77)\n{SLOW}"), "--wait")
+    assert told.returncode == 77, told.stdout + told.stderr
+    _wait_until_ended("bad")
+    known = inspect(*docker("ps", "--all", "--quiet").split())
+    assert {each["RestartCount"] for each in known} == {0}
+    assert all(0 < each["State"]["ExitCode"] < 128 for each in known)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--worker_gpu=1"], "--worker_gpu=1: Docker has no nvidia runtime"),
+        (["--worker_cpu=4096"], "--worker_cpu=4096 is more than Docker's machine has"),
+        (["--image=nobody/nothing:1"], "the image nobody/nothing:1 is not on Docker's machine and cannot be pulled"),
+        (["--volumes=tfps:/tfps,/not/there:/x"], "bind source path does not exist: /not/there"),
+        (["--model=mnist", "--data_dir=not/there"], "not/there"),
+    ],
+)
+def test_what_docker_cannot_do_is_told_and_leaves_nothing(build: Build, flags: list[str], says: str) -> None:
+    """No GPUs, too few processors, no image, no such directory: told on plain lines, and nothing is half-submitted."""
+    before = docker("network", "ls", "--quiet")
+    told = submit("refused", *flags)
+    assert told.returncode in (2, 65)
+    assert says in told.stderr
+    assert all(line.startswith("error: ") for line in told.stderr.splitlines())
+    assert (told.stdout, docker("ps", "--all", "--quiet"), docker("network", "ls", "--quiet")) == ("", "", before)
+
+
+def test_a_project_of_somebody_else_is_never_touched(build: Build) -> None:
+    """Containers of another project of that name, ended or not, are neither replaced nor known nor cancelled."""
+    theirs = docker("create", "--label=com.docker.compose.project=web", SKELETON, "true").strip()
+    told = submit("web", "--model=mnist")
+    assert (told.returncode, "--name=web is taken" in told.stderr) == (2, True)
+    for verb in ("status", "logs", "cancel"):
+        assert run_tfps(verb, "compose:web").returncode == 2
+    assert docker("ps", "--all", "--quiet", "--no-trunc").split() == [theirs]
+
+
+def test_a_daemon_that_is_down_is_told_in_its_words(build: Build, tmp_path: Path) -> None:
+    """submit, status, logs and cancel exit 2 with what Docker's client says."""
+    down = f"unix://{tmp_path}/sock"
+    for verb in (["submit", "--to=compose"], *(([verb, "compose:x"]) for verb in ("status", "logs", "cancel"))):
+        told = run_tfps(*verb, DOCKER_HOST=down)
+        assert told.returncode == 2
+        assert "Cannot connect to the Docker daemon" in told.stderr
+        assert "Traceback" not in told.stderr
+
+
+def test_without_compose_it_says_what_to_install(build: Build, tmp_path: Path) -> None:
+    """Docker's client alone is not enough: exit 2, on one line."""
+    (tmp_path / "docker").symlink_to(shutil.which("docker") or "")
+    told = run_tfps("submit", "--to=compose", PATH=str(tmp_path))
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1)
+    assert "docker compose is not installed: apt-get install" in told.stderr
+
+
+def test_the_shipped_image_trains_by_the_shipped_file(build: Build) -> None:
+    """docker/Dockerfile builds; it runs without rights; docker/compose.yaml trains MNIST on it, onto its volume.
+
+    With docker-compose 1.29, and with docker compose 2.
+    """
+    build.join(600)
+    assert build.error is None, build.error
+    run = ("run", "--rm", "--network=none", IMAGE)
+    assert docker(*run, "tfps", "--version") == docker(*run, "python", "-m", "tfps", "--version")
+    assert docker(*run, "tfps", "--version") == f"tfps {tfps.__version__}\n"
+    assert docker(*run, "id", "-u") == "1000\n"
+    file = REPO / "docker" / "compose.yaml"
+    for compose in (["docker-compose"], [str(engine.COMPOSE_2 / "docker-compose")]):
+        up = [*compose, "--project-name=tfps", f"--file={file}", "up", "--no-color"]
+        told = subprocess.run(up, capture_output=True, text=True, timeout=SECS, check=False)
+        assert told.returncode == 0, told.stdout[-3000:] + told.stderr
+        known = inspect(*docker("ps", "--all", "--quiet").split())
+        assert [each["State"]["ExitCode"] for each in known] == [0, 0, 0]
+        directory = engine.volume("tfps_tfps") / "tfps"
+        assert (directory / "model.ckpt-1000.index").is_file()
+        assert summary(directory)["eval"]["accuracy"] > 0.9
+        assert run_tfps("status", "compose:tfps").stdout.startswith("compose:tfps  SUCCEEDED")
+        engine.remove_containers()
+        docker("volume", "rm", "tfps_tfps")

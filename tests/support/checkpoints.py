@@ -1,0 +1,52 @@
+"""Checkpoints that tests make and spoil, without a job."""
+
+from pathlib import Path
+
+from tfps.runtime.process import tensorflow_import
+
+tensorflow_import.load_v1()
+
+import tensorflow.compat.v1 as tf  # noqa: E402
+
+from tfps.cluster.resolver import Cluster  # noqa: E402
+from tfps.runtime.checkpoint.manager import Checkpoints  # noqa: E402
+from tfps.runtime.checkpoint.ownership import Ownership  # noqa: E402
+
+
+class Training:
+    """A graph with a weight and a step on this machine, in place of a job."""
+
+    def __init__(self, model_dir: Path, shape: tuple[int, ...] = (4,), name: str = "weight") -> None:
+        with tf.Graph().as_default() as graph:
+            self.step = tf.train.get_or_create_global_step()
+            self.weight = tf.get_variable(name, shape, initializer=tf.ones_initializer())
+            self.session = tf.Session(graph=graph)
+            self.session.run(tf.global_variables_initializer())
+            self.saver = tf.train.Saver()
+            self.owner = Ownership(str(model_dir), Cluster(("a:1",), ("b:1",)))
+            self.checkpoints = Checkpoints(str(model_dir), every_secs=0.0, owner=self.owner)
+
+    def save(self, step: int, patiently: bool = False) -> None:
+        """Save as of some step; ``patiently`` is what is done now and then, as training goes on."""
+        self.step.load(step, self.session)
+        save = self.checkpoints.try_save if patiently else self.checkpoints.save
+        save(self.session, self.step)
+
+    def resume(self) -> int | None:
+        """Return the step of the checkpoint that it goes on from, and has the values of."""
+        path = self.checkpoints.resume(self.session)
+        step = int(self.session.run(self.step))
+        assert path is None or path.endswith(f"/model.ckpt-{step}")
+        return step if path else None
+
+
+def damage(path: Path, how: str) -> None:
+    """Damage a checkpoint's file."""
+    data = path.read_bytes()
+    wrong = {
+        "truncated": data[: len(data) // 2],
+        "empty": b"",
+        "flipped": data[:8] + bytes([data[8] ^ 255]) + data[9:],
+        "garbled": bytes(range(256)) * 8,
+    }
+    path.write_bytes(wrong[how])

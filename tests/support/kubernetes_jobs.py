@@ -1,0 +1,75 @@
+"""What the tests of the Kubernetes platforms share: two jobs, their plans, and what is in them."""
+
+import dataclasses
+import importlib
+from typing import Any
+
+import yaml
+from support.processes import ECHO, NASTY
+
+from tfps.config.job_config import JobConfig
+from tfps.jobs.spec import Job
+from tfps.launchers.registry import LAUNCHERS
+
+Object = dict[str, Any]
+
+PLATFORMS = ("kubernetes", "tfjob", "volcano", "jobset")
+SMALL = Job("mnist", JobConfig(model="mnist", num_ps=1, num_workers=2))
+FULL = Job(
+    "full",
+    JobConfig(
+        num_ps=2,
+        num_workers=3,
+        ps_cpu=2.5,
+        ps_memory=6 * 2**30,
+        worker_cpu=8,
+        worker_memory=500_000_000,
+        worker_gpu=8,
+        image="registry.example:5000/team/tfps:1e3",
+        volumes="team-data:/data:ro,/mnt/out:/out",
+        namespace="team",
+        model='./models/my "model" $(id).py',
+        data_dir=f"/data/{NASTY}",
+        model_dir=f"/out/{NASTY}",
+        mode="sync",
+        start_timeout_secs=120.0,
+    ),
+    ECHO,
+)
+
+
+def changed(job: Job, source: str | None = None, **changes: Any) -> Job:
+    """Return a job with some fields of its config, and its model's file, changed."""
+    return dataclasses.replace(job, config=job.config.replace(**changes), model_source=source)
+
+
+def plan_of(platform: str, job: Job) -> Any:
+    """Return a platform's plan of a job."""
+    return importlib.import_module(LAUNCHERS[platform]).plan(job)
+
+
+def objects_of(platform: str, job: Job) -> list[Object]:
+    """Return the objects of a platform's plan of a job, as a YAML reader reads them."""
+    return list(yaml.safe_load_all(str(plan_of(platform, job))))
+
+
+def kind_of(platform: str, job: Job, kind: str, name: str | None = None) -> Object:
+    """Return the object of a kind, and with a name, in a plan."""
+    [found] = [
+        one for one in objects_of(platform, job) if one["kind"] == kind and name in (None, one["metadata"]["name"])
+    ]
+    return found
+
+
+def templates(platform: str, job: Job) -> dict[str, Object]:
+    """Return the pod templates of a plan, by role."""
+    found: dict[str, Object] = {}
+
+    def look(value: Any) -> None:
+        for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            if isinstance(inner, dict) and "containers" in inner.get("spec", {}):
+                found[inner["metadata"]["labels"]["app.kubernetes.io/component"]] = inner
+            look(inner)
+
+    look(objects_of(platform, job))
+    return found

@@ -1,0 +1,366 @@
+"""``tfps doctor``: each of its lines, and what it exits with, on real addresses and directories."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import threading
+import time
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cluster import cluster_of
+from support.listeners import Speaker, blackhole, web_server
+from support.processes import REPO, Process, processes, run_tfps
+
+import tfps
+from tfps.cli import doctor, main, shared_dir
+from tfps.cluster import probe
+from tfps.cluster.ports import held_ports
+from tfps.cluster.resolver import Task, hosts_flags
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be outside any cluster and without proxies; stay in directories for a moment only."""
+    for name in [n for n in os.environ if n == "TF_CONFIG" or n.startswith("SLURM_") or n.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(doctor, "_STAY_SECS", 0.3)
+
+
+class Told(dict[str, tuple[str, str]]):
+    """By what was looked at, the state and what is told; and the exit code."""
+
+    code: int
+    last: str
+
+
+@pytest.fixture
+def examine(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return a function that runs doctor in this process."""
+
+    def run(*argv: str) -> Told:
+        told = Told()
+        told.code = main.main(["doctor", *argv])
+        out, err = capsys.readouterr()
+        assert err == ""
+        *lines, empty, told.last = out.splitlines()
+        assert empty == ""
+        for line in lines:
+            state, what, text = re.split(r" {2,}", line, maxsplit=2)
+            assert state in (doctor.OK, doctor.NOT_YET, doctor.WARNING, doctor.WRONG)
+            told[what] = state, text
+        assert (told.code != 0) == any(state == doctor.WRONG for state, _ in told.values())
+        return told
+
+    return run
+
+
+@contextlib.contextmanager
+def nobody() -> Iterator[tuple[str, str]]:
+    """Yield two addresses on this machine at which nobody listens meanwhile."""
+    with held_ports(2) as (first, second):
+        yield f"127.0.0.1:{first}", f"127.0.0.1:{second}"
+
+
+def test_before_the_start_nothing_is_in_the_way(examine: Any) -> None:
+    """Tasks that are not started are told as that, and are no fault: hosts that say so are there."""
+    with nobody() as (ps, worker):
+        told = examine(f"--ps_hosts={ps}", f"--worker_hosts={worker}")
+    assert told.code == 0
+    assert told.last == "able to train: nothing is in the way"
+    assert told[f"ps/0 {ps}"] == ("-", "not started yet: nobody listens there")
+    assert told[f"worker/0 {worker}"] == ("-", "not started yet: nobody listens there")
+    assert told["names"] == ("ok", "1 of 1 hosts resolve")
+    assert told["proxies"] == ("ok", "none is set")
+    assert told["model_dir"][0] == "-"
+    assert told["versions"][0] == "ok"
+    assert re.match(rf"TensorFlow 2\.\d+\.\d+, tfps {re.escape(tfps.__version__)}, Python 3\.", told["versions"][1])
+    assert "port" not in told
+
+
+def test_tasks_that_run_say_who_they_are(examine: Any) -> None:
+    """Real servers at their addresses are ok; so is the port of a task that runs already."""
+    cluster = cluster_of(2, 2)
+    told = examine(*hosts_flags(cluster), "--job_name=worker", "--task_index=1")
+    assert told.code == 0
+    for task in cluster.tasks():
+        assert told[f"{task} {cluster.address(task)}"] == ("ok", "runs, and says who it is")
+    port = cluster.workers[1].rpartition(":")[2]
+    assert told["port"] == ("ok", f"{port} is this task's, which runs already")
+
+
+def test_what_is_at_the_wrong_place_is_171(examine: Any) -> None:
+    """Swapped servers, an HTTP server, a host without a name and one that swallows all are each told, with a fix."""
+    real = cluster_of(2, 1)
+    with web_server() as web, blackhole() as hole:
+        ps, workers = [*real.ps[::-1]], [web, hole, "no-such-host.invalid:2222"]
+        told = examine(f"--ps_hosts={','.join(ps)}", f"--worker_hosts={','.join(workers)}")
+    assert told.code == 171
+    assert told.last.startswith("not able to train yet")
+    assert told[f"ps/0 {ps[0]}"][1].startswith("says that it is ps/1: ")
+    assert told[f"ps/1 {ps[1]}"][1].startswith("says that it is ps/0: ")
+    assert told[f"worker/0 {web}"] == ("wrong", "something else listens there: end that process, or give another port.")
+    assert told[f"worker/1 {hole}"] == (
+        "wrong",
+        "no answer: is the host up, and the port open in every firewall on the way?",
+    )
+    assert told[f"worker/2 {workers[2]}"][1].startswith("unknown host: correct the address")
+    assert told["names"][0] == "wrong"
+    assert told["names"][1].startswith("no-such-host.invalid: unknown host")
+
+
+def test_many_tasks_are_few_lines(examine: Any) -> None:
+    """Of a hundred tasks of which the same is to be told, ten have a line each and the others one together."""
+    with held_ports(100) as ports:
+        workers = ",".join(f"127.0.0.1:{port}" for port in ports[1:])
+        told = examine(f"--ps_hosts=127.0.0.1:{ports[0]}", f"--worker_hosts={workers}")
+    assert told["90 more"] == ("-", "not started yet: nobody listens there")
+    assert sum(what.startswith(("ps/", "worker/")) for what in told) == 10
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_the_port_of_this_task(examine: Any, taken: bool) -> None:
+    """With a role, the role's port is free, or else it is 171 and told in the words of ``tfps run``."""
+    with nobody() as (ps, worker), socket.socket() as other:
+        port = ps.rpartition(":")[2]
+        if taken:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("", int(port)))
+            other.listen()
+        told = examine(f"--ps_hosts={ps}", f"--worker_hosts={worker}", "--job_name=ps", "--task_index=0")
+    if taken:
+        assert told.code == 171
+        assert told["port"][1].startswith(f"--ps_hosts: port {port} of {ps} is taken by another process: end")
+    else:
+        assert told.code == 0
+        assert told["port"] == ("ok", f"{port} is free on this machine")
+
+
+def test_tf_config_gives_cluster_and_role(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pod of Kubeflow, say, doctor alone knows the cluster, and which port is to be free."""
+    with nobody() as (ps, worker):
+        members = {"ps": [ps], "worker": [worker]}
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": members, "task": {"type": "worker", "index": 0}}))
+        told = examine()
+        assert told["port"] == ("ok", f"{worker.rpartition(':')[2]} is free on this machine")
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": members}))
+        assert "port" not in examine()
+
+
+def test_a_slurm_step_gives_cluster_and_role(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under srun the step's nodes are asked, on the ports that ``tfps run`` would take there."""
+    step = {"PROCID": "1", "STEP_NUM_TASKS": "2", "STEP_NODELIST": "localhost", "STEP_TASKS_PER_NODE": "2"}
+    for name, value in step.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with held_ports(1) as [port]:
+        told = examine("--num_ps=1", f"--port_base={port}")
+    assert told[f"ps/0 localhost:{port}"] == ("-", "not started yet: nobody listens there")
+    assert f"worker/0 localhost:{port + 1}" in told
+    assert str(port + 1) in told["port"][1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "lines"),
+    [
+        ([], ["No cluster is given: "]),
+        (["--ps_hosts=p0"], ["--ps_hosts: p0 has no port", "--worker_hosts is missing"]),
+        (["--ps_hosts=p0:1", "--worker_hosts=w:1", "--job_name=ps"], ["--task_index is missing"]),
+        (["--ps_hosts=p0:1", "--worker_hosts=w:1", "--mode=snyc"], ["--mode=snyc is not one of"]),
+        (["--ps_hosts=p0:1", "--worker_hosts=p0:1"], ["--worker_hosts: p0:1 is the same address"]),
+    ],
+    ids=str,
+)
+def test_bad_flags_are_2(capsys: pytest.CaptureFixture[str], argv: list[str], lines: list[str]) -> None:
+    """What ``tfps run`` refuses, doctor does, but it needs no role."""
+    assert main.main(["doctor", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == len(lines)
+    for line, start in zip(err.splitlines(), lines, strict=True):
+        assert line.startswith(f"error: {start}")
+
+
+def test_it_takes_all_flags_of_run() -> None:
+    """The command line of a task becomes doctor's by its verb alone."""
+    assert main.VERBS["doctor"].flags == main.VERBS["run"].flags
+
+
+def test_proxies(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proxies that gRPC would take are named, without what may be a password; one that tasks obey is a warning."""
+    with nobody() as (ps, worker):
+        flags = f"--ps_hosts={ps}", f"--worker_hosts={worker}"
+        monkeypatch.setenv("https_proxy", "http://me:secret@proxy:3128")
+        monkeypatch.setenv("HTTP_PROXY", "http://me:secret@proxy:3128")
+        told = examine(*flags)
+        assert told["proxies"] == ("ok", "https_proxy is set: tasks go round it to each other")
+        monkeypatch.setenv("GRPC_ADDRESS_HTTP_PROXY", "10.0.0.1:3128")
+        told = examine(*flags)
+    assert told["proxies"][0] == "warning"
+    assert told["proxies"][1].startswith("GRPC_ADDRESS_HTTP_PROXY is set")
+    assert told.code == 0
+
+
+def test_no_tensorflow_is_2(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where TensorFlow is not installed, no task can start: as ``tfps run`` says it."""
+    monkeypatch.setattr(doctor, "_PACKAGES", ("no-such-package",))
+    with nobody() as (ps, worker):
+        told = examine(f"--ps_hosts={ps}", f"--worker_hosts={worker}")
+    assert told.code == 2
+    assert "TensorFlow is not installed: pip install" in told["versions"][1]
+
+
+@pytest.fixture
+def flags() -> Iterator[list[str]]:
+    """The flags of a cluster of which nothing is started."""
+    with nobody() as (ps, worker):
+        yield [f"--ps_hosts={ps}", f"--worker_hosts={worker}"]
+
+
+def test_a_directory_is_tried_and_left_as_it_was(examine: Any, flags: list[str], tmp_path: Path) -> None:
+    """One that is not there is made and removed; in one that is there nothing is changed."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "job.json").write_text("{}")
+    for name in ("there", "not/yet"):
+        told = examine(*flags, f"--model_dir={tmp_path / name}")
+        assert told.code == 0
+        assert re.fullmatch(rf"{tmp_path / name} can be written, [\d,.]+ GB free", told["model_dir"][1])
+        assert told["shared"][0] == "-"
+        assert told["clocks"][0] == "ok"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["job.json", "there"]
+
+
+def test_a_directory_that_cannot_be_written_is_74(examine: Any, flags: list[str], tmp_path: Path) -> None:
+    """Where a directory cannot be made, or nothing written, it is 74 with the system's reason."""
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below", "/proc/nowhere"):
+        told = examine(*flags, f"--model_dir={path}")
+        assert told.code == 74
+        assert told["model_dir"][0] == "wrong"
+        assert str(path) in told["model_dir"][1]
+
+
+def test_little_room_is_a_warning(
+    examine: Any, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a gigabyte of room is told, and no fault."""
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 10**12 - 5 * 10**8, 5 * 10**8))
+    told = examine(*flags, f"--model_dir={tmp_path}")
+    assert told["model_dir"] == ("warning", f"{tmp_path} can be written, 0.5 GB free: make room for checkpoints.")
+    assert told.code == 0
+
+
+def leave_card(directory: Path, host: str, ahead_secs: float = 0.0, age_secs: float = 0.0, **versions: str) -> Path:
+    """Leave a card as a doctor on another host does."""
+    with shared_dir.visit(directory, {**doctor._installed(), "host": host, **versions}) as visit:
+        card = directory / f"copy-{host}"
+        shutil.copy(visit._path, card)
+    told = json.loads(card.read_text())
+    name = directory / f".tfps-doctor-{host}.json"
+    now = time.time() - age_secs
+    name.write_text(json.dumps({**told, "clock": now + ahead_secs}))
+    os.utime(name, (now, now))
+    card.unlink()
+    return name
+
+
+def test_those_who_share_the_directory_are_named(examine: Any, flags: list[str], tmp_path: Path) -> None:
+    """Cards of other hosts are read, also of those who came or left meanwhile; an old one is not; none is removed."""
+    left = [leave_card(tmp_path, "h1"), leave_card(tmp_path, "h2"), leave_card(tmp_path, "old", age_secs=600)]
+    (tmp_path / ".tfps-doctor-bad.json").write_text("[")
+    threading.Timer(0.15, left[0].unlink).start()
+    told = examine(*flags, f"--model_dir={tmp_path}")
+    state, said = told["shared"]
+    assert (state, said.partition(";")[0]) == ("ok", "with h1, h2, of the same versions")
+    assert told["clocks"][0] == "ok"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".tfps-doctor-bad.json",
+        ".tfps-doctor-h2.json",
+        ".tfps-doctor-old.json",
+    ]
+
+
+def test_hosts_that_are_not_met_are_missed(examine: Any, tmp_path: Path) -> None:
+    """Of four hosts of the cluster two share the directory with this one: a warning, as the fourth may not."""
+    leave_card(tmp_path, "h1")
+    leave_card(tmp_path, "h2")
+    hosts = "--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.2:1,127.0.0.3:1,127.0.0.4:1"
+    told = examine(*hosts, f"--model_dir={tmp_path}")
+    state, said = told["shared"]
+    assert state == "warning"
+    assert said.startswith("with h1, h2, of the same versions; but these are 3 of 4 hosts")
+
+
+def test_other_versions_on_other_hosts_are_wrong(examine: Any, flags: list[str], tmp_path: Path) -> None:
+    """A host with another tfps or TensorFlow is named with both versions: its workers would be refused."""
+    leave_card(tmp_path, "h1", tfps="9.9.9")
+    leave_card(tmp_path, "h2", TensorFlow="2.16.2")
+    told = examine(*flags, f"--model_dir={tmp_path}")
+    assert told.code == 171
+    assert f"tfps {tfps.__version__} here, 9.9.9 on h1: install the same on every host." in told["shared"][1]
+    assert re.search(r"TensorFlow \S+ here, 2\.16\.2 on h2: ", told["shared"][1])
+
+
+def test_clocks_that_are_wrong_are_named(examine: Any, flags: list[str], tmp_path: Path) -> None:
+    """A host whose clock is a minute ahead of the file system's is named, as a warning."""
+    leave_card(tmp_path, "h1", ahead_secs=60)
+    leave_card(tmp_path, "h2", ahead_secs=-0.5)
+    told = examine(*flags, f"--model_dir={tmp_path}")
+    assert told["clocks"] == ("warning", "differ from the file system's: h1 by +60.0 s; set them by NTP.")
+    assert told.code == 0
+
+
+def test_a_file_system_that_hangs_is_74(
+    examine: Any, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that does not answer keeps nobody waiting."""
+    ended = threading.Event()
+    monkeypatch.setattr(shared_dir, "write_json", lambda *_: ended.wait(30))
+    monkeypatch.setattr(doctor, "_DEAD_AFTER_SECS", 0.5)
+    began = time.monotonic()
+    told = examine(*flags, f"--model_dir={tmp_path}")
+    assert time.monotonic() - began < 10
+    ended.set()
+    assert told.code == 74
+    assert told["model_dir"][1].startswith("does not answer")
+
+
+def test_real_doctors_meet_in_a_directory(tmp_path: Path) -> None:
+    """Two processes started at once see each other, import no TensorFlow, answer in seconds and leave no file.
+
+    The directory is taken away by the last who found none, if that one is the last to leave.
+    """
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    model_dir = tmp_path / "m"
+    began = time.monotonic()
+    with nobody() as (ps, worker), processes() as started:
+        argv = ["doctor", f"--ps_hosts={ps}", f"--worker_hosts={worker}", f"--model_dir={model_dir}"]
+        path = f"{tmp_path}{os.pathsep}{REPO}"
+        started += [Process(tmp_path / f"out-{i}", *argv, PYTHONPATH=path) for i in range(2)]
+        assert [process.wait(30) for process in started] == [0, 0], started[0].output()
+        assert time.monotonic() - began < 20
+        for process in started:
+            assert f"with {socket.gethostname()}, of the same versions" in process.output()
+    assert [*model_dir.glob("*")] == []
+
+
+def test_a_real_doctor_finds_all_that_is_wrong_in_seconds(tmp_path: Path) -> None:
+    """Blackholed tasks, an impostor and a full cluster of problems take a few seconds, and the first code counts."""
+    with blackhole() as hole, web_server() as web, contextlib.closing(Speaker(Task("ps", 3))) as other:
+        flags = f"--ps_hosts={hole},{other.address}", f"--worker_hosts={web},no-such-host.invalid:1"
+        began = time.monotonic()
+        ended = run_tfps("doctor", *flags, f"--model_dir={REPO / 'README.md'}", timeout=30)
+        assert time.monotonic() - began < 12
+    assert ended.returncode == 74
+    assert sum(line.startswith("wrong ") for line in ended.stdout.splitlines()) == 6
+    assert "says that it is ps/3" in ended.stdout
+    assert probe.OTHER in ended.stdout
+    assert ended.stderr == ""

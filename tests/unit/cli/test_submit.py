@@ -1,0 +1,150 @@
+"""``tfps submit``, ``status``, ``logs`` and ``cancel``, as far as they are the same for every platform."""
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes import POWERS, REPO, run_tfps
+
+from tfps.cli import main
+from tfps.config.job_config import FIELDS, JobConfig, fields_of
+from tfps.jobs.spec import Job
+from tfps.launchers.registry import LAUNCHERS
+
+HOSTS = ["--ps_hosts=h0:1", "--worker_hosts=h1:1,h2:1"]
+SIZE = ["--num_ps=1", "--num_workers=2"]
+
+
+def job_flags(platform: str) -> list[str]:
+    """Return the flags of a small job on a platform."""
+    return ["submit", f"--to={platform}", "--name=small", "--model=mnist", *(HOSTS if platform == "hosts" else SIZE)]
+
+
+@pytest.mark.parametrize("platform", LAUNCHERS)
+def test_a_dry_run_needs_nothing_and_prints_the_plan_alone(tmp_path: Path, platform: str) -> None:
+    """Without TensorFlow, without any program of the platform, ``--dry_run`` prints what would be sent, twice alike."""
+    for name in ("tensorflow", "ray", "kubernetes", "docker"):
+        (tmp_path / "blocked" / name).mkdir(parents=True)
+        (tmp_path / "blocked" / name / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (tmp_path / "cwd").mkdir()
+    env = {"PATH": str(tmp_path), "PYTHONPATH": f"{tmp_path / 'blocked'}{os.pathsep}{REPO}"}
+    first, second = (run_tfps(*job_flags(platform), "--dry_run", cwd=tmp_path / "cwd", **env) for _ in range(2))
+    assert (first.returncode, first.stderr) == (0, "")
+    assert "mnist" in first.stdout
+    assert "tfps" in first.stdout
+    assert first.stdout == second.stdout
+    assert list((tmp_path / "cwd").iterdir()) == []
+
+
+@pytest.mark.parametrize("platform", [name for name in LAUNCHERS if name != "hosts"])
+def test_without_the_platform_it_says_what_to_install(tmp_path: Path, platform: str) -> None:
+    """Where the platform's own program or package is missing: its name and how to get it, exit 2, nothing else."""
+    (tmp_path / "blocked" / "ray").mkdir(parents=True)
+    (tmp_path / "blocked" / "ray" / "__init__.py").write_text("raise ImportError('no ray here')\n")
+    env = {"PATH": str(tmp_path), "PYTHONPATH": f"{tmp_path / 'blocked'}{os.pathsep}{REPO}"}
+    handle = f"{platform}:a/b" if platform in ("kubernetes", "tfjob", "volcano", "jobset") else f"{platform}:1"
+    for argv in (job_flags(platform), ["status", handle]):
+        ended = run_tfps(*argv, cwd=tmp_path, **env)
+        assert ended.returncode == 2, ended.stderr
+        assert "not installed: " in ended.stderr
+        assert "Traceback" not in ended.stderr
+        assert ended.stdout == ""
+
+
+@pytest.mark.parametrize("platform", LAUNCHERS)
+def test_flags_that_mean_nothing_there_are_refused(platform: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each flag of other platforms that is given anyway is named, all of them at once, and none is ignored."""
+    launcher = importlib.import_module(LAUNCHERS[platform])
+    values = {"ssh": "1", "worker_gpu": "1", "ps_memory": "1Gi", "worker_memory": "1Gi", "namespace": "a"}
+    values |= {"ps_cpu": "1", "worker_cpu": "1", "volumes": "a:/b", "image": "a", "queue": "a", "address": "a"}
+    values |= {"network_policy": "0", "ps_hosts": "a:1", "worker_hosts": "b:1"}
+    common = {"to", "name", "dry_run", "wait"}
+    assert set(values) == set(fields_of(("platform", "resources", "cluster"))) - common
+    assert set(values) >= launcher.FLAGS
+    foreign = [flag for flag in values if flag not in launcher.FLAGS]
+    argv = [f"--{flag}={values[flag]}" for flag in foreign]
+    assert main.main([*job_flags(platform)[:4], *(HOSTS if platform == "hosts" else []), *argv]) == 2
+    err = capsys.readouterr().err
+    for flag in foreign:
+        assert f"error: --{flag} means nothing with --to={platform}: leave it out." in err
+
+
+def test_what_is_missing_or_wrong_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No platform, an unknown one, a model that is not there, data that is not there: a line each, exit 2 or 65."""
+    assert main.main(["submit", "--model=nowhere.py"]) == 2
+    assert "--to is missing: say where the job runs, one of " in capsys.readouterr().err
+    assert main.main(["submit", "--to=slurn"]) == 2
+    assert "--to=slurn is not one of " in capsys.readouterr().err
+    for platform in LAUNCHERS:
+        flags = HOSTS if platform == "hosts" else []
+        assert main.main(["submit", f"--to={platform}", "--model=nowhere.py", "--dry_run", *flags]) == 2
+        assert "error: --model=nowhere.py: no such file." in capsys.readouterr().err
+    assert main.main(["submit", "--to=hosts", *HOSTS, f"--data_dir={tmp_path / 'no'}", "--dry_run"]) == 65
+    assert "no such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "cancel"])
+def test_handles_that_are_none(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No handle, two, or something else: each is told what a handle is."""
+    for argv, says in (
+        ([], "the job's handle is missing: give the one that tfps submit printed, like slurm:4711."),
+        (["slurm:1", "slurm:2"], "2 handles are given"),
+        (["job-1"], "job-1 is no job's handle: give the one that tfps submit printed, like slurm:4711.\n"),
+        (["nowhere:1"], "nowhere:1 is no job's handle: give"),
+    ):
+        assert main.main([verb, *argv]) == 2
+        out, err = capsys.readouterr()
+        assert says in err
+        assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("mnist", "mnist"), ("My_Model.py", "my-model"), ("9lives.py", "job-9lives"), ("a.b.c", "c"), ("é.py", "job")],
+)
+def test_a_job_has_a_name_that_every_platform_takes(tmp_path: Path, model: str, name: str, monkeypatch: Any) -> None:
+    """Without ``--name`` it is the model's and the time."""
+    from tfps.cli import submit  # noqa: PLC0415
+
+    made = submit._name(model)
+    assert made.startswith(f"{name}-")
+    FIELDS["name"].metadata["convert"](made)
+
+
+def test_relative_paths_hold_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On platforms that share files, paths are made absolute, so that a task in any directory finds them."""
+    (tmp_path / "m.py").write_text(POWERS)
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    flags = ["--model=m.py", "--data_dir=data", "--model_dir=out", "--dry_run"]
+    ended = run_tfps("submit", "--to=hosts", *HOSTS, *flags, cwd=tmp_path)
+    for path in ("--model={}/m.py", "--data_dir={}/data", "--model_dir={}/out"):
+        assert path.format(tmp_path) in ended.stdout
+
+
+def test_what_a_model_imports_from_beside_it_is_named(tmp_path: Path) -> None:
+    """Into containers goes the model's file alone: that it needs others is said, and nothing else is."""
+    (tmp_path / "m.py").write_text(f"import os, columns.wide\nfrom layers import dense\n{POWERS}")
+    (tmp_path / "layers.py").touch()
+    (tmp_path / "columns").mkdir()
+    (tmp_path / "columns" / "__init__.py").touch()
+    for platform, count in (("kubernetes", 1), ("compose", 1), ("slurm", 0)):
+        ended = run_tfps("submit", f"--to={platform}", *SIZE, "--model=m.py", "--dry_run", cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.count("warning: m.py goes into the containers alone: columns beside it") == count
+        assert ended.stderr.count("\n") == count
+
+
+def test_resources_of_a_job() -> None:
+    """Two machines of 8 GPUs and a PS can be said: GPUs belong to workers; what is not asked for is not set."""
+    job = Job("a", JobConfig(num_ps=1, num_workers=2, worker_gpu=8, ps_memory=2**30))
+    assert [(role.name, role.replicas, role.gpu, role.memory_bytes) for role in job.roles] == [
+        ("ps", 1, None, 2**30),
+        ("worker", 2, 8, None),
+    ]
+    assert [str(task) for task in job.tasks()] == ["ps/0", "worker/0", "worker/1"]
+    command = job.command(job_name="ps", task_index=0)
+    assert command[:4] == ("python", "-m", "tfps", "run")
+    assert not [word for word in command if "gpu" in word or "memory" in word or "num_" in word]

@@ -1,0 +1,134 @@
+"""Watching a submitted job: events are made of what its platform is asked, whatever the platform does meanwhile."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tfps.cluster.resolver import Task
+from tfps.errors import ConfigError
+from tfps.jobs import poller
+from tfps.jobs.handle import Exited, Line, Status, TaskStatus
+from tfps.jobs.poller import Watch
+
+PS, CHIEF = Task("ps", 0), Task("worker", 0)
+RUNNING = Status("RUNNING", {PS: TaskStatus("RUNNING"), CHIEF: TaskStatus("RUNNING")})
+
+
+class Scripted:
+    """A job whose platform answers as told, the last answer again and again; an exception is raised."""
+
+    handle = "scripted:1"
+
+    def __init__(self, *answers: Status | ConfigError, lines: tuple[Line, ...] = ()) -> None:
+        self.answers, self.lines, self.cancelled = list(answers), lines, False
+
+    def status(self) -> Status:
+        """Give the next answer."""
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, ConfigError):
+            raise answer
+        return answer
+
+    def logs(self, task: Task | None, follow: bool) -> Iterator[Line]:
+        """Say the lines."""
+        assert (task, follow) == (None, True)
+        yield from self.lines
+
+    def cancel(self) -> None:
+        """Note that it was called."""
+        self.cancelled = True
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poller, "_ASK_EVERY_SECS", 0.05)
+    monkeypatch.setattr(poller, "_SILENT_SECS", 0.5)
+
+
+def happened(job: Scripted) -> list[Line | Exited]:
+    """Return the events of a job."""
+    return [event for event in Watch(job).events() if event is not None]
+
+
+def ended(state: str, ps: TaskStatus, chief: TaskStatus) -> Status:
+    """Return the answer of a platform on which the job is over."""
+    return Status(state, {PS: ps, CHIEF: chief})
+
+
+def test_lines_come_before_the_ends() -> None:
+    """All that the tasks said is told, then how each ended."""
+    done = TaskStatus("SUCCEEDED", 0)
+    lines = (Line(PS, "done"), Line(CHIEF, "step=5 loss=1"))
+    assert happened(Scripted(RUNNING, ended("SUCCEEDED", done, done), lines=lines)) == [
+        *lines,
+        Exited(PS, 0),
+        Exited(CHIEF, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "chief", "code"),
+    [
+        ("FAILED", TaskStatus("FAILED", 66), 66),
+        ("FAILED", TaskStatus("FAILED"), 170),
+        ("FAILED", TaskStatus("SUCCEEDED"), 0),
+        ("CANCELLED", TaskStatus("CANCELLED"), 143),
+        ("CANCELLED", TaskStatus("FAILED", 143), 143),
+        ("CANCELLED", TaskStatus("RUNNING", 137, restarts=1), 143),
+        ("SUCCEEDED", TaskStatus("UNKNOWN", 137), 0),
+    ],
+)
+def test_exit_codes(state: str, chief: TaskStatus, code: int) -> None:
+    """A task's exit code is what the platform says, or what its and the job's state mean."""
+    events = happened(Scripted(ended(state, TaskStatus("SUCCEEDED", 0), chief)))
+    assert set(events) == {Exited(PS, 0), Exited(CHIEF, code)}
+
+
+@pytest.mark.parametrize(("cause", "follows"), [(66, 170), (66, 137), (137, 170), (170, 143), (171, 0)])
+def test_the_cause_is_told_first(cause: int, follows: int) -> None:
+    """Of the exit codes of a failed job the one that explains the others comes first, as the job ends with it."""
+    for order in ((cause, follows), (follows, cause)):
+        events = happened(Scripted(ended("FAILED", *(TaskStatus("FAILED", code) for code in order))))
+        assert [event.exit_code for event in events if isinstance(event, Exited)] == [cause, follows]
+
+
+def test_restarts_are_told_once() -> None:
+    """Each time the platform has started a task again, it is told, with the exit code."""
+    again = Status("RUNNING", {PS: TaskStatus("RUNNING"), CHIEF: TaskStatus("RUNNING", 137, restarts=1)})
+    done = ended("SUCCEEDED", TaskStatus("SUCCEEDED", 0), TaskStatus("SUCCEEDED", 0, restarts=1))
+    events = happened(Scripted(RUNNING, again, again, done))
+    assert [event for event in events if isinstance(event, Line)] == [
+        Line(CHIEF, "restarted after exit code 137, the 1. time")
+    ]
+
+
+def test_a_platform_may_be_away_for_a_while() -> None:
+    """A few questions without an answer end nothing; no answer for long is raised, in the platform's words."""
+    away, done = ConfigError("connection refused"), TaskStatus("SUCCEEDED", 0)
+    assert len(happened(Scripted(RUNNING, away, away, ended("SUCCEEDED", done, done)))) == 2
+    with pytest.raises(ConfigError, match="connection refused"):
+        happened(Scripted(RUNNING, away))
+
+
+def test_to_cancel_is_to_look_away() -> None:
+    """The job goes on when nobody watches it any more."""
+    job = Scripted(RUNNING)
+    watching = Watch(job)
+    events = watching.events()
+    next(events)
+    watching.cancel()
+    began = time.monotonic()
+    assert [event for event in events if event is not None] == []
+    assert time.monotonic() - began < 5
+    assert watching.left
+    assert not job.cancelled
+
+
+def test_why_a_job_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused pods, an image that cannot be pulled: a line says why, and another one only if that changes."""
+    monkeypatch.setattr(poller, "_LAST_LINES_SECS", 0.1)
+    waits = [Status("PENDING", {PS: TaskStatus("PENDING"), CHIEF: TaskStatus("PENDING")}, why) for why in "aaba"]
+    over = ended("SUCCEEDED", TaskStatus("SUCCEEDED", 0), TaskStatus("SUCCEEDED", 0))
+    told = [event.text for event in happened(Scripted(*waits, RUNNING, over)) if isinstance(event, Line)]
+    assert told == ["waiting: a", "waiting: b", "waiting: a"]

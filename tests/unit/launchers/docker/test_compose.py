@@ -1,0 +1,126 @@
+"""The Compose file of a job: what is in it, that nothing in it is taken for something else, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.processes import NASTY, REPO, golden, run_tfps
+
+from tfps.config.job_config import JobConfig
+from tfps.errors import ConfigError
+from tfps.jobs.spec import Job
+from tfps.launchers.docker import compose
+
+SHIPPED = ("--to=compose", "--name=tfps", "--model=mnist")
+
+
+def planned(source: str | None = None, **flags: Any) -> dict[str, Any]:
+    """Return the Compose file of a job as a reader of YAML has it."""
+    job = Job("first", JobConfig(**flags), source, directory="/here")
+    document: dict[str, Any] = yaml.safe_load(str(compose.plan(job)))
+    return document
+
+
+def test_the_shipped_file_is_what_the_planner_writes() -> None:
+    """docker/compose.yaml is, byte for byte, what submit --dry_run prints for 1 PS and 2 workers."""
+    printed = run_tfps("submit", *SHIPPED, "--dry_run")
+    assert printed.stdout == (REPO / "docker" / "compose.yaml").read_text()
+    assert (printed.returncode, printed.stderr) == (0, "")
+
+
+def test_a_large_job_is_planned_as_before() -> None:
+    """Several of each role, resources, GPUs, volumes, a model and data of this machine: as in the golden file."""
+    config = JobConfig(
+        num_ps=2,
+        num_workers=3,
+        ps_cpu=0.5,
+        ps_memory=2**30,
+        worker_cpu=2.0,
+        worker_gpu=2,
+        worker_memory=8 * 2**30,
+        image="mine:1",
+        volumes="out:/out,/mnt/all:/all:ro",
+        model="models/my model.py",
+        data_dir="data",
+        mode="sync",
+        learning_rate=0.5,
+    )
+    plan = str(compose.plan(Job("large", config, model_source="...", directory="/home/me")))
+    assert plan == golden("compose-large.yaml", plan)
+
+
+def test_nothing_else_is_printed_nor_needed(tmp_path: Path) -> None:
+    """--dry_run needs neither Docker nor TensorFlow: it works where the one is not and the other cannot be imported."""
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow is imported')")
+    printed = run_tfps("submit", *SHIPPED, "--dry_run", PATH="", PYTHONPATH=f"{tmp_path}:{REPO}")
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert list(yaml.safe_load(printed.stdout)["services"]) == ["ps-0", "worker-0", "worker-1"]
+
+
+def test_values_are_written_as_they_are() -> None:
+    """A value with quotes, ends of line, $ and YAML in it is the same for a reader that knows Compose's $$."""
+    model_dir, name = f"/tfps/{NASTY}", NASTY.replace("/", "_") + ".py"
+    document = planned(source="", model_dir=model_dir, model=f"/m/{name}", data_dir=NASTY)
+    worker = document["services"]["worker-0"]
+    command = [word.replace("$$", "$") for word in worker["command"]]
+    assert f"--model_dir={model_dir}" in command
+    assert f"--model=/opt/model/{name}" in command
+    sources = [mount["source"].replace("$$", "$") for mount in worker["volumes"]]
+    assert sources == ["tfps", f"/m/{name}", f"/here/{NASTY}"]
+    assert "$" not in "".join(worker["command"]).replace("$$", "")
+
+
+def test_a_task_has_no_rights() -> None:
+    """No container has a capability, a writable root, a way to more privileges, a published port or a way out."""
+    document = planned(num_ps=2)
+    for service in document["services"].values():
+        assert service["cap_drop"] == ["ALL"]
+        assert service["read_only"] is True
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert not {"ports", "privileged", "network_mode", "cap_add", "user"} & set(service)
+        assert service["networks"] == ["training"]
+    assert document["networks"] == {"training": {"internal": True}}
+
+
+def test_every_worker_has_gpus_of_its_own() -> None:
+    """Docker gives the same first GPUs to all who ask for a number; so each worker asks for its own, and no PS does."""
+    services = planned(num_workers=3, worker_gpu=2)["services"]
+    devices = {
+        name: service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
+        for name, service in services.items()
+        if "deploy" in service
+    }
+    assert devices == {"worker-0": ["0", "1"], "worker-1": ["2", "3"], "worker-2": ["4", "5"]}
+
+
+@pytest.mark.parametrize(
+    ("data_dir", "inside", "mounted"),
+    [
+        ("/tfps/data", "/tfps/data", None),
+        ("gs://bucket/x", "gs://bucket/x", None),
+        ("data/x", "/opt/data", "/here/data/x"),
+        ("../x", "/opt/data", "/x"),
+        ("/tfps/../x", "/opt/data", "/x"),
+    ],
+)
+def test_data_is_on_a_volume_or_on_this_machine(data_dir: str, inside: str, mounted: str | None) -> None:
+    """A --data_dir on a volume is a path of the containers; any other directory is mounted, only to be read."""
+    worker = planned(data_dir=data_dir)["services"]["worker-0"]
+    assert f"--data_dir={inside}" in worker["command"]
+    mounts = [(mount["source"], mount["read_only"]) for mount in worker["volumes"] if mount["type"] == "bind"]
+    assert mounts == ([] if mounted is None else [(mounted, True)])
+
+
+def test_too_little_memory_is_refused_before_anything_is_sent() -> None:
+    """Less than Docker takes is an error that says how much it takes."""
+    with pytest.raises(ConfigError, match="--ps_memory is less than Docker takes: give at least 6Mi"):
+        planned(ps_memory=2**20)
+
+
+def test_without_docker_it_says_what_to_install() -> None:
+    """Without a client of Docker's: exit 2, on one line, without a traceback."""
+    ended = run_tfps("submit", *SHIPPED, PATH="")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: docker is not installed: ")
+    assert ended.stderr.count("\n") == 1

@@ -1,0 +1,232 @@
+"""``tfps submit --to=slurm`` without Slurm: the script, what is refused, and what Slurm's words are taken for.
+
+Beside these, ``tests/platforms/test_slurm.py`` runs jobs on a real Slurm.
+"""
+
+import itertools
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.processes import NASTY, golden, run_tfps
+
+from tfps.cluster.resolver import Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import ConfigError
+from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN
+from tfps.jobs.spec import Job
+from tfps.launchers.slurm import job as slurm_job
+from tfps.launchers.slurm import launcher
+from tfps.launchers.slurm.job import Files, Node
+
+SMALL = JobConfig(model="mnist", model_dir="/shared/m")
+FULL = SMALL.replace(
+    num_ps=2,
+    num_workers=2,
+    ps_cpu=1.5,
+    ps_memory=2**30 + 1,
+    worker_cpu=16.0,
+    worker_memory=64 * 2**30,
+    worker_gpu=8,
+    queue="gpu,long",
+    mode="sync",
+)
+
+
+def planned(config: JobConfig) -> launcher.Plan:
+    """Return the plan of a job."""
+    return launcher.plan(Job("mnist", config, python="/venv/bin/python", directory="/home/me"))
+
+
+@pytest.mark.parametrize(("name", "config"), [("small", SMALL), ("full", FULL)])
+def test_golden(name: str, config: JobConfig) -> None:
+    """A job of like tasks, and one of 2 machines of 8 GPUs and 2 parameter servers without any."""
+    plan = str(planned(config))
+    assert plan == golden(f"slurm-{name}.sh", plan)
+    assert launcher.sends(planned(config).job)
+
+
+@pytest.mark.parametrize("config", [SMALL, FULL])
+def test_scripts_are_bash(config: JobConfig) -> None:
+    """Bash reads the script, with any value in it, to its end and finds nothing to complain of."""
+    script = str(planned(config.replace(data_dir=NASTY, model_dir=NASTY)))
+    read = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False, timeout=20)
+    assert (read.returncode, read.stderr) == (0, "")
+
+
+def test_memory_is_asked_for_per_cpu_and_rounded_up() -> None:
+    """Two CPUs with 2^30 + 1 bytes get 513 MB each: never less than asked for."""
+    assert "--mem-per-cpu=513" in str(planned(FULL))
+
+
+@pytest.mark.parametrize("queue", ["a b", "a\n#SBATCH --uid=0", "'", "a;b", "$(id)"])
+def test_a_queue_that_is_no_name_is_refused(queue: str) -> None:
+    """What sbatch would read as something else is said before anything is sent."""
+    with pytest.raises(ConfigError, match=r"--queue=.* is not the name of a partition"):
+        planned(SMALL.replace(queue=queue))
+
+
+@pytest.mark.parametrize("logs", ["/plain", NASTY, f"/a/{NASTY}/logs", "it's", ""])
+def test_the_script_tells_where_its_files_are(logs: str, tmp_path: Path) -> None:
+    """What a handle needs to know is read from the script that Slurm keeps, whatever the directory is called."""
+    script = str(planned(FULL.replace(model_dir=logs or None)))
+    expected = f"{logs}/logs" if logs else "/home/me/runs/mnist/logs"
+    bin_dir = fake(tmp_path, "scontrol", f"cat <<'END'\n{script}\nEND\n")
+    told = with_path(bin_dir, lambda: slurm_job.files_of("7"))
+    assert told == Files(expected, {"worker": 2, "ps": 2})
+
+
+def test_ports_of_neighbouring_jobs_are_apart() -> None:
+    """Jobs one after the other have 16 ports each on a node, below those that Linux gives out by itself."""
+    bases = [8888 + job % 1400 * 16 for job in range(5000)]
+    assert all(abs(a - b) >= 16 for a, b in itertools.pairwise(bases))
+    assert max(bases) + 16 < 32768
+    assert '"--port_base=$((8888 + SLURM_JOB_ID % 1400 * 16))"' in str(planned(SMALL))
+    assert '"--port_base=9000"' in str(planned(SMALL.replace(port_base=9000)))
+
+
+def test_without_slurm_a_plan_is_printed_and_a_job_is_refused(tmp_path: Path) -> None:
+    """--dry_run needs no Slurm; to submit a job without sbatch says what is missing."""
+    printed = run_tfps("submit", "--to=slurm", "--dry_run", cwd=tmp_path, PATH=str(tmp_path))
+    assert printed.returncode == 0
+    assert printed.stdout.startswith("#!/bin/bash\n")
+    refused = run_tfps("submit", "--to=slurm", cwd=tmp_path, PATH=str(tmp_path))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: sbatch is not installed: use a login node")
+    refused = run_tfps("status", "slurm:7", cwd=tmp_path, PATH=str(tmp_path))
+    assert refused.stderr.startswith("error: scontrol is not installed: use a login node")
+
+
+@pytest.mark.parametrize("name", ["", "x", "0", "-1", "1 2", "1;scancel"])
+def test_a_handle_is_a_number(name: str) -> None:
+    """Another is refused with an example."""
+    with pytest.raises(ConfigError, match="like slurm:4711"):
+        launcher.find(name)
+
+
+def test_room_on_nodes() -> None:
+    """A node has room for as many tasks as its CPUs and its GPUs allow, and for none that needs more memory."""
+    node = Node(cpus=8, memory_mb=1000, gpus=2)
+    assert [node.room(2, 500, 0), node.room(1, 0, 1), node.room(9, 0, 0), node.room(1, 1001, 0)] == [4, 2, 0, 0]
+
+
+def test_nodes_are_read_from_sinfo(tmp_path: Path) -> None:
+    """The default partition's are taken, GPUs of all types counted; a partition that shares CPUs sets no limit."""
+    rows = "4|1000|gpu:a100:2(S:0-1),gpu:t4:1|main*|NO\\n8|2000+|(null)|main*|NO\\n64|9000|gpu:8|big|NO\\n"
+    bin_dir = fake(tmp_path, "sinfo", f"printf '{rows}'\n")
+    assert with_path(bin_dir, lambda: slurm_job.nodes(None)) == [Node(4, 1000, 3), Node(8, 2000, 0)]
+    bin_dir = fake(tmp_path, "sinfo", "echo '4|1000|(null)|main*|FORCE:4'\n")
+    assert with_path(bin_dir, lambda: slurm_job.nodes("main")) == []
+
+
+RUN = """\
+run 0
+worker/0 started on n1
+ps/0 started on n2
+worker/0 ended with 143 on n1
+ps/0 ended with 74 on n2
+requeued after 143
+"""
+
+
+@pytest.mark.parametrize(
+    ("known", "more", "state", "worker", "reason"),
+    [
+        ({"JobState": "PENDING", "Reason": "Resources", "Restarts": "1"}, "", PENDING, (PENDING, 143), "Resources"),
+        ({"JobState": "RUNNING"}, "run 1\nworker/0 started on n1\n", RUNNING, (RUNNING, 143), ""),
+        ({"JobState": "RUNNING"}, "run 1\n", RUNNING, (PENDING, 143), ""),
+        ({"JobState": "COMPLETED"}, "run 1\nworker/0 ended with 0 on n1\n", SUCCEEDED, (SUCCEEDED, 0), ""),
+        ({"JobState": "CANCELLED"}, "", CANCELLED, (CANCELLED, 143), ""),
+        ({"JobState": "TIMEOUT", "ExitCode": "0:15"}, "", FAILED, (FAILED, 143), "TIMEOUT, signal 15"),
+        (None, "over with 0\n", SUCCEEDED, (SUCCEEDED, 143), ""),
+        (None, "over with 66\n", FAILED, (FAILED, 143), ""),
+        (None, "", UNKNOWN, (FAILED, 143), ""),
+    ],
+)
+def test_status_is_slurms_word_and_the_jobs_own(
+    known: dict[str, str] | None, more: str, state: str, worker: tuple[str, int], reason: str, tmp_path: Path
+) -> None:
+    """The job's state is Slurm's, or its script's where Slurm has forgotten it; each task's is what it told."""
+    (tmp_path / "slurm-7.out").write_text(RUN + more)
+    told = slurm_job.status("7", known, Files(str(tmp_path), {"worker": 1, "ps": 1}))
+    assert (told.state, told.reason) == (state, reason)
+    if (known or {}).get("JobState") != "COMPLETED" and known is not None:
+        task = told.tasks[Task("worker", 0)]
+        assert (task.state, task.exit_code) == worker
+
+
+def test_the_cause_of_a_failure_comes_first(tmp_path: Path) -> None:
+    """Of tasks that failed, the first that cannot be helped; it is what the command that waits exits with."""
+    (tmp_path / "slurm-7.out").write_text(RUN)
+    files = Files(str(tmp_path), {"ps": 1, "worker": 2})
+    assert next(iter(slurm_job.status("7", {"JobState": "FAILED"}, files).tasks)) == Task("ps", 0)
+    (tmp_path / "slurm-7.out").write_text(RUN.replace("74", "170"))
+    assert next(iter(slurm_job.status("7", {"JobState": "FAILED"}, files).tasks)) == Task("worker", 0)
+
+
+def test_accounting_is_asked_for_what_slurm_forgot(tmp_path: Path) -> None:
+    """Where there is accounting, it knows the state of a job that slurmctld has forgotten."""
+    fake(tmp_path, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
+    bin_dir = fake(tmp_path, "sacct", "echo 'CANCELLED by 0|143:0'\n")
+    assert with_path(bin_dir, lambda: slurm_job.ask("7")) == {"JobState": "CANCELLED", "ExitCode": "143:0"}
+
+
+def fake(tmp_path: Path, name: str, script: str) -> Path:
+    """Write a program that stands in for one of Slurm's."""
+    path = tmp_path / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{script}")
+    path.chmod(0o755)
+    return path.parent
+
+
+def with_path(bin_dir: Path, call):  # type: ignore[no-untyped-def]
+    """Call a function while a directory's programs come first."""
+    before = os.environ["PATH"]
+    os.environ["PATH"] = f"{bin_dir}:{before}"
+    try:
+        return call()
+    finally:
+        os.environ["PATH"] = before
+
+
+SRUN = """\
+export SLURM_JOB_ID=7 SLURMD_NODENAME=n1
+while [[ $1 == --* ]]; do shift; done
+for SLURM_PROCID in $ORDER; do
+  export SLURM_PROCID
+  "$@"
+done
+exit 143
+"""
+
+
+@pytest.mark.parametrize(
+    ("codes", "count", "code", "requeued"),
+    [
+        ("0 143 143", "0", 143, True),
+        ("0 143 65", "0", 65, False),
+        ("77 143 143", "0", 77, False),
+        ("170 143 143", "0", 170, False),
+        ("137 143 143", "0", 137, True),
+        ("137 143 143", "10", 137, False),
+    ],
+)
+def test_what_the_script_makes_of_exit_codes(codes: str, count: str, code: int, requeued: bool, tmp_path: Path) -> None:
+    """It ends as the task that is the cause, and is requeued, ten times, if it was killed; else it has tried enough."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/bash\ncodes=({codes})\nexit ${{codes[SLURM_PROCID]}}\n")
+    python.chmod(0o755)
+    fake(tmp_path, "srun", SRUN)
+    bin_dir = fake(tmp_path, "scontrol", f'echo "$@" >>{shlex.quote(str(tmp_path))}/asked\n')
+    config = SMALL.replace(model_dir=str(tmp_path / "m"))
+    script = str(launcher.plan(Job("mnist", config, python=str(python), directory=str(tmp_path))))
+    env = {**os.environ, "PATH": f"{bin_dir}:{os.environ['PATH']}", "ORDER": "0 1 2", "SLURM_JOB_ID": "7"}
+    env["SLURM_RESTART_COUNT"] = count
+    ended = subprocess.run(["bash", "-c", script], env=env, timeout=20, check=False)
+    assert ended.returncode == code
+    assert (tmp_path / "asked").exists() == requeued
+    if requeued:
+        assert (tmp_path / "asked").read_text() == "requeue 7\n"

@@ -1,0 +1,106 @@
+"""``tfps submit --to=hosts``: a line for each task, to be started by hand, by a tool, or over ssh."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.processes import ECHO, NASTY, argv_of, environment, golden, run_tfps, summary
+
+from tfps.cluster.ports import held_ports
+from tfps.cluster.resolver import Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import ConfigError
+from tfps.jobs.spec import Job
+from tfps.launchers.ssh import launcher
+
+SMALL = JobConfig(
+    ps_hosts="h0:2222", worker_hosts="h1:2222,[fe80::1]:2223", model="mnist", mode="sync", model_dir="/shared/m"
+)
+
+
+@pytest.mark.parametrize("ssh", [False, True])
+def test_golden(ssh: bool) -> None:
+    """A PS and two workers, to be started by hand and over ssh."""
+    plan = launcher.plan(Job("mnist", SMALL.replace(ssh=ssh), python="/venv/bin/python", directory="/home/me"))
+    assert str(plan) == golden(f"hosts{'-ssh' if ssh else ''}.sh", str(plan))
+    assert launcher.sends(plan.job) is ssh
+
+
+def test_lines_run_in_a_shell_with_every_value_as_given(tmp_path: Path) -> None:
+    """The printed lines, given to shells, train together; a value full of a shell's characters arrives as it was."""
+    odd = tmp_path / NASTY.replace("/", "")
+    odd.mkdir()
+    model = odd / "echo.py"
+    model.write_text(ECHO)
+    with held_ports(2) as ports:
+        flags = [f"--ps_hosts=127.0.0.1:{ports[0]}", f"--worker_hosts=127.0.0.1:{ports[1]}", "--max_steps=20"]
+        paths = [f"--model={model}", f"--data_dir={odd}", f"--model_dir={tmp_path / 'm'}", "--start_timeout_secs=60"]
+        planned = run_tfps("submit", "--to=hosts", *flags, *paths, cwd=tmp_path)
+        assert planned.returncode == 0, planned.stderr
+        lines = planned.stdout.replace("python -m", f"{shlex.quote(sys.executable)} -m").rstrip("\n")
+        script = lines.replace("  # on 127.0.0.1\n", " & # on 127.0.0.1\n", 1) + "\nwait $!\n"
+        ended = subprocess.run(
+            ["sh", "-c", script],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=True,
+        )
+    argv = argv_of(ended.stdout.replace("task_index=1", ""))
+    assert f"--data_dir={odd}" in argv
+    assert f"--model={model}" in argv
+    assert summary(tmp_path / "m")["global_step"] == 20
+    assert not list(tmp_path.rglob("spoilt"))
+
+
+def test_ssh_commands_are_quoted_for_two_shells() -> None:
+    """What ssh hands to the host's shell gives, read twice as shells do, the very arguments of the task."""
+    job = Job("a", SMALL.replace(ssh=True, data_dir=NASTY), python="/p y", directory="/d'ir")
+    plan = launcher.plan(job)
+    for task, argv in plan.argv.items():
+        *_, host, remote = plan.ssh(task)
+        assert host == {Task("ps", 0): "h0", Task("worker", 0): "h1", Task("worker", 1): "fe80::1"}[task]
+        shell, flag, script = shlex.split(remote)
+        assert (shell, flag) == ("sh", "-c")
+        words = shlex.split(script)
+        assert words[:2] == ["cd", "/d'ir"]
+        start = words.index("/p y")
+        assert tuple(words[start : start + len(argv)]) == tuple(argv)
+        assert f"--data_dir={NASTY}" in argv
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"ps_hosts": None, "worker_hosts": None}, "--ps_hosts is missing: give --ps_hosts=host:port,host:port."),
+        ({"worker_hosts": None}, "--worker_hosts is missing"),
+        ({"worker_hosts": "h1"}, "--worker_hosts: h1 has no port"),
+        ({"worker_hosts": "h0:2222"}, "is the same address as h0:2222"),
+        ({"num_workers": 3}, "--num_workers=3, but --worker_hosts has 2"),
+    ],
+)
+def test_hosts_that_cannot_be_meant(changes: dict[str, object], says: str) -> None:
+    """Missing, malformed and contradicting hosts are told with their flag."""
+    with pytest.raises(ConfigError, match=r"^--") as error:
+        launcher.plan(Job("a", SMALL.replace(**changes)))
+    assert says in str(error.value)
+
+
+def test_what_hosts_have_no_use_for_is_refused(tmp_path: Path) -> None:
+    """Flags of other platforms are not ignored: each is named."""
+    ended = run_tfps("submit", "--to=hosts", "--worker_gpu=8", "--image=x", "--ps_hosts=a:1", cwd=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert "error: --image means nothing with --to=hosts: leave it out.\n" in ended.stderr
+    assert "error: --worker_gpu means nothing with --to=hosts: leave it out.\n" in ended.stderr
+    assert "error: --worker_hosts is missing" in ended.stderr
+
+
+def test_there_is_no_handle() -> None:
+    """A job over ssh has no handle, and who asks for one is told why."""
+    with pytest.raises(ConfigError, match="lives, and ends, with the command that started it"):
+        launcher.find("x")

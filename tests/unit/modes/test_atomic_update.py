@@ -1,0 +1,128 @@
+"""Claims about checkpoints that are saved while updates are applied: each holds as many as its step says."""
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from support.cluster import model_of, session_config, shared_servers, target_of, train, wait_until
+from support.processes import summary
+
+import tfps
+from tfps.cluster.resolver import Task
+from tfps.modes import atomic_update
+from tfps.runtime.checkpoint import manager
+from tfps.runtime.training.worker import Worker
+
+BIG = 1 << 18  # floats: too large to be packed
+
+
+def endless(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` of two ids, without end."""
+    if mode == "eval":
+        return None
+    return tf.data.Dataset.from_tensors(({"ids": np.int64([0, 3])}, 0.0)).repeat()
+
+
+def counting(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a ``model_fn`` each of whose updates raises every weight that it uses by 1."""
+    small = [tf.get_variable(f"small{index}", [2], initializer=tf.zeros_initializer()) for index in range(3)]
+    big = tf.get_variable("big", [BIG], initializer=tf.zeros_initializer())
+    table = tf.get_variable("table", [4, BIG // 4], initializer=tf.zeros_initializer())
+    rows = tf.nn.embedding_lookup(table, features["ids"])
+    loss = -tf.add_n([tf.reduce_sum(each) for each in (*small, big, rows)])
+    return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+
+COUNTING = model_of(endless, counting)
+
+
+def counts(path: str) -> dict[str, set[float]]:
+    """Return by variable how many updates a checkpoint of ``counting`` holds."""
+    reader = tf.train.load_checkpoint(path)
+    values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    values["table"] = values["table"][[0, 3]]
+    return {name: set(np.ravel(value).tolist()) for name, value in values.items()}
+
+
+@pytest.mark.parametrize(("num_ps", "wire"), [(1, "packed"), (1, "plain"), (2, "packed")])
+def test_a_checkpoint_of_a_job_under_way_holds_the_updates_of_its_step(tmp_path: Path, num_ps: int, wire: str) -> None:
+    """Small, large and sparsely updated weights of every checkpoint have had as many updates as ``global_step`` says.
+
+    They are saved many times while three workers apply updates as fast as they can.
+    """
+    with mock.patch.object(manager, "_KEEP", 1000):
+        flags: dict[str, Any] = {"max_steps": 400, "save_checkpoint_secs": 0.01, "wire": wire}
+        train(COUNTING, num_ps, 3, secs=90, model_dir=str(tmp_path), **flags)
+    saved = sorted(path.with_suffix("") for path in tmp_path.glob("model.ckpt-*.index"))
+    assert len(saved) > 2
+    for path in saved:
+        step = float(path.name.rpartition("-")[2])
+        found = counts(str(path))
+        assert set(found) == {"global_step", "small0", "small1", "small2", "big", "table"}
+        assert all(value == {step} for value in found.values()), (step, found)
+
+
+def test_a_job_saves_before_all_of_its_workers_have_begun(tmp_path: Path) -> None:
+    """A worker that comes late, or never, keeps no checkpoint from being saved."""
+    begin = Worker._begin
+
+    def late(worker: Worker, session: Any) -> None:
+        if not worker._task.is_chief:
+            wait_until(lambda: list(tmp_path.glob("model.ckpt-*.index")))
+        begin(worker, session)
+
+    with mock.patch.object(Worker, "_begin", late):
+        train(COUNTING, 2, 2, secs=60, model_dir=str(tmp_path), max_steps=300, save_checkpoint_secs=0.01)
+    assert counts(tf.train.latest_checkpoint(str(tmp_path)))["small0"] == {300.0}
+
+
+def test_an_update_that_is_broken_off_between_the_ps_is_counted() -> None:
+    """One PS has applied it, the other never gets its gradient: it is one update in part, also after whole ones."""
+    with shared_servers(), tf.Graph().as_default() as graph:
+        weights = []
+        for index in range(2):
+            with tf.device(f"/job:ps/task:{index}"):
+                weights.append(tf.get_variable(f"weight{index}", [2], initializer=tf.zeros_initializer()))
+        with tf.device("/job:ps/task:0"):
+            global_step = tf.train.get_or_create_global_step()
+        with tf.device("/job:ps/task:1"):
+            late = tf.FIFOQueue(9, tf.float32, shapes=[[2]])
+            gradients = [tf.ones([2]), late.dequeue()]
+        moments = atomic_update.Moments(2, 1)
+        optimizer = tf.train.GradientDescentOptimizer(1.0)
+        update = atomic_update.apply(optimizer, list(zip(gradients, weights, strict=True)), global_step, moments, 0)
+        step, partial = [update.counted, *update.others], moments.partial(0)
+        init = tf.group(tf.global_variables_initializer(), moments.reset([0]))
+        push = late.enqueue(tf.ones([2]))
+        target = target_of(Task("worker", 0))
+        with tf.Session(target, graph=graph, config=session_config("/job:ps", "/job:worker/task:0")) as session:
+            session.run(init)
+            session.run(push)
+            session.run(step)
+            assert session.run([partial, *weights])[0] == 0
+            with pytest.raises(tf.errors.DeadlineExceededError):
+                session.run(step, options=tf.RunOptions(timeout_in_ms=1000))
+            found, first, second = session.run([partial, *weights])
+    assert (found, first.tolist(), second.tolist()) == (1, [-2.0, -2.0], [-1.0, -1.0])
+
+
+def test_updates_in_part_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The worker whose they are says so, and the summary has how many of all workers there are."""
+    caplog.set_level("INFO", "tfps")
+    take = Worker._take_what_is_left
+
+    def broken_off(worker: Worker, loop: Any) -> None:
+        take(worker, loop)
+        if not worker._task.is_chief:
+            [handle] = [op for op in worker._built.graph.get_operations() if op.name == "tfps/applying_1_1"]
+            with worker._built.graph.as_default():
+                one = tf.raw_ops.AssignAddVariableOp(resource=handle.outputs[0], value=tf.constant(1, tf.int64))
+            worker._session.run(one)
+
+    with mock.patch.object(Worker, "_take_what_is_left", broken_off):
+        train(COUNTING, 2, 2, secs=60, model_dir=str(tmp_path), max_steps=30)
+    assert "1 update of this worker applied in part" in caplog.text
+    assert summary(tmp_path)["partial_updates"] == 1

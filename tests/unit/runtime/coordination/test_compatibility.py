@@ -1,0 +1,189 @@
+"""What tasks have to agree on: each difference by itself, and tasks that were really started otherwise."""
+
+import contextlib
+import json
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from support.cluster import cluster_of, dataset_of, linear, model_of, session_config, shared_servers, target_of
+from support.listeners import Speaker
+from support.processes import Process, processes
+
+import tfps
+from tfps.cluster import rendezvous
+from tfps.cluster.ports import held_ports
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import ConfigError, PeerLostError
+from tfps.report import write_json
+from tfps.runtime.coordination import compatibility, job_state
+from tfps.runtime.process.shutdown import Stop
+from tfps.runtime.training import parameter_server
+from tfps.runtime.training.worker import Worker
+
+HERE = {"model": "mine.py", "max_steps": 100, "learning_rate": 0.5, "optimizer": "adam"}
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the time that PS of an earlier job have to leave."""
+    monkeypatch.setattr(rendezvous, "LEAVING_SECS", 0.3)
+
+
+def terms(num_ps: int = 1, num_workers: int = 2, tensorflow: str = "2.21.0", **flags: Any) -> str:
+    """Return the terms of a task with these flags."""
+    members = Cluster(("p:1",) * num_ps, ("w:1",) * num_workers)
+    return compatibility.terms(JobConfig(**{**HERE, **flags}), members, tensorflow)
+
+
+def refusal(mine: str, *theirs: str) -> list[str]:
+    """Return in which words a worker is refused by PS that stay."""
+    with contextlib.ExitStack() as stack:
+        there = [stack.enter_context(contextlib.closing(Speaker(Task("ps", i)))) for i in range(len(theirs))]
+        cluster = Cluster(tuple(each.address for each in there), ("w:1",))
+        with pytest.raises(ConfigError) as caught:
+            compatibility.check(mine, theirs, cluster)
+    addresses = {each.address: f"h{i}:2222" for i, each in enumerate(there)}
+    lines = caught.value.problems
+    for address, name in addresses.items():
+        lines = [line.replace(address, name) for line in lines]
+    assert all(line.isprintable() for line in lines)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"mode": "sync"}, "--mode=async here, sync on"),
+        ({"wire": "plain"}, "--wire=packed here, plain on"),
+        ({"optimizer": None}, "--optimizer=adam here, none on"),
+        ({"learning_rate": 0.25}, "--learning_rate=0.5 here, 0.25 on"),
+        ({"model": "/else/where/other.py"}, "--model=mine.py here, other.py on"),
+        ({"max_steps": 101}, "--max_steps=100 here, 101 on"),
+        ({"ps_strategy": "round_robin"}, "--ps_strategy=greedy here, round_robin on"),
+        ({"min_slice_mb": 0.5}, "--min_slice_mb=64 here, 0.5 on"),
+        ({"num_ps": 2}, "--ps_hosts has 1 here, 2 on"),
+        ({"num_workers": 3}, "--worker_hosts has 2 here, 3 on"),
+    ],
+    ids=str,
+)
+def test_a_difference_is_refused(flags: dict[str, Any], says: str) -> None:
+    """Whatever changes the graph or the protocol has to be the same; a line names the flag, both values and the PS."""
+    assert refusal(terms(), terms(**flags)) == [f"{says} ps/0 (h0:2222): give every task the same."]
+
+
+def test_another_file_of_the_model_is_refused(tmp_path: Path) -> None:
+    """A file that was edited after the PS had started, or is another on some host, is told; one that lacks is not."""
+    file = tmp_path / "mine.py"
+    file.write_text("rate = 1\n")
+    before = terms(model=str(file))
+    file.write_text("rate = 3\n")
+    [line] = refusal(terms(model=str(file)), before)
+    assert line.startswith("--model=mine.py here is another file than on ps/0 (h0:2222): it was changed meanwhile")
+    compatibility.check(terms(model=str(file)), [terms(model="/nowhere/mine.py")], Cluster(("p:1",), ("w:1",)))
+
+
+def test_what_is_each_tasks_own_may_differ() -> None:
+    """Role, paths, batch size, intervals and patience may differ, as may the names of hosts."""
+    own = {"data_dir": "d", "model_dir": "m", "batch_size": 7, "seed": 3, "save_checkpoint_secs": 1.0}
+    own |= {"steps_to_validate": 1, "start_timeout_secs": 5.0, "job_name": "ps", "ps_hosts": "localhost:1"}
+    compatibility.check(terms(), [terms(**own, model="/else/where/mine.py")], Cluster(("p:1",), ("w:1",)))
+
+
+def test_every_difference_is_told_once() -> None:
+    """Several differences are a line each; one that several PS have is one line, with their number."""
+    lines = refusal(terms(optimizer=None), terms(mode="sync"), terms(optimizer=None, mode="sync"))
+    assert lines == [
+        "no --optimizer here, adam on ps/0 (h0:2222): give every task the same.",
+        "--mode=async here, sync on ps/0 (h0:2222) and 1 more: give every task the same.",
+    ]
+
+
+def test_versions(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Another minor version of TensorFlow, or any of tfps, is refused; another patch of TensorFlow is only told."""
+    caplog.set_level(logging.INFO, "tfps")
+    assert refusal(terms(), terms(tensorflow="2.20.0")) == [
+        "TensorFlow 2.21.0 here, 2.20.0 on ps/0 (h0:2222): install the same on every host."
+    ]
+    assert caplog.messages == []
+    compatibility.check(terms(), [terms(tensorflow="2.21.1")], Cluster(("p:1",), ("w:1",)))
+    assert caplog.messages == ["TensorFlow 2.21.0 here, 2.21.1 on PS"]
+    here = terms()
+    monkeypatch.setattr(tfps, "__version__", "9.9.9")
+    [line] = refusal(here, terms())
+    assert line.startswith(f"tfps {json.loads(here)['versions']['tfps']} here, 9.9.9 on ps/0")
+
+
+def test_a_ps_of_an_earlier_job_that_leaves_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the PS that differs leaves, the worker ends as one that may be started again (170), not for good (2)."""
+    monkeypatch.setattr(rendezvous, "LEAVING_SECS", 10.0)
+    leaving = Speaker(Task("ps", 0))
+    later = threading.Timer(0.5, leaving.close)
+    later.start()
+    with pytest.raises(PeerLostError, match="was of an earlier job, and has left: start this task again") as caught:
+        compatibility.check(terms(), [terms(mode="sync")], Cluster((leaving.address,), ("w:1",)))
+    later.join()
+    assert caught.value.exit_code == 170
+
+
+def test_a_worker_that_is_refused_leaves_no_mark() -> None:
+    """A worker that meets real PS which were started otherwise has joined none of them when it is refused."""
+    ones = model_of(lambda *_: dataset_of(np.float32([1])).repeat(), linear)
+    with shared_servers():
+        cluster, config, stop = cluster_of(2, 1), JobConfig(max_steps=5), Stop()
+        calls = [(config, cluster, Task("ps", index), stop) for index in range(2)]
+        servers = [threading.Thread(target=parameter_server.serve, args=call, daemon=True) for call in calls]
+        for thread in servers:
+            thread.start()
+        worker = Worker(config.replace(max_steps=6), cluster, Task("worker", 0), ones, Stop())
+        with pytest.raises(ConfigError, match=r"--max_steps=6 here, 5 on ps/0 .* and 1 more: give every"):
+            worker.work()
+        with tf.Graph().as_default() as graph:
+            state = job_state.JobState(cluster, 0)
+            with tf.Session(target_of(Task("ps", 0)), graph=graph, config=session_config("/job:ps")) as session:
+                assert state.marked(session) == [False, False]
+                state.write(session, job_state.DONE)
+                for thread in servers:
+                    thread.join(10)
+                    assert not thread.is_alive()
+
+
+def test_a_task_that_was_started_otherwise_is_refused(tmp_path: Path) -> None:
+    """Of real tasks, a worker with another mode, wire and optimizer ends with 2 and a line for each; the PS stays."""
+    with held_ports(2) as (first, second), processes() as started:
+        cluster = [f"--ps_hosts=127.0.0.1:{first}", f"--worker_hosts=127.0.0.1:{second}", "--task_index=0"]
+        started.append(Process(tmp_path / "ps", *cluster, "--job_name=ps"))
+        mine = ["--job_name=worker", "--issync=1", "--wire=plain", "--optimizer=adam"]
+        started.append(Process(tmp_path / "worker", *cluster, *mine, f"--model_dir={tmp_path / 'm'}"))
+        assert started[1].wait(120) == 2, started[1].output()
+        assert [line for line in started[1].output().splitlines() if not line.startswith("threads: ")] == [
+            f"error: --{what} on ps/0 (127.0.0.1:{first}): give every task the same."
+            for what in ("optimizer=adam here, none", "mode=sync here, async", "wire=plain here, packed")
+        ]
+        assert started[0].poll() is None
+
+
+def test_the_ps_of_another_run_are_refused(tmp_path: Path) -> None:
+    """A chief goes on with its own run, and with one whose ``job.json`` is lost, but with no other."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    run = compatibility.new_run(str(here))
+    told = json.dumps(run)
+    compatibility.check_run(str(here), told, "ps/0 (h:1)")
+    write_json(here / "job.json", {"model": "linear", "run": run["id"]})
+    compatibility.check_run(str(here), told, "ps/0 (h:1)")
+    for unknown in ((None, told), (str(here), "")):
+        compatibility.check_run(*unknown, "ps/0 (h:1)")
+    with pytest.raises(ConfigError) as caught:
+        compatibility.check_run(str(there), told, "ps/0 (h:1)")
+    assert str(caught.value) == (
+        f"--model_dir={there}: ps/0 (h:1) is of another run, with --model_dir={here}: end the PS and start them again, "
+        "or give that directory."
+    )
+    write_json(here / "job.json", {"model": "linear", "run": compatibility.new_run(str(here))["id"]})
+    with pytest.raises(ConfigError, match=r"of another run, that was begun before this one: end the PS and start"):
+        compatibility.check_run(str(here), told, "ps/0 (h:1)")

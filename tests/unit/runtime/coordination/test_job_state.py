@@ -1,0 +1,288 @@
+"""The protocol by which the tasks of a job agree on its beginning and its end, step by step, on real servers."""
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from support.cluster import dataset_of, linear, model_of, session_config, shared_servers, target_of, wait_until
+from support.listeners import Speaker
+
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import PeerLostError, StoppedError
+from tfps.runtime.coordination import job_state
+from tfps.runtime.coordination.job_state import DONE, RUNNING, STOPPED
+from tfps.runtime.process import shutdown as stopping
+from tfps.runtime.process.shutdown import Stop, supervise
+from tfps.runtime.training import parameter_server, peer_monitor
+from tfps.runtime.training.worker import Worker
+
+STOP = StoppedError("stopped by SIGTERM")
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the times after which a task that does not answer counts as gone."""
+    for module, name, secs in (
+        (parameter_server, "_PROBE_EVERY_SECS", 0.1),
+        (parameter_server, "_GONE_AFTER_SECS", 0.3),
+        (peer_monitor, "_LOST_AFTER_SECS", 0.3),
+        (peer_monitor, "_REPLACED_AFTER_SECS", 0.3),
+        (stopping, "_LOOK_SECS", 0.1),
+    ):
+        monkeypatch.setattr(module, name, secs)
+
+
+class Job:
+    """PS that serve, and workers that are ports which say who they are, with their side of the state."""
+
+    def __init__(self, stack: contextlib.ExitStack, num_ps: int, num_workers: int) -> None:
+        self._stack = stack
+        self.workers = [stack.enter_context(contextlib.closing(Speaker(Task("worker", i)))) for i in range(num_workers)]
+        hosts = [target_of(Task("ps", i)).removeprefix("grpc://") for i in range(num_ps)]
+        self.cluster = Cluster(tuple(hosts), tuple(worker.address for worker in self.workers))
+        self.stop = Stop()
+        self.ended: dict[int, BaseException | None] = {}
+        self.states = [self._side(worker) for worker in range(num_workers)]
+
+    def _side(self, worker: int) -> tuple[job_state.JobState, tf.Session]:
+        with tf.Graph().as_default() as graph:
+            state = job_state.JobState(self.cluster, worker)
+            return state, tf.Session(target_of(Task("ps", 0)), graph=graph, config=session_config("/job:ps"))
+
+    def serve(self, patience_secs: float = 10.0) -> None:
+        """Start the PS, and wait until they have set up their state."""
+        config = JobConfig(max_steps=5, start_timeout_secs=patience_secs)
+        for index in range(self.cluster.num_ps):
+            threading.Thread(target=self._serve, args=(config, index), daemon=True).start()
+        state, session = self.states[0]
+        wait_until(lambda: state.is_up(session))
+
+    def _serve(self, config: JobConfig, index: int) -> None:
+        try:
+            parameter_server.serve(config, self.cluster, Task("ps", index), self.stop)
+            self.ended[index] = None
+        except BaseException as error:
+            self.ended[index] = error
+
+    def write(self, worker: int, phase: int, steps: int = 0) -> None:
+        """Let a worker tell its phase."""
+        state, session = self.states[worker]
+        state.write(session, phase, job_state.Tally(steps))
+
+    def vanish(self, worker: int) -> None:
+        """Let a worker not answer any more."""
+        self.workers[worker].close()
+
+    def freeze(self, worker: int) -> None:
+        """Let a worker be reached, and say nothing."""
+        address = self.workers[worker].server_address
+        self.workers[worker].close()
+        self.frozen = self._stack.enter_context(socket.create_server(address))
+
+    def still_serves(self, secs: float) -> bool:
+        """Tell whether every PS serves for some time to come."""
+        time.sleep(secs)
+        return not self.ended
+
+    def end(self, secs: float = 5) -> list[BaseException | None]:
+        """Return what the PS ended with, each within ``secs``."""
+        wait_until(lambda: len(self.ended) == self.cluster.num_ps, secs)
+        return list(self.ended.values())
+
+
+@contextlib.contextmanager
+def a_job(num_ps: int = 1, num_workers: int = 3) -> Iterator[Job]:
+    """Yield a job whose PS do not serve yet."""
+    with shared_servers(), contextlib.ExitStack() as stack:
+        yield Job(stack, num_ps, num_workers)
+
+
+def test_nothing_is_up_before_every_ps_has_set_up_its_state() -> None:
+    """Workers see that a server answers but its PS is not ready: also where only the second of two is missing."""
+    with a_job(num_ps=2) as job:
+        state, session = job.states[1]
+        assert not state.is_up(session)
+        with tf.Graph().as_default(), tf.Session(target_of(Task("ps", 0))) as first:
+            first.run(job_state.of_ps(job.cluster, 0, "")[0])
+        assert not state.is_up(session)
+        job.serve()
+        assert state.is_up(session)
+        assert state.read(session) == ([RUNNING] * 3, [0] * 3)
+        assert not state.is_ready(session)
+
+
+def test_the_chief_makes_the_job_ready() -> None:
+    """What the chief sets, the others see."""
+    with a_job(num_ps=2) as job:
+        job.serve()
+        job.states[0][0].set_ready(job.states[0][1])
+        assert all(state.is_ready(session) for state, session in job.states)
+
+
+def test_each_worker_writes_its_own_phase_on_every_ps() -> None:
+    """A phase and a count of steps change for one worker only, and on all PS."""
+    with a_job(num_ps=2) as job:
+        job.serve()
+        job.write(1, DONE, 7)
+        job.write(2, STOPPED, 2**40)
+        for state, session in job.states:
+            assert state.read(session) == ([RUNNING, DONE, STOPPED], [0, 7, 2**40])
+        with tf.Graph().as_default(), tf.Session(target_of(Task("ps", 1))) as session:
+            second = job_state.on_ps(job.cluster, 1)
+            np.testing.assert_array_equal(session.run(second.phase), [RUNNING, DONE, STOPPED])
+
+
+def test_a_ps_ends_when_every_worker_is_done() -> None:
+    """A PS serves as long as one worker is not DONE, be it the chief, and ends well within a moment of the last."""
+    with a_job(num_ps=2) as job:
+        job.serve()
+        job.write(1, DONE)
+        job.write(2, DONE)
+        assert job.still_serves(0.7)
+        job.write(0, DONE)
+        assert job.end(2) == [None, None]
+
+
+def test_what_an_earlier_job_left_is_forgotten() -> None:
+    """A PS that starts where workers of an earlier job are DONE does not take that for this job's end."""
+    with a_job(num_workers=2) as job:
+        for _ in range(2):
+            job.ended.clear()
+            job.serve()
+            wait_until(lambda: job.states[0][0].read(job.states[0][1])[0] == [RUNNING, RUNNING])
+            assert job.still_serves(0.3)
+            job.write(0, DONE)
+            job.write(1, DONE)
+            assert job.end() == [None]
+
+
+def test_a_worker_lost_after_the_chief_was_done_keeps_no_ps() -> None:
+    """With the chief DONE, a worker that neither signs off nor answers is not waited for."""
+    with a_job() as job:
+        job.serve()
+        job.write(0, DONE)
+        job.write(1, DONE)
+        assert job.still_serves(0.7)  # it answers: it may be slow
+        job.vanish(2)
+        assert job.end(6) == [None]
+
+
+def test_a_worker_frozen_after_the_chief_was_done_keeps_no_ps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes calls for it: it is asked who it is, and is not waited for when it has not said so for long."""
+    monkeypatch.setattr(parameter_server, "_FROZEN_AFTER_SECS", 1.0)
+    with a_job() as job:
+        job.serve()
+        job.write(0, DONE)
+        job.write(1, DONE)
+        assert job.still_serves(1.5)  # it says who it is: it may be slow
+        job.freeze(2)
+        assert job.end(10) == [None]
+
+
+def test_a_lost_worker_does_not_end_a_ps_that_others_use(caplog: pytest.LogCaptureFixture) -> None:
+    """Without the chief being DONE, a PS serves while any worker answers, and gives up when none has for a while."""
+    caplog.set_level(logging.INFO, "tfps")
+    with a_job() as job:
+        job.serve(patience_secs=1.0)
+        wait_until(lambda: "serving 3 workers" in caplog.text)
+        job.vanish(0)
+        job.vanish(2)
+        assert job.still_serves(1.5)
+        job.vanish(1)
+        (error,) = job.end(6)
+    assert isinstance(error, PeerLostError)
+    assert "no worker has answered for 1 s" in str(error)
+
+
+def test_a_ps_that_is_told_to_stop_lets_the_workers_save() -> None:
+    """Told to stop, a PS serves on while a worker runs, and ends with 143 when all have left."""
+    with a_job() as job:
+        job.serve()
+        job.stop.request(STOP)
+        job.write(1, DONE)
+        job.write(2, STOPPED)
+        assert job.still_serves(0.7)
+        job.write(0, STOPPED)
+        assert job.end(2) == [STOP]
+
+
+def test_a_ps_that_is_told_to_stop_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told to stop, a PS gives workers that do not leave their time, and those that are gone hardly any."""
+    monkeypatch.setattr(parameter_server, "PS_GRACE_SECS", 1.0)
+    with a_job() as job:
+        job.serve()
+        job.stop.request(STOP)
+        assert job.still_serves(0.5)
+        assert job.end(3) == [STOP]
+    monkeypatch.setattr(parameter_server, "PS_GRACE_SECS", 60.0)
+    with a_job() as job:
+        job.serve()
+        for worker in range(3):
+            job.vanish(worker)
+        job.stop.request(STOP)
+        assert job.end(5) == [STOP]
+
+
+def test_stopped_workers_alone_end_no_ps() -> None:
+    """Workers that were stopped may come back: a PS that nobody has stopped serves on while they answer."""
+    with a_job(num_workers=2) as job:
+        job.serve()
+        job.write(0, STOPPED)
+        job.write(1, STOPPED)
+        assert job.still_serves(0.6)
+
+
+def test_a_worker_does_not_wait_for_a_chief_that_is_gone() -> None:
+    """A chief that ends before the variables have their values (a bad checkpoint, say): the others name it and end."""
+    ended: list[BaseException] = []
+    with a_job(num_workers=2) as job:
+        job.serve()
+        stop, ones = Stop(), model_of(lambda *_: dataset_of(np.float32([1])).repeat(), linear)
+        worker = Worker(JobConfig(max_steps=5, start_timeout_secs=3), job.cluster, Task("worker", 1), ones, stop)
+
+        def work() -> None:
+            try:
+                supervise(worker.work, stop, worker.watch)
+            except BaseException as error:
+                ended.append(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        state, session = job.states[1]
+        wait_until(lambda: state.marked(session) == [True])  # it has joined, and waits for the chief
+        assert not ended
+        job.vanish(0)
+        wait_until(lambda: ended, 10)
+    assert isinstance(ended[0], PeerLostError)
+    assert "lost worker/0" in str(ended[0])
+
+
+@pytest.mark.parametrize(
+    ("target", "found"),
+    [
+        ("/job:worker/replica:0/task:1", False),
+        ("/job:worker/replica:0/task:10", None),
+        ("/job:ps/replica:0/task:1", None),
+    ],
+)
+def test_a_worker_that_is_not_found_is_no_ps_that_was_lost(target: str, found: bool | None) -> None:
+    """While a PS looks for the worker's new address the worker waits; if the PS itself is gone, it does not."""
+
+    class Broken:
+        def run(self, *_: object) -> None:
+            text = f"Socket closed\nAdditional GRPC error information from remote target {target} while calling x"
+            raise tf.errors.UnavailableError(None, None, text)
+
+    with tf.Graph().as_default():
+        state = job_state.JobState(Cluster(("127.0.0.1:1", "127.0.0.1:2"), ("127.0.0.1:3", "127.0.0.1:4")), 1)
+    if found is None:
+        with pytest.raises(tf.errors.UnavailableError):
+            state.is_found(Broken())
+    else:
+        assert state.is_found(Broken()) == found

@@ -1,0 +1,86 @@
+"""Which worker is seen to be behind."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from support.cluster import assert_done, dataset_of, linear, model_of, run_job
+from support.processes import summary
+
+from tfps.runtime.coordination import heartbeat, restart_barrier
+from tfps.runtime.coordination.stragglers import Beat, Stragglers
+
+
+def test_in_step_the_one_that_all_wait_for_is_behind() -> None:
+    """Only a worker that is waited for alone counts; after a few looks nothing is said."""
+    seen = Stragglers()
+    for ahead in ([1, 0, 1], [1, 0, 1], [0, 0, 1]):
+        seen.look_in_step(ahead)
+        assert seen.shares == {}
+    seen.look_in_step([1, 1, 1])
+    assert seen.shares == {1: 0.5}
+
+
+def test_one_worker_holds_up_nobody() -> None:
+    """In sync, too: there are no others that wait for it."""
+    seen = Stragglers()
+    for _ in range(9):
+        seen.look_in_step([0])
+    assert seen.shares == {}
+
+
+@pytest.mark.parametrize(("pace", "share"), [(10, {}), (6, {}), (4, {1: 1.0}), (0, {1: 1.0})])
+def test_apart_the_pace_tells(pace: int, share: dict[int, float]) -> None:
+    """A worker at less than half the pace of the others is behind, also one that has given no sign since."""
+    seen = Stragglers()
+    for secs in range(6):
+        own = Beat(pace * secs, 0, 1000.0 + (secs if pace else 0.0))
+        seen.look_apart([Beat(10 * secs, 0, 1000.1 + secs), own], [0, 1])
+    assert seen.shares == share
+
+
+def test_before_all_have_begun_nobody_is_behind() -> None:
+    """A worker that has taken no step yet, and a job that stands still, tell nothing."""
+    seen = Stragglers()
+    for secs in range(6):
+        seen.look_apart([Beat(10 * secs, 0, 1000.0 + secs), Beat()], [0, 1])
+        seen.look_apart([Beat(60, 0, 1006.0), Beat(60, 0, 1006.0)], [0, 1])
+        seen.look_apart([Beat(60, 0, 1006.0), Beat(60, 0, 1006.0)], [0, 1])
+    assert seen.shares == {}
+
+
+def test_who_is_through_is_not_behind() -> None:
+    """A worker whose input has ended before the others' takes no step any more, and holds nobody up."""
+    seen = Stragglers()
+    for secs in range(6):
+        seen.look_apart(
+            [Beat(10 * secs, 0, 1000.0 + secs), Beat(60, 0, 1000.0), Beat(9 * secs, 0, 1000.0 + secs)], [0, 2]
+        )
+    assert seen.shares == {}
+
+
+def one_ends_early(mode: str, params: Any, context: Any) -> Any:
+    """Give a batch every 50 ms; to worker 2 four only."""
+
+    def wait(x: Any) -> Any:
+        time.sleep(0.05)
+        return x
+
+    if mode == "eval":
+        return None
+    ones = dataset_of(np.float32([1.0])).repeat(4 if context.input_pipeline_id == 2 else None)
+    return ones.map(lambda x, y: ({"x": tf.ensure_shape(tf.numpy_function(wait, [x["x"]], tf.float32), [])}, y))
+
+
+def test_a_job_does_not_say_that_who_was_through_was_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chief looks at workers that train: one of three, whose input had ended, is not in the summary."""
+    monkeypatch.setattr(heartbeat, "_EVERY_SECS", 0.05)
+    monkeypatch.setattr(restart_barrier, "_LISTEN_SECS", 0.05)
+    monkeypatch.setattr(restart_barrier, "_LISTENS_A_PACE", 4)
+    assert_done(run_job(model_of(one_ends_early, linear), 1, 3, mode="async", max_steps=64, model_dir=str(tmp_path)))
+    told = summary(tmp_path)
+    assert told["tasks"]["worker/2"]["steps"] == 4
+    assert "worker/2" not in told["behind"]

@@ -1,0 +1,586 @@
+"""Claims about what a model does itself in each step: it is done once a step, in order, and carries no NaN to a PS."""
+
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+from support.cluster import dataset_of, model_of, run_job, train, variables_of
+from support.processes import summary
+
+import tfps
+from tfps.errors import DivergedError
+from tfps.runtime.graph.passes import model_updates
+from tfps.runtime.graph.passes.unrolling import Steps
+
+STEPS = 96
+UNROLLED = {"steps_per_run": 8, "runs_in_flight": 2}
+PLAIN = {"wire": "plain", "steps_per_run": 1, "runs_in_flight": 1}
+
+
+def ramp(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` of the numbers from 0 on, the same for all workers."""
+    return None if mode == "eval" else dataset_of(np.arange(float(STEPS), dtype=np.float32))
+
+
+def logged(model_dir: Path) -> dict[str, list[float]]:
+    """Return by name what the chief has logged of each of its steps, in their order."""
+    found: dict[str, dict[int, float]] = {}
+    for path in model_dir.glob("events.*"):
+        for event in tf.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                found.setdefault(value.tag, {})[event.step] = value.simple_value
+    return {name: [values[step] for step in sorted(values)] for name, values in found.items()}
+
+
+def spec(params: Any, loss: Any, **shown: Any) -> tfps.ModelSpec:
+    """Return what a ``model_fn`` of these tests returns."""
+    optimizer = tfps.make_optimizer(params, "sgd", learning_rate=0.5)
+    return tfps.ModelSpec(loss=loss, predictions={"y": loss}, optimizer=optimizer, log_tensors=shown)
+
+
+def averaging(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a count and a sum in UPDATE_OPS, as batch norm has its averages."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    count = tf.get_variable("count", [], initializer=tf.zeros_initializer(), trainable=False)
+    total = tf.get_variable("total", [], initializer=tf.zeros_initializer(), trainable=False)
+    for update in (count.assign_add(1.0, read_value=False), total.assign_add(features["x"])):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    return spec(params, weight * features["x"])
+
+
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+@pytest.mark.parametrize(("mode", "workers"), [("async", 1), ("async", 2), ("sync", 2)])
+def test_update_ops_are_run_once_a_step(tmp_path: Path, mode: str, workers: int, flags: dict[str, Any]) -> None:
+    """UPDATE_OPS have run once for each step of the job, in sync those of the chief."""
+    train(model_of(ramp, averaging), 1, workers, mode=mode, model_dir=str(tmp_path), max_steps=STEPS, **flags)
+    values = variables_of(tmp_path)
+    assert values["count"] == values["global_step"] == STEPS
+    assert values["total"] == sum(range(STEPS)) or (workers == 2 and mode == "async")
+
+
+def indexed(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` that gives each worker its own index."""
+    return None if mode == "eval" else dataset_of(np.float32([context.input_pipeline_id])).repeat()
+
+
+def zeros(name: str, first: float = 0.0, **kwargs: Any) -> Any:
+    """Return a variable of one 0, or another number, which no optimizer updates."""
+    return tf.get_variable(name, [1], initializer=tf.constant_initializer(first), trainable=False, **kwargs)
+
+
+def one_row(value: Any) -> Any:
+    """Return what changes the first row of a variable."""
+    return tf.IndexedSlices(tf.reshape(value, [1]), [0])
+
+
+def counted_in_functions(x: Any) -> dict[str, Any]:
+    """Return changes in functions that count, by the name of a variable each: called, nested, in branches and loops."""
+    called, nested, branch, loop = (zeros(name) for name in ("called", "nested", "branch", "loop"))
+
+    @tf.function(autograph=False)
+    def call() -> Any:
+        return called.assign_add([1.0])
+
+    @tf.function(autograph=False)
+    def nest() -> Any:
+        return tf.function(lambda: nested.assign_add([1.0]), autograph=False)()
+
+    @tf.function(autograph=False)
+    def choose(x: Any) -> Any:
+        return tf.cond(x >= 0, lambda: branch.assign_add([1.0]).read_value(), lambda: tf.zeros([1]))
+
+    @tf.function(autograph=False)
+    def turn() -> Any:
+        def body(turns: Any) -> Any:
+            with tf.control_dependencies([loop.assign_add([1.0])]):
+                return turns + 1
+
+        return tf.while_loop(lambda turns: turns < 1, body, [tf.constant(0)])
+
+    return {"called": call(), "nested": nest(), "branch": choose(x), "loop": turn()}
+
+
+def counting_in_all_ways(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model that counts with each kind of operation, by UPDATE_OPS; a table's count is logged."""
+    names = ("nd_add", "nd_sub", "largest", "smallest", "part", "optimized")
+    made = {**{name: zeros(name) for name in names}, **{name: zeros(name, 1.0) for name in ("product", "quotient")}}
+    up_to = tf.get_variable("up_to", [], tf.int64, tf.zeros_initializer(), trainable=False)
+    old = tf.get_variable("old", [], initializer=tf.zeros_initializer(), trainable=False, use_resource=False)
+    table = tf2.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+    key = tf.constant([7], tf.int64)
+    updates = {
+        "nd_add": made["nd_add"].scatter_nd_add([[0]], [1.0]),
+        "nd_sub": made["nd_sub"].scatter_nd_sub([[0]], [1.0]),
+        "largest": made["largest"].scatter_max(one_row(made["largest"] + 1.0)),
+        "smallest": made["smallest"].scatter_min(one_row(made["smallest"] - 1.0)),
+        "product": made["product"].scatter_mul(one_row(2.0)),
+        "quotient": made["quotient"].scatter_div(one_row(2.0)),
+        "part": made["part"][0:1].assign(made["part"][0:1] + 1.0),
+        "up_to": tf.raw_ops.ResourceCountUpTo(resource=up_to.handle, limit=10**6, T=tf.int64),
+        "old": tf.assign_add(old, 1.0),
+        "table": table.insert(key, table.lookup(key) + 1.0),
+        "optimized": tf.train.GradientDescentOptimizer(1.0).apply_gradients([(tf.constant([-1.0]), made["optimized"])]),
+        **counted_in_functions(features["x"]),
+    }
+    for update in updates.values():
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    return spec(params, weight * features["x"], table=tf.reduce_sum(table.lookup(key)))
+
+
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+def test_each_kind_of_change_of_a_ps_is_the_chiefs_alone(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """In sync, whatever operation changes a PS counts one for each update, also in a function; no worker adds to it."""
+    shown = {"steps_to_validate": 1, "model_dir": str(tmp_path), "max_steps": STEPS}
+    train(model_of(indexed, counting_in_all_ways), 2, 2, mode="sync", **shown, **flags)
+    values = variables_of(tmp_path)
+    for name in ("nd_add", "largest", "part", "up_to", "old", "optimized", "called", "nested", "branch", "loop"):
+        assert values[name] == STEPS, name
+    assert values["nd_sub"] == values["smallest"] == -STEPS
+    assert values["product"] == 1 / values["quotient"] == 2.0**STEPS
+    assert STEPS - 1 <= logged(tmp_path)["table"][-1] <= STEPS
+
+
+def counting_apart(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose workers count, each for itself, in functions that read a PS; what each has is kept by index."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    own = [zeros(name, collections=[tf.GraphKeys.LOCAL_VARIABLES]) for name in ("called", "branch")]
+    kept = [tf.get_variable(f"kept_{n}", [2], initializer=tf.zeros_initializer(), trainable=False) for n in range(2)]
+
+    @tf.function(autograph=False)
+    def call() -> Any:
+        return own[0].assign_add([1.0 + 0.0 * weight])
+
+    @tf.function(autograph=False)
+    def choose() -> Any:
+        return tf.cond(weight < 1e9, lambda: own[1].assign_add([1.0]).read_value(), lambda: tf.reshape(weight, [1]))
+
+    for update in (call(), choose()):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    place = tf.reshape(tf.cast(features["x"], tf.int32), [1, 1])
+    told = [there.scatter_nd_update(place, mine.read_value()) for there, mine in zip(kept, own, strict=True)]
+    with tf.control_dependencies(told):
+        return spec(params, weight * features["x"])
+
+
+def test_what_a_function_changes_decides_whose_the_change_is(tmp_path: Path) -> None:
+    """In sync, a function that changes a worker's own state and only reads a PS runs on each worker."""
+    train(model_of(indexed, counting_apart), 1, 2, mode="sync", model_dir=str(tmp_path), max_steps=STEPS)
+    values = variables_of(tmp_path)
+    assert np.min([values["kept_0"], values["kept_1"]]) >= STEPS // 2
+
+
+def keras(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a Keras layer that keeps averages."""
+    norm = tf2.keras.layers.BatchNormalization(name="norm", momentum=0.5)
+    shown = norm(tf.reshape(features["x"], [1, 1]), training=mode == "train")
+    return spec(params, tf.reduce_sum(shown))
+
+
+def test_the_averages_of_a_keras_layer_are_kept(tmp_path: Path) -> None:
+    """What a Keras layer assigns in training is assigned in each step: the average is that of all batches."""
+    train(model_of(ramp, keras), 1, 1, model_dir=str(tmp_path), max_steps=STEPS, steps_per_run=8)
+    average = 0.0
+    for number in range(STEPS):
+        average = average * 0.5 + number * 0.5
+    assert variables_of(tmp_path)["norm/moving_mean"] == pytest.approx([average], rel=1e-5)
+
+
+@tf.function
+def noise() -> Any:
+    """Return a random number, drawn in a function."""
+    return tf.random.uniform([])
+
+
+def noisy(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model that draws random numbers in functions, and adds what it draws to a weight."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    drawn, nested = noise(), tf.function(lambda: noise() + 1.0)()
+    return spec(params, -2.0 * weight * drawn + 0.0 * features["x"], drawn=drawn, nested=nested)
+
+
+def test_random_numbers_of_functions_are_others_in_each_step(tmp_path: Path) -> None:
+    """No number that a function draws in one step of a run is drawn in another one."""
+    shown = {"steps_to_validate": 1, "model_dir": str(tmp_path), "max_steps": STEPS}
+    train(model_of(ramp, noisy), 1, 1, **shown, **UNROLLED)
+    found = logged(tmp_path)
+    assert len(found["drawn"]) > 30
+    for name in ("drawn", "nested"):
+        assert len(set(found[name])) == len(found[name])
+
+
+def test_each_worker_draws_its_own_random_numbers(tmp_path: Path) -> None:
+    """In sync, the mean of two workers' noise is not the noise of one."""
+    train(model_of(ramp, noisy), 1, 2, mode="sync", model_dir=str(tmp_path / "two"), max_steps=1)
+    train(model_of(ramp, noisy), 1, 1, mode="sync", model_dir=str(tmp_path / "one"), max_steps=1)
+    assert variables_of(tmp_path / "two")["weight"] != variables_of(tmp_path / "one")["weight"]
+
+
+def stateful(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a state on the worker, read as a step begins and written as it ends, and a call of Python."""
+    weight = tf.get_variable("weight", [64, 64], initializer=tf.ones_initializer())
+    state = tf.get_variable(
+        "state", [], initializer=tf.zeros_initializer(), trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES]
+    )
+    calls = itertools.count()
+    before = state.read_value() + 0.0 * tf.reduce_sum(tf.matmul(weight, weight))
+    with tf.control_dependencies([state.assign(before + 1.0)]):
+        loss = tf.reduce_mean(weight) + 0.0 * features["x"]
+    called = tf.numpy_function(lambda x: np.float32(next(calls) * 1000 + x), [features["x"]], tf.float32)
+    return spec(params, loss, state=before, called=tf.ensure_shape(called, []))
+
+
+def test_state_and_calls_of_a_worker_keep_the_order_of_its_steps(tmp_path: Path) -> None:
+    """No step misses what the one before did to the worker's state, and the n-th call of Python is the n-th step's."""
+    shown = {"steps_to_validate": 1, "model_dir": str(tmp_path), "max_steps": STEPS}
+    train(model_of(ramp, stateful), 1, 1, **shown, **UNROLLED)
+    found = logged(tmp_path)
+    assert found["state"] == list(range(STEPS))
+    assert found["called"] == [number * 1001 for number in range(STEPS)]
+
+
+def through_functions(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be ``stateful`` in functions that are given the worker's state and a variable on a PS, in either order."""
+    weight = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+    state = tf.get_variable(
+        "state", [], initializer=tf.zeros_initializer(), trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES]
+    )
+    calls = itertools.count()
+
+    @tf2.function
+    def counted(x: Any) -> Any:
+        called = tf.numpy_function(lambda x: np.float32(next(calls) * 1000 + x), [x + 0.0 * weight], tf.float32)
+        slow = 0.0 * tf.reduce_sum(tf.matmul(tf.fill([300, 300], weight), tf.ones([300, 300])))
+        before = state.read_value() + slow
+        state.assign(before + 1.0)
+        return before, tf.ensure_shape(called, [])
+
+    @tf2.function
+    def half(x: Any) -> Any:
+        return 0.0 * state * x + tf.square(weight) / 2
+
+    before, called = counted(features["x"])
+    return spec(params, half(features["x"]), state=before, called=called)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_what_a_function_is_given_first_decides_nothing(tmp_path: Path, mode: str) -> None:
+    """Steps keep their order, and in sync read the parameters of the step before, whatever else a function uses."""
+    shown = {"steps_to_validate": 1, "model_dir": str(tmp_path), "max_steps": STEPS}
+    train(model_of(ramp, through_functions), 1, 1, mode=mode, **shown, **UNROLLED)
+    found = logged(tmp_path)
+    assert found["state"] == list(range(STEPS))
+    assert found["called"] == [number * 1001 for number in range(STEPS)]
+    assert variables_of(tmp_path)["weight"] == 0.5**STEPS
+
+
+def clipping(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model that clips its weight and sums it up in UPDATE_OPS, both slower than its gradient is."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    total = tf.get_variable("total", [], initializer=tf.zeros_initializer(), trainable=False)
+    other = tf.get_variable("other", [], initializer=tf.zeros_initializer())
+    product = tf.fill([400, 400], features["x"])
+    for _ in range(8):
+        product = tf.matmul(product, tf.fill([400, 400], 1 / 400))
+    slow = 0.0 * tf.reduce_sum(product)
+    with tf.control_dependencies([slow]):
+        summed = total.assign_add(weight.read_value(), read_value=False)
+    clipped = weight.assign(tf.maximum(weight.read_value(), -1000.0) + slow, read_value=False)
+    for update in (clipped, summed):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    return spec(params, weight + other)
+
+
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+@pytest.mark.parametrize(("mode", "workers"), [("async", 1), ("sync", 1), ("sync", 2)])
+def test_what_a_model_does_to_its_weights_comes_before_the_update(
+    tmp_path: Path, mode: str, workers: int, flags: dict[str, Any]
+) -> None:
+    """As ``tf.control_dependencies`` on UPDATE_OPS does it: a weight that is read and written loses no update."""
+    train(model_of(ramp, clipping), 2, workers, mode=mode, model_dir=str(tmp_path), max_steps=STEPS, **flags)
+    values = variables_of(tmp_path)
+    assert values["weight"] == values["other"] == -0.5 * STEPS
+    assert values["total"] == -0.5 * sum(range(STEPS))
+
+
+def halving(how: str) -> Any:
+    """Return a model that halves in each step what its optimizer, or its gradient, goes by."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        rate = tf.get_variable("rate", [], initializer=tf.ones_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, rate.assign(rate * 0.5, read_value=False))
+
+        @tf.custom_gradient
+        def slowed(value: Any) -> Any:
+            return tf.identity(value), lambda gradient: gradient * rate.read_value()
+
+        loss = weight + 0.0 * features["x"]
+        optimizer = tf.train.GradientDescentOptimizer(rate if how == "rate" else 1.0)
+        return tfps.ModelSpec(loss=loss if how == "rate" else slowed(loss), optimizer=optimizer)
+
+    return model_fn
+
+
+@pytest.mark.parametrize("how", ["rate", "gradient"])
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_an_optimizer_goes_by_what_a_step_has_made_of_its_variables(
+    tmp_path: Path, mode: str, flags: dict[str, Any], how: str
+) -> None:
+    """As TensorFlow's ``minimize`` after UPDATE_OPS: the first update has half the rate, and none is lost or early."""
+    train(model_of(ramp, halving(how)), 2, 1, mode=mode, model_dir=str(tmp_path), max_steps=12, **flags)
+    values = variables_of(tmp_path)
+    assert values["rate"] == 2.0**-12
+    assert values["weight"] == 2.0**-12 - 1
+
+
+def grouped(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a group of a PS's count and a worker's own in UPDATE_OPS; its gradient is the latter."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    count = tf.get_variable("count", [], initializer=tf.zeros_initializer(), trainable=False)
+    own = tf.get_variable(
+        "own", [], initializer=tf.zeros_initializer(), trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES]
+    )
+    turn = own.read_value()
+    with tf.control_dependencies([turn]):
+        both = tf.group(count.assign_add(1.0, read_value=False), own.assign_add(1.0, read_value=False))
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, both)
+    return spec(params, weight * turn + 0.0 * features["x"])
+
+
+def test_a_group_of_changes_is_each_workers_where_it_is_its_own(tmp_path: Path) -> None:
+    """In sync, of what is grouped in UPDATE_OPS, the PS's part is the chief's, and the state of a worker each one's."""
+    train(model_of(ramp, grouped), 1, 2, mode="sync", model_dir=str(tmp_path), max_steps=12)
+    values = variables_of(tmp_path)
+    assert values["count"] == 12
+    assert values["weight"] == -0.5 * sum(range(12))
+
+
+def test_two_inputs_of_a_model_stay_together() -> None:
+    """A step takes what each of its iterators gives at the same turn: no other step of the worker may come between."""
+    with tf.Graph().as_default() as graph:
+        ours, own = (tf.data.make_one_shot_iterator(tf.data.Dataset.range(9)).get_next() for _ in range(2))
+        assert not Steps(graph, [ours]).keeps_order
+        assert Steps(graph, [ours, own]).keeps_order
+
+
+def counting_all(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose loss is slow to be NaN, with changes of its own that look at no number of the batch."""
+    weight = tf.get_variable("weight", [2], initializer=tf.zeros_initializer())
+    made = {"initializer": tf.zeros_initializer(), "trainable": False}
+    count, rows = tf.get_variable("count", [], **made), tf.get_variable("rows", [], tf.int64, **made)
+    batches = tf.cast(tf.size(features["x"]), tf.int64)
+    for update in (count.assign_add(1.0, read_value=False), rows.assign_add(batches, read_value=False)):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    product = tf.fill([300, 300], 1.0)
+    for _ in range(8):
+        product = tf.matmul(product, tf.fill([300, 300], 1 / 300))
+    return spec(params, tf.reduce_sum(weight) * features["x"] * tf.reduce_mean(product))
+
+
+@pytest.mark.parametrize(("mode", "workers"), [("async", 1), ("async", 2), ("sync", 2)])
+@pytest.mark.parametrize("wire", ["packed", "plain"])
+def test_a_step_that_is_skipped_changes_nothing(tmp_path: Path, mode: str, workers: int, wire: str) -> None:
+    """Not the optimizer alone: what the model itself counts is as many as the steps that were taken."""
+    flags = {"mode": mode, "wire": wire, "on_nan": "skip", "max_steps": 60, "model_dir": str(tmp_path)}
+    train(model_of(broken_now_and_then, counting_all), 2, workers, **flags)
+    values = variables_of(tmp_path)
+    assert values["count"] == values["rows"] == values["global_step"] == 60
+    assert summary(tmp_path)["batches_skipped"] >= 1
+
+
+def test_the_first_weights_of_a_keras_layer_are_given_once(tmp_path: Path) -> None:
+    """``set_weights`` in a model is no part of its steps: it would take back what they learn."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        layer = tf2.keras.layers.Dense(1, use_bias=False, name="dense")
+        y = layer(tf.ones([1, 2]) + 0.0 * features["x"])
+        layer.set_weights([np.zeros([2, 1], np.float32)])
+        return spec(params, tf.reduce_sum(y))
+
+    first = {}
+    for steps in (1, 9):
+        train(model_of(ramp, model_fn), 1, 1, max_steps=steps, model_dir=str(tmp_path))
+        first[steps] = next(value for name, value in variables_of(tmp_path).items() if "kernel" in name)
+    np.testing.assert_allclose(first[9], first[1] - 8 * 0.5, rtol=1e-6)
+
+
+def forgetful(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model that counts its updates, and keeps in a variable, unchecked, what it was given."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    kept = tf.get_variable("kept", [], initializer=tf.zeros_initializer(), trainable=False)
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, kept.assign(0.5 * kept + features["x"], read_value=False))
+    return spec(params, -2.0 * weight)
+
+
+def test_the_own_update_of_a_variable_that_is_split_runs_with_the_step(tmp_path: Path) -> None:
+    """TensorFlow gives a list of operations for it, one for each slice."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        count = tf.get_variable("count", [40], initializer=tf.zeros_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, count.assign_add(tf.ones([40])))
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        return tfps.ModelSpec(loss=weight * features["x"], optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    ones = model_of(lambda mode, *_: None if mode == "eval" else dataset_of(np.float32([1])).repeat(), model_fn)
+    train(ones, 2, 1, max_steps=STEPS, min_slice_mb=1e-5, model_dir=str(tmp_path))
+    assert variables_of(tmp_path)["count"].tolist() == [STEPS] * 40
+
+
+def broken_now_and_then(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` one of whose numbers is NaN."""
+    numbers = np.where(np.arange(STEPS) == 20, np.nan, 1.0).astype(np.float32)
+    return None if mode == "eval" else dataset_of(numbers)
+
+
+def test_no_nan_reaches_a_ps_by_what_a_model_assigns(tmp_path: Path) -> None:
+    """A batch that would make a model's own variable NaN is skipped, and its gradient, finite itself, not applied."""
+    flags = {"max_steps": STEPS - 1, "model_dir": str(tmp_path), "on_nan": "skip"}
+    train(model_of(broken_now_and_then, forgetful), 1, 1, **flags)
+    values = variables_of(tmp_path)
+    assert values["weight"] == values["global_step"] == STEPS - 1
+    assert values["kept"] == pytest.approx(2.0)
+
+
+def test_a_nan_that_a_model_would_assign_ends_the_job(tmp_path: Path) -> None:
+    """Without ``--on_nan=skip`` the job ends with 66, naming the variable, which stays finite."""
+    ended = run_job(model_of(broken_now_and_then, forgetful), 1, 1, max_steps=STEPS, model_dir=str(tmp_path))
+    assert isinstance(ended["worker/0"], DivergedError)
+    assert "what the model assigns to kept holds NaN at step 21" in str(ended["worker/0"])
+
+
+def in_an_array(weight: Any) -> Any:
+    """Return a variable's value, by way of an array on the same device, which ends with the step."""
+    array = tf.TensorArray(tf.float32, 1, colocate_with_first_write_call=False)
+    return array.write(0, weight).read(0)
+
+
+def own_and_theirs() -> tuple[Any, Any, Any]:
+    """Return a variable on a worker, one on a PS, and what is computed from that one without changing it."""
+    with tf.device("/job:worker/task:1"):
+        own = tf.get_variable("own", [], initializer=tf.zeros_initializer())
+    with tf.device("/job:ps/task:0"):
+        weight = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+        return own, weight, in_an_array(weight) + tf.data.Dataset.range(3).reduce(0.0, lambda all_, _: all_ + weight)
+
+
+def both(how: str, *handles: Any) -> Any:
+    """Return handles as they are passed on."""
+    return tf.raw_ops.IdentityN(input=handles) if how == "identity" else tf.function(lambda: handles, autograph=False)()
+
+
+@pytest.mark.parametrize("how", ["identity", "function"])
+def test_it_is_known_where_a_handle_that_is_passed_on_comes_from(how: str) -> None:
+    """A change of a worker's own is every worker's, that of a PS is not; nor does it count that one is beside it."""
+    with tf.Graph().as_default() as graph:
+        own, weight, read = own_and_theirs()
+        for handles in (both(how, own.handle, weight.handle), both(how, weight.handle, own.handle)[::-1]):
+            mine, theirs = (tf.raw_ops.AssignAddVariableOp(resource=handle, value=read) for handle in handles)
+            graph.get_collection_ref(tf.GraphKeys.UPDATE_OPS)[:] = [mine, theirs]
+            assert list(model_updates.of_step(graph, on_ps=False)) == [mine]
+
+
+CHANGES = {
+    "nd": lambda kept, x: kept.scatter_nd_add([[0]], x),
+    "part": lambda kept, x: kept[0:1].assign(x),
+    "optimizer": lambda kept, x: tf.train.MomentumOptimizer(1.0, 0.5).apply_gradients([(x, kept)]),
+    "called": lambda kept, x: tf.function(lambda x: kept.assign_add(tf.square(x)), autograph=False)(x),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_no_nan_reaches_a_ps_by_any_change(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever operation would bring NaN to a variable on a PS, nothing of that step is run; the variable is named."""
+    caplog.set_level(logging.INFO, "tfps")
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        update = CHANGES[kind](zeros("kept"), tf.reshape(features["x"], [1]))
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+        return spec(params, -2.0 * weight)
+
+    flags = {"max_steps": STEPS - 1, "model_dir": str(tmp_path), "on_nan": "skip"}
+    train(model_of(broken_now_and_then, model_fn), 1, 1, **flags)
+    assert "skipped a batch: what the model assigns to kept holds NaN at step 21" in caplog.messages
+    values = variables_of(tmp_path)
+    assert np.isfinite(values["kept"]).all()
+    assert values["weight"] == values["global_step"] == STEPS - 1
+
+
+@pytest.mark.parametrize("how", ["where", "cond"])
+def test_a_function_may_look_at_nan_itself(tmp_path: Path, how: str) -> None:
+    """What a function leaves out, it may be given."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight, kept = tf.get_variable("weight", [], initializer=tf.zeros_initializer()), zeros("kept")
+
+        @tf.function(autograph=False)
+        def keep(x: Any) -> Any:
+            if how == "where":
+                return kept.assign_add(tf.where(tf.is_nan(x), tf.zeros_like(x), x))
+            return tf.cond(tf.is_nan(x[0]), kept.read_value, lambda: kept.assign_add(x).read_value())
+
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, keep(tf.reshape(features["x"], [1])))
+        return spec(params, -2.0 * weight)
+
+    train(model_of(broken_now_and_then, model_fn), 1, 1, max_steps=STEPS, model_dir=str(tmp_path))
+    assert variables_of(tmp_path)["kept"] == STEPS - 1
+
+
+def half(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose float16 gradients are finite, and their sum over two workers is not."""
+    weight = tf.get_variable("weight", [2], tf.float16, tf.zeros_initializer())
+    loss = tf.reduce_sum(tf.cast(weight, tf.float32)) * 60000.0 + 0.0 * features["x"]
+    return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0 / 60000))
+
+
+def test_the_sum_of_16_bit_gradients_does_not_overflow(tmp_path: Path) -> None:
+    """In sync, the mean of two finite float16 gradients is finite and right."""
+    train(model_of(ramp, half), 1, 2, mode="sync", model_dir=str(tmp_path), max_steps=4)
+    assert variables_of(tmp_path)["weight"] == pytest.approx([-4.0, -4.0], rel=0.01)
+
+
+def best_so_far(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a variable that starts at Inf, and a mask of the largest negative number."""
+    weight = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+    best = tf.get_variable("best", [], initializer=tf.constant_initializer(np.inf), trainable=False)
+    mask = tf.get_variable("mask", [8], initializer=tf.constant_initializer(tf.float32.min), trainable=False)
+    loss = tf.square(weight) + 0.0 * features["x"] + tf.reduce_sum(tf.nn.softmax(tf.concat([mask, [1.0]], 0)))
+    with tf.control_dependencies([best.assign(tf.where(features["x"] < 0, loss, best))]):
+        return spec(params, tf.identity(loss))
+
+
+def test_inf_and_large_numbers_that_a_model_means_are_saved(tmp_path: Path) -> None:
+    """A variable that starts at Inf and one of the largest numbers end no job, and are in the checkpoint."""
+    train(model_of(ramp, best_so_far), 1, 1, model_dir=str(tmp_path), max_steps=4)
+    values = variables_of(tmp_path)
+    assert np.isinf(values["best"])
+    assert (values["mask"] == tf.float32.min).all()
+
+
+def unequal(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` that gives the chief few batches, and others as many as they want."""
+    if mode == "eval":
+        return None
+    data = dataset_of(np.ones(STEPS, np.float32))
+    return data.take(5) if context.input_pipeline_id == 0 else data.repeat()
+
+
+def counting(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose weight counts its updates."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    return spec(params, -2.0 * weight * features["x"])
+
+
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+def test_the_others_go_on_when_the_chiefs_input_ends(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """The job reaches ``--max_steps``, although the chief gives its tickets back when the others have drawn all."""
+    train(model_of(unequal, counting), 1, 2, model_dir=str(tmp_path), max_steps=40, **flags)
+    values = variables_of(tmp_path)
+    assert values["weight"] == values["global_step"] == 40

@@ -1,0 +1,105 @@
+"""Claims about large variables that are split over the parameter servers: they begin as they would in one piece."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster.resolver import Cluster
+from tfps.config.job_config import JobConfig
+from tfps.runtime.graph.passes import variable_splitting
+
+ROWS, COLUMNS = 6, 4
+CLUSTER = Cluster(("p0:1", "p1:1"), ("w:1",))
+TABLE = np.arange(24, dtype=np.float32).reshape(ROWS, COLUMNS)
+
+
+def first_values(num_ps: int, make: Callable[[], Any]) -> Any:
+    """Return the first values of the variable that a function makes, and in how many slices it is."""
+    cluster = Cluster(tuple(f"ps{i}:1" for i in range(num_ps)), ("w:1",))
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf.set_random_seed(5)
+        getter = variable_splitting.getter(JobConfig(min_slice_mb=1e-9), cluster)
+        with tf.variable_scope(tf.get_variable_scope(), custom_getter=getter):
+            made = tf.convert_to_tensor(make())
+        session.run(tf.global_variables_initializer())
+        return session.run(made), len(tf.global_variables())
+
+
+def table(**arguments: Any) -> Callable[[], Any]:
+    """Return a function that makes a variable."""
+    return lambda: tf.get_variable("table", [ROWS, COLUMNS], **arguments)
+
+
+def stretched(shape: Any, dtype: Any = tf.float32) -> Any:
+    """Be an initializer of the user's own, which looks at the shape."""
+    return tf.cast(tf.random.stateless_normal(shape, [1, 2]), dtype) * float(shape[0])
+
+
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        tf.constant_initializer(TABLE),
+        tf.constant_initializer([1.0, 2.0, 3.0]),
+        tf.constant_initializer(0.5),
+        tf.orthogonal_initializer(seed=3),
+        tf.initializers.identity(),
+        tf2.keras.initializers.Orthogonal(seed=3),
+        stretched,
+        tf.zeros_initializer,
+        tf.ones_initializer(),
+    ],
+)
+def test_first_values_do_not_depend_on_the_number_of_ps(initializer: Any) -> None:
+    """Those that are known are the same, to the bit, in one piece and in slices."""
+    make = table(initializer=initializer)
+    (whole, one), (parts, _) = first_values(1, make), first_values(2, make)
+    assert one == 1
+    np.testing.assert_array_equal(parts, whole)
+
+
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        tf.random_normal_initializer(seed=7),
+        tf.random_uniform_initializer(-1, 1, seed=7),
+        tf.truncated_normal_initializer(seed=7),
+        tf.glorot_uniform_initializer(seed=7),
+        tf.variance_scaling_initializer(seed=7),
+        tf.random_normal_initializer(),
+        None,
+        tf2.keras.initializers.RandomNormal(seed=7),
+        tf2.random_normal_initializer(seed=7),
+    ],
+)
+def test_no_numbers_come_twice(initializer: Any) -> None:
+    """What is drawn for one slice is not drawn for another one again, with a seed or without."""
+    values, slices = first_values(3, table(initializer=initializer))
+    assert slices == 3
+    assert len(np.unique(values)) == ROWS * COLUMNS
+    np.testing.assert_array_equal(values, first_values(3, table(initializer=initializer))[0])
+
+
+def test_what_is_about_the_whole_variable_keeps_it_whole() -> None:
+    """A constraint, and a regularizer that may not add up, would be about each slice by itself."""
+    for arguments in ({"constraint": lambda w: tf.clip_by_norm(w, 1.0)}, {"regularizer": tf.norm}):
+        assert first_values(2, table(**arguments))[1] == 1
+    assert first_values(2, table(regularizer=tf2.keras.regularizers.L2(0.1)))[1] == 2
+
+
+def test_an_optimizer_of_the_users_own_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """It sees slices, of which a norm is another; TensorFlow's own treat each row by itself."""
+
+    class Own(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+        pass
+
+    with tf.Graph().as_default() as graph, caplog.at_level("INFO", logger="tfps"):
+        with tf.variable_scope("", custom_getter=variable_splitting.getter(JobConfig(min_slice_mb=1e-9), CLUSTER)):
+            table()()
+        variable_splitting.tell(graph, tf.train.AdamOptimizer(), JobConfig())
+        assert caplog.text == ""
+        variable_splitting.tell(graph, Own(0.1), JobConfig())
+    assert "table: split over the PS, and Own gets each slice as a variable of its own." in caplog.text

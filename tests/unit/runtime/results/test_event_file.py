@@ -1,0 +1,54 @@
+"""Event files that cannot be written: a job goes on without them, and loses nothing else."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from support.cluster import dataset_of, model_of, train
+from support.processes import summary
+
+import tfps
+from tfps.runtime.checkpoint.directory import existing
+from tfps.runtime.results.event_file import EventFile
+
+
+def ones(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` of ones, which ends for evaluation."""
+    return dataset_of(np.float32([1])).repeat(1 if mode == "eval" else None)
+
+
+def measured(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a ``model_fn`` with a metric."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    metrics = {"x": tf.metrics.mean(features["x"])}
+    optimizer = tf.train.GradientDescentOptimizer(1.0)
+    return tfps.ModelSpec(loss=tf.reduce_mean(weight * features["x"]), eval_metric_ops=metrics, optimizer=optimizer)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was said of event files."""
+    return [message for message in caplog.messages if "event file" in message]
+
+
+def test_a_file_in_place_of_the_folder_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where an event file cannot even be made, that is said once, with the reason, and each write does nothing."""
+    caplog.set_level(logging.INFO, "tfps")
+    (tmp_path / "eval").touch()
+    file = EventFile(str(tmp_path), "eval")
+    for step in (1, 2):
+        file.write(step, {"loss": 1.0})
+    why = f"{tmp_path}/eval is not a directory"
+    assert told(caplog) == [f"--model_dir: the event file cannot be written: {why}. The job goes on without it."]
+
+
+def test_a_job_ends_well_without_its_event_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A job whose evaluation has no place for its event file is evaluated, saved, and done: no PS is taken for lost."""
+    caplog.set_level(logging.INFO, "tfps")
+    (tmp_path / "eval").touch()
+    train(model_of(ones, measured), num_workers=1, max_steps=10, model_dir=str(tmp_path))
+    assert (summary(tmp_path)["status"], summary(tmp_path)["eval"]["x"]) == ("done", 1.0)
+    assert existing(str(tmp_path)) == [str(tmp_path / "model.ckpt-10")]
+    assert len(told(caplog)) == 1

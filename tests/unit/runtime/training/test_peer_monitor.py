@@ -1,0 +1,120 @@
+"""What a worker that watches the others says of them."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+from support.cluster import dataset_of, job, linear, model_of, wait_until
+from support.listeners import Speaker, address_of, listener
+
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import ClusterFormError, PeerLostError, StallError
+from tfps.runtime import task as tasks
+from tfps.runtime.coordination.stragglers import Beat
+from tfps.runtime.training import peer_monitor
+from tfps.runtime.training.peer_monitor import Watch
+from tfps.runtime.training.training_loop import Progress
+
+CHIEF = Task("worker", 0)
+LINEAR = model_of(lambda *_: dataset_of([1.0]), linear)
+
+
+class Told:
+    """What the PS would tell."""
+
+    def __init__(self, ahead: Sequence[int] = (), beats: Sequence[Beat] = ()) -> None:
+        self.ahead, self.beats, self.phases = (lambda: ahead), (lambda: beats), list
+
+
+def watch_of(cluster: Cluster, told: Told, **flags: float) -> Watch:
+    """Return a chief's watch of a sync job."""
+    return Watch(JobConfig(**flags), cluster, CHIEF, True, told)  # type: ignore[arg-type]
+
+
+def test_a_ps_that_stands_still_is_lost_although_it_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel still takes calls for a process that is stopped: who says nothing for so long is lost, and named."""
+    monkeypatch.setattr(peer_monitor, "_MUTE_AFTER_SECS", 0.3)
+    with listener() as standing, contextlib.closing(Speaker(Task("ps", 0))) as speaks:
+        cluster = Cluster((speaks.address, address_of(standing)), ("127.0.0.1:1",))
+        watched = watch_of(cluster, Told())
+        assert watched.error(None, False) is None
+        time.sleep(0.4)
+        error = watched.error(None, False)
+    assert isinstance(error, PeerLostError)
+    assert str(error) == "lost ps/1: it can be reached, but has not answered for 0.3 s."
+
+
+@pytest.mark.parametrize(
+    ("ahead", "awaited"),
+    [
+        ([1, 0, 0], ": waiting for worker/1 (last step 119, 45 s ago), worker/2 (no step yet)"),
+        ([1, 1, 0], ": waiting for worker/2 (no step yet)"),
+        ([0, 0, 1], ""),  # it is this one that others wait for
+        ([], ""),
+    ],
+)
+def test_who_waits_tells_for_whom_and_since_when(ahead: list[int], awaited: str) -> None:
+    """A worker that has handed over its part names those that have not, with their last steps."""
+    now = time.time()
+    beats = [Beat(7, 120, now), Beat(7, 119, now - 45), Beat(0, 0, 0.0)]
+    with contextlib.ExitStack() as stack:
+        names = [Task("ps", 0), CHIEF, Task("worker", 1), Task("worker", 2)]
+        there = [stack.enter_context(contextlib.closing(Speaker(name))).address for name in names]
+        watched = watch_of(Cluster((there[0],), tuple(there[1:])), Told(ahead, beats), stall_timeout_secs=0.1)
+        progress = Progress(steps=7, global_step=120)
+        assert watched.error(progress, True) is None
+        time.sleep(0.3)
+        error = watched.error(progress, True)
+    assert isinstance(error, StallError)
+    assert f"the last was 120{awaited}: the task's log" in str(error)
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_a_worker_that_the_ps_hear_is_not_lost(monkeypatch: pytest.MonkeyPatch, began: bool) -> None:
+    """Who cannot be reached from here, but gives signs of life on the PS, is no reason to end."""
+    monkeypatch.setattr(peer_monitor, "_REPLACED_AFTER_SECS", 0.2)
+    silent_secs, progress = {1: 0.0}, Progress(steps=1) if began else None
+    with contextlib.closing(Speaker(Task("ps", 0))) as ps:
+        cluster = Cluster((ps.address,), ("127.0.0.1:1", "127.0.0.1:2"))
+        config, told = JobConfig(start_timeout_secs=0.2), Told()
+        told.phases = lambda: [0, 0]  # type: ignore[assignment]
+        watched = Watch(config, cluster, CHIEF, True, told, silent_secs.__getitem__)  # type: ignore[arg-type]
+        assert watched.error(progress, False) is None
+        time.sleep(0.4)
+        assert watched.error(progress, False) is None
+        assert not watched.are_gone([Task("worker", 1)], 0.2)
+        silent_secs[1] = 5.0
+        assert str(watched.error(progress, False)) == "lost worker/1: no answer for 0.2 s."
+        assert watched.are_gone([Task("worker", 1)], 0.2)
+
+
+def test_a_frozen_worker_is_not_waited_for_in_the_end(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    """The kernel takes calls for it, but the PS hear nothing: it is named, and gone after ``stall_timeout_secs``."""
+    caplog.set_level(logging.INFO, "tfps")
+    monkeypatch.setattr(peer_monitor, "_TELL_AFTER_SECS", 0.1)
+    silent_secs = {1: 0.1}
+    with listener() as standing, contextlib.closing(Speaker(Task("ps", 0))) as ps:
+        cluster = Cluster((ps.address,), ("127.0.0.1:1", address_of(standing)))
+        told = Told(beats=[Beat(7, 120, time.time()), Beat(7, 119, time.time() - 45)])
+        config, waited_for = JobConfig(stall_timeout_secs=5.0), [Task("worker", 1)]
+        watched = Watch(config, cluster, CHIEF, False, told, silent_secs.__getitem__)  # type: ignore[arg-type]
+        assert not watched.are_gone(waited_for, 0.2)
+        time.sleep(0.2)
+        assert not watched.are_gone(waited_for, 0.2)
+        silent_secs[1] = 6.0
+        assert watched.are_gone(waited_for, 0.2)
+    assert caplog.messages == ["waiting: for worker/1 (last step 119, 45 s ago) to end"]
+
+
+def test_a_ps_of_another_release_is_no_endless_wait() -> None:
+    """A PS that is there, but never sets up what the tasks agree on: every worker ends with 171, and says so."""
+    with mock.patch.object(tasks, "_ps"), job(LINEAR, start_timeout_secs=1.0) as running:
+        wait_until(lambda: {"worker/0", "worker/1"} <= set(running.ended))
+    for worker in ("worker/0", "worker/1"):
+        assert isinstance(running.ended[worker], ClusterFormError)
+        assert "a PS is there but has not set up the job's state in 1 s" in str(running.ended[worker])

@@ -1,0 +1,59 @@
+"""A worker that takes no step any more."""
+
+import logging
+import time
+
+import pytest
+
+from tfps.errors import StallError
+from tfps.runtime.training import stall_detector
+from tfps.runtime.training.stall_detector import Stall
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return a time in seconds that a test sets."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_it_is_told_now_and_then_and_ends(
+    clock: list[float], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A worker without a step says so after 30 s and 60 s and ends after its timeout, its stacks in the log."""
+    caplog.set_level(logging.INFO)
+    watched = Stall(100.0)
+    for secs in (0.0, 29.0, 31.0, 40.0, 61.0, 99.0):
+        clock[0] = 1000.0 + secs
+        assert watched.error(7, 120, list) is None
+    assert caplog.messages == [
+        "waiting: no step for 31 s, the last was 120",
+        "waiting: no step for 61 s, the last was 120",
+    ]
+    clock[0] = 1101.0
+    error = watched.error(7, 120, list)
+    assert isinstance(error, StallError)
+    assert error.exit_code == 172
+    assert str(error).startswith("no step for 101 s, the last was 120: ")
+    assert "(most recent call first):" in capfd.readouterr().err
+
+
+def test_a_step_begins_it_anew(clock: list[float]) -> None:
+    """Whoever takes a step now and then never ends."""
+    watched = Stall(100.0)
+    for steps in range(5):
+        clock[0] += 90.0
+        assert watched.error(steps, steps, list) is None
+    assert stall_detector._TELL_AFTER_SECS < 90.0
+
+
+def test_who_waits_names_the_others_and_gives_them_time(clock: list[float]) -> None:
+    """A worker that waits for others is not the one to end first."""
+    watched = Stall(100.0)
+    others = lambda: ["worker/3 (last step 119, 150 s ago)"]  # noqa: E731
+    assert watched.error(7, 120, others) is None
+    clock[0] += 150.0
+    assert watched.error(7, 120, others) is None
+    clock[0] += 51.0
+    assert "the last was 120: waiting for worker/3 (last step 119, 150 s ago)" in str(watched.error(7, 120, others))

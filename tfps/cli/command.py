@@ -1,0 +1,93 @@
+"""What a verb is."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfps.cli.validation import Problems
+from tfps.config import job_config
+from tfps.config.job_config import JobConfig
+from tfps.errors import ConfigError
+from tfps.runtime import task
+from tfps.runtime.process import task_log, tensorflow_import
+
+JOB = ("job", "training", "mode", "placement", "speed", "time limits")  # the groups of flags that training takes
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One thing that ``tfps`` does.
+
+    Attributes:
+        act: Does it, given the flags; returns the exit code.
+        groups: The groups of flags that it takes.
+        summary: What it does, in a few words.
+        details: And in two sentences.
+        example: A command.
+        argument: What it takes beside flags.
+    """
+
+    act: Callable[[Sequence[str]], int]
+    groups: Sequence[str]
+    summary: str
+    details: str
+    example: str
+    argument: str = ""
+
+    @property
+    def flags(self) -> Sequence[str]:
+        """The names of its flags."""
+        return job_config.fields_of(self.groups)
+
+
+def found_from_anywhere(job: JobConfig) -> JobConfig:
+    """Return a job with absolute paths: a model may change the working directory, ``tfps eval`` be called elsewhere.
+
+    Raises:
+        ConfigError: If a path is not UTF-8, as TensorFlow needs it, or is relative to a directory that is gone.
+    """
+    paths = {name: getattr(job, name) for name in ("model_dir", "checkpoint_path", "export_dir")}
+    paths["data_dir"] = job.data_dir if os.path.exists(job.data_dir) else None
+    paths["model"] = job.model if Path(job.model).is_file() else None
+    for name, path in paths.items():
+        if path and any("\ud800" <= letter <= "\udfff" for letter in path):
+            raise ConfigError(f"--{name}={job_config.show(path)} is not UTF-8: rename it, or set LC_ALL=C.UTF-8.")
+    return job.replace(**{name: absolute(path) for name, path in paths.items() if path})
+
+
+def absolute(path: str) -> str:
+    """Return a path that means the same from any working directory.
+
+    Raises:
+        ConfigError: If it is relative to a directory that is gone.
+    """
+    joined = path if os.path.isabs(path) else os.path.join(working_directory(), path)
+    # A link's ".." is that of where it leads to.
+    return os.path.realpath(joined) if os.pardir in joined.split(os.sep) else os.path.normpath(joined)
+
+
+def working_directory() -> str:
+    """Return the working directory.
+
+    Raises:
+        ConfigError: If it is gone.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the working directory is gone: give absolute paths, or change the directory.") from None
+
+
+def new_model_dir(model: str) -> str:
+    """Return a new directory's name, so that a job without ``--model_dir`` starts afresh."""
+    return str(Path("runs") / f"{Path(model).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+
+
+def with_tensorflow(problems: Problems) -> None:
+    """Settle the problems, then import TensorFlow, quietly: for verbs that work on a model without a cluster."""
+    problems.of(task.require_tensorflow)
+    problems.settle()
+    task_log.show()
+    tensorflow_import.load_v1()

@@ -1,0 +1,298 @@
+"""``tfps doctor``: is this cluster able to train? Asks what tasks ask of each other, without being one.
+
+A task that is not started yet is no fault: doctor is for before the start as much as for a job that does not form. A
+host without a name or that does not answer is one, as is an address at which something else is found.
+"""
+
+import contextlib
+import os
+import platform
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TypeVar
+
+import tfps
+from tfps.cli import run, shared_dir
+from tfps.cli.command import JOB, Verb
+from tfps.cli.shared_dir import Card, Visit
+from tfps.cli.validation import Problems
+from tfps.cluster import ports, probe, rendezvous, resolver
+from tfps.cluster.addresses import split
+from tfps.cluster.probe import Answer
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import JobConfig, show
+from tfps.errors import ClusterFormError, ConfigError, StorageError
+from tfps.runtime.coordination import compatibility
+
+OK, NOT_YET, WARNING, WRONG = "ok", "-", "warning", "wrong"
+
+_STAY_SECS = 3.0  # in --model_dir, where doctors that are started together meet
+_DEAD_AFTER_SECS = 5.0  # a name service or a file system that takes longer
+_TASKS_PER_SEC = 256  # that can be asked if none answers
+_ALIKE = 10  # tasks of which the same is told, each by a line
+_CLOCK_SECS = 2.0
+_LITTLE_BYTES = 10**9
+_PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly", "tf-nightly-cpu")
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC takes the first
+_PROXY_OF_ADDRESSES = "GRPC_ADDRESS_HTTP_PROXY"
+_FIXES = {
+    probe.UNKNOWN_HOST: "correct the address, or the name service.",
+    probe.MUTE: "if that is a task, it hangs: end it. Else give another port.",
+    probe.OTHER: "end that process, or give another port.",
+}
+_REACH = "is the host up, and the port open in every firewall on the way?"
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found at one place.
+
+    Attributes:
+        state: OK, NOT_YET, WARNING or WRONG.
+        what: What was looked at.
+        told: What was found, and the fix.
+        code: If it is WRONG, what doctor exits with.
+    """
+
+    state: str
+    what: str
+    told: str
+    code: int = 0
+
+
+def _doctor(argv: Sequence[str]) -> int:
+    """Look at everything at the same time, tell it, and return the exit code of what is wrong."""
+    problems = Problems()
+    job = problems.read(VERB.flags, argv)
+    place = problems.of(_place, job)
+    problems.settle()
+    assert place is not None
+    enough = threading.Event()
+    directory = _in_background(lambda: _directory(job.model_dir, _num_hosts(place[0]), enough))
+    try:
+        checks = [_versions(), *_network(*place), _proxies(), *_within(_STAY_SECS + _DEAD_AFTER_SECS, directory)]
+    finally:
+        enough.set()
+        futures.wait([directory], 1)  # it leaves nothing behind, on Ctrl-C neither
+    _print(checks)
+    return min((check.code for check in checks if check.code), default=0)
+
+
+def _print(checks: Sequence[Check]) -> None:
+    width = max(len(check.what) for check in checks)
+    for check in checks:
+        print(f"{check.state:<7}  {check.what:<{width}}  {check.told}")
+    if any(check.state == WRONG for check in checks):
+        print("\nnot able to train yet: see what is wrong")
+    else:
+        print("\nable to train: nothing is in the way")
+
+
+def _place(job: JobConfig) -> tuple[Cluster, Task | None, str]:
+    """Return the cluster, this process's task if it is told one, and the flag that says on which port that listens.
+
+    Raises:
+        ConfigError: With every problem.
+    """
+    by_slurm = resolver.is_slurms(job.ps_hosts, job.worker_hosts, os.environ)
+    members, me = _resolve(job)
+    members = run.on_machines(members, job.port_base) if by_slurm else members
+    return members, me, "--port_base" if by_slurm else f"--{me.job if me else 'ps'}_hosts"
+
+
+def _resolve(job: JobConfig) -> tuple[Cluster, Task | None]:
+    def resolve(name: str | None, index: int | None) -> tuple[Cluster, Task]:
+        sizes = job.num_ps, job.num_workers
+        return resolver.resolve(job.ps_hosts, job.worker_hosts, name, index, *sizes, os.environ)
+
+    try:
+        return resolve(job.job_name, job.task_index)
+    except ConfigError as error:
+        if (job.job_name, job.task_index) != (None, None):
+            raise
+        problems = error.problems
+    try:
+        return resolve("worker", 0)[0], None
+    except ConfigError as error:  # what is wrong with or without a role, or that there is no cluster at all
+        raise ConfigError([line for line in problems if line in error.problems] or problems) from None
+
+
+def _versions() -> Check:
+    """Look at what is installed, without importing it."""
+    here = _installed()
+    told = f"tfps {here['tfps']}, Python {platform.python_version()} on {here['host']}"
+    if here["TensorFlow"]:
+        return Check(OK, "versions", f"TensorFlow {here['TensorFlow']}, {told}")
+    fix = "TensorFlow is not installed: pip install tensorflow (or tensorflow-cpu)."
+    return Check(WRONG, "versions", f"{told}. {fix}", ConfigError.exit_code)
+
+
+def _installed() -> Mapping[str, str]:
+    found = ""
+    for package in reversed(_PACKAGES):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found = metadata.version(package)
+    return {"host": socket.gethostname(), "tfps": tfps.__version__, "TensorFlow": found}
+
+
+def _network(members: Cluster, me: Task | None, flag: str) -> Iterator[Check]:
+    """Ask at every task's address who is there."""
+    tasks = members.tasks()
+    answers = probe.ask_all(members, tasks, _DEAD_AFTER_SECS + len(tasks) / _TASKS_PER_SEC)
+    yield _names(members, answers)
+    found = {task: _task(task, members.address(task), answer) for task, answer in answers.items()}
+    alike: dict[tuple[str, str], list[Check]] = {}
+    for check in found.values():
+        alike.setdefault((check.state, check.told), []).append(check)
+    for checks in alike.values():
+        yield from checks[:_ALIKE]
+        if len(checks) > _ALIKE:
+            yield Check(checks[0].state, f"{len(checks) - _ALIKE:,} more", checks[0].told, checks[0].code)
+    if me and me.job != "evaluator":
+        yield _port(members.address(me), flag, found[me])
+
+
+def _names(members: Cluster, answers: Mapping[Task, Answer]) -> Check:
+    hosts = {split(members.address(task))[0]: answer.problem for task, answer in answers.items()}
+    unknown = [show(host) for host, problem in hosts.items() if problem == probe.UNKNOWN_HOST]
+    if not unknown:
+        return Check(OK, "names", f"{len(hosts)} of {len(hosts)} hosts resolve")
+    told = f"{rendezvous.first_few(unknown)}: {probe.UNKNOWN_HOST}, {_FIXES[probe.UNKNOWN_HOST]}"
+    return Check(WRONG, "names", told, ClusterFormError.exit_code)
+
+
+def _task(task: Task, address: str, answer: Answer) -> Check:
+    what = f"{task} {address}"
+    if answer.task == task:
+        return Check(OK, what, "runs, and says who it is")
+    if answer.problem == probe.REFUSED:
+        return Check(NOT_YET, what, "not started yet: nobody listens there")
+    told = (
+        rendezvous.stranger(answer.task) if answer.task else f"{answer.problem}: {_FIXES.get(answer.problem, _REACH)}"
+    )
+    return Check(WRONG, what, told, ClusterFormError.exit_code)
+
+
+def _port(address: str, flag: str, found: Check) -> Check:
+    port = str(split(address)[1])
+    if found.state == OK:
+        return Check(OK, "port", f"{port} is this task's, which runs already")
+    try:
+        ports.check_port(address, flag)
+    except ConfigError as error:
+        return Check(WRONG, "port", str(error), ClusterFormError.exit_code)
+    return Check(OK, "port", f"{port} is free on this machine")
+
+
+def _proxies() -> Check:
+    """Look for proxies that gRPC would use; their addresses may hold a password, and are not shown."""
+    if os.environ.get(_PROXY_OF_ADDRESSES):
+        fix = f"unset it, unless the cluster is not in {_PROXY_OF_ADDRESSES}_ENABLED_ADDRESSES."
+        return Check(WARNING, "proxies", f"{_PROXY_OF_ADDRESSES} is set, which tasks obey: {fix}")
+    named = [name for name in _PROXIES if os.environ.get(name)]
+    told = f"{', '.join(named)} is set: tasks go round it to each other" if named else "none is set"
+    return Check(OK, "proxies", told)
+
+
+def _num_hosts(members: Cluster) -> int:
+    return len({split(members.address(task))[0] for task in members.tasks()})
+
+
+def _directory(model_dir: str | None, num_hosts: int, enough: threading.Event) -> list[Check]:
+    """Visit ``--model_dir``, for a while or until it is enough."""
+    if not model_dir:
+        return [Check(NOT_YET, "model_dir", "not given: the job will leave nothing, and cannot go on from anything")]
+    here = _installed()
+    try:
+        with shared_dir.visit(Path(model_dir), here) as visit:
+            others = visit.others()
+            enough.wait(_STAY_SECS)
+            others |= visit.others()
+            return [_room(model_dir, visit), _shared(here, others, num_hosts), _clocks(here["host"], visit, others)]
+    except (OSError, StorageError) as error:
+        return [Check(WRONG, "model_dir", f"{error} Give a directory that can be written.", StorageError.exit_code)]
+
+
+def _room(model_dir: str, visit: Visit) -> Check:
+    told = f"{show(model_dir)} can be written, {visit.free_bytes / 1e9:,.1f} GB free"
+    little = visit.free_bytes < _LITTLE_BYTES
+    return Check(WARNING if little else OK, "model_dir", f"{told}: make room for checkpoints." if little else told)
+
+
+def _shared(here: Mapping[str, str], others: Mapping[str, Card], num_hosts: int) -> Check:
+    """Tell who else is in the directory, and whether they have the same installed."""
+    if not others:
+        told = "nobody else is there: start doctor on all hosts at once to see whether they share it"
+        return Check(NOT_YET, "shared", told)
+    hosts = {card.told.get("host", "?"): card.told for card in others.values()}
+    odd = [f"{what} on {host}: {fix}" for host, told in hosts.items() for what, fix in _unlike(here, told)]
+    if odd:
+        return Check(WRONG, "shared", " ".join(odd), ClusterFormError.exit_code)
+    told = f"with {rendezvous.first_few(sorted(hosts))}, of the same versions"
+    if (met := len({here["host"], *hosts})) < num_hosts:
+        told += f"; but these are {met} of {num_hosts} hosts: the others mean another directory, or run no doctor now"
+        return Check(WARNING, "shared", told)
+    return Check(OK, "shared", told)
+
+
+def _unlike(here: Mapping[str, str], there: Mapping[str, str]) -> list[tuple[str, str]]:
+    def terms(told: Mapping[str, str]) -> compatibility.Terms:
+        return {"flags": {}, "sizes": {}, "versions": {name: told.get(name, "?") for name in ("tfps", "TensorFlow")}}
+
+    return compatibility.differences(terms(here), terms(there))
+
+
+def _clocks(host: str, visit: Visit, others: Mapping[str, Card]) -> Check:
+    """Compare the clocks of the hosts with the file system's."""
+    own = visit.own
+    if own is None:
+        raise StorageError("--model_dir: a file that was just written there cannot be read.")
+    cards = {host: own, **{card.told.get("host", "?"): card for card in others.values()}}
+    wrong = [
+        f"{name} by {card.ahead_secs:+.1f} s" for name, card in cards.items() if abs(card.ahead_secs) > _CLOCK_SECS
+    ]
+    if wrong:
+        return Check(
+            WARNING, "clocks", f"differ from the file system's: {rendezvous.first_few(wrong)}; set them by NTP."
+        )
+    return Check(OK, "clocks", f"{abs(own.ahead_secs):.1f} s from the file system's")
+
+
+def _in_background(act: Callable[[], _T]) -> "futures.Future[_T]":
+    """Do something in a thread that does not keep the process alive."""
+    future: futures.Future[_T] = futures.Future()
+
+    def work() -> None:
+        try:
+            future.set_result(act())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
+
+
+def _within(secs: float, directory: "futures.Future[list[Check]]") -> list[Check]:
+    if futures.wait([directory], secs).done:
+        return directory.result()
+    told = "does not answer: is its file system mounted, and its server up?"
+    return [Check(WRONG, "model_dir", told, StorageError.exit_code)]
+
+
+VERB = Verb(
+    _doctor,
+    ("cluster", "task", "size", *JOB, "supervision"),
+    "is this cluster able to train?",
+    "Takes the flags of run, starts nothing, and answers in seconds: does each address resolve, and who answers there; "
+    "is this task's port free (with --job_name and --task_index); proxies, versions, clocks; and, started on all hosts "
+    "at once, whether they share --model_dir. Exits with 0 if nothing is in the way, 171 if a host or a task is wrong, "
+    "74 if --model_dir cannot be written; tasks that are not started yet are not in the way.",
+    "tfps doctor --ps_hosts=h0:2222 --worker_hosts=h1:2222,h2:2222 --model_dir=runs/a",
+)

@@ -1,0 +1,118 @@
+"""``tfps eval`` and ``tfps export``: what works on a trained job's directory."""
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import get_type_hints
+
+from tfps.cli.command import Verb, absolute, found_from_anywhere, with_tensorflow
+from tfps.cli.validation import Problems, check_model
+from tfps.config import job_config
+from tfps.config.job_config import JobConfig
+from tfps.errors import CheckpointError, ConfigError
+from tfps.models import loader
+from tfps.report import JOB, format_progress, read_json
+from tfps.runtime.checkpoint import directory as model_dir
+from tfps.runtime.checkpoint.manifest import INDEX, file_of
+
+
+def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, loader.Model, str]:
+    """Return the job that a directory holds, as ``job.json`` and the flags tell, its model, and the checkpoint."""
+    problems = Problems()
+    given = problems.read(flags, argv)
+    problems.settle()
+    if not (given.model_dir or given.checkpoint_path):
+        raise ConfigError("--model_dir is missing: give the directory of a trained job.")
+    directory = Path(given.model_dir or str(Path(given.checkpoint_path or "").parent))
+    asked = problems.read(flags, argv, _stored(directory / JOB).replace(model_dir=str(directory)))
+    path = absolute(model_dir.chosen(asked))
+    named = asked.model.endswith(".py") and asked.model != given.model  # by job.json alone
+    if named:
+        problems.of(_check_owner, directory / JOB, Path(asked.model))
+    job = found_from_anywhere(asked)
+    check_model(job, problems)
+    with_tensorflow(problems)
+    if named:
+        print(f"runs {job.model}, as {directory / JOB} says", file=sys.stderr)
+    if not asked.checkpoint_path and not file_of(path, INDEX).exists():  # the job goes on, and deletes old ones
+        path = absolute(model_dir.chosen(asked))
+    return job, loader.load(job.model), path
+
+
+def _stored(path: Path) -> JobConfig:
+    """Return the job that a directory's ``job.json`` tells, which people edit.
+
+    Raises:
+        CheckpointError: If it tells none.
+    """
+    stored = {name: value for name, value in (read_json(path) or {}).items() if name in job_config.FIELDS}
+    kinds = get_type_hints(JobConfig)
+    for name, value in stored.items():
+        number = kinds[name] in (float, float | None)  # which may be written without a point
+        if not isinstance(value, kinds[name] | int if number else kinds[name]):
+            told = f"{path} cannot be read: {name} is {json.dumps(value)}"
+            raise CheckpointError(f"{told}. Mend it, or move it away and give the flags.")
+    return JobConfig(**stored)
+
+
+def _check_owner(stored: Path, source: Path) -> None:
+    """Make sure that nobody else has chosen the code that is about to run.
+
+    Raises:
+        ConfigError: If the model's file, or what names it, belongs to another user or can be written by any.
+    """
+    for path in (stored, source):
+        try:
+            about = path.stat()
+        except OSError:
+            continue  # that it is not there is told elsewhere
+        if about.st_uid != os.getuid() or about.st_mode & stat.S_IWOTH:
+            why = "can be written by any user" if about.st_mode & stat.S_IWOTH else "belongs to another user"
+            raise ConfigError(
+                f"--model is missing: {stored} names {source}, which would run as you, and {path} {why}. Look at it, "
+                f"then give --model={source}."
+            )
+
+
+def _eval(argv: Sequence[str]) -> int:
+    """Evaluate a checkpoint on this machine."""
+    job, model, path = _trained(EVAL.flags, argv)
+    from tfps.runtime.checkpoint import manager  # noqa: PLC0415  imports TensorFlow
+    from tfps.runtime.results import evaluation  # noqa: PLC0415  imports TensorFlow
+
+    step = manager.step_of(path)
+    values = evaluation.of_checkpoint(job, model, path)
+    lists = [f"{name}={json.dumps(v, separators=(',', ':'))}" for name, v in values.items() if not isinstance(v, float)]
+    print(" ".join([format_progress(step, {k: v for k, v in values.items() if isinstance(v, float)}), *lists]))
+    return 0
+
+
+def _export(argv: Sequence[str]) -> int:
+    """Write a SavedModel."""
+    job, model, path = _trained(EXPORT.flags, argv)
+    from tfps.runtime.results import export  # noqa: PLC0415  imports TensorFlow
+
+    print(export.saved_model(job, model, path))
+    return 0
+
+
+EVAL = Verb(
+    _eval,
+    ("job", "checkpoint"),
+    "measure a checkpoint",
+    "Prints one line, step=... loss=... and the model's own metrics. The model, its data and its flags are those "
+    "of the job that wrote the directory, where they are not given here.",
+    "tfps eval --model_dir=DIR",
+)
+
+EXPORT = Verb(
+    _export,
+    ("job", "checkpoint", "export"),
+    "write a SavedModel",
+    "Prints the directory of the SavedModel. The model and its flags are those of the job that wrote the "
+    "checkpoint, where they are not given here.",
+    "tfps export --model_dir=DIR",
+)

@@ -1,0 +1,85 @@
+"""``tfps status``, ``logs`` and ``cancel``: what is asked of a submitted job, by its handle."""
+
+import importlib
+import os
+from collections.abc import Sequence
+
+from tfps.cli.command import Verb
+from tfps.cli.tables import print_status
+from tfps.cli.validation import Problems
+from tfps.cluster.resolver import Task
+from tfps.config import job_config
+from tfps.jobs.handle import Submitted
+from tfps.launchers.registry import LAUNCHERS
+
+_EXAMPLE = "slurm:4711"
+
+
+_GIVE = f"give the one that tfps submit printed, like {_EXAMPLE}"
+
+
+def _find(verb: Verb, argv: Sequence[str]) -> tuple[Submitted, job_config.JobConfig]:
+    """Return the job of the handle among the arguments, and the flags."""
+    problems = Problems()
+    handles = [arg for arg in argv if not arg.startswith("-")]
+    asked = problems.read(verb.flags, [arg for arg in argv if arg not in handles])
+    if len(handles) != 1:
+        told = f"{len(handles)} handles are given" if handles else "the job's handle is missing"
+        problems.add(f"{told}: {_GIVE}.")
+    elif handles[0].partition(":")[0] not in LAUNCHERS:
+        local = f" Of a job that tfps launch runs, look into {handles[0]}/summary.json and logs."
+        problems.add(
+            f"{job_config.show(handles[0])} is no job's handle: {_GIVE}.{local if os.path.isdir(handles[0]) else ''}"
+        )
+    problems.settle()
+    platform, _, name = handles[0].partition(":")
+    return importlib.import_module(LAUNCHERS[platform]).find(name), asked
+
+
+def _status(argv: Sequence[str]) -> int:
+    job, _ = _find(STATUS, argv)
+    print_status(job.handle, job.status())
+    return 0
+
+
+def _logs(argv: Sequence[str]) -> int:
+    job, asked = _find(LOGS, argv)
+    task = Task.parse(asked.task) if asked.task else None
+    for line in job.logs(task, asked.follow):
+        print(line.text if task else f"{line.task!s:<9} | {line.text}", flush=True)
+    return 0
+
+
+def _cancel(argv: Sequence[str]) -> int:
+    job, _ = _find(CANCEL, argv)
+    job.cancel()
+    print(f"{job.handle} is cancelled")
+    return 0
+
+
+_HANDLE = "HANDLE is what tfps submit printed."
+
+STATUS = Verb(
+    _status,
+    (),
+    "show a submitted job's tasks",
+    f"{_HANDLE} The platform is asked.",
+    f"tfps status {_EXAMPLE}",
+    "HANDLE",
+)
+LOGS = Verb(
+    _logs,
+    ("logs",),
+    "show what a submitted job says",
+    f"{_HANDLE} Each line is after the name of its task.",
+    f"tfps logs {_EXAMPLE} --task=worker:1 --follow",
+    "HANDLE",
+)
+CANCEL = Verb(
+    _cancel,
+    (),
+    "end a submitted job",
+    f"{_HANDLE} The tasks save and end; what they wrote stays.",
+    f"tfps cancel {_EXAMPLE}",
+    "HANDLE",
+)

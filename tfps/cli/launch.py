@@ -1,0 +1,119 @@
+"""``tfps launch``: run a whole cluster on this machine."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfps.cli.command import JOB, Verb, found_from_anywhere, new_model_dir
+from tfps.cli.validation import Problems, check_model
+from tfps.cluster import ports
+from tfps.config.job_config import JobConfig
+from tfps.errors import CheckpointError, StoppedError, StorageError
+from tfps.report import LOGS, SUMMARY, final_lines, make_dir, plural, read_json, remove, write_json
+from tfps.runtime import task
+from tfps.runtime.checkpoint import ownership
+from tfps.runtime.checkpoint.directory import Finder, sealed, step_in
+
+MOST_LOCAL_TASKS = 256
+
+
+def _launch(argv: Sequence[str]) -> int:
+    """Run a whole cluster on this machine."""
+    began = time.monotonic()
+    problems = Problems()
+    job = problems.read(VERB.flags, argv)
+    job = job.replace(num_ps=job.num_ps or 1, num_workers=job.num_workers or 2)
+    check_model(job, problems)
+    problems.of(task.require_tensorflow)
+    if (job.num_ps or 1) + (job.num_workers or 2) > MOST_LOCAL_TASKS:
+        problems.add(
+            f"--num_ps={job.num_ps} and --num_workers={job.num_workers} are more than the {MOST_LOCAL_TASKS} tasks "
+            "that launch starts on one machine: give fewer."
+        )
+    problems.settle()
+    job = found_from_anywhere(job.replace(model_dir=job.model_dir or new_model_dir(job.model)))
+    return _follow(job, began)
+
+
+def _follow(job: JobConfig, began: float) -> int:
+    from tfps.jobs import display, follow  # noqa: PLC0415  other verbs have no use for it
+    from tfps.launchers.local import launcher  # noqa: PLC0415  other verbs have no use for it
+
+    directory = Path(job.model_dir or ".")
+    ownership.check(job.model_dir, force=job.force)
+    make_dir(directory / LOGS)
+    remove(directory / SUMMARY)  # that of an earlier run
+    workers = plural(job.num_workers or 2, "worker")
+    print(f"{job.model}: {job.num_ps} ps, {workers}, {job.mode}; model_dir {job.model_dir}", flush=True)
+    with ports.held_ports((job.num_ps or 1) + (job.num_workers or 2)) as held:
+        plan = launcher.plan(job, held)
+        shown = display.job_view(job, plan.commands, began)
+        outcome = follow.follow(launcher.submit(plan), shown)
+    keep = _is_kept_for(directory, [f"127.0.0.1:{port}" for port in held])
+    summary = follow.complete_summary(job, shown, outcome, keep)
+    summary = _with_checkpoint(job, summary) if keep else summary
+    unwritten = _written(directory / SUMMARY, summary) if keep else None
+    if outcome.exit_code == StoppedError.exit_code:
+        print(_stopped(job, int(summary.get("global_step") or 0)))
+    elif outcome.exit_code:
+        print("\n".join([f"error: {outcome.error}", *follow.log_tail(job, shown, outcome)]), file=sys.stderr)
+    else:
+        print("\n".join(["", *final_lines(summary, job.model_dir)]))
+    if unwritten:
+        print(f"error: {unwritten}", file=sys.stderr)
+    return outcome.exit_code or (unwritten.exit_code if unwritten else 0)
+
+
+def _is_kept_for(directory: Path, hosts: Sequence[str]) -> bool:
+    """Tell whether a directory is still a job's, at its end: no other one holds it, or has held it and ended there."""
+    try:
+        theirs = (read_json(directory / SUMMARY) or {}).get("hosts")
+    except CheckpointError:
+        theirs = None
+    return theirs in (None, hosts) and ownership.is_free_for(str(directory), hosts)
+
+
+def _written(path: Path, summary: Mapping[str, Any]) -> StorageError | None:
+    """Write the summary; returns why that cannot be done: how the job has ended is to be said first."""
+    try:
+        write_json(path, summary)
+    except StorageError as error:
+        return error
+    return None
+
+
+def _with_checkpoint(job: JobConfig, summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a summary that names the newest checkpoint, also where the chief was lost and has written none."""
+    if "checkpoint" in summary:
+        return summary
+    path = _saved(job)
+    step = max(summary["global_step"], step_in(path)) if path else summary["global_step"]
+    return {**summary, "checkpoint": path, "global_step": step}
+
+
+def _saved(job: JobConfig) -> str | None:
+    """Return the newest whole checkpoint, or one that is to be brought in; ``None`` if none can be read."""
+    try:
+        return max([*sealed(job.model_dir), *filter(None, [Finder(job.model_dir).newest()])], key=step_in, default=None)
+    except StorageError:
+        return None
+
+
+def _stopped(job: JobConfig, step: int) -> str:
+    """Return what there is to say of a job that was told to stop: what is on the disk, and what becomes of it."""
+    path = _saved(job)
+    if path is None:
+        return f"stopped at step {step}; nothing was saved: --model_dir={job.model_dir} holds no whole checkpoint."
+    lost = f", {step - step_in(path)} steps earlier" if step > step_in(path) else ""
+    return f"stopped at step {step}; the same flags and --model_dir={job.model_dir} go on from {path}{lost}."
+
+
+VERB = Verb(
+    _launch,
+    ("size", *JOB, "supervision"),
+    "run a whole cluster on this machine",
+    "Shows the job while it runs; Ctrl-C saves and stops it. Without --model_dir it makes a new one in runs/.",
+    "tfps launch --num_ps=1 --num_workers=2 --model=mnist --issync=1",
+)

@@ -1,0 +1,32 @@
+"""``tfps plan``: show what goes where, without starting."""
+
+from collections.abc import Sequence
+
+from tfps.cli.command import Verb, with_tensorflow
+from tfps.cli.validation import Problems, check_model
+from tfps.cluster import resolver
+from tfps.models import loader
+
+
+def _plan(argv: Sequence[str]) -> int:
+    """Print what goes where."""
+    problems = Problems()
+    job = problems.read(VERB.flags, argv)
+    check_model(job, problems)
+    with_tensorflow(problems)
+    from tfps.cli.tables import print_plan  # noqa: PLC0415
+    from tfps.runtime.graph import plan  # noqa: PLC0415  imports TensorFlow
+
+    hosts = [f"task{index}:2222" for index in range((job.num_ps or 1) + (job.num_workers or 2))]
+    members = resolver.Cluster(tuple(hosts[: job.num_ps or 1]), tuple(hosts[job.num_ps or 1 :]))
+    print_plan(job, members, plan.make(job, members, loader.load(job.model)))
+    return 0
+
+
+VERB = Verb(
+    _plan,
+    ("size", "job", "training", "mode", "placement", "speed"),
+    "show what goes where, without starting",
+    "Prints each variable's parameter server, the bytes of each, and what one step moves over the wire.",
+    "tfps plan --model=mnist --num_ps=2",
+)

@@ -1,0 +1,174 @@
+"""``tfps run``: be one task."""
+
+import atexit
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from tfps.cli.command import JOB, Verb, found_from_anywhere, new_model_dir
+from tfps.cli.validation import Problems, tell
+from tfps.cluster import ports, resolver, slurm
+from tfps.config.job_config import JobConfig
+from tfps.errors import PeerLostError, StorageError, TfpsError, of_limits
+from tfps.launchers.local.task_process import BUILT, SIGNED_OFF, SIGNS
+from tfps.models import loader
+from tfps.report import make_dir, one_line
+from tfps.runtime import task
+from tfps.runtime.checkpoint import ownership
+from tfps.runtime.coordination import failure_notice
+from tfps.runtime.process import task_log
+
+ROLE = "--ps_hosts=h0:2222 --worker_hosts=h1:2222,h2:2222 --job_name=worker --task_index=0"
+
+_EXIT_HOOKS_SECS = 2.0
+
+
+def _run(argv: Sequence[str]) -> int:
+    """Be one task."""
+    problems = Problems()
+    job = problems.read(VERB.flags, argv)
+    problems.of(loader.check, job.model)
+    sizes = job.num_ps, job.num_workers
+    place = problems.of(
+        resolver.resolve, job.ps_hosts, job.worker_hosts, job.job_name, job.task_index, *sizes, os.environ
+    )
+    problems.of(loader.check_data, job.model, job.data_dir, place[0].num_workers if place else 1)
+    if place and place[1].job == "evaluator" and not job.model_dir:
+        problems.add("--model_dir is missing: the evaluator reads the checkpoints there.")
+    problems.of(task.require_tensorflow)
+    problems.settle()
+    assert place is not None
+    members, me = place
+    if resolver.is_slurms(job.ps_hosts, job.worker_hosts, os.environ):
+        members = on_machines(members, job.port_base)
+        port_flag = "--port_base"
+    else:
+        port_flag = f"--{me.job}_hosts"
+    if job.max_restarts:
+        return _supervise(job, members, me)
+    return _be_task(job, members, me, port_flag)
+
+
+def _supervise(job: JobConfig, members: resolver.Cluster, me: resolver.Task) -> int:
+    """Start the task in a process of its own, and again when it is lost."""
+    from tfps.launchers.local.supervisor import Supervisor  # noqa: PLC0415  a task by itself has no use for it
+
+    if me.is_chief:  # the same directory for all its processes
+        job, kept = _with_directory(found_from_anywhere(job))
+        if kept:
+            print(kept, flush=True)
+    supervisor = Supervisor(job, members, me)
+    code = supervisor.run()
+    if code and me.job == "worker" and not supervisor.has_told(code):
+        failure_notice.tell(job, members, me, code)
+    return code
+
+
+def on_machines(members: resolver.Cluster, port_base: int | None) -> resolver.Cluster:
+    """Return a Slurm step's cluster, looked up."""
+    nodes = [members.address(task).rpartition(":")[0] for task in members.tasks()]
+    return resolver.placed(members, slurm.ask(nodes, os.environ), port_base or slurm.PORT_BASE)
+
+
+def _be_task(given: JobConfig, members: resolver.Cluster, me: resolver.Task, port_flag: str) -> int:
+    if me.job != "evaluator":
+        ports.check_port(members.address(me), port_flag)
+    job, kept = _with_directory(found_from_anywhere(given)) if me.is_chief else (found_from_anywhere(given), "")
+    if me.is_chief:
+        ownership.check(job.model_dir, members, job.force)  # before a word of this job is in another's log
+    console = task_log.open_log(task_log.log_file(job.model_dir, str(me)))
+    _tell(kept)
+    try:
+        task.run(job, members, me, bool(kept), on_built=lambda: _sign(BUILT))
+        _tell(kept)
+        code = 0
+        _sign(SIGNED_OFF)
+    except SystemExit as ended:  # of the model, or a library that it uses
+        code = ended.code if isinstance(ended.code, int) and ended.code else PeerLostError.exit_code
+        with contextlib.suppress(OSError):
+            tell(
+                PeerLostError(f"the model has ended the process, by sys.exit({ended.code}), before it was done."),
+                console,
+            )
+    except TfpsError as error:
+        code = error.exit_code
+        with contextlib.suppress(OSError):  # whoever read it may be gone
+            tell(error, console)
+    except Exception as error:
+        limit = of_limits(error)
+        code = limit.exit_code if limit else 1
+        with contextlib.suppress(OSError):
+            if limit:
+                tell(limit, console)
+            else:
+                traceback.print_exc()
+                console.write(f"error: {type(error).__name__}: {one_line(str(error))} (a bug in tfps: see the log)\n")
+    _end_within(_EXIT_HOOKS_SECS, code)
+    atexit._run_exitfuncs()  # autograph and others remove their temporary files here
+    for stream in (sys.stdout, sys.stderr, console):
+        with contextlib.suppress(OSError, ValueError):  # a model may have closed it
+            stream.flush()
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End: TensorFlow's server cannot be stopped, and its threads do not let the interpreter end in order.
+
+    What the model has left running ends too, where the launcher, which would see to that, is not there any more.
+    """
+    if place := os.environ.get(SIGNS):
+        with contextlib.suppress(OSError):  # of a program that a model has started, it may be no file
+            try:
+                os.write(int(place), b".")
+            except BrokenPipeError:
+                os.killpg(0, signal.SIGKILL)  # a task has a process group of its own; this process is of it
+    os._exit(code)
+
+
+def _end_within(secs: float, code: int) -> None:
+    """End the process after some time, whatever the exit hooks of a model or a library do."""
+    timer = threading.Timer(secs, _exit, [code])
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # no more threads may be started
+        timer.start()
+
+
+def _sign(sign: bytes) -> None:
+    """Let the launcher know how far the task has come, if there is one."""
+    if place := os.environ.get(SIGNS):
+        with contextlib.suppress(OSError):
+            os.write(int(place), sign)
+
+
+def _with_directory(job: JobConfig) -> tuple[JobConfig, str]:
+    """Return a chief's job with a directory, and what there is to say if it had to be made; it may not be possible."""
+    if job.model_dir:
+        return job, ""
+    made = job.replace(model_dir=os.path.abspath(new_model_dir(job.model)))
+    try:
+        make_dir(Path(made.model_dir or ""))
+    except StorageError as error:
+        return job, f"nothing of this job is kept, for there is no --model_dir, and {str(error).partition(': ')[2]}"
+    return made, f"there is no --model_dir: what this job leaves is in {made.model_dir}"
+
+
+def _tell(text: str) -> None:
+    if text:
+        logging.getLogger("tfps").info(text)
+
+
+VERB = Verb(
+    _run,
+    ("cluster", "task", "size", *JOB, "supervision"),
+    "be one task of a cluster",
+    "Start it once for each task, on any machines, with the same flags but --job_name and --task_index. All tasks "
+    "end by themselves when the job is done.",
+    f"tfps run {ROLE} --issync=1",
+)

@@ -1,0 +1,102 @@
+"""``tfps submit``: hand a job to a platform."""
+
+import importlib
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfps.cli.command import JOB, Verb, working_directory
+from tfps.cli.validation import Problems
+from tfps.cli.watch import see_through, wait_for
+from tfps.config import job_config
+from tfps.config.job_config import JobConfig
+from tfps.errors import DataError
+from tfps.jobs.spec import Job
+from tfps.launchers.registry import LAUNCHERS
+from tfps.models import loader
+
+_BESIDE = "{} beside it, which it imports, has to be in the image, or on a volume that PYTHONPATH names."
+_EVERYWHERE = ("to", "name", "dry_run", "wait")
+_PLATFORM = ("platform", "resources", "cluster")
+
+
+def _submit(argv: Sequence[str]) -> int:
+    problems = Problems()
+    asked = problems.read(VERB.flags, argv)
+    if asked.to is None:
+        problems.add(f"--to is missing: say where the job runs, one of {', '.join(LAUNCHERS)}.")
+    problems.settle()
+    launcher = importlib.import_module(LAUNCHERS[asked.to or ""])
+    job = _job(asked, launcher, problems)
+    plan = problems.of(launcher.plan, job)
+    problems.settle()
+    if missing := loader.beside(Path(asked.model)) if job.model_source else []:
+        print(f"warning: {asked.model} goes into the containers alone: {_BESIDE.format(missing[0])}", file=sys.stderr)
+    if asked.dry_run or not launcher.sends(job):
+        print(plan)
+        return 0
+    return _send(launcher, plan, job)
+
+
+def _send(launcher: Any, plan: Any, job: Job) -> int:
+    began = time.monotonic()
+    submitted = launcher.submit(plan)
+    if hasattr(submitted, "events"):  # no platform holds it: it lasts as long as this command
+        return see_through(submitted, job, began)
+    for warning in getattr(submitted, "warnings", ()):
+        print(warning, file=sys.stderr)
+    print(submitted.handle, flush=True)
+    return wait_for(submitted, job, began) if job.config.wait else 0
+
+
+def _job(asked: JobConfig, launcher: Any, problems: Problems) -> Job:
+    """Return the job, looked at as far as this machine can tell."""
+    for flag in job_config.fields_of(_PLATFORM):
+        if getattr(asked, flag) != job_config.FIELDS[flag].default and flag not in (*_EVERYWHERE, *launcher.FLAGS):
+            problems.add(f"--{flag} means nothing with --to={asked.to}: leave it out.")
+    name, directory = asked.name or _name(asked.model), working_directory()
+    is_file = asked.model.endswith(".py")
+    if "volumes" in launcher.FLAGS:
+        if is_file or asked.model in loader.BUILTIN:  # a dotted module may be in the image alone
+            problems.of(loader.check, asked.model)
+        source = Path(asked.model).read_text(encoding="utf-8") if is_file and Path(asked.model).is_file() else None
+        return Job(name, asked, source, directory=directory)
+    problems.of(loader.check, asked.model)
+    problems.of(_check_data, asked.data_dir)
+    return Job(name, _with_absolute_paths(asked, name), python=sys.executable, directory=directory)
+
+
+def _check_data(data_dir: str) -> None:
+    """Look whether the data is there; the tasks look into it."""
+    if data_dir and "://" not in data_dir and not Path(data_dir).exists():
+        raise DataError(f"--data_dir={job_config.show(data_dir)}: no such file or directory.")
+
+
+def _with_absolute_paths(asked: JobConfig, name: str) -> JobConfig:
+    """Return the job with paths that hold in any directory of machines that share this one's."""
+    paths = {"model_dir": asked.model_dir or str(Path("runs") / name)}
+    paths |= {"model": asked.model} if Path(asked.model).is_file() else {}
+    paths |= {"data_dir": asked.data_dir} if asked.data_dir else {}
+    return asked.replace(
+        **{flag: path if "://" in path else str(Path(path).absolute()) for flag, path in paths.items()}
+    )
+
+
+def _name(model: str) -> str:
+    """Return a job's name: its model's, and the time."""
+    stem = Path(model).stem if model.endswith(".py") else model.rpartition(".")[2]
+    plain = re.sub("[^a-z0-9]+", "-", stem.lower()).strip("-")[:20].rstrip("-")
+    return f"{plain if plain[:1].isalpha() else f'job-{plain}'.rstrip('-')}-{time.strftime('%m%d-%H%M%S')}"
+
+
+VERB = Verb(
+    _submit,
+    ("platform", "size", "resources", "cluster", *JOB, "supervision"),
+    "hand the job to a platform",
+    "Prints the job's handle, which tfps status, logs and cancel take. The platform's own program must be installed "
+    "and logged in, but not for --dry_run.",
+    "tfps submit --to=slurm --num_ps=1 --num_workers=2 --worker_gpu=8 --model=mnist --model_dir=DIR",
+)

@@ -1,0 +1,82 @@
+"""The tables that ``tfps plan`` and ``tfps status`` print. Drawn by rich; does not import TensorFlow."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tfps.cluster.resolver import Cluster
+from tfps.config.job_config import JobConfig
+from tfps.report import count, plural
+
+if TYPE_CHECKING:
+    from tfps.jobs.handle import Status
+    from tfps.runtime.graph.placement import Crossing
+    from tfps.runtime.graph.plan import Plan
+
+
+def print_plan(config: JobConfig, cluster: Cluster, plan: "Plan") -> None:
+    """Print each variable's place, the bytes of each PS, and what a step moves."""
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=160)
+    console.print(
+        f"{config.model} on {cluster.num_ps} ps and {plural(cluster.num_workers, 'worker')}, --mode={config.mode}\n"
+    )
+    console.print(_variables(plan))
+    console.print(_servers(plan))
+    console.print(_step(plan))
+
+
+def print_status(handle: str, status: "Status") -> None:
+    """Print what a platform knows of a job."""
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=1000)
+    console.print(f"{handle}  {status.state}{f': {status.reason}' if status.reason else ''}", markup=False)
+    table = _table("", "task", "state", "exit code", "restarts", "where", "why")
+    for column in table.columns[4:]:
+        column.justify = "left"
+    for task, known in status.tasks.items():
+        code = "" if known.exit_code is None else str(known.exit_code)
+        table.add_row(str(task), known.state, code, str(known.restarts), escape(known.where), escape(known.reason))
+    if status.tasks:
+        console.print(table)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), title_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+    return table
+
+
+def _variables(plan: "Plan") -> Table:
+    table = _table("variables", "name", "shape", "type", "bytes", "ps")
+    for v in plan.variables:
+        table.add_row(v.name, "x".join(map(str, v.shape)) or "scalar", v.dtype, count(v.num_bytes), str(v.ps))
+    return table
+
+
+def _servers(plan: "Plan") -> Table:
+    table = _table("\nparameter servers", "ps", "variables", "bytes", "share", "packed")
+    total = sum(plan.ps_bytes.values()) or 1
+    for ps, size in plan.ps_bytes.items():
+        held = sum(variable.ps == ps for variable in plan.variables)
+        table.add_row(str(ps), str(held), count(size), f"{size / total:.0%}", count(plan.packed_bytes.get(ps, 0)))
+    return table
+
+
+def _step(plan: "Plan") -> Table:
+    before = ("with --wire=plain", "bytes") if plan.plain else ()
+    table = _table("\none step of one worker, on the wire", "direction", "tensors", "bytes", *before)
+    for name, way in (("pull, ps to worker", "pulled"), ("push, worker to ps", "pushed")):
+        ways = [getattr(each, way) for each in (plan, plan.plain) if each]
+        table.add_row(name, *(text for crossings in ways for text in (str(len(crossings)), _size(crossings))))
+    return table
+
+
+def _size(crossings: "Sequence[Crossing]") -> str:
+    known = count(sum(crossing.num_bytes or 0 for crossing in crossings))
+    open_ = sum(crossing.num_bytes is None for crossing in crossings)
+    return f"{known} and {open_} of a size that depends on the batch" if open_ else known

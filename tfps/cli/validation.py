@@ -1,0 +1,83 @@
+"""All that is wrong with a command line, gathered and told at once."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TextIO, TypeVar
+
+from tfps.config import job_config
+from tfps.config.job_config import JobConfig
+from tfps.errors import ConfigError, DataError, StoppedError, TfpsError
+from tfps.launchers.registry import LAUNCHERS
+from tfps.models import loader
+from tfps.modes.registry import MODES
+from tfps.optimizers.registry import OPTIMIZERS
+
+_T = TypeVar("_T")
+
+CHOICES: Mapping[str, Collection[str]] = {
+    "to": tuple(LAUNCHERS),
+    "mode": tuple(MODES),
+    "optimizer": tuple(OPTIMIZERS),
+    "ps_strategy": ("greedy", "round_robin"),
+    "on_nan": ("stop", "skip"),
+    "wire": ("packed", "bfloat16", "plain"),
+}
+
+
+def lines_of(error: TfpsError) -> Sequence[str]:
+    """Return an error's problems, one plain line each."""
+    return error.problems if isinstance(error, ConfigError) else [str(error)]
+
+
+def tell(error: TfpsError, stream: TextIO) -> int:
+    """Print an error, each problem on its own line, and return its exit code."""
+    if isinstance(error, StoppedError):
+        print(error, file=stream, flush=True)
+        return error.exit_code
+    for line in lines_of(error):
+        print(f"error: {line}", file=stream, flush=True)
+    return error.exit_code
+
+
+class Problems:
+    """Gathers what several checks complain of, so that all of it is told at once."""
+
+    def __init__(self) -> None:
+        self._errors: list[TfpsError] = []
+        self._flags: set[str] = set()
+
+    def read(self, flags: Collection[str], argv: Sequence[str], defaults: JobConfig | None = None) -> JobConfig:
+        """Read a verb's flags."""
+        parsed = job_config.parse(argv, flags, CHOICES, defaults)
+        self._flags |= set(parsed.problems)
+        self._errors += [ConfigError(problem) for problem in parsed.problems.values()]
+        return parsed.config
+
+    def of(self, check: Callable[..., _T], *args: Any) -> _T | None:
+        """Return what a check returns, or ``None`` if it complains."""
+        try:
+            return check(*args)
+        except (ConfigError, DataError) as error:
+            self._errors.append(error)
+            return None
+
+    def add(self, problem: str) -> None:
+        """Take in a problem."""
+        self._errors.append(ConfigError(problem))
+
+    def settle(self) -> None:
+        """Raise what was gathered: a ``DataError`` if it is all about data, else a ``ConfigError`` with every line."""
+        lines = [line for error in self._errors for line in lines_of(error) if not self._follows(line)]
+        if lines and all(isinstance(error, DataError) for error in self._errors):
+            raise DataError("\n".join(lines))
+        if lines:
+            raise ConfigError(lines)
+
+    def _follows(self, line: str) -> bool:
+        """Tell whether a line only says that a flag is missing whose value was bad."""
+        return any(line.startswith(f"--{name} is missing") for name in self._flags)
+
+
+def check_model(job: JobConfig, problems: Problems) -> None:
+    """Look at a job's model and data, without TensorFlow."""
+    problems.of(loader.check, job.model)
+    problems.of(loader.check_data, job.model, job.data_dir, job.num_workers or 1)

@@ -1,0 +1,53 @@
+"""Show a job that runs elsewhere as ``tfps launch`` shows one that runs here, and end as it does."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tfps.errors import StoppedError
+from tfps.jobs.display import JobView, job_view
+from tfps.jobs.follow import Outcome, follow
+from tfps.jobs.handle import Running, Submitted
+from tfps.jobs.poller import Watch
+from tfps.jobs.spec import Job
+from tfps.report import SUMMARY, final_lines, read_json
+
+
+def wait_for(submitted: Submitted, job: Job, began: float) -> int:
+    """Watch a submitted job to its end; returns its exit code, or 143 if told to stop watching."""
+    view = job_view(job.config, job.tasks(), began)
+    watch = Watch(submitted)
+    outcome = follow(watch, view)
+    if watch.left:
+        print(f"not watched any more, but it goes on: tfps status, logs or cancel {submitted.handle}")
+        return StoppedError.exit_code
+    code = _report(view, job, outcome)
+    if code and code != StoppedError.exit_code:
+        print(f"see tfps status or logs {submitted.handle}", file=sys.stderr)
+    return code
+
+
+def see_through(running: Running, job: Job, began: float) -> int:
+    """Run a job that ends with this command; returns its exit code."""
+    view = job_view(job.config, job.tasks(), began)
+    return _report(view, job, follow(running, view))
+
+
+def _report(view: JobView, job: Job, outcome: Outcome) -> int:
+    if outcome.exit_code == StoppedError.exit_code:
+        print(f"stopped at step {view.step}; the same flags and --name={job.name} go on.")
+    elif outcome.exit_code:
+        print(f"error: {outcome.error}", file=sys.stderr)
+    else:
+        stored = read_json(Path(job.config.model_dir) / SUMMARY) if job.config.model_dir else None
+        told = final_lines(stored, job.config.model_dir) if stored else final_lines(_as_told(view), None)
+        print("\n".join(["", *told]))
+    return outcome.exit_code
+
+
+def _as_told(view: JobView) -> dict[str, Any]:
+    """Return a summary made of what the tasks have said, for a job whose directory is not seen from here."""
+    reported = [values for task in view.tasks.values() for values in task.values.items()]
+    metrics = {name.removeprefix("eval/"): value for name, value in reported if name.startswith("eval/")}
+    return {"global_step": view.step, "seconds": time.monotonic() - view.began, "loss": view.loss, "eval": metrics}

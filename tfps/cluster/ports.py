@@ -1,0 +1,58 @@
+"""Ports of this machine: hold free ones for tasks, and look whether one is free.
+
+``tf.train.Server`` says of a taken port only that it "could not start", and where gRPC sets ``SO_REUSEPORT``, shares it
+in silence. Does not import TensorFlow.
+"""
+
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+
+from tfps.cluster.addresses import split
+from tfps.cluster.probe import connect
+from tfps.errors import ConfigError
+
+
+@contextlib.contextmanager
+def held_ports(count: int) -> Iterator[list[int]]:
+    """Pick free ports that nobody else is given while the context lasts."""
+    with contextlib.ExitStack() as stack:
+        holders = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) for _ in range(count)]
+        for holder in holders:
+            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # gRPC's releases differ in which they set
+                holder.setsockopt(socket.SOL_SOCKET, option, 1)
+            holder.bind(("", 0))
+        yield [holder.getsockname()[1] for holder in holders]
+
+
+def check_port(address: str, flag: str) -> None:
+    """Make sure that this machine can listen on a task's port.
+
+    A port that is bound but not listened on is one that a launcher holds for this task (``held_ports``).
+
+    Raises:
+        ConfigError: If another process listens there, or the port may not be used.
+    """
+    port = split(address)[1]
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            probe.bind(("", port))
+        taken = answers(f"127.0.0.1:{port}")
+        why = "is taken by another process"
+    except OSError as error:
+        taken = True
+        why = "is taken by another process" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+    if taken:
+        raise ConfigError(f"{flag}: port {port} of {address} {why}: end that process or give another port.")
+
+
+def answers(address: str) -> bool:
+    """Tell whether something accepts connections at ``host:port``."""
+    try:
+        connect(address).close()
+    except OSError:
+        return False
+    return True

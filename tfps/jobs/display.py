@@ -1,0 +1,257 @@
+"""Show a running job: a live view on a terminal (drawn by rich), plain lines with the task's name elsewhere.
+
+Works on nothing but what tasks say and how they end, so it serves every launcher.
+"""
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from tfps.cluster.resolver import Task
+from tfps.config.job_config import JobConfig
+from tfps.jobs.output import Output
+from tfps.report import count, duration, format_progress, parse_progress, state_of
+
+_PROGRESS_EVERY_SECS, _QUIET_SECS = 1.0, 5.0
+
+
+@dataclass
+class TaskView:
+    """What is known of one task.
+
+    Attributes:
+        state: One of ``report.STATES``, or ``starting``.
+        step: Global step of its last report.
+        values: Its last report, by name.
+        error: What it said of why it failed.
+        restarted_after: Why it was started again, each time.
+    """
+
+    state: str = "starting"
+    step: int = 0
+    values: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+    restarted_after: list[str] = field(default_factory=list)
+    loss_step: int = 0
+
+
+@dataclass
+class JobView:
+    """What is known of a job, gathered from its tasks' lines.
+
+    Attributes:
+        config: The job.
+        tasks: By task.
+        began: Monotonic time of its start.
+        doing: What its launcher does before any task says something.
+        first_step_secs: After how long it took its first step.
+        recovery_secs: For how long some task was lost, or on its way back.
+    """
+
+    config: JobConfig
+    tasks: dict[Task, TaskView]
+    began: float
+    doing: str = ""
+    first_step_secs: float | None = None
+    recovery_secs: float = 0.0
+    _away: set[Task] = field(default_factory=set)
+    _away_since: float = 0.0
+
+    @property
+    def step(self) -> int:
+        """The newest global step that any task has reported."""
+        return max((task.step for task in self.tasks.values()), default=0)
+
+    @property
+    def examples_per_sec(self) -> float:
+        """The sum of what the tasks that still train last reported, in examples per second."""
+        return sum(task.values.get("examples/s", 0.0) for task in self.tasks.values() if task.state == "training")
+
+    @property
+    def loss(self) -> float | None:
+        """The loss in the newest report."""
+        return self._newest.values["loss"] if self._newest else None
+
+    @property
+    def progress(self) -> str:
+        """A progress line of the job: the newest report, with the examples per second of all workers."""
+        values = {name: value for name, value in (self._newest or TaskView()).values.items() if "eval/" not in name}
+        speed = {"examples/s": self.examples_per_sec} if self.examples_per_sec else {}
+        return format_progress(self.reported_step, values | speed)
+
+    @property
+    def reported_step(self) -> int:
+        """The step of the newest report: an evaluation's may be later."""
+        return self._newest.loss_step if self._newest else 0
+
+    @property
+    def _newest(self) -> TaskView | None:
+        reports = [task for task in self.tasks.values() if "loss" in task.values]
+        return max(reports, key=lambda task: task.loss_step) if reports else None
+
+    def said(self, task: Task, line: str) -> None:
+        """Take in a line of a task."""
+        self.doing, view = "", self.tasks[task]
+        progress = parse_progress(line)
+        if progress is None:
+            self._note_loss(task, line)
+            self._state(task, line)
+            return
+        self._back(task, *(away for away in self._away if away.job == "ps"))  # without which it could not train
+        view.step, view.values = int(progress.pop("step")), {**view.values, **progress}
+        view.loss_step = view.step if "loss" in progress else view.loss_step
+        if self.first_step_secs is None and "loss" in progress:
+            self.first_step_secs = time.monotonic() - self.began
+
+    def _note_loss(self, task: Task, line: str) -> None:
+        """Take the time while some task is away: from its end until it trains, or serves, again."""
+        state = state_of(line)
+        if silent := re.match(r"stalled: no sign of life for (\d+) s", line):
+            self._lost(task, float(silent[1]))
+        elif state == "restarted":
+            self._lost(task)
+            reason = re.match(r"restarted after (.+?)( \(|, |$)", line)
+            stalled = ["no sign of life"] if self.tasks[task].state == "stalled" else []
+            self.tasks[task].restarted_after += stalled or ([reason[1]] if reason else [])
+        elif state == "training":
+            self._back(task)
+
+    def _lost(self, task: Task, secs_ago: float = 0.0) -> None:
+        if not self._away:
+            self._away_since = time.monotonic() - secs_ago
+        self._away.add(task)
+
+    def _back(self, *tasks: Task) -> None:
+        before = bool(self._away)
+        self._away -= set(tasks)
+        if before and not self._away:
+            self.recovery_secs += time.monotonic() - self._away_since
+
+    def is_of_error(self, task: Task, line: str) -> bool:
+        """Tell whether a line of a task says why it fails, or goes on with that."""
+        return line.partition(" ")[0] == "error:" or bool(self.tasks[task].error and line.startswith("    "))
+
+    def _state(self, task: Task, line: str) -> None:
+        view = self.tasks[task]
+        state = state_of(line)
+        view.state = state or view.state
+        if state == "restarted":
+            view.error = ""  # that of the process before
+        if self.is_of_error(task, line):
+            told = line.removeprefix("error: ")
+            view.error = f"{view.error}\n{told}" if view.error else told
+
+
+def job_view(config: JobConfig, tasks: Iterable[Task], began: float) -> JobView:
+    """Return the view of a job that was started at the monotonic time ``began``."""
+    return JobView(config, {task: TaskView() for task in tasks}, began)
+
+
+class Plain:
+    """Prints every line as it comes, after the name of its task; of their progress, the job's."""
+
+    def __init__(self, view: JobView) -> None:
+        self._view = view
+        self._width = max(len(str(task)) for task in view.tasks)
+        self._output = Output()
+        self._told_step, self._told_at = -1, 0.0
+
+    def __enter__(self) -> "Plain":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._output.close()
+
+    def line(self, task: Task, text: str) -> None:
+        """Show a line that a task said, but for its progress."""
+        if parse_progress(text) is None or " eval/" in text:
+            self._line(str(task), text)
+
+    def refresh(self) -> None:
+        """Show how far the job has come: one line for what several tasks report, and at most one a second."""
+        step, secs = self._view.reported_step, time.monotonic() - self._told_at
+        every = self._view.config.steps_to_validate
+        due = self._told_step < 0 or step // every > self._told_step // every or secs > _QUIET_SECS
+        if step > self._told_step and due and secs >= _PROGRESS_EVERY_SECS and self._view.loss is not None:
+            self._told_step, self._told_at = step, time.monotonic()
+            self._line("job", self._view.progress)
+
+    def _line(self, who: str, text: str) -> None:
+        self.note(f"{who:<{self._width}} | {text}")
+
+    def note(self, text: str) -> None:
+        """Show what the launcher does.
+
+        Raises:
+            BrokenPipeError: If nobody reads standard output any more.
+        """
+        self._output.write(text)
+
+
+class Terminal:
+    """Draws the job in place; lines that are not mere progress scroll by above."""
+
+    def __init__(self, view: JobView, console: Console) -> None:
+        self._view = view
+        self._console = console
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
+        )
+        self._progress = Progress(*columns, TimeRemainingColumn(), TextColumn("left"), console=console)
+        self._bar = self._progress.add_task(view.config.model, total=view.config.max_steps)
+        self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> "Terminal":
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def line(self, task: Task, text: str) -> None:
+        """Show a line that a task said."""
+        if parse_progress(text) is None:
+            self._console.print(Text.assemble((f"{task!s:>9} ", "dim"), text))
+
+    def note(self, text: str) -> None:
+        """Show what the launcher does, until a task says something."""
+        self._view.doing = text
+
+    def refresh(self) -> None:
+        """Bring the bar up to date; rich draws by itself."""
+        self._progress.update(self._bar, completed=min(self._view.step, self._view.config.max_steps))
+
+    def _draw(self) -> Group:
+        view = self._view
+        loss = "-" if view.loss is None else f"{view.loss:.4g}"
+        elapsed = duration(time.monotonic() - view.began)
+        told = f"loss {loss}   {count(view.examples_per_sec)} examples/s"
+        head = Text(f"{view.doing or told}   {elapsed}")
+        return Group(self._progress, head, self._table())
+
+    def _table(self, most: int = 16) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for name in ("task", "state", "step", "examples/s"):
+            table.add_column(name, justify="right" if name in ("step", "examples/s") else "left", style="dim")
+        shown: Sequence[tuple[Task, TaskView]] = list(self._view.tasks.items())
+        for task, known in shown[:most]:
+            rate = known.values.get("examples/s")
+            table.add_row(str(task), known.state, count(known.step) if known.step else "", count(rate) if rate else "")
+        if len(shown) > most:
+            table.add_row(f"and {len(shown) - most} more", "", "", "")
+        return table
+
+
+def screen(view: JobView) -> Plain | Terminal:
+    """Return the way to show a job that suits standard output."""
+    console = Console(highlight=False)
+    return Terminal(view, console) if console.is_terminal else Plain(view)

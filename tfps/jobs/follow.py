@@ -1,0 +1,220 @@
+"""See a running job through to its end: show it, end it when a task fails or the user says so, and say how it ended."""
+
+import re
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tfps.cluster.resolver import Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import CheckpointError, PeerLostError, StoppedError, stopping_signals
+from tfps.jobs.display import JobView, Plain, Terminal, screen
+from tfps.jobs.handle import Exited, Line, Note, Running, how_it_ended
+from tfps.report import LOGS, SCHEMA_VERSION, SUMMARY, read_json, utc
+
+_SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one: Ctrl-C may come from the shell and a person
+_HELD_SECS = 2.0
+
+
+@dataclass
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        exit_codes: Of every task that has ended; negative for a signal.
+        exit_code: The job's: 0, that of the first task that failed, 170 if it was killed, or 143.
+        error: Why, if not 0.
+        restarts: How often each task was started again.
+        told_at: Monotonic time of the first signal to end it.
+    """
+
+    exit_codes: dict[Task, int]
+    exit_code: int = 0
+    error: str = ""
+    restarts: Mapping[Task, int] = field(default_factory=dict)
+    told_at: float | None = None
+
+
+def follow(job: Running, view: JobView) -> Outcome:
+    """Show a job until it ends.
+
+    The first SIGINT, SIGTERM or SIGHUP ends it in order, with its state saved; one more than 2 s later kills it.
+    """
+    outcome = Outcome({})
+    with _on_signals(lambda: _interrupt(job, outcome)), screen(view) as shown:
+        errors = _Errors(view, shown)
+        for event in job.events():
+            if isinstance(event, Note):
+                shown.note(event.text)
+            elif isinstance(event, Line):
+                _take_line(event, view, shown, errors)
+            elif isinstance(event, Exited):
+                _take_end(event, job, view, outcome, errors)
+            errors.show_old()
+            shown.refresh()
+    if outcome.exit_codes and not any(outcome.exit_codes.values()):
+        return Outcome(outcome.exit_codes, restarts=job.restarts)  # told to stop too late: it was done
+    return replace(outcome, restarts=job.restarts)
+
+
+class _Errors:
+    """What tasks say of why they fail, which is shown once.
+
+    It is held back until its task has ended, for the first is told with the job's end; or until that takes too long.
+    """
+
+    def __init__(self, view: JobView, shown: Plain | Terminal) -> None:
+        self._view, self._shown = view, shown
+        self._held: dict[Task, list[str]] = {}
+        self._since: dict[Task, float] = {}
+        self._told: list[str] = []
+
+    def hold(self, task: Task, line: str) -> None:
+        """Take in a line of a task's error."""
+        self._held.setdefault(task, []).append(line)
+        self._since.setdefault(task, time.monotonic())
+
+    def told(self, task: Task) -> None:
+        """Note that a task's error is told elsewhere."""
+        self._take(task)
+        self._told.append(f"{self._view.tasks[task].error}\n")
+
+    def show(self, task: Task) -> None:
+        """Show what is held of a task, unless another's error begins with all of it."""
+        lines, said = self._take(task), f"{self._view.tasks[task].error}\n"
+        if lines and not any(told.startswith(said) for told in self._told):
+            self._told.append(said)
+            for line in lines:
+                self._shown.line(task, line)
+
+    def show_old(self) -> None:
+        """Show what is held for long."""
+        for task in [task for task, since in self._since.items() if time.monotonic() - since > _HELD_SECS]:
+            self.show(task)
+
+    def _take(self, task: Task) -> list[str]:
+        self._since.pop(task, None)
+        return self._held.pop(task, [])
+
+
+def _take_line(event: Line, view: JobView, shown: Plain | Terminal, errors: _Errors) -> None:
+    if view.is_of_error(event.task, event.text):
+        view.said(event.task, event.text)
+        errors.hold(event.task, event.text)
+        return
+    errors.show(event.task)
+    view.said(event.task, event.text)
+    shown.line(event.task, event.text)
+
+
+def _take_end(event: Exited, job: Running, view: JobView, outcome: Outcome, errors: _Errors) -> None:
+    outcome.exit_codes[event.task] = event.exit_code
+    if event.exit_code and not outcome.exit_code:
+        outcome.exit_code = event.exit_code if event.exit_code > 0 else PeerLostError.exit_code
+        outcome.error = _why(event, view)
+        errors.told(event.task)
+        job.cancel()
+    errors.show(event.task)
+
+
+def _why(event: Exited, view: JobView) -> str:
+    said = view.tasks[event.task].error
+    if said:
+        return f"{event.task}: {said}"
+    verb = "was killed by" if event.exit_code < 0 else "ended with"
+    return f"{event.task} {verb} {how_it_ended(event.exit_code)}"
+
+
+def _interrupt(job: Running, outcome: Outcome) -> None:
+    now = time.monotonic()
+    if outcome.told_at is None:
+        outcome.told_at = now
+    elif now - outcome.told_at > _SECOND_THOUGHT_SECS:
+        job.kill()
+    outcome.exit_code = outcome.exit_code or StoppedError.exit_code
+    outcome.error = outcome.error or "stopped"
+    job.cancel()
+
+
+def log_tail(config: JobConfig, view: JobView, outcome: Outcome, most: int = 10) -> list[str]:
+    """Return the end of the log of the first task that ended badly without a word of its own."""
+    stopped = StoppedError.exit_code
+    silent = [t for t, code in outcome.exit_codes.items() if code not in (0, stopped) and not view.tasks[t].error]
+    if not silent or outcome.exit_code == stopped:
+        return []
+    path = Path(config.model_dir or ".") / LOGS / f"{silent[0].job}-{silent[0].index}.log"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    lines = [line for line in lines if not re.match(r"[IW]\d{4} ", line)]  # TensorFlow's information and warnings
+    return [f"the end of {path}:", *(f"  {line}" for line in lines[-most:])]
+
+
+class _on_signals:  # noqa: N801  used as a function
+    """A context in which a signal that tells to stop calls a function."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        for number in stopping_signals():
+            self._before[number] = signal.signal(number, self._handle)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._call()
+
+
+def complete_summary(config: JobConfig, view: JobView, outcome: Outcome, read: bool = True) -> Mapping[str, Any]:
+    """Return the chief's ``summary.json`` with what only the launcher knows: exit codes, and why the job failed.
+
+    Without the chief's part where ``read`` is false: another job has the directory now.
+    """
+    summary = (_of_chief(config.model_dir) if read else None) or _without_chief(config, view)
+    summary["began"] = utc(time.time() - (time.monotonic() - view.began))
+    if outcome.exit_code:
+        summary |= {"status": "stopped" if outcome.exit_code == 143 else "failed"}
+        summary |= {"error": outcome.error}
+    summary["exit_code"] = outcome.exit_code
+    told = summary.get("tasks", {})
+    summary["tasks"] = {
+        str(task): {
+            **told.get(str(task), {}),
+            "exit_code": outcome.exit_codes.get(task),
+            "restarts": outcome.restarts.get(task, 0),
+            **({"restarted_after": shown.restarted_after} if shown.restarted_after else {}),
+        }
+        for task, shown in view.tasks.items()
+    }
+    summary["recovery_secs"] = round(view.recovery_secs, 3)
+    summary["first_step_secs"] = view.first_step_secs
+    return summary
+
+
+def _of_chief(model_dir: str | None) -> dict[str, Any] | None:
+    """Return what the chief has left, if it has and that can be read."""
+    try:
+        return read_json(Path(model_dir or ".") / SUMMARY)
+    except CheckpointError:
+        return None
+
+
+def _without_chief(config: JobConfig, view: JobView) -> dict[str, Any]:
+    """Return what a summary tells of a job whose chief has left none."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": "failed",
+        "ended": utc(time.time()),
+        "model_dir": config.model_dir,
+        "model": config.model,
+        "mode": config.mode,
+        "global_step": view.step,
+        "max_steps": config.max_steps,
+    }

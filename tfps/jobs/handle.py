@@ -1,0 +1,127 @@
+"""What a launcher gives back for a job, and what such a job tells: the same for every platform."""
+
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tfps.cluster.resolver import Task
+
+# TorchX's names. The last three are the end of a job.
+PENDING, RUNNING, UNKNOWN, SUCCEEDED, FAILED, CANCELLED = (
+    "PENDING",
+    "RUNNING",
+    "UNKNOWN",
+    "SUCCEEDED",
+    "FAILED",
+    "CANCELLED",
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that a task said."""
+
+    task: Task
+    text: str
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A task has ended for good; ``exit_code`` is negative for a signal."""
+
+    task: Task
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """What the launcher itself does now."""
+
+    text: str
+
+
+def how_it_ended(code: int) -> str:
+    """Return an exit code in words: ``SIGKILL`` of a negative one, ``exit code 170``."""
+    if code >= 0:
+        return f"exit code {code}"
+    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+
+
+class Running(Protocol):
+    """A job that this process sees through to its end."""
+
+    @property
+    def restarts(self) -> Mapping[Task, int]:
+        """How often it has started each task again."""
+
+    def events(self) -> Iterator[Line | Exited | Note | None]:
+        """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
+
+    def cancel(self) -> None:
+        """Ask every task to save and end."""
+
+    def kill(self) -> None:
+        """End every task at once."""
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """What a platform knows of a task.
+
+    Attributes:
+        state: One of the six.
+        exit_code: Of its last process that ended.
+        restarts: How many times the platform has started it again.
+        where: The node, container or pod that runs it, in the platform's words.
+        reason: Why it is in that state, in the platform's words.
+    """
+
+    state: str
+    exit_code: int | None = None
+    restarts: int = 0
+    where: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a platform knows of a job; ``reason`` says why it is in that state, in the platform's words."""
+
+    state: str
+    tasks: Mapping[Task, TaskStatus] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.state in (SUCCEEDED, FAILED, CANCELLED)
+
+
+class Submitted(Protocol):
+    """A job on a platform; what is known of it is asked of the platform, so any process can hold its handle."""
+
+    @property
+    def handle(self) -> str:
+        """``PLATFORM:ID``, what ``tfps status`` takes."""
+
+    def status(self) -> Status:
+        """Ask the platform.
+
+        Raises:
+            ConfigError: If it does not answer, or knows no such job.
+        """
+
+    def logs(self, task: Task | None, follow: bool) -> Iterator[Line]:
+        """Yield what the tasks, or only ``task``, have said; with ``follow``, until the job ends.
+
+        Raises:
+            ConfigError: If the platform does not answer, or knows no such job or task.
+        """
+
+    def cancel(self) -> None:
+        """End the job, its tasks having the time to save; nothing of it stays on the platform but what it wrote.
+
+        Raises:
+            ConfigError: If the platform does not answer, or knows no such job.
+        """

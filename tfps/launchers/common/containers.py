@@ -1,0 +1,90 @@
+"""What the container platforms share: the image, what its containers mount, and where the job's files are in them."""
+
+import posixpath
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import tfps
+from tfps.config.job_config import JobConfig, show
+from tfps.errors import ConfigError
+from tfps.jobs.spec import Job
+
+FLAGS = frozenset({"image", "volumes"})
+HOME = "/tfps"  # where the image has a directory for what jobs leave
+MODEL_DIR = "/opt/model"  # where the user's model file is mounted
+
+
+@dataclass(frozen=True)
+class Volume:
+    """Something that every container mounts: ``source`` is a volume's name, or a path of the host."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the source is a path of the host."""
+        return self.source.startswith("/")
+
+    def holds(self, path: str) -> bool:
+        """Tell whether a path in the containers lies on this volume."""
+        return PurePosixPath(posixpath.normpath(path)).is_relative_to(self.target)
+
+
+def image(config: JobConfig) -> str:
+    """Return the image that the tasks run."""
+    return config.image or f"tfps:{tfps.__version__}"
+
+
+def volumes(config: JobConfig) -> Sequence[Volume]:
+    """Return what ``--volumes`` says.
+
+    Raises:
+        ConfigError: If a part of it is not ``NAME:/path`` or ``/host/path:/path``, with ``:ro`` or without.
+    """
+    text = f"tfps:{HOME}" if config.volumes is None else config.volumes
+    found = [_volume(part) for part in text.split(",")]
+    targets = [volume.target for volume in found]
+    for target in targets:
+        if targets.count(target) > 1:
+            raise ConfigError(f"--volumes={show(text)} mounts two volumes at {show(target)}: drop one.")
+    return found
+
+
+def _volume(text: str) -> Volume:
+    match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9_.-]*|/[^:]*):(/[^:]+)(:ro|:rw)?", text)
+    if not match or ".." in PurePosixPath(match[2]).parts:
+        raise ConfigError(
+            f"--volumes: {show(text)} is not NAME:/path or /host/path:/path, absolute paths, with :ro to only read."
+        )
+    return Volume(match[1], str(PurePosixPath(match[2])), match[3] == ":ro")
+
+
+def task_config(job: Job) -> JobConfig:
+    """Return the job's config with the paths that its files have in the containers.
+
+    Raises:
+        ConfigError: If ``--model_dir`` is on no volume that can be written.
+    """
+    config = job.config
+    model_dir = config.model_dir or str(PurePosixPath(_first_writable(config).target) / job.name)
+    if not any(volume.holds(model_dir) and not volume.read_only for volume in volumes(config)):
+        raise ConfigError(
+            f"--model_dir={show(model_dir)} is on no volume, so what the job leaves there would be lost: "
+            f"give --volumes=NAME:{show(str(PurePosixPath('/') / model_dir))}, or leave --model_dir out."
+        )
+    return config.replace(model=model_path(job), model_dir=model_dir)
+
+
+def model_path(job: Job) -> str:
+    """Return the containers' ``--model``: where the user's file is mounted, if it is one."""
+    model = job.config.model
+    return model if job.model_source is None else f"{MODEL_DIR}/{PurePosixPath(model).name}"
+
+
+def _first_writable(config: JobConfig) -> Volume:
+    found = volumes(config)
+    return next((volume for volume in found if not volume.read_only), found[0])

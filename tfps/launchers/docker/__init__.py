@@ -1,0 +1,1 @@
+"""Docker: a Compose file on one machine."""

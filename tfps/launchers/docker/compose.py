@@ -1,0 +1,250 @@
+"""A cluster of containers on one Docker machine: a Compose file, sent by Docker's own clients.
+
+The file keeps to what ``docker-compose`` 1.29 and ``docker compose`` both read. Once the job is there it is asked of
+Docker alone, by the labels of its containers, so nobody has to keep the file.
+"""
+
+import json
+import posixpath
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfps.cluster.resolver import Task
+from tfps.config.job_config import JobConfig, show
+from tfps.errors import ConfigError
+from tfps.jobs.spec import PORT, RESOURCES, Job, Role
+from tfps.launchers.common import client, containers
+from tfps.launchers.common.containers import Volume
+from tfps.launchers.common.yaml_writer import to_yaml
+from tfps.launchers.docker import job as docker
+from tfps.launchers.docker.job import GRACE_SECS, PROJECT, TASK, DockerJob
+from tfps.models import loader
+
+FLAGS = containers.FLAGS | RESOURCES
+
+_DATA_DIR = "/opt/data"  # where a directory of this machine is mounted
+_NETWORK = "training"
+_PATIENCE_SECS = 120.0  # all containers of one machine are there at once, and started again within seconds
+_LEAST_MEMORY = 6 * 2**20  # Docker refuses less
+_COMMENT = """Made by tfps submit --to=compose --dry_run, for docker-compose 1.29 and docker compose.
+A task that is lost is started again inside its container, at most --max_restarts times.
+Checkpoints stay on the volume."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A Compose file, and what is looked at before it is sent; ``data_dir`` is a directory of this machine."""
+
+    job: Job
+    image: str
+    document: Mapping[str, Any]
+    data_dir: str = ""
+
+    def __str__(self) -> str:
+        return to_yaml([self.document], _COMMENT)
+
+
+def sends(job: Job) -> bool:
+    """Tell that jobs are sent."""
+    del job
+    return True
+
+
+def plan(job: Job) -> Plan:
+    """Return the Compose file of a job.
+
+    Raises:
+        ConfigError: If the volumes or the directories are wrong, or Docker would refuse a resource.
+    """
+    config = containers.task_config(job)
+    _check_memory(job)
+    data_dir = _of_this_machine(job, config.data_dir, containers.volumes(config))
+    config = config.replace(data_dir=_DATA_DIR) if data_dir else config
+    volumes = [*containers.volumes(config), *_mounted_files(job, data_dir)]
+    services = {
+        _service(task): _container(job, config, role, task, volumes) for role in job.roles for task in role.tasks()
+    }
+    document = {
+        "services": _literal(services),
+        "networks": {_NETWORK: {"internal": True}},
+        "volumes": {volume.source: {} for volume in volumes if not volume.on_host},
+    }
+    return Plan(job, containers.image(config), {key: value for key, value in document.items() if value}, data_dir)
+
+
+def _check_memory(job: Job) -> None:
+    small = [role.name for role in job.roles if role.memory_bytes and role.memory_bytes < _LEAST_MEMORY]
+    if small:
+        raise ConfigError([f"--{name}_memory is less than Docker takes: give at least 6Mi." for name in small])
+
+
+def _of_this_machine(job: Job, data_dir: str, volumes: Sequence[Volume]) -> str:
+    """Return the absolute path of a ``--data_dir`` that is on no volume, else nothing."""
+    if not data_dir or "://" in data_dir or any(volume.holds(data_dir) for volume in volumes):
+        return ""
+    return posixpath.normpath(posixpath.join(job.directory, data_dir))
+
+
+def _mounted_files(job: Job, data_dir: str) -> Sequence[Volume]:
+    """Return the mounts of the job's own files on this machine."""
+    model = posixpath.join(job.directory, job.config.model)
+    source = [] if job.model_source is None else [Volume(model, containers.model_path(job), read_only=True)]
+    return [*source, *([Volume(data_dir, _DATA_DIR, read_only=True)] if data_dir else [])]
+
+
+def _service(task: Task) -> str:
+    """Return the name of a task's service, by which the others find it."""
+    return f"{task.job}-{task.index}"
+
+
+def _container(job: Job, config: JobConfig, role: Role, task: Task, volumes: Sequence[Volume]) -> Mapping[str, Any]:
+    return {
+        "image": containers.image(config),
+        "command": _command(job, config, task),
+        "labels": {TASK: str(task)},
+        "networks": [_NETWORK],
+        "volumes": [_mount(volume) for volume in volumes],
+        "restart": "no",  # Docker cannot tell which failures that mends
+        "stop_grace_period": f"{GRACE_SECS}s",
+        "read_only": True,
+        "tmpfs": ["/tmp"],  # noqa: S108  the container's own
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        **_resources(role, task),
+    }
+
+
+def _command(job: Job, config: JobConfig, task: Task) -> Sequence[str]:
+    hosts = {f"{role.name}_hosts": ",".join(f"{_service(t)}:{PORT}" for t in role.tasks()) for role in job.roles}
+    return job.command(
+        **hosts,
+        job_name=task.job,
+        task_index=task.index,
+        model=config.model,
+        model_dir=config.model_dir,
+        data_dir=config.data_dir,
+        start_timeout_secs=config.start_timeout_secs or _PATIENCE_SECS,
+    )
+
+
+def _mount(volume: Volume) -> Mapping[str, Any]:
+    kind = "bind" if volume.on_host else "volume"
+    mount = {"type": kind, "source": volume.source, "target": volume.target}
+    return {**mount, "read_only": True} if volume.read_only else mount
+
+
+def _resources(role: Role, task: Task) -> Mapping[str, Any]:
+    """Return what a task may use. Docker gives the same GPUs to all who ask for a number, so each gets its own."""
+    found: dict[str, Any] = {} if role.cpu is None else {"cpus": role.cpu}
+    if role.memory_bytes is not None:
+        found["mem_limit"] = role.memory_bytes
+    if role.gpu:
+        ids = [str(number) for number in range(task.index * role.gpu, (task.index + 1) * role.gpu)]
+        device = {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
+        found["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+    return found
+
+
+def _literal(value: Any) -> Any:
+    """Return a value whose every ``$`` Compose takes as it is."""
+    if isinstance(value, Mapping):
+        return {key: _literal(item) for key, item in value.items()}
+    if isinstance(value, str):
+        return value.replace("$", "$$")
+    return [_literal(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def submit(plan: Plan) -> DockerJob:
+    """Start the containers of a job; a job of the same name that has ended makes room for it.
+
+    Raises:
+        ConfigError: If Docker or Compose is not there or refuses, or the name is taken; nothing is left of it then.
+        DataError: If ``--data_dir`` is not there, or not what the model reads.
+    """
+    compose = _compose()
+    _check_machine(plan.job)
+    loader.check_data(plan.job.config.model, plan.data_dir, plan.job.worker.replicas)
+    ended = _ended_before(plan.job)
+    _get_image(plan)
+    if ended:
+        docker.ask("rm", *ended)
+    job = DockerJob(plan.job.name)
+    try:
+        options = [f"--project-name={plan.job.name}", "--file=-"]
+        client.output([*compose, *options, "up", "--detach", "--no-build"], given=str(plan))
+    except BaseException:
+        job.remove()
+        raise
+    return job
+
+
+def _compose() -> Sequence[str]:
+    """Return the command that is Compose here."""
+    if subprocess.run([docker.client(), "compose", "version"], capture_output=True, check=False).returncode == 0:
+        return docker.client(), "compose"
+    if (classic := shutil.which("docker-compose")) is not None:
+        return (classic,)
+    raise ConfigError("docker compose is not installed: apt-get install docker-compose-plugin, or docker-compose.")
+
+
+def _check_machine(job: Job) -> None:
+    """Look whether Docker's machine has what the job asks for.
+
+    Raises:
+        ConfigError: If it has not, or Docker does not answer.
+    """
+    machine = json.loads(docker.ask("info", "--format={{json .}}"))
+    problems = [
+        f"--{role.name}_cpu={role.cpu:g} is more than Docker's machine has: at most {machine['NCPU']}."
+        for role in job.roles
+        if role.cpu and role.cpu > machine["NCPU"]
+    ]
+    if job.worker.gpu and "nvidia" not in machine.get("Runtimes", {}) and not machine.get("DiscoveredDevices"):
+        problems.append(
+            f"--worker_gpu={job.worker.gpu}: Docker has no nvidia runtime there: install the NVIDIA Container Toolkit, "
+            "then nvidia-ctk runtime configure."
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def _ended_before(job: Job) -> Sequence[str]:
+    """Return the containers of a job of this name that has ended.
+
+    Raises:
+        ConfigError: If the name is that of anything else.
+    """
+    form = f"--format={{{{.ID}}}} {{{{.State}}}} {{{{.Label {json.dumps(TASK)}}}}}"
+    found = [
+        line.split() for line in docker.ask("ps", "--all", f"--filter=label={PROJECT}={job.name}", form).splitlines()
+    ]
+    if any(len(words) < 3 or words[1] not in ("exited", "dead") for words in found):
+        raise ConfigError(
+            f"--name={job.name} is taken: Docker has {len(found)} containers of a project of this name. "
+            f"Give another name, or end that one: tfps cancel compose:{job.name}."
+        )
+    return [words[0] for words in found]
+
+
+def _get_image(plan: Plan) -> None:
+    """Pull the image if it is not there."""
+    try:
+        docker.ask("image", "inspect", "--format={{.Id}}", plan.image)
+        return
+    except ConfigError:
+        pass
+    try:
+        docker.ask("pull", "--quiet", plan.image, timeout_secs=None)
+    except ConfigError as error:
+        own = plan.job.config.image is None
+        fix = f"docker build -t {plan.image} -f docker/Dockerfile . in tfps's repository makes it." if own else ""
+        told = f"the image {show(plan.image)} is not on Docker's machine and cannot be pulled. {fix}".rstrip()
+        raise ConfigError([*error.problems, told]) from None
+
+
+def find(name: str) -> DockerJob:
+    """Return the job of a Compose project."""
+    return DockerJob(name)

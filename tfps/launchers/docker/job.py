@@ -1,0 +1,210 @@
+"""A job that Docker runs, asked of Docker alone by the labels of its containers: nobody has to keep its file."""
+
+import atexit
+import json
+import queue
+import re
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tfps.cluster.resolver import Task
+from tfps.config.job_config import show
+from tfps.errors import ConfigError
+from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Line, Status, TaskStatus
+from tfps.launchers.common import client as command
+
+PROJECT = "com.docker.compose.project"  # the label that Compose gives to all that it makes of a file
+TASK = "tfps.task"  # the label of a task's container
+GRACE_SECS = 20  # a task that is told to stop needs up to 10 to save
+
+_LOOK_SECS = 0.5
+_STATES = {
+    "created": PENDING,
+    "running": RUNNING,
+    "paused": RUNNING,
+    "restarting": RUNNING,
+    "exited": FAILED,
+    "dead": FAILED,
+}
+
+
+def client() -> str:
+    """Return the path of Docker's client.
+
+    Raises:
+        ConfigError: If it is not installed.
+    """
+    return command.need("docker", "see https://docs.docker.com/engine/install")
+
+
+def ask(*arguments: str, timeout_secs: float | None = command.TIMEOUT_SECS) -> str:
+    """Return what ``docker`` says.
+
+    Raises:
+        ConfigError: If it fails, with its own words.
+    """
+    return command.output([client(), *arguments], timeout_secs=timeout_secs)
+
+
+class DockerJob:
+    """The containers of a job, by their project's name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def handle(self) -> str:
+        """``compose:NAME``."""
+        return f"compose:{self._name}"
+
+    def status(self) -> Status:
+        """Ask Docker.
+
+        Raises:
+            ConfigError: If it does not answer, or knows no such job.
+        """
+        known = json.loads(ask("inspect", *self._containers().values()))
+        tasks = {Task.parse(each["Config"]["Labels"][TASK]): _task_status(each) for each in known}
+        return _job_status(dict(sorted(tasks.items())))
+
+    def logs(self, task: Task | None, follow: bool) -> Iterator[Line]:
+        """Yield what the tasks, or only ``task``, have said; with ``follow``, until they have ended for good.
+
+        Raises:
+            ConfigError: If Docker does not answer, or knows no such job or task.
+        """
+        known = self._containers()
+        if task is not None and task not in known:
+            raise ConfigError(f"{self.handle} has no task {task}: it has {', '.join(map(str, known))}.")
+        chosen = known if task is None else {task: known[task]}
+        return _Tail(chosen).lines() if follow else _said(chosen)
+
+    def cancel(self) -> None:
+        """Stop the tasks, which save, and remove their containers and their network; volumes stay.
+
+        Raises:
+            ConfigError: If Docker does not answer, or knows no such job.
+        """
+        known, problems = self._containers().values(), list[str]()
+        for step in (lambda: ask("stop", f"--time={GRACE_SECS}", *known), self.remove):
+            try:
+                step()
+            except ConfigError as error:  # what does not go keeps nothing else from going
+                problems += error.problems
+        if problems:
+            raise ConfigError(
+                [*problems, f"{self.handle} is told to end, but not all of it has gone: cancel it again."]
+            )
+
+    def remove(self) -> None:
+        """Remove containers and network at once."""
+        mine = f"--filter=label={PROJECT}={self._name}"
+        if left := ask("ps", "--all", "--quiet", mine, f"--filter=label={TASK}").split():
+            ask("rm", "--force", *left)
+        if networks := ask("network", "ls", "--quiet", mine).split():
+            ask("network", "rm", *networks)
+
+    def _containers(self) -> Mapping[Task, str]:
+        """Return the container of each task."""
+        mine = f"--filter=label={PROJECT}={self._name}", f"--filter=label={TASK}"
+        form = f"--format={{{{.ID}}}} {{{{.Label {json.dumps(TASK)}}}}}"
+        found = [line.split() for line in ask("ps", "--all", "--no-trunc", *mine, form).splitlines()]
+        if not found:
+            raise ConfigError(f"{show(self.handle)} is not known to Docker: it was cancelled, or runs elsewhere.")
+        return dict(sorted((Task.parse(task), container) for container, task in found))
+
+
+def _said(containers: Mapping[Task, str]) -> Iterator[Line]:
+    for task, container in containers.items():
+        yield from (Line(task, text) for text in command.lines([client(), "logs", container]))
+
+
+def _task_status(known: Mapping[str, Any]) -> TaskStatus:
+    """Read what ``docker inspect`` tells of a container."""
+    now = known["State"]
+    code = now["ExitCode"] if now["Status"] in ("exited", "dead", "restarting") else None
+    state = _STATES.get(now["Status"], UNKNOWN)
+    if state == FAILED and not now["Error"]:
+        state = {0: SUCCEEDED, 143: CANCELLED}.get(now["ExitCode"], FAILED)
+    plain = now["Status"] in ("running", "exited")
+    reasons = ["" if plain else now["Status"], "OOMKilled" if now["OOMKilled"] else "", now["Error"]]
+    where = known["Name"].removeprefix("/")
+    return TaskStatus(state, code, known["RestartCount"], where, ", ".join(reason for reason in reasons if reason))
+
+
+def _job_status(tasks: Mapping[Task, TaskStatus]) -> Status:
+    """Return the state of a job: it goes on as long as a task does, unless one has failed for good."""
+    ended = next((task for task, known in tasks.items() if known.state in (FAILED, CANCELLED)), None)
+    reason = "" if ended is None else f"{ended} ended with exit code {tasks[ended].exit_code}"
+    if any(known.state == FAILED and (known.exit_code or 0) < 128 for known in tasks.values()):
+        return Status(FAILED, tasks, reason)  # the others may yet wait for it, in vain
+    states = [known.state for known in tasks.values()]
+    order = (RUNNING, PENDING, UNKNOWN, FAILED, CANCELLED, SUCCEEDED)
+    return Status(next(state for state in order if state in states), tasks, reason)
+
+
+class _Tail:
+    """What containers say, followed also when they are started again, where Docker's own following ends."""
+
+    def __init__(self, containers: Mapping[Task, str]) -> None:
+        self._containers = containers
+        self._said: queue.Queue[Line | Exception | None] = queue.Queue()
+        self._clients: dict[Task, subprocess.Popen[str]] = {}
+        self._over = threading.Event()
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the lines as they come, until all containers have ended for good."""
+        atexit.register(self._end)
+        for task in self._containers:
+            threading.Thread(target=self._follow, args=(task,), daemon=True).start()
+        try:
+            left = len(self._containers)
+            while left:
+                said = self._said.get()
+                if isinstance(said, Exception):
+                    raise said
+                left -= said is None
+                yield from [said] if said else []
+        finally:
+            self._end()
+            atexit.unregister(self._end)
+
+    def _follow(self, task: Task) -> None:
+        """Run in a thread: pass on what a container says, with an end mark when it has ended for good."""
+        last = ""
+        try:
+            live = True
+            while live and not self._over.is_set():
+                live = self._is_live(task)
+                last = self._read(task, last, live)
+                self._over.wait(_LOOK_SECS if live else 0.0)
+            self._said.put(None)
+        except Exception as error:
+            self._said.put(error)
+
+    def _is_live(self, task: Task) -> bool:
+        """Tell whether a container may say more."""
+        state = ask("ps", "--all", f"--filter=id={self._containers[task]}", "--format={{.State}}").strip()
+        return state not in ("exited", "dead", "")
+
+    def _read(self, task: Task, last: str, live: bool) -> str:
+        """Pass on what a container has said after the time ``last``; returns the time of the last line."""
+        options = [*(["--follow"] if live else []), *([f"--since={last}"] if last else [])]
+        argv = [client(), "logs", "--timestamps", *options, self._containers[task]]
+        with subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+        ) as self._clients[task]:
+            for line in self._clients[task].stdout or ():
+                when, _, text = line.rstrip("\n").partition(" ")
+                if re.match(r"\d{4}-", when) and when > last:  # --since gives the line of that time too
+                    last = when
+                    self._said.put(Line(task, text))
+        return last
+
+    def _end(self) -> None:
+        """End the clients, which would go on as long as the containers."""
+        self._over.set()
+        for client_ in self._clients.values():
+            client_.terminate()

@@ -1,0 +1,1 @@
+"""Kubernetes: plain Jobs, TFJob, Volcano and JobSet, all through kubectl."""

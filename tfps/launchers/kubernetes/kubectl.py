@@ -1,0 +1,264 @@
+"""Jobs on Kubernetes, of any kind, through kubectl: the user's own, with its configuration, login and errors.
+
+What belongs to a job is found, and deleted, by its labels: nothing that this package did not make is ever touched.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tfps.cluster.resolver import Task
+from tfps.config.job_config import show
+from tfps.errors import ConfigError
+from tfps.jobs.handle import CANCELLED, PENDING, Line, Status, TaskStatus
+from tfps.launchers.common import client
+from tfps.launchers.common.yaml_writer import to_yaml
+from tfps.launchers.kubernetes import logs as pod_logs
+from tfps.launchers.kubernetes import manifests
+from tfps.launchers.kubernetes import status as pod_state
+from tfps.launchers.kubernetes.manifests import Object, Plan
+
+_ASK = "--request-timeout=20s"
+_END_SECS = 90  # of pods that have 30 s to save
+_KLOG = re.compile(r"kubectl [^:]*: [IWEF]\d{4} ")  # kubectl's own log, which only repeats what it says in the end
+_BESIDE = "configmaps,services,networkpolicies.networking.k8s.io"
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A kind of job.
+
+    Attributes:
+        name: The launcher's.
+        resource: What kubectl calls the objects that run the tasks.
+        replicas: Tells, of those of a job, how many tasks each role has.
+        state: Tells the job's state, ``""`` while its pods are what tells it, and the reason.
+    """
+
+    name: str
+    resource: str
+    replicas: Callable[[list[Object]], Mapping[str, int]]
+    state: Callable[[list[Object]], tuple[str, str]]
+
+
+def _kubectl(namespace: str, *args: str, given: str = "", complained: list[str] | None = None) -> str:
+    path = client.need("kubectl", "install it (Debian: apt-get install kubernetes-client), and log in to the cluster")
+    where = [f"--namespace={namespace}"] if namespace else []
+    try:
+        return client.output([path, *args, *where], given, complained=complained)
+    except ConfigError as error:
+        said = [problem for problem in error.problems if not _KLOG.match(problem)]
+        raise ConfigError(said or error.problems) from None
+
+
+def submit(platform: Platform, plan: Plan) -> "KubeJob":
+    """Create the objects of a plan, one after the other; if one is refused, delete those that this created.
+
+    Raises:
+        ConfigError: If kubectl is not installed, or the cluster refuses an object.
+    """
+    namespace, uid, created, said = plan.namespace or "", "", list[str](), list[str]()
+    try:
+        for made in plan.objects:
+            say = ("-o", "jsonpath={.metadata.namespace} {.metadata.uid}", _ASK)
+            told = _kubectl(namespace, "create", "-f", "-", *say, given=to_yaml([made]), complained=said)
+            namespace, _, uid = told.partition(" ")
+            created.append(_name(made))
+    except BaseException as error:
+        _undo(namespace, created, error)
+        raise _taken(platform, namespace or plan.namespace or "", plan.name, error) from None
+    job = KubeJob(platform, namespace, plan.name, [line for line in said if line.startswith("Warning: ")])
+    job.own(plan.objects[-1], uid, [name for name in created[:-1] if not name.startswith("job.")])
+    return job
+
+
+def _taken(platform: Platform, namespace: str, name: str, error: BaseException) -> BaseException:
+    """Return an error that tells what to do, if a job's name is taken."""
+    if not isinstance(error, ConfigError) or not any("AlreadyExists" in problem for problem in error.problems):
+        return error
+    job = KubeJob(platform, namespace, name)
+    try:
+        job.status()
+    except ConfigError:
+        return ConfigError([*error.problems, f"--name={name} is taken by another program's object: give another name."])
+    return ConfigError(
+        f"--name={name} is taken: a job of this name exists. Give another name, or end that one and take its objects "
+        f"away: tfps cancel {job.handle}."
+    )
+
+
+def _name(made: Object) -> str:
+    """Return an object as kubectl names it on its command line: ``job.v1.batch/NAME``."""
+    group, _, version = made["apiVersion"].rpartition("/")
+    full = f"{made['kind']}.{version}.{group}" if group else made["kind"]
+    return f"{full.lower()}/{made['metadata']['name']}"
+
+
+def _undo(namespace: str, created: Sequence[str], error: BaseException) -> None:
+    """Delete what was created before an error; if that fails too, the error says what is left."""
+    if not created:
+        return
+    try:
+        _kubectl(namespace, "delete", *reversed(created), "--ignore-not-found", "--wait=false", _ASK)
+    except ConfigError as left:
+        told = error.problems if isinstance(error, ConfigError) else []
+        raise ConfigError([*told, *left.problems, f"left behind: {', '.join(created)}; delete them."]) from None
+
+
+def find(platform: Platform, name: str) -> "KubeJob":
+    """Return the job of a handle.
+
+    Raises:
+        ConfigError: If it is not ``NAME`` or ``NAMESPACE/NAME``.
+    """
+    if not re.fullmatch("([a-z0-9-]+/)?[a-z]([a-z0-9-]*[a-z0-9])?", name):
+        raise ConfigError(f"{platform.name}:{show(name)} is no handle: write {platform.name}:NAMESPACE/NAME.")
+    namespace, _, name = name.rpartition("/")
+    return KubeJob(platform, namespace, name)
+
+
+class KubeJob:
+    """A job on Kubernetes.
+
+    Attributes:
+        warnings: What the cluster warned of when the job was submitted.
+    """
+
+    def __init__(self, platform: Platform, namespace: str, name: str, warnings: Sequence[str] = ()) -> None:
+        self._platform, self._namespace, self._name = platform, namespace, name
+        self.warnings = list(warnings)
+        self._last: Status | None = None
+        self._pods: Sequence[Object] = ()  # each task's last that has not failed, when the cluster was asked last
+        self._seen: dict[Task, set[str]] = {}  # the pods of each task that were ever seen: operators delete them
+
+    @property
+    def handle(self) -> str:
+        """``PLATFORM:NAMESPACE/NAME``, or without the namespace, which then is kubectl's own."""
+        where = f"{self._namespace}/" if self._namespace else ""
+        return f"{self._platform.name}:{where}{self._name}"
+
+    def own(self, owner: Object, uid: str, names: Sequence[str]) -> None:
+        """Let objects beside a job go when it goes, ``ttlSecondsAfterFinished`` after its end."""
+        reference = {name: owner[name] for name in ("apiVersion", "kind")} | {
+            "name": owner["metadata"]["name"],
+            "uid": uid,
+        }
+        patch = json.dumps({"metadata": {"ownerReferences": [reference]}})
+        try:
+            _kubectl(self._namespace, "patch", *names, "--type=merge", f"--patch={patch}", "-o", "name", _ASK)
+        except ConfigError as error:
+            told = (
+                f"{', '.join(names)} will stay when the job's other objects go: tfps cancel {self.handle} deletes them."
+            )
+            self.warnings += [*error.problems, told]
+
+    def status(self) -> Status:
+        """Ask the cluster.
+
+        Raises:
+            ConfigError: If it does not answer, or knows no such job.
+        """
+        return self._look()[0]
+
+    def _look(self) -> tuple[Status, dict[Task, list[Object]]]:
+        """Return the job's state, and the pods of each task."""
+        found = json.loads(self._ask("get", f"{self._platform.resource},pods", "-o", "json"))["items"]
+        running = pod_state.by_task([one for one in found if one["kind"] == "Pod"])
+        owners = [one for one in found if one["kind"] != "Pod"]
+        self._pods = [pods_[-1] for pods_ in running.values() if not pod_state.has_failed(pods_[-1])]
+        if owners:
+            self._last = self._status(owners, running)
+        elif self._last:
+            self._last = replace(self._last, state=CANCELLED, reason="deleted")
+        else:
+            raise ConfigError(f"{self.handle}: the cluster knows no such job; kubectl get {self._platform.resource}.")
+        return self._last, running
+
+    def _status(self, owners: list[Object], running: Mapping[Task, list[Object]]) -> Status:
+        state, reason = self._platform.state(owners)
+        refused = "" if state and state != PENDING else self._refused(owners)
+        if any(one["metadata"].get("deletionTimestamp") for one in owners):
+            state, reason = CANCELLED, "being deleted"
+        known = {task: self._task(task, found) for task, found in running.items()}
+        restarted = max(one.get("status", {}).get("retryCount", 0) for one in owners)  # Volcano's, of all tasks
+        told = {task: replace(one, restarts=max(one.restarts, restarted)) for task, one in known.items()}
+        return pod_state.of_job(state, reason, self._platform.replicas(owners), told, refused)
+
+    def _refused(self, owners: list[Object]) -> str:
+        """Return why the cluster makes no pods for tasks that have none, in its words; asks only if some have none."""
+        wanted = sum(self._platform.replicas(owners).values())
+        if wanted <= len(self._pods):
+            return ""
+        try:
+            asked = _kubectl(
+                self._namespace, "get", "events", "--field-selector=reason=FailedCreate", "-o", "json", _ASK
+            )
+        except ConfigError:  # not everyone may
+            return ""
+        names = {one["metadata"]["name"] for one in owners}
+        newest = max((str(pod["metadata"].get("creationTimestamp", "")) for pod in self._pods), default="")
+        return pod_state.refusal(json.loads(asked)["items"], self._name, names, newest)
+
+    def _task(self, task: Task, found: list[Object]) -> TaskStatus:
+        seen = self._seen.setdefault(task, set())
+        seen.update(pod["metadata"]["uid"] for pod in found)
+        known = pod_state.of_task(found)
+        return replace(known, restarts=known.restarts + len(seen) - len(found))
+
+    def _ask(self, verb: str, what: str, *args: str, role: str = "") -> str:
+        selector = manifests.selector(self._name, role)
+        return _kubectl(self._namespace, verb, what, f"--selector={selector}", *args, _ASK)
+
+    def logs(self, task: Task | None, follow: bool) -> Iterator[Line]:
+        """Yield what the tasks, or only ``task``, have said; with ``follow``, until the job ends.
+
+        Raises:
+            ConfigError: If the cluster does not answer, or knows no such job or task.
+        """
+        status, running = self._look()
+        if task and task not in status.tasks:
+            raise ConfigError(f"{self.handle} has no task {task}: it has {', '.join(map(str, status.tasks))}.")
+        if follow:
+            yield from pod_logs.follow(self._look, self._log, [task] if task else list(status.tasks))
+            return
+        if task and status.tasks[task].state == PENDING:
+            raise ConfigError(f"{task} has not started: {status.tasks[task].reason or 'it waits for its pod'}.")
+        for one in [task] if task else status.tasks:
+            for pod in filter(pod_state.has_started, running.get(one, [])):
+                yield from (Line(one, text) for text in self._said(pod))
+
+    def _log(self, pod: Object) -> list[str]:
+        """Return the command that prints a pod's log."""
+        where = [f"--namespace={self._namespace}"] if self._namespace else []
+        return ["kubectl", "logs", pod["metadata"]["name"], f"--container={manifests.CONTAINER}", *where]
+
+    def _said(self, pod: Object) -> Sequence[str]:
+        return client.output([*self._log(pod), _ASK]).splitlines()
+
+    def cancel(self) -> None:
+        """End the job and wait until its pods are gone, which have the time to save; then delete what is beside it.
+
+        What does not go keeps nothing else from going.
+
+        Raises:
+            ConfigError: If the cluster does not answer, or knows no such job, or some of it does not go.
+        """
+        self.status()
+        wait = ("--cascade=foreground", "--wait=true", f"--timeout={_END_SECS}s")
+        problems: list[str] = []
+        for role in ("worker", ""):  # of a Job for each role, the workers first: they save on the parameter servers
+            problems += self._deleted(self._platform.resource, *wait, role=role)
+        problems += self._deleted(_BESIDE, "--wait=false")
+        if problems:
+            raise ConfigError(
+                [*problems, f"{self.handle} is told to end, but not all of it has gone: cancel it again."]
+            )
+
+    def _deleted(self, what: str, *args: str, role: str = "") -> Sequence[str]:
+        """Delete objects; returns what went wrong."""
+        try:
+            self._ask("delete", what, "--ignore-not-found", *args, role=role)
+        except ConfigError as error:
+            return error.problems
+        return ()

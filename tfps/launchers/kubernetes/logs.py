@@ -1,0 +1,150 @@
+"""Follow what pods say: a ``kubectl logs -f`` for each, begun anew where it breaks off, and for replaced pods."""
+
+import atexit
+import queue
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tfps.cluster.resolver import Task
+from tfps.jobs.handle import Line, Status
+from tfps.launchers.kubernetes import status as pod_state
+from tfps.launchers.kubernetes.manifests import Object
+
+MOST = 64  # tasks that are followed at once: each takes a process
+_LOOK_EVERY_SECS = 2.0
+_LAST_LINES_SECS = 5.0  # what still runs when its job has ended is not waited for longer
+_STAMPED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) ?(.*)", re.DOTALL)
+
+_Look = Callable[[], tuple[Status, Mapping[Task, Sequence[Object]]]]
+_Command = Callable[[Object], list[str]]
+
+
+def follow(look: _Look, log: _Command, tasks: Sequence[Task]) -> Iterator[Line]:
+    """Yield what tasks say until their job has ended.
+
+    Args:
+        look: Tells the job's state and each task's pods, the oldest first.
+        log: Returns the command that prints a pod's log.
+        tasks: Whose.
+
+    Raises:
+        ConfigError: If the cluster does not answer.
+    """
+    followed = sorted(tasks, key=lambda task: (task.index, task.job == "ps"))[:MOST]
+    if len(followed) < len(tasks):
+        yield Line(followed[0], f"({MOST} of {len(tasks)} tasks are followed: --task follows another)")
+    readers = _Readers(log)
+    try:
+        ended_at, busy = None, True
+        while ended_at is None or (busy and time.monotonic() < ended_at + _LAST_LINES_SECS):
+            status, running = look()
+            ended_at = ended_at or (time.monotonic() if status.ended else None)
+            reading = [readers.take(task, running.get(task, ())) for task in followed]
+            busy = any(reading)
+            yield from readers.said(0.5 if ended_at else _LOOK_EVERY_SECS)
+    finally:
+        readers.stop()
+
+
+class _Readers:
+    """The readers of pods, at most one for a task."""
+
+    def __init__(self, log: _Command) -> None:
+        self._log = log
+        self._lines: queue.Queue[Line] = queue.Queue()
+        self._reading: dict[Task, _Reader] = {}
+        self._last: dict[str, _Stamp] = {}  # by pod, of its last line
+        self._read: set[str] = set()  # pods that have nothing more to say
+        atexit.register(self.stop)  # who follows in a thread may never come to it
+
+    def take(self, task: Task, found: Sequence[Object]) -> bool:
+        """Read the oldest of a task's pods that has more to say, unless one is being read; tell whether one is."""
+        before = self._reading.get(task)
+        if before and before.runs:
+            return True
+        if before:
+            self._last[before.uid] = before.last
+            self._read |= {before.uid} if before.to_the_end else set()
+        for pod in found:
+            uid = pod["metadata"]["uid"]
+            if uid not in self._read and pod_state.has_started(pod):
+                last = self._last.get(uid, _Stamp())
+                self._reading[task] = _Reader(task, pod, self._log(pod), last, self._lines)
+                return True
+        return False
+
+    def said(self, secs: float) -> Iterator[Line]:
+        """Yield lines that have come, or come within ``secs``."""
+        until = time.monotonic() + secs
+        while True:
+            try:
+                yield self._lines.get(timeout=max(until - time.monotonic(), 0.001))
+            except queue.Empty:
+                return
+
+    def stop(self) -> None:
+        """End every reader."""
+        atexit.unregister(self.stop)
+        for reader in self._reading.values():
+            reader.stop()
+
+
+@dataclass(frozen=True, order=True)
+class _Stamp:
+    """When a line was said."""
+
+    second: str = ""
+    fraction: str = ""
+    zone: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.second}{self.zone}"
+
+
+class _Reader:
+    """One ``kubectl logs -f``. Its lines come with stamps, so that none is taken twice, nor kubectl's own for a task's.
+
+    Attributes:
+        uid: The pod's.
+        to_the_end: Whether the pod had ended before, so that all it has said is read.
+        last: The stamp of the last line.
+    """
+
+    def __init__(self, task: Task, pod: Object, log: list[str], last: _Stamp, lines: "queue.Queue[Line]") -> None:
+        self.uid = str(pod["metadata"]["uid"])
+        self.to_the_end = pod_state.has_ended(pod)
+        self.last = last
+        since = [f"--since-time={last}"] if last.second else []
+        self._process = subprocess.Popen(
+            [*log, "--follow", "--timestamps", *since],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for the command that follows
+        )
+        self._thread = threading.Thread(target=self._run, args=(task, lines), daemon=True)
+        self._thread.start()
+
+    def _run(self, task: Task, lines: "queue.Queue[Line]") -> None:
+        assert self._process.stdout is not None
+        with self._process:
+            for line in self._process.stdout:
+                match = _STAMPED.fullmatch(line.rstrip("\n"))
+                if match and (stamp := _Stamp(match[1], (match[2] or "").ljust(10, "0"), match[3])) > self.last:
+                    self.last = stamp
+                    lines.put(Line(task, match[4]))
+
+    @property
+    def runs(self) -> bool:
+        """Whether there may come more of it."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.terminate()

@@ -1,0 +1,313 @@
+"""What all Kubernetes platforms' manifests are made of: the pod of a task, what it mounts, who may reach it."""
+
+import dataclasses
+import json
+import math
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from tfps.cluster.resolver import Task
+from tfps.config.job_config import show
+from tfps.errors import ConfigError
+from tfps.jobs.spec import KILLED, PORT, RESOURCES, Job, Role
+from tfps.launchers.common import containers
+from tfps.launchers.common.yaml_writer import to_yaml
+from tfps.report import plural
+
+Object = dict[str, Any]
+
+FLAGS = containers.FLAGS | RESOURCES | {"namespace", "network_policy"}
+RETRIES = 3  # how often the pod of a task is replaced; the task itself is started again inside
+TTL_SECS = 7 * 24 * 3600  # a job that has ended can be asked for so long
+CONTAINER = "tensorflow"  # Kubeflow's operator looks for this name, and for the port's
+INDEX = "$(JOB_COMPLETION_INDEX)"  # of an Indexed Job's pod; the kubelet puts it into commands
+
+WHY_RESTARTS = f"""\
+A task that is killed, or ends as another is lost, starts again inside its pod within seconds, a limited number of times
+(--max_restarts). A pod that is evicted is replaced, and one whose container is killed (exit code
+{", ".join(map(str, KILLED))}) up to {RETRIES} times."""
+
+_USER = 1000
+_GRACE_SECS = 30  # the chief saves, a ps waits for it
+_CONFIG_MAP_BYTES = 2**20
+_ARGUMENT_BYTES = 2**17  # the most that Linux takes in one argument or variable, with the zero byte at its end
+_NAME = "app.kubernetes.io/"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The objects of a job, in the order in which they are created; the text is all of them."""
+
+    name: str
+    namespace: str | None
+    objects: Sequence[Object]
+    comment: str
+
+    def __str__(self) -> str:
+        return to_yaml(self.objects, self.comment)
+
+
+def placed(job: Job) -> Job:
+    """Return the job with the paths that its files have in the pods.
+
+    Raises:
+        ConfigError: If a path or a volume is none that a pod can have.
+    """
+    config = job.config
+    problems = [problem for volume in containers.volumes(config) if (problem := _problem(volume))]
+    if config.data_dir and not config.data_dir.startswith("/") and "://" not in config.data_dir:
+        problems.append(
+            f"--data_dir={show(config.data_dir)} is no path in the containers: give an absolute one, on a volume "
+            "of --volumes or in the image."
+        )
+    if job.model_source is not None and any(v.target == containers.MODEL_DIR for v in containers.volumes(config)):
+        problems.append(f"--volumes mounts {containers.MODEL_DIR}, where the model's file goes: mount it elsewhere.")
+    if problems:
+        raise ConfigError(problems)
+    return dataclasses.replace(job, config=containers.task_config(job))
+
+
+def _problem(volume: containers.Volume) -> str:
+    """Return what is wrong with a volume, or nothing."""
+    if volume.on_host:
+        bad = ".." in PurePosixPath(volume.source).parts
+        return f"--volumes: {show(volume.source)} has a .. in it: write the path without." if bad else ""
+    if re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", volume.source):
+        return ""
+    return f"--volumes: {show(volume.source)} is no name of a PersistentVolumeClaim: use a-z, 0-9, - and . only."
+
+
+def labels(job: Job, role: str = "") -> dict[str, str]:
+    """Return what all that belongs to a job, or to one of its roles, is found by."""
+    found = {f"{_NAME}name": "tfps", f"{_NAME}instance": job.name, f"{_NAME}managed-by": "tfps"}
+    return {**found, f"{_NAME}component": role} if role else found
+
+
+def selector(name: str, role: str = "") -> str:
+    """Return what finds the objects of the job of a name, or of one of its roles, as kubectl takes it."""
+    of_role = f",{_NAME}component={role}" if role else ""
+    return f"{_NAME}managed-by=tfps,{_NAME}instance={name}{of_role}"
+
+
+def role_of(found: Mapping[str, Any]) -> str:
+    """Return the role of an object that was found, or nothing."""
+    return str(found.get("metadata", {}).get("labels", {}).get(f"{_NAME}component", ""))
+
+
+def thing(job: Job, api: str, kind: str, role: str = "", **fields: Any) -> Object:
+    """Return an object of a job: its head, and ``fields``."""
+    where = {"namespace": job.config.namespace} if job.config.namespace else {}
+    name = f"{job.name}-{role}" if role else job.name
+    return {
+        "apiVersion": api,
+        "kind": kind,
+        "metadata": {"name": name, **where, "labels": labels(job, role)},
+        **fields,
+    }
+
+
+def template(job: Job, role: Role, flags: Sequence[str] = (), env: Sequence[Object] = (), **spec: Any) -> Object:
+    """Return the template of a role's pods.
+
+    Args:
+        job: The job, as placed in containers.
+        role: The role.
+        flags: Of ``tfps run``, beside the job's own; in these the kubelet puts variables.
+        env: Variables.
+        **spec: More of the pod's specification.
+    """
+    return {
+        "metadata": {"labels": labels(job, role.name), "annotations": {"sidecar.istio.io/inject": "false"}},
+        "spec": {
+            **spec,
+            "terminationGracePeriodSeconds": _GRACE_SECS,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": _USER,
+                "runAsGroup": _USER,
+                "fsGroup": _USER,
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [_container(job, role, flags, env)],
+            "volumes": [volume for volume, _ in _volumes(job)],
+        },
+    }
+
+
+def _container(job: Job, role: Role, flags: Sequence[str], env: Sequence[Object]) -> Object:
+    resources = _resources(role)
+    return {
+        "name": CONTAINER,
+        "image": containers.image(job.config),
+        "command": [*(word.replace("$", "$$") for word in job.command()), *flags],
+        "env": [{"name": "HOME", "value": "/tmp"}, *env],  # noqa: S108  a volume of the pod's own
+        "ports": [{"name": "tfjob-port", "containerPort": PORT, "protocol": "TCP"}],
+        **({"resources": resources} if resources else {}),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [mount for _, mount in _volumes(job)],
+    }
+
+
+def _resources(role: Role) -> Object:
+    asked = {"cpu": role.cpu and _cpu(role.cpu), "memory": role.memory_bytes and _memory(role.memory_bytes)}
+    asked = {name: amount for name, amount in asked.items() if amount}
+    limits = {**asked, **({"nvidia.com/gpu": str(role.gpu)} if role.gpu else {})}
+    return {**({"requests": asked} if asked else {}), **({"limits": limits} if limits else {})}
+
+
+def _cpu(cores: float) -> str:
+    millis = math.ceil(round(cores * 1000, 3))
+    return f"{millis}m" if millis % 1000 else str(millis // 1000)
+
+
+def _memory(size: int) -> str:
+    for unit, power in (("Gi", 30), ("Mi", 20), ("Ki", 10)):
+        if size % 2**power == 0:
+            return f"{size >> power}{unit}"
+    return str(size)
+
+
+def _volumes(job: Job) -> Sequence[tuple[Object, Object]]:
+    """Return each volume of a pod, and where it is mounted."""
+    found = [_volume(f"volume-{n}", volume) for n, volume in enumerate(containers.volumes(job.config))]
+    if all(mount["mountPath"] != "/tmp" for _, mount in found):  # noqa: S108
+        found.append(({"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": "/tmp"}))  # noqa: S108
+    if job.model_source is not None:
+        file = PurePosixPath(job.config.model).name
+        model = {"name": job.name, "items": [{"key": "model", "path": file}]}
+        mount = {"name": "model", "mountPath": containers.MODEL_DIR, "readOnly": True}
+        found.append(({"name": "model", "configMap": model}, mount))
+    return found
+
+
+def _volume(name: str, volume: containers.Volume) -> tuple[Object, Object]:
+    on_host = {"hostPath": {"path": volume.source, "type": "Directory"}}
+    claimed = {"persistentVolumeClaim": {"claimName": volume.source}}
+    mount = {"name": name, "mountPath": volume.target}
+    read_only = {"readOnly": True} if volume.read_only else {}
+    return {"name": name, **(on_host if volume.on_host else claimed)}, {**mount, **read_only}
+
+
+def indexed_job(job: Job, role: Role, **spec: Any) -> Object:
+    """Return the specification of the Job that runs a role's tasks, which find their hosts in the ConfigMap."""
+    env = [
+        {"name": name.upper(), "valueFrom": {"configMapKeyRef": {"name": job.name, "key": name}}}
+        for name in ("ps_hosts", "worker_hosts")
+    ]
+    cluster = ("--ps_hosts=$(PS_HOSTS)", "--worker_hosts=$(WORKER_HOSTS)")
+    flags = (*cluster, f"--job_name={role.name}", f"--task_index={INDEX}")
+    final = {"containerName": CONTAINER, "operator": "NotIn", "values": list(KILLED)}  # 0 is never one
+    return {
+        "completionMode": "Indexed",
+        "completions": role.replicas,
+        "parallelism": role.replicas,
+        "backoffLimitPerIndex": RETRIES,  # else each pod's failure would delay all others
+        "maxFailedIndexes": 0,
+        "ttlSecondsAfterFinished": TTL_SECS,
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {"action": "FailJob", "onExitCodes": final},
+            ]
+        },
+        "template": template(job, role, flags, env, restartPolicy="Never", **spec),
+    }
+
+
+def config_maps(job: Job, hosts: Mapping[str, Sequence[str]] | None = None) -> Sequence[Object]:
+    """Return the ConfigMap with the hosts, by flag, and the model's file; none if there is nothing to put into it.
+
+    Raises:
+        ConfigError: If it is more than a task or a ConfigMap takes.
+    """
+    data = {flag: ",".join(addresses) for flag, addresses in (hosts or {}).items()}
+    for flag, text in data.items():
+        check_argument(job, f"--{flag}={text}")
+    size = sum(len(text.encode()) for text in data.values())
+    if job.model_source is not None:
+        size += len(job.model_source.encode())
+        data["model"] = job.model_source
+    if size > _CONFIG_MAP_BYTES:
+        raise ConfigError(
+            f"--model={show(job.config.model)} is too large: a ConfigMap holds {_CONFIG_MAP_BYTES:,} bytes, not "
+            f"{size:,}; put the model into the image, and give its dotted name."
+        )
+    return [thing(job, "v1", "ConfigMap", data=data)] if data else []
+
+
+def tf_config(job: Job, domain: str, task: Task) -> str:
+    """Return what an operator tells a task whose host is ``JOB-ROLE-INDEX.DOMAIN``."""
+    hosts = {
+        role.name: [f"{job.name}-{role.name}-{n}.{domain}:{PORT}" for n in range(role.replicas)] for role in job.roles
+    }
+    return json.dumps({"cluster": hosts, "task": {"type": task.job, "index": task.index}})
+
+
+def check_tf_config(job: Job, domain: str) -> None:
+    """Check that an operator can tell tasks their cluster.
+
+    Raises:
+        ConfigError: If there are too many.
+    """
+    check_argument(job, f"TF_CONFIG={tf_config(job, domain, job.tasks()[-1])}")
+
+
+def check_argument(job: Job, text: str) -> None:
+    """Check that a task can be given all the hosts.
+
+    Raises:
+        ConfigError: If there are too many.
+    """
+    if len(text.encode()) >= _ARGUMENT_BYTES:
+        raise ConfigError(
+            f"{len(job.tasks()):,} tasks are too many: their addresses take {len(text):,} bytes, and a process takes "
+            f"{_ARGUMENT_BYTES:,} in one argument; ask for fewer, or give a shorter --name."
+        )
+
+
+def network_policies(job: Job) -> Sequence[Object]:
+    """Return the policy that the job's pods reach, and are reached by, each other alone; none without that flag."""
+    return [_network_policy(job)] if job.config.network_policy else []
+
+
+def _network_policy(job: Job) -> Object:
+    own = [{"podSelector": {"matchLabels": labels(job)}}]
+    port = [{"protocol": "TCP", "port": PORT}]
+    names = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+    spec: Object = {"podSelector": {"matchLabels": labels(job)}, "policyTypes": ["Ingress"]}
+    spec["ingress"] = [{"from": own, "ports": port}]
+    if "://" not in job.config.data_dir:
+        spec["policyTypes"].append("Egress")
+        spec["egress"] = [{"to": own, "ports": port}, {"ports": names}]
+    return thing(job, "networking.k8s.io/v1", "NetworkPolicy", spec=spec)
+
+
+def plan(job: Job, platform: str, objects: Sequence[Object], why: str) -> Plan:
+    """Return the plan of a placed job; ``why`` says why its PS end, and what starts tasks again."""
+    sizes = f"{job.ps.replicas} ps, {plural(job.worker.replicas, 'worker')}"
+    handle = f"{platform}:{job.config.namespace or 'NAMESPACE'}/{job.name}"
+    head = f"{job.name}: {sizes}. kubectl create -f FILE starts it, tfps status {handle} shows it.\n"
+    return Plan(job.name, job.config.namespace, objects, f"{head}{textwrap.fill(why.strip(), 118)}\n{_of_volumes(job)}")
+
+
+def _of_volumes(job: Job) -> str:
+    found = containers.volumes(job.config)
+    claims = ", ".join(volume.source for volume in found if not volume.on_host)
+    paths = ", ".join(show(volume.source) for volume in found if volume.on_host)
+    told = f"The volume claim {claims} must exist; this job neither creates nor deletes it.\n" if claims else ""
+    told += f"The directory {paths} must be on every node, for user {_USER} to write to.\n" if paths else ""
+    if not job.config.network_policy:
+        return f"{told}Whoever reaches the job's pods can run code in them: no NetworkPolicy keeps others away."
+    reach = "anything, as --data_dir is a URL" if "://" in job.config.data_dir else "those and name servers only"
+    return f"{told}Only the job's own pods can reach its pods, which reach {reach}, where the network heeds policies."

@@ -1,0 +1,117 @@
+"""Volcano's Job (``batch.volcano.sh/v1alpha1``): its tasks are scheduled all together, and told TF_CONFIG."""
+
+import re
+
+from tfps.config.job_config import show
+from tfps.errors import ConfigError
+from tfps.jobs import handle
+from tfps.jobs.spec import KILLED, PORT, Job, Role
+from tfps.launchers.kubernetes import kubectl, manifests
+from tfps.launchers.kubernetes.kubectl import KubeJob, Platform
+from tfps.launchers.kubernetes.manifests import Object, Plan
+
+FLAGS = manifests.FLAGS | {"queue"}
+
+_WHY = f"""
+The parameter servers end with the job: by themselves when every worker has said that it is done, and by Volcano, which
+completes the job once all workers (not the first of them) have ended with 0, and ends it when a task has failed.
+A task that is killed, or ends as another is lost, starts again inside its pod, a limited number of times. A
+pod that is evicted, or whose container is killed (exit code {", ".join(map(str, KILLED))}), starts the whole job
+again from its last checkpoint, up to {manifests.RETRIES} times; any other exit code ends the job.
+"""
+_PLUGINS = {
+    "env": [],
+    "svc": ["--publish-not-ready-addresses=true", "--disable-network-policy=true"],  # ours is narrower
+    "tensorflow": ["--ps=ps", "--worker=worker", f"--port={PORT}"],
+}
+_PHASES = {
+    "Completed": handle.SUCCEEDED,
+    "Failed": handle.FAILED,
+    "Terminated": handle.FAILED,
+    "Aborted": handle.CANCELLED,
+    "Restarting": handle.PENDING,
+}
+
+
+def sends(job: Job) -> bool:  # noqa: ARG001
+    """Tell that there is something to send."""
+    return True
+
+
+def plan(job: Job) -> Plan:
+    """Return the objects of a job.
+
+    Raises:
+        ConfigError: If the cluster would refuse one of them.
+    """
+    job = manifests.placed(job)
+    manifests.check_tf_config(job, job.name)
+    spec = {
+        "schedulerName": "volcano",
+        **_queue(job),
+        "minAvailable": len(job.tasks()),
+        "maxRetry": manifests.RETRIES,
+        "ttlSecondsAfterFinished": manifests.TTL_SECS,
+        "plugins": _PLUGINS,
+        "policies": _policies(),
+        "tasks": [_task(job, role) for role in job.roles],
+    }
+    volcano = manifests.thing(job, "batch.volcano.sh/v1alpha1", "Job", spec=spec)
+    return manifests.plan(
+        job, "volcano", [*manifests.config_maps(job), *manifests.network_policies(job), volcano], _WHY
+    )
+
+
+def _queue(job: Job) -> Object:
+    queue = job.config.queue
+    if queue is None:
+        return {}
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", queue) or len(queue) > 63:
+        raise ConfigError(f"--queue={show(queue)} is no name of a queue: up to 63 of a-z, 0-9, - and . make one.")
+    return {"queue": queue}
+
+
+def _policies() -> list[Object]:
+    """Return what happens when a task ends badly: the first that fits counts."""
+    killed = [{"exitCode": code, "action": "RestartJob"} for code in KILLED]
+    evicted = {"events": ["PodEvicted"], "action": "RestartJob"}
+    return [*killed, evicted, {"events": ["PodFailed"], "action": "TerminateJob"}]
+
+
+def _task(job: Job, role: Role) -> Object:
+    template = manifests.template(job, role, restartPolicy="Never")
+    completes = [{"event": "TaskCompleted", "action": "CompleteJob"}] if role.name == "worker" else []
+    ending = {"policies": completes} if completes else {}
+    return {"name": role.name, "replicas": role.replicas, **ending, "template": template}
+
+
+def _replicas(found: list[Object]) -> dict[str, int]:
+    return {task["name"]: task.get("replicas", 1) for task in found[0]["spec"]["tasks"]}
+
+
+def _state(found: list[Object]) -> tuple[str, str]:
+    told = found[0].get("status", {}).get("state", {})
+    words = ": ".join(str(told[name]) for name in ("reason", "message") if told.get(name))
+    phase = str(told.get("phase", ""))
+    return _PHASES.get(phase, ""), words or (phase if phase in _PHASES and phase != "Completed" else "")
+
+
+_PLATFORM = Platform("volcano", "jobs.batch.volcano.sh", _replicas, _state)
+
+
+def submit(plan: Plan) -> KubeJob:
+    """Create the objects of a job, all or none.
+
+    Raises:
+        ConfigError: If kubectl is not installed, or the cluster refuses one of them.
+    """
+    return kubectl.submit(_PLATFORM, plan)
+
+
+def find(name: str) -> KubeJob:
+    """Return the job of a handle.
+
+    Raises:
+        ConfigError: If it is not ``NAME`` or ``NAMESPACE/NAME``.
+    """
+    return kubectl.find(_PLATFORM, name)

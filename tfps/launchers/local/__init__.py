@@ -1,0 +1,1 @@
+"""This machine: what ``tfps launch`` does."""

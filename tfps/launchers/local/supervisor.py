@@ -1,0 +1,108 @@
+"""Supervise one task, where no launcher sees all of them: in a container of its own, on a host, in a step of Slurm.
+
+``tfps run --max_restarts=N`` is this: a small process that starts the task in another one, and again when it is lost or
+ends with a code from 128 up. A platform takes long for that: it makes a new container, imports TensorFlow anew, and
+waits for minutes before it tries again. Here a task is forked from a process that has imported TensorFlow, as
+``launchers.local.launcher`` does it, which also kills a task that gives no sign of life.
+
+What the task says is passed on as it is. SIGTERM, SIGINT and SIGHUP are the task's: it saves, and is not started again.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from tfps.cluster.resolver import Cluster, Task, hosts_flags
+from tfps.config.job_config import JobConfig
+from tfps.errors import RetryableError, StoppedError, stopping_signals
+from tfps.jobs.handle import Exited, Line
+from tfps.launchers.local.launcher import LocalJob, Plan
+from tfps.launchers.local.restart_policy import Alone
+from tfps.report import LOGS, temporary_directory
+
+_SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one
+# What a task says of itself; a model prints other words.
+_TRAINS = re.compile(r"training: (mode \w+, [\d,]+ workers?, [\d,]+ ps|serving [\d,]+ workers?)")
+
+
+class Supervisor:
+    """Sees one task through to its end.
+
+    Attributes:
+        told: Whether it was told to stop.
+    """
+
+    def __init__(self, config: JobConfig, cluster: Cluster, task: Task) -> None:
+        self._config, self._task = config, task
+        given = config.for_task(job_name=task.job, task_index=task.index, ps_hosts=None, worker_hosts=None)
+        self._plan = Plan(config, {task: [*given.to_argv(), *hosts_flags(cluster)]})
+        self._policy = Alone(task, config.max_restarts or 0)
+        self._job: LocalJob | None = None
+        self.told = False
+        self._told_at = 0.0
+
+    def run(self) -> int:
+        """Run the task, as often as it takes; returns its last exit code, of a signal as shells do.
+
+        Raises:
+            ConfigError: If TensorFlow cannot be imported.
+            StorageError: If the task's log cannot be written.
+        """
+        for number in stopping_signals():
+            signal.signal(number, self._on_signal)
+        with _log_of(self._config, self._task) as log:
+            self._job = LocalJob(self._plan, self._policy, log)
+            if self.told:
+                self._job.cancel()
+            return self._see_through(self._job)
+
+    def has_told(self, code: int) -> bool:
+        """Tell whether the PS know from a task itself that it has ended for good with a code."""
+        return self.told or (code < RetryableError.exit_code and self._policy.has_trained)
+
+    def _see_through(self, job: LocalJob) -> int:
+        code = -signal.SIGTERM  # it has not begun
+        for event in job.events():
+            if isinstance(event, Line):
+                self._pass_on(event.text)
+            elif isinstance(event, Exited):
+                code = event.exit_code
+        if self.told and code == -signal.SIGTERM:  # it had not come to listen
+            return StoppedError.exit_code
+        return code if code >= 0 else 128 - code
+
+    def _pass_on(self, text: str) -> None:
+        if _TRAINS.fullmatch(text):
+            self._policy.trained()
+        with contextlib.suppress(OSError):  # whoever read it may be gone
+            print(text, flush=True)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        now = time.monotonic()
+        if self._job and self.told and number == signal.SIGINT and now - self._told_at > _SECOND_THOUGHT_SECS:
+            self._job.kill()
+        elif self._job:
+            self._job.cancel()
+        self._told_at = self._told_at if self.told else now
+        self.told = True
+
+
+@contextlib.contextmanager
+def _log_of(config: JobConfig, task: Task) -> Iterator[Path]:
+    """Yield the file that takes TensorFlow's words as it is imported: the task's own log, if it has one."""
+    if config.model_dir:
+        yield Path(config.model_dir) / LOGS / f"{task.job}-{task.index}.log"
+        return
+    handle, name = tempfile.mkstemp(prefix="tfps-", suffix=".log", dir=temporary_directory())
+    os.close(handle)
+    try:
+        yield Path(name)
+    finally:
+        os.unlink(name)

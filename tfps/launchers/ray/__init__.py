@@ -1,0 +1,1 @@
+"""Ray: a driver and one actor per task."""

@@ -1,0 +1,120 @@
+"""A Ray cluster, through Ray's own Jobs API: what is submitted is a driver that runs inside the cluster.
+
+Which cluster: ``--address``, else what Ray's own RAY_API_SERVER_ADDRESS or RAY_ADDRESS says, else the one that runs on
+this machine. Where there is none, a new one is started on this machine; it, and the job in it, lives as long as the
+command that started it, which therefore watches the job to its end, with ``--wait`` or without.
+
+The driver is ``driver``, a task ``actor``. This module needs ray only to send the job.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfps.config.job_config import show
+from tfps.errors import ConfigError
+from tfps.jobs.handle import Running, Submitted
+from tfps.jobs.spec import RESOURCES, Job, Role
+from tfps.launchers.common.yaml_writer import to_yaml
+from tfps.launchers.ray import cluster
+from tfps.launchers.ray.job import OwnCluster, RayJob
+
+FLAGS = frozenset({"address"}) | RESOURCES
+
+_STOP_SECS = 30  # how long Ray waits between asking the driver to end and killing it; tasks take up to 12
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is sent: the arguments of Ray's ``submit_job``."""
+
+    job: Job
+    request: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return to_yaml([self.request])
+
+
+def sends(job: Job) -> bool:  # noqa: ARG001
+    """Tell whether there is anything to do but to print the plan."""
+    return True
+
+
+def plan(job: Job) -> Plan:
+    """Return what is to be sent.
+
+    Raises:
+        ConfigError: If ``--address`` is no dashboard's, or Ray would refuse the resources.
+    """
+    problems = [*_bad_address(job.config.address), *_bad_cpus(job)]
+    if problems:
+        raise ConfigError(problems)
+    roles = [{"name": role.name, "replicas": role.replicas, "bundle": _bundle(role)} for role in job.roles]
+    spec = json.dumps({"directory": job.directory, "command": job.command(), "roles": roles})
+    driver = shlex.join([job.python, "-m", "tfps.launchers.ray.driver", spec])
+    return Plan(
+        job,
+        {
+            "entrypoint": f"cd {shlex.quote(job.directory)} && exec {driver}",
+            "metadata": {"job_name": job.name, "num_ps": str(job.ps.replicas), "num_workers": str(job.worker.replicas)},
+            "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_SECS)}},
+        },
+    )
+
+
+def _bad_address(address: str | None) -> list[str]:
+    if address is None or re.fullmatch(r"(https?://)?(\[[0-9a-fA-F:]+\]|[\w.-]+)(:[0-9]{1,5})?(/[\w./-]*)?", address):
+        return []
+    return [f"--address={show(address)} is not the address of a Ray dashboard: give http://host:8265."]
+
+
+def _bad_cpus(job: Job) -> list[str]:
+    asked = {f"{role.name}_cpu": role.cpu for role in job.roles if role.cpu is not None}
+    return [
+        f"--{flag}={cpu:g}: Ray counts whole cores, or less than one in steps of 0.0001: give {max(round(cpu), 1)}."
+        for flag, cpu in asked.items()
+        if cpu < 0.0001 or (cpu > 1 and cpu != int(cpu))
+    ]
+
+
+def _bundle(role: Role) -> dict[str, float]:
+    """Return what a task of a role takes of its node; Ray's unit of memory is the byte."""
+    cpu = 1 if role.cpu is None else int(role.cpu) if role.cpu == int(role.cpu) else role.cpu
+    asked = {"CPU": cpu, "GPU": role.gpu, "memory": role.memory_bytes}
+    return {name: amount for name, amount in asked.items() if amount is not None}
+
+
+def submit(plan: Plan) -> Submitted | Running:
+    """Submit the job.
+
+    Raises:
+        ConfigError: If ray is not installed, the cluster does not answer, does not take the job or can never hold it,
+            or a job of this name runs there.
+    """
+    bundles = {role.name: (role.replicas, _bundle(role)) for role in plan.job.roles}
+    client = cluster.find(plan.job.config.address)
+    own = client is None
+    client = client or cluster.start(bundles)
+    with cluster.words():
+        cluster.check_room(client, bundles)
+        cluster.check_name(client, plan.job.name)
+        job = RayJob(client, client.submit_job(**plan.request))
+    return OwnCluster(job) if own else job
+
+
+def find(id_: str) -> Submitted:
+    """Return a job by what is after ``ray:`` in its handle, ``ID`` or ``ID@host:port``.
+
+    Raises:
+        ConfigError: If it is no handle's, ray is not installed, or there is no such cluster.
+    """
+    name, at, address = id_.partition("@")
+    if not re.fullmatch(r"[\w.-]+", name) or _bad_address(address if at else None):
+        raise ConfigError(f"ray:{show(id_)} is no handle: tfps submit --to=ray prints it, ray:ID@host:port.")
+    client = cluster.find(address or None)
+    if client is None:
+        raise ConfigError("no Ray runs on this machine: give the handle with the cluster's address, ray:ID@host:port.")
+    return RayJob(client, name)

@@ -1,0 +1,1 @@
+"""Slurm: an sbatch script with one step."""

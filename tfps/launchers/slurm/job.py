@@ -1,0 +1,275 @@
+"""What Slurm knows of its nodes and of a job, and what the job's own files tell: Slurm has no word on each task."""
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfps.cluster.resolver import Task
+from tfps.errors import ConfigError
+from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Line, Status, TaskStatus
+from tfps.launchers.common import client
+
+_STATES = {  # Slurm's states; the others are failures
+    "PENDING": PENDING,
+    "CONFIGURING": PENDING,
+    "REQUEUED": PENDING,
+    "REQUEUE_HOLD": PENDING,
+    "REQUEUE_FED": PENDING,
+    "RUNNING": RUNNING,
+    "COMPLETING": RUNNING,  # of it; a job that is requeued is completing first, too
+    "SUSPENDED": RUNNING,
+    "STOPPED": RUNNING,
+    "STAGE_OUT": RUNNING,
+    "SIGNALING": RUNNING,
+    "RESIZING": RUNNING,
+    "COMPLETED": SUCCEEDED,
+    "CANCELLED": CANCELLED,
+}
+_TOLD = re.compile(r"(?:(ps|worker)/(\d+) (started|ended with (\d+)) on (.*)|(run|over with) (\d+))")
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a node has, used or not."""
+
+    cpus: int
+    memory_mb: int
+    gpus: int
+
+    def room(self, cpus: int, memory_mb: int, gpus: int) -> int:
+        """Return how many tasks that need so much it has room for."""
+        if memory_mb > self.memory_mb:
+            return 0
+        return min(self.cpus // cpus, self.gpus // gpus if gpus else self.cpus)  # not all sites count memory
+
+
+class Tail:
+    """Reads what is added to a file that may not be there yet."""
+
+    def __init__(self, path: Path, task: Task) -> None:
+        self._path, self._task = path, task
+        self._read = 0
+        self._rest = b""
+
+    def lines(self, whole: bool = False) -> Iterator[Line]:
+        """Yield the lines that have come; with ``whole``, also one without an end."""
+        if not self._path.is_file():
+            return
+        with open(self._path, "rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        self._read += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        if whole and self._rest:
+            lines.append(self._rest)
+        yield from (Line(self._task, line.decode(errors="replace").rstrip("\r")) for line in lines)
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a job writes: ``slurm-ID.out`` tells how the tasks are, ``slurm-ID-ROLE-K.out`` is what each says.
+
+    Attributes:
+        logs: The directory.
+        roles: How many tasks each role has, in the order of their ranks.
+    """
+
+    logs: str
+    roles: Mapping[str, int]
+
+    def tasks(self) -> Sequence[Task]:
+        """Return all tasks, the parameter servers first."""
+        return [Task(role, index) for role in sorted(self.roles) for index in range(self.roles[role])]
+
+    def readers(self, job_id: str, task: Task | None) -> Sequence[Tail]:
+        """Return a reader of each task's file, or of that of only one.
+
+        Raises:
+            ConfigError: If the job has no such task.
+        """
+        if task is not None and task not in self.tasks():
+            raise ConfigError(f"--task={task}: the job has only {', '.join(map(str, self.tasks()[:10]))}.")
+        chosen = self.tasks() if task is None else [task]
+        return [Tail(Path(self.logs, f"slurm-{job_id}-{t.job}-{t.index}.out"), t) for t in chosen]
+
+    def told(self, job_id: str) -> "Told":
+        """Return what the job has told of its tasks."""
+        told = Told({}, [], "", "")
+        path = Path(self.logs, f"slurm-{job_id}.out")
+        for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
+            told.take(line)
+        return told
+
+
+@dataclass
+class Told:
+    """What a job has told of its tasks: of each, its state, and the cause of the job's failure first."""
+
+    tasks: dict[Task, TaskStatus]
+    failed: list[Task]
+    over: str
+    error: str
+
+    def take(self, line: str) -> None:
+        """Take in a line."""
+        match = _TOLD.fullmatch(line)
+        if match and match[1]:
+            task = Task(match[1], int(match[2]))
+            before = self.tasks.get(task, TaskStatus(PENDING))
+            code = before.exit_code if match[4] is None else int(match[4])
+            state = RUNNING if match[4] is None else FAILED if code else SUCCEEDED
+            self.tasks[task] = TaskStatus(state, code, where=match[5])
+            self.failed += [task] if match[4] and code else []
+        elif match and match[6] == "run":
+            self.tasks = {task: TaskStatus(PENDING, known.exit_code) for task, known in self.tasks.items()}
+            self.failed, self.over, self.error = [], "", ""
+        elif match:
+            self.over = match[7]
+        elif "error:" in line:
+            self.error = self.error or line
+
+    def cause(self) -> list[Task]:
+        """Return the task that made the job fail, as a list: the first that cannot be helped, or that failed."""
+        final = [task for task in self.failed if (self.tasks[task].exit_code or 0) < 128]
+        return (final or self.failed)[:1]
+
+
+def check_up() -> None:
+    """Ask whether slurmctld answers: most of Slurm's commands try for long to reach it.
+
+    Raises:
+        ConfigError: If it does not.
+    """
+    try:
+        client.output(["scontrol", "ping"])
+    except ConfigError as error:
+        raise ConfigError([line for line in error.problems if not line.endswith("*")]) from None
+
+
+def nodes(partition: str | None) -> Sequence[Node]:
+    """Return the nodes of a partition, or of the default one; of one that shares CPUs among jobs, none.
+
+    Raises:
+        ConfigError: If Slurm does not tell.
+    """
+    which = [f"--partition={partition}"] if partition else []
+    answer = client.output(["sinfo", "--noheader", "--Node", "--format=%c|%m|%G|%P|%h", *which])
+    rows = [line.split("|") for line in answer.splitlines() if line.count("|") == 4]
+    if any(row[4].startswith(("FORCE", "YES")) for row in rows):
+        return []
+    return [
+        Node(int(row[0]), int(row[1].rstrip("+")), sum(map(int, re.findall(r"gpu:(?:[^:,(]+:)?(\d+)", row[2]))))
+        for row in rows
+        if partition or row[3].endswith("*")
+    ]
+
+
+def ask(job_id: str) -> Mapping[str, str] | None:
+    """Return what Slurm knows of a job, or ``None`` if it has forgotten it, or never had it.
+
+    Raises:
+        ConfigError: If Slurm does not answer.
+    """
+    try:
+        answer = client.output(["scontrol", "show", "job", "--oneliner", job_id])
+    except ConfigError as error:
+        if "Invalid job id" not in str(error):
+            raise
+        return _accounted(job_id)
+    # The first component of a heterogeneous job comes first; users' texts are behind what is read here.
+    found: dict[str, str] = {}
+    for name, value in re.findall(r"(\w+)=(\S*)", answer.partition("\n")[0]):
+        found.setdefault(name, value)
+    return found
+
+
+def _accounted(job_id: str) -> Mapping[str, str] | None:
+    """Return what the accounting knows of a job, where there is any."""
+    if shutil.which("sacct") is None:
+        return None
+    asked = ["--noheader", "--parsable2", "--allocations", f"--jobs={job_id}", "--format=State,ExitCode"]
+    try:
+        rows = client.output(["sacct", *asked]).splitlines()
+    except ConfigError:
+        return None
+    state, _, code = rows[0].partition("|") if rows else ("", "", "")
+    return {"JobState": state.split()[0], "ExitCode": code} if state.strip() else None
+
+
+def files_of(job_id: str) -> Files | None:
+    """Return where a job's files are, from its script; ``None`` if Slurm has forgotten it.
+
+    Raises:
+        ConfigError: If Slurm does not answer, or tfps has not written that script.
+    """
+    script = client.output(["scontrol", "write", "batch_script", job_id, "-"])
+    if not script:
+        return None
+    match = re.search(r"^roles='(\w+) (\d+) (\w+) (\d+)'\n", script, re.MULTILINE)
+    if not match:
+        raise foreign(job_id)
+    words = shlex.shlex(script[match.end() :], posix=True)
+    words.whitespace_split, words.commenters = True, ""
+    return Files(next(words).partition("=")[2], {match[1]: int(match[2]), match[3]: int(match[4])})
+
+
+def foreign(job_id: str) -> ConfigError:
+    """Return the error that a job is none of tfps's."""
+    return ConfigError(f"slurm:{job_id} is another program's job: tfps has not submitted it. squeue --me lists yours.")
+
+
+def forgotten(job_id: str) -> Status:
+    """Return what can be said of a job that Slurm does not know.
+
+    Raises:
+        ConfigError: If there has never been such a job.
+    """
+    config = client.output(["scontrol", "show", "config"])
+    following = re.search(r"^NEXT_JOB_ID\s*=\s*(\d+)", config, re.MULTILINE)
+    if following and int(job_id) >= int(following[1]):
+        raise ConfigError(f"slurm:{job_id}: Slurm has had no such job yet; its next is {following[1]}.")
+    kept = re.search(r"^MinJobAge\s*=\s*(.*)", config, re.MULTILINE)
+    age = kept[1].strip() if kept else "a while"
+    return Status(UNKNOWN, reason=f"Slurm forgets a job {age} after its end; see logs and summary.json in --model_dir")
+
+
+def status(job_id: str, known: Mapping[str, str] | None, files: Files | None) -> Status:
+    """Return how a job is, from what Slurm knows of it and what its files tell."""
+    told = files.told(job_id) if files else Told({}, [], "", "")
+    if known is None:  # the script has the last word
+        known = {"JobState": "" if not told.over else "FAILED" if int(told.over) else "COMPLETED"}
+    slurm = known["JobState"]
+    state = _STATES.get(slurm, FAILED) if slurm else UNKNOWN
+    whole = Status(state, reason=_reason(slurm, known, told))
+    order = [*(told.cause() if whole.ended else []), *(files.tasks() if files else [])]
+    restarts = int(known.get("Restarts", 0))
+    tasks = {task: _task(whole, told.tasks.get(task), restarts) for task in dict.fromkeys(order)}
+    return Status(state, tasks, whole.reason)
+
+
+def _reason(slurm: str, known: Mapping[str, str], told: Told) -> str:
+    """Return why a job is in its state, in Slurm's words."""
+    words = [] if _STATES.get(slurm) == slurm or slurm in ("COMPLETED", "FAILED") else [slurm]
+    reason = known.get("Reason", "None")
+    words += [reason] if reason != "None" else []
+    words += [f"until {known['EligibleTime']}"] if reason == "BeginTime" else []
+    code, _, number = known.get("ExitCode", "0:0").partition(":")
+    words += [f"exit code {code}"] if code != "0" else [f"signal {number}"] if number not in ("", "0") else []
+    failed = _STATES.get(slurm, FAILED) == FAILED and told.error and not told.failed
+    return ", ".join([*words, *([told.error] if failed else [])])
+
+
+def _task(job: Status, told: TaskStatus | None, restarts: int) -> TaskStatus:
+    """Return how a task is: what it has told, as far as the job's state lets it be so still."""
+    told = told or TaskStatus(PENDING)
+    state = told.state
+    if job.state == PENDING or (job.state == RUNNING and state == PENDING):
+        state = PENDING
+    elif job.state == UNKNOWN:
+        state = UNKNOWN if state in (PENDING, RUNNING) else state
+    elif job.ended and state != SUCCEEDED:
+        state = job.state
+    return TaskStatus(state, told.exit_code, restarts, told.where if job.state != PENDING else "")

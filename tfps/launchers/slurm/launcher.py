@@ -1,0 +1,311 @@
+"""Slurm: an sbatch script whose one step is the cluster; the tasks find each other in the step's environment.
+
+Parameter servers and workers that ask for different things are two components of a heterogeneous job. The workers
+are the first: Slurm places the components one after the other, and a parameter server that came first would take a
+place on the only node that has the workers' GPUs, for ever.
+
+Memory is asked for per CPU, as ``--mem`` is of a node, on which several tasks may run. The tasks write their logs
+themselves: ``srun --output`` has no pattern that tells a role, and gives ``%`` a meaning.
+"""
+
+import contextlib
+import math
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfps.cluster.resolver import Task
+from tfps.config.job_config import show
+from tfps.errors import ConfigError
+from tfps.jobs.handle import PENDING, RUNNING, Line, Status
+from tfps.jobs.spec import RESOURCES, Job, Role
+from tfps.launchers.common import client
+from tfps.launchers.slurm import job as slurm_job
+from tfps.launchers.slurm.job import Files
+
+FLAGS = frozenset({"queue", *RESOURCES})
+
+_SAVE_SECS = 20.0  # a task ends within 10
+_POLL_SECS = 0.5
+_LATER_SECS = 2.0  # between two questions to slurmctld, which all its users share
+_INSTALL = "use a login node of the cluster (Debian: apt-get install slurm-client)"
+
+# Neighbouring jobs get ports apart for 16 tasks a node, all below those that Linux gives out by itself (32768).
+_PORT = "$((8888 + SLURM_JOB_ID % 1400 * 16))"
+
+# In a task's stead until it ends: what it is told is in the step's output, all that the task says in its own file.
+_TASK = """
+trap : TERM  # the task gets it, too, and saves
+if ((SLURM_PROCID < $2)); then role=$1 k=$SLURM_PROCID; else role=$3 k=$((SLURM_PROCID - $2)); fi
+shift 3
+echo "$role/$k started on $SLURMD_NODENAME"
+"$@" "--job_name=$role" >>"$logs/slurm-$SLURM_JOB_ID-$role-$k.out" 2>&1
+code=$?
+echo "$role/$k ended with $code on $SLURMD_NODENAME"
+exit "$code"
+"""
+
+_SCRIPT = """\
+#!/bin/bash
+# Written by tfps. To submit it: sbatch --parsable FILE
+{options}
+
+trap 'ending=1' TERM     # Slurm ends or requeues the job
+trap 'cancelled=1' USR1  # tfps cancel does
+roles='{roles}'
+logs={logs}
+task={task}
+each=(
+  --kill-on-bad-exit=1 --export=ALL --distribution=block
+  bash -c "$task" tfps {ranks}
+  {argv}
+  "--port_base={port}"
+)
+
+mkdir -p -- "$logs" && exec >>"$logs/slurm-$SLURM_JOB_ID.out" 2>&1 || exit 74
+cd -- {directory} || exit 2
+unset TF_CONFIG
+export logs PYTHONUNBUFFERED=1 SLURM_WAIT=0  # a worker that is done does not end the others
+echo "run ${{SLURM_RESTART_COUNT:-0}}"
+
+set -o pipefail
+ended=$(
+  srun {step} |
+    tee -a "$logs/slurm-$SLURM_JOB_ID.out"
+)
+code=$?
+
+# srun's exit code is the highest. The cause is a task's that cannot be helped (< 128), else the first that failed.
+cause=0
+while read -r _ word _ told _; do
+  [[ $word == ended ]] && ((told)) || continue
+  ((cause)) || cause=$told
+  ((told < 128)) && cause=$told && break
+done <<<"$ended"
+((cause)) && code=$cause
+
+if ((cancelled)); then
+  scancel "$SLURM_JOB_ID"
+elif ((code && !ending && (cause == 0 || cause == 137 || cause == 143))); then
+  # A node is lost, or a task was killed with what starts it again.
+  # Ten times; after ten minutes of work it is no failure that only repeats itself, but a time limit, say.
+  if ((${{SLURM_RESTART_COUNT:-0}} < 10 || SECONDS > 600)) && scontrol requeue "$SLURM_JOB_ID"; then
+    echo "requeued after $code"
+    exit "$code"
+  fi
+fi
+echo "over with $code"
+exit "$code"
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The script of a job."""
+
+    job: Job
+    files: Files
+
+    def __str__(self) -> str:
+        job, files = self.job, self.files
+        first, second = files.roles.items()
+        return _SCRIPT.format(
+            options="\n".join(f"#SBATCH {option}".rstrip() for option in _options(job)),
+            roles=" ".join(f"{role} {replicas}" for role, replicas in files.roles.items()),
+            logs=shlex.quote(files.logs),
+            task=shlex.quote(_TASK),
+            ranks=f"{first[0]} {first[1]} {second[0]}",
+            argv=shlex.join(job.command(num_ps=job.ps.replicas)),
+            port=_PORT if job.config.port_base is None else job.config.port_base,
+            directory=shlex.quote(job.directory),
+            step=" : \\\n    ".join(_step(job)),
+        ).rstrip("\n")
+
+
+def sends(job: Job) -> bool:
+    """Tell that there is something to submit."""
+    del job
+    return True
+
+
+def plan(job: Job) -> Plan:
+    """Return the script of a job.
+
+    Raises:
+        ConfigError: If ``--queue`` is no partition's name.
+    """
+    queue = job.config.queue
+    if queue is not None and not re.fullmatch(r"[\w.+@,-]+", queue):
+        raise ConfigError(f"--queue={show(queue)} is not the name of a partition: sinfo lists them.")
+    model_dir = job.config.model_dir or str(Path(job.directory, "runs", job.name))
+    return Plan(job, Files(f"{model_dir}/logs", {role.name: role.replicas for role in _in_order(job)}))
+
+
+def _differ(job: Job) -> bool:
+    return _resources(job.ps) != _resources(job.worker)
+
+
+def _in_order(job: Job) -> Sequence[Role]:
+    """Return the roles as their tasks are ranked."""
+    return (job.worker, job.ps) if _differ(job) else job.roles
+
+
+def _resources(role: Role) -> Sequence[str]:
+    """Return what sbatch and srun are told of each task of a role."""
+    cpus, gpus = _cpus(role), role.gpu
+    options = [f"--cpus-per-task={cpus}"]
+    options += [f"--mem-per-cpu={math.ceil(role.memory_bytes / 2**20 / cpus)}"] if role.memory_bytes else []
+    return [*options, f"--gpus-per-task={gpus}"] if gpus else options
+
+
+def _cpus(role: Role) -> int:
+    return math.ceil(role.cpu or 1)
+
+
+def _components(job: Job) -> Sequence[Sequence[str]]:
+    """Return the options of each component of the job; where the roles ask for the same there is one."""
+    if _differ(job):
+        return [(f"--ntasks={role.replicas}", *_resources(role)) for role in _in_order(job)]
+    return [(f"--ntasks={len(job.tasks())}", *_resources(job.ps))]
+
+
+def _options(job: Job) -> Iterator[str]:
+    """Yield what sbatch is told. Of all of it, SBATCH_... variables and sbatch's own flags have the last word."""
+    yield from (f"--job-name={job.name}", "--output=/dev/null", "--requeue")
+    for number, component in enumerate(_components(job)):
+        yield from ("hetjob",) if number else ()
+        yield "--signal=TERM@90"  # the tasks save, and the job is requeued
+        yield from (f"--partition={job.config.queue}",) if job.config.queue else ()
+        yield from component
+
+
+def _step(job: Job) -> Iterator[str]:
+    """Yield the arguments of srun for each component."""
+    components = _components(job)
+    for number, component in enumerate(components):
+        group = (f"--het-group={number}",) if len(components) > 1 else ()
+        yield " ".join((*group, *component, '"${each[@]}"'))
+
+
+def submit(plan: Plan) -> "SlurmJob":
+    """Submit a job.
+
+    Raises:
+        ConfigError: If Slurm is not installed or not up, or refuses the job, or has no nodes that could ever run it.
+    """
+    client.need("sbatch", _INSTALL)
+    slurm_job.check_up()
+    _check_room(plan.job)
+    answer = client.output(["sbatch", "--parsable"], str(plan))
+    return SlurmJob(answer.strip().partition(";")[0], plan.files)
+
+
+def _check_room(job: Job) -> None:
+    """Look whether the nodes are large enough: Slurm lets a job of several tasks wait for ever if they are not."""
+    queue = job.config.queue or os.environ.get("SBATCH_PARTITION")
+    nodes = slurm_job.nodes(queue)
+    problems = []
+    for role in job.roles:
+        cpus, memory_mb = _cpus(role), math.ceil((role.memory_bytes or 0) / 2**20)
+        room = sum(node.room(cpus, memory_mb, role.gpu or 0) for node in nodes)
+        if nodes and room < role.replicas:
+            asked = f"{cpus} CPUs, {memory_mb} MB of memory and {role.gpu or 0} GPUs"
+            where = f"partition {queue}" if queue else "the default partition"
+            problems.append(f"{role.name}: {where} has room for {room} of {role.replicas} tasks of {asked}: see sinfo.")
+    if problems:
+        raise ConfigError(problems)
+
+
+def find(name: str) -> "SlurmJob":
+    """Return the job of a handle.
+
+    Raises:
+        ConfigError: If it is no job's id, or Slurm is not installed.
+    """
+    if not re.fullmatch("[1-9][0-9]{0,9}", name):
+        raise ConfigError(f"slurm:{show(name)} is no handle: write slurm:JOBID, like slurm:4711.")
+    client.need("scontrol", _INSTALL)
+    return SlurmJob(name)
+
+
+class SlurmJob:
+    """A job that Slurm holds."""
+
+    def __init__(self, job_id: str, files: Files | None = None) -> None:
+        self._id = job_id
+        self._known = files
+
+    @property
+    def handle(self) -> str:
+        """What ``tfps status`` takes."""
+        return f"slurm:{self._id}"
+
+    @property
+    def _files(self) -> Files | None:
+        """Where the job's files are, read from its script as long as Slurm keeps that."""
+        if self._known is None:
+            self._known = slurm_job.files_of(self._id)
+        return self._known
+
+    def status(self) -> Status:
+        """Ask Slurm, and read in the logs how the tasks are.
+
+        Raises:
+            ConfigError: If Slurm does not answer, or has never had such a job.
+        """
+        slurm_job.check_up()
+        known, files = slurm_job.ask(self._id), self._files
+        if known is None and files is None:
+            return slurm_job.forgotten(self._id)
+        self._check_ours(known, files)
+        return slurm_job.status(self._id, known, files)
+
+    def _check_ours(self, known: Mapping[str, str] | None, files: Files | None) -> None:
+        """Refuse a job that slurmctld has, but no script of it: salloc or srun made it."""
+        if files is None and known is not None and "JobId" in known:
+            raise slurm_job.foreign(self._id)
+
+    def logs(self, task: Task | None, follow: bool) -> Iterator[Line]:
+        """Yield what the tasks have said, in all runs of a job that was requeued.
+
+        Raises:
+            ConfigError: If Slurm does not answer, or has no such job, or the job no such task.
+        """
+        slurm_job.check_up()
+        files = self._files
+        if files is None:
+            self._check_ours(slurm_job.ask(self._id), files)
+            raise ConfigError(f"{self.handle}: {slurm_job.forgotten(self._id).reason}.")
+        readers = files.readers(self._id, task)
+        asked, ended = -math.inf, not follow
+        while not ended:
+            if time.monotonic() - asked > _LATER_SECS:
+                asked, ended = time.monotonic(), self.status().ended
+            yield from (line for reader in readers for line in reader.lines())
+            time.sleep(0 if ended else _POLL_SECS)
+        yield from (line for reader in readers for line in reader.lines(whole=True))
+
+    def cancel(self) -> None:
+        """Have the tasks save and end, then end the job; one that ends by itself, or waits, is just ended.
+
+        Raises:
+            ConfigError: If Slurm does not answer, or has no such job.
+        """
+        state = self.status().state
+        if state == RUNNING:
+            self._ask_to_save()
+        if state in (PENDING, RUNNING) and self.status().state in (PENDING, RUNNING):
+            client.output(["scancel", self._id])
+
+    def _ask_to_save(self) -> None:
+        """Tell the script why, then the tasks; the script ends the job when they have ended."""
+        for whom in (["--batch", "--signal=USR1"], ["--signal=TERM"]):
+            with contextlib.suppress(ConfigError):  # it may just have ended
+                client.output(["scancel", *whom, self._id])
+        until = time.monotonic() + _SAVE_SECS
+        while self.status().state == RUNNING and time.monotonic() < until:
+            time.sleep(_POLL_SECS)

@@ -1,0 +1,1 @@
+"""Shell lines, one per task, started by hand or over ssh."""

@@ -1,0 +1,187 @@
+"""Plain shell lines, one per task, for people who start tasks by hand or with a tool of their own; or over ssh.
+
+Over ssh each task's life hangs on its connection: a small shell on the host reads the connection's input, and when
+that ends, with the launcher or the network, it ends the task in order. So nothing is left behind.
+"""
+
+import queue
+import shlex
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tfps.cluster import resolver
+from tfps.cluster.resolver import Cluster, Task
+from tfps.errors import ConfigError
+from tfps.jobs.handle import Exited, Line, Submitted
+from tfps.jobs.spec import Job
+from tfps.launchers.common import client
+
+FLAGS = frozenset({"ps_hosts", "worker_hosts", "ssh"})
+
+_KILL_AFTER_SECS = 20.0  # the hosts' shells kill after 12
+# Never asks, as there may be no terminal. Users, keys and ports are those of ssh's own configuration.
+_SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=10")
+# The task's input is empty; the connection's is read for its end.
+_REMOTE = (
+    "cd {directory} || exit; exec 3<&0; {task} </dev/null 3<&- & task=$!; "
+    "(cat <&3; kill -TERM $task; sleep 12; kill -KILL $task) >/dev/null 2>&1 & "
+    "reader=$!; wait $task; code=$?; kill $reader; exit $code"
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The line of each task, and over ssh the command that starts it."""
+
+    job: Job
+    hosts: Mapping[Task, str]
+    argv: Mapping[Task, Sequence[str]]
+
+    def __str__(self) -> str:
+        return "\n".join(self._line(task) for task in self.argv)
+
+    def _line(self, task: Task) -> str:
+        if self.job.config.ssh:
+            return shlex.join(self.ssh(task))
+        return f"{shlex.join(self.argv[task])}  # on {self.hosts[task]}"
+
+    def ssh(self, task: Task) -> Sequence[str]:
+        """Return the command that runs a task on its host."""
+        directory, argv = shlex.quote(self.job.directory), shlex.join(self.argv[task])
+        return _ssh(self.hosts[task], _REMOTE.format(directory=directory, task=argv))
+
+
+def _ssh(host: str, script: str) -> Sequence[str]:
+    """Return the command that runs a shell script on a host, whatever its user's own shell is."""
+    return (*_SSH, "--", host, shlex.join(["sh", "-c", script]))
+
+
+def sends(job: Job) -> bool:
+    """Tell whether there is anything to do but to print the plan."""
+    return job.config.ssh
+
+
+def plan(job: Job) -> Plan:
+    """Return the lines of a job.
+
+    Raises:
+        ConfigError: If ``--ps_hosts`` or ``--worker_hosts`` is missing or wrong.
+    """
+    config = job.config
+    given = {"ps_hosts": config.ps_hosts, "worker_hosts": config.worker_hosts}
+    if missing := [flag for flag, hosts in given.items() if hosts is None]:
+        raise ConfigError([f"--{flag} is missing: give --{flag}=host:port,host:port." for flag in missing])
+    sizes = config.num_ps, config.num_workers
+    members, _ = resolver.resolve(config.ps_hosts, config.worker_hosts, "worker", 0, *sizes, {})
+    hosts = {task: members.address(task).rpartition(":")[0].strip("[]") for task in members.tasks()}
+    sized = Job(
+        job.name,
+        config.replace(num_ps=members.num_ps, num_workers=members.num_workers),
+        python=job.python if config.ssh else "python",
+        directory=job.directory,
+    )
+    return Plan(sized, hosts, {task: _argv(sized, members, task) for task in members.tasks()})
+
+
+def _argv(job: Job, members: Cluster, task: Task) -> Sequence[str]:
+    hosts = {"ps_hosts": ",".join(members.ps), "worker_hosts": ",".join(members.workers)}
+    return job.command(**hosts, job_name=task.job, task_index=task.index)
+
+
+def submit(plan: Plan) -> "SshJob":
+    """Start every task over ssh.
+
+    Raises:
+        ConfigError: If ssh is not installed, or a host cannot be reached or has no tfps; no task is started then.
+    """
+    client.need("ssh", "apt-get install openssh-client")
+    _check_hosts(plan)
+    return SshJob(plan)
+
+
+def _check_hosts(plan: Plan) -> None:
+    """Log in to every host, at the same time, and import tfps there; tells every problem of all of them."""
+    script = f"cd {shlex.quote(plan.job.directory)} && {shlex.quote(plan.job.python)} -c 'import tfps'"
+
+    def problems(host: str) -> Sequence[str]:
+        try:
+            client.output(_ssh(host, script))
+        except ConfigError as error:
+            return [f"{host}: {problem}" for problem in error.problems[-2:]]
+        return []
+
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        found = [problem for told in pool.map(problems, dict.fromkeys(plan.hosts.values())) for problem in told]
+    if found:
+        raise ConfigError(found)
+
+
+def find(name: str) -> Submitted:
+    """Refuse: a job over ssh is watched and ended by the command that started it.
+
+    Raises:
+        ConfigError: Always.
+    """
+    raise ConfigError(f"hosts:{name} is no handle: a job over ssh lives, and ends, with the command that started it.")
+
+
+class SshJob:
+    """The running tasks of a job, each behind its connection."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Start every task."""
+        self._said: queue.Queue[Line | Exited] = queue.Queue()
+        self._kill_at: float | None = None
+        self.restarts: Mapping[Task, int] = {}  # nobody starts them again
+        self._connections = {task: self._start(task, plan.ssh(task)) for task in plan.argv}
+
+    def _start(self, task: Task, argv: Sequence[str]) -> "subprocess.Popen[str]":
+        connection = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for the launcher, which ends the tasks in order
+        )
+        threading.Thread(target=self._read, args=(task, connection), daemon=True).start()
+        return connection
+
+    def _read(self, task: Task, connection: "subprocess.Popen[str]") -> None:
+        """Run in a thread: pass on what a task says, and how it ends."""
+        assert connection.stdout is not None
+        for line in connection.stdout:
+            self._said.put(Line(task, line.rstrip("\n")))
+        self._said.put(Exited(task, connection.wait()))
+
+    def events(self, every_secs: float = 0.25) -> Iterator[Line | Exited | None]:
+        """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
+        left = len(self._connections)
+        while left:
+            try:
+                event = self._said.get(timeout=every_secs)
+            except queue.Empty:
+                if self._kill_at and time.monotonic() > self._kill_at:
+                    self.kill()
+                yield None
+                continue
+            left -= isinstance(event, Exited)
+            yield event
+
+    def cancel(self) -> None:
+        """Ask every task to save and end, by ending its connection's input; its host kills it after a while."""
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + _KILL_AFTER_SECS
+            for connection in self._connections.values():
+                assert connection.stdin is not None
+                connection.stdin.close()
+
+    def kill(self) -> None:
+        """Cut every connection."""
+        for connection in self._connections.values():
+            connection.kill()

@@ -1,0 +1,27 @@
+"""Adagrad whose dense update of an element depends on nothing but that element.
+
+TensorFlow's ``AdagradOptimizer`` multiplies by an approximate reciprocal square root (``ResourceApplyAdagrad``), but
+the last elements of a tensor, which do not fill a vector register, by an exact one: where in a tensor an element is
+thus decides its last bit. The newer kernel (``ResourceApplyAdagradV2``) divides by the root, which is exact everywhere,
+so that variables can be updated together (``tfps.runtime.graph.passes.variable_packing``) as they would be alone.
+"""
+
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+
+class ExactAdagradOptimizer(tf.train.AdagradOptimizer):  # type: ignore[misc]
+    """``tf.compat.v1.train.AdagradOptimizer`` (Duchi et al. 2011); the same arguments and slots."""
+
+    def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
+        """Update a variable by a gradient of its shape."""
+        kind = grad.dtype.base_dtype
+        return tf.raw_ops.ResourceApplyAdagradV2(
+            var=var.handle,
+            accum=self.get_slot(var, "accumulator").handle,
+            lr=tf.cast(self._learning_rate_tensor, kind),
+            epsilon=tf.zeros([], kind),
+            grad=grad,
+            use_locking=self._use_locking,
+        )

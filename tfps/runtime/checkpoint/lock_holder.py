@@ -1,0 +1,158 @@
+"""Who holds a ``--model_dir``, and whether that process still lives; see ``ownership``. Does not import TensorFlow."""
+
+import errno
+import json
+import logging
+import os
+import socket
+import stat
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tfps.errors import StorageError
+from tfps.runtime.checkpoint import file_clock
+from tfps.runtime.process.process_identity import ancestors, lives, machine, started
+
+OWNER = ".chief"
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+_DEAD_AFTER_SECS = 20.0
+_ORPHANED_SECS = 15.0  # more than a task has to save when its launcher has gone
+_POLL_SECS = 0.1
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a directory.
+
+    Attributes:
+        id: Of this claim.
+        job: Of the run that it is for: chiefs of one run that take over from each other have the same.
+        host: Its host's name.
+        pid: Its process.
+        machine: Where the process id counts; empty if that is not known.
+        started: When the process was started, in the kernel's own count.
+        hosts: The addresses of the job's tasks.
+        since: When it took the directory, in seconds since 1970.
+        inode: The directory's: a copy of it is not held.
+        ancestors: The processes that had started it; see ``process.ancestors``.
+    """
+
+    id: str = ""
+    job: str = ""
+    host: str = ""
+    pid: int = 0
+    machine: str = ""
+    started: str = ""
+    hosts: Sequence[str] = ()
+    since: float = 0.0
+    inode: int = 0
+    ancestors: Sequence[int] = ()
+
+    def __str__(self) -> str:
+        if not self.host:
+            return "a chief of another release of tfps"
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        hosts = ", ".join(self.hosts[:4]) + (f" and {len(self.hosts) - 4} more" if len(self.hosts) > 4 else "")
+        return f"the chief with process id {self.pid} on host {self.host}, of the job at {hosts}, since {when}"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was found in a directory: its holder, and when that has renewed it, by the file system's clock."""
+
+    holder: Holder
+    renewed: float
+
+
+def look(model_dir: str) -> Seen | None:
+    """Return who holds a directory; ``None`` if nobody does.
+
+    Raises:
+        StorageError: If that cannot be read.
+    """
+    path = Path(model_dir) / OWNER
+    if is_no_file(path):
+        raise StorageError(f"--model_dir: {path} cannot be read: it is not a regular file. Delete it.")
+    try:
+        with open(path, "rb") as file:  # opened, as NFS looks up what is new then
+            return Seen(parsed(file.read()), os.fstat(file.fileno()).st_mtime)
+    except OSError as error:
+        if error.errno in GONE:
+            return None
+        raise StorageError(f"--model_dir: {path} cannot be read: {error.strerror}.") from None
+
+
+def is_no_file(path: Path) -> bool:
+    """Tell whether what is there is no regular file: to open or to read another, as a FIFO, may take for ever."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:  # to open it tells why
+        return False
+
+
+def parsed(text: bytes) -> Holder:
+    """Return what an owner's file says; an older release's, or a damaged one, is its own id."""
+    try:
+        told = json.loads(text)
+        known = {name: told[name] for name in Holder.__dataclass_fields__}
+        lists = {name: tuple(known[name]) for name in ("hosts", "ancestors")}
+        return Holder(**{**known, **lists, "since": float(known["since"])})
+    except (ValueError, TypeError, LookupError):
+        return Holder(id=text.decode(errors="replace"))
+
+
+def this_process(holder: Holder) -> Holder:
+    """Return a holder as this process, from now on."""
+    host, pid = socket.gethostname(), os.getpid()
+    mine: dict[str, Any] = {"machine": machine(), "started": started(pid) or "", "ancestors": ancestors(pid)}
+    return replace(holder, host=host, pid=pid, since=time.time(), **mine)
+
+
+def is_dead(model_dir: str, seen: Seen) -> bool:
+    """Tell whether a holder is dead; waits until that is known."""
+    if (known := is_here(seen.holder)) is not None:
+        return not (known and seen.holder.inode in (0, place_of(model_dir)[1]) and not _orphan_ends(seen.holder))
+    silent_secs = max(file_clock.now(model_dir) - seen.renewed, 0.0)
+    if silent_secs > _DEAD_AFTER_SECS:
+        return True
+    wait_secs = _DEAD_AFTER_SECS - silent_secs
+    log.warning("waiting up to %.0f s, to see whether %s still holds %s", wait_secs, seen.holder, model_dir)
+    return is_silent(model_dir, seen, wait_secs)
+
+
+def _orphan_ends(holder: Holder) -> bool:
+    """Wait for a holder on this machine to end, as it does when its launcher was killed; tell whether it has."""
+    if holder.ancestors in ((), ancestors(holder.pid)):
+        return False
+    log.warning("waiting up to %.0f s for %s to end, whose launcher has gone", _ORPHANED_SECS, holder)
+    deadline = time.monotonic() + _ORPHANED_SECS
+    while is_here(holder) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECS)
+    return not is_here(holder)
+
+
+def place_of(model_dir: str) -> tuple[int, int]:
+    """Return which file system a directory is on, and which one of these it is, its inode; zeros if there is none."""
+    try:
+        found = os.stat(model_dir)
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
+def is_here(holder: Holder) -> bool | None:
+    """Tell whether a holder on this machine lives; ``None`` if it is on another, or that is not known."""
+    return lives(holder.pid, holder.started) if holder.machine and holder.machine == machine() else None
+
+
+def is_silent(model_dir: str, seen: Seen, secs: float) -> bool:
+    """Tell whether a directory is not renewed for some time, or its holder leaves it meanwhile."""
+    deadline = time.monotonic() + secs
+    while (now := look(model_dir)) == seen and time.monotonic() < deadline:
+        time.sleep(_POLL_SECS)
+    return now in (None, seen)

@@ -1,0 +1,145 @@
+"""What the files of a checkpoint were when they were written: ``model.ckpt-STEP.manifest.json``.
+
+It holds each file's size and checksum, by what follows ``model.ckpt-STEP.`` in its name. The checksum is CRC-32, which
+is fast: it is against damage, not against an attacker. A checkpoint without a manifest, written by plain TensorFlow, is
+held against its own index. Does not import TensorFlow.
+"""
+
+import io
+import json
+import os
+import zlib
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from tfps.runtime.checkpoint.tensor_bundle import data_sizes
+
+MANIFEST, INDEX = "manifest.json", "index"
+_BLOCK_BYTES = 1 << 20
+
+
+class _File(NamedTuple):
+    """A file's size in bytes, and its CRC-32."""
+
+    bytes: int
+    crc32: int
+
+
+def seal(path: Path) -> None:
+    """Bring the files of a checkpoint to the disk, and write its manifest.
+
+    Args:
+        path: The checkpoint, without a suffix.
+    """
+    files = [file for file in path.parent.iterdir() if file.name.startswith(f"{path.name}.")]
+    told = {file.name.removeprefix(f"{path.name}."): _flushed(file)._asdict() for file in sorted(files)}
+    write_flushed(file_of(path, MANIFEST), json.dumps({"files": told}, indent=2) + "\n")
+
+
+def file_of(path: str | Path, suffix: str) -> Path:
+    """Return one of a checkpoint's files."""
+    return Path(f"{path}.{suffix}")
+
+
+def listed(manifest: Path) -> Collection[str]:
+    """Return what follows ``model.ckpt-STEP.`` in the names of the files that a manifest names.
+
+    Raises:
+        ValueError: If it is damaged.
+        OSError: If it cannot be read.
+    """
+    return _parsed(manifest.read_bytes()).keys()
+
+
+def write_flushed(path: Path, text: str) -> None:
+    """Write a file and bring it to the disk."""
+    with open(path, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flushed(path: Path) -> _File:
+    """Bring a file to the disk, and read it meanwhile: it is in memory still."""
+    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(1) as apart:
+        flushing = apart.submit(os.fsync, file.fileno())
+        found = _read(file)
+        flushing.result()
+    return found
+
+
+def _read(file: io.FileIO) -> _File:
+    block = memoryview(bytearray(_BLOCK_BYTES))
+    size = crc = 0
+    while count := file.readinto(block):
+        size, crc = size + count, zlib.crc32(block[:count], crc)
+    return _File(size, crc)
+
+
+def problem(path: str, read_data: bool = True) -> str | None:
+    """Return what is wrong with a checkpoint, naming the file; ``None`` if it is whole, as far as can be told.
+
+    Args:
+        path: The checkpoint, without a suffix.
+        read_data: Whether to read the data files, too, if there is a manifest. Restoring reads them anyway, and
+            TensorFlow compares a checksum of its own then.
+    """
+    try:
+        return _problem(path, read_data)
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except OSError as error:
+        return f"{Path(error.filename or path).name} cannot be read: {error.strerror}"
+
+
+def _problem(path: str, read_data: bool) -> str | None:
+    manifest = file_of(path, MANIFEST)
+    file_of(path, INDEX).stat()
+    if not manifest.exists():
+        return _unlike_index(path)
+    if not (text := manifest.read_bytes()):
+        return f"{manifest.name} is empty"
+    try:
+        files = _parsed(text)
+    except ValueError:
+        return f"{manifest.name} is garbled"
+    return _unlike_manifest(path, files, read_data)
+
+
+def _parsed(text: bytes) -> Mapping[str, _File]:
+    """Return what a manifest says; raises ``ValueError`` if it is none."""
+    try:
+        files = {suffix: _File(**told) for suffix, told in json.loads(text)["files"].items()}
+    except (TypeError, LookupError, AttributeError):
+        raise ValueError from None
+    if INDEX not in files or len(files) < 2:
+        raise ValueError
+    return files
+
+
+def _unlike_manifest(path: str, files: Mapping[str, _File], read_data: bool) -> str | None:
+    for suffix, told in files.items():
+        if (size := file_of(path, suffix).stat().st_size) != told.bytes:
+            return f"{file_of(path, suffix).name} has {size} bytes instead of {told.bytes}"
+    for suffix, told in files.items():
+        if not (read_data or suffix == INDEX):
+            continue
+        with open(file_of(path, suffix), "rb", buffering=0) as file:
+            if _read(file) != told:
+                return f"{file_of(path, suffix).name} is not what was written: its checksum is another"
+    return None
+
+
+def _unlike_index(path: str) -> str | None:
+    index = file_of(path, INDEX)
+    try:
+        sizes = data_sizes(index.read_bytes())
+    except ValueError as error:
+        return f"{index.name} is garbled: {error}"
+    for shard, least in enumerate(sizes):
+        file = file_of(path, f"data-{shard:05}-of-{len(sizes):05}")
+        if least and (size := file.stat().st_size) < least:
+            return f"{file.name} has {size} bytes instead of {least}"
+    return None

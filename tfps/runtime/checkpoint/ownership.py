@@ -1,0 +1,293 @@
+"""Whose ``--model_dir`` is: one job's at a time, and of that job one chief's. Does not import TensorFlow.
+
+``MODEL_DIR/.chief`` says who holds the directory. The chief writes it before it trains, renews it by its time of
+change, and deletes it when it ends. So a holder that was killed is known to be dead:
+
+- on the machine that asks, where its process is gone. A machine is a boot of a kernel and a namespace of processes, for
+  containers have the same names and process ids again and again;
+- elsewhere, where the file was not renewed for 20 s, by the clock of the file system.
+
+Files are written under a lock, a file that only one process can make, so of two claims at the same moment one wins.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from tfps.cluster.resolver import Cluster
+from tfps.config.job_config import show
+from tfps.errors import PeerLostError, StorageError, TfpsError
+from tfps.report import make_dir, write_json
+from tfps.runtime.checkpoint.lock_holder import (
+    GONE,
+    OWNER,
+    Holder,
+    Seen,
+    is_dead,
+    is_here,
+    is_no_file,
+    is_silent,
+    look,
+    parsed,
+    place_of,
+    this_process,
+)
+
+_LOCK = ".chief.lock"
+_RENEW_SECS = 2.0
+_QUIET_SECS = 6.0  # a chief of the same addresses that is silent for so long was started again here
+_LOCK_SECS = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class HeldError(StorageError):
+    """Another job holds the directory."""
+
+
+def check(model_dir: str | None, cluster: Cluster | None = None, force: bool = False) -> None:
+    """Make sure that no other job holds a directory; nothing is written there. May take 20 s.
+
+    Args:
+        model_dir: The directory.
+        cluster: The cluster of the job that asks; one at these addresses is no other.
+        force: Whether to take it over in any case.
+
+    Raises:
+        HeldError: If one does.
+        StorageError: If that cannot be read.
+    """
+    seen = look(model_dir) if model_dir else None
+    if not (seen is None or force or seen.holder.hosts == hosts_of(cluster) or is_dead(model_dir or "", seen)):
+        raise _held(model_dir or "", seen.holder)
+
+
+def is_free_for(model_dir: str | None, hosts: Sequence[str]) -> bool:
+    """Tell whether nobody but a job at some addresses holds a directory."""
+    try:
+        seen = look(model_dir) if model_dir else None
+    except StorageError:
+        return False
+    return seen is None or list(seen.holder.hosts) == list(hosts)
+
+
+def hosts_of(cluster: Cluster | None) -> Sequence[str]:
+    """Return the addresses of a job's tasks."""
+    return (*cluster.ps, *cluster.workers) if cluster else ()
+
+
+def _held(model_dir: str, holder: Holder) -> HeldError:
+    return HeldError(
+        f"--model_dir={show(model_dir, 200)} is held by another job: {holder}. Give each job a directory of its own, "
+        "or end that job first; --force takes the directory over, and ends that job."
+    )
+
+
+@contextlib.contextmanager
+def _locked(model_dir: str) -> Iterator[None]:
+    """Be the only one that writes who holds a directory, for a moment.
+
+    Raises:
+        StorageError: If nothing can be written there, or a lock that was left there cannot be deleted.
+    """
+    path, since, found = Path(model_dir) / _LOCK, time.monotonic(), None
+    while not _made(path):
+        with contextlib.suppress(OSError):
+            if (now := path.lstat().st_ino) != found:
+                found, since = now, time.monotonic()
+            elif time.monotonic() - since > _LOCK_SECS:  # who made it was killed just then
+                _unlock(path)
+        time.sleep(0.01)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _unlock(path: Path) -> None:
+    """Delete a lock that was left; one that stays, as a directory does, would be waited for without end."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno not in GONE:
+            told = f"{path} was left there, and cannot be deleted by this job: {error.strerror}. Delete it."
+            raise StorageError(f"--model_dir: {told}") from None
+
+
+def _made(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise StorageError(f"--model_dir: {path} cannot be written: {error.strerror}.") from None
+    return True
+
+
+@dataclass
+class Ownership:
+    """One chief's hold on a directory.
+
+    Attributes:
+        model_dir: The directory; ``None`` for none, which is nobody's.
+        cluster: The chief's cluster.
+        force: Whether to take the directory over from whoever has it.
+        on_loss: Called when the directory had been removed, and was made again.
+        others: Returns the checkpoints there that this chief has neither saved nor gone on from.
+        own: What the chief writes.
+        error: Why the chief has to end, once another has taken the directory.
+    """
+
+    model_dir: str | None
+    cluster: Cluster
+    force: bool = False
+    on_loss: Callable[[], None] = lambda: None
+    others: Callable[[], Sequence[str]] = lambda: ()
+    own: Holder = field(default_factory=lambda: Holder(id=uuid.uuid4().hex, job=uuid.uuid4().hex))
+    error: TfpsError | None = None
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _wanted: bool = False
+    _claimed: bool = False
+    _known: bool = False
+    _told: bool = False
+    _place: tuple[int, int] | None = None  # device and inode: which directory it is, whatever its name
+
+    def claim(self, job: str = "") -> None:
+        """Take the directory, and keep it: from now on no chief saves there that has claimed it before.
+
+        Args:
+            job: The ``Holder.job`` that this chief goes on with; its earlier chiefs are dead, or cut off.
+
+        Raises:
+            HeldError: If another job holds it.
+            StorageError: If it cannot be written.
+        """
+        if not self.model_dir:
+            return
+        self.own = this_process(replace(self.own, job=job or self.own.job, hosts=hosts_of(self.cluster)))
+        self._known = bool(job)
+        if self._known:
+            self._tend()  # which tries again what cannot be written now
+        self._take(self.model_dir)
+        self._tend()
+
+    def _take(self, model_dir: str) -> None:
+        """Take a directory from who has it, or nobody."""
+        make_dir(Path(model_dir))
+        while not self._claimed:
+            seen = look(model_dir)
+            if seen and not self._may_take(model_dir, seen):
+                raise _held(model_dir, seen.holder)
+            with _locked(model_dir):
+                now = look(model_dir)
+                if now is None or (seen and now.holder.id == seen.holder.id):  # else another was quicker
+                    self._write(model_dir)
+                    self._claimed = True
+
+    def _write(self, model_dir: str) -> None:
+        self._place = place_of(model_dir)
+        self.own = replace(self.own, inode=self._place[1])
+        write_json(Path(model_dir) / OWNER, asdict(self.own))
+
+    def _may_take(self, model_dir: str, seen: Seen) -> bool:
+        if self.force or (self._known and self._is_same_job(seen.holder)):
+            return True
+        if seen.holder.hosts == self.own.hosts and is_here(seen.holder) is None:
+            return is_silent(model_dir, seen, _QUIET_SECS) or is_dead(model_dir, seen)
+        return is_dead(model_dir, seen)
+
+    def _is_same_job(self, holder: Holder) -> bool:
+        return holder.job == self.own.job or holder.hosts == self.own.hosts
+
+    def check(self) -> None:
+        """Raise the error that another has taken the directory, if one has."""
+        if self.model_dir and self._wanted:
+            self._look_after(self.model_dir)
+        if self.error:
+            raise self.error
+
+    def _look_after(self, model_dir: str) -> None:
+        try:
+            if self._claimed:
+                self._renew(model_dir)
+            else:
+                self._take(model_dir)
+        except HeldError as error:
+            self.error = error
+        except (OSError, StorageError):
+            return  # it is tried again
+
+    def _compare(self, holder: Holder) -> None:
+        """See whether the directory is another's; a file that is empty is being written."""
+        if holder.id not in (self.own.id, "") and self.error is None:
+            self.error = self._taken(holder)
+
+    def _taken(self, holder: Holder) -> TfpsError:
+        told = f"--model_dir={show(self.model_dir or '', 200)} was taken over by {holder}"
+        if self._is_same_job(holder):
+            return PeerLostError(f"{told}: this chief was taken for lost, and started again there. It ends.")
+        return HeldError(f"{told}: nothing more of this job is saved there. Give each job a directory of its own.")
+
+    def _tend(self) -> None:
+        if not self._wanted:
+            self._wanted = True
+            threading.Thread(target=self._keep, daemon=True, name="owner").start()
+
+    def _keep(self) -> None:
+        while not self._ended.wait(_RENEW_SECS) and self.error is None:
+            self._look_after(self.model_dir or "")
+
+    def _renew(self, model_dir: str) -> None:
+        path = Path(model_dir) / OWNER
+        if is_no_file(path):
+            return
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except OSError as error:
+            if error.errno in GONE:
+                self._make_again(model_dir)
+            return
+        with open(descriptor, "rb") as file:
+            self._compare(parsed(file.read()))
+            if self.error is None:
+                os.utime(file.fileno())
+
+    def _make_again(self, model_dir: str) -> None:
+        """Make the directory that is gone, unless another has made it meanwhile.
+
+        Raises:
+            HeldError: If another directory has come in its place, with checkpoints of another run.
+        """
+        others = self.others() if self._place != place_of(model_dir) else ()
+        if others:
+            raise HeldError(
+                f"--model_dir={show(model_dir, 200)} is not the directory that this job began in, and holds "
+                f"{Path(others[-1]).name} of another run: nothing more of this job is saved there. Put its own "
+                "directory back, and start the job again."
+            )
+        if not self._told:
+            self._told = True
+            log.info("--model_dir=%s, or what it held, is gone. It is made again, and saved to at once.", model_dir)
+        make_dir(Path(model_dir))
+        with _locked(model_dir):
+            if look(model_dir):
+                return
+            self._write(model_dir)
+        self._told = False
+        self.on_loss()
+
+    def release(self) -> None:
+        """Leave the directory to others."""
+        self._ended.set()
+        with contextlib.suppress(OSError, StorageError):
+            if self.model_dir and (seen := look(self.model_dir)) and seen.holder.id == self.own.id:
+                with _locked(self.model_dir):
+                    if (seen := look(self.model_dir)) and seen.holder.id == self.own.id:
+                        os.unlink(Path(self.model_dir) / OWNER)

@@ -1,0 +1,169 @@
+"""Who writes the values of a checkpoint, and who reads them: each PS its own, or the chief those of all.
+
+Where the hosts share ``--model_dir`` the values need not go to the chief over the network: each PS writes a shard (a
+data file of its own), all at the same time, and the last of them makes one index of theirs
+(``tf.train.Saver(sharded=True)``); the chief reads the files once, for their checksums. That all share the directory is
+seen anew each time: every PS has to find in a file what the chief finds there. Where one does not, or the chief finds
+not all that the PS have written, the chief does it alone. To who reads it, who wrote a checkpoint makes no difference.
+"""
+
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.report import brief
+from tfps.runtime.checkpoint.manifest import problem
+from tfps.runtime.graph.passes.snapshot import Snapshot
+
+_TRIES = 20  # to find a moment at which the same updates are on all PS
+_NOT_ONE_STEP = "tfps: some updates are on some PS only"
+
+LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)  # errors of a PS, not of storage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What was written, or looked at.
+
+    Attributes:
+        step: The global step.
+        broken: The names of variables that hold NaN, or Inf that they may not hold.
+    """
+
+    step: int
+    broken: Sequence[str]
+
+
+class Savers:
+    """Write and read the variables of a graph. Make it while that is the default.
+
+    Args:
+        snapshot: The variables' values.
+    """
+
+    def __init__(self, snapshot: Snapshot | None = None) -> None:
+        self._snapshot = snapshot = snapshot or Snapshot()
+        self._at_any_moment = tf.placeholder_with_default(False, [], "at_any_moment")
+        right = tf.raw_ops.Assert(condition=snapshot.same_updates | self._at_any_moment, data=[_NOT_ONE_STEP])
+        builder = snapshot.builder([right])
+        self._by_chief = tf.train.Saver(snapshot.saveables, builder=builder)
+        self._by_ps = tf.train.Saver(snapshot.saveables, sharded=True, builder=builder)
+        self._look = {"step": snapshot.step, "broken": dict(snapshot.broken), "reads": snapshot.reads}
+        self._file = tf.placeholder(tf.string, [], "checkpoint_file")
+        self._found = [_read_on(device, self._file) for device in sorted({v.device for v in tf.global_variables()})]
+        self._told = ""
+
+    def look(self, session: Any) -> Saved:
+        """Look at the variables as ``save`` does, and write nothing."""
+        return _saved(session.run(self._look))
+
+    def save(self, session: Any, path: str) -> Saved:
+        """Write a checkpoint: of one moment of each PS, of the same updates on all of them if that can be had.
+
+        Args:
+            session: One that reaches every PS.
+            path: The checkpoint, without a suffix, in a directory of its own.
+
+        Returns:
+            What was written.
+
+        Raises:
+            tf.errors.OpError: If that fails.
+            OSError: Likewise.
+        """
+        word = Path(path).with_name("word")
+        word.write_text(word.parent.name)
+        saved = self._saved_by_ps(session, path) if self._is_shared(session, word) else None
+        return saved or self._save(session, self._by_chief, path)
+
+    def _save(self, session: Any, saver: Any, path: str) -> Saved:
+        names = saver.saver_def
+        for turn in range(_TRIES):
+            last = turn == _TRIES - 1
+            try:
+                fetches = {"path": names.save_tensor_name, **self._look}
+                return _saved(session.run(fetches, {names.filename_tensor_name: path, self._at_any_moment: last}))
+            except tf.errors.InvalidArgumentError as error:
+                if _NOT_ONE_STEP not in error.message:
+                    raise
+        raise AssertionError  # the last try takes any moment
+
+    def _saved_by_ps(self, session: Any, path: str) -> Saved | None:
+        try:
+            saved = self._save(session, self._by_ps, path)
+            why = problem(path) or _unreadable(path)
+        except LOST:
+            raise
+        except tf.errors.OpError as error:
+            why = brief(error)
+        if why is None:
+            return saved
+        (log.debug if why == self._told else log.info)("the chief saves, as a PS cannot: %s", why)
+        self._told = why
+        _clear(path)
+        return None
+
+    def restore(self, session: Any, path: str) -> None:
+        """Read a checkpoint, whoever has written it.
+
+        Raises:
+            tf.errors.OpError: If that fails.
+            ValueError: If there is none.
+        """
+        if self._is_shared(session, Path(f"{path}.index")):
+            try:
+                self._by_ps.restore(session, path)
+                return
+            except LOST:
+                raise
+            except tf.errors.OpError as error:
+                log.info("the chief reads %s, as a PS cannot: %s", path, brief(error))
+        self._by_chief.restore(session, path)
+
+    def _is_shared(self, session: Any, file: Path) -> bool:
+        """Tell whether every PS finds a file as it is here."""
+        try:
+            here, found = file.read_bytes(), session.run(self._found, {self._file: str(file)})
+        except LOST:
+            raise
+        except (tf.errors.OpError, OSError):
+            return False
+        return all(there == here for there in found)
+
+
+def _read_on(device: str, file: Any) -> Any:
+    with tf.device(device):
+        return tf.io.read_file(file)
+
+
+def _saved(told: Mapping[str, Any]) -> Saved:
+    broken = [name for names, flags in told["broken"].items() for name, flag in zip(names, flags, strict=True) if flag]
+    return Saved(int(told["step"]), broken)
+
+
+def _unreadable(path: str) -> str | None:
+    """Return which file of a checkpoint cannot be read here, and why, if there is one."""
+    try:
+        for file in _files(path):
+            file.open("rb").close()
+    except OSError as error:
+        return f"{Path(error.filename).name} cannot be read: {error.strerror}"
+    return None
+
+
+def _clear(path: str) -> None:
+    """Delete what is there of a checkpoint, which TensorFlow writes aside first."""
+    for file in _files(path):
+        file.unlink(missing_ok=True)
+    shutil.rmtree(f"{path}_temp", ignore_errors=True)
+
+
+def _files(path: str) -> list[Path]:
+    return list(Path(path).parent.glob(f"{Path(path).name}.*"))

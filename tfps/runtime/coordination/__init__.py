@@ -1,0 +1,1 @@
+"""What the tasks of a job agree on, through the parameter servers."""

@@ -1,0 +1,98 @@
+"""Tell the PS that a worker has failed for good, when the worker itself has not come to it, or cannot any more.
+
+A worker that has joined the PS tells them itself (``job_state``). One that fails before, as its model is wrong or its
+data is missing, or that is killed once too often, leaves PS behind that would wait for it for long, where no launcher
+and no platform ends them. So who supervises it tells them, in a process of its own. Does not import TensorFlow, but in
+that process.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+from tfps.cluster import probe, rendezvous
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import TfpsError
+from tfps.runtime.coordination import compatibility
+from tfps.runtime.process import tensorflow_import
+
+_MOST_SECS = 10.0
+_POLL_SECS = 0.2
+
+
+def tell(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
+    """Tell the PS of a worker's job that it has failed for good; PS that do not answer soon are left alone.
+
+    PS of another job are not told anything, nor is a job in which another process is that worker.
+
+    Args:
+        config: The worker's.
+        cluster: The cluster.
+        task: The worker, whose process has ended.
+        code: Its exit code.
+    """
+    if probe.ask(cluster.address(task)).task == task:
+        return
+    process = multiprocessing.get_context("forkserver").Process(target=_tell, args=(config, cluster, task, code))
+    process.start()
+    process.join(_MOST_SECS + 1.0)
+    process.kill()
+
+
+def _tell(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # TensorFlow's words
+    tensorflow_import.load_v1()
+    rendezvous.bypass_proxies(os.environ, cluster)
+    servers = [other for other in cluster.tasks() if other.job == "ps"]
+    thread = threading.Thread(target=_tell_all, args=(config, cluster, task, code, servers), daemon=True)
+    thread.start()
+    thread.join(_MOST_SECS)
+    os._exit(0)  # a session may wait for ever
+
+
+def _tell_all(config: JobConfig, cluster: Cluster, task: Task, code: int, servers: Sequence[Task]) -> None:
+    """Tell each PS as soon as it is there and set up; none if they are of another job."""
+    for ps in servers:
+        told = None
+        while told is None:
+            with contextlib.suppress(Exception):  # not set up yet, or leaving
+                if probe.ask(cluster.address(ps)).task == ps:
+                    told = _told(config, cluster, task, code, ps)
+            time.sleep(_POLL_SECS)
+        if not told:
+            return
+
+
+def _told(config: JobConfig, cluster: Cluster, task: Task, code: int, ps: Task) -> bool:
+    """Write minus the exit code as the worker's phase; tell whether the PS is of this job, else it is not written."""
+    import tensorflow.compat.v1 as tf  # noqa: PLC0415
+
+    from tfps.runtime.coordination import job_state  # noqa: PLC0415
+
+    with tf.Graph().as_default() as graph:
+        state = job_state.on_ps(cluster, ps.index)
+        phase = state.phase.scatter_update(tf.IndexedSlices(-code, task.index)).op
+        terms = state.terms.read_value()
+        run = job_state.on_first(cluster).run.read_value() if ps.index == 0 else tf.constant("")
+    options = tf.ConfigProto(device_filters=[f"/job:ps/task:{ps.index}"])
+    with tf.Session(f"grpc://{cluster.address(ps)}", graph=graph, config=options) as session:
+        theirs, present_run = session.run([terms, run])
+        mine = compatibility.terms(config, cluster, tf.__version__)
+        ours = compatibility.is_same(mine, theirs.decode()) and _is_of_run(config, task, present_run.decode())
+        if ours:
+            session.run(phase)
+    return ours
+
+
+def _is_of_run(config: JobConfig, task: Task, told: str) -> bool:
+    """Tell whether the PS hold the run that a chief has begun; only a chief knows."""
+    try:
+        compatibility.check_run(config.model_dir if task.is_chief else None, told, "")
+    except TfpsError:
+        return False
+    return True

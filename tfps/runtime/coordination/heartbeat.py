@@ -1,0 +1,82 @@
+"""Each worker's heartbeat on the PS, for whoever waits for it: a pulse, its step, and when that was.
+
+It tells who lives among those who reach the PS, whether they reach each other or not.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.runtime.coordination.job_state import JobState
+from tfps.runtime.coordination.stragglers import Beat
+
+FORGOTTEN = "Session handle is not found"
+_EVERY_SECS, _HEARD_SECS = 1.0, 5.0
+
+
+class Heartbeat:
+    """Beats in a thread of its own, from the first ``use`` until the process ends.
+
+    Args:
+        state: The job's.
+        progress: Returns how far this process has come; ``None`` if it does not train yet.
+
+    Attributes:
+        before: What this worker had left here when it was lost, if it was started again.
+        forgotten: Whether a PS knows nothing of this worker's session any more.
+    """
+
+    def __init__(self, state: JobState, progress: Callable[[], Beat | None]) -> None:
+        self._state, self._progress = state, progress
+        self._beat: Callable[[Beat], None] | None = None
+        self._pulse: Callable[[], list[int]] | None = None
+        self._pulses: dict[int, tuple[int, float]] = {}  # by worker, its last pulse, and when that was new here
+        self._heard = 0.0
+        self.before = Beat()
+        self.forgotten = False
+
+    def use(self, session: Any) -> None:
+        """Beat by this session from now on."""
+        first = self._beat is None
+        self._beat, self._pulse = self._state.beater(session), self._state.pulse(session)
+        if first:
+            threading.Thread(target=self._keep_beating, daemon=True, name="heartbeat").start()
+
+    def silent_secs(self, worker: int) -> float:
+        """Return for how long a worker has given no sign of life, as far as the PS have told."""
+        return self._heard - self._pulses[worker][1] if worker in self._pulses else 0.0
+
+    def is_heard(self) -> bool:
+        """Tell whether the PS have just heard this worker, or it has not begun to beat."""
+        return self._beat is None or time.monotonic() - self._heard < _HEARD_SECS
+
+    def _keep_beating(self) -> None:
+        last = -1
+        while True:
+            try:
+                self._give_sign()
+                last = self._leave_step(last)
+            except (tf.errors.OpError, RuntimeError) as error:  # of a closed session, or a lost PS
+                self.forgotten = self.forgotten or FORGOTTEN in str(error)
+            time.sleep(_EVERY_SECS)
+
+    def _give_sign(self) -> None:
+        if not self._pulse:
+            return
+        pulses, now = self._pulse(), time.monotonic()
+        for worker, pulse in enumerate(pulses):
+            if self._pulses.get(worker, (None, 0.0))[0] != pulse:
+                self._pulses[worker] = pulse, now
+        self._heard = now
+
+    def _leave_step(self, last: int) -> int:
+        """Leave the present step, if it is another than the last that was left; returns it."""
+        own = self._progress()
+        if not (own and self._beat) or own.steps == last:
+            return last
+        self._beat(replace(own, steps=self.before.steps + own.steps, secs=self.before.secs + own.secs))
+        return own.steps

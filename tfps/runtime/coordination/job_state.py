@@ -1,0 +1,329 @@
+"""The job's own state, held on the PS as TensorFlow resources, so that the tasks agree on the end among themselves.
+
+Each PS holds a vector with a phase per worker; PS 0 also what each has done. The protocol:
+
+1. A PS sets its state to zero as soon as its server is up, and says on what terms it was started.
+2. A worker that was started on the same (``compatibility``) reads which PS have its mark, then leaves it on all.
+3. The chief gives the variables their values (initial, or a checkpoint's), then sets ``ready`` on PS 0 to era 0.
+4. The other workers wait for that, then train.
+   In ``async``, a worker that has drawn all tickets is IDLE until ``max_steps`` updates are applied: another one may be
+   lost, or have no more input, with a ticket in its hand. When no other one is RUNNING, the first that is IDLE takes
+   those steps. The chief is EXHAUSTED when its own input has ended, and waits for the others.
+5. A worker that is through (or was told to stop) writes DONE (or STOPPED) on every PS, and leaves.
+   The chief does so last, when the final checkpoint, the evaluation and the summary are written.
+   A worker that cannot go on, and would not if it were started again, writes minus its exit code.
+6. A PS leaves when every worker is DONE, or one has failed.
+
+A worker that finds its mark has been here before: it was started again, by a platform or a person. Where every PS has
+its mark, the PS hold all there is, and no step is lost:
+
+- Where no worker waits for another (``async``; before step 4; all others are DONE), it goes on, the chief too.
+- In ``sync`` the others wait for what the lost worker took along, so all begin together anew. It *calls* them: it
+  raises the ``era`` on PS 0. Every worker looks for that now and then, breaks off its step, and writes the era that it
+  has come to into ``met``. When all that are RUNNING have come, the chief lets the update end that has begun, clears
+  what the broken-off steps have left, and sets ``ready`` to that era; everyone goes on at the present step. Who is lost
+  meanwhile, calls again.
+
+Where only some PS have its mark, the others were started again, and lack their variables; and where the chief was lost
+in an update that one PS had ended and another not, they have them of two steps. Then the job has to begin anew from its
+checkpoint: the worker tells the PS with its mark to leave, and leaves; so does everyone who misses a PS then. The
+platform starts them all again, and they find no marks.
+
+A process that was taken for lost may come back when it was replaced (it stood still, or was cut off). When its
+successor opened its first session, the PS forgot those of the process before (TensorFlow's ``SessionMgr``, by the
+task's name and incarnation): whatever it still asks fails, and it ends. A session that it opened would take its
+successor's away. So a worker opens none unless it has just been heard.
+
+The variables are in no collection: they are no part of the model and of no checkpoint.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster.resolver import Cluster
+from tfps.runtime.coordination.stragglers import Beat
+
+RUNNING, STOPPED, DONE, IDLE, EXHAUSTED = 0, 1, 2, 3, 4  # and below 0, minus an exit code
+AT_WORK = (RUNNING, IDLE, EXHAUSTED)
+
+
+def _variable(name: str, first: Any) -> Any:
+    return tf.Variable(
+        lambda: tf.constant(first), trainable=False, collections=[], use_resource=True, name=f"tfps/{name}"
+    )
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a worker has done.
+
+    Attributes:
+        steps: Steps that it has taken.
+        skipped: Batches that it has skipped.
+        secs: For how many seconds it has been at it.
+        batch_size: How many examples its batches had, on the average; 0 if it does not know.
+    """
+
+    steps: int = 0
+    skipped: int = 0
+    secs: float = 0.0
+    batch_size: float = 0.0
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the workers are in beginning together.
+
+    Attributes:
+        era: The newest.
+        ready: The one in which everyone may go on.
+        met: By worker, the one it has come to.
+        phases: By worker.
+    """
+
+    era: int
+    ready: int
+    met: Sequence[int]
+    phases: Sequence[int]
+
+
+@dataclass(frozen=True)
+class PsState:
+    """The state held on one PS, as operations of one graph.
+
+    Attributes:
+        phase: int32 variable [num_workers]: RUNNING or another phase, or minus an exit code.
+        marks: bool variable [num_workers]: who has joined.
+        leave: bool variable: the job has to begin anew.
+        terms: string variable: what the PS was started on; see ``compatibility``.
+    """
+
+    phase: Any
+    marks: Any
+    leave: Any
+    terms: Any
+
+
+@dataclass(frozen=True)
+class FirstState:
+    """What only PS 0 holds.
+
+    Attributes:
+        tally: float64 variable [num_workers, 4]: each worker's last ``Tally``. Written when it signs off.
+        beats: float64 variable [num_workers, 4]: each worker's last ``stragglers.Beat``.
+        era: int64 variable: how often a worker has called the others together.
+        met: int64 variable [num_workers]: the era that each worker has come to.
+        ready: int64 variable: the era in which the chief lets everyone go on; before the first, -1.
+        pulse: int64 variable [num_workers]: by worker, how often it has given a sign of life, whatever it does.
+        run: string variable: which run of which job the PS hold the variables of, once they have values.
+    """
+
+    tally: Any
+    beats: Any
+    era: Any
+    met: Any
+    ready: Any
+    pulse: Any
+    run: Any
+
+
+def on_ps(cluster: Cluster, index: int, terms: str = "") -> PsState:
+    """Add the state of one PS to the default graph; the PS itself gives its terms."""
+    with tf.device(None), tf.device(f"/job:ps/task:{index}/cpu:0"):
+        return PsState(
+            phase=_variable(f"phase_{index}", np.zeros(cluster.num_workers, np.int32)),
+            marks=_variable(f"marks_{index}", np.zeros(cluster.num_workers, np.bool_)),
+            leave=_variable(f"leave_{index}", np.bool_(False)),
+            terms=_variable(f"terms_{index}", terms),
+        )
+
+
+def on_first(cluster: Cluster) -> FirstState:
+    """Add the state that PS 0 holds besides to the default graph."""
+    with tf.device(None), tf.device("/job:ps/task:0/cpu:0"):
+        return FirstState(
+            tally=_variable("tally", np.zeros([cluster.num_workers, 4], np.float64)),
+            beats=_variable("beats", np.zeros([cluster.num_workers, 4], np.float64)),
+            era=_variable("era", np.int64(0)),
+            met=_variable("met", np.zeros(cluster.num_workers, np.int64)),
+            ready=_variable("ready", np.int64(-1)),
+            pulse=_variable("pulse", np.zeros(cluster.num_workers, np.int64)),
+            run=_variable("run", ""),
+        )
+
+
+def of_ps(cluster: Cluster, index: int, terms: str) -> tuple[Any, PsState]:
+    """Add all that a PS holds to the default graph.
+
+    Returns:
+        Operation with which it sets everything to its first values, and what every PS holds.
+    """
+    state = on_ps(cluster, index, terms)
+    held = [*vars(state).values(), *(vars(on_first(cluster)).values() if index == 0 else [])]
+    return tf.group(*(variable.initializer for variable in held)), state
+
+
+class JobState:
+    """The state of all PS, from one worker's side. Build it while the worker's graph is the default one."""
+
+    def __init__(self, cluster: Cluster, worker: int) -> None:
+        servers, first = [on_ps(cluster, index) for index in range(cluster.num_ps)], on_first(cluster)
+        self._phase = tf.placeholder(tf.int32, [], name="tfps/phase")
+        self._tally = tf.placeholder(tf.float64, [4], name="tfps/tally")
+        tally = first.tally.scatter_update(tf.IndexedSlices(self._tally, worker)).op
+        with tf.control_dependencies([tally]):  # on the same PS; the others do not wait for it
+            phases = [servers[0].phase.scatter_update(tf.IndexedSlices(self._phase, worker))]
+        phases += [ps.phase.scatter_update(tf.IndexedSlices(self._phase, worker)) for ps in servers[1:]]
+        self._write = tf.group(*phases)
+        self._at = tf.placeholder(tf.float64, [4], name="tfps/beat")
+        self._beat = first.beats.scatter_update(tf.IndexedSlices(self._at, worker)).op
+        self._beats, self._tallies = first.beats.read_value(), first.tally.read_value()
+        self._era = tf.placeholder(tf.int64, [], name="tfps/era")
+        self._set_ready = first.ready.assign(self._era, read_value=False)
+        self._call = first.era.assign_add(1, read_value=False)
+        era = first.era.read_value()
+        with tf.device(first.era.device):
+            self._come = first.met.scatter_update(tf.IndexedSlices(era, worker)).op, era
+        phase = servers[0].phase.read_value()
+        self._look = [*(v.read_value() for v in (first.era, first.ready, first.met)), phase]
+        self._read = phase, self._tallies
+        self._marked = [ps.marks.read_value() for ps in servers]
+        self._sent, self._find = tf.placeholder(tf.int64, [], name="tfps/sent"), []
+        for ps in servers:
+            with tf.device(ps.phase.device):
+                self._find.append(tf.identity(self._sent).op)
+        self._mark = tf.group(*(ps.marks.scatter_update(tf.IndexedSlices(True, worker)) for ps in servers))
+        with tf.device(first.pulse.device):
+            beaten = first.pulse.scatter_add(tf.IndexedSlices(tf.constant(1, tf.int64), worker)).op
+            with tf.control_dependencies([beaten]):
+                self._pulses = first.pulse.read_value()
+        self._dismiss = [ps.leave.assign(True, read_value=False) for ps in servers]
+        self._terms = [ps.terms.read_value() for ps in servers]
+        self._run = tf.placeholder(tf.string, [], name="tfps/run")
+        self._set_run = first.run.assign(self._run, read_value=False)
+        self._present_run = first.run.read_value()
+        self._worker = worker
+        self._up = tf.group(
+            *(variable.read_value().op for held in (*servers, first) for variable in vars(held).values())
+        )
+
+    def write(self, session: Any, phase: int, tally: Tally | None = None) -> None:
+        """Tell every PS this worker's phase, and before that PS 0 what it has done."""
+        session.run(self._write, {self._phase: phase, self._tally: dataclasses.astuple(tally or Tally())})
+
+    def beater(self, session: Any) -> Callable[[Beat], None]:
+        """Return a function that leaves this worker's sign of life; see ``looker`` for why."""
+        beat = session.make_callable(self._beat, [self._at])
+        return lambda told: beat([told.steps, told.global_step, told.when, told.secs])
+
+    def beats(self, session: Any) -> Callable[[], list[Beat]]:
+        """Return a function that returns by worker its last sign of life; see ``looker`` for why."""
+        read = session.make_callable(self._beats)
+        return lambda: [Beat(int(steps), int(step), when, secs) for steps, step, when, secs in read().tolist()]
+
+    def tally(self, session: Any) -> list[Tally]:
+        """Return by worker what it has told when it signed off."""
+        return [Tally(int(steps), int(skipped), *rest) for steps, skipped, *rest in session.run(self._tallies).tolist()]
+
+    def set_ready(self, session: Any, era: int = 0) -> None:
+        """Let the workers go on: the variables have their values, and nothing is left of an earlier era."""
+        session.run(self._set_ready, {self._era: era})
+
+    def call(self, session: Any) -> None:
+        """Call all workers together."""
+        session.run(self._call)
+
+    def come(self, session: Any) -> int:
+        """Come to the newest era, and return it."""
+        return int(session.run(self._come)[1])
+
+    def looker(self, session: Any) -> Callable[[], Meeting]:
+        """Return a function that tells where the workers are in beginning together.
+
+        It can be called while another thread adds to the graph: ``session.run`` could not, which would take in
+        operations that are not complete.
+        """
+        look = session.make_callable(self._look)
+
+        def meeting() -> Meeting:
+            era, ready, met, phases = look()
+            return Meeting(int(era), int(ready), met.tolist(), phases.tolist())
+
+        return meeting
+
+    def look(self, session: Any) -> Meeting:
+        """Return where the workers are in beginning together."""
+        return self.looker(session)()
+
+    def is_up(self, session: Any) -> bool:
+        """Tell whether every PS has set up its state."""
+        try:
+            session.run(self._up)
+        except tf.errors.FailedPreconditionError:
+            return False
+        return True
+
+    def is_found(self, session: Any) -> bool:
+        """Tell whether every PS can take something from this worker, for which it connects to the worker's address.
+
+        Raises:
+            tf.errors.UnavailableError: If it is a PS that cannot be reached: TensorFlow's master keeps a graph that it
+                could not register there in this state for good (master_session.cc), so no later run would tell more.
+        """
+        try:
+            session.run(self._find, {self._sent: 0})
+        except tf.errors.UnavailableError as error:
+            if f"remote target /job:worker/replica:0/task:{self._worker} " not in f"{error} ":
+                raise
+            return False
+        return True
+
+    def terms(self, session: Any) -> list[str]:
+        """Return by PS what it was started on."""
+        return [terms.decode() for terms in session.run(self._terms)]
+
+    def set_run(self, session: Any, run: str) -> None:
+        """Say which run of which job the variables are of; see ``compatibility``."""
+        session.run(self._set_run, {self._run: run})
+
+    def run(self, session: Any) -> str:
+        """Return what ``set_run`` has said last."""
+        told: str = session.run(self._present_run).decode()
+        return told
+
+    def marked(self, session: Any) -> list[bool]:
+        """Tell by PS whether this worker has joined it before."""
+        return [bool(marks[self._worker]) for marks in session.run(self._marked)]
+
+    def join(self, session: Any) -> None:
+        """Leave this worker's mark on every PS."""
+        session.run(self._mark)
+
+    def pulse(self, session: Any) -> Callable[[], list[int]]:
+        """Return a function that gives a sign of life, and returns how many each worker has given."""
+        give = session.make_callable(self._pulses)
+        return lambda: [int(pulse) for pulse in give()]
+
+    def dismiss(self, session: Any, which: Sequence[bool] | None = None) -> None:
+        """Tell all PS to leave, or some of them."""
+        chosen = which or [True] * len(self._dismiss)
+        session.run([leave for leave, told in zip(self._dismiss, chosen, strict=True) if told])
+
+    def is_ready(self, session: Any) -> bool:
+        """Tell whether the variables have their values."""
+        return self.look(session).ready >= 0
+
+    def steps(self, session: Any) -> list[int]:
+        """Return by worker how many steps it has taken; of one that is gone, what it had told last."""
+        _, signed = self.read(session)
+        return [max(steps, beat.steps) for steps, beat in zip(signed, self.beats(session)(), strict=True)]
+
+    def read(self, session: Any) -> tuple[list[int], list[int]]:
+        """Return every worker's phase and steps."""
+        phase, tally = session.run(self._read)
+        return phase.tolist(), [int(steps) for steps, *_ in tally]

@@ -1,0 +1,38 @@
+"""Updates that are applied in part, as their step was broken off: how many a worker leaves, and that it says so."""
+
+import logging
+import time
+from typing import Any
+
+from tfps.modes.base import Step
+from tfps.report import plural
+
+_AT_REST_SECS = 1.0  # what a lost process has asked for has ended by then, or never does
+_POLL_SECS = 0.02
+
+log = logging.getLogger(__name__)
+
+
+class PartialUpdates:
+    """Those of one worker. Make it while the training graph is the default one.
+
+    Args:
+        step: The mode's.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self._of = step.partial
+        self._count = self._of.total.assign_add(self._of.mine, read_value=False) if self._of else None
+
+    def tell(self, session: Any) -> None:
+        """Say, and count on the PS, how many there are since the worker began; no step of it is under way now."""
+        deadline = time.monotonic() + _AT_REST_SECS
+        while self._of and (found := int(session.run(self._of.mine))):
+            if time.monotonic() > deadline:
+                log.info(
+                    "%s of this worker applied in part: broken off when some variables had it, and others had not",
+                    plural(found, "update"),
+                )
+                session.run(self._count)
+                return
+            time.sleep(_POLL_SECS)

@@ -1,0 +1,146 @@
+"""What an error of TensorFlow means for the job: a lost PS, or the model's own line."""
+
+import re
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster import rendezvous
+from tfps.cluster.resolver import Cluster, Task
+from tfps.errors import DataError, PeerLostError, TfpsError
+from tfps.models.loader import Model, mistake, where
+from tfps.report import brief
+from tfps.runtime.coordination.heartbeat import FORGOTTEN
+from tfps.runtime.graph.placement import task_of
+
+_EITHER = "another process has replaced this task, which was taken for lost, or a PS was started again"
+REPLACED = f"a PS knows nothing of this task any more: {_EITHER}. This one ends."
+_POLL_SECS = 0.02
+_GONE_AFTER_SECS = 2.0
+_PART = re.compile(r"^(?=[A-Z_]+: From /job:)", re.MULTILINE)  # of an error that several tasks tell, each its own
+_NODE = re.compile(r"\[\[(?:\{\{node )?([^}\]]+)")
+_COPY = re.compile(r"^tfps/step_[0-9]+(_[0-9]+)?/")  # of an operation, in a further step of a run; see unroll
+_PYTHON = re.compile(r'^ *File "([^"]+)", line ([0-9]+)', re.MULTILINE)
+_TASK = re.compile(r"^(?:[A-Z_]+: )?From /job:\S+:\s*")  # where it ran, which is this task
+_INPUTS = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard", "MakeIterator", "MultiDeviceIteratorInit")
+_STATE = re.compile("variable|initialized|[Rr]esource")  # that a PS no longer has
+_MEMORY = re.compile("OOM|alloc|[Mm]emory")  # and not a disk that is full, or too many open files
+_LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.CancelledError,
+)
+
+
+def explained(error: Any, cluster: Cluster, model: Model, graph: Any, batch_size: int) -> TfpsError:
+    """Return what an error of a run means; the log gets all of it.
+
+    Args:
+        error: A ``tf.errors.OpError``.
+        cluster: Whose PS may be lost.
+        model: Whose operations may have failed.
+        graph: Of the run.
+        batch_size: Of the job.
+    """
+    if not is_of_peers(error, graph):
+        return failed(error, model, graph, batch_size)
+    _log(error)
+    if FORGOTTEN in error.message:
+        return PeerLostError(REPLACED)
+    names = _lost_ps(cluster)
+    told = f"a PS broke off what this task did ({brief(error)}), and answers: {_EITHER}"
+    what = f"lost {', '.join(map(str, names))}" if names else told
+    return PeerLostError(f"{what}: start this task again to go on from the last checkpoint.")
+
+
+def is_of_peers(error: Any, graph: Any) -> bool:
+    """Tell whether an error of a run on a cluster is another task's loss, and not the model's or the data's fault.
+
+    What a task has lost with a PS is told with the same types as a file that is a directory: then it tells who failed.
+    """
+    cause = _cause(error)
+    named = _named_in(cause, graph) if isinstance(error, _LOST) else []
+    if isinstance(error, (tf.errors.FailedPreconditionError, tf.errors.UnavailableError)) and _has_input(named):
+        return False
+    if isinstance(error, tf.errors.FailedPreconditionError) and named and not _STATE.search(cause):
+        return any(task_of(op).startswith("ps/") for op in named)
+    return isinstance(error, _LOST)
+
+
+def failed(error: Any, model: Model, graph: Any, batch_size: int) -> TfpsError:
+    """Return what an operation's error means: the data's fault where the input failed, else the model's.
+
+    Args:
+        error: A ``tf.errors.OpError``.
+        model: The model.
+        graph: Of the run.
+        batch_size: Of the job.
+    """
+    _log(error)
+    text = _TASK.sub("", brief(error))
+    if isinstance(error, tf.errors.ResourceExhaustedError) and _MEMORY.search(text):
+        text += f" (out of memory: give a smaller --batch_size than {batch_size}, or a smaller model)"
+    named = _named_in(_cause(error), graph)
+    if _has_input(named):
+        place = where(model, _in_input(error, graph)) or model.line_of("input_fn")
+        return DataError(f"--model={model.name}: {place}: the input failed: {type(error).__name__}: {text}")
+    return mistake(model, type(error)(None, None, text), _frames(named[0]) if named else [])
+
+
+def _log(error: Any) -> None:
+    print(f"{type(error).__name__}: {error.message}", file=sys.__stderr__, flush=True)
+
+
+def _has_input(ops: Iterable[Any]) -> bool:
+    return any(op.type in _INPUTS for op in ops)
+
+
+def _cause(error: Any) -> str:
+    """Return what an error tells of its cause, without what other tasks tell, which broke off because of it.
+
+    TensorFlow lists the tasks' errors behind one another, each with its code, those first whose code the error has
+    (``StatusGroup::as_summary_status`` in tsl's status.cc). A lost PS is followed by the input that was waited for.
+    """
+    _, *parts = _PART.split(error.message)
+    codes = [part.partition(":")[0] for part in parts]
+    return "".join(part for part, code in zip(parts, codes, strict=True) if code == codes[0]) or str(error.message)
+
+
+def _named_in(text: str, graph: Any) -> Sequence[Any]:
+    """Return the operations of a graph that an error's text names; that they failed is not always told otherwise.
+
+    For a copy it is the operation that was copied: only that one knows where it was made.
+    """
+    made = {op.name: op for op in graph.get_operations()}
+    named = [(name, _COPY.sub("", name)) for name in _NODE.findall(text)]
+    return [made.get(original, made[name]) for name, original in named if name in made]
+
+
+def _in_input(error: Any, graph: Any) -> Sequence[Any]:
+    """Return where the input failed: in Python's own traceback, else where its functions' operation was made."""
+    cause = _cause(error)
+    told = [traceback.FrameSummary(file, int(line), "") for file, line in _PYTHON.findall(cause)]
+    if told:
+        return told
+    functions = [getattr(function, "graph", None) for function in graph._functions.values()]
+    ops = [op for inner in functions if inner is not None for op in _named_in(cause, inner)]
+    return _frames(ops[0]) if len(ops) == 1 else []
+
+
+def _frames(op: Any) -> Sequence[Any]:
+    """Return where an operation was made; nothing of one that came with a graph that was imported."""
+    return [traceback.FrameSummary(call.filename, call.lineno, call.name) for call in op.traceback or ()]
+
+
+def _lost_ps(cluster: Cluster) -> Sequence[Task]:
+    """Return the PS that do not answer; one that was just killed may take a moment to be gone."""
+    deadline = time.monotonic() + _GONE_AFTER_SECS
+    servers = [task for task in cluster.tasks() if task.job == "ps"]
+    while not (absent := rendezvous.missing(cluster, servers)) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECS)
+    return absent

@@ -1,0 +1,1 @@
+"""Build the graphs of a job."""

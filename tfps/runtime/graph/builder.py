@@ -1,0 +1,381 @@
+"""Build the graphs of a job: training on a cluster, evaluation on a cluster or on one machine, and prediction."""
+
+import contextlib
+import dataclasses
+import importlib
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.converters import INT32_MAX
+from tfps.config.job_config import JobConfig
+from tfps.errors import ModelError
+from tfps.models.loader import Model
+from tfps.models.spec import ModeKeys, ModelSpec
+from tfps.modes.atomic_update import leaves
+from tfps.modes.base import Step
+from tfps.modes.registry import MODES
+from tfps.runtime.graph import inputs, layout, model_calls, placement, variable_check
+from tfps.runtime.graph.background_updates import unrolled
+from tfps.runtime.graph.cancel_safe_iterator import INPUTS, LastingIterator
+from tfps.runtime.graph.layout import Layout
+from tfps.runtime.graph.passes import (
+    embedding_rows,
+    loop_hoisting,
+    model_updates,
+    nan_guard,
+    side_effects,
+    variable_splitting,
+    wire_packing,
+)
+from tfps.runtime.graph.passes.snapshot import Place, saved_name
+from tfps.runtime.graph.passes.variable_packing import Packing, can_pack
+
+_T = TypeVar("_T")
+_WORKER_STRIDE = 7_368_787  # between the seeds of two workers
+
+
+@dataclass(frozen=True)
+class TrainGraph:
+    """The graph in which one worker trains.
+
+    Attributes:
+        batches: int64 scalar: how many the input has, or ``tf.data.experimental``'s INFINITE or UNKNOWN_CARDINALITY.
+        examples: int64 scalar: how many examples a step's batch has.
+        next_ticket: int64 [1], drawn at the end of a step.
+        updates: Operation that the chief keeps running in the background, several of the mode's, or ``None``.
+        load: Operation for when the variables have their first values; see ``packing``.
+        store: Operation for before somebody looks at the variables by their names.
+        places: By a variable's name, where it lives if it is packed.
+        layout: Where each variable is, for people; the same on all workers.
+        may_be_inf: The names of the model's own variables, which no optimizer updates: Inf in them may be meant.
+        keeps_order: Whether a step must not begin before the one before it has ended, as the model itself changes what
+            its optimizer does.
+    """
+
+    graph: Any
+    global_step: Any
+    iterator: Any
+    batches: Any
+    examples: Any
+    spec: ModelSpec
+    step: Step
+    next_ticket: Any
+    updates: Any
+    load: Any
+    store: Any
+    places: Mapping[str, Place]
+    layout: Layout
+    may_be_inf: Collection[str]
+    summary: Any
+    num_workers: int
+    keeps_order: bool
+
+    @property
+    def fetches(self) -> list[Any]:
+        """What the loop fetches of one step."""
+        return [self.next_ticket, self.spec.loss, self.step.train_op]
+
+
+@dataclass(frozen=True)
+class EvalGraph:
+    """The graph that evaluates a model, on live parameters or on a checkpoint's.
+
+    Attributes:
+        model: The model.
+        graph: The graph.
+        global_step: Its variable.
+        iterator: Over the evaluation input.
+        batches: int64 scalar: how many batches that has; below 0 if that is not known, or it has no end.
+        metrics: By name, a metric's value, and the operation that takes a batch into it.
+        on_cluster: Whether its variables live on a cluster's PS, which may be lost.
+        batch_size: Of the job.
+    """
+
+    model: Model
+    graph: Any
+    global_step: Any
+    iterator: Any
+    batches: Any
+    metrics: Mapping[str, tuple[Any, Any]]
+    on_cluster: bool
+    batch_size: int
+
+
+def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> TrainGraph:
+    """Build a worker's training graph.
+
+    Raises:
+        ModelError: If the model fails, or gives back something else than its contract says.
+    """
+    with _new_graph(config) as graph:
+        with _on_cluster(config, cluster, task):
+            global_step = tf.train.get_or_create_global_step()
+            source = inputs.input_of(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
+            iterator, batches, batch = source
+            with model_calls.seeded(_seed(config, task)):  # the input is the same on all workers, which share it
+                spec = model_calls.spec(model, ModeKeys.TRAIN, config, *batch)
+            own = {saved_name(variable) for variable in tf.global_variables()}
+            if task.is_chief:
+                variable_splitting.tell(graph, spec.optimizer, config)
+            examples = tf.convert_to_tensor(inputs.examples_of(*batch), tf.int64)
+            loop_hoisting.read_before(graph)
+            checked = model_updates.check(graph)
+            updates = model_updates.of_step(graph, on_ps=task.is_chief or config.mode != "sync")
+            _only_with(_next_of(iterator), [spec.loss, *updates])
+            # What is shown is fetched, and what is fetched cannot be redirected.
+            spec = dataclasses.replace(spec, log_tensors={n: tf.identity(t) for n, t in spec.log_tensors.items()})
+            summary = tf.summary.merge_all()
+        shown = [spec.loss, *spec.log_tensors.values(), *([] if summary is None else [summary])]
+        if problem := embedding_rows.problem([*shown, *updates]):
+            raise ModelError(f"--model={model.name}: {model.line_of('model_fn')}: {problem}")
+        variable_check.check_first_values(model, graph, placement.needed([*shown, *updates]))
+        # Slots go where their variables are; the strategy must not count them again.
+        with (
+            tf.device(placement.device_setter(cluster, task, lambda _op: 0)),
+            placement.local_variables_on(task.device),
+        ):
+            mode = importlib.import_module(MODES[config.mode])
+            packing = _packing(spec.optimizer, config)
+            used = set(placement.needed([*shown, *updates]))
+            optimizer = nan_guard.Finite(
+                packing or spec.optimizer,
+                packing.name_of if packing else _name_of,
+                room=_room(config, cluster),
+                sent=[tensor for tensor, _ in checked if tensor.op in used],
+            )
+            known = set(graph.get_operations())
+            step = _built(model, lambda: mode.build(optimizer, spec.loss, global_step, config, cluster, task))
+            made = [op for op in graph.get_operations() if op not in known]
+            model_updates.put_before(graph, updates, made, optimizer.gates, step.update)
+            model_updates.put_after(graph, updates, optimizer.checks)
+            step = _with_updates(step, updates) if updates else step
+            next_ticket = step.draw_after(1, lambda op: op)
+        placement.place_rest(graph, task.device)
+        if packing:
+            apart = [] if step.update is None else [step.update]
+            first = [variable.initializer for variable in tf.local_variables()]
+            packing.redirect(placement.needed([step.train_op, *apart, *shown, *first]))
+        if config.wire != "plain":
+            halved = None
+            if config.wire == "bfloat16":
+                trained = [*optimizer.updated, *(packing.wholes if packing else [])]
+                halved = model_updates.Exact(graph, updates, trained).may_be_halved
+            wire_packing.pack(graph, [next_ticket, spec.loss, step.train_op], halved)
+        background = _built(model, lambda: unrolled(graph, step, config.wire != "plain"))
+        places = packing.places() if packing else {}
+        return TrainGraph(
+            graph=graph,
+            global_step=global_step,
+            iterator=iterator,
+            batches=batches,
+            examples=examples,
+            spec=spec,
+            step=step,
+            next_ticket=next_ticket,
+            updates=background,
+            load=packing.load() if packing else tf.no_op(),
+            store=packing.store() if packing else tf.no_op(),
+            places=places,
+            layout=layout.of(graph, places),
+            may_be_inf=own - {saved_name(variable) for variable in optimizer.updated},
+            summary=summary if task.is_chief else None,
+            num_workers=cluster.num_workers,
+            keeps_order=model_updates.need_order(graph, updates, optimizer.updated),
+        )
+
+
+def _with_updates(step: Step, updates: Sequence[Any]) -> Step:
+    """Return a step with which the model's own updates run; what another run applies may read what they change."""
+    gate = step.gate if step.update is None else (*step.gate, *(leaf for op in updates for leaf in leaves(op)))
+    return dataclasses.replace(step, train_op=tf.group(step.train_op, *updates), gate=gate)
+
+
+def _seed(config: JobConfig, task: Task) -> int:
+    """Return the seed of a worker's random numbers: noise that were the same on all workers would not average out."""
+    return (config.seed + _WORKER_STRIDE * task.index) % (INT32_MAX - 1)
+
+
+def _room(config: JobConfig, cluster: Cluster) -> float:
+    """Return how many times as large as they are gradients have to be finite: sync sums them, bfloat16 rounds up."""
+    return (cluster.num_workers if config.mode == "sync" else 1) * (1.01 if config.wire == "bfloat16" else 1.0)
+
+
+def _packing(optimizer: Any, config: JobConfig) -> Packing | None:
+    if config.wire == "plain" or not can_pack(optimizer):
+        return None
+    return Packing(optimizer, scalars=config.wire != "bfloat16")
+
+
+def _name_of(variable: Any) -> str:
+    return str(variable.op.name)
+
+
+def evaluation(
+    config: JobConfig, cluster: Cluster | None, task: Task, model: Model, like: Any = None
+) -> EvalGraph | None:
+    """Build an evaluation graph.
+
+    Args:
+        config: The job.
+        cluster: Where the variables live; ``None`` is this machine.
+        task: The worker that evaluates.
+        model: The model.
+        like: A training graph on the same cluster, whose variables are evaluated, each on the PS where it lives.
+
+    Returns:
+        The graph, or ``None`` if the model's ``input_fn`` returns ``None`` for ``mode='eval'``.
+
+    Raises:
+        ModelError: If the model fails, or gives back something else than its contract says.
+    """
+    strategy = placement.same_as(like) if like is not None else None
+    with _new_graph(config) as graph, _on_cluster(config, cluster, task, strategy):
+        global_step = tf.train.get_or_create_global_step()
+        device = task.device if cluster else "/cpu:0"
+        source = inputs.input_of(model, ModeKeys.EVAL, config, device, 1, 0)
+        if source is None:
+            return None
+        iterator, batches, batch = source
+        spec = model_calls.spec(model, ModeKeys.EVAL, config, *batch)
+        size = inputs.examples_of(*batch)
+        loss = tf.metrics.mean(spec.loss, weights=size if tf.is_tensor(size) else 1)  # a last batch may have fewer
+        metrics = {"loss": loss, **(spec.eval_metric_ops or {})}
+        read = _next_of(iterator)
+        _only_with(read, [update for _, update in metrics.values()])
+        _check_values(model, read, metrics)
+    if like is not None:
+        variable_check.check(model, ModeKeys.EVAL, graph, like)
+    return EvalGraph(model, graph, global_step, iterator, batches, metrics, cluster is not None, config.batch_size)
+
+
+def _only_with(read: Any, updates: Sequence[Any]) -> None:
+    """Let a step change nothing where there is no batch any more, although it may not look at it: metrics, counters."""
+    for op in set(placement.needed(updates)) - set(placement.needed([read])):
+        lasts = any(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype for tensor in op.inputs)
+        in_loop = op._get_control_flow_context() is not None  # which takes no edge from outside
+        if lasts and side_effects.changes(op) and not in_loop:
+            op._add_control_input(read)
+
+
+def _check_values(model: Model, read: Any, metrics: Mapping[str, tuple[Any, Any]]) -> None:
+    """Make sure that no metric's value needs a batch: it is asked for when there is none any more."""
+    of_batch = [name for name, (value, _) in metrics.items() if read in placement.needed([tf.convert_to_tensor(value)])]
+    if of_batch:
+        raise ModelError(
+            f"--model={model.name}: {model.line_of('model_fn')}: model_fn(mode='eval') returned eval_metric_ops with "
+            f"{of_batch[0]!r}, whose value depends on the batch; a value is read after the last batch: use "
+            "tf.metrics.mean(...), or give a pair of a variable's value and its update."
+        )
+
+
+def _next_of(iterator: Any) -> Any:
+    resource = iterator.resource if isinstance(iterator, LastingIterator) else iterator._iterator_resource
+    return next(op for op in resource.consumers() if op.type in INPUTS)
+
+
+def prediction(config: JobConfig, model: Model) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
+    """Build the serving graph: placeholders shaped as the evaluation input's features, batch dimension free.
+
+    Returns:
+        The graph, its inputs by name, its predictions by name.
+
+    Raises:
+        ModelError: If the model fails or returns no predictions.
+    """
+    types, shapes = _features(model, config)
+    with _new_graph(config) as graph:
+        features = _placeholders(types, shapes)
+        spec = model_calls.spec(model, ModeKeys.PREDICT, config, features, None)
+        predictions = spec.predictions if isinstance(spec.predictions, Mapping) else {"output": spec.predictions}
+        inputs = features if isinstance(features, dict) else {"features": features}
+    return graph, inputs, predictions
+
+
+@contextlib.contextmanager
+def _new_graph(config: JobConfig) -> Iterator[Any]:
+    variable_splitting.find_rows_in_slices()
+    _name_keras_layers_anew()
+    graph = tf.Graph()
+    with graph.as_default(), placement.keras_seeds_local():
+        tf.set_random_seed(config.seed)
+        yield graph
+
+
+def _name_keras_layers_anew() -> None:
+    """Let Keras count from the first name again, as TensorFlow does in a new graph.
+
+    Keras counts its layers over the whole process: those without a name would have another in each graph, and other
+    variables in training than in evaluation. It comes when it is used; see ``tensorflow_import``.
+    """
+    if naming := sys.modules.get("keras.src.utils.naming"):
+        naming.reset_uids()
+
+
+@contextlib.contextmanager
+def _on_cluster(
+    config: JobConfig, cluster: Cluster | None, task: Task, strategy: placement.Strategy | None = None
+) -> Iterator[None]:
+    """Place variables on the PS, split large ones; without a cluster, leave everything on this machine."""
+    if cluster is None:
+        yield
+        return
+    strategy = strategy or placement.STRATEGIES[config.ps_strategy](cluster.num_ps)
+    with (
+        tf.device(placement.device_setter(cluster, task, strategy)),
+        placement.local_variables_on(task.device),
+        tf.variable_scope(tf.get_variable_scope(), custom_getter=variable_splitting.getter(config, cluster)),
+    ):
+        yield
+
+
+def _features(model: Model, config: JobConfig) -> tuple[Any, Any]:
+    """Return types and shapes of the evaluation input's features; its pipeline is no part of what is served."""
+    with _new_graph(config):
+        dataset = model_calls.dataset(model, ModeKeys.EVAL, config, 1, 0)
+        if dataset is None:
+            raise ModelError(
+                f"--model={model.name}: input_fn(mode='eval') returned None; export needs its features' shapes."
+            )
+        if problem := _unservable(tf.data.experimental.get_structure(dataset)[0]):
+            raise ModelError(f"--model={model.name}: {model.line_of('input_fn')}: {problem}")
+        return tf.data.get_output_types(dataset)[0], tf.data.get_output_shapes(dataset)[0]
+
+
+def _unservable(features: Any) -> str:
+    """Return why features cannot be inputs of a signature, which are dense tensors by name; nothing if they can."""
+    named = features if isinstance(features, dict) else {"features": features}
+    odd = [name for name, spec in named.items() if not isinstance(spec, tf.TensorSpec)]
+    if not odd:
+        return ""
+    kind = type(named[odd[0]]).__name__.replace("TensorSpec", " tensor").lower()
+    return (
+        f"feature {odd[0]!r} is a {kind}; export takes one dense tensor, or a dict of them: let input_fn(mode='eval') "
+        "give it dense, and model_fn make what it needs of it."
+    )
+
+
+def _placeholders(types: Any, shapes: Any) -> Any:
+    if isinstance(types, dict):
+        return {name: _placeholder(name, types[name], shapes[name]) for name in types}
+    return _placeholder("features", types, shapes)
+
+
+def _placeholder(name: str, dtype: Any, shape: Any) -> Any:
+    free = None if shape.rank is None else [None, *shape.as_list()[1:]]
+    return tf.placeholder(dtype, free, name="serving_" + re.sub("[^A-Za-z0-9_./-]", "_", name))
+
+
+def _built(model: Model, build: Callable[[], _T]) -> _T:
+    """Build what a mode makes of a model; what fails in there is the model's loss or optimizer."""
+    try:
+        return build()
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ModelError(
+            f"--model={model.name}: {model.line_of('model_fn')}: no gradient step can be built: {error}"
+        ) from error

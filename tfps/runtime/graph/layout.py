@@ -1,0 +1,56 @@
+"""Where each variable is: what the workers of a job have to agree on, each of which builds its own graph.
+
+A variable is found on a PS by its name. A worker whose model makes its variables in another order than the chief's may
+count on another PS for one, or on another place in a packed variable: it would train something else in silence. The
+chief leaves its layout on the PS, and every worker compares its own with that before it takes a step.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfps.cluster import rendezvous
+from tfps.errors import ModelError
+from tfps.models.loader import Model
+from tfps.runtime.graph.passes.snapshot import Place
+from tfps.runtime.graph.placement import VARIABLES, task_of
+from tfps.runtime.graph.variable_check import kind
+
+_SHOWN = 2
+_OWN = "tfps/"  # variables that are alike on all workers, or made on some only
+_FIX = (
+    "every worker has to make the same variables in the same order (that of a set differs from process to process: "
+    "sort it), and from the same file"
+)
+
+Layout = Mapping[str, str]
+
+
+def of(graph: Any, places: Mapping[str, Place]) -> Layout:
+    """Return by the name of each variable on a PS what it is, and where.
+
+    Args:
+        graph: A training graph.
+        places: By a variable's name, where it lives if it is packed.
+    """
+    ops = [op for op in graph.get_operations() if op.type in VARIABLES and not op.name.startswith(_OWN)]
+    on_ps = {op.name: op for op in ops if task_of(op).startswith("ps/")}
+    return {name: f"{kind(op)} on {task_of(op)}{_part(places.get(f'{name}:0'))}" for name, op in on_ps.items()}
+
+
+def check(mine: Layout, chiefs: Layout, model: Model) -> None:
+    """Make sure that a worker finds each variable where the chief has it.
+
+    Raises:
+        ModelError: If not; the text names variables, with both.
+    """
+    odd = [name for name, where in mine.items() if chiefs.get(name, where) != where]
+    if odd:
+        told = rendezvous.first_few([f"{name!r} is {mine[name]}, the chief's {chiefs[name]}" for name in odd], _SHOWN)
+        raise ModelError(f"--model={model.name}: {model.line_of('model_fn')}: variable {told}: {_FIX}.")
+
+
+def _part(place: Place | None) -> str:
+    if place is None:
+        return ""
+    sizes = [int(part.shape.num_elements()) for part in place.parts]
+    return f", from number {sum(sizes[: place.index]):,} of {sum(sizes):,} in {place.whole.op.name}"

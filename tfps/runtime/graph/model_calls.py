@@ -1,0 +1,235 @@
+"""Call a model's functions, here and nowhere else, and check what they give back: mistakes are told with their line."""
+
+import contextlib
+import dataclasses
+import random
+from collections.abc import Container, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.config.job_config import JobConfig
+from tfps.errors import ModelError
+from tfps.models.loader import Model
+from tfps.models.spec import ModeKeys, ModelSpec
+
+_OPTIMIZER_FLAGS = ("optimizer", "learning_rate")
+
+
+class _Asked(dict[str, Any]):
+    """Flags, and which of them a model has asked for."""
+
+    def __init__(self, flags: Mapping[str, Any]) -> None:
+        super().__init__(flags)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+    def copy(self) -> dict[str, Any]:
+        self.names.update(self)
+        return dict(self)
+
+    def items(self) -> Any:
+        self.names.update(self)
+        return super().items()
+
+    def values(self) -> Any:
+        self.names.update(self)
+        return super().values()
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
+
+
+def params_of(config: JobConfig) -> Mapping[str, Any]:
+    """Return what a model gets as ``params``: every flag of the job, read-only."""
+    return MappingProxyType(_Asked(config.to_dict()))
+
+
+def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: int) -> Any:
+    """Return what ``input_fn`` gives: a dataset of pairs (features, labels), or ``None`` where there is no evaluation.
+
+    Args:
+        model: The model.
+        mode: One of ``ModeKeys``.
+        config: The job.
+        pipelines: How many workers read such an input.
+        index: Which of them this is.
+
+    Raises:
+        ModelError: If it gives something else.
+    """
+    context = tf.distribute.InputContext(pipelines, index, pipelines if config.mode == "sync" else 1)
+    given = model.input_fn(mode, params_of(config), context)
+    if given is None and mode == ModeKeys.EVAL:
+        return None
+    where = f"--model={model.name}: {model.line_of('input_fn')}"
+    if not isinstance(given, tf.compat.v2.data.Dataset):  # the base of both versions of the class
+        raise ModelError(
+            f"{where}: input_fn returned {_named(given)}; it must return a tf.data.Dataset of (features, labels)."
+        )
+    element = tf.data.get_output_types(given)
+    if not (isinstance(element, tuple) and len(element) == 2):
+        raise ModelError(
+            f"{where}: input_fn's dataset has elements of {element}; they must be pairs (features, labels)."
+        )
+    return given
+
+
+def spec(model: Model, mode: str, config: JobConfig, features: Any, labels: Any) -> ModelSpec:
+    """Return what ``model_fn`` gives for one batch; its loss is a scalar, where there has to be one.
+
+    Raises:
+        ModelError: If it gives something else.
+    """
+    asked = _Asked(config.to_dict())
+    given: ModelSpec = model.model_fn(features, labels, mode, MappingProxyType(asked))
+    if problem := _spec_problem(given, mode):
+        where = f"--model={model.name}: {model.line_of('model_fn')}"
+        raise ModelError(f"{where}: model_fn(mode={mode!r}) returned {problem}")
+    if mode == ModeKeys.TRAIN:
+        _check_used(model, config, asked.names)
+    if given.loss is not None and given.loss.shape.rank is None:
+        given = dataclasses.replace(given, loss=tf.reshape(given.loss, []))
+    return dataclasses.replace(given, log_tensors={name: _scalar(value) for name, value in _items(given.log_tensors)})
+
+
+def _check_used(model: Model, config: JobConfig, asked: Container[str]) -> None:
+    """Make sure that a model has looked at the flags of its optimizer that are given; in silence they say nothing.
+
+    Raises:
+        ModelError: If it has not.
+    """
+    given = {name: getattr(config, name) for name in _OPTIMIZER_FLAGS}
+    unused = [f"--{name}={value}" for name, value in given.items() if value is not None and name not in asked]
+    if unused:
+        where = f"--model={model.name}: {model.line_of('model_fn')}"
+        raise ModelError(
+            f"{where}: {' and '.join(unused)} would be ignored: the model makes its optimizer without it. Leave it "
+            "out, or let model_fn return optimizer=tfps.make_optimizer(params, ...)."
+        )
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let the operations made inside draw the same numbers in each run.
+
+    Keras draws the seeds of its initial weights from Python's random numbers, which go on as before afterwards.
+    """
+    before = random.getstate()
+    random.seed(seed)
+    tf.set_random_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before)
+
+
+def _scalar(value: Any) -> Any:
+    """Return what may be logged as a scalar tensor."""
+    tensor = tf.convert_to_tensor(value)
+    return tf.reshape(tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor, [])
+
+
+def _spec_problem(given: Any, mode: str) -> str:
+    if not isinstance(given, ModelSpec):
+        return f"{_named(given)}; it must return a tfps.ModelSpec."
+    if mode == ModeKeys.PREDICT:
+        return "" if given.predictions is not None else "no predictions: give ModelSpec(predictions={...})."
+    if not isinstance(given.loss, tf.Tensor):
+        return f"loss={_named(given.loss)}; it must be a scalar tensor."
+    if given.loss.shape.rank not in (0, None):
+        return f"a loss of shape {given.loss.shape}; it must be a scalar: take its mean."
+    if mode == ModeKeys.TRAIN and (problem := _optimizer_problem(given.optimizer)):
+        return problem
+    return _log_problem(given.log_tensors) or (_metrics_problem(given.eval_metric_ops) if mode == ModeKeys.EVAL else "")
+
+
+def _optimizer_problem(optimizer: Any) -> str:
+    if not isinstance(optimizer, tf.train.Optimizer):
+        fix = ": the optimizer itself, not what its minimize() returns" if isinstance(optimizer, tf.Operation) else ""
+        return f"optimizer={_named(optimizer)}; it must be a tf.compat.v1.train.Optimizer{fix}."
+    if isinstance(optimizer, tf.train.SyncReplicasOptimizer):  # whose queues and hooks nobody would run
+        return (
+            f"optimizer={_named(optimizer)}; return the optimizer that it wraps: --issync=1 does what "
+            "SyncReplicasOptimizer does."
+        )
+    if "minimize" in vars(optimizer) or type(optimizer).minimize is not tf.train.Optimizer.minimize:
+        return (
+            f"optimizer={_named(optimizer)}, whose minimize() is its own and would not be called: override "
+            "compute_gradients or apply_gradients."
+        )
+    return ""
+
+
+def _log_problem(logs: Any) -> str:
+    if problem := _names_problem("log_tensors", logs, "scalars"):
+        return problem
+    for name, value in _items(logs):
+        tensor = _tensor(value)
+        if tensor is None or not _is_number(tensor.dtype):
+            return f"log_tensors with {name!r}, which is {_described(value, tensor)}; each must be a scalar number."
+        if tensor.shape.rank is not None and tensor.shape.num_elements() != 1:
+            return (
+                f"log_tensors with {name!r} of shape {tensor.shape}; each must be a scalar: take its mean, or its norm."
+            )
+    return ""
+
+
+def _metrics_problem(metrics: Any) -> str:
+    pair_of = "a pair (value, update op), as tf.metrics.mean(...) returns"
+    if problem := _names_problem("eval_metric_ops", metrics, "pairs (value, update op)"):
+        return problem
+    for name, pair in _items(metrics):
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            return f"eval_metric_ops with {name!r}, which is {_named(pair)}; each must be {pair_of}."
+        value, update = pair
+        tensor = _tensor(value)
+        if tensor is None or not _is_number(tensor.dtype):
+            return f"eval_metric_ops with {name!r}, whose value is {_described(value, tensor)}; it must be numbers."
+        if not (isinstance(update, tf.Operation) or hasattr(update, "op")):
+            return (
+                f"eval_metric_ops with {name!r}, whose update is {_named(update)}; it must be an operation or a tensor."
+            )
+    return ""
+
+
+def _names_problem(field: str, given: Any, what: str) -> str:
+    if given is not None and not isinstance(given, Mapping):
+        return f"{field}={_named(given)}; it must be a dict of {what} by name."
+    odd = [name for name, _ in _items(given) if not isinstance(name, str)]
+    return f"{field} with the name {odd[0]!r}; a name must be a str." if odd else ""
+
+
+def _items(given: Any) -> Any:
+    return () if given is None else given.items()
+
+
+def _tensor(value: Any) -> Any:
+    try:
+        return tf.convert_to_tensor(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _is_number(dtype: Any) -> bool:
+    return bool(dtype.base_dtype == tf.bool or dtype.is_floating or dtype.is_integer)
+
+
+def _described(value: Any, tensor: Any) -> str:
+    return _named(value) if tensor is None else f"a tensor of {tensor.dtype.base_dtype.name}"
+
+
+def _named(value: Any) -> str:
+    kind = type(value).__name__
+    return "None" if value is None else f"{'an' if kind[0] in 'AEIOaeio' else 'a'} {kind}"

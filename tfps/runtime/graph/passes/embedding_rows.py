@@ -1,0 +1,128 @@
+"""Rows of embedding tables on the wire: each one once a step.
+
+Click logs name the same few ids again and again. A lookup on a PS would send each row as often as it is named; a
+gradient would be sent as often, and summed by row on the PS. Here
+
+1. the worker makes the ids of a lookup unique, asks the PS for those rows, and puts them where they are named;
+2. it sums the gradient of each row, and sends the sums to the rows that it asked for: the PS updates each row once.
+
+The second is for optimizers that sum gradients by row, all of TensorFlow's but plain gradient descent, which applies
+them one after another. The order of the sums is TensorFlow's, so is every bit of the result.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.runtime.graph.graph_editor import device, is_in_every_step, replace
+from tfps.runtime.graph.placement import needed, task_of
+
+
+def problem(fetches: Iterable[Any]) -> str:
+    """Return which table is read whole although its rows are looked up, and by what, or nothing.
+
+    The PS would copy all of it in every step, as rows of it change while it is sent.
+    """
+    ops = needed(fetches)
+    tables = {op.inputs[0].op for op in ops if op.type == "ResourceGather"}
+    for op in ops:
+        if op.type == "ReadVariableOp" and op.inputs[0].op in tables:
+            user = next(_users(op), op)
+            return (
+                f"{op.inputs[0].op.name!r} is an embedding table, whose rows are looked up, but {user.name!r} "
+                f"({user.type}) reads all of it in each step: leave this table out, or use the looked-up rows. "
+                "If it is small, look them up in table.read_value()."
+            )
+    return ""
+
+
+def _users(read: Any) -> Any:
+    """Yield what uses a read; identities are looked through."""
+    for user in read.outputs[0].consumers():
+        yield from _users(user) if user.type == "Identity" else [user]
+
+
+def make_unique(ops: Sequence[Any]) -> Mapping[str, Any]:
+    """Rewrite the lookups of a step, and the sums of gradients by row; ``ops`` are all its operations.
+
+    Returns:
+        By the name of each tensor of such rows or sums [n, ...], the worker's unique ids [n] that they are of.
+    """
+    places: dict[str, tuple[Any, Any]] = {}
+    ids_of: dict[str, Any] = {}
+    for op in ops:
+        if _is_lookup(op):
+            ids = op.inputs[1]
+            if ids.name not in places:
+                with tf.device(device(task_of(ids.op))):
+                    places[ids.name] = _unique(ids)
+            unique, place = places[ids.name]
+            ids_of[_look_up(op, unique, place).name] = unique
+    for op in ops:
+        if _sums_by_row(op):
+            unique, sums = _sum_on_worker(op, places)
+            ids_of[sums.name] = unique
+    return ids_of
+
+
+def _is_lookup(op: Any) -> bool:
+    """Tell whether an operation looks up rows on a PS for a worker."""
+    if op.type != "ResourceGather" or op.get_attr("batch_dims") or not is_in_every_step(op):
+        return False
+    if not task_of(op).startswith("ps/"):
+        return False
+    return all(task_of(other).startswith("worker/") for other in (op.inputs[1].op, *op.outputs[0].consumers()))
+
+
+def _unique(ids: Any) -> tuple[Any, Any]:
+    """Return the ids, each once, as a vector, and the place of each in it; no place if they are unique as they are."""
+    if ids.op.type == "Unique" and ids.value_index == 0:
+        return ids, None
+    return tuple(tf.unique(tf.reshape(ids, [-1])))
+
+
+def _look_up(op: Any, unique: Any, place: Any) -> Any:
+    """Let a lookup be one of unique ids; returns the rows that the PS gives."""
+    ids, found = op.inputs[1], op.outputs[0]
+    if place is None:
+        return found
+    with tf.device(op.device), tf.control_dependencies(op.control_inputs):
+        rows = tf.raw_ops.ResourceGather(resource=op.inputs[0], indices=unique, dtype=found.dtype)
+    with tf.device(device(task_of(ids.op))):
+        every = tf.gather(rows, tf.reshape(place, tf.shape(ids)))
+    replace(found, every, lambda _user: True)
+    return rows
+
+
+def _sums_by_row(op: Any) -> bool:
+    """Tell whether an operation sums what a worker has by unique ids, as TensorFlow's ``_deduplicate_indexed_slices``.
+
+    There are as many sums as ids; another number of them, or sums by something else, is a model's own.
+    """
+    place = op.inputs[1] if op.type == "UnsortedSegmentSum" and is_in_every_step(op) else None
+    if place is None or place.op.type != "Unique" or place.value_index != 1:
+        return False
+    count = op.inputs[2].op
+    count = count.inputs[0].op if count.type == "StridedSlice" else count
+    counted = count.inputs[0] if count.type in ("Shape", "Size") else None
+    if counted is None or counted.op is not place.op or counted.value_index != 0:
+        return False
+    return all(task_of(made.op).startswith("worker/") for made in (op.inputs[0], place.op.inputs[0]))
+
+
+def _sum_on_worker(op: Any, places: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Let the worker sum, and send the sums for the ids that it has asked for, if it has asked for these alone.
+
+    Returns:
+        These ids, and the sums.
+    """
+    values, was = op.inputs[0], op.inputs[1].op
+    ids = was.inputs[0]
+    asked = ids.op.inputs[0] if ids.op.type == "Reshape" else ids
+    with tf.device(device(task_of(values.op))):
+        unique, place = places.get(asked.name) or tf.unique(ids)
+        sums = values if place is None else tf.unsorted_segment_sum(values, place, tf.size(unique))
+    replace(was.outputs[0], unique, lambda user: user is not op)
+    replace(op.outputs[0], sums, lambda _user: True)
+    return unique, sums

@@ -1,0 +1,227 @@
+"""What a model changes itself, beside what its optimizer does: moving averages, counters, states.
+
+TensorFlow 1.x's layers leave such changes in the collection ``UPDATE_OPS``, for the training program to run with each
+step. Keras's layers leave them nowhere: a Keras training step would run them. Both are run here.
+
+With ``--mode=sync``, one update of the parameters is made of a batch of each worker; those on a PS are then the
+chief's alone, as one average of one stream of batches. State of a worker's own is each worker's.
+
+No NaN reaches a PS by such a change: what a worker sends for it is looked at before.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.runtime.graph.graph_editor import is_in_every_step
+from tfps.runtime.graph.passes import side_effects
+from tfps.runtime.graph.placement import VARIABLES, needed, task_of
+
+_KERAS = "/keras/src/"
+_FIRST_WEIGHTS = ("set_weights", "load_weights", "load_own_variables")
+_ASSIGNS = ("AssignVariableOp", "Assign")
+
+
+def of_step(graph: Any, on_ps: bool) -> Sequence[Any]:
+    """Return the operations that have to run with each step of a model, once its ``model_fn`` has returned.
+
+    Args:
+        graph: The training graph.
+        on_ps: Whether what changes a PS is among them.
+    """
+    lasting = side_effects.Lasting(graph)
+    changes = _changes(graph, lasting)
+    first = _initializers(graph)
+    kept = [_operation(update) for update in tf.nest.flatten(graph.get_collection(tf.GraphKeys.UPDATE_OPS))]
+    for write, makers in changes.items():
+        if write not in first and _is_of_layer(write) and all(maker.type in VARIABLES for maker in makers):
+            _read_before(write, lasting.changed(write))
+            kept.append(write)
+    if on_ps:
+        return list(dict.fromkeys(kept))
+    changes_ps = {op for op, makers in changes.items() if _on_ps(makers)}
+    inner = [before for op in kept for before in [op, *needed([op])] if before is op or before in changes]
+    return [op for op in dict.fromkeys(inner) if op not in first and changes_ps.isdisjoint(needed([op]))]
+
+
+def put_before(graph: Any, updates: Sequence[Any], made: Sequence[Any], gates: Sequence[Any], apart: Any) -> None:
+    """Let a model's own updates end before what its optimizer makes of the step, where one would see the other.
+
+    As ``with tf.control_dependencies(update_ops): optimizer.minimize(...)`` does it; but an update that has nothing to
+    do with the optimizer, as batch norm's averages, is not waited for. A weight that is clipped, read before an update
+    of the optimizer and written after it, would lose that; and so would a learning rate be the one before.
+
+    Args:
+        graph: The training graph.
+        updates: What ``of_step`` returned.
+        made: The operations by which the optimizer computes and applies gradients.
+        gates: Those of them that give the gradients, which all that is applied waits for.
+        apart: The operation of a run of its own, on the chief, that applies them; ``None`` if the step does.
+    """
+    lasting = side_effects.Lasting(graph)
+    uses = {op: found for op in made if (found := {lasting.origin(h) for h in op.inputs if side_effects.is_handle(h)})}
+    changed = set().union(*(found for op, found in uses.items() if side_effects.changes(op)))
+    of_gradients = set(needed(gates))
+    elsewhere = set() if apart is None else set(needed([apart])) - of_gradients
+    for update in updates:
+        own = needed([update])
+        changes = {lasting.origin(handle) for op in own for handle in lasting.changed(op)}
+        seen = {
+            lasting.origin(h) for op in own if op not in of_gradients for h in op.inputs if side_effects.is_handle(h)
+        }
+        readers = [op for op, found in uses.items() if not found.isdisjoint(changes)]
+        late = gates if readers or not seen.isdisjoint(changed) else []
+        for op in dict.fromkeys([*late, *(op for op in readers if op not in elsewhere)]):
+            if op not in own and is_in_every_step(op):
+                op._add_control_input(update)
+
+
+def put_after(graph: Any, updates: Sequence[Any], checks: Sequence[Any]) -> None:
+    """Let a model's own updates wait until it is known that the step is finite: one that is skipped changes nothing.
+
+    All but what the loss or a gradient itself waits for. To be called after ``put_before``.
+
+    Args:
+        graph: The training graph.
+        updates: What ``of_step`` returned.
+        checks: Operations that fail where the loss or a gradient is not finite.
+    """
+    lasting, early = side_effects.Lasting(graph), set(needed(checks))
+    for op in needed(updates) if checks else ():
+        if op not in early and lasting.changed(op) and is_in_every_step(op):
+            op._add_control_inputs(checks)
+
+
+def need_order(graph: Any, updates: Sequence[Any], variables: Sequence[Any]) -> bool:
+    """Tell whether two steps of a worker at once could lose one of a model's own updates, or some variables' updates.
+
+    So it is where a variable gets a value that was made of the one it had, or where it is one of those given.
+    """
+    places = {variable.op for variable in variables}
+    lasting = side_effects.Lasting(graph)
+    for op in needed(updates):
+        changed = {lasting.origin(handle) for handle in lasting.changed(op)}
+        before = needed([op]) if changed and op.type in _ASSIGNS else []
+        again = {lasting.origin(h) for one in before if one is not op for h in one.inputs if side_effects.is_handle(h)}
+        if not changed.isdisjoint(places | again):
+            return True
+    return False
+
+
+class Exact:
+    """Which tensors may lose bits on their way, and which may not: those of what a model changes itself.
+
+    An average to which a little is added each step would stand still.
+
+    Args:
+        graph: The training graph, before anything on the wire is changed.
+        updates: What ``of_step`` returned.
+        trained: The variables that only the optimizer changes.
+    """
+
+    def __init__(self, graph: Any, updates: Sequence[Any], trained: Sequence[Any]) -> None:
+        self._sent = set(needed(updates))
+        self._read = {one.op for one in trained if not _change(graph, updates, one)}
+
+    def may_be_halved(self, tensor: Any) -> bool:
+        """Tell whether a tensor that crosses is a trained variable's, or goes to the optimizer alone."""
+        task = task_of(tensor.op)
+        if not task.startswith("ps/"):
+            return tensor.op not in self._sent
+        there = [op for op in needed([tensor]) if task_of(op) == task]
+        return all(op in self._read for op in there if op.type in VARIABLES)
+
+
+def _change(graph: Any, updates: Sequence[Any], variable: Any) -> bool:
+    lasting = side_effects.Lasting(graph)
+    return any(lasting.origin(handle) is variable.op for op in needed(updates) for handle in lasting.changed(op))
+
+
+def _read_before(write: Any, handles: Iterable[Any]) -> None:
+    """Let a change of a variable wait for what reads it in the same step, as in a Keras training step."""
+    after = set(_users_of(write))
+    users = [user for handle in handles for user in handle.consumers()]
+    reads = [op for op in users if op.type == "ReadVariableOp" and op not in after]
+    write._add_control_inputs([op for op in reads if is_in_every_step(op)])
+
+
+def _users_of(op: Any) -> Iterable[Any]:
+    """Return an operation, and what runs after it."""
+    todo = [op]
+    for each in todo:  # grows while it is read
+        users = [user for output in each.outputs for user in output.consumers()] + list(each._control_outputs)
+        todo += [user for user in dict.fromkeys(users) if user not in todo]
+    return todo
+
+
+def check(graph: Any) -> Sequence[tuple[Any, str]]:
+    """Let the changes of a PS that a model makes itself fail where a worker would send NaN for one.
+
+    Returns:
+        What is sent, and what it is for: before the optimizer changes anything, it should know that no NaN is in it.
+    """
+    found: dict[str, tuple[Any, str]] = {}
+    lasting, first = side_effects.Lasting(graph), _initializers(graph)
+    for write, makers in _changes(graph, lasting).items():
+        on_ps = _on_ps(makers)
+        if not on_ps or write in first or not is_in_every_step(write):
+            continue
+        name = f"what the model assigns to {on_ps[0].name}"
+        for value in lasting.values(write, on_ps):
+            for tensor, user, index in _sent(write, value):
+                if tensor.name not in found:
+                    with tf.device(tensor.op.device), tf.control_dependencies(None):
+                        found[tensor.name] = _without_nan(tensor, name), name
+                user._update_input(index, found[tensor.name][0])
+    return list(found.values())
+
+
+def _without_nan(tensor: Any, name: str) -> Any:
+    """Return a tensor that can be had if it holds no NaN; Inf may be meant."""
+    numbers = tf.where(tf.is_inf(tensor), tf.zeros_like(tensor), tensor)
+    with tf.control_dependencies([tf.check_numerics(numbers, f"tfps: {name}")]):
+        return tf.identity(tensor)
+
+
+def _sent(write: Any, value: Any) -> Iterable[tuple[Any, Any, int]]:
+    """Yield each tensor of floats that a worker sends for the value of a write, its user on the PS, and which input."""
+    todo = [(value, write)]
+    seen = set()
+    for tensor, user in todo:  # grows while it is read
+        index = next(index for index, given in enumerate(user.inputs) if given is tensor or given.name == tensor.name)
+        if (tensor.name, user) in seen or tensor.dtype == tf.resource:
+            continue
+        seen.add((tensor.name, user))
+        if task_of(tensor.op).startswith("ps/"):
+            todo += [(given, tensor.op) for given in tensor.op.inputs]
+        elif tensor.dtype.is_floating and is_in_every_step(tensor.op) and tensor.op.type != "Const":
+            yield tensor, user, index
+
+
+def _changes(graph: Any, lasting: side_effects.Lasting) -> Mapping[Any, Sequence[Any]]:
+    """Return by each operation that changes a variable, a table or the like, what has made those that it changes.
+
+    Where that is decides whose the change is: a function that a worker calls may change what is on a PS.
+    """
+    found = {op: lasting.changed(op) for op in graph.get_operations()}
+    return {op: [lasting.origin(handle) for handle in handles] for op, handles in found.items() if handles}
+
+
+def _on_ps(makers: Iterable[Any]) -> Sequence[Any]:
+    return [maker for maker in makers if task_of(maker).startswith("ps/")]
+
+
+def _initializers(graph: Any) -> Collection[Any]:
+    keys = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES)
+    return {variable.initializer for key in keys for variable in graph.get_collection(key)}
+
+
+def _is_of_layer(op: Any) -> bool:
+    """Tell whether an operation was made by Keras as a layer was called, and not to give it its first weights."""
+    calls = [call for call in op.traceback or () if _KERAS in call.filename.replace("\\", "/")]
+    return bool(calls) and not any(call.name in _FIRST_WEIGHTS for call in calls)
+
+
+def _operation(update: Any) -> Any:
+    return update if isinstance(update, tf.Operation) else update.op

@@ -1,0 +1,157 @@
+"""No NaN or Inf reaches a parameter server: a step whose loss or gradient holds one fails before any of it is applied.
+
+A worker checks what a step has computed, all of it, before it sends any of it. ``CheckNumerics``
+(tensorflow/core/kernels/check_numerics_op.cc) fails the run, nothing of that step was applied, and ``complaint`` tells
+from the error what was found, and in which step of a run of several.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.runtime.graph.passes import side_effects
+from tfps.runtime.graph.passes.unrolling import copy_number
+
+_TOLD = re.compile(r"tfps: ([^\n]*?) : Tensor had (NaN|Inf|Inf and NaN) values\s+\[\[\{\{node ([^}]*)\}")
+
+
+class Finite(tf.train.Optimizer):  # type: ignore[misc]
+    """A ``tf.compat.v1.train.Optimizer`` that applies what another one does, if the loss and all gradients are finite.
+
+    Args:
+        optimizer: The other one.
+        name_of: From a variable to its name for people.
+        room: How many times as large as they are gradients have to be finite: they may be summed, or rounded.
+        sent: Tensors that are looked at elsewhere, and have to be finite before anything is applied.
+
+    Attributes:
+        gates: Operations that give the gradients, once these have been computed.
+        checks: Operations that fail if the loss or a gradient is not finite, likewise.
+        updated: The model's variables that it updates, once gradients have been computed.
+    """
+
+    def __init__(
+        self, optimizer: Any, name_of: Callable[[Any], str], room: float = 1.0, sent: Sequence[Any] = ()
+    ) -> None:
+        super().__init__(optimizer._use_locking, optimizer.get_name())
+        self._optimizer, self._name_of, self._room, self._sent = optimizer, name_of, room, sent
+        self.gates: Sequence[Any] = ()
+        self.checks: Sequence[Any] = ()
+        self.updated: Sequence[Any] = ()
+        self._without: Sequence[tuple[Any, Any]] = ()
+
+    def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Return pairs of gradient and variable, none of which can be had before all of them are checked."""
+        found = self._optimizer.compute_gradients(loss, *args, **kwargs)
+        pairs = [pair for pair in found if pair[0] is not None]
+        self._without = [pair for pair in found if pair[0] is None]
+        self.updated = getattr(self._optimizer, "updated", [variable for _, variable in pairs])
+        named = [(_numbers(gradient), f"the gradient of {self._name_of(variable)}") for gradient, variable in pairs]
+        named = [(numbers, name) for numbers, name in named if numbers.dtype.is_floating]
+        with tf.name_scope("tfps/finite/"):
+            before = [*self._sent]
+            if named:
+                loss_first = tf.check_numerics(loss, "tfps: the loss")  # told rather than what follows from it
+                with tf.control_dependencies([loss_first]):
+                    before += [loss_first, _checked(named, self._room)]
+                self.checks = [check.op for check in before[-2:]]
+            with tf.control_dependencies(before):
+                given = [(_same(gradient), variable) for gradient, variable in pairs]
+        self.gates = [_numbers(gradient).op for gradient, _ in given]
+        return given
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """Apply them as the other optimizer does, which also gets the variables that have no gradient.
+
+        It gets ``global_step`` too, if it has an ``apply_gradients`` of its own, which may go by it. But to raise the
+        step is the mode's.
+
+        Raises:
+            ValueError: If it raises the step in a function.
+        """
+        pairs = [*grads_and_vars, *self._without]
+        method = getattr(self._optimizer.apply_gradients, "__func__", None)
+        if global_step is None or method is tf.train.Optimizer.apply_gradients:
+            return self._optimizer.apply_gradients(pairs, None, name)
+        graph = tf.get_default_graph()
+        known = set(graph.get_operations())
+        applied = self._optimizer.apply_gradients(pairs, global_step, name)
+        made = [op for op in graph.get_operations() if op not in known]
+        return _without_raising(graph, applied, made, global_step)
+
+
+def _without_raising(graph: Any, applied: Any, made: Sequence[Any], global_step: Any) -> Any:
+    """Return what has applied gradients, without what raises ``global_step``, and without what waits for that."""
+    lasting = side_effects.Lasting(graph)
+    raising = {op for op in made if any(lasting.origin(h) is global_step.op for h in lasting.changed(op))}
+    if any(True for op in raising for _ in side_effects.functions_of(op.node_def)):
+        raise ValueError("the optimizer raises global_step in a tf.function or a condition: let it do so outside.")
+
+    def before(op: Any) -> list[Any]:
+        if op not in raising:
+            return [op]
+        return [leaf for other in [*op.control_inputs, *(t.op for t in op.inputs)] for leaf in before(other)]
+
+    for op in made:
+        if not raising.isdisjoint(op.control_inputs):
+            waits = [leaf for other in op.control_inputs for leaf in before(other)]
+            op._remove_all_control_inputs()
+            op._add_control_inputs(list(dict.fromkeys(waits)))
+    done = applied if applied is None or isinstance(applied, tf.Operation) else applied.op
+    return tf.group(*before(done)) if done in raising else applied
+
+
+def _checked(named: Sequence[tuple[Any, str]], room: float) -> Any:
+    """Return a tensor that can be had if some tensors are finite.
+
+    Their squares are summed, which is quick; only where the sum is not finite, which large numbers do as well, each
+    number is looked at.
+    """
+    squares = tf.add_n([tf.cast(tf.nn.l2_loss(numbers), tf.float32) for numbers, _ in named])
+
+    def exactly() -> Any:
+        checks = [tf.check_numerics(_with_room(numbers, room), f"tfps: {name}") for numbers, name in named]
+        with tf.control_dependencies(checks):
+            return tf.constant(True)
+
+    return tf.cond(tf.is_finite(squares), lambda: tf.constant(True), exactly)
+
+
+def _with_room(numbers: Any, room: float) -> Any:
+    """Return numbers as large as their sum may be; those of few bits are summed as float32."""
+    return numbers * room if room > 1 and numbers.dtype.size > 2 else numbers
+
+
+def _numbers(gradient: Any) -> Any:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _same(gradient: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.identity(gradient.values), gradient.indices, gradient.dense_shape)
+    return tf.identity(gradient)
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """What was not finite, for people, and in which step of its run, from 0."""
+
+    what: str
+    index: int
+
+
+def complaint(error: Any) -> Complaint | None:
+    """Return what an error of a run says of numbers that are not finite; ``None`` if it is about something else.
+
+    It may be of any class: what was cancelled for that error is told along with it, and sometimes first.
+    """
+    told = _TOLD.search(error.message)
+    if told is None:
+        return None
+    what, kind, node = told.groups()
+    value = kind.lower().replace("inf and nan", "nan")
+    what = f"the loss is {value}" if what == "the loss" else f"{what} holds {kind}"
+    return Complaint(what, copy_number(node))

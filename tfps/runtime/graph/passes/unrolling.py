@@ -1,0 +1,185 @@
+"""Several steps in one ``session.run``: copies of a step's operations, each after the one before it.
+
+A run costs a call to each task and its clean-up, whatever it does, so short steps are better taken several at a time.
+A ``tf.while_loop`` across tasks would send its condition to each of them in each turn; copies send nothing.
+
+Copies share what lasts: variables, iterators, tables, queues, accumulators. What uses one of these in a step waits for
+all that used it in the step before, on the task where it lives, so nothing crosses the wire for it. A copy thus reads
+what its PS have then, other workers' updates included, as a run of its own would. What calls Python or prints comes in
+the order of the steps, too. Random numbers are others in each copy, also in the functions that it calls.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.runtime.graph.cancel_safe_iterator import INPUTS
+from tfps.runtime.graph.passes import side_effects
+from tfps.runtime.graph.placement import needed, task_of
+
+_SEED_STRIDE = 1_000_003
+_SCOPE = "tfps/step_"
+_TURNS = "tfps/acts/"
+_DEEPER = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
+
+
+class Steps:
+    """Copies of a step, made when they are asked for.
+
+    Args:
+        graph: The graph of the step, which the copies are added to.
+        fetches: The tensors and operations that are the step.
+        gate: Operations of a step that all use of the PS's resources in the next one has to wait for; the worker's
+            own input need not.
+        apart: Whether the step itself is not run with its copies: the first of them waits for nothing.
+
+    Attributes:
+        in_order: Whether copies can be put in order: not where a resource is used in a branch of ``tf.cond`` or in a
+            loop, and the end of that is not known.
+        keeps_order: Whether steps have to follow each other, run by run: they change state of the worker's own, or
+            call Python.
+        size: How many operations a step has.
+    """
+
+    def __init__(self, graph: Any, fetches: Sequence[Any], gate: Sequence[Any] = (), apart: bool = False) -> None:
+        self._graph, self._gate, self._apart = graph, [op.name for op in gate], apart
+        ops = needed(fetches)
+        kept = {op for op in ops if _lasts(op)}
+        self._ops = [op for op in sorted(ops, key=lambda op: op._id) if op not in kept]
+        self.size = len(self._ops)
+        used = {tensor.name for op in self._ops for tensor in op.inputs}
+        self._shared = {tensor.name: tensor for op in kept for tensor in op.outputs if tensor.name in used}
+        self._copies: list[dict[str, Any]] = [{op.name: op for op in self._ops}]
+        self._acts = {op for op in self._ops if side_effects.acts(op)}
+        branched = any(op._get_control_flow_context() is not None for op in self._acts)
+        self.in_order = not branched and all(self._ends(op) for op in self._ops if self._uses(op))
+        own = [op for op in self._ops if any(self._is_workers(name) for name in self._lasting(op))]
+        several = sum(op.type in INPUTS for op in self._ops) > 1  # each step has what they give at the same turn
+        self.keeps_order = several or bool(self._acts) or any(side_effects.changes(op) for op in own)
+
+    def _lasting(self, op: Any) -> Sequence[str]:
+        """Return the names of the resources that an operation uses."""
+        lasting = [tensor for tensor in op.inputs if tensor.name in self._shared]
+        return [t.name for t in lasting if t.dtype == tf.resource or t.dtype._is_ref_dtype]
+
+    def _uses(self, op: Any) -> Sequence[str]:
+        """Return the names of what an operation uses and has to wait for: its resources, and its turn to act."""
+        return [*self._lasting(op), *([f"{_TURNS}{task_of(op)}"] if op in self._acts else [])]
+
+    def _is_workers(self, name: str) -> bool:
+        """Tell whether what an operation uses is on the worker; a function may be given some that is, and some not."""
+        place = task_of(self._shared[name].op) if name in self._shared else name.removeprefix(_TURNS)
+        return place.startswith("worker/")
+
+    def copy(self, index: int) -> Callable[[Any], Any]:
+        """Return a function from a tensor or operation of the step to that of its ``index``-th copy; 0 is itself."""
+        while len(self._copies) <= index:
+            self._add()
+        ops = self._copies[index]
+
+        def find(of: Any) -> Any:
+            if isinstance(of, tf.Operation):
+                return ops.get(of.name, of)
+            return ops[of.op.name].outputs[of.value_index] if of.op.name in ops else of
+
+        return find
+
+    def _add(self) -> None:
+        number = len(self._copies)
+        wanted = tf.GraphDef(versions=self._graph.graph_def_versions, node=[self._node(op, number) for op in self._ops])
+        for node in wanted.node:
+            self._reseed_functions(node, number, wanted.library)
+        with self._graph.as_default(), tf.device(None), tf.control_dependencies(None):
+            names = [op.name for op in self._ops]
+            made = tf.import_graph_def(wanted, self._shared, names, name=f"{_SCOPE}{number}")
+        copy = dict(zip(names, made, strict=True))
+        if number > 1 or not self._apart:
+            self._put_after(copy, self._copies[-1])
+        self._copies.append(copy)
+
+    def _node(self, op: Any, number: int) -> Any:
+        """Return an operation's definition as the copy has it."""
+        node = tf.NodeDef()
+        node.CopyFrom(op.node_def)
+        mine = self._copies[0]
+        inputs = [name for name in node.input if not name.startswith("^") or name[1:] in mine]
+        del node.input[:]
+        node.input.extend(inputs)
+        if "_class" in node.attr:
+            places = node.attr["_class"].list.s
+            near = [place for place in places if place.decode().removeprefix("loc:@") in mine]
+            del places[:]
+            places.extend(near)
+        if "frame_name" in node.attr:  # loops of one name would run as one
+            node.attr["frame_name"].s += f"/step_{number}".encode()
+        side_effects.reseed(node, number * _SEED_STRIDE)
+        return node
+
+    def _reseed_functions(self, node: Any, number: int, library: Any) -> None:
+        """Let an operation call copies of functions that draw random numbers; they are added to a library."""
+        for called in side_effects.functions_of(node):
+            if side_effects.draws(self._graph, called.name):
+                original, called.name = called.name, f"{called.name}_{_SCOPE.replace('/', '_')}{number}"
+                if all(function.signature.name != called.name for function in library.function):
+                    made = library.function.add()
+                    made.CopyFrom(self._graph._get_function(original).definition)
+                    made.signature.name = called.name
+                    for inner in made.node_def:
+                        side_effects.reseed(inner, number * _SEED_STRIDE)
+                        self._reseed_functions(inner, number, library)
+
+    def _put_after(self, copy: dict[str, Any], before: dict[str, Any]) -> None:
+        """Let what uses a resource in one copy wait for all that used it in the one before."""
+        users: dict[str, list[str]] = defaultdict(list)
+        for op in self._ops:
+            for name in self._uses(op):
+                users[name].append(op.name)
+        gate = [before[name] for name in self._gate]
+        for used, names in users.items():
+            ends = [before[end] for name in names for end in self._ends(self._copies[0][name])]
+            before_it = list(dict.fromkeys(ends if self._is_workers(used) else [*gate, *ends]))
+            for name in names:
+                copy[name]._add_control_inputs(before_it)
+
+    def _ends(self, op: Any) -> Sequence[str]:
+        """Return the names of the operations with which an operation's use of its resources ends; none if not known.
+
+        That is the operation itself; of one by which a loop is entered, those by which what it brings is left.
+        """
+        if op.type in ("Switch", "RefSwitch"):
+            return []
+        if op.type not in ("Enter", "RefEnter"):
+            return [op.name]
+        todo, ends = [(op, 1)], []
+        seen = {op}
+        for inner, depth in todo:  # grows while it is read
+            for user in (user for output in inner.outputs for user in output.consumers()):
+                level = depth + _DEEPER.get(user.type, 0)
+                if user.name not in self._copies[0] or user in seen:
+                    continue
+                seen.add(user)
+                if level:
+                    todo.append((user, level))
+                else:
+                    ends.append(user.name)
+        return ends
+
+
+def copy_number(name: str) -> int:
+    """Return which copy of a step an operation of that name is part of; 0 is the step itself."""
+    named = re.match(rf"{_SCOPE}(\d+)[/_]", name)
+    return int(named[1]) if named else 0
+
+
+def _lasts(op: Any) -> bool:
+    """Tell whether an operation is the same in every step: what it makes outlives the step, or never changes.
+
+    What outlives a step has a name by which another operation could share it, or needs nothing to be made.
+    """
+    if op.type in ("Const", "Placeholder"):
+        return not op.control_inputs
+    is_shared = "shared_name" in op.node_def.attr or not op.inputs
+    return is_shared and any(side_effects.is_handle(tensor) for tensor in op.outputs)

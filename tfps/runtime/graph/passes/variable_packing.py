@@ -1,0 +1,215 @@
+"""How small dense variables live on a PS: packed, several in one variable.
+
+A PS pays for each variable that it reads and for each gradient that it applies, as long as these are small more than
+for their bytes. So the small ones of a PS become one variable, and so do their slots: a step reads it once, and one
+gradient updates it.
+
+1. The variables that the model made, and their slots, get their first values under their own names, from their
+   initializers or a checkpoint.
+2. The packed ones are filled from them, and their memory is freed: ``load``.
+3. A step uses the packed ones alone. So does a checkpoint, which saves their parts under the plain names: ``places``.
+4. Before somebody looks at the plain ones, an evaluation, they are filled again: ``store``.
+
+No number differs, to the bit, because only optimizers are packed that treat each element by itself. A variable that
+the model itself changes, reads in parts or constrains stays as it is, as does a large one.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.optimizers.adagrad import ExactAdagradOptimizer
+from tfps.optimizers.lazy_adam import LazyAdamOptimizer
+from tfps.runtime.graph.graph_editor import device, flat, unflat
+from tfps.runtime.graph.passes import wire_packing
+from tfps.runtime.graph.passes.loop_hoisting import is_of_no_use
+from tfps.runtime.graph.passes.snapshot import Place
+from tfps.runtime.graph.placement import task_of, variable_bytes
+
+_NAME = "tfps/packed"
+_NAMED = 3  # of packed variables
+
+_ELEMENTWISE = (
+    tf.train.GradientDescentOptimizer,
+    tf.train.MomentumOptimizer,
+    tf.train.AdamOptimizer,
+    tf.train.RMSPropOptimizer,
+    tf.train.FtrlOptimizer,
+    LazyAdamOptimizer,
+    ExactAdagradOptimizer,
+)
+
+
+def can_pack(optimizer: Any) -> bool:
+    """Tell whether an optimizer's update of an element depends, to the bit, on nothing but this element.
+
+    TensorFlow's Adagrad and an FTRL with a power of its own do not: the last few elements of a tensor, which fill no
+    vector register, are computed by another approximation than the rest. A class of the user's may do anything, and so
+    may a function that takes the place of a method, of the optimizer or of its class.
+    """
+    as_made = type(optimizer) in _ELEMENTWISE and not _is_patched(optimizer)
+    return as_made and getattr(optimizer, "_learning_rate_power", -0.5) == -0.5
+
+
+def _is_patched(optimizer: Any) -> bool:
+    """Tell whether a method of an optimizer, or one of its classes, is not what it was before a model was loaded."""
+    own = any(callable(getattr(type(optimizer), name, None)) for name in vars(optimizer))
+    return own or any(_members(kind) != _AS_THEY_WERE[kind] for kind in type(optimizer).__mro__[:-1])
+
+
+def _members(kind: type) -> Mapping[str, Any]:
+    return {name: value for name, value in vars(kind).items() if not name.startswith("__")}
+
+
+_AS_THEY_WERE = {one: _members(one) for kind in _ELEMENTWISE for one in kind.__mro__[:-1]}  # all but object
+
+
+class Packing(tf.train.Optimizer):  # type: ignore[misc]
+    """A ``tf.compat.v1.train.Optimizer`` that updates packed variables by means of another one.
+
+    Args:
+        optimizer: The model's own, of which ``can_pack`` is true.
+        scalars: Whether scalars are packed, too.
+
+    Attributes:
+        updated: The model's variables that it updates, once gradients have been computed.
+    """
+
+    def __init__(self, optimizer: Any, scalars: bool) -> None:
+        super().__init__(optimizer._use_locking, optimizer.get_name())
+        self._optimizer, self._scalars = optimizer, scalars
+        self.updated: Sequence[Any] = ()
+        self._packs: Sequence[_Pack] = ()
+
+    def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Return pairs of gradient and variable as any optimizer does; some of the variables are packed ones."""
+        pairs = [pair for pair in self._optimizer.compute_gradients(loss, *args, **kwargs) if pair[0] is not None]
+        self.updated = [variable for _, variable in pairs]
+        gradients = {variable.ref(): gradient for gradient, variable in pairs}
+        self._packs = [_Pack(bucket) for bucket in _buckets(pairs, self._scalars)]
+        packed = [(flat([gradients.pop(v.ref()) for v in pack.variables]), pack.whole) for pack in self._packs]
+        return packed + [pair for pair in pairs if pair[1].ref() in gradients]
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """Apply what ``compute_gradients`` gave, or means of it; the packed variables' slots are in no collection."""
+        del global_step  # none of those that can be packed goes by it
+        with tf.init_scope():
+            self._optimizer._create_slots(self.updated)
+        with tf.variable_creator_scope(lambda create, **kwargs: create(**{**kwargs, "collections": []})):
+            return self._optimizer.apply_gradients(grads_and_vars, None, name)
+
+    def name_of(self, variable: Any) -> str:
+        """Return a variable's name for people; of a packed one, the names of those that live in it."""
+        names = next(([v.op.name for v in p.variables] for p in self._packs if p.whole is variable), [variable.op.name])
+        return ", ".join(names[:_NAMED]) + (f" or {len(names) - _NAMED} others" if len(names) > _NAMED else "")
+
+    def redirect(self, ops: Iterable[Any]) -> None:
+        """Let operations of a step use the packed variables instead of the plain ones; call it once, at the end."""
+        places = {v.handle.op: (pack, i) for pack in self._packs for i, v in enumerate(pack.variables)}
+        for user in list(ops):
+            for index, tensor in enumerate(user.inputs):
+                if tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0].op in places:
+                    pack, part = places[tensor.op.inputs[0].op]
+                    user._update_input(index, pack.values(tensor.op, task_of(user))[part])
+
+    @property
+    def wholes(self) -> Sequence[Any]:
+        """The packed variables."""
+        return [pack.whole for pack in self._packs]
+
+    def load(self) -> Any:
+        """Return an operation that fills the packed variables and slots from the plain ones, and frees these."""
+        return tf.group(*(pack.load(slot) for pack in self._packs for slot in self._views()))
+
+    def store(self) -> Any:
+        """Return an operation that fills the plain variables and slots from the packed ones."""
+        return tf.group(*(pack.store(slot) for pack in self._packs for slot in self._views()))
+
+    def places(self) -> Mapping[str, Place]:
+        """Return by the name of each packed variable, or slot of one, where it lives."""
+        found: dict[str, Place] = {}
+        for pack in self._packs:
+            for slot in self._views():
+                parts = [slot(variable) for variable in pack.variables]
+                found |= {part.name: Place(slot(pack.whole), parts, index) for index, part in enumerate(parts)}
+        return found
+
+    def _views(self) -> Sequence[Callable[[Any], Any]]:
+        """Return functions from a variable to itself, and to each of its slots."""
+        names = self._optimizer.get_slot_names()
+        return [lambda variable: variable] + [lambda v, name=name: self._optimizer.get_slot(v, name) for name in names]
+
+
+class _Pack:
+    """Variables of one PS and type as one, ``whole``."""
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self.variables = variables
+        first, size = variables[0], sum(int(variable.shape.num_elements()) for variable in variables)
+        with tf.device(first.device):
+            self.whole = tf.Variable(
+                lambda: tf.zeros([size], first.dtype.base_dtype),
+                trainable=False,
+                collections=[],
+                use_resource=True,
+                name=_NAME,
+            )
+        self._values: dict[Any, Sequence[Any]] = {}
+
+    def values(self, read: Any, task: str) -> Sequence[Any]:
+        """Return, on a task, what the variables are when a read of one of them happens: one read of ``whole``."""
+        when = task, tuple(op.name for op in read.control_inputs)
+        if when not in self._values:
+            with tf.control_dependencies(None), tf.control_dependencies(read.control_inputs), tf.device(device(task)):
+                self._values[when] = unflat(self.whole.read_value(), self.variables)
+        return self._values[when]
+
+    def load(self, slot: Callable[[Any], Any]) -> Any:
+        with tf.device(self.whole.device):
+            filled = slot(self.whole).assign(flat([slot(v).read_value() for v in self.variables]), read_value=False)
+            with tf.control_dependencies([filled]):
+                return tf.group(*(tf.raw_ops.DestroyResourceOp(resource=slot(v).handle) for v in self.variables))
+
+    def store(self, slot: Callable[[Any], Any]) -> Any:
+        with tf.device(self.whole.device):
+            parts = unflat(slot(self.whole).read_value(), self.variables)
+            made = [slot(v).assign(part, read_value=False) for v, part in zip(self.variables, parts, strict=True)]
+            return tf.group(*made)
+
+
+def sizes(graph: Any) -> Counter[int]:
+    """Return how many bytes the packed variables of a graph and their slots have, by PS index."""
+    found: Counter[int] = Counter()
+    for op in graph.get_operations():
+        if op.type == "VarHandleOp" and _NAME in op.name:
+            found[tf.DeviceSpec.from_string(op.device).task or 0] += variable_bytes(op)
+    return found
+
+
+def _buckets(pairs: Sequence[tuple[Any, Any]], scalars: bool) -> Iterable[Sequence[Any]]:
+    """Yield variables that can live together, at least two: of one PS and type, with dense gradients.
+
+    They are in the order of their names: every worker packs alike, in whatever order its model makes them.
+    """
+    routes: dict[tuple[str, str], list[Any]] = {}
+    times = Counter(variable.ref() for _, variable in pairs)  # one may be trained twice
+    for gradient, variable in sorted(pairs, key=lambda pair: str(pair[1].name)):
+        alike = isinstance(gradient, tf.Tensor) and gradient.dtype == variable.dtype.base_dtype
+        once = times[variable.ref()] == 1
+        if alike and once and (scalars or variable.shape.rank) and _is_only_read(variable):
+            routes.setdefault((variable.device, gradient.dtype.name), []).append(variable)
+    for _, found in sorted(routes.items()):
+        yield from (bucket for bucket in wire_packing.buckets(found) if len(bucket) > 1)
+
+
+def _is_only_read(variable: Any) -> bool:
+    """Tell whether all that is done to a variable, beside its initialisation, is to read it whole."""
+    handle = getattr(variable, "handle", None)
+    if handle is None or variable.constraint is not None or not variable.shape.is_fully_defined():
+        return False
+    return all(
+        user.type == "ReadVariableOp" or user is variable.initializer or is_of_no_use(user)
+        for user in handle.consumers()
+    )

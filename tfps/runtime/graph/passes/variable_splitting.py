@@ -1,0 +1,142 @@
+"""Large variables, each split along its first dimension over the parameter servers.
+
+Nothing but the place of a variable's elements may depend on that. But TensorFlow makes the first values of a slice as
+if it were a variable by itself: with a seed, those of one slice come again in the next; an initializer that looks at
+the whole shape, as an orthogonal one, does not see it; and a constant one has too many values. So where it is not known
+that each element is drawn by itself, the whole is made, and a slice taken of it.
+"""
+
+import copy
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import embedding_ops
+from tensorflow.python.ops.init_ops import TruncatedNormal
+from tensorflow.python.ops.variables import PartitionedVariable
+
+from tfps.cluster.resolver import Cluster
+from tfps.config.job_config import JobConfig
+
+_EACH_BY_ITSELF = (  # by the whole shape, which they are told, not that of the slice
+    tf.zeros_initializer,
+    tf.ones_initializer,
+    tf.random_uniform_initializer,
+    tf.random_normal_initializer,
+    TruncatedNormal,
+    tf.variance_scaling_initializer,
+    tf.glorot_uniform_initializer,
+    tf.glorot_normal_initializer,
+)
+_ADDITIVE = ("L1", "L2", "L1L2")  # Keras's
+_SPLIT = "tfps/split"  # collection of names
+_NAMED = 3
+
+log = logging.getLogger(__name__)
+
+
+def getter(config: JobConfig, cluster: Cluster) -> Any:
+    """Return a getter for ``tf.variable_scope`` that splits large variables along their first dimension.
+
+    A variable becomes at most one slice a PS, each of at least ``min_slice_mb``; a smaller one stays whole. So does one
+    that the model splits itself, and one with a constraint or a regularizer: these may be about the whole variable.
+    """
+    smallest = max(1, int(config.min_slice_mb * 2**20))
+    partitioner = tf.min_max_variable_partitioner(max_partitions=cluster.num_ps, axis=0, min_slice_size=smallest)
+
+    def get(getter: Callable[..., Any], name: str, **kwargs: Any) -> Any:
+        shape = tf.TensorShape(kwargs.get("shape"))
+        known = shape.is_fully_defined() and shape.rank
+        if known and _may_be_split(kwargs) and max(partitioner(shape=shape, dtype=kwargs["dtype"])) > 1:
+            tf.add_to_collection(_SPLIT, name)
+            kwargs |= {"partitioner": partitioner, "initializer": _of_slices(kwargs.get("initializer"))}
+        return getter(name, **kwargs)
+
+    return get
+
+
+def tell(graph: Any, optimizer: Any, config: JobConfig) -> None:
+    """Log which variables are split where that may make a difference: for an optimizer of the user's own."""
+    names = sorted(set(graph.get_collection(_SPLIT)))
+    if names and not type(optimizer).__module__.startswith(("tensorflow.", "tfps.")):
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        log.info(
+            "%s%s: split over the PS, and %s gets each slice as a variable of its own. If it looks at variables as a "
+            "whole, as for a norm, give more than --min_slice_mb=%g.",
+            *(", ".join(names[:_NAMED]), more, type(optimizer).__name__, config.min_slice_mb),
+        )
+
+
+def _may_be_split(kwargs: dict[str, Any]) -> bool:
+    """Tell whether the arguments of ``tf.get_variable`` ask for nothing that is about the variable as a whole."""
+    regularizer = kwargs.get("regularizer")
+    adds_up = regularizer is None or type(regularizer).__name__ in _ADDITIVE
+    return adds_up and kwargs.get("partitioner") is None and kwargs.get("constraint") is None
+
+
+def _of_slices(initializer: Any) -> Any:
+    """Return what makes the first values of slices as an initializer makes those of the whole."""
+    made = initializer() if inspect.isclass(initializer) else initializer
+    if not callable(made):
+        return made  # TensorFlow's own default, which draws each element; or a tensor, which it slices itself
+
+    def first(shape: Sequence[int], dtype: Any = tf.float32, partition_info: Any = None) -> Any:
+        if partition_info is None:
+            return made(shape, dtype=dtype)
+        if type(made) in _EACH_BY_ITSELF:
+            return _with_seed_of(made, partition_info.var_offset[0])(shape, dtype=dtype, partition_info=partition_info)
+        whole = _constant(made, partition_info.full_shape)
+        if whole is not None:  # of which only the slice is to be in the graph
+            return tf.constant(whole[partition_info.var_offset[0] :][: shape[0]], dtype)
+        return tf.slice(made(partition_info.full_shape, dtype=dtype), partition_info.var_offset, shape)
+
+    return first
+
+
+def _constant(initializer: Any, shape: Sequence[int]) -> Any:
+    """Return the numbers of a constant initializer, the last of which TensorFlow repeats; ``None`` of another."""
+    if type(initializer) is not tf.constant_initializer:
+        return None
+    numbers = np.ravel(initializer.value)
+    missing = int(np.prod(shape)) - numbers.size
+    return np.pad(numbers, (0, missing), mode="edge").reshape(shape) if numbers.size > 1 and missing >= 0 else None
+
+
+def _with_seed_of(initializer: Any, offset: int) -> Any:
+    """Return an initializer that draws other numbers, by a seed, for the slice that begins at some row."""
+    if getattr(initializer, "seed", None) is None:
+        return initializer
+    other = copy.copy(initializer)
+    other.seed = (initializer.seed + offset) % 2**31
+    return other
+
+
+def find_rows_in_slices() -> None:
+    """Make ``tf.nn.embedding_lookup`` look for a row of a split variable in the slice that holds it.
+
+    Slices are runs of rows, but TensorFlow 1.x's default ``partition_strategy``, "mod", deals rows out in turn. It
+    would train, yet the table would be wrong in every checkpoint and for every other number of PS, in silence. Sparse
+    lookups and sampled losses make a list of the slices first. A list of tables, for which "mod" was made, is left
+    alone. To be called once, before a model's graph is built.
+    """
+    original = embedding_ops._embedding_lookup_and_transform
+    if hasattr(original, "finds_rows_in_slices"):
+        return
+
+    def lookup(params: Any, ids: Any, partition_strategy: str = "mod", **kwargs: Any) -> Any:
+        split = isinstance(params, PartitionedVariable) or _are_slices(params)
+        return original(params, ids, partition_strategy="div" if split else partition_strategy, **kwargs)
+
+    lookup.finds_rows_in_slices = True  # type: ignore[attr-defined]
+    embedding_ops._embedding_lookup_and_transform = lookup
+
+
+def _are_slices(params: Any) -> bool:
+    """Tell whether a list is of one variable's slices, which TensorFlow's own functions make of it."""
+    if not isinstance(params, list) or not all(hasattr(one, "_get_save_slice_info") for one in params):
+        return False
+    names = {part.full_name if part else None for part in (one._get_save_slice_info() for one in params)}
+    return len(params) > 1 and len(names) == 1 and None not in names

@@ -1,0 +1,252 @@
+"""Which variable lives on which parameter server, and what a step moves over the wire.
+
+``replica_device_setter`` asks a strategy for the PS of each variable as the graph is built. Every task builds the same
+graph in the same order, so all of them get the same answer without a word between them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.training.device_setter import STANDARD_PS_OPS
+
+from tfps.cluster.resolver import Cluster, Task
+
+VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+_OLD_TABLES = ("MutableHashTable", "MutableHashTableOfTensors", "MutableDenseHashTable")
+TABLES = (*_OLD_TABLES, *(f"{table}V2" for table in _OLD_TABLES))
+
+_KERAS_SEED = "seed_generator_state"  # the name of a variable
+_ON_PS = frozenset(STANDARD_PS_OPS)  # what replica_device_setter asks a strategy for
+_CALLS = (
+    *("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf"),
+    *("Case", "StatelessCase", "While", "StatelessWhile"),
+)
+_COPIED_SIZE = 16  # elements of a constant that TensorFlow would rather copy than send
+
+Strategy = Callable[[Any], int]
+
+
+class RoundRobin:
+    """Hands out the parameter servers in turn, whatever the variables' sizes."""
+
+    def __init__(self, num_ps: int) -> None:
+        self._num_ps = num_ps
+        self._next = 0
+
+    def __call__(self, op: Any) -> int:
+        """Return the PS index for a variable's operation."""
+        del op
+        index, self._next = self._next, (self._next + 1) % self._num_ps
+        return index
+
+
+class GreedyByBytes:
+    """Gives each variable to the PS that holds the fewest bytes so far.
+
+    As ``GreedyLoadBalancingStrategy`` with ``byte_size_load_fn`` of the former tf.contrib.training.
+    """
+
+    def __init__(self, num_ps: int) -> None:
+        self._bytes = [0] * num_ps
+
+    def __call__(self, op: Any) -> int:
+        """Return the PS index for a variable's operation."""
+        index = self._bytes.index(min(self._bytes))
+        self._bytes[index] += variable_bytes(op)
+        return index
+
+
+STRATEGIES: Mapping[str, Callable[[int], Strategy]] = {"greedy": GreedyByBytes, "round_robin": RoundRobin}
+
+
+def same_as(graph: Any) -> Strategy:
+    """Return a strategy that puts each variable and table where a graph on the same cluster has the one of its name."""
+    devices = {op.name: tf.DeviceSpec.from_string(op.device) for op in graph.get_operations() if op.type in _ON_PS}
+    ps_of = {name: device.task or 0 for name, device in devices.items() if device.job == "ps"}
+    return lambda op: ps_of.get(op.name, 0)
+
+
+def variable_bytes(op: Any) -> int:
+    """Return the size in bytes of the variable that an operation holds; 0 for other resources, such as tables."""
+    if op.type not in VARIABLES:
+        return 0
+    return tensor_bytes(tf.TensorShape(op.get_attr("shape")), op.get_attr("dtype")) or 0
+
+
+def device_setter(cluster: Cluster, task: Task, strategy: Strategy) -> Any:
+    """Return the device function of one worker: variables on the PS that ``strategy`` names, all else on the worker."""
+    return tf.train.replica_device_setter(
+        cluster=tf.train.ClusterSpec(cluster.spec()), worker_device=task.device, ps_strategy=strategy
+    )
+
+
+def local_variables_on(device: str) -> Any:
+    """Return a scope in which variables that are local to a task (metrics, sync's local step) stay on ``device``."""
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
+        if not local and kwargs.get("name") != _KERAS_SEED:
+            return next_creator(**kwargs)
+        with tf.device(None), tf.device(device):
+            return next_creator(**kwargs)
+
+    return tf.variable_creator_scope(create)
+
+
+def keras_seeds_local() -> Any:
+    """Return a scope in which the states of Keras's random numbers are local to a task, and no part of a checkpoint.
+
+    On a PS all workers would draw the same numbers.
+    """
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if kwargs.get("name") != _KERAS_SEED:
+            return next_creator(**kwargs)
+        graph, given = tf.get_default_graph(), kwargs["initial_value"]
+        shift = graph.seed or 0
+
+        def initial_value() -> Any:
+            value = tf.convert_to_tensor(given() if callable(given) else given)
+            return value + tf.cast([shift, 0], value.dtype)
+
+        made = next_creator(**{**kwargs, "initial_value": initial_value})
+        kept = graph.get_collection_ref(tf.GraphKeys.GLOBAL_VARIABLES)
+        kept[:] = [variable for variable in kept if variable is not made]
+        graph.add_to_collection(tf.GraphKeys.LOCAL_VARIABLES, made)
+        return made
+
+    return tf.variable_creator_scope(create)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One variable (or one slice of one) and where it lives."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    ps: int
+
+
+def variables(graph: Any) -> list[Placed]:
+    """Return every saved variable of a graph, optimizer slots included, in the order of creation."""
+    return [
+        Placed(
+            name=variable.op.name,
+            shape=tuple(variable.shape.as_list()),
+            dtype=variable.dtype.base_dtype.name,
+            num_bytes=variable_bytes(variable.op),
+            ps=tf.DeviceSpec.from_string(variable.device).task or 0,
+        )
+        for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    ]
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One tensor that one step sends from one task to another.
+
+    ``num_bytes`` is ``None`` where the size is known only as the step runs (sparse gradients, for one).
+    """
+
+    tensor: str
+    source: str
+    target: str
+    num_bytes: int | None
+
+
+def place_rest(graph: Any, device: str) -> None:
+    """Put what has no device, such as a ``tf.TensorArray``, where a session of that task would put it: on the task.
+
+    What works on a resource is where that is, and needs none.
+    """
+    for op in graph.get_operations():
+        if not op.device and resource_of(op) is None:
+            op._set_device(device)
+
+
+def crossings(fetches: Iterable[Any]) -> list[Crossing]:
+    """Return what one ``session.run`` of ``fetches`` sends between tasks: one entry, one RecvTensor call, each.
+
+    A tensor used twice on a task is sent once. A control edge between tasks is sent as an empty tensor. What grappler
+    changes is not seen: it looks through identities and no-ops, and may add control edges where it folds constants.
+    """
+    found: dict[tuple[str, str], Crossing] = {}
+    ops = needed(fetches)
+    copied = _copied(ops)
+    for op in ops:
+        target = task_of(op)
+        for name, source, size in _inputs(op):
+            if source != target and name not in copied:
+                found[name, target] = Crossing(name, source, target, size)
+    return list(found.values())
+
+
+def fetched(tensor: Any, target: str) -> Crossing | None:
+    """Return the crossing that fetching ``tensor`` on task ``target`` causes, or ``None`` if it is there already."""
+    source = task_of(tensor.op)
+    return Crossing(tensor.name, source, target, tensor_bytes(tensor.shape, tensor.dtype)) if source != target else None
+
+
+def needed(fetches: Iterable[Any]) -> list[Any]:
+    """Return the operations that fetching some tensors or operations runs."""
+    todo = [fetch if isinstance(fetch, tf.Operation) else fetch.op for fetch in fetches]
+    seen = set(todo)
+    for op in todo:  # grows while it is read
+        new = [parent for parent in [t.op for t in op.inputs] + list(op.control_inputs) if parent not in seen]
+        seen.update(new)
+        todo.extend(dict.fromkeys(new))
+    return todo
+
+
+def _copied(ops: Iterable[Any]) -> set[str]:
+    """Return the constants that TensorFlow copies to where they are used: small ones that several tasks use.
+
+    tensorflow/core/common_runtime/replicate_constants_pass.cc
+    """
+    uses = {(t, task_of(op)) for op in ops for t in op.inputs if t.op.type == "Const"}
+    tasks = Counter(tensor for tensor, _ in uses)
+    return {t.name for t, count in tasks.items() if count > 1 and t.shape.num_elements() <= _COPIED_SIZE}
+
+
+def _inputs(op: Any) -> Sequence[tuple[str, str, int | None]]:
+    """Return name, source task and bytes of each edge into an operation.
+
+    Resource handles do not travel; but a function that runs elsewhere gets the value of a variable that it is given.
+    """
+    data = [(t.name, task_of(t.op), tensor_bytes(t.shape, t.dtype)) for t in op.inputs if t.dtype != tf.resource]
+    if resource_of(op) is None:
+        given = [t for t in op.inputs if t.dtype == tf.resource and t.op.type == "VarHandleOp"]
+        data += [(t.name, task_of(t.op), variable_bytes(t.op)) for t in given]
+    return data + [(f"^{parent.name}", task_of(parent), 0) for parent in op.control_inputs]
+
+
+def task_of(op: Any) -> str:
+    """Return where an operation runs; one that works on a resource runs where the resource is."""
+    if (resource := resource_of(op)) is not None:
+        return task_of(resource.op)
+    device = tf.DeviceSpec.from_string(op.device)
+    return f"{device.job or 'worker'}/{device.task or 0}"
+
+
+def resource_of(op: Any) -> Any:
+    """Return the resource that an operation works on, and runs where that is; ``None`` if it works on none.
+
+    A call of a function does not: it runs where its device says, whatever resources its function is given, and what
+    works on these in the function runs where they are (``REGISTER_INPUT_COLOCATION_EXEMPTION``,
+    tensorflow/core/kernels/partitioned_function_ops.cc; conditions and loops become operations of the graph first).
+    """
+    if op.type in _CALLS or op.graph._is_function(op.type):
+        return None
+    return next((tensor for tensor in op.inputs if tensor.dtype == tf.resource), None)
+
+
+def tensor_bytes(shape: Any, dtype: Any) -> int | None:
+    """Return the size of a tensor, ``None`` if it is not known before it is there."""
+    if not shape.is_fully_defined() or dtype.base_dtype in (tf.string, tf.variant):
+        return None
+    return int(shape.num_elements()) * int(dtype.base_dtype.size)

@@ -1,0 +1,115 @@
+"""Whether every variable has a first value, and evaluation and prediction only what training gives values to."""
+
+import difflib
+import re
+import sys
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.errors import ModelError
+from tfps.models.loader import Model, where
+from tfps.runtime.graph import placement
+from tfps.runtime.graph.placement import TABLES, VARIABLES
+
+_FIX = "make it, under the same name, for mode='train' too (a Keras layer takes a name=...)"
+_INITIALIZED = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES)
+_COLLECT = "leave out collections=[], or add it to tf.GraphKeys.GLOBAL_VARIABLES"
+
+
+def check(model: Model, mode: str, graph: Any, trained: Any) -> None:
+    """Make sure that training has every variable and table that another graph of the same model has.
+
+    Args:
+        model: The model.
+        mode: What ``graph`` was built for.
+        graph: The graph.
+        trained: The training graph.
+
+    Raises:
+        ModelError: If it lacks one, or has it with another shape or type; the text names it, and the line that made it.
+    """
+    mine, theirs = _of(graph, VARIABLES), _of(trained, VARIABLES)
+    problems = [(op, _lacks("variable", op, theirs, mine, mode)) for name, op in mine.items() if name not in theirs]
+    problems += [
+        (op, f"variable {name!r} is {kind(op)} in mode={mode!r} and {kind(theirs[name])} in mode='train': make it so")
+        for name, op in mine.items()
+        if name in theirs and kind(op) != kind(theirs[name])
+    ]
+    problems += [(mine[first], _ambiguous(first, other, mode)) for first, other in _numbered(theirs, mine)]
+    tables, filled = _of(graph, TABLES), _of(trained, TABLES)
+    if filled.keys() - tables.keys():  # else it is a table of the evaluation's own, which it may fill itself
+        problems += [(op, _lacks("table", op, filled, tables, mode)) for n, op in tables.items() if n not in filled]
+    _raise(model, problems)
+
+
+def _raise(model: Model, problems: Sequence[tuple[Any, str]]) -> None:
+    if problems:
+        raise ModelError([f"--model={model.name}: {_made_at(model, op)}: {problem}." for op, problem in problems])
+
+
+def check_first_values(model: Model, graph: Any, run: Iterable[Any]) -> None:
+    """Make sure that each variable which a step uses is initialized.
+
+    Args:
+        model: The model.
+        graph: Its training graph.
+        run: The operations of a step.
+
+    Raises:
+        ModelError: If one is in none of the collections of variables, and nothing else assigns it; see ``check``.
+    """
+    used = {op for op in run if not op.name.startswith("tfps/")}  # which are initialized otherwise
+    known = {v.op for key in _INITIALIZED for v in graph.get_collection(key)}
+    first = {*used, *placement.needed(graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS))}
+    _raise(
+        model,
+        [
+            (op, f"nothing initializes variable {op.name!r}: {_COLLECT}")
+            for op in used
+            if op.type in VARIABLES and op not in known and not _is_assigned(op, first)
+        ],
+    )
+
+
+def _is_assigned(variable: Any, run: Container[Any]) -> bool:
+    """Tell whether operations assign a variable, as a function that gets it may."""
+    users = [user for tensor in variable.outputs for user in tensor.consumers()]
+    return any(user in run and user.type not in ("ReadVariableOp", "VarIsInitializedOp", "Identity") for user in users)
+
+
+def _lacks(kind: str, op: Any, theirs: Iterable[str], mine: Iterable[str], mode: str) -> str:
+    close = difflib.get_close_matches(op.name, set(theirs) - set(mine), n=1)
+    rest = f", which has {close[0]!r} instead" if close else ""
+    return f"{kind} {op.name!r} of mode={mode!r} is not there in mode='train'{rest}, so it has no trained value: {_FIX}"
+
+
+def _numbered(theirs: Iterable[str], mine: Iterable[str]) -> Iterable[tuple[str, str]]:
+    """Return pairs of variables of Keras layers that it has numbered, of which only the first is in both graphs."""
+    if "keras" not in sys.modules:
+        return []
+    missing = [(re.sub(r"(_[0-9]+)+(?=/)", "", name), name) for name in sorted(set(theirs) - set(mine))]
+    return [(first, name) for first, name in missing if first != name and first in mine]
+
+
+def _ambiguous(first: str, other: str, mode: str) -> str:
+    return (
+        f"mode='train' has the variables {first!r} and {other!r}, mode={mode!r} has only one of them, and their "
+        "numbers do not tell which: give each Keras layer a name=..."
+    )
+
+
+def _of(graph: Any, types: Iterable[str]) -> Mapping[str, Any]:
+    """Return a graph's operations of some types by name, without the variables that are a task's own."""
+    local = {variable.op.name for variable in graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)}
+    return {op.name: op for op in graph.get_operations() if op.type in types and op.name not in local}
+
+
+def kind(op: Any) -> str:
+    """Return a variable's type and shape, for people; of the operation that makes it."""
+    return f"{op.get_attr('dtype').name} of shape {tf.TensorShape(op.get_attr('shape'))}"
+
+
+def _made_at(model: Model, op: Any) -> str:
+    return where(model, op.traceback or []) or model.line_of("model_fn")

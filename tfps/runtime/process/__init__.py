@@ -1,0 +1,1 @@
+"""Prepare this process: before and around TensorFlow."""

@@ -1,0 +1,35 @@
+"""What the fork server of ``tfps launch`` imports first: TensorFlow, once for all tasks.
+
+The fork server notices the end of its parent only when all is imported, so a thread looks after that meanwhile. Signals
+to the whole group pass it by: its parent ends it.
+"""
+
+import os
+import signal
+import threading
+
+from tfps.runtime.process import tensorflow_import
+
+_LOOK_EVERY_SECS = 0.2
+
+
+def _end_with_parent(parent: int, over: threading.Event) -> None:
+    while not over.wait(_LOOK_EVERY_SECS):
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _load() -> None:
+    over = threading.Event()
+    watch = threading.Thread(target=_end_with_parent, args=(os.getppid(), over))
+    watch.start()
+    try:
+        tensorflow_import.load()
+    finally:
+        over.set()
+        watch.join()  # no process is forked from one with threads of Python's
+
+
+for _number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(_number, signal.SIG_IGN)
+_load()

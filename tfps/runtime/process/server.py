@@ -1,0 +1,45 @@
+"""This task's TensorFlow server."""
+
+import logging
+import os
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster import rendezvous
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import ConfigError
+from tfps.runtime.process import request_ids, tcp_timeout, tf_rendezvous, thread_count
+
+log = logging.getLogger(__name__)
+
+
+def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
+    """Start the ``tf.train.Server`` of a task; it ends with the process.
+
+    Raises:
+        ConfigError: If TensorFlow cannot start it.
+    """
+    rendezvous.bypass_proxies(os.environ, cluster)
+    intra, inter = thread_count.share(cluster, task, overlap=config.mode != "sync")
+    tcp_timeout.allow_many()
+    tcp_timeout.keep_bounded()
+    tf_rendezvous.keep_freeing()
+    request_ids.make_unique()
+    if task.job == "ps":
+        tcp_timeout.follow_names(cluster.workers)
+    log.debug("threads: %s intra-op, %s inter-op", intra or "TensorFlow's", inter or "TensorFlow's")
+    options = tf.ConfigProto(
+        allow_soft_placement=True, intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter
+    )
+    options.gpu_options.allow_growth = True
+    try:
+        return tf.train.Server(
+            tf.train.ClusterSpec(cluster.spec()), job_name=task.job, task_index=task.index, config=options
+        )
+    except tf.errors.OpError as error:
+        raise ConfigError(
+            f"--{task.job}_hosts: no server at {cluster.address(task)}: {error.message}. If another task has its port, "
+            "maybe in another order of hosts: end that task or give another port."
+        ) from None

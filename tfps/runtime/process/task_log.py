@@ -1,0 +1,119 @@
+"""Where a task's words go: to its user what matters, to ``MODEL_DIR/logs/<job>-<index>.log`` everything.
+
+TensorFlow writes to file descriptor 2 from C++, so the log is put there, before TensorFlow is imported. Does not
+import TensorFlow.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TextIO, cast
+
+from tfps.errors import StorageError
+from tfps.report import LOGS, make_dir
+from tfps.runtime.process.model_output import Errors, OwnLines, Printed
+
+_log = logging.getLogger("tfps")
+
+
+class _Tee:
+    """A text stream that writes to two others, if it can: no model fails for what it prints.
+
+    The log has all of it, also where nobody reads the console any more; and the console, where the disk is full.
+    """
+
+    def __init__(self, console: TextIO, log: TextIO) -> None:
+        self._console, self._log = console, log
+
+    def write(self, text: str) -> int:
+        for stream in (self._log, self._console):
+            with contextlib.suppress(OSError, ValueError):  # it is full, or a model has closed it
+                stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        for stream in (self._log, self._console):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._console, name)
+
+
+def log_file(model_dir: str | None, task: str) -> Path | None:
+    """Return the log of a task (``worker/0``), or ``None`` without a ``--model_dir``."""
+    return Path(model_dir) / LOGS / f"{task.replace('/', '-')}.log" if model_dir else None
+
+
+def open_log(path: Path | None) -> TextIO:
+    """Send a task's words to where they belong; call it once, before TensorFlow is imported.
+
+    Standard output is shown and logged, as are errors; standard error (TensorFlow's noise, warnings, tracebacks) is
+    only logged. Without a log, what Python writes is shown, and TensorFlow's noise is dropped.
+
+    Args:
+        path: The task's log, which is appended to, or ``None``.
+
+    Returns:
+        The stream on which an error can be shown to the user; it is logged, too.
+
+    Raises:
+        StorageError: If the log cannot be written.
+    """
+    printed = Printed(sys.stdout)
+    shown = OwnLines(printed)
+    if path is None:
+        errors = _drop_noise()
+        sys.stdout, sys.stderr = cast(TextIO, printed), cast(TextIO, Printed(errors))
+        _log_to(_formatted(shown, "%(message)s", logging.INFO))
+        return cast(TextIO, Errors(errors, printed))
+    errors, file = os.fdopen(os.dup(2), "w", buffering=1), _opened(path)
+    os.dup2(file.fileno(), 2)
+    to_file = logging.StreamHandler(file)
+    _log_to(_formatted(shown, "%(message)s", logging.INFO), _formatted(to_file, "%(asctime)s %(message)s"))
+    sys.stdout = cast(TextIO, _Tee(cast(TextIO, printed), file))
+    return cast(TextIO, _Tee(cast(TextIO, Errors(errors, printed)), file))
+
+
+def show() -> None:
+    """Show this process's words on standard output, of a verb that is no task; drop TensorFlow's noise."""
+    _drop_noise()
+    _log_to(_formatted(logging.StreamHandler(sys.stdout), "%(message)s", logging.INFO))
+
+
+def _drop_noise() -> TextIO:
+    """Let what TensorFlow writes from C++ go nowhere; returns standard error, for what Python writes."""
+    sys.stderr = errors = os.fdopen(os.dup(2), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    return errors
+
+
+def _opened(path: Path) -> TextIO:
+    make_dir(path.parent)
+    try:
+        return open(path, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise StorageError(f"--model_dir: {path} cannot be written: {error.strerror}.") from None
+
+
+def _formatted(handler: logging.Handler, line: str, level: int = logging.DEBUG) -> logging.Handler:
+    handler.setFormatter(logging.Formatter(line))
+    handler.setLevel(level)
+    return handler
+
+
+def enable() -> None:
+    """Let this process's words go to where they belong again: ``logging.config`` in a model turns other loggers off."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == _log.name:
+            logger.disabled = False
+
+
+def _log_to(*handlers: logging.Handler) -> None:
+    logging.raiseExceptions = False  # a console that nobody reads any more is no reason for a traceback in the log
+    _log.handlers[:] = handlers
+    _log.setLevel(logging.DEBUG)  # what is for the log alone
+    _log.propagate = False

@@ -1,0 +1,58 @@
+"""Import TensorFlow, quicker than ``import tensorflow`` does: that is what starting a task takes longest for.
+
+- Keras comes when it is used. TensorFlow imports all of it in the end, and goes on if that fails; ``tf.keras`` then
+  imports it by itself (tensorflow/__init__.py).
+- No garbage is looked for meanwhile: what an import makes stays.
+"""
+
+import contextlib
+import gc
+import sys
+from collections.abc import Iterator
+
+
+def load() -> None:
+    """Import ``tensorflow.compat.v1``; nothing if it is imported already."""
+    if "tensorflow" not in sys.modules:
+        with _without_garbage_collection(), _without_keras():
+            import tensorflow.compat.v1  # noqa: F401, PLC0415
+
+
+def load_v1() -> None:
+    """Import TensorFlow and make it behave as 1.x, with resource variables."""
+    load()
+    import tensorflow.compat.v1 as tf  # noqa: PLC0415
+
+    tf.disable_v2_behavior()
+    tf.enable_resource_variables()
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable() if enabled else None
+
+
+class _NoKeras:
+    """Finds no part of Keras."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """Be a finder of ``sys.meta_path``."""
+        del path, target
+        if name.startswith("keras."):
+            raise ModuleNotFoundError(f"{name} is imported later", name=name)
+
+
+@contextlib.contextmanager
+def _without_keras() -> Iterator[None]:
+    finder = _NoKeras()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)

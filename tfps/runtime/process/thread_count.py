@@ -1,0 +1,37 @@
+"""How many threads this task's TensorFlow may use: its share of the machine's cores.
+
+By default TensorFlow takes all cores for every process. Tasks that share a machine then wait for each other's threads:
+each operation is cut into parts for threads that do not run.
+"""
+
+import os
+from pathlib import Path
+
+from tfps.cluster.addresses import split
+from tfps.cluster.resolver import Cluster, Task
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def cores() -> int:
+    """Return how many cores this process may use: its affinity, and its container's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _QUOTA.read_text().split()
+        return max(1, min(count, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file, or no limit: "max 100000"
+        return count
+
+
+def share(cluster: Cluster, task: Task, overlap: bool) -> tuple[int, int]:
+    """Return the numbers of intra-op and inter-op threads of a task; 0, TensorFlow's own choice, if the user set one.
+
+    Tasks at the same host name share its cores evenly. Where steps ``overlap``, as in async, there are two inter-op
+    threads at least: one works while the other waits for it.
+    """
+    mine = split(cluster.address(task))[0]
+    neighbours = sum(split(cluster.address(other))[0] == mine for other in cluster.tasks())
+    count = max(1, cores() // neighbours)
+    intra = 0 if os.environ.get("TF_NUM_INTRAOP_THREADS") else count
+    inter = 0 if os.environ.get("TF_NUM_INTEROP_THREADS") else max(2 if overlap else 1, count)
+    return intra, inter

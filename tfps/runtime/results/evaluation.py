@@ -1,0 +1,176 @@
+"""Measure a model: on the live parameters at the end of training, or on a checkpoint."""
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster import rendezvous
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, PeerLostError, RetryableError, TfpsError
+from tfps.models.loader import Model
+from tfps.models.spec import ModeKeys
+from tfps.report import SUMMARY, format_progress, read_json
+from tfps.runtime.checkpoint import file_clock, manager
+from tfps.runtime.checkpoint.directory import Finder, existing, step_in
+from tfps.runtime.error_translation import failed, is_of_peers
+from tfps.runtime.graph import builder, cancel_safe_iterator, model_check
+from tfps.runtime.process import task_log
+from tfps.runtime.process.shutdown import Stop
+from tfps.runtime.results.event_file import EventFile
+
+_POLL_SECS = 0.5
+_MAY_GO_ON = RetryableError.exit_code
+_TELL_SECS = 30.0
+
+log = logging.getLogger(__name__)
+
+
+def check_end(session: Any, built: builder.EvalGraph) -> None:
+    """Make sure that the evaluation input is not one of those that TensorFlow knows to be without end.
+
+    Raises:
+        ModelError: If it is.
+    """
+    if session.run(built.batches) == tf.data.experimental.INFINITE_CARDINALITY:
+        raise ModelError(
+            f"--model={built.model.name}: {built.model.line_of('input_fn')}: input_fn(mode='eval') returned a dataset "
+            "without end: repeat() it for mode='train' only, or end it with take()."
+        )
+
+
+def measure(session: Any, built: builder.EvalGraph) -> dict[str, Any]:
+    """Run a model's metrics over the whole evaluation input.
+
+    Returns:
+        By name, a float (a count or a bool too), or a list of them for a metric that is not a scalar;
+        ``loss`` is the mean over the examples, of a loss that is the mean over its batch.
+
+    Raises:
+        DataError: If the evaluation input is empty, or fails.
+        ModelError: If it has no end, or the model fails.
+    """
+    check_end(session, built)
+    with built.graph.as_default():
+        initialise = tf.group(tf.local_variables_initializer(), tf.tables_initializer(), built.iterator.initializer)
+        update = tf.group(*(pair[1] for pair in built.metrics.values()))
+    step = session.make_callable(update)
+    batches, told = 0, time.monotonic()
+    try:
+        session.run(initialise)
+        while True:
+            step()
+            batches += 1
+            if time.monotonic() > told + _TELL_SECS:
+                told = time.monotonic()
+                log.info("evaluating: %d batches so far", batches)
+    except tf.errors.OpError as error:
+        if built.on_cluster and is_of_peers(error, built.graph):
+            raise
+        if not cancel_safe_iterator.is_end(error):
+            raise failed(error, built.model, built.graph, built.batch_size) from error
+    if not batches:
+        raise DataError("the evaluation input is empty: input_fn(mode='eval') gave no batch.")
+    values = session.run({name: pair[0] for name, pair in built.metrics.items()})
+    return {name: np.asarray(value).astype(np.float64).tolist() for name, value in values.items()}
+
+
+def of_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Any]:
+    """Evaluate a checkpoint on this machine, without a cluster; see ``measure``.
+
+    Raises:
+        CheckpointError: If the checkpoint does not fit the model, or is damaged.
+        ModelError: If no checkpoint can: evaluation has a variable that training has not.
+    """
+    built = builder.evaluation(config, None, Task("worker", 0), model)
+    task_log.enable()
+    if built is None:
+        raise ConfigError(f"--model={model.name} has nothing to evaluate on: input_fn(mode='eval') returned None.")
+    with built.graph.as_default(), tf.Session(graph=built.graph) as session:
+        try:
+            manager.restore(session, path, tf.train.Saver())
+        except CheckpointError:
+            model_check.explain_misfit(config, model, ModeKeys.EVAL, built.graph)
+            raise
+        return measure(session, built)
+
+
+def follow(config: JobConfig, cluster: Cluster, model: Model, stop: Stop) -> None:
+    """Be the evaluator: evaluate each whole checkpoint as it comes, until the job's summary is there.
+
+    The evaluator is no part of the cluster: it sees the job through ``--model_dir`` alone.
+
+    Raises:
+        PeerLostError: If no PS answers any more and there is no summary.
+        StoppedError: If told to stop.
+    """
+    events = EventFile(config.model_dir, "eval")
+    finder, began = Finder(config.model_dir), _time_in(config.model_dir or "")
+    last: str | None = None
+    last_answer = time.monotonic()
+    while True:
+        over = _is_over(config, began)
+        path = finder.newest()
+        if path and path != last:
+            last = path
+            try:
+                _evaluate_one(config, model, path, events)
+            except CheckpointError:
+                if path in existing(config.model_dir):
+                    raise
+                log.info("%s was deleted meanwhile: a newer one is evaluated", path)
+            continue
+        if over:
+            break
+        last_answer = _check(cluster, stop, last_answer, config.patience_secs)
+        time.sleep(_POLL_SECS)
+    log.info("done")
+
+
+def _evaluate_one(config: JobConfig, model: Model, path: str, events: EventFile) -> None:
+    log.info("evaluating %s", path)
+    values = of_checkpoint(config, model, path)
+    step = step_in(path)
+    log.info(format_progress(step, {name: value for name, value in values.items() if isinstance(value, float)}))
+    events.write(step, values)
+
+
+def _time_in(model_dir: str) -> float:
+    """Return the present time by the file system's clock; 0 of a directory that is not there: all in it is to come."""
+    return file_clock.now(model_dir) if Path(model_dir).is_dir() else 0.0
+
+
+def _is_over(config: JobConfig, began: float) -> bool:
+    """Tell whether the chief has written its summary since this evaluator began, or training had ended before."""
+    path = Path(config.model_dir or "") / SUMMARY
+    summary = read_json(path)
+    if summary is None or (summary.get("status") == "failed" and _number(summary, "exit_code") >= _MAY_GO_ON):
+        return False  # a job that may go on, when its tasks are started again
+    is_done = _number(summary, "global_step") >= config.max_steps
+    try:
+        return path.stat().st_mtime >= began or (is_done and bool(existing(config.model_dir)))
+    except FileNotFoundError:  # the chief has begun
+        return False
+
+
+def _number(summary: Mapping[str, Any], name: str) -> float:
+    """Return a number that a summary tells, which people may have edited; 0 if it is none."""
+    value = summary.get(name)
+    return value if isinstance(value, (int, float)) else 0
+
+
+def _check(cluster: Cluster, stop: Stop, last_answer: float, patience_secs: float) -> float:
+    """Return when a PS last answered; raise the reason to end if there is one."""
+    if stop.error:
+        raise stop.error
+    if len(rendezvous.missing(cluster, [Task("ps", i) for i in range(cluster.num_ps)])) < cluster.num_ps:
+        return time.monotonic()
+    if time.monotonic() - last_answer > patience_secs:
+        error: TfpsError = PeerLostError(f"no PS has answered for {patience_secs:g} s and there is no summary.")
+        raise error
+    return last_answer

@@ -1,0 +1,71 @@
+"""Turn a checkpoint into a SavedModel, which plain ``tf.saved_model.load`` reads and TensorFlow Serving serves."""
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import tensorflow.compat.v1 as tf
+
+from tfps.config.job_config import JobConfig, show
+from tfps.errors import CheckpointError, StorageError
+from tfps.models.loader import Model
+from tfps.models.spec import ModeKeys
+from tfps.report import brief
+from tfps.runtime.checkpoint import manager
+from tfps.runtime.graph import builder, model_check
+
+
+def saved_model(config: JobConfig, model: Model, path: str) -> Path:
+    """Write a SavedModel with the signature ``serving_default``: features in, predictions out.
+
+    Args:
+        config: The job; ``export_dir`` says where to, by default ``MODEL_DIR/export/STEP``.
+        model: The model; its evaluation input gives the features' names, types and shapes.
+        path: The checkpoint.
+
+    Returns:
+        The directory written.
+
+    Raises:
+        CheckpointError: If the checkpoint does not fit the model.
+        ModelError: If the model cannot be served, or predicts with a variable that training has not.
+        StorageError: If the directory exists or cannot be written.
+    """
+    directory = Path(config.export_dir or Path(path).parent / "export" / str(manager.step_of(path)))
+    try:
+        if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+            raise StorageError(f"--export_dir={directory} exists and is not empty: give a new one.")
+    except OSError as error:
+        raise StorageError(f"--export_dir={directory} cannot be read: {error.strerror}.") from None
+    built, inputs, outputs = builder.prediction(config, model)
+    with built.as_default(), tf.Session(graph=built) as session:
+        try:
+            manager.restore(session, path, tf.train.Saver())
+        except CheckpointError:
+            model_check.explain_misfit(config, model, ModeKeys.PREDICT, built)
+            raise
+        session.run(tf.tables_initializer())
+        try:
+            with _whole_or_not(directory) as staged:
+                tf.saved_model.simple_save(
+                    session, str(staged), inputs, outputs, legacy_init_op=tf.tables_initializer()
+                )
+        except (OSError, tf.errors.OpError) as error:
+            why = show(brief(error), 300)
+            raise StorageError(f"--export_dir={directory} cannot be written: {why}") from None
+    return directory
+
+
+@contextlib.contextmanager
+def _whole_or_not(directory: Path) -> Iterator[Path]:
+    """Yield a path beside a directory, for what is to be that directory when it is complete; half is deleted."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staged = directory.parent / f".{directory.name}.{uuid.uuid4().hex}"
+    try:
+        yield staged
+        os.replace(staged, directory)  # which is empty, if it is there
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)

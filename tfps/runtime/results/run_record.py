@@ -1,0 +1,66 @@
+"""What ``job.json`` and ``summary.json`` tell of a job beside its results: its flags, versions and times.
+
+Times are UTC, as ISO 8601 has them: ``2026-11-23T17:04:36Z``.
+"""
+
+import contextlib
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+import tfps
+from tfps.cluster.resolver import Cluster
+from tfps.config import job_config as flags
+from tfps.config.job_config import JobConfig
+from tfps.errors import CheckpointError
+from tfps.report import JOB, SCHEMA_VERSION, read_json, utc, write_json
+from tfps.runtime.coordination.compatibility import digest
+
+_OF_TRAINING = ("size", "job", "training", "mode", "placement", "speed")  # the groups of flags that a result depends on
+
+
+def about() -> Mapping[str, Any]:
+    """Return the schema's version, and those of what the job runs on."""
+    versions = {"tfps": tfps.__version__, "tensorflow": tf.__version__, "python": platform.python_version()}
+    return {"schema_version": SCHEMA_VERSION, "versions": versions}
+
+
+def write_job(config: JobConfig, cluster: Cluster, run: str) -> None:
+    """Write ``job.json``: every flag, and the run's id; nothing without a ``--model_dir``.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    if config.model_dir:
+        file = {"model_sha256": digest(config.model)}
+        told = {**about(), "written": utc(time.time()), "run": run, **file, **_flags(config, cluster)}
+        write_json(Path(config.model_dir) / JOB, told)
+
+
+def changes(config: JobConfig, cluster: Cluster) -> Sequence[str]:
+    """Return what ``job.json`` has otherwise of what a result depends on, as ``--batch_size=64 (was 128)``.
+
+    The file of the model is compared, too.
+    """
+    before: Mapping[str, Any] = {}
+    with contextlib.suppress(CheckpointError):  # it is written anew
+        before = (read_json(Path(config.model_dir) / JOB) if config.model_dir else None) or {}
+    now = _flags(config, cluster)
+    names = [name for name in flags.fields_of(_OF_TRAINING) if name not in ("model_dir", "issync", "force")]
+    changed = [name for name in names if name in before and before[name] != now[name]]
+    files = before.get("model_sha256"), digest(config.model)
+    edited = "model" not in changed and all(files) and files[0] != files[1]
+    told = [f"--{name}={_shown(now[name])} (was {_shown(before[name])})" for name in changed]
+    return [*(["an edited --model file"] if edited else []), *told]
+
+
+def _flags(config: JobConfig, cluster: Cluster) -> Mapping[str, Any]:
+    return {**config.to_dict(), "num_ps": cluster.num_ps, "num_workers": cluster.num_workers}
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

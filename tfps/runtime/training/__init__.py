@@ -1,0 +1,1 @@
+"""The roles of a task, and the training loop."""

@@ -1,0 +1,277 @@
+"""The chief's duties beside training: first values, checkpoints, the final evaluation."""
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import STARTED_AGAIN, JobConfig
+from tfps.errors import StorageError
+from tfps.models.loader import Model
+from tfps.modes.base import Leftovers
+from tfps.report import JOB, SUMMARY, format_progress, remove
+from tfps.runtime.checkpoint import manager
+from tfps.runtime.checkpoint.background import Background
+from tfps.runtime.checkpoint.manager import Checkpoints
+from tfps.runtime.checkpoint.ownership import HeldError, Ownership
+from tfps.runtime.coordination import compatibility
+from tfps.runtime.graph import builder, layout
+from tfps.runtime.graph.background_updates import Updates
+from tfps.runtime.graph.passes.snapshot import Snapshot
+from tfps.runtime.process import session as sessions
+from tfps.runtime.process.process_identity import secs_since
+from tfps.runtime.results import evaluation, run_record
+from tfps.runtime.results.event_file import EventFile
+from tfps.runtime.training.training_loop import Progress
+
+_TORN_SECS = 3.0
+_CLEAR_SECS = 10.0
+
+log = logging.getLogger(__name__)
+
+
+def _say_nothing_is_saved(model_dir: str | None) -> None:
+    log.info("no %s: training begins at step 0", f"checkpoint in {model_dir}" if model_dir else "--model_dir")
+    if model_dir and os.environ.get(STARTED_AGAIN):
+        log.warning(
+            "what the job had trained before is gone: it was started again, and --model_dir holds nothing of it."
+        )
+
+
+class Chief:
+    """What worker 0 does that the others do not. Build it while the training graph is the default one.
+
+    Args:
+        config: The job.
+        cluster: The cluster.
+        model: The model.
+        built: The training graph.
+        new_session: Makes a session on it.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        cluster: Cluster,
+        model: Model,
+        built: builder.TrainGraph,
+        new_session: Callable[[], Any],
+    ) -> None:
+        self._config, self._cluster, self._model = config, cluster, model
+        self._built, self._new_session = built, new_session
+        self._init = tf.global_variables_initializer()
+        self.owner = Ownership(
+            config.model_dir, cluster, config.force, self._save_anew, lambda: self._checkpoints.others
+        )
+        snapshot = Snapshot(built.step.moments, built.places, built.may_be_inf)
+        self._checkpoints = Checkpoints(config.model_dir, config.save_checkpoint_secs, snapshot, self.owner)
+        self._background = Background()
+        self._eval = builder.evaluation(config, cluster, Task("worker", 0), model, like=built.graph)
+        self.num_workers = built.num_workers
+        self.updates: Updates | None = None
+        self.began_anew = False
+        self._began: Mapping[str, Any] | None = None
+        self.began_at = time.time()  # seconds since 1970; of the first chief of this run
+        self._first_step = 0
+        self.resumed_from: str | None = None
+        self.resumed_from_step = 0
+        self.found_step = 0  # that of the variables when this chief came
+        self._run = ""
+
+    def go_on(self, session: Any, run: str) -> None:
+        """Take over from a chief that was lost: the variables have their values, and it had told which run it is.
+
+        Raises:
+            HeldError: If another job holds ``--model_dir``.
+            ModelError: If it counts on another place for a variable than the chief before it.
+        """
+        told = json.loads(run) if run else {}
+        layout.check(self._built.layout, told.get("layout", {}), self._model)
+        try:
+            self.owner.claim(told.get("owner", self.owner.own.job))
+        except HeldError:
+            raise
+        except StorageError:  # training goes on while nothing can be written
+            log.info("--model_dir=%s cannot be written now. Training goes on.", self._config.model_dir)
+        self.began_anew = True  # what others have done meanwhile is not all counted
+        step = self.found_step = self.global_step(session)
+        self._began, self._first_step = told.get("began"), told.get("step", step)
+        self.resumed_from, self.resumed_from_step = told.get("resumed_from"), self._first_step
+        self._run, self.began_at = told.get("id", ""), self._began["time"] if self._began else self.began_at
+        self._write_missing_job()
+        log.info("started again: going on from step %d", step)
+
+    def give_values(self, session: Any) -> str:
+        """Give the variables their first values, or the newest whole checkpoint's; returns which run this is.
+
+        Raises:
+            CheckpointError: If there are checkpoints, and none is whole; or if the newest whole one does not fit.
+            StorageError: If ``--model_dir`` cannot be written.
+        """
+        self.owner.claim()
+        self.owner.check()
+        self.resumed_from = self._checkpoints.resume(session)
+        if self.resumed_from:
+            self.resumed_from_step = self.found_step = self.global_step(session)
+            manager.check_name(self.resumed_from, self.resumed_from_step)
+            log.info("resumed from %s", self.resumed_from)
+            if changed := run_record.changes(self._config, self._cluster):
+                log.info("resuming with %s", ", ".join(changed))
+        else:
+            _say_nothing_is_saved(self._config.model_dir)
+            session.run(self._init)
+        session.run(self._built.load)
+        run = compatibility.new_run(self._config.model_dir, self.resumed_from_step)
+        run |= {"owner": self.owner.own.job, "resumed_from": self.resumed_from, "layout": self._built.layout}
+        self._first_step, self._run = self.resumed_from_step, run["id"]
+        self._write_job()
+        if self._config.model_dir:
+            remove(Path(self._config.model_dir) / SUMMARY)  # that of an earlier run
+        return json.dumps(run)
+
+    def _write_job(self) -> None:
+        if self._run:
+            run_record.write_job(self._config, self._cluster, self._run)
+
+    def _write_missing_job(self) -> None:
+        """Leave in a directory that the run was not begun in what ``tfps eval`` needs."""
+        with contextlib.suppress(StorageError):
+            if self._config.model_dir and not (Path(self._config.model_dir) / JOB).exists():
+                self._write_job()
+
+    def _save_anew(self) -> None:
+        """Leave in a directory that was removed, and made again, what there was in it."""
+        self._checkpoints.hasten()
+        self._write_job()
+
+    def course(self, progress: Progress) -> tuple[int, float]:
+        """Return how many updates this run has made, and in how many seconds, also where chiefs were lost meanwhile."""
+        secs = progress.seconds if self._began is None else max(progress.seconds, secs_since(self._began))
+        return progress.global_step - self._first_step, secs
+
+    def let_go(self, session: Any, era: int) -> None:
+        """Set up the mode, clear what steps that were broken off have left, and start the updates."""
+        step, self.began_anew = self._built.step, era > 0
+        now = {step.leftovers.era: era} if step.leftovers else {}
+        session.run(step.chief_init, now)
+        if step.leftovers and era:
+            _clear(session, step.leftovers)
+            session.run(step.chief_init, now)
+        if self._built.updates is not None:
+            self.updates = Updates(self._new_session(), self._built.updates, now)
+
+    def come_to_rest(self, session: Any) -> bool:
+        """Let the update end that has begun, and no other begin; tell whether all variables are of one step.
+
+        They are not where a chief was lost in the middle of an update. One that has begun needs nobody but the PS.
+        """
+        leftovers = self._built.step.leftovers
+        if leftovers is None:
+            return True
+        deadline = time.monotonic() + _TORN_SECS
+        while session.run(leftovers.torn) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if self.updates:
+            self.updates.end()
+            self.updates = None
+        return not session.run(leftovers.torn)
+
+    def global_step(self, session: Any) -> int:
+        """Return how many updates the variables have had."""
+        return int(session.run(self._built.global_step))
+
+    def staleness(self, session: Any) -> list[int] | None:
+        """Return how many steps have seen 0, 1, ... other updates on their way; ``None`` where there can be none."""
+        counts = self._built.step.staleness
+        return None if counts is None else np.trim_zeros(session.run(counts), "b").tolist()
+
+    def partial_updates(self, session: Any) -> int:
+        """Return how many updates are applied in part, as the workers have told."""
+        partial = self._built.step.partial
+        return int(session.run(partial.total)) if partial else 0
+
+    def save_if_due(self, session: Any) -> None:
+        """Save every ``save_checkpoint_secs``; a failure is told, and training goes on.
+
+        Where no worker waits for another, training goes on meanwhile: this raises what went wrong the last time.
+        Elsewhere all wait for the chief, and what is saved is of one step.
+        """
+        if not (self._background.is_idle() and self._checkpoints.due):
+            return
+        self.owner.check()  # a session of a chief that was replaced would end its successor's
+        if self._built.step.may_overlap:
+            self._background.start(self._save_apart)
+        else:
+            self._checkpoints.try_save(session, self._built.global_step)
+
+    def _save_apart(self) -> None:
+        """Save by a session of its own: training adds to the graph, which a session must not take in half done."""
+        with self._new_session() as session:
+            self._checkpoints.try_save(session, self._built.global_step, at_rest=False)
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The newest checkpoint."""
+        return self._checkpoints.newest
+
+    def save(self, session: Any) -> int:
+        """Save now, when what is being saved is; returns the global step that was saved.
+
+        Raises:
+            StorageError: If that fails.
+        """
+        self._background.wait()
+        return self._checkpoints.save(session, self._built.global_step)
+
+    def check_evaluation(self, target: str, session_config: Any) -> None:
+        """Look whether the final evaluation could end, before there is something to lose; see ``evaluation``."""
+        if self._eval is not None:
+            with sessions.Session(target, graph=self._eval.graph, config=session_config) as eval_session:
+                evaluation.check_end(eval_session, self._eval)
+
+    def complete(self, session: Any, target: str, session_config: Any) -> tuple[int, Mapping[str, Any]]:
+        """Save and evaluate; returns the global step and the metrics. What is lost meanwhile is saved again."""
+        self.save(session)
+        metrics = self.evaluate(session, target, session_config)
+        return self.save(session), metrics
+
+    def evaluate(self, session: Any, target: str, session_config: Any) -> Mapping[str, Any]:
+        """Measure the model on the live parameters; returns its metrics by name, none if it has no evaluation input."""
+        if self._eval is None:
+            return {}
+        session.run(self._built.store)
+        step = self.global_step(session)
+        log.info("evaluating at step %d", step)
+        with sessions.Session(target, graph=self._eval.graph, config=session_config) as eval_session:
+            metrics = evaluation.measure(eval_session, self._eval)
+        scalars = {f"eval/{name}": value for name, value in metrics.items() if isinstance(value, float)}
+        log.info(format_progress(step, scalars))
+        EventFile(self._config.model_dir, "eval").write(step, metrics)
+        return metrics
+
+
+def _clear(session: Any, leftovers: Leftovers) -> None:
+    """Clear what lost workers have left: first what waits, then what is there.
+
+    Raises:
+        tf.errors.DeadlineExceededError: If that does not come to an end.
+    """
+    deadline, stays = time.monotonic() + _CLEAR_SECS, False
+    while not stays:
+        for _ in range(leftovers.enough):
+            session.run(leftovers.fill)
+        stays = (session.run(leftovers.counts) >= leftovers.enough).all()
+        if time.monotonic() > deadline:
+            raise tf.errors.DeadlineExceededError(None, None, "what is put in is taken out again and again")
+    patience = tf.RunOptions(timeout_in_ms=int(_CLEAR_SECS * 1000))
+    while (counts := session.run(leftovers.counts)).any():
+        full = [clear for clear, held in zip(leftovers.clear, counts, strict=True) if held]
+        session.run(full, options=patience)

@@ -1,0 +1,151 @@
+"""A parameter server: holds its part of the variables and of the job's state until every worker has signed off."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster import probe, rendezvous
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import PeerLostError, TfpsError, of_exit_code
+from tfps.report import plural
+from tfps.runtime.checkpoint.directory import ended
+from tfps.runtime.coordination import compatibility, job_state
+from tfps.runtime.process import server
+from tfps.runtime.process import session as sessions
+from tfps.runtime.process.shutdown import PS_GRACE_SECS, Stop
+
+_POLL_SECS = 0.1
+_PROBE_EVERY_SECS = 0.5
+_PROBE_SECS_EACH = 0.1
+_GONE_AFTER_SECS = 1.0
+_FROZEN_AFTER_SECS = 20.0  # so is a worker whose process stands, at the end of the job
+_LAST_WORDS_SECS = 3.0
+
+log = logging.getLogger(__name__)
+
+
+def serve(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
+    """Be a parameter server until the job is over.
+
+    Raises:
+        ClusterFormError: If some task never came.
+        PeerLostError: If every worker that is not done has been gone for ``start_timeout_secs``, or has stood still
+            for ``stall_timeout_secs``; or if the job has to begin anew.
+        TfpsError: If a worker has failed for good, with the same exit code.
+        StoppedError: If told to stop, after the workers have saved and left, or had their time to.
+    """
+    running = server.start(config, cluster, task)
+    with tf.Graph().as_default() as graph:
+        init, state = job_state.of_ps(cluster, task.index, compatibility.terms(config, cluster, tf.__version__))
+        told = state.phase.read_value(), state.leave.read_value(), state.marks.read_value()
+        session = sessions.Session(running.target, graph=graph, config=tf.ConfigProto(device_filters=[task.device]))
+        session.run(init)
+    read = session.make_callable(told)
+
+    def stopping() -> TfpsError | None:
+        if not stop.error and (failed := _failed(read()[0])):
+            _let_it_end_first(stop)
+            return failed
+        return stop.error
+
+    if rendezvous.wait_for_peers(cluster, task, config.patience_secs, stopping, lambda: ended(config)):
+        log.info("training: serving %s", plural(cluster.num_workers, "worker"))
+        _until_done(read, cluster, task, config, stop)
+    log.info("done")
+
+
+def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, config: JobConfig, stop: Stop) -> None:
+    """Return when every worker is done, or gone after the chief was done; see ``serve`` for what is raised."""
+    peers, others = rendezvous.Peers(cluster), _OtherServers(cluster, task)
+    next_probe = 0.0
+    while unfinished := _not_done(cluster, phases := _phases(read, peers, others, stop)):
+        if stop.error and (stop.waited_secs > PS_GRACE_SECS or not set(job_state.AT_WORK) & set(phases)):
+            raise stop.error
+        if time.monotonic() > next_probe:
+            chief_is_done = phases[0] == job_state.DONE
+            is_over = chief_is_done or stop.error is not None
+            patience = _GONE_AFTER_SECS if is_over else config.patience_secs
+            frozen_secs = _FROZEN_AFTER_SECS if is_over else config.stall_timeout_secs
+            waited_for = [task for task in unfinished if not stop.error or phases[task.index] in job_state.AT_WORK]
+            if set(waited_for) <= {*peers.lost(waited_for, patience), *peers.mute(waited_for, frozen_secs)}:
+                if chief_is_done:
+                    return
+                raise stop.error or PeerLostError(f"no worker has answered for {patience:g} s: the job is given up.")
+            next_probe = time.monotonic() + _PROBE_EVERY_SECS
+        time.sleep(_POLL_SECS)
+
+
+def _phases(read: Callable[[], Any], peers: rendezvous.Peers, others: "_OtherServers", stop: Stop) -> list[int]:
+    """Return the workers' phases; raises if the job cannot go on."""
+    phases, leave, marks = read()
+    if leave:
+        raise PeerLostError("a worker was started again: the job begins anew from its last checkpoint.")
+    if failed := _failed(phases):
+        _wait_gone(peers, Task("worker", next(index for index, phase in enumerate(phases) if phase < 0)))
+        _let_it_end_first(stop)
+        raise failed
+    others.check(bool(marks.any()))
+    known: list[int] = phases.tolist()
+    return known
+
+
+def _failed(phases: Any) -> TfpsError | None:
+    """Return what the job has failed with for good, if a worker has."""
+    return next(
+        (
+            of_exit_code(-int(phase), f"worker/{index} has failed with exit code {-phase}.")
+            for index, phase in enumerate(phases)
+            if phase < 0
+        ),
+        None,
+    )
+
+
+class _OtherServers:
+    """The other PS, of which each may be started again, and then lacks its variables: those here are of no use then."""
+
+    def __init__(self, cluster: Cluster, task: Task) -> None:
+        self._cluster = cluster
+        self._others = [other for other in cluster.tasks() if other.job == "ps" and other != task]
+        self._born: dict[Task, bytes] = {}
+        self._every_secs = max(_PROBE_EVERY_SECS, _PROBE_SECS_EACH * len(self._others))
+        self._next = 0.0
+
+    def check(self, joined: bool) -> None:
+        """Look who they are now and then.
+
+        Args:
+            joined: Whether a worker has joined this PS, and so all of them. Before, there is nothing to lose here: one
+                that left meanwhile, as the job begins anew, is no reason to leave, too, and to send the workers away.
+
+        Raises:
+            PeerLostError: If one was started again since then.
+        """
+        if not joined or not self._others or time.monotonic() < self._next:
+            return
+        for other, answer in probe.ask_all(self._cluster, self._others).items():
+            if answer.task == other and answer.born and self._born.setdefault(other, answer.born) != answer.born:
+                raise PeerLostError(f"{other} was started again: the job begins anew from its last checkpoint.")
+        self._next = time.monotonic() + self._every_secs
+
+
+def _let_it_end_first(stop: Stop) -> None:
+    """Wait a little: what a worker that has failed says of why is to come first, and its exit code."""
+    deadline = time.monotonic() + _LAST_WORDS_SECS
+    while not stop.error and time.monotonic() < deadline:
+        time.sleep(_POLL_SECS)
+
+
+def _wait_gone(peers: rendezvous.Peers, task: Task, most_secs: float = 5.0) -> None:
+    deadline = time.monotonic() + most_secs
+    while peers.answer(task) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECS)
+
+
+def _not_done(cluster: Cluster, phases: Sequence[int]) -> list[Task]:
+    """Return the workers that are not done."""
+    return [task for task in cluster.tasks() if task.job == "worker" and phases[task.index] != job_state.DONE]

@@ -1,0 +1,142 @@
+"""What a worker's main thread looks for while its work goes on in another: lost tasks, and a step that never ends."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfps.cluster import rendezvous
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import PeerLostError, TfpsError
+from tfps.report import duration
+from tfps.runtime.coordination import job_state
+from tfps.runtime.coordination.state_reader import Enquiry
+from tfps.runtime.coordination.stragglers import Beat
+from tfps.runtime.training.stall_detector import Stall
+from tfps.runtime.training.training_loop import Progress
+
+_LOST_AFTER_SECS = 10.0  # a PS that does not answer for so long is lost
+_MUTE_AFTER_SECS = 20.0  # so is one whose process stands still; its launcher may have noticed before
+_TELL_AFTER_SECS = 30.0  # a worker that is waited for at the end of the job is named
+_PULSE_SECS = 2.0  # between two signs of life, at most, while all is well
+_REPLACED_AFTER_SECS = 20.0  # so is a worker that others wait for, which may be started again meanwhile
+
+log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Looks after one worker.
+
+    Args:
+        config: The job.
+        cluster: Its tasks.
+        task: The worker.
+        in_step: Whether workers wait for one another.
+        enquiry: Asks the PS.
+        silent_secs: Returns for how long a worker has given no sign of life on the PS.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        cluster: Cluster,
+        task: Task,
+        in_step: bool,
+        enquiry: Enquiry,
+        silent_secs: Callable[[int], float] = lambda _: math.inf,
+    ) -> None:
+        self._patience_secs, self._task, self._in_step = config.patience_secs, task, in_step
+        self._enquiry, self._silent_secs = enquiry, silent_secs
+        self._servers = [other for other in cluster.tasks() if other.job == "ps"]
+        self._others = [other for other in cluster.tasks() if other.job == "worker" and other != task]
+        self._peers = rendezvous.Peers(cluster)
+        self._stall, self._stall_secs = Stall(config.stall_timeout_secs), config.stall_timeout_secs
+        self._waits_for: tuple[Task, ...] = ()
+        self._waits_since = self._tell_at = 0.0
+
+    def error(self, progress: Progress | None, steps_on: bool) -> TfpsError | None:
+        """Return why the worker cannot go on, or nothing.
+
+        Args:
+            progress: How far it has come; ``None`` if it has not begun to train.
+            steps_on: Whether it takes steps now.
+        """
+        if lost := self._any_lost(self._servers, _LOST_AFTER_SECS) or self._any_mute():
+            return lost
+        if progress is None:  # the chief has yet to set the variables, or others to begin anew together with this one
+            awaited = [other for other in self._others if other.is_chief or self._in_step]
+            return self._any_silent(awaited, self._patience_secs)
+        if self._in_step and (lost := self._any_silent(self._others, _REPLACED_AFTER_SECS)):
+            return lost
+        return self._stall.error(progress.steps, progress.global_step, self._awaited) if steps_on else None
+
+    def are_gone(self, tasks: Sequence[Task], after_secs: float) -> bool:
+        """Tell whether none of some workers has answered for some time, and none gives signs of life on the PS.
+
+        One that is frozen can be reached: it is gone when it has given no sign for ``stall_timeout_secs``.
+        """
+        lost = set(self._peers.lost(tasks, after_secs))
+        silent_secs = {task: self._silent_secs(task.index) for task in tasks}
+        self._tell_of_waiting(tasks)
+        return all(
+            secs > (after_secs + _PULSE_SECS if task in lost else self._stall_secs)
+            for task, secs in silent_secs.items()
+        )
+
+    def _tell_of_waiting(self, tasks: Sequence[Task]) -> None:
+        """Say now and then which workers the end of the job waits for."""
+        now = time.monotonic()
+        if tuple(tasks) != self._waits_for:
+            self._waits_for, self._waits_since, self._tell_at = tuple(tasks), now, now + _TELL_AFTER_SECS
+        if tasks and now > self._tell_at:
+            self._tell_at = now + 2 * (now - self._waits_since)
+            beats = self._enquiry.beats()
+            names = [f"{task}{_since(beats[task.index]) if beats else ''}" for task in tasks]
+            log.info("waiting: for %s to end", rendezvous.first_few(names))
+
+    def _any_silent(self, tasks: Sequence[Task], after_secs: float) -> TfpsError | None:
+        """Return an error if some workers do not answer, nor give signs of life on the PS.
+
+        Who cannot be reached from here may still reach the PS, and that is all that training needs.
+        """
+        absent = self._peers.lost(tasks, after_secs)
+        silent = [task for task in absent if self._silent_secs(task.index) >= after_secs]
+        return self._lost(self._still_needed(silent), after_secs)
+
+    def _any_lost(self, tasks: Sequence[Task], after_secs: float) -> TfpsError | None:
+        return self._lost(self._peers.lost(tasks, after_secs), after_secs)
+
+    def _lost(self, lost: Sequence[Task], after_secs: float) -> TfpsError | None:
+        return PeerLostError(f"lost {_named(lost)}: no answer for {after_secs:g} s.") if lost else None
+
+    def _any_mute(self) -> TfpsError | None:
+        mute = self._peers.mute(self._servers, _MUTE_AFTER_SECS)
+        told = f"it can be reached, but has not answered for {_MUTE_AFTER_SECS:g} s"
+        return PeerLostError(f"lost {_named(mute)}: {told}.") if mute else None
+
+    def _still_needed(self, lost: Sequence[Task]) -> Sequence[Task]:
+        """Return lost tasks without the workers that had signed off."""
+        if not lost:
+            return lost
+        phases = self._enquiry.phases()
+        return [task for task in lost if phases and phases[task.index] != job_state.DONE]
+
+    def _awaited(self) -> Sequence[str]:
+        """Return the workers that have yet to hand over their part of the present update, if this one has."""
+        behind = [index for index, count in enumerate(self._enquiry.ahead()) if not count]
+        if not behind or self._task.index in behind:
+            return []
+        beats = self._enquiry.beats()
+        return [f"{Task('worker', index)}{_since(beats[index]) if beats else ''}" for index in behind]
+
+
+def _since(beat: Beat) -> str:
+    if not beat.when:
+        return " (no step yet)"
+    return f" (last step {beat.global_step}, {duration(max(time.time() - beat.when, 0.0))} ago)"
+
+
+def _named(tasks: Sequence[Any]) -> str:
+    return ", ".join(map(str, tasks))

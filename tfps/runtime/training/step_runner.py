@@ -1,0 +1,193 @@
+"""How many steps a ``session.run`` takes, and how many runs a worker has under way.
+
+A run costs calls to every task, whatever it does: short steps are better taken several at a time (``unrolling``), and
+while one run waits for a PS another can compute. Both are chosen by measuring the first steps: as many in a run as fill
+``_RUN_SECS``, if that is not too much to prepare, and two runs where the mode lets gradients be stale by one more. Long
+steps stay as they are.
+"""
+
+import math
+import statistics
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps import report
+from tfps.config.job_config import JobConfig
+from tfps.runtime.graph.builder import TrainGraph
+from tfps.runtime.graph.passes.unrolling import Steps
+from tfps.runtime.process import malloc
+
+_RUN_SECS = 0.2
+_MOST_STEPS = 16
+_MOST_OPS = 2**14  # of a run: TensorFlow took a second for 2,000 (two workers, two cores), and training waits
+_WARM_UP, _MEASURED = 3, 10  # runs of one step
+_WORTH = 20  # as many runs there must be left, for to build a longer one takes as long as some
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a run of n steps gave.
+
+    Attributes:
+        losses: float [n].
+        examples: int [n]: how many were in the batch of each.
+        tickets: The next tickets; empty if none were drawn.
+        logged: By step, the model's own ``log_tensors``; empty if not asked for.
+        summaries: By step, the serialized summary; empty if not asked for, or there is none.
+    """
+
+    losses: Sequence[float]
+    examples: Sequence[int]
+    tickets: Sequence[int]
+    logged: Sequence[Mapping[str, float]]
+    summaries: Sequence[bytes]
+
+
+class Runs:
+    """The runs of one worker; may be used by several threads.
+
+    Args:
+        session: Session on this worker's server.
+        built: Its training graph.
+
+    Attributes:
+        can_be_long: Whether a run can take several steps.
+        can_overlap: Whether two runs can be under way at once.
+        most_steps: How many are not too many.
+    """
+
+    def __init__(self, session: Any, built: TrainGraph) -> None:
+        self._session, self._built = session, built
+        self._names = list(built.spec.log_tensors)
+        summary = [] if built.summary is None else [built.summary]
+        self._shown = [*built.spec.log_tensors.values(), *summary]
+        fetched = [built.step.train_op, built.spec.loss, built.examples, *self._shown]
+        self._steps = Steps(built.graph, fetched, built.step.gate)
+        self.can_be_long = self._steps.in_order
+        self.can_overlap = built.step.may_overlap and not (built.keeps_order or self._steps.keeps_order)
+        self.most_steps = max(1, min(_MOST_STEPS, _MOST_OPS // self._steps.size))
+        self._fetches: dict[tuple[int, int, bool], Any] = {}
+        self._calls: dict[tuple[int, int, bool], Callable[[], Any]] = {}
+        self._building = threading.Lock()
+
+    def use(self, session: Any) -> None:
+        """Go on in another session."""
+        self._session, self._calls = session, {}
+
+    def draw(self, count: int, in_hand: int = 0) -> Sequence[int]:
+        """Draw tickets between steps, with so many in hand already."""
+        with self._built.graph.as_default(), self._building:
+            return sorted(self._session.run(self._built.step.draw(count, in_hand)).tolist())
+
+    def give_back(self, count: int) -> None:
+        """Let go of tickets, as the input has ended."""
+        with self._built.graph.as_default(), self._building:
+            self._session.run(self._built.step.give_back(count))
+
+    def global_step(self) -> int:
+        """Return how many updates the variables have had."""
+        with self._building:  # a session takes in what another thread has added by half
+            return int(self._session.run(self._built.global_step))
+
+    def take(self, count: int, draw: int, shown: bool) -> Taken:
+        """Take ``count`` steps and draw ``draw`` tickets; ``shown`` also gives what is reported of them."""
+        with self._building:
+            what = count, draw, shown and bool(self._shown)  # one graph, where both would be the same
+            if what not in self._fetches:
+                self._fetches[what] = self._build(*what)
+            if what not in self._calls:
+                self._calls[what] = self._session.make_callable(self._fetches[what])
+            call = self._calls[what]
+        losses, examples, tickets, values = call()[:4]
+        size = len(self._shown)
+        steps = [values[i * size : (i + 1) * size] for i in range(count if shown else 0)]
+        names = self._names
+        return Taken(
+            losses=[float(loss) for loss in losses],
+            examples=[int(number) for number in examples],
+            tickets=sorted(int(ticket) for ticket in tickets),
+            logged=[dict(zip(names, (v.item() for v in step), strict=False)) for step in steps],
+            summaries=[step[-1] for step in steps if len(step) > len(names)],
+        )
+
+    def _build(self, count: int, draw: int, shown: bool) -> Any:
+        built = self._built
+        with built.graph.as_default():
+            copies = [self._steps.copy(index) for index in range(count)]
+            losses = tf.stack([copy(built.spec.loss) for copy in copies])
+            examples = tf.stack([copy(built.examples) for copy in copies])
+            tickets = built.step.draw_after(draw, copies[-1]) if draw else []
+            values = [copy(tensor) for copy in copies for tensor in self._shown] if shown else []
+            done = [copy(built.step.train_op) for copy in copies]
+        malloc.ask_for_large_pages()
+        return [losses, examples, tickets, values, done]
+
+
+class Input:
+    """How many batches a worker's input has left, as far as that can be known."""
+
+    def __init__(self, session: Any, built: TrainGraph) -> None:
+        batches = int(session.run(built.batches))
+        self.size_is_known = batches != tf.data.experimental.UNKNOWN_CARDINALITY
+        self._left = batches if batches >= 0 else math.inf
+
+    def has(self, count: int) -> bool:
+        """Tell whether there are so many."""
+        return self._left >= count
+
+    def take(self, count: int) -> None:
+        """Note that so many are used."""
+        self._left -= count
+
+
+class Pace:
+    """How many steps a run takes, and how many runs are under way: what the flags say, or what suits the first steps.
+
+    Args:
+        config: The job.
+        num_workers: How many share the steps.
+        many_steps: Whether a run may take several; not where the input could end in the middle of it.
+        many_runs: Whether several may be under way; by itself, a single worker has one, so that nothing is stale.
+        most_steps: How many steps a run takes at most, if the flags do not tell.
+
+    Attributes:
+        steps: Steps of a run.
+        runs: Runs under way at once.
+    """
+
+    def __init__(
+        self, config: JobConfig, num_workers: int, many_steps: bool, many_runs: bool, most_steps: int = _MOST_STEPS
+    ) -> None:
+        self._config, self._num_workers, self._most_steps = config, num_workers, most_steps
+        self._many_steps, self._many_runs = many_steps, many_runs
+        self.steps = (config.steps_per_run or 1) if many_steps else 1
+        self.runs = (config.runs_in_flight or 1) if many_runs else 1
+        self._secs: list[float] = []
+        self._chosen = None not in (config.steps_per_run, config.runs_in_flight)
+
+    def __str__(self) -> str:
+        return report.pace(**self.to_dict(), num_workers=self._num_workers)
+
+    def to_dict(self) -> dict[str, int]:
+        """Return it for the summary."""
+        return {"steps_per_run": self.steps, "runs_in_flight": self.runs}
+
+    def measure(self, secs: float, left: int) -> bool:
+        """Take in how long a run took, and how many steps the job has left; tell whether the pace has changed."""
+        if self._chosen:
+            return False
+        self._secs.append(secs)
+        if len(self._secs) < _WARM_UP + _MEASURED:
+            return False
+        self._chosen = True
+        before = self.steps, self.runs
+        fit = _RUN_SECS / statistics.median(self._secs[_WARM_UP:]) * self.steps
+        if self._many_steps and self._config.steps_per_run is None:
+            self.steps = 2 ** int(math.log2(max(1.0, min(self._most_steps, fit, left / self._num_workers / _WORTH))))
+        if self._many_runs and self._config.runs_in_flight is None:
+            self.runs = 2 if fit >= 2 and self._num_workers > 1 else 1
+        return (self.steps, self.runs) != before

@@ -1,0 +1,329 @@
+"""The training loop of one worker: take steps, report them, save now and then.
+
+It knows nothing of modes: see ``tfps.modes.base`` for the tickets that steps are taken for, and ``runs`` for how many
+steps are taken at a time. All that is promised of a step (to end at ``max_steps``, to be reported, to have input) is
+promised of each one, however many a run takes.
+"""
+
+import contextlib
+import functools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps import report
+from tfps.config.job_config import JobConfig
+from tfps.errors import DataError, DivergedError
+from tfps.report import format_progress
+from tfps.runtime.coordination.stragglers import Beat
+from tfps.runtime.graph import cancel_safe_iterator
+from tfps.runtime.graph.builder import TrainGraph
+from tfps.runtime.graph.passes.nan_guard import Complaint, complaint
+from tfps.runtime.process.shutdown import Stop
+from tfps.runtime.process.thread_pool import ThreadPool, at_once
+from tfps.runtime.results.event_file import EventFile
+from tfps.runtime.training.step_runner import Input, Pace, Runs, Taken
+
+_QUIET_SECS = 5.0  # a slow model reports at least this often
+_SHORTEST_SECS = 0.001  # no speed is taken of less
+_MOST_SKIPPED = 100  # batches in a row: then it is not the data
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """How far a worker has come.
+
+    Attributes:
+        steps: Steps that this worker has taken.
+        batches: Those of these steps whose batch is known.
+        examples: How many were in these batches.
+        loss: The loss of its last step.
+        global_step: The global step that its last step made.
+        began: Monotonic time when training began, in seconds.
+        last_step: Monotonic time of its last step's end.
+        input_ended: Whether its input, or that of a worker it trains in step with, has ended.
+        skipped: Batches whose loss or gradient was NaN or Inf, with which no step was taken.
+    """
+
+    steps: int = 0
+    batches: int = 0
+    examples: int = 0
+    global_step: int = 0
+    loss: float | None = None
+    began: float = field(default_factory=time.monotonic)
+    last_step: float = 0.0
+    input_ended: bool = False
+    skipped: int = 0
+
+    @property
+    def batch_size(self) -> float:
+        """How many examples a batch of this worker had, on the average; 0 before the first."""
+        return self.examples / self.batches if self.batches else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """For how long this worker has been taking steps."""
+        return max(self.last_step - self.began, 1e-9)
+
+    def beat(self) -> Beat:
+        """Return this as a sign of life."""
+        ago = time.monotonic() - self.last_step
+        return Beat(self.steps, self.global_step, time.time() - ago, self.seconds)
+
+
+class Reporter:
+    """Prints a worker's progress lines and, on the chief, writes the event file, whose speeds are the whole job's."""
+
+    def __init__(self, config: JobConfig, events: EventFile | None, num_workers: int = 1) -> None:
+        self._every = config.steps_to_validate
+        self._batches = num_workers if config.mode == "sync" else 1  # of a global step
+        self._max_steps = config.max_steps
+        self._events = events
+        self._last: tuple[int, float] = (-1, time.monotonic())  # step and time of the last report
+        self._mark: tuple[int, int, float] | None = None  # since when speeds are taken: step, examples, time
+
+    def due(self, step: int) -> bool:
+        """Tell whether a report is due when ``step`` is done: every ``steps_to_validate``, first, last, or long ago."""
+        last, when = self._last
+        passed = last < 0 or step // self._every > last // self._every
+        return passed or step >= self._max_steps or time.monotonic() - when > _QUIET_SECS
+
+    def report(
+        self, step: int, progress: Progress, values: dict[str, float], merged: bytes | None, ended: float | None = None
+    ) -> None:
+        """Report a step, which ended at a monotonic time, or now: the values, and the speed since the last report."""
+        now = time.monotonic() if ended is None else ended
+        self._last = step, now
+        last, examples, when = self._mark or (step, progress.examples, now)
+        secs = now - when
+        if secs >= _SHORTEST_SECS:  # two runs under way may end together
+            values["examples/s"] = (progress.examples - examples) / secs
+            values["steps/s"] = (step - last) / secs
+        if self._mark is None or secs >= _SHORTEST_SECS:
+            self._mark = step, progress.examples, now
+        log.info(format_progress(step, {k: v for k, v in values.items() if k != "steps/s"}))
+        if self._events:
+            if "steps/s" in values:
+                values = values | {"examples/s": values["steps/s"] * self._batches * progress.batch_size}
+            self._events.write(step, values, merged)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Tickets that a run takes a step for, each.
+
+    ``renew``: In the end it draws as many as the pace says. ``last``: No further ticket will be of use.
+    """
+
+    tickets: Sequence[int]
+    renew: bool = True
+    last: bool = False
+
+
+class _UnderWay:
+    """A run that has been started, in a thread of a pool or at once."""
+
+    def __init__(self, block: _Block, act: Callable[[], Taken], submit: Callable[..., "Future[Taken]"]) -> None:
+        self.block, self._act = block, act
+        self.began = self.ended = time.monotonic()
+        self._future = submit(self._run)
+
+    def _run(self) -> Taken:
+        try:
+            return self._act()
+        finally:
+            self.ended = time.monotonic()
+
+    def result(self) -> Taken:
+        """Wait for its end; raises what it raised."""
+        return self._future.result()
+
+
+class Loop:
+    """Takes the steps of one worker.
+
+    Args:
+        session: Session on this worker's server.
+        built: Its training graph.
+        config: The job.
+        reporter: Told of each step that is due to be reported.
+        stop: Looked at between runs.
+        between_runs: Called after every run; the chief saves here.
+
+    Attributes:
+        progress: How far it has come.
+        pace: How many steps a run takes, and how many runs are under way.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        built: TrainGraph,
+        config: JobConfig,
+        reporter: Reporter,
+        stop: Stop,
+        between_runs: Callable[[], None],
+    ) -> None:
+        self._max_steps = config.max_steps
+        self._reporter, self._stop, self._between_runs = reporter, stop, between_runs
+        self._runs = Runs(session, built)
+        self._input = Input(session, built)
+        self._under_way: Sequence[int] = []
+        self._pool: ThreadPool[Taken] = ThreadPool("work")
+        self._may_skip, self._skipped_in_a_row = config.on_nan == "skip", 0
+        many = self._input.size_is_known and self._runs.can_be_long and not self._may_skip
+        self.pace = Pace(config, built.num_workers, many, self._runs.can_overlap, self._runs.most_steps)
+        self.progress = Progress()
+        if (config.steps_per_run or 1) > 1 and not many:
+            log.info("--steps_per_run=%d: %s, so a run takes one step", config.steps_per_run, self._why_short())
+        if (config.runs_in_flight or 1) > 1 and built.step.may_overlap and not self._runs.can_overlap:
+            why = "the model keeps state on the worker, changes trained variables itself, calls Python or prints"
+            log.info("--runs_in_flight=%d: %s, so one run is under way", config.runs_in_flight, why)
+
+    def resume(self, session: Any) -> None:
+        """Go on in another session; the run that was under way in the one before was broken off."""
+        self._runs.use(session)
+        self.progress.global_step = self._runs.global_step()
+        self.progress.steps += sum(ticket < self.progress.global_step for ticket in self._under_way)
+        self._under_way = []
+
+    def _why_short(self) -> str:
+        if not self._input.size_is_known:
+            return "the input may end anywhere"
+        return "--on_nan=skip may skip a step" if self._may_skip else "the model uses a variable in a branch"
+
+    def run(self) -> None:
+        """Take steps until the tickets reach ``max_steps`` or the input ends.
+
+        Raises:
+            DivergedError: If the loss or a gradient is NaN or Inf, and is not to be skipped.
+            TfpsError: The reason to stop, if there is one.
+        """
+        in_hand = deque(self._blocks(self._runs.draw(self.pace.steps * self.pace.runs)))
+        if in_hand[0].tickets[0] >= self._max_steps and not self.progress.steps:
+            log.info("nothing to train: --max_steps=%d is reached; raise it to go on", self._max_steps)
+        under_way: deque[_UnderWay] = deque()
+        while in_hand or under_way:
+            if self._stop.error:
+                in_hand.clear()
+            while in_hand and len(under_way) < self.pace.runs:
+                under_way.extend(self._start(in_hand))
+            if under_way:
+                in_hand.extend(self._finish(under_way.popleft(), self._stop.error is None))
+        if self._stop.error:
+            raise self._stop.error
+
+    def take(self, ticket: int) -> None:
+        """Take one step, as of a ticket that another worker has drawn; raises the reason to stop, if there is one."""
+        if self._stop.error:
+            raise self._stop.error
+        self._finish(self._start(deque([_Block([ticket], last=True)]))[0])
+
+    def _start(self, in_hand: "deque[_Block]") -> Sequence[_UnderWay]:
+        """Start a run for the first block in hand, or for a part of it; nothing if its tickets are used up."""
+        block = in_hand.popleft()
+        usable = [ticket for ticket in block.tickets if ticket < self._max_steps]
+        if not usable:
+            return []
+        last = len(usable) < len(block.tickets)
+        if last or (len(usable) > 1 and not self._input.has(len(usable))):
+            singles = [_Block([ticket], renew=False, last=last) for ticket in usable]
+            singles[-1] = _Block(usable[-1:], block.renew, last)
+            in_hand.extendleft(reversed(singles[1:]))
+            block = singles[0]
+        self._input.take(len(block.tickets))
+        self._under_way = block.tickets
+        draw = 1 if block.last else self.pace.steps if block.renew else 0  # the first runs drew 1: that is built
+        shown = self._reporter.due(block.tickets[0] + 1) or self._reporter.due(block.tickets[-1] + 1)
+        act = functools.partial(self._runs.take, len(block.tickets), draw, shown)
+        return [_UnderWay(block, act, self._pool.submit if self.pace.runs > 1 else at_once)]
+
+    def _finish(self, run: _UnderWay, go_on: bool = True) -> Sequence[_Block]:
+        """Take in what a run has given; returns blocks of further tickets."""
+        try:
+            taken = run.result()
+        except tf.errors.OpError as error:
+            if found := complaint(error):
+                return self._skip(run.block, found)
+            if not cancel_safe_iterator.is_end(error):
+                raise
+            self._end_of_input(run.block, cancel_safe_iterator.is_of_another(error))
+            return []
+        self._skipped_in_a_row, self._under_way = 0, []
+        for index, ticket in enumerate(run.block.tickets):
+            share = (index + 1) / len(run.block.tickets)
+            self._note(ticket + 1, index, taken, run.began + share * (run.ended - run.began))
+        self._between_runs()
+        if not run.block.renew or run.block.last:
+            return []
+        return self._blocks(self._renewed(run, taken.tickets) if go_on else taken.tickets)
+
+    def _renewed(self, run: _UnderWay, tickets: Sequence[int]) -> Sequence[int]:
+        """Return a run's next tickets, and those that are missing if from now on more are in hand."""
+        others = self.pace.runs - 1
+        if not self.pace.measure(run.ended - run.began, self._max_steps - run.block.tickets[-1]):
+            return tickets
+        log.info("pace: %s", self.pace)
+        missing = self.pace.steps * (self.pace.runs - others) - len(tickets)
+        return [*tickets, *self._runs.draw(missing, in_hand=len(tickets))]
+
+    def _blocks(self, tickets: Sequence[int]) -> Sequence[_Block]:
+        return [_Block(tickets[at : at + self.pace.steps]) for at in range(0, len(tickets), self.pace.steps)]
+
+    def _note(self, step: int, index: int, taken: Taken, ended: float) -> None:
+        """Count one step of a run; report it if it is due."""
+        loss, progress = taken.losses[index], self.progress
+        progress.batches, progress.examples = progress.batches + 1, progress.examples + taken.examples[index]
+        progress.steps, progress.global_step = progress.steps + 1, max(step, progress.global_step)
+        progress.loss, progress.last_step = loss, ended
+        if taken.logged and self._reporter.due(step):
+            summary = taken.summaries[index] if taken.summaries else None
+            self._reporter.report(step, progress, {**taken.logged[index], "loss": loss}, summary, ended)
+
+    def _skip(self, block: _Block, found: Complaint) -> Sequence[_Block]:
+        """Return a block again whose batch was not finite, and so not applied, for the next batch; or end."""
+        self._under_way = []
+        step = block.tickets[found.index] + 1
+        self.progress.steps += found.index  # of its run, these were taken
+        self.progress.global_step = max(self.progress.global_step, step - 1)
+        self._skipped_in_a_row += 1
+        if not self._may_skip or self._skipped_in_a_row > _MOST_SKIPPED:
+            is_trained = step > 1 or self._runs.global_step() > 0
+            fix = "try a smaller --learning_rate" if is_trained else "nothing is trained yet, look at input and model"
+            raise DivergedError(f"{found.what} at step {step}: {fix}.") from None
+        self.progress.skipped += 1
+        log.info("skipped a batch: %s at step %d", found.what, step)
+        return [block]
+
+    def _end_of_input(self, block: _Block, of_another: bool) -> None:
+        """Say that there is no more input, and let go of the tickets."""
+        self._under_way = []
+        if len(block.tickets) > 1:  # in step with others, one of whose input has ended
+            self.progress.global_step = self._runs.global_step()
+            self.progress.steps += sum(ticket < self.progress.global_step for ticket in block.tickets)
+        if not self.progress.input_ended:
+            whose = "another worker's input" if of_another else "the input"
+            log.info("%s has ended after %s of this worker", whose, report.plural(self.progress.steps, "step"))
+        self.progress.input_ended = True
+        with contextlib.suppress(tf.errors.AbortedError, tf.errors.CancelledError):  # another worker's ended first
+            self._runs.give_back(len(block.tickets))
+
+
+def tell_of_the_end(config: JobConfig, step: int, began_at: int) -> None:
+    """Say that the input ended before ``max_steps``.
+
+    Raises:
+        DataError: If it was empty: no step was taken.
+    """
+    whose = "a worker" if config.mode == "sync" else "all workers"
+    if step == began_at:
+        raise DataError(f"the training input of {whose} is empty: input_fn(mode='train') gave no batch.")
+    log.info("the input of %s has ended at step %d of --max_steps=%d", whose, step, config.max_steps)

@@ -1,0 +1,400 @@
+"""A worker: builds its graph, meets the others, trains, and signs off. Worker 0 is the chief.
+
+What the tasks agree on, and in which order, is told in ``job_state``; the chief's further duties are in ``chief``.
+"""
+
+import contextlib
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster import rendezvous
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import ClusterFormError, PeerLostError, RetryableError, StoppedError, StorageError, TfpsError
+from tfps.models.loader import Model
+from tfps.report import brief, count, plural
+from tfps.runtime.checkpoint.directory import ended
+from tfps.runtime.checkpoint.ownership import HeldError
+from tfps.runtime.coordination import compatibility, job_state
+from tfps.runtime.coordination.heartbeat import Heartbeat
+from tfps.runtime.coordination.partial_updates import PartialUpdates
+from tfps.runtime.coordination.restart_barrier import Together
+from tfps.runtime.coordination.state_reader import Enquiry
+from tfps.runtime.error_translation import REPLACED, explained
+from tfps.runtime.graph import builder, layout
+from tfps.runtime.process import server, task_log
+from tfps.runtime.process import session as sessions
+from tfps.runtime.process.shutdown import SAVED_WITHIN_SECS, WORKER_GRACE_SECS, Stop
+from tfps.runtime.results.event_file import EventFile
+from tfps.runtime.training import summary_writer
+from tfps.runtime.training.chief import Chief
+from tfps.runtime.training.peer_monitor import Watch
+from tfps.runtime.training.training_loop import Loop, Progress, Reporter, tell_of_the_end
+
+_POLL_SECS = 0.02
+_GONE_AFTER_SECS = 2.0  # at the end of the job, a worker that does not answer for so long is not waited for
+_SIGN_OFF_SECS = 3.0
+_LAST_STEPS_SECS = 1.0
+_FIND_EVERY_SECS = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """One worker of a cluster; ``work`` is its whole life, the other methods look after it from another thread.
+
+    Attributes:
+        is_new_dir: Whether ``--model_dir`` was made for this process, and so is of no run before.
+        on_built: Called when its graphs are built, before it meets the others.
+    """
+
+    def __init__(self, config: JobConfig, cluster: Cluster, task: Task, model: Model, stop: Stop) -> None:
+        self._config, self._cluster, self._task, self._model, self._stop = config, cluster, task, model, stop
+        self.is_new_dir = False
+        self.on_built: Callable[[], None] = lambda: None
+        self._session: Any = None
+        self._chief: Chief | None = None
+        self._loop: Loop | None = None
+        self._joined = self._trained = self._steps_on = self._leaving = False
+        self._left = threading.Event()
+
+    def work(self) -> None:
+        """Train until the job is done.
+
+        Raises:
+            ModelError: If the model is wrong.
+            ConfigError: If another task was started otherwise.
+            ClusterFormError: If some task never came.
+            PeerLostError: If a PS went away.
+            DivergedError: If the loss became NaN or Inf.
+            CheckpointError: If the newest checkpoint cannot be used.
+            StorageError: If the last checkpoint cannot be written.
+            StoppedError: If told to stop; the state is saved.
+        """
+        try:
+            self._build()
+            task_log.enable()
+            self.on_built()
+            if not self._join_cluster():
+                return
+            loop = self._loop = self._make_loop()
+            self._train(loop)
+        except tf.errors.OpError as error:
+            raise self._explained(error) from error
+
+    def _build(self) -> None:
+        """Build the graphs, before anything is opened: a mistake in the model is told at once."""
+        built = self._built = builder.training(self._config, self._cluster, self._task, self._model)
+        with built.graph.as_default():
+            self._state = job_state.JobState(self._cluster, self._task.index)
+            self._init_tables = tf.tables_initializer()
+            self._init_input = tf.group(self._init_tables, built.iterator.initializer)
+            self._init_local = tf.local_variables_initializer()  # may begin with what the PS hold
+            self._partial = PartialUpdates(built.step)
+            if self._task.is_chief:
+                self._chief = Chief(self._config, self._cluster, self._model, built, self._new_session)
+        in_step = built.step.leftovers is not None
+        self._together = Together(self._state, self._chief, in_step, self._wait_until, built.step.ahead)
+        self._heartbeat = Heartbeat(self._state, lambda: self._loop.progress.beat() if self._loop else None)
+        self._enquiry = Enquiry(self._new_session, self._state, built.step.ahead, self._heartbeat.is_heard)
+        silent_secs = self._heartbeat.silent_secs
+        self._watch = Watch(self._config, self._cluster, self._task, in_step, self._enquiry, silent_secs)
+
+    def _join_cluster(self) -> bool:
+        """Start the server, wait for the others, and for the variables to have their values; tell if it came to it."""
+        running = server.start(self._config, self._cluster, self._task)
+        patience_secs, over = self._config.patience_secs, lambda: ended(self._config)
+        self._session_config, self._target = sessions.config_of(self._task), running.target
+        stopping = lambda: self._stop.error  # noqa: E731
+        if not rendezvous.wait_for_peers(
+            self._cluster, self._task, patience_secs, stopping, over, self._enquiry.was_here
+        ):
+            return False
+        session = self._session = self._new_session()
+        self._wait_until(lambda: self._state.is_up(session), patience_secs)
+        mine = compatibility.terms(self._config, self._cluster, tf.__version__)
+        compatibility.check(mine, self._state.terms(session), self._cluster)
+        self._wait_until_found(session)
+        again = self._meet_again(session)
+        self._heartbeat.use(session)
+        session.run(self._init_input)
+        if self._chief and again:
+            self._chief.go_on(session, self._state.run(session))
+        elif self._chief:
+            self._chief.check_evaluation(self._target, self._session_config)
+            self._state.set_run(session, self._chief.give_values(session))
+        if not self._trained:
+            self._begin(session)
+        told = json.loads(self._state.run(session) or "{}")
+        layout.check(self._built.layout, told.get("layout", {}), self._model)
+        session.run(self._init_local)
+        self._state.write(session, job_state.RUNNING)
+        return True
+
+    def _wait_until_found(self, session: Any) -> None:
+        """Wait until every PS finds this worker at its name, which may have moved: they look it up now and then.
+
+        Raises:
+            ClusterFormError: If they do not.
+        """
+        deadline, told = time.monotonic() + self._config.patience_secs, False
+        while not self._state.is_found(session):
+            if self._stop.error:
+                raise self._stop.error
+            name = self._cluster.address(self._task)
+            if time.monotonic() > deadline:
+                raise ClusterFormError(f"a PS does not reach {self._task} at {name}: what does the name mean there?")
+            if not told:
+                log.info("waiting until every PS finds this worker at %s", name)
+                told = True
+            time.sleep(_FIND_EVERY_SECS)
+
+    def _begin(self, session: Any) -> None:
+        """Begin together with the other workers."""
+        self._heartbeat.use(session)
+        self._together.begin(session)
+        self._trained = self._together.over
+        self._partial.tell(session)
+        session.run(self._built.step.worker_init)
+
+    def _new_session(self) -> Any:
+        return sessions.Session(self._target, graph=self._built.graph, config=self._session_config)
+
+    def _meet_again(self, session: Any) -> bool:
+        """Join the PS; tell whether the job goes on that this task has been part of before.
+
+        Raises:
+            PeerLostError: If it has to begin anew; the PS that were part of it are told to leave.
+            ConfigError: If the PS hold another run.
+        """
+        marked = self._state.marked(session)
+        if any(marked) and not all(marked):
+            self._state.dismiss(session, marked)
+            raise PeerLostError("this task was started again: the job begins anew from its last checkpoint.")
+        again = all(marked) and self._state.is_ready(session)
+        if again and self._chief:
+            first = Task("ps", 0)
+            there = f"{first} ({self._cluster.address(first)})"
+            compatibility.check_run(
+                None if self.is_new_dir else self._config.model_dir, self._state.run(session), there
+            )
+        self._state.join(session)
+        self._joined = True
+        if again:
+            self._heartbeat.before = self._state.beats(session)()[self._task.index]
+        if again and self._together.in_step:
+            self._call(session)
+        return again
+
+    def _call(self, session: Any) -> None:
+        """Call the others, which wait for what this worker took along when it was lost; unless they are through."""
+        phases, _ = self._state.read(session)
+        others = [phases[task.index] for task in self._others()]
+        self._trained = bool(others) and set(others) == {job_state.DONE}  # all but what the chief does last
+        if not self._trained:
+            self._state.write(session, job_state.RUNNING)
+            self._state.call(session)
+
+    def _make_loop(self) -> Loop:
+        chief = self._chief
+        events = EventFile(self._config.model_dir) if chief else None
+        reporter = Reporter(self._config, events, self._cluster.num_workers)
+        between = (lambda: chief.save_if_due(self._session)) if chief else (lambda: None)
+        return Loop(self._session, self._built, self._config, reporter, self._stop, between)
+
+    def _train(self, loop: Loop) -> None:
+        workers = plural(self._cluster.num_workers, "worker")
+        log.info("training: mode %s, %s, %d ps", self._config.mode, workers, self._cluster.num_ps)
+        self._together.listen()
+        try:
+            while not self._is_through(loop):
+                pass
+        except StoppedError:
+            self._sign_off_early(loop)
+            raise
+        log.info("done: %s steps of this worker", count(loop.progress.steps))
+
+    def _is_through(self, loop: Loop) -> bool:
+        """Train to the end and sign off; tell whether it came to that, or another worker's call broke it off."""
+        try:
+            if self._together.broken_off:
+                self._begin_anew(loop)
+            if not self._trained:
+                self._steps_on = True
+                loop.run()
+                self._steps_on = False
+                self._take_what_is_left(loop)
+            self._partial.tell(self._session)
+            if self._chief:
+                self._finish_job(self._chief, loop)
+            self._sign_off(job_state.DONE, loop)
+        except (tf.errors.OpError, RuntimeError):  # of a closed session
+            if not self._together.broken_off:
+                raise
+            return False
+        return True
+
+    def _take_what_is_left(self, loop: Loop) -> None:
+        """Stay until ``max_steps`` is reached, and take the steps for which others had drawn a ticket and took none.
+
+        These are lost, or their input has ended. One worker takes them, when no other one is at work any more.
+        """
+        while self._built.step.any_can_finish and not loop.progress.input_ended:
+            self._sign_off(job_state.IDLE, loop)
+            self._wait_until(lambda: self._step() >= self._config.max_steps or self._is_my_turn())
+            if (step := self._step()) >= self._config.max_steps:
+                return
+            self._steps_on = True
+            loop.take(step)
+            self._steps_on = False
+
+    def _step(self) -> int:
+        return int(self._session.run(self._built.global_step))
+
+    def _is_my_turn(self) -> bool:
+        """Tell whether no other worker takes steps, nor would before this one."""
+        phases, _ = self._state.read(self._session)
+        first = [t for t in self._others() if phases[t.index] == job_state.IDLE and t.index < self._task.index]
+        busy = [t for t in self._others() if phases[t.index] == job_state.RUNNING]
+        return self._watch.are_gone([*first, *busy], _GONE_AFTER_SECS)
+
+    def _begin_anew(self, loop: Loop) -> None:
+        self._session = self._new_session()
+        self._session.run(self._init_tables)  # of those that ended with the session before
+        self._begin(self._session)
+        loop.resume(self._session)
+
+    def _sign_off(self, phase: int, loop: Loop) -> None:
+        done, before = loop.progress, self._heartbeat.before
+        tally = job_state.Tally(before.steps + done.steps, done.skipped, before.secs + done.seconds, done.batch_size)
+        self._state.write(self._session, phase, tally)
+
+    def _finish_job(self, chief: Chief, loop: Loop) -> None:
+        """Wait for the others, then save, evaluate and report."""
+        if self._built.step.any_can_finish and loop.progress.input_ended:
+            self._sign_off(job_state.EXHAUSTED, loop)
+        self._wait_until(self._others_are_through)
+        if (step := self._step()) > loop.progress.global_step:
+            loop.progress.last_step = time.monotonic()  # others have taken the last steps
+        if step < self._config.max_steps:
+            tell_of_the_end(self._config, step, chief.resumed_from_step)
+        loop.progress.global_step, metrics = chief.complete(self._session, self._target, self._session_config)
+        steps = self._state.steps(self._session)
+        idle = [task for task in self._others() if not steps[task.index]]
+        if idle and step > chief.resumed_from_step:
+            log.info("%s took no step: their share of the input was not used", ", ".join(map(str, idle)))
+        told = summary_writer.observations(self._session, self._state, chief, loop, self._together.stragglers)
+        steps[0] = self._heartbeat.before.steps + loop.progress.steps
+        summary_writer.write(self._config, self._cluster, loop, chief, dict(enumerate(steps)), told | {"eval": metrics})
+
+    def _others_are_through(self) -> bool:
+        """Tell whether every other worker has signed off, or does not answer any more."""
+        phases, _ = self._state.read(self._session)
+        busy = [t for t in self._others() if phases[t.index] in job_state.AT_WORK]
+        return self._watch.are_gone(busy, _GONE_AFTER_SECS)
+
+    def _others(self) -> Sequence[Task]:
+        return [task for task in self._cluster.tasks() if task.job == "worker" and task != self._task]
+
+    def _wait_until(self, condition: Callable[[], bool], most_secs: float = math.inf) -> None:
+        deadline = time.monotonic() + most_secs
+        while not condition():
+            if self._stop.error:
+                raise self._stop.error
+            if time.monotonic() > deadline:
+                raise ClusterFormError(
+                    f"a PS is there but has not set up the job's state in {most_secs:g} s: is it of another release? "
+                    "Start every task with the same version of tfps."
+                )
+            time.sleep(_POLL_SECS)
+
+    def _sign_off_early(self, loop: Loop) -> None:
+        """Save, and let the PS know that this worker has left."""
+        self._leaving = True
+        try:
+            if self._chief:
+                self._let_others_stop()
+                if not self._chief.come_to_rest(self._session):
+                    raise PeerLostError("an update is under way and cannot be ended")
+                loop.progress.global_step = self._chief.save(self._session)
+            self._sign_off(job_state.STOPPED, loop)
+        except (tf.errors.OpError, TfpsError, RuntimeError) as error:
+            log.info("the state could not be saved: %s", brief(error))
+        finally:
+            self._left.set()
+
+    def _let_others_stop(self) -> None:
+        """Wait a little for the others' last steps, if they are told to stop too, so that these are saved."""
+        deadline = time.monotonic() + _LAST_STEPS_SECS
+        while self._any_is_training() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECS)
+
+    def _any_is_training(self) -> bool:
+        phases, _ = self._state.read(self._session)
+        return any(phases[task.index] == job_state.RUNNING for task in self._others())
+
+    def _sign_off_failed(self, error: TfpsError) -> None:
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):
+            steps = self._loop.progress.steps if self._loop else 0
+            self._state.write(self._session, -error.exit_code, job_state.Tally(steps))
+
+    def _explained(self, error: Any) -> TfpsError:
+        size = self._config.batch_size
+        return self._stop.error or explained(error, self._cluster, self._model, self._built.graph, size)
+
+    # The methods below are called from the main thread.
+
+    def watch(self) -> TfpsError | None:
+        """Return an error if a task that this one cannot do without is gone, or the background work has failed."""
+        if self._chief and self._chief.owner.error:
+            return self._chief.owner.error
+        if self._chief and self._chief.updates and self._chief.updates.error and not self._together.broken_off:
+            return self._explained(self._chief.updates.error)
+        if self._session is None:
+            return None  # the others may be on their way
+        if self._heartbeat.forgotten:
+            return PeerLostError(REPLACED)
+        return self._watch.error(self._loop.progress if self._loop else None, self._steps_on)
+
+    def grace_secs(self) -> float:
+        """Return how long to wait: for a step a few times as long as steps take, for it may never end; then to save."""
+        if self._leaving:
+            return SAVED_WITHIN_SECS
+        progress = self._loop.progress if self._loop else Progress()
+        if not self._loop or not progress.steps:
+            return WORKER_GRACE_SECS
+        run_secs = progress.seconds / progress.steps * self._loop.pace.steps
+        return min(1.0 + 3 * run_secs, WORKER_GRACE_SECS)
+
+    def last_will(self) -> None:
+        """Save and sign off although the training thread is blocked, in the time that is left."""
+        if self._loop is None or not isinstance(self._stop.error, StoppedError):
+            return
+        if not self._leaving:
+            threading.Thread(target=self._sign_off_early, args=(self._loop,), daemon=True).start()
+        if not self._left.wait(SAVED_WITHIN_SECS - self._stop.waited_secs) and self._chief:
+            newest = self._chief.checkpoint or "none"
+            log.info("no time is left to save: the last steps are lost; the newest checkpoint: %s", newest)
+
+    def fail(self, error: TfpsError) -> None:
+        """Let the PS know if this task has failed for good; write the summary of the job, if this is the chief."""
+        if not isinstance(error, RetryableError) and self._joined:
+            thread = threading.Thread(target=self._sign_off_failed, args=(error,), daemon=True)
+            thread.start()
+            thread.join(_SIGN_OFF_SECS)
+        if self._task.is_chief and not (isinstance(error, HeldError) or (self._chief and self._chief.owner.error)):
+            steps = self._loop.progress.steps if self._loop else 0
+            with contextlib.suppress(StorageError):  # the error is what the task ends with
+                summary_writer.write(self._config, self._cluster, self._loop, self._chief, {0: steps}, error=error)
+
+    def leave(self) -> None:
+        """Let go of what this task holds, at its end, whatever that is."""
+        if self._chief:
+            self._chief.owner.release()
