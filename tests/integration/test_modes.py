@@ -34,6 +34,7 @@ from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
 from tfps.optimizers.registry import OPTIMIZERS
+from tfps.report import parse_progress
 from tfps.runtime.graph import builder
 from tfps.runtime.graph.background_updates import Updates
 from tfps.runtime.training.summary_writer import dropped as gradients_dropped
@@ -184,11 +185,16 @@ def test_async_applies_every_gradient_once(
     Each ticket from 0 to ``max_steps - 1`` is used once, whatever the number of workers.
     """
     tickets: list[int] = []
-    note = Loop._note
-    monkeypatch.setattr(Loop, "_note", lambda loop, step, *rest: (tickets.append(step - 1), note(loop, step, *rest))[1])
+    finish = Loop._finish
+
+    def noted(loop: Any, run: Any, *rest: Any) -> Any:
+        tickets.extend(run.block.tickets)
+        return finish(loop, run, *rest)
+
+    monkeypatch.setattr(Loop, "_finish", noted)
     train(model_of(powers, linear), num_ps, num_workers, max_steps=max_steps, model_dir=str(tmp_path))
     assert_all_applied(tmp_path)
-    assert sorted(tickets) == list(range(max_steps))
+    assert sorted(ticket for ticket in tickets if ticket < max_steps) == list(range(max_steps))
     assert variables_of(tmp_path)["global_step"] == max_steps
 
 
@@ -346,7 +352,8 @@ def test_async_ends_when_all_inputs_have(tmp_path: Path) -> None:
 def test_the_chief_takes_the_step_of_a_worker_that_found_no_input_for_it(tmp_path: Path) -> None:
     """Worker 1 learns that its input has ended while it holds a ticket, all others used: the chief takes that step."""
     through = threading.Event()
-    with job(model_of(_Gate([1000, 0], {1: (0, through)}), linear), max_steps=40, model_dir=str(tmp_path)) as running:
+    flags = {"max_steps": 40, "steps_to_validate": 1, "model_dir": str(tmp_path)}
+    with job(model_of(_Gate([1000, 0], {1: (0, through)}), linear), **flags) as running:
         wait_until(lambda: _written(tmp_path, 39))
         through.set()
         assert_done(running.wait())
@@ -356,7 +363,8 @@ def test_the_chief_takes_the_step_of_a_worker_that_found_no_input_for_it(tmp_pat
 def test_a_step_that_nobody_has_input_for_is_left_out(tmp_path: Path) -> None:
     """As before, but the chief has no element left either: the job ends well, one step short."""
     through = threading.Event()
-    with job(model_of(_Gate([39, 0], {1: (0, through)}), linear), max_steps=40, model_dir=str(tmp_path)) as running:
+    flags = {"max_steps": 40, "steps_to_validate": 1, "model_dir": str(tmp_path)}
+    with job(model_of(_Gate([39, 0], {1: (0, through)}), linear), **flags) as running:
         wait_until(lambda: _written(tmp_path, 39))
         through.set()
         assert_done(running.wait())
@@ -717,3 +725,117 @@ def test_a_step_is_as_stale_as_the_updates_it_has_missed(tmp_path: Path, caplog:
     counts = summary(tmp_path)["staleness"]
     assert (counts[0], counts[-1], sum(counts)) == (19, 1, 20)
     assert 1 < len(counts) <= 20  # the other may have made some before this one read
+
+
+@pytest.mark.parametrize("flags", [{}, {"runs_in_flight": 3, "steps_per_run": 4}])
+def test_no_step_is_told_that_was_not_made(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, flags: dict[str, Any]
+) -> None:
+    """Progress lines and event files of a job whose input ends have no step beyond the last, whatever was drawn."""
+    caplog.set_level(logging.INFO, "tfps")
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.ones(20, np.float32))
+
+    train(model_of(input_fn, linear), 1, 2, max_steps=1000, steps_to_validate=1, model_dir=str(tmp_path), **flags)
+    told = [found["step"] for record in caplog.records if (found := parse_progress(record.getMessage()))]
+    assert max(told) <= 40
+    [file] = tmp_path.glob("events*")
+    assert max(event.step for event in tf.train.summary_iterator(str(file))) <= 40
+    assert variables_of(tmp_path)["global_step"] == 40
+
+
+class Both(tf.train.Optimizer):  # type: ignore[misc]
+    """Two optimizers in one, which know their variables by their places among the pairs, as those of a GAN."""
+
+    def __init__(self) -> None:
+        super().__init__(False, "Both")
+        self._down, self._up = tf.train.GradientDescentOptimizer(1.0), tf.train.GradientDescentOptimizer(10.0)
+
+    def compute_gradients(self, loss: Any, *_args: Any, **_kwargs: Any) -> Any:
+        """Return the pairs of the one, then of the other."""
+        found = tf.trainable_variables()
+        down = self._down.compute_gradients(loss, [one for one in found if one.op.name.startswith("down")])
+        self._count = len(down)
+        return down + self._up.compute_gradients(-loss, [one for one in found if one.op.name.startswith("up")])
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """Apply those of each."""
+        pairs = list(grads_and_vars)
+        with tf.control_dependencies([self._down.apply_gradients(pairs[: self._count])]):
+            return self._up.apply_gradients(pairs[self._count :], global_step, name)
+
+
+@pytest.mark.parametrize("unused", [[], ["down0"]])
+@pytest.mark.parametrize(("mode", "num_ps", "num_workers"), [("async", 2, 1), ("sync", 2, 2), ("sync", 1, 1)])
+def test_an_optimizer_gets_the_pairs_as_it_has_computed_them(
+    tmp_path: Path, mode: str, num_ps: int, num_workers: int, unused: list[str]
+) -> None:
+    """In their order, and with those that have no gradient in their places."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        names = [f"{which}{index}" for which in ("down", "up") for index in range(3)]
+        weights = {name: tf.get_variable(name, [2], initializer=tf.zeros_initializer()) for name in names}
+        loss = tf.add_n([tf.reduce_sum(weight) for name, weight in weights.items() if name not in unused])
+        return tfps.ModelSpec(loss=loss * features["x"], optimizer=Both())
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.ones(1, np.float32)).repeat()
+
+    train(model_of(input_fn, model_fn), num_ps, num_workers, mode=mode, max_steps=6, model_dir=str(tmp_path))
+    values = variables_of(tmp_path)
+    for index in range(3):
+        np.testing.assert_array_equal(values[f"down{index}"], 0.0 if f"down{index}" in unused else -6.0)
+        np.testing.assert_array_equal(values[f"up{index}"], 60.0)
+
+
+@pytest.mark.parametrize(("mode", "num_ps"), [("async", 1), ("async", 2), ("sync", 2)])
+def test_an_optimizer_that_has_raised_the_step_finds_it_raised(tmp_path: Path, mode: str, num_ps: int) -> None:
+    """A Lookahead that goes by ``global_step`` after the inner optimizer's update moves at its fifth step and tenth."""
+
+    class Lookahead(tf.train.Optimizer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(False, "Lookahead")
+            self._inner = tf.train.GradientDescentOptimizer(1.0)
+
+        def compute_gradients(self, loss: Any, *_args: Any, **_kwargs: Any) -> Any:
+            return self._inner.compute_gradients(loss)
+
+        def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+            variables = [variable for _, variable in grads_and_vars]
+            moved = [self._get_or_make_slot(one, tf.zeros(one.shape), "moved", "moved") for one in variables]
+            with tf.control_dependencies([self._inner.apply_gradients(grads_and_vars, global_step, name)]):
+                step = tf.train.get_global_step().read_value()
+                is_time = tf.cast(tf.equal(step % 5, 0), tf.float32)
+                return tf.group(*(slot.assign_add(is_time * tf.cast(step, tf.float32)) for slot in moved))
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weights = [tf.get_variable(name, [], initializer=tf.zeros_initializer()) for name in SIZES]
+        return tfps.ModelSpec(loss=-tf.add_n(weights) * features["x"], optimizer=Lookahead())
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.ones(1, np.float32)).repeat()
+
+    train(model_of(input_fn, model_fn), num_ps, 1, mode=mode, max_steps=12, model_dir=str(tmp_path))
+    values = variables_of(tmp_path)
+    assert {float(values[f"{name}/moved"]) for name in SIZES} == {5.0 + 10.0}
+    assert {float(values[name]) for name in SIZES} == {12.0}
+
+
+@pytest.mark.parametrize("wire", ["packed", "plain"])
+def test_no_power_of_adam_is_lost_to_another_run(tmp_path: Path, wire: str) -> None:
+    """With two PS, workers and runs that multiply the powers of beta at the same time lose none of it."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weights = [tf.get_variable(name, [30_000], initializer=tf.zeros_initializer()) for name in SIZES]
+        optimizer = tf.train.AdamOptimizer(0.01, beta1=0.5, beta2=0.5)
+        return tfps.ModelSpec(
+            loss=tf.add_n([tf.reduce_sum(one) for one in weights]) * features["x"], optimizer=optimizer
+        )
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.ones(1, np.float32)).repeat()
+
+    flags = {"max_steps": 100, "runs_in_flight": 3, "steps_per_run": 4, "wire": wire, "model_dir": str(tmp_path)}
+    train(model_of(input_fn, model_fn), 2, 3, secs=60, **flags)
+    assert variables_of(tmp_path)["beta2_power"] == 0.5 ** (1 + 100)

@@ -1,5 +1,8 @@
 """Checkpoints that tests make and spoil, without a job."""
 
+import contextlib
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 from tfps.runtime.process import tensorflow_import
@@ -50,3 +53,14 @@ def damage(path: Path, how: str) -> None:
         "garbled": bytes(range(256)) * 8,
     }
     path.write_bytes(wrong[how])
+
+
+@contextlib.contextmanager
+def full_disk(limit_bytes: int = 1000) -> Iterator[None]:
+    """Let no file grow beyond a limit, which is as near to a full disk as a test gets without one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

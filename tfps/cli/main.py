@@ -22,11 +22,23 @@ _NOT_WRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO)  # a file's o
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal, file or pipe that takes ASCII alone
             stream.reconfigure(errors="backslashreplace")
     _take_signals()
     return _written(_act(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _open_streams() -> None:
+    """Let standard streams that are closed lead nowhere: a file that is opened would be taken for one of them."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nowhere, number)
+            if nowhere != number:
+                os.close(nowhere)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
 def _take_signals() -> None:

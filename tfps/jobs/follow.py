@@ -30,6 +30,7 @@ class Outcome:
         error: Why, if not 0.
         restarts: How often each task was started again.
         told_at: Monotonic time of the first signal to end it.
+        of_chief: What the chief has left in ``summary.json`` when it ended; ``None`` if nothing.
     """
 
     exit_codes: dict[Task, int]
@@ -37,6 +38,7 @@ class Outcome:
     error: str = ""
     restarts: Mapping[Task, int] = field(default_factory=dict)
     told_at: float | None = None
+    of_chief: dict[str, Any] | None = None
 
 
 def follow(job: Running, view: JobView) -> Outcome:
@@ -57,7 +59,7 @@ def follow(job: Running, view: JobView) -> Outcome:
             errors.show_old()
             shown.refresh()
     if outcome.exit_codes and not any(outcome.exit_codes.values()):
-        return Outcome(outcome.exit_codes, restarts=job.restarts)  # told to stop too late: it was done
+        return Outcome(outcome.exit_codes, restarts=job.restarts, of_chief=outcome.of_chief)  # told to stop too late
     return replace(outcome, restarts=job.restarts)
 
 
@@ -113,6 +115,8 @@ def _take_line(event: Line, view: JobView, shown: Plain | Terminal, errors: _Err
 
 def _take_end(event: Exited, job: Running, view: JobView, outcome: Outcome, errors: _Errors) -> None:
     outcome.exit_codes[event.task] = event.exit_code
+    if event.task.is_chief:
+        outcome.of_chief = _of_chief(view.config.model_dir)  # another job may have the directory in the end
     if event.exit_code and not outcome.exit_code:
         outcome.exit_code = event.exit_code if event.exit_code > 0 else PeerLostError.exit_code
         outcome.error = _why(event, view)
@@ -175,9 +179,11 @@ class _on_signals:  # noqa: N801  used as a function
 def complete_summary(config: JobConfig, view: JobView, outcome: Outcome, read: bool = True) -> Mapping[str, Any]:
     """Return the chief's ``summary.json`` with what only the launcher knows: exit codes, and why the job failed.
 
-    Without the chief's part where ``read`` is false: another job has the directory now.
+    Where ``read`` is false, another job has the directory now: the chief's part is what it was when the chief ended.
     """
-    summary = (_of_chief(config.model_dir) if read else None) or _without_chief(config, view)
+    summary = (
+        (_of_chief(config.model_dir) if read else None) or outcome.of_chief or _without_chief(config, view, outcome)
+    )
     summary["began"] = utc(time.time() - (time.monotonic() - view.began))
     if outcome.exit_code:
         summary |= {"status": "stopped" if outcome.exit_code == 143 else "failed"}
@@ -206,11 +212,11 @@ def _of_chief(model_dir: str | None) -> dict[str, Any] | None:
         return None
 
 
-def _without_chief(config: JobConfig, view: JobView) -> dict[str, Any]:
+def _without_chief(config: JobConfig, view: JobView, outcome: Outcome) -> dict[str, Any]:
     """Return what a summary tells of a job whose chief has left none."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "status": "failed",
+        "status": "failed" if outcome.exit_code else "done",
         "ended": utc(time.time()),
         "model_dir": config.model_dir,
         "model": config.model,

@@ -17,7 +17,7 @@ from tfps.cluster.resolver import Cluster, Task
 from tfps.config.converters import INT64_MAX
 from tfps.config.job_config import JobConfig
 from tfps.modes import atomic_update
-from tfps.modes.base import Copy, PartialUpdates, Step
+from tfps.modes.base import Copy, Fence, PartialUpdates, Step
 
 _STALEST = 31  # and more are counted as one
 
@@ -53,13 +53,16 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         total = tf.Variable(
             lambda: tf.zeros([], tf.int64), trainable=False, collections=[], use_resource=True, name="tfps/partial"
         )
+        first = tf.placeholder_with_default(tf.zeros([], tf.int64), [], "tfps/first_partial")
         start = tf.group(
             counter.assign(global_step, read_value=False),
             staleness.assign(tf.zeros_like(staleness), read_value=False),
-            total.initializer,
+            total.assign(first, read_value=False),
         )
     # A worker that comes late has counted nothing, which a checkpoint has to find.
     start = tf.group(start, moments.reset(range(cluster.num_workers))) if task.is_chief else start
+
+    gone = tf.placeholder(tf.int64, [None], name="tfps/gone")
 
     def draw(count: int, in_hand: int = 0, after: Sequence[Any] = ()) -> Any:
         del in_hand  # no ticket is handed out twice
@@ -70,7 +73,11 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
             return tf.stack(drawn)
 
     def draw_after(count: int, copy: Copy) -> Any:
-        return draw(count, after=[copy(train_op)])  # steps that fail have drawn nothing
+        done = [copy(train_op)]  # steps that fail have drawn nothing
+        with tf.device(global_step.device):
+            with tf.control_dependencies(done):
+                reached = [global_step.read_value()]
+            return tf.concat([tf.stack(reached), draw(count, after=done)], axis=0) if count else tf.stack(reached)
 
     def give_back(count: int) -> Any:
         with tf.device(global_step.device):
@@ -81,8 +88,10 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         gate=(update.counted,) if update.counts_last else (),
         draw=draw,
         draw_after=draw_after,
+        tells_step=True,
         chief_init=start,
-        worker_init=moments.reset([task.index]),
+        worker_init=tf.group(moments.settle(task.index, update.device), moments.fence([task.index], off=False)),
+        fence=Fence(gone, moments.fence(gone)),
         update=None,
         begins=(),
         leftovers=None,
@@ -91,8 +100,9 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         give_back=give_back,
         any_can_finish=True,
         may_overlap=True,
+        taken=moments.steps(update.device),
         moments=moments,
-        partial=PartialUpdates(moments.partial(task.index), total),
+        partial=PartialUpdates(moments.partial(), total, first, lambda: moments.settle(task.index, update.device)),
     )
 
 

@@ -18,10 +18,15 @@ it is, and changes a copy (tensorflow/core/kernels/training_op_helpers.h). Tenso
 
 A PS takes its lock when all that the update needs is there, and waits for no other task while it holds it, so locks
 never wait for each other in a circle, and a lost worker holds none. What one PS changes only after another has changed
-something (Adam's powers of beta, with several PS) is therefore not part of the moment.
+something (Adam's powers of beta, with several PS) is therefore a second moment there, and the update is counted as
+applied after that: who reads in between finds that not all PS have it.
 
 ``applied`` counts a worker's updates on a PS. Values that were read from several PS belong to the same updates if the
-counts are the same on all of them.
+counts are the same on all of them. On the PS of ``global_step`` they tell how many steps each worker has taken, and sum
+up to what all workers have added to it.
+
+A worker that is silent may still have an update on its way. Who takes the steps that it has left undone *fences* it off
+before: on each PS, under the lock, and an update of a fenced worker fails before it changes anything there.
 
 A connection that is reset, or a worker that is killed, may break off a step in the middle of this: between the PS, or
 between two variables of one. No PS can take back what it has applied. But then a worker's counts, ``begun`` and
@@ -34,6 +39,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+FENCED = "tfps: this worker was taken for lost"
 APPLIED = "applied"
 _BEGUN = "applying"
 _KINDS = (_BEGUN, APPLIED)
@@ -53,12 +59,21 @@ class Moments:
         self.devices = [f"/job:ps/task:{index}" for index in range(num_ps)]
         self._num_workers = num_workers
         self._counters: dict[tuple[str, str, int], Any] = {}
+        self._mutexes: dict[str, Any] = {}
+        self._fences: dict[str, Any] = {}
         self._updating: list[str] = []
 
     def lock(self, device: str) -> Any:
-        """Add to the graph, and return, the lock of a PS: no update begins there until ``unlock``."""
+        """Add to the graph, and return, the lock of a PS: no update begins there until ``unlock``.
+
+        All locks of a PS are of one mutex, by which several steps of a run come in order: a step that held one while it
+        waits for the step before would keep that from ending.
+        """
+        if device not in self._mutexes:
+            with tf.control_dependencies(None), tf.device(device):
+                self._mutexes[device] = tf.raw_ops.MutexV2(shared_name="tfps/update")
         with tf.device(device):
-            return tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name="tfps/update"))
+            return tf.raw_ops.MutexLock(mutex=self._mutexes[device])
 
     def unlock(self, lock: Any) -> Any:
         """Add to the graph, and return, an operation that gives a lock back."""
@@ -66,25 +81,71 @@ class Moments:
             return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
     def counts(self, device: str) -> Any:
-        """Add to the graph, and return, how many updates of each worker a PS has applied: int64 [workers]."""
-        counters = [self.counter(APPLIED, device, worker) for worker in range(self._num_workers)]
+        """Add to the graph, and return, the counts of each worker on a PS, begun and applied: int64 [2, workers]."""
+        counters = [self.counter(kind, device, worker) for kind in _KINDS for worker in range(self._num_workers)]
         with tf.device(device):
-            return tf.stack([counter.read_value() for counter in counters])
+            return tf.reshape(tf.stack([counter.read_value() for counter in counters]), [len(_KINDS), -1])
+
+    def is_updated(self, device: str) -> bool:
+        """Tell whether an update changes something on a PS; known after ``apply``."""
+        return device in self._updating
+
+    def steps(self, device: str) -> Any:
+        """Add to the graph, and return, how many steps each worker has taken: int64 [workers].
+
+        Args:
+            device: The PS of ``global_step``.
+        """
+        return self.counts(device)[_KINDS.index(APPLIED)]
 
     def reset(self, workers: Iterable[int]) -> Any:
         """Add to the graph, and return, an operation that sets the counts of some workers to 0 on all PS."""
         with tf.control_dependencies(None):
             places = [(kind, device, worker) for worker in workers for device in self.devices for kind in _KINDS]
-            return tf.group(*(self.counter(*place).initializer for place in places))
+            fences = [self._fence(device).initializer for device in self.devices]
+            return tf.group(*(self.counter(*place).initializer for place in places), *fences)
 
-    def partial(self, worker: int) -> Any:
-        """Add to the graph, and return, how many updates of a worker are made in part: int64 scalar.
+    def fence(self, workers: Any, off: bool = True) -> Any:
+        """Add to the graph, and return, an operation that fences workers off, int64 [n], or lets them in again."""
+        ends = []
+        for device in self.devices:
+            lock = self.lock(device)
+            with tf.device(device), tf.control_dependencies([lock]):
+                changed = tf.IndexedSlices(tf.fill(tf.shape(workers), off), workers)
+                done = self._fence(device).scatter_update(changed).op
+            with tf.control_dependencies([done]):
+                ends.append(self.unlock(lock))
+        return tf.group(*ends)
+
+    def check(self, device: str, worker: int) -> Any:
+        """Add to the graph, and return, a read and an operation that fails if a PS has fenced a worker off."""
+        with tf.device(device):
+            read = self._fence(device).sparse_read(worker)
+            return read.op, tf.raw_ops.Assert(condition=tf.logical_not(read), data=[FENCED])
+
+    def _fence(self, device: str) -> Any:
+        """Return the bool variable [workers] of a PS: which workers are fenced off."""
+        if device not in self._fences:
+            name, count = f"tfps/fenced_{self.devices.index(device)}", self._num_workers
+            with tf.control_dependencies(None), tf.device(device):
+                self._fences[device] = tf.Variable(
+                    lambda: tf.zeros([count], tf.bool), trainable=False, collections=[], use_resource=True, name=name
+                )
+        return self._fences[device]
+
+    def settle(self, worker: int, device: str) -> Any:
+        """Add to the graph, and return, an operation that sets a worker's counts on all PS to what one has applied."""
+        steps = self.counter(APPLIED, device, worker).read_value()
+        places = [(kind, place, worker) for place in self.devices for kind in _KINDS]
+        others = [self.counter(*place) for place in places if place != (APPLIED, device, worker)]
+        return tf.group(*(counter.assign(steps, read_value=False) for counter in others))
+
+    def partial(self) -> Any:
+        """Add to the graph, and return, how many updates of each worker are made in part: int64 [workers].
 
         That is so if no run of the worker is under way, and after ``apply`` has told which PS an update changes.
         """
-        counters = [self.counter(kind, device, worker) for device in self._updating for kind in _KINDS]
-        counts = tf.stack([counter.read_value() for counter in counters])
-        return tf.reduce_max(counts) - tf.reduce_min(counts)
+        return partial([self.counts(device) for device in self._updating])
 
     def updates(self, device: str) -> None:
         """Note that an update changes something on a PS."""
@@ -105,6 +166,12 @@ class Moments:
         return self._counters[place]
 
 
+def partial(counts: Sequence[Any]) -> Any:
+    """Return how many updates of each worker are made in part, int64 [workers], by ``counts`` of every PS."""
+    every = tf.concat(list(counts), axis=0)
+    return tf.reduce_max(every, axis=0) - tf.reduce_min(every, axis=0)
+
+
 @dataclass(frozen=True)
 class Update:
     """The operations that apply one worker's gradients.
@@ -113,11 +180,13 @@ class Update:
         counted: Operation that ends when its part on the PS of ``global_step``, which it raises, has been applied.
         others: Operations that end when its parts on the other PS have been applied.
         counts_last: Whether the PS of ``global_step`` has nothing else to change: it counts when the others are done.
+        device: The PS of ``global_step``.
     """
 
     counted: Any
     others: Sequence[Any]
     counts_last: bool
+    device: str
 
 
 def apply(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, moments: Moments, worker: int) -> Update:
@@ -138,25 +207,34 @@ def apply(optimizer: Any, pairs: Sequence[tuple[Any, Any]], global_step: Any, mo
     applied = applied if isinstance(applied, tf.Operation) else applied.op
     made = {op for op in _ancestors([applied]) if op not in before}
     sections = {device: _section(made, device) for device in moments.devices}
+    tails = {device: _tail(made, device) for device in moments.devices}
     first = _place(global_step.handle.op)
     apart = made - set(sections[first])
     early = _reads(global_step, apart)
     read_late = bool(sections[first]) and any(_is_read_of(global_step, op) and op not in early for op in apart)
     ends = {}
-    for device in [name for name, section in sections.items() if section or name == first]:
+    for device in [name for name in moments.devices if sections[name] or tails[name] or name == first]:
         moments.updates(device)
         begun, ended = (moments.counter(kind, device, worker) for kind in _KINDS)
+        raised = [ended] if device != first else [] if read_late else [ended, global_step]
+        section, tail = sections[device], tails[device]
         with tf.control_dependencies(None), tf.device(device):
-            arrived = _arrived(sections[device]) if sections[device] else [applied]
+            arrived = _arrived(section) if section else _awaited(tail) if tail else [applied]
             arrived = [*arrived, *early] if device == first else arrived
-            raised = [ended] if device != first else [] if read_late else [ended, global_step]
-            ends[device] = _locked(moments.lock(device), arrived, [begun], sections[device], raised)
-    late = [op for op in leaves(applied) if not any(op in section for section in sections.values())]
+            first_part, second_part = (section, tail) if section else (tail, set())
+            lock = moments.lock(device)
+            checked = moments.check(device, worker)
+            ends[device] = _locked(lock, arrived, [begun], first_part, [] if second_part else raised, checked)
+            if second_part:
+                arrived = [*_awaited(second_part), ends[device]]
+                ends[device] = _locked(moments.lock(device), arrived, [], second_part, raised)
+    locked = set().union(*sections.values(), *tails.values())
+    late = [op for op in leaves(applied) if op not in locked]
     if read_late:
         with tf.control_dependencies(None), tf.device(first):
             raised = [moments.counter(APPLIED, first, worker), global_step]
             ends[first] = _locked(moments.lock(first), [*ends.values(), *late], [], (), raised)
-    return Update(ends.pop(first), [*ends.values(), *late], counts_last=read_late or not sections[first])
+    return Update(ends.pop(first), [*ends.values(), *late], read_late or not sections[first], first)
 
 
 def _section(made: Collection[Any], device: str) -> Collection[Any]:
@@ -173,6 +251,26 @@ def _section(made: Collection[Any], device: str) -> Collection[Any]:
     begun = _descendants(op for op in found if op.type in _READS or _is_writer(op))
     found = {op for op in found if op in begun or _is_writer(op)}
     return found if any(_is_writer(op) for op in found) else set()
+
+
+def _tail(made: Collection[Any], device: str) -> Collection[Any]:
+    """Return what an update does on one PS after another PS has changed something, without waiting for one again.
+
+    Empty, if it changes nothing there then.
+    """
+    late = _descendants(op for op in made if _is_writer(op) and _place(op) != device)
+    found = {op for op in late & set(made) if _place(op) == device and not op._get_control_flow_context()}
+    begun = _descendants(op for op in found if op.type in _READS or _is_writer(op))
+    found &= begun
+    back = _descendants(op for op in begun - found if op in made and _place(op) not in ("", device))
+    writes = any(_is_writer(op) for op in found)
+    return found if writes and not back & found else set()
+
+
+def _awaited(tail: Collection[Any]) -> Sequence[Any]:
+    """Return what has to be there, or to have ended, before a tail begins."""
+    before = {op.name: op for each in tail for op in each.control_inputs if op not in tail}
+    return [*_arrived(tail), *(op for _, op in sorted(before.items()))]
 
 
 def _arrived(section: Collection[Any]) -> Sequence[Any]:
@@ -193,7 +291,12 @@ def _is_read_of(variable: Any, op: Any) -> bool:
 
 
 def _locked(
-    lock: Any, arrived: Sequence[Any], begun: Sequence[Any], section: Collection[Any], ended: Sequence[Any]
+    lock: Any,
+    arrived: Sequence[Any],
+    begun: Sequence[Any],
+    section: Collection[Any],
+    ended: Sequence[Any],
+    checked: Sequence[Any] = (),
 ) -> Any:
     """Let a section wait for a lock, which is taken when all has arrived; returns what gives it back in the end.
 
@@ -203,14 +306,16 @@ def _locked(
         begun: Counters that are raised before anything else.
         section: Operations.
         ended: Counters that are raised last.
+        checked: Operations that may fail, before anything is changed.
     """
     counted = [counter.assign_add(1, read_value=False) for counter in begun]
     raised = [counter.assign_add(1, read_value=False) for counter in ended]
     end = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
     _let_wait([lock.op], arrived)
-    _let_wait(counted, [lock.op])
+    _let_wait(checked, [lock.op])
+    _let_wait(counted, [lock.op, *checked])
     parts = [op for op in section if op.type in _READS or _is_writer(op)]
-    _let_wait(parts, counted)
+    _let_wait(parts, [lock.op, *counted])
     _let_wait(raised, [lock.op, *counted, *parts])
     _let_wait([end], [*counted, *parts, *raised])
     return end

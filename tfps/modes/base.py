@@ -45,12 +45,29 @@ class PartialUpdates:
     """Updates that are made in part: their step was broken off when some variables had them, and others had not.
 
     Attributes:
-        mine: int64 scalar: how many of this worker's since it began; when no run of it is under way.
-        total: int64 variable: how many of all workers', as these have told.
+        untold: int64 [workers]: how many of each worker's, when no run of it is under way, that it has not told yet.
+        total: int64 variable: how many of all workers' the variables hold, as these have told.
+        first: int64 scalar placeholder: how many the variables hold in the beginning, for ``Step.chief_init``.
+        settle: Adds to the graph, and returns, an operation by which this worker has told its own.
     """
 
-    mine: Any
+    untold: Any
     total: Any
+    first: Any
+    settle: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Fence:
+    """What keeps updates off that workers which were taken for lost may still have on their way.
+
+    Attributes:
+        workers: int64 [n] placeholder: which workers.
+        raise_: Operation after which none of these workers changes anything any more, until it has begun anew.
+    """
+
+    workers: Any
+    raise_: Any
 
 
 @dataclass(frozen=True)
@@ -62,10 +79,15 @@ class Step:
         gate: Operations of a step that have to end before the next one reads any parameter.
         draw: Adds to the graph, and returns, n tickets, int64 [n], as they are between steps, for a worker with so many
             others in its hand.
-        draw_after: Tickets drawn at the end of a run whose last step is a copy of this one.
+        draw_after: Tickets drawn at the end of a run whose last step is a copy of this one, int64 [n]; where
+            ``tells_step``, int64 [1 + n]: before them, the global step that the run has reached.
+        tells_step: Whether a run tells the global step that it has reached: where a ticket does not, because others
+            take the steps of earlier ones later, or never.
         chief_init: Operation that the chief runs when the variables have their values and before any worker takes a
             step; with ``leftovers``, also when the workers begin together anew. What was begun before does not count.
         worker_init: Operation that every worker runs before its first step, and when they begin anew.
+        fence: What another worker runs before it takes the steps that some have left undone; ``None`` where what they
+            may have on their way changes nothing.
         update: Operation that the chief keeps running in the background, or ``None``; in an era that is over, it fails.
         begins: Operations with which an update begins: what it reads of the PS besides, it has to read after them.
         leftovers: ``None`` where no worker waits for another: what one leaves behind hinders nobody.
@@ -76,6 +98,7 @@ class Step:
         give_back: Adds to the graph, and returns, what a worker runs whose input has ended, with n tickets in its hand.
         any_can_finish: Whether any worker alone can take the steps that others have left undone.
         may_overlap: Whether a worker may have several runs under way at once.
+        taken: int64 [workers]: how many steps each worker has taken in this run; ``None`` where only they know.
         moments: ``atomic_update.Moments``, which keep updates off a PS while its variables are read; ``None`` where no
             update can come while the chief saves.
     """
@@ -84,8 +107,10 @@ class Step:
     gate: Sequence[Any]
     draw: Callable[[int, int], Any]
     draw_after: Callable[[int, Copy], Any]
+    tells_step: bool
     chief_init: Any
     worker_init: Any
+    fence: Fence | None
     update: Any
     begins: Sequence[Any]
     leftovers: Leftovers | None
@@ -94,5 +119,6 @@ class Step:
     give_back: Callable[[int], Any]
     any_can_finish: bool
     may_overlap: bool
+    taken: Any
     moments: Any
     partial: PartialUpdates | None

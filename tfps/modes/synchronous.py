@@ -123,8 +123,10 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         gate=(taken,),
         draw=draw,
         draw_after=draw_after,
+        tells_step=False,
         chief_init=start,
         worker_init=worker_init,
+        fence=None,
         update=hand_out,
         begins=[number.begin for number in begun],
         leftovers=leftovers,
@@ -133,6 +135,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
         give_back=give_back,
         any_can_finish=False,
         may_overlap=False,
+        taken=None,
         moments=None,
         partial=None,
     )

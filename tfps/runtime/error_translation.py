@@ -13,12 +13,17 @@ from tfps.cluster import rendezvous
 from tfps.cluster.resolver import Cluster, Task
 from tfps.errors import DataError, PeerLostError, TfpsError
 from tfps.models.loader import Model, mistake, where
+from tfps.modes.atomic_update import FENCED
 from tfps.report import brief
 from tfps.runtime.coordination.heartbeat import FORGOTTEN
 from tfps.runtime.graph.placement import task_of
 
 _EITHER = "another process has replaced this task, which was taken for lost, or a PS was started again"
 REPLACED = f"a PS knows nothing of this task any more: {_EITHER}. This one ends."
+_TAKEN_FOR_LOST = (
+    "this task gave no sign of life and was taken for lost: other workers took the steps that it had left. "
+    "Start this task again to go on, if the job has not ended."
+)
 _POLL_SECS = 0.02
 _GONE_AFTER_SECS = 2.0
 _PART = re.compile(r"^(?=[A-Z_]+: From /job:)", re.MULTILINE)  # of an error that several tasks tell, each its own
@@ -47,6 +52,9 @@ def explained(error: Any, cluster: Cluster, model: Model, graph: Any, batch_size
         graph: Of the run.
         batch_size: Of the job.
     """
+    if FENCED in error.message:
+        _log(error)
+        return PeerLostError(_TAKEN_FOR_LOST)
     if not is_of_peers(error, graph):
         return failed(error, model, graph, batch_size)
     _log(error)

@@ -488,3 +488,12 @@ def test_a_limit_on_processes_is_told(tmp_path: Path) -> None:
         "no more threads or processes can be started: raise the limit on them, see ulimit -u, or that of the container"
     )
     assert (ended.returncode, ended.stderr) == (2, f"error: {told}.\n")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_reason_to_fail(tmp_path: Path, closed: str) -> None:
+    """What would be said goes nowhere, and no file is taken for a stream."""
+    command = f"exec {sys.executable} -m tfps plan --model=linear --num_ps=1 --num_workers=1 {closed}"
+    ended = subprocess.run(["sh", "-c", command], env=environment(), cwd=tmp_path, capture_output=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert b"Traceback" not in ended.stderr

@@ -64,9 +64,9 @@ def test_an_address_is_host_and_port(address: str, parts: tuple[str, int]) -> No
 
 def test_who_answers() -> None:
     """A listener answers, though nobody takes the call; a port that is only bound, or free, does not."""
-    with listener() as up, held_ports(1) as ports:
+    with listener() as up, held_ports(1) as [held]:
         assert ports.answers(address_of(up))
-        assert not ports.answers(f"127.0.0.1:{ports[0]}")
+        assert not ports.answers(f"127.0.0.1:{held}")
     assert not ports.answers(address_of_closed())
     assert not ports.answers("no-such-host.invalid:2222")
 

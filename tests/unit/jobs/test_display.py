@@ -419,3 +419,25 @@ def test_the_time_lost_to_recovery_is_taken_once(monkeypatch: pytest.MonkeyPatch
     assert view.tasks[CHIEF].restarted_after == ["no sign of life"]
     assert view.tasks[PS].restarted_after == ["SIGKILL"]
     assert view.tasks[WORKER].restarted_after == ["exit code 170", "exit code 170", "exit code 137"]
+
+
+def test_another_job_takes_nothing_from_a_summary(tmp_path: Path) -> None:
+    """What the chief had left is told in the end, though another job has cleared the directory meanwhile."""
+    path = tmp_path / "summary.json"
+
+    def left() -> None:
+        path.write_text(json.dumps({"status": "done", "global_step": 5, "eval": {"loss": 1.0}}))
+
+    view = shown(model_dir=str(tmp_path))
+    script = Script([left, Exited(CHIEF, 0), path.unlink, Exited(PS, 0), Exited(WORKER, 0)])
+    outcome = follow(script, view)
+    for read in (True, False):
+        told = complete_summary(view.config, view, outcome, read)
+        assert (told["status"], told["global_step"], told["eval"]) == ("done", 5, {"loss": 1.0})
+
+
+def test_a_job_that_ended_well_has_not_failed(tmp_path: Path) -> None:
+    """Also where nothing is known of what its chief has left."""
+    view = shown(model_dir=str(tmp_path))
+    told = complete_summary(view.config, view, Outcome({PS: 0, CHIEF: 0}))
+    assert (told["status"], told["exit_code"]) == ("done", 0)

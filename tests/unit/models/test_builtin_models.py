@@ -42,13 +42,13 @@ def new_graph() -> Iterator[tf.Session]:
 def iterator_of(name: str, mode: str, given: Mapping[str, Any], worker: int = 0, workers: int = 1) -> Any:
     """Return an iterator over a built-in model's input."""
     context = tf.distribute.InputContext(workers, worker, workers)
-    dataset = importlib.import_module(f"tfps.models.loader.{name}").input_fn(mode, given, context)
+    dataset = importlib.import_module(f"tfps.models.{name}").input_fn(mode, given, context)
     return tf.data.make_initializable_iterator(dataset)
 
 
 def spec_of(name: str, mode: str, given: Mapping[str, Any], batch: Any) -> tfps.ModelSpec:
     """Return what a built-in model's ``model_fn`` gives, over the variables that are there."""
-    module = importlib.import_module(f"tfps.models.loader.{name}")
+    module = importlib.import_module(f"tfps.models.{name}")
     with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
         return module.model_fn(*batch, mode, given)
 

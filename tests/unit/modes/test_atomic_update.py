@@ -1,5 +1,6 @@
 """Claims about checkpoints that are saved while updates are applied: each holds as many as its step says."""
 
+import threading
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -7,13 +8,19 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.cluster import model_of, session_config, shared_servers, target_of, train, wait_until
+from support.cluster import job, model_of, session_config, shared_servers, target_of, train, wait_until
 from support.processes import summary
 
 import tfps
 from tfps.cluster.resolver import Task
+from tfps.errors import PeerLostError
 from tfps.modes import atomic_update
 from tfps.runtime.checkpoint import manager
+from tfps.runtime.checkpoint.manifest import partial_updates
+from tfps.runtime.coordination.partial_updates import PartialUpdates
+from tfps.runtime.training.chief import Chief
+from tfps.runtime.training.peer_monitor import Watch
+from tfps.runtime.training.training_loop import Loop
 from tfps.runtime.training.worker import Worker
 
 BIG = 1 << 18  # floats: too large to be packed
@@ -94,7 +101,7 @@ def test_an_update_that_is_broken_off_between_the_ps_is_counted() -> None:
         moments = atomic_update.Moments(2, 1)
         optimizer = tf.train.GradientDescentOptimizer(1.0)
         update = atomic_update.apply(optimizer, list(zip(gradients, weights, strict=True)), global_step, moments, 0)
-        step, partial = [update.counted, *update.others], moments.partial(0)
+        step, partial = [update.counted, *update.others], moments.partial()[0]
         init = tf.group(tf.global_variables_initializer(), moments.reset([0]))
         push = late.enqueue(tf.ones([2]))
         target = target_of(Task("worker", 0))
@@ -117,12 +124,124 @@ def test_updates_in_part_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     def broken_off(worker: Worker, loop: Any) -> None:
         take(worker, loop)
         if not worker._task.is_chief:
-            [handle] = [op for op in worker._built.graph.get_operations() if op.name == "tfps/applying_1_1"]
-            with worker._built.graph.as_default():
-                one = tf.raw_ops.AssignAddVariableOp(resource=handle.outputs[0], value=tf.constant(1, tf.int64))
-            worker._session.run(one)
+            _raise_counter(worker, "tfps/applying_1_1")
 
     with mock.patch.object(Worker, "_take_what_is_left", broken_off):
         train(COUNTING, 2, 2, secs=60, model_dir=str(tmp_path), max_steps=30)
     assert "1 update of this worker applied in part" in caplog.text
     assert summary(tmp_path)["partial_updates"] == 1
+    train(COUNTING, 2, 1, secs=60, model_dir=str(tmp_path), max_steps=40)
+    assert summary(tmp_path)["partial_updates"] == 1, "the checkpoint that was gone on from holds it"
+
+
+def test_updates_in_part_that_nobody_tells_are_counted(tmp_path: Path) -> None:
+    """A worker that is lost for good tells nothing; the summary and the manifest of the last checkpoint count it."""
+    take = Worker._take_what_is_left
+
+    def broken_off(worker: Worker, loop: Any) -> None:
+        take(worker, loop)
+        if not worker._task.is_chief:
+            _raise_counter(worker, "tfps/applied_1_1")
+
+    with mock.patch.object(Worker, "_take_what_is_left", broken_off), mock.patch.object(PartialUpdates, "tell"):
+        train(COUNTING, 2, 2, secs=60, model_dir=str(tmp_path), max_steps=30)
+    assert summary(tmp_path)["partial_updates"] == 1
+    assert partial_updates(str(tmp_path / "model.ckpt-30")) == 1
+
+
+def _raise_counter(worker: Worker, name: str) -> None:
+    """Let a PS count one update more of a worker than there was."""
+    [handle] = [op for op in worker._built.graph.get_operations() if op.name == name]
+    with worker._built.graph.as_default():
+        one = tf.raw_ops.AssignAddVariableOp(resource=handle.outputs[0], value=tf.constant(1, tf.int64))
+    worker._session.run(one)
+
+
+def test_a_lost_workers_update_in_part_spoils_no_others(tmp_path: Path) -> None:
+    """While one worker's counts differ between the PS, checkpoints hold the same updates of each other on all PS."""
+    begin = Worker._begin
+
+    def broken_off(worker: Worker, session: Any) -> None:
+        begin(worker, session)
+        if worker._task.index == 2:
+            _raise_counter(worker, "tfps/applied_1_2")
+            worker._wait_until(lambda: len(list(tmp_path.glob("model.ckpt-*.index"))) > 3)
+
+    with mock.patch.object(manager, "_KEEP", 1000), mock.patch.object(Worker, "_begin", broken_off):
+        flags: dict[str, Any] = {"max_steps": 2000, "save_checkpoint_secs": 0.01}
+        train(COUNTING, 2, 3, secs=90, model_dir=str(tmp_path), **flags)
+    saved = sorted(tmp_path.glob("model.ckpt-*.index"))
+    assert len(saved) > 3
+    for path in saved:
+        found = counts(str(path.with_suffix("")))
+        assert all(value == found["global_step"] for value in found.values()), (path, found)
+
+
+def test_a_worker_that_is_fenced_off_changes_nothing() -> None:
+    """Its update fails before it changes anything on any PS, until it has begun anew; others' go on."""
+    with shared_servers(), tf.Graph().as_default() as graph:
+        weights = []
+        for index in range(2):
+            with tf.device(f"/job:ps/task:{index}"):
+                weights.append(tf.get_variable(f"weight{index}", [2], initializer=tf.zeros_initializer()))
+        with tf.device("/job:ps/task:0"):
+            global_step = tf.train.get_or_create_global_step()
+        moments = atomic_update.Moments(2, 2)
+        pairs = [(tf.ones([2]), weight) for weight in weights]
+        optimizer = tf.train.GradientDescentOptimizer(1.0)
+        updates = [atomic_update.apply(optimizer, pairs, global_step, moments, worker) for worker in range(2)]
+        steps = [[update.counted, *update.others] for update in updates]
+        off, back, partial = moments.fence([0]), moments.fence([0], off=False), moments.partial()
+        init = tf.group(tf.global_variables_initializer(), moments.reset([0, 1]))
+        target = target_of(Task("worker", 0))
+        with tf.Session(target, graph=graph, config=session_config("/job:ps", "/job:worker/task:0")) as session:
+            session.run(init)
+            session.run(off)
+            with pytest.raises(tf.errors.InvalidArgumentError, match=atomic_update.FENCED):
+                session.run(steps[0])
+            session.run(steps[1])
+            told = session.run([partial, *weights])
+            session.run(back)
+            session.run(steps[0])
+            after = session.run([partial, *weights])
+    assert [one.tolist() for one in told] == [[0, 0], [-1.0, -1.0], [-1.0, -1.0]]
+    assert [one.tolist() for one in after] == [[0, 0], [-2.0, -2.0], [-2.0, -2.0]]
+
+
+def test_a_late_worker_adds_nothing_to_a_job_that_is_over(tmp_path: Path) -> None:
+    """One that was taken for lost, with an update on its way: the job ends at ``max_steps``, and is not changed."""
+    held, go_on = threading.Event(), threading.Event()
+    start, make, complete = Loop._start, Worker._make_loop, Chief.complete
+    loops: list[Loop] = []
+
+    def noted(worker: Worker) -> Loop:
+        loop = make(worker)
+        loops.extend([loop] * worker._task.index)
+        return loop
+
+    def late(loop: Loop, in_hand: Any) -> Any:
+        if loop in loops and loop.progress.steps > 3:
+            held.set()
+            assert go_on.wait(30)
+        return start(loop, in_hand)
+
+    def when_over(chief: Chief, *args: Any) -> Any:
+        found = complete(chief, *args)
+        go_on.set()
+        return found
+
+    with (
+        mock.patch.object(Worker, "_make_loop", noted),
+        mock.patch.object(Loop, "_start", late),
+        mock.patch.object(Chief, "complete", when_over),
+        mock.patch.object(Watch, "are_gone", lambda _watch, tasks, _secs: not tasks or held.is_set()),
+        job(COUNTING, 2, 2, model_dir=str(tmp_path), max_steps=40, steps_per_run=1) as running,
+    ):
+        wait_until(lambda: {"worker/0", "worker/1"} <= running.ended.keys(), 60)
+        ended = dict(running.ended)
+        running.stop()
+        running.wait()
+    assert ended["worker/0"] is None
+    assert isinstance(ended["worker/1"], PeerLostError)
+    assert "was taken for lost" in str(ended["worker/1"])
+    assert counts(tf.train.latest_checkpoint(str(tmp_path)))["small0"] == {40.0}

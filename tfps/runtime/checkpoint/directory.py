@@ -19,11 +19,12 @@ import logging
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from tfps.config.job_config import JobConfig, show
+from tfps.config.job_config import STARTED_AGAIN, JobConfig, show
 from tfps.errors import CheckpointError, StorageError
 from tfps.report import SUMMARY, make_dir, read_json, write_text
 from tfps.runtime.checkpoint import file_clock
@@ -33,6 +34,8 @@ BASE = "model.ckpt"
 _STATE, _WRITTEN, _STAGING = "checkpoint", "checkpoint.written", ".saving-"
 _NO_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # as of shared folders of virtual machines, and FUSE
 _NAME = re.compile(r"model\.ckpt-(\d+)\.(index|manifest\.json|data-\d{5}-of-\d{5})")
+
+_BEGAN = time.monotonic()  # this process
 
 log = logging.getLogger(__name__)
 
@@ -88,14 +91,19 @@ def step_in(path: str) -> int:
 def ended(config: JobConfig) -> bool:
     """Tell whether the job has come to its end, and not long ago, as its summary says.
 
-    A task that was lost near the end of its job and is started again finds nobody.
+    A task that was lost near the end of its job and is started again finds nobody. One that is started for the first
+    time, after that end, is of another run, which goes on if there is something left to train.
     """
     path = Path(config.model_dir or ".") / SUMMARY
     summary = read_json(path) if config.model_dir else None
     if not summary or summary.get("status") != "done" or summary.get("max_steps") != config.max_steps:
         return False
+    age_secs = abs(file_clock.now(path.parent) - path.stat().st_mtime)
+    is_later = age_secs > time.monotonic() - _BEGAN and not os.environ.get(STARTED_AGAIN)
+    if is_later and int(summary.get("global_step") or 0) < config.max_steps:
+        return False
     is_there = os.path.isfile(file_of(str(summary.get("checkpoint")), INDEX))  # else it is to begin again
-    return is_there and abs(file_clock.now(path.parent) - path.stat().st_mtime) < config.patience_secs
+    return is_there and age_secs < config.patience_secs
 
 
 def chosen(config: JobConfig) -> str:
@@ -218,13 +226,14 @@ def stage(model_dir: str) -> Path:
     return staged
 
 
-def publish(staged: Path, path: str, kept: Sequence[str]) -> None:
+def publish(staged: Path, path: str, kept: Sequence[str], partial_updates: int = 0) -> None:
     """Bring in the checkpoint that was saved in a directory of ``stage``; what there is of the same step goes first.
 
     Args:
         staged: The directory.
         path: What the checkpoint is to be.
         kept: The checkpoints, in the order of their steps, that there are to be then; this is the last.
+        partial_updates: See ``manifest.seal``.
 
     Raises:
         OSError: If that fails; what was sealed then is brought in by the next ``stage``, or the next chief.
@@ -233,7 +242,7 @@ def publish(staged: Path, path: str, kept: Sequence[str]) -> None:
     final = Path(path)
     for file in list(staged.glob(f"{BASE}.*")):
         os.replace(file, staged / file.name.replace(BASE, final.name, 1))
-    seal(staged / final.name)
+    seal(staged / final.name, partial_updates)
     write_flushed(staged / _WRITTEN, _state(kept))
     os.replace(staged / _WRITTEN, staged / _STATE)  # all of it, or none: there may be no room
     _bring_in(staged, path)

@@ -245,10 +245,11 @@ class Checkpoints:
         self._check_claim()
         staged = directory.stage(model_dir)
         try:
-            path = directory.path_of(model_dir, _checked(self._savers.save(session, str(staged / directory.BASE))).step)
+            saved = _checked(self._savers.save(session, str(staged / directory.BASE)))
+            path = directory.path_of(model_dir, saved.step)
             kept = self._kept(path)
             self._check_claim()
-            problem_of_state = _published(staged, path, kept)
+            problem_of_state = _published(staged, path, kept, saved.partial_updates)
         finally:
             directory.discard(staged)
         self.newest, self._whole[path] = path, True
@@ -274,10 +275,10 @@ class Checkpoints:
         return [*[old for old in earlier if self._whole.get(old, True)][1 - _KEEP :], path]
 
 
-def _published(staged: Path, path: str, kept: Sequence[str]) -> StorageError | None:
+def _published(staged: Path, path: str, kept: Sequence[str], partial_updates: int) -> StorageError | None:
     """Bring a checkpoint in; returns why its state file could not be."""
     try:
-        directory.publish(staged, path, kept)
+        directory.publish(staged, path, kept, partial_updates)
     except StorageError as error:
         return error
     return None

@@ -1,8 +1,8 @@
 """What the files of a checkpoint were when they were written: ``model.ckpt-STEP.manifest.json``.
 
-It holds each file's size and checksum, by what follows ``model.ckpt-STEP.`` in its name. The checksum is CRC-32, which
-is fast: it is against damage, not against an attacker. A checkpoint without a manifest, written by plain TensorFlow, is
-held against its own index. Does not import TensorFlow.
+It holds each file's size and checksum, by what follows ``model.ckpt-STEP.`` in its name, and how many updates are in
+some variables and not in others. The checksum is CRC-32, which is fast: it is against damage, not against an attacker.
+A checkpoint without a manifest, written by plain TensorFlow, is held against its own index. Does not import TensorFlow.
 """
 
 import io
@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tfps.runtime.checkpoint.tensor_bundle import data_sizes
 
@@ -27,15 +27,22 @@ class _File(NamedTuple):
     crc32: int
 
 
-def seal(path: Path) -> None:
+def seal(path: Path, partial_updates: int = 0) -> None:
     """Bring the files of a checkpoint to the disk, and write its manifest.
 
     Args:
         path: The checkpoint, without a suffix.
+        partial_updates: How many updates are in some of its variables, and not in others.
     """
     files = [file for file in path.parent.iterdir() if file.name.startswith(f"{path.name}.")]
     told = {file.name.removeprefix(f"{path.name}."): _flushed(file)._asdict() for file in sorted(files)}
-    write_flushed(file_of(path, MANIFEST), json.dumps({"files": told}, indent=2) + "\n")
+    manifest = {"files": told, "partial_updates": partial_updates}
+    text = json.dumps(manifest | {"crc32": _crc32_of(manifest)}, indent=2)
+    write_flushed(file_of(path, MANIFEST), f"{text}\n")
+
+
+def _crc32_of(manifest: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
 
 
 def file_of(path: str | Path, suffix: str) -> Path:
@@ -51,6 +58,14 @@ def listed(manifest: Path) -> Collection[str]:
         OSError: If it cannot be read.
     """
     return _parsed(manifest.read_bytes()).keys()
+
+
+def partial_updates(path: str) -> int:
+    """Return how many updates are in some of a checkpoint's variables and not in others, as far as is known."""
+    try:
+        return int(json.loads(file_of(path, MANIFEST).read_bytes()).get("partial_updates", 0))
+    except (OSError, ValueError, AttributeError):
+        return 0  # of plain TensorFlow
 
 
 def write_flushed(path: Path, text: str) -> None:
@@ -111,10 +126,12 @@ def _problem(path: str, read_data: bool) -> str | None:
 def _parsed(text: bytes) -> Mapping[str, _File]:
     """Return what a manifest says; raises ``ValueError`` if it is none."""
     try:
-        files = {suffix: _File(**told) for suffix, told in json.loads(text)["files"].items()}
+        manifest = json.loads(text)
+        files = {suffix: _File(**told) for suffix, told in manifest["files"].items()}
+        as_written = manifest.keys() == {"files"} or manifest.pop("crc32") == _crc32_of(manifest)
     except (TypeError, LookupError, AttributeError):
         raise ValueError from None
-    if INDEX not in files or len(files) < 2:
+    if INDEX not in files or len(files) < 2 or not as_written:
         raise ValueError
     return files
 

@@ -9,18 +9,22 @@ not all that the PS have written, the chief does it alone. To who reads it, who 
 
 import logging
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tfps.report import brief
 from tfps.runtime.checkpoint.manifest import problem
 from tfps.runtime.graph.passes.snapshot import Snapshot
 
-_TRIES = 20  # to find a moment at which the same updates are on all PS
+_TRIES_SECS = 3.0  # to find a moment at which the same updates are on all PS
+_STUCK_SECS = 1.0  # an update that is in part for so long stays so: its worker is lost
+_PAUSE_SECS = 0.01
 _NOT_ONE_STEP = "tfps: some updates are on some PS only"
 
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)  # errors of a PS, not of storage
@@ -35,10 +39,27 @@ class Saved:
     Attributes:
         step: The global step.
         broken: The names of variables that hold NaN, or Inf that they may not hold.
+        partial_updates: How many updates are in some of the values, and not in others.
     """
 
     step: int
     broken: Sequence[str]
+    partial_updates: int
+
+
+class _Stuck:
+    """Which workers have an update on some PS and not on others that stays so."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[int, bytes], float] = {}
+
+    def look(self, counts: Any) -> Any:
+        """Take in the counts of updates, int64 [PS, 2, workers]; returns bool [workers]."""
+        now = time.monotonic()
+        seen = {(worker, counts[:, :, worker].tobytes()): now for worker in range(counts.shape[2])}
+        self._since = {key: self._since.get(key, now) for key in seen}
+        stays = np.array([now - self._since[key] > _STUCK_SECS for key in seen], bool)
+        return stays & (counts != counts[:1]).any(axis=(0, 1))
 
 
 class Savers:
@@ -50,12 +71,19 @@ class Savers:
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self._snapshot = snapshot = snapshot or Snapshot()
-        self._at_any_moment = tf.placeholder_with_default(False, [], "at_any_moment")
-        right = tf.raw_ops.Assert(condition=snapshot.same_updates | self._at_any_moment, data=[_NOT_ONE_STEP])
+        uneven = ~snapshot.same_updates
+        self._may_be_uneven = tf.placeholder_with_default(tf.zeros_like(uneven), [None], "may_be_uneven")
+        right = tf.raw_ops.Assert(condition=~tf.reduce_any(uneven & ~self._may_be_uneven), data=[_NOT_ONE_STEP])
+        self._counts = snapshot.counts
         builder = snapshot.builder([right])
         self._by_chief = tf.train.Saver(snapshot.saveables, builder=builder)
         self._by_ps = tf.train.Saver(snapshot.saveables, sharded=True, builder=builder)
-        self._look = {"step": snapshot.step, "broken": dict(snapshot.broken), "reads": snapshot.reads}
+        self._look = {
+            "step": snapshot.step,
+            "broken": dict(snapshot.broken),
+            "partial_updates": snapshot.partial_updates,
+            "reads": snapshot.reads,
+        }
         self._file = tf.placeholder(tf.string, [], "checkpoint_file")
         self._found = [_read_on(device, self._file) for device in sorted({v.device for v in tf.global_variables()})]
         self._told = ""
@@ -85,15 +113,17 @@ class Savers:
 
     def _save(self, session: Any, saver: Any, path: str) -> Saved:
         names = saver.saver_def
-        for turn in range(_TRIES):
-            last = turn == _TRIES - 1
+        fetches = {"path": names.save_tensor_name, **self._look}
+        deadline, stuck, feed = time.monotonic() + _TRIES_SECS, _Stuck(), {names.filename_tensor_name: path}
+        while True:
             try:
-                fetches = {"path": names.save_tensor_name, **self._look}
-                return _saved(session.run(fetches, {names.filename_tensor_name: path, self._at_any_moment: last}))
+                return _saved(session.run(fetches, feed))
             except tf.errors.InvalidArgumentError as error:
                 if _NOT_ONE_STEP not in error.message:
                     raise
-        raise AssertionError  # the last try takes any moment
+            time.sleep(_PAUSE_SECS)
+            found = stuck.look(session.run(self._counts))
+            feed[self._may_be_uneven] = found if time.monotonic() < deadline else np.ones_like(found)
 
     def _saved_by_ps(self, session: Any, path: str) -> Saved | None:
         try:
@@ -145,7 +175,7 @@ def _read_on(device: str, file: Any) -> Any:
 
 def _saved(told: Mapping[str, Any]) -> Saved:
     broken = [name for names, flags in told["broken"].items() for name, flag in zip(names, flags, strict=True) if flag]
-    return Saved(int(told["step"]), broken)
+    return Saved(int(told["step"]), broken, int(told["partial_updates"]))
 
 
 def _unreadable(path: str) -> str | None:

@@ -4,6 +4,8 @@ import logging
 import time
 from typing import Any
 
+import tensorflow.compat.v1 as tf
+
 from tfps.modes.base import Step
 from tfps.report import plural
 
@@ -18,16 +20,21 @@ class PartialUpdates:
 
     Args:
         step: The mode's.
+        worker: Its index.
     """
 
-    def __init__(self, step: Step) -> None:
-        self._of = step.partial
-        self._count = self._of.total.assign_add(self._of.mine, read_value=False) if self._of else None
+    def __init__(self, step: Step, worker: int) -> None:
+        self._of = of = step.partial
+        if of is None:
+            return
+        self._mine = of.untold[worker]
+        with tf.control_dependencies([of.total.assign_add(self._mine, read_value=False)]):
+            self._count = of.settle()
 
     def tell(self, session: Any) -> None:
-        """Say, and count on the PS, how many there are since the worker began; no step of it is under way now."""
+        """Say, and count on the PS, how many it has not told yet; no step of it is under way now."""
         deadline = time.monotonic() + _AT_REST_SECS
-        while self._of and (found := int(session.run(self._of.mine))):
+        while self._of and (found := int(session.run(self._mine))):
             if time.monotonic() > deadline:
                 log.info(
                     "%s of this worker applied in part: broken off when some variables had it, and others had not",

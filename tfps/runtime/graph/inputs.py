@@ -1,5 +1,6 @@
 """A model's input pipeline, in the graph of whoever reads it."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -10,8 +11,10 @@ from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys
 from tfps.runtime.graph import model_calls
 from tfps.runtime.graph.cancel_safe_iterator import LastingIterator
+from tfps.runtime.graph.passes import side_effects
 
 _MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of operations' names, of datasets
+_END = ("PyFunc", "IteratorGetNext", "Dequeue", "ReaderRead")  # likewise, of what a function may end the input by
 _MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
 
 
@@ -63,10 +66,19 @@ def _batches(dataset: Any) -> Any:
 def _keep_cardinality(graph: Any) -> None:
     """Let ``map`` leave the number of elements as it is.
 
-    With TensorFlow 1.x's it is unknown after it, for its function may end the input; only one that calls Python can.
+    With TensorFlow 1.x's it is unknown after it, for its function may end the input: one that calls Python, or takes
+    from something that may end.
     """
     for op in graph.get_operations():
-        if op.type in _MAPS:
-            function = graph._get_function(op.get_attr("f").name).definition
-            if not any("PyFunc" in node.op for node in function.node_def):
-                op._set_attr("preserve_cardinality", attr_value_pb2.AttrValue(b=True))
+        inner = _nodes(graph, op.node_def) if op.type in _MAPS else ()
+        if op.type in _MAPS and not any(kind in node.op for node in inner for kind in _END):
+            op._set_attr("preserve_cardinality", attr_value_pb2.AttrValue(b=True))
+
+
+def _nodes(graph: Any, node: Any) -> Iterator[Any]:
+    """Yield the operations in the functions that an operation calls, and in those that they call."""
+    todo = [called.name for called in side_effects.functions_of(node)]
+    for name in todo:  # grows while it is read
+        for inner in graph._get_function(name).definition.node_def:
+            yield inner
+            todo += [f.name for f in side_effects.functions_of(inner) if f.name not in todo]

@@ -21,6 +21,7 @@ from tfps.report import JOB, SUMMARY, format_progress, remove
 from tfps.runtime.checkpoint import manager
 from tfps.runtime.checkpoint.background import Background
 from tfps.runtime.checkpoint.manager import Checkpoints
+from tfps.runtime.checkpoint.manifest import partial_updates
 from tfps.runtime.checkpoint.ownership import HeldError, Ownership
 from tfps.runtime.coordination import compatibility
 from tfps.runtime.graph import builder, layout
@@ -71,7 +72,7 @@ class Chief:
         self.owner = Ownership(
             config.model_dir, cluster, config.force, self._save_anew, lambda: self._checkpoints.others
         )
-        snapshot = Snapshot(built.step.moments, built.places, built.may_be_inf)
+        snapshot = Snapshot(built.step.moments, built.places, built.may_be_inf, built.step.partial)
         self._checkpoints = Checkpoints(config.model_dir, config.save_checkpoint_secs, snapshot, self.owner)
         self._background = Background()
         self._eval = builder.evaluation(config, cluster, Task("worker", 0), model, like=built.graph)
@@ -83,6 +84,7 @@ class Chief:
         self._first_step = 0
         self.resumed_from: str | None = None
         self.resumed_from_step = 0
+        self._found_partial = 0  # updates that the checkpoint which the run goes on from holds in part
         self.found_step = 0  # that of the variables when this chief came
         self._run = ""
 
@@ -122,6 +124,7 @@ class Chief:
         if self.resumed_from:
             self.resumed_from_step = self.found_step = self.global_step(session)
             manager.check_name(self.resumed_from, self.resumed_from_step)
+            self._found_partial = partial_updates(self.resumed_from)
             log.info("resumed from %s", self.resumed_from)
             if changed := run_record.changes(self._config, self._cluster):
                 log.info("resuming with %s", ", ".join(changed))
@@ -160,7 +163,9 @@ class Chief:
     def let_go(self, session: Any, era: int) -> None:
         """Set up the mode, clear what steps that were broken off have left, and start the updates."""
         step, self.began_anew = self._built.step, era > 0
-        now = {step.leftovers.era: era} if step.leftovers else {}
+        now: dict[Any, int] = {step.leftovers.era: era} if step.leftovers else {}
+        if step.partial:
+            now[step.partial.first] = self._found_partial
         session.run(step.chief_init, now)
         if step.leftovers and era:
             _clear(session, step.leftovers)
@@ -194,9 +199,15 @@ class Chief:
         return None if counts is None else np.trim_zeros(session.run(counts), "b").tolist()
 
     def partial_updates(self, session: Any) -> int:
-        """Return how many updates are applied in part, as the workers have told."""
+        """Return how many updates the variables hold in part: what workers have told, and what lost ones have left."""
         partial = self._built.step.partial
-        return int(session.run(partial.total)) if partial else 0
+        return int(sum(map(np.sum, session.run([partial.total, partial.untold])))) if partial else 0
+
+    def steps_taken(self, session: Any) -> list[int]:
+        """Return how many steps each worker has taken in this run; nothing where only they know."""
+        taken = self._built.step.taken
+        found: list[int] = [] if taken is None else session.run(taken).tolist()
+        return found
 
     def save_if_due(self, session: Any) -> None:
         """Save every ``save_checkpoint_secs``; a failure is told, and training goes on.

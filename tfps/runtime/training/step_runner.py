@@ -36,6 +36,7 @@ class Taken:
         losses: float [n].
         examples: int [n]: how many were in the batch of each.
         tickets: The next tickets; empty if none were drawn.
+        reached: The global step after the last of them; ``None`` where the steps' own tickets tell.
         logged: By step, the model's own ``log_tensors``; empty if not asked for.
         summaries: By step, the serialized summary; empty if not asked for, or there is none.
     """
@@ -43,6 +44,7 @@ class Taken:
     losses: Sequence[float]
     examples: Sequence[int]
     tickets: Sequence[int]
+    reached: int | None
     logged: Sequence[Mapping[str, float]]
     summaries: Sequence[bytes]
 
@@ -102,14 +104,16 @@ class Runs:
             if what not in self._calls:
                 self._calls[what] = self._session.make_callable(self._fetches[what])
             call = self._calls[what]
-        losses, examples, tickets, values = call()[:4]
+        losses, examples, drawn, values = call()[:4]
+        told = int(self._built.step.tells_step)
         size = len(self._shown)
         steps = [values[i * size : (i + 1) * size] for i in range(count if shown else 0)]
         names = self._names
         return Taken(
             losses=[float(loss) for loss in losses],
             examples=[int(number) for number in examples],
-            tickets=sorted(int(ticket) for ticket in tickets),
+            tickets=sorted(int(ticket) for ticket in drawn[told:]),
+            reached=int(drawn[0]) if told else None,
             logged=[dict(zip(names, (v.item() for v in step), strict=False)) for step in steps],
             summaries=[step[-1] for step in steps if len(step) > len(names)],
         )
@@ -120,7 +124,7 @@ class Runs:
             copies = [self._steps.copy(index) for index in range(count)]
             losses = tf.stack([copy(built.spec.loss) for copy in copies])
             examples = tf.stack([copy(built.examples) for copy in copies])
-            tickets = built.step.draw_after(draw, copies[-1]) if draw else []
+            tickets = built.step.draw_after(draw, copies[-1]) if draw or built.step.tells_step else []
             values = [copy(tensor) for copy in copies for tensor in self._shown] if shown else []
             done = [copy(built.step.train_op) for copy in copies]
         malloc.ask_for_large_pages()

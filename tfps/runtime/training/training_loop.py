@@ -258,9 +258,10 @@ class Loop:
             self._end_of_input(run.block, cancel_safe_iterator.is_of_another(error))
             return []
         self._skipped_in_a_row, self._under_way = 0, []
+        count = len(run.block.tickets)
         for index, ticket in enumerate(run.block.tickets):
-            share = (index + 1) / len(run.block.tickets)
-            self._note(ticket + 1, index, taken, run.began + share * (run.ended - run.began))
+            step = ticket + 1 if taken.reached is None else taken.reached - count + index + 1
+            self._note(step, index, taken, run.began + (index + 1) / count * (run.ended - run.began))
         self._between_runs()
         if not run.block.renew or run.block.last:
             return []

@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -35,11 +35,11 @@ from tfps.runtime.process.shutdown import SAVED_WITHIN_SECS, WORKER_GRACE_SECS, 
 from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training import summary_writer
 from tfps.runtime.training.chief import Chief
+from tfps.runtime.training.other_workers import OtherWorkers
 from tfps.runtime.training.peer_monitor import Watch
 from tfps.runtime.training.training_loop import Loop, Progress, Reporter, tell_of_the_end
 
 _POLL_SECS = 0.02
-_GONE_AFTER_SECS = 2.0  # at the end of the job, a worker that does not answer for so long is not waited for
 _SIGN_OFF_SECS = 3.0
 _LAST_STEPS_SECS = 1.0
 _FIND_EVERY_SECS = 0.5
@@ -62,6 +62,7 @@ class Worker:
         self._session: Any = None
         self._chief: Chief | None = None
         self._loop: Loop | None = None
+        self._observed: Mapping[str, Any] = {}
         self._joined = self._trained = self._steps_on = self._leaving = False
         self._left = threading.Event()
 
@@ -97,7 +98,7 @@ class Worker:
             self._init_tables = tf.tables_initializer()
             self._init_input = tf.group(self._init_tables, built.iterator.initializer)
             self._init_local = tf.local_variables_initializer()  # may begin with what the PS hold
-            self._partial = PartialUpdates(built.step)
+            self._partial = PartialUpdates(built.step, self._task.index)
             if self._task.is_chief:
                 self._chief = Chief(self._config, self._cluster, self._model, built, self._new_session)
         in_step = built.step.leftovers is not None
@@ -106,6 +107,8 @@ class Worker:
         self._enquiry = Enquiry(self._new_session, self._state, built.step.ahead, self._heartbeat.is_heard)
         silent_secs = self._heartbeat.silent_secs
         self._watch = Watch(self._config, self._cluster, self._task, in_step, self._enquiry, silent_secs)
+        are_gone, fence = self._watch.are_gone, built.step.fence
+        self._others = OtherWorkers(self._cluster, self._task, self._state, are_gone, fence)
 
     def _join_cluster(self) -> bool:
         """Start the server, wait for the others, and for the variables to have their values; tell if it came to it."""
@@ -195,9 +198,7 @@ class Worker:
 
     def _call(self, session: Any) -> None:
         """Call the others, which wait for what this worker took along when it was lost; unless they are through."""
-        phases, _ = self._state.read(session)
-        others = [phases[task.index] for task in self._others()]
-        self._trained = bool(others) and set(others) == {job_state.DONE}  # all but what the chief does last
+        self._trained = self._others.are_done(session)  # all but what the chief does last
         if not self._trained:
             self._state.write(session, job_state.RUNNING)
             self._state.call(session)
@@ -248,8 +249,8 @@ class Worker:
         """
         while self._built.step.any_can_finish and not loop.progress.input_ended:
             self._sign_off(job_state.IDLE, loop)
-            self._wait_until(lambda: self._step() >= self._config.max_steps or self._is_my_turn())
-            if (step := self._step()) >= self._config.max_steps:
+            self._wait_until(lambda: self._step() >= self._config.max_steps or self._others.let_this_one(self._session))
+            if (step := self._step()) >= self._config.max_steps:  # what was on its way is there now, or never will be
                 return
             self._steps_on = True
             loop.take(step)
@@ -257,13 +258,6 @@ class Worker:
 
     def _step(self) -> int:
         return int(self._session.run(self._built.global_step))
-
-    def _is_my_turn(self) -> bool:
-        """Tell whether no other worker takes steps, nor would before this one."""
-        phases, _ = self._state.read(self._session)
-        first = [t for t in self._others() if phases[t.index] == job_state.IDLE and t.index < self._task.index]
-        busy = [t for t in self._others() if phases[t.index] == job_state.RUNNING]
-        return self._watch.are_gone([*first, *busy], _GONE_AFTER_SECS)
 
     def _begin_anew(self, loop: Loop) -> None:
         self._session = self._new_session()
@@ -280,28 +274,19 @@ class Worker:
         """Wait for the others, then save, evaluate and report."""
         if self._built.step.any_can_finish and loop.progress.input_ended:
             self._sign_off(job_state.EXHAUSTED, loop)
-        self._wait_until(self._others_are_through)
+        self._wait_until(lambda: self._others.are_through(self._session))
         if (step := self._step()) > loop.progress.global_step:
             loop.progress.last_step = time.monotonic()  # others have taken the last steps
         if step < self._config.max_steps:
             tell_of_the_end(self._config, step, chief.resumed_from_step)
         loop.progress.global_step, metrics = chief.complete(self._session, self._target, self._session_config)
-        steps = self._state.steps(self._session)
-        idle = [task for task in self._others() if not steps[task.index]]
+        own = self._heartbeat.before.steps + loop.progress.steps
+        steps = chief.steps_taken(self._session) or [own, *self._state.steps(self._session)[1:]]
+        idle = [task for task in self._others.tasks if not steps[task.index]]
         if idle and step > chief.resumed_from_step:
             log.info("%s took no step: their share of the input was not used", ", ".join(map(str, idle)))
         told = summary_writer.observations(self._session, self._state, chief, loop, self._together.stragglers)
-        steps[0] = self._heartbeat.before.steps + loop.progress.steps
         summary_writer.write(self._config, self._cluster, loop, chief, dict(enumerate(steps)), told | {"eval": metrics})
-
-    def _others_are_through(self) -> bool:
-        """Tell whether every other worker has signed off, or does not answer any more."""
-        phases, _ = self._state.read(self._session)
-        busy = [t for t in self._others() if phases[t.index] in job_state.AT_WORK]
-        return self._watch.are_gone(busy, _GONE_AFTER_SECS)
-
-    def _others(self) -> Sequence[Task]:
-        return [task for task in self._cluster.tasks() if task.job == "worker" and task != self._task]
 
     def _wait_until(self, condition: Callable[[], bool], most_secs: float = math.inf) -> None:
         deadline = time.monotonic() + most_secs
@@ -324,6 +309,7 @@ class Worker:
                 if not self._chief.come_to_rest(self._session):
                     raise PeerLostError("an update is under way and cannot be ended")
                 loop.progress.global_step = self._chief.save(self._session)
+                self._observed = {"partial_updates": self._chief.partial_updates(self._session)}
             self._sign_off(job_state.STOPPED, loop)
         except (tf.errors.OpError, TfpsError, RuntimeError) as error:
             log.info("the state could not be saved: %s", brief(error))
@@ -333,12 +319,8 @@ class Worker:
     def _let_others_stop(self) -> None:
         """Wait a little for the others' last steps, if they are told to stop too, so that these are saved."""
         deadline = time.monotonic() + _LAST_STEPS_SECS
-        while self._any_is_training() and time.monotonic() < deadline:
+        while self._others.any_trains(self._session) and time.monotonic() < deadline:
             time.sleep(_POLL_SECS)
-
-    def _any_is_training(self) -> bool:
-        phases, _ = self._state.read(self._session)
-        return any(phases[task.index] == job_state.RUNNING for task in self._others())
 
     def _sign_off_failed(self, error: TfpsError) -> None:
         with contextlib.suppress(tf.errors.OpError, RuntimeError):
@@ -392,7 +374,8 @@ class Worker:
         if self._task.is_chief and not (isinstance(error, HeldError) or (self._chief and self._chief.owner.error)):
             steps = self._loop.progress.steps if self._loop else 0
             with contextlib.suppress(StorageError):  # the error is what the task ends with
-                summary_writer.write(self._config, self._cluster, self._loop, self._chief, {0: steps}, error=error)
+                told = self._config, self._cluster, self._loop, self._chief, {0: steps}, self._observed
+                summary_writer.write(*told, error=error)
 
     def leave(self) -> None:
         """Let go of what this task holds, at its end, whatever that is."""

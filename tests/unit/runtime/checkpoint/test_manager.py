@@ -6,7 +6,6 @@ import itertools
 import logging
 import os
 import re
-import resource
 import shutil
 import subprocess
 import threading
@@ -19,7 +18,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.checkpoints import Training, damage
+from support.checkpoints import Training, damage, full_disk
 from support.cluster import dataset_of, job, linear, model_of, run_job, train, variables_of, wait_until
 from support.processes import run_tfps, summary
 
@@ -405,17 +404,6 @@ def test_what_was_saved_as_training_went_on_is_saved_again_at_rest(tmp_path: Pat
     again.save(7)
     assert variables_of(tmp_path)["weight"].tolist() == [1, 1, 1, 1]
     assert steps_in(tmp_path) == [7]
-
-
-@contextlib.contextmanager
-def full_disk(limit_bytes: int = 1000) -> Iterator[None]:
-    """Let no file grow beyond a limit, which is as near to a full disk as a test gets without one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -940,6 +928,21 @@ def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> N
     for file in tmp_path.glob("model.ckpt-*"):
         file.unlink()
     assert not model_dir.ended(config)
+
+
+def test_a_job_with_steps_left_has_ended_only_for_those_who_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its input had ended: a task that is started after that goes on, unless it takes the place of a lost one."""
+    config = JobConfig(model_dir=str(tmp_path), max_steps=1000)
+    ones = model_of(lambda mode, *_: None if mode == "eval" else dataset_of([1.0, 1.0]), linear)
+    train(ones, num_workers=1, model_dir=str(tmp_path), max_steps=1000)
+    assert summary(tmp_path)["global_step"] == 2
+    assert model_dir.ended(config)
+    monkeypatch.setattr(model_dir, "_BEGAN", time.monotonic() + 10)
+    assert not model_dir.ended(config)
+    monkeypatch.setenv("TFPS_STARTED_AGAIN", "1")
+    assert model_dir.ended(config)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

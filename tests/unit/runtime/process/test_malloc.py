@@ -8,9 +8,9 @@ import pytest
 _FAULTS_OF_A_STEP = """
 import resource, sys
 import numpy as np
-from tfps.runtime import memory
+from tfps.runtime.process import malloc
 if sys.argv[1] == "keep":
-    assert memory.keep_freed(heaps=1)
+    assert malloc.keep_freed(heaps=1)
 faults = []
 for _ in range(4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -34,16 +34,16 @@ def test_freed_memory_serves_the_next_step() -> None:
 _FLAGS_OF_THE_HEAP = """
 import ctypes
 from pathlib import Path
-from tfps.runtime import memory
+from tfps.runtime.process import malloc
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-assert memory.keep_freed(heaps=1)
+assert malloc.keep_freed(heaps=1)
 assert libc.malloc(64 << 20)
 used = lambda: int(Path("/proc/self/statm").read_text().split()[1]) << 12
 for _ in range(2):
     before = used()
-    memory.ask_for_large_pages()
+    malloc.ask_for_large_pages()
     assert used() - before < 1 << 20
     tensor = libc.malloc(64 << 20)
     libc.memset(tensor, 1, 64 << 20)
@@ -71,12 +71,12 @@ def test_a_limited_process_asks_for_nothing() -> None:
     code = """
 import resource
 from pathlib import Path
-from tfps.runtime import memory
+from tfps.runtime.process import malloc
 resource.setrlimit(resource.RLIMIT_AS, (32 << 30, resource.RLIM_INFINITY))
-assert memory.keep_freed(heaps=1)
+assert malloc.keep_freed(heaps=1)
 size = lambda: int(Path("/proc/self/statm").read_text().split()[0]) << 12
 before = size()
-memory.ask_for_large_pages()
+malloc.ask_for_large_pages()
 print(size() - before < 64 << 20)
 """
     argv = [sys.executable, "-c", code]
@@ -88,9 +88,9 @@ def test_what_the_user_set_stays(told: dict[str, str]) -> None:
     """With glibc's own variables in the environment, nothing is changed, nor asked of the heap."""
     code = """
 import ctypes
-from tfps.runtime import memory
+from tfps.runtime.process import malloc
 ctypes.CDLL = None
-print(memory.keep_freed(heaps=1), memory.ask_for_large_pages())
+print(malloc.keep_freed(heaps=1), malloc.ask_for_large_pages())
 """
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, env=told, check=True, capture_output=True, text=True, timeout=60)

@@ -20,18 +20,18 @@ STOPPED = StoppedError("stopped by SIGTERM")
 # A task whose work never ends: blocked, as a session.run is. It says when it is ready, and what becomes of it.
 BLOCKED = """
 import sys, threading
-from tfps.runtime import stop
+from tfps.runtime.process import shutdown
 from tfps.errors import TfpsError
 
 grace_secs = float(sys.argv[1])
-told = stop.Stop()
+told = shutdown.Stop()
 told.on_signals()
 blocked = threading.Event()
 def work():
     print("ready", flush=True)
     blocked.wait()
 try:
-    stop.supervise(work, told, lambda: None, lambda: print("last will", flush=True), lambda: grace_secs)
+    shutdown.supervise(work, told, lambda: None, lambda: print("last will", flush=True), lambda: grace_secs)
 except TfpsError as error:
     print(error, flush=True)
     sys.exit(error.exit_code)
@@ -40,13 +40,13 @@ except TfpsError as error:
 # A task whose model has a process of its own, which it ends as a pool does.
 FORKING = """
 import multiprocessing, time
-from tfps.runtime import stop
+from tfps.runtime.process import shutdown
 
 def sleep(ready):
     ready.set()
     time.sleep(60)
 
-told = stop.Stop()
+told = shutdown.Stop()
 told.on_signals()
 context = multiprocessing.get_context("fork")
 ready = context.Event()

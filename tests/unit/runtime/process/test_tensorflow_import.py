@@ -5,12 +5,12 @@ import sys
 
 _LOADED = """
 import gc, sys
-from tfps.runtime import loading
+from tfps.runtime.process import tensorflow_import
 finders = list(sys.meta_path)
-loading.load()
+tensorflow_import.load()
 assert "tensorflow.compat.v1" in sys.modules
 print([name for name in sys.modules if name.split(".")[0] == "keras"])
-assert gc.isenabled() and set(finders) <= set(sys.meta_path) and loading._NoKeras not in map(type, sys.meta_path)
+assert gc.isenabled() and set(finders) <= set(sys.meta_path) and tensorflow_import._NoKeras not in map(type, sys.meta_path)
 import tensorflow
 print(tensorflow.keras.layers.Dense(3).units)
 """

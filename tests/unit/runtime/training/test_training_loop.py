@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from support.checkpoints import full_disk
 from support.cluster import dataset_of, job, linear, model_of, train, variables_of, wait_until
 from support.processes import summary
 
@@ -159,8 +160,6 @@ def test_examples_are_those_of_the_batches(tmp_path: Path, flags: dict[str, Any]
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorFlow's writer thread
 def test_an_event_file_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A full disk costs the event file, not the training."""
-    from test_checkpoint import full_disk  # noqa: PLC0415
-
     caplog.set_level(logging.INFO, "tfps")
     file = EventFile(str(tmp_path))
     file.write(1, {"loss": 1.0})

@@ -89,8 +89,17 @@ def put_after(graph: Any, updates: Sequence[Any], checks: Sequence[Any]) -> None
     """
     lasting, early = side_effects.Lasting(graph), set(needed(checks))
     for op in needed(updates) if checks else ():
-        if op not in early and lasting.changed(op) and is_in_every_step(op):
-            op._add_control_inputs(checks)
+        if op in early or not lasting.changed(op):
+            continue
+        for first in [op] if is_in_every_step(op) else _ways_in(op):
+            if first not in early:
+                first._add_control_inputs(checks)
+
+
+def _ways_in(op: Any) -> Sequence[Any]:
+    """Return by which operations what is in a branch or a loop gets anything from outside: it waits for all of them."""
+    ways = [one for one in needed([op]) if one.type in ("Switch", "RefSwitch", "Enter", "RefEnter")]
+    return [one for one in ways if all(is_in_every_step(tensor.op) for tensor in one.inputs)]
 
 
 def need_order(graph: Any, updates: Sequence[Any], variables: Sequence[Any]) -> bool:

@@ -6,12 +6,13 @@ from the error what was found, and in which step of a run of several.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from tfps.runtime.graph import graph_editor
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.passes.unrolling import copy_number
 
@@ -41,13 +42,12 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
         self.gates: Sequence[Any] = ()
         self.checks: Sequence[Any] = ()
         self.updated: Sequence[Any] = ()
-        self._without: Sequence[tuple[Any, Any]] = ()
+        self._found: Sequence[tuple[Any, Any]] = ()
 
     def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return pairs of gradient and variable, none of which can be had before all of them are checked."""
-        found = self._optimizer.compute_gradients(loss, *args, **kwargs)
-        pairs = [pair for pair in found if pair[0] is not None]
-        self._without = [pair for pair in found if pair[0] is None]
+        self._found = list(self._optimizer.compute_gradients(loss, *args, **kwargs))
+        pairs = [pair for pair in self._found if pair[0] is not None]
         self.updated = getattr(self._optimizer, "updated", [variable for _, variable in pairs])
         named = [(_numbers(gradient), f"the gradient of {self._name_of(variable)}") for gradient, variable in pairs]
         named = [(numbers, name) for numbers, name in named if numbers.dtype.is_floating]
@@ -64,7 +64,10 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
         return given
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """Apply them as the other optimizer does, which also gets the variables that have no gradient.
+        """Apply them as the other optimizer does.
+
+        It gets them in the order in which it has computed them, whatever the order here, and with the variables that
+        have no gradient: it may go by the place of a pair.
 
         It gets ``global_step`` too, if it has an ``apply_gradients`` of its own, which may go by it. But to raise the
         step is the mode's.
@@ -72,7 +75,7 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
         Raises:
             ValueError: If it raises the step in a function.
         """
-        pairs = [*grads_and_vars, *self._without]
+        pairs = self._in_order(grads_and_vars)
         method = getattr(self._optimizer.apply_gradients, "__func__", None)
         if global_step is None or method is tf.train.Optimizer.apply_gradients:
             return self._optimizer.apply_gradients(pairs, None, name)
@@ -82,6 +85,13 @@ class Finite(tf.train.Optimizer):  # type: ignore[misc]
         made = [op for op in graph.get_operations() if op not in known]
         return _without_raising(graph, applied, made, global_step)
 
+    def _in_order(self, given: Sequence[tuple[Any, Any]]) -> Sequence[tuple[Any, Any]]:
+        """Return pairs in the order of ``compute_gradients``, with those that have no gradient; see there."""
+        gradients: dict[Any, list[Any]] = {}
+        for gradient, variable in given:
+            gradients.setdefault(variable.ref(), []).append(gradient)
+        return [(None if old is None else gradients[one.ref()].pop(0), one) for old, one in self._found]
+
 
 def _without_raising(graph: Any, applied: Any, made: Sequence[Any], global_step: Any) -> Any:
     """Return what has applied gradients, without what raises ``global_step``, and without what waits for that."""
@@ -89,6 +99,8 @@ def _without_raising(graph: Any, applied: Any, made: Sequence[Any], global_step:
     raising = {op for op in made if any(lasting.origin(h) is global_step.op for h in lasting.changed(op))}
     if any(True for op in raising for _ in side_effects.functions_of(op.node_def)):
         raise ValueError("the optimizer raises global_step in a tf.function or a condition: let it do so outside.")
+
+    _read_as_raised(made, raising, global_step)
 
     def before(op: Any) -> list[Any]:
         if op not in raising:
@@ -102,6 +114,22 @@ def _without_raising(graph: Any, applied: Any, made: Sequence[Any], global_step:
             op._add_control_inputs(list(dict.fromkeys(waits)))
     done = applied if applied is None or isinstance(applied, tf.Operation) else applied.op
     return tf.group(*before(done)) if done in raising else applied
+
+
+def _read_as_raised(made: Sequence[Any], raising: Collection[Any], global_step: Any) -> None:
+    """Let what reads ``global_step`` after an optimizer has raised it find it raised, though the mode does so later."""
+    after, todo = set(raising), list(raising)
+    for op in todo:  # grows while it is read
+        users = [user for output in op.outputs for user in output.consumers()] + list(op._control_outputs)
+        new = [user for user in dict.fromkeys(users) if user not in after]
+        after.update(new)
+        todo += new
+    for read in [op for op in made if op in after and op.type == "ReadVariableOp"]:
+        if read.inputs[0].op is global_step.op:
+            readers = set(read.outputs[0].consumers())
+            with tf.control_dependencies(None), tf.device(read.device):
+                raised = read.outputs[0] + tf.constant(1, tf.int64)
+            graph_editor.replace(read.outputs[0], raised, readers.__contains__)
 
 
 def _checked(named: Sequence[tuple[Any, str]], room: float) -> Any:

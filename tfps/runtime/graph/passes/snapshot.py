@@ -21,6 +21,8 @@ from tensorflow.python.training.saving import saveable_object_util
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
 from tfps.modes.atomic_update import Moments
+from tfps.modes.atomic_update import partial as partial_of
+from tfps.modes.base import PartialUpdates
 from tfps.runtime.graph.graph_editor import unflat
 
 _STEP = "global_step"
@@ -48,11 +50,15 @@ class Snapshot:
         moments: What keeps updates off a PS; ``None`` where none can come while this reads.
         places: By a variable's name, where it lives if it is packed.
         may_be_inf: The names of variables that may hold Inf.
+        partial: What is known of updates that are made in part; ``None`` where there are none.
 
     Attributes:
         saveables: What a ``tf.train.Saver`` is to save and restore.
         step: int64 scalar: ``global_step``; 0 without such a variable.
-        same_updates: bool scalar: whether the same updates are in the values of all PS.
+        same_updates: bool [workers]: whether the same updates of each worker are in the values of all PS; empty where
+            there is one PS, or no update can come.
+        counts: int64 [PS, 2, workers]: by which counts of updates that is known; empty likewise.
+        partial_updates: int64 scalar: how many updates are in some of the values, and not in others.
         broken: By the names of some variables, a bool vector: whether each holds NaN, or Inf that it may not hold.
         reads: Operations that let updates go on as soon as all has been read; run them with whatever uses the values.
     """
@@ -62,6 +68,7 @@ class Snapshot:
         moments: Moments | None = None,
         places: Mapping[str, Place] | None = None,
         may_be_inf: Collection[str] = (),
+        partial: PartialUpdates | None = None,
     ) -> None:
         self._moments, self._may_be_inf = moments, may_be_inf
         self._values: dict[SaveSpec, Any] = {}
@@ -73,8 +80,9 @@ class Snapshot:
         for device, own in _by_device(self.saveables).items():
             self._read(device, own)
             self._look(device, [spec for saveable in own for spec in saveable.specs])
-        others = [tf.reduce_all(tf.equal(counts, self._counts[0])) for counts in self._counts[1:]]
-        self.same_updates = tf.reduce_all(tf.stack(others)) if others else tf.constant(True)
+        self.counts = tf.stack(self._counts) if len(self._counts) > 1 else tf.zeros([0, 2, 0], tf.int64)
+        self.same_updates = tf.reduce_all(tf.equal(self.counts, self.counts[:1]), axis=[0, 1])
+        self.partial_updates = self._partial(partial)
 
     def value(self, spec: SaveSpec) -> Any:
         """Return the tensor that is saved for a part of ``saveables``."""
@@ -83,6 +91,13 @@ class Snapshot:
     def builder(self, after: Sequence[Any] = ()) -> BulkSaverBuilder:
         """Return what makes a ``tf.train.Saver`` write these values, after some operations."""
         return _Builder(self, after)
+
+    def _partial(self, partial: PartialUpdates | None) -> Any:
+        """Return how many updates are in the values in part: those that were told, and what the counts tell."""
+        if partial is None or not self._counts:
+            return tf.constant(0, tf.int64)
+        with tf.control_dependencies(self._counts), tf.device(partial.total.device):
+            return partial.total.read_value() + tf.reduce_sum(partial_of(self._counts))
 
     def _read(self, device: str, saveables: Sequence[SaveableObject]) -> None:
         """Refer to all that one PS holds, at one moment."""
@@ -104,9 +119,9 @@ class Snapshot:
         read: list[Any] = []
         with tf.control_dependencies([] if lock is None else [lock]):
             yield read
-            if moments:
-                self._counts.append(moments.counts(device))
-        with tf.control_dependencies([*read, *self._counts[-1:]] if moments else read), tf.device(device):
+            counts = [moments.counts(device)] if moments and moments.is_updated(device) else []
+        self._counts += counts
+        with tf.control_dependencies([*read, *counts]), tf.device(device):
             self.reads.append(moments.unlock(lock) if moments else tf.no_op())
 
     def _look(self, device: str, specs: Sequence[SaveSpec]) -> None:

@@ -11,7 +11,7 @@ the order of the steps, too. Random numbers are others in each copy, also in the
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -23,6 +23,7 @@ from tfps.runtime.graph.placement import needed, task_of
 _SEED_STRIDE = 1_000_003
 _SCOPE = "tfps/step_"
 _TURNS = "tfps/acts/"
+_CONTROL = ("Enter", "RefEnter", "Switch", "RefSwitch")
 _DEEPER = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
 
 
@@ -52,6 +53,7 @@ class Steps:
         self.size = len(self._ops)
         used = {tensor.name for op in self._ops for tensor in op.inputs}
         self._shared = {tensor.name: tensor for op in kept for tensor in op.outputs if tensor.name in used}
+        self._passed_on = self._handles_passed_on()
         self._copies: list[dict[str, Any]] = [{op.name: op for op in self._ops}]
         self._acts = {op for op in self._ops if side_effects.acts(op)}
         branched = any(op._get_control_flow_context() is not None for op in self._acts)
@@ -61,9 +63,23 @@ class Steps:
         self.keeps_order = several or bool(self._acts) or any(side_effects.changes(op) for op in own)
 
     def _lasting(self, op: Any) -> Sequence[str]:
-        """Return the names of the resources that an operation uses."""
+        """Return the names of the resources that an operation uses, also those that another one passes on to it."""
+        found = [name for tensor in op.inputs for name in self._passed_on.get(tensor.name, ())]
         lasting = [tensor for tensor in op.inputs if tensor.name in self._shared]
-        return [t.name for t in lasting if t.dtype == tf.resource or t.dtype._is_ref_dtype]
+        return list(dict.fromkeys([*(t.name for t in lasting if side_effects.is_handle(t)), *found]))
+
+    def _handles_passed_on(self) -> Mapping[str, Sequence[str]]:
+        """Return by the name of a tensor which resources' handles it is, though an operation of the step makes it.
+
+        ``tf.assign_add`` on a variable that is no resource gives the variable itself, which is read when it is used.
+        What a loop or a branch takes in is left: see ``_ends``.
+        """
+        found: dict[str, Sequence[str]] = {}
+        for op in (op for op in self._ops if op.type not in _CONTROL):
+            names = [t.name for t in op.inputs if t.name in self._shared and side_effects.is_handle(t)]
+            names += [name for tensor in op.inputs for name in found.get(tensor.name, ())]
+            found |= {tensor.name: names for tensor in op.outputs if names and side_effects.is_handle(tensor)}
+        return found
 
     def _uses(self, op: Any) -> Sequence[str]:
         """Return the names of what an operation uses and has to wait for: its resources, and its turn to act."""

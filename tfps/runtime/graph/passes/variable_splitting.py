@@ -82,6 +82,7 @@ def _of_slices(initializer: Any) -> Any:
     made = initializer() if inspect.isclass(initializer) else initializer
     if not callable(made):
         return made  # TensorFlow's own default, which draws each element; or a tensor, which it slices itself
+    wholes: list[Any] = []  # one, of which all slices are: without a seed, another would be another draw
 
     def first(shape: Sequence[int], dtype: Any = tf.float32, partition_info: Any = None) -> Any:
         if partition_info is None:
@@ -91,7 +92,9 @@ def _of_slices(initializer: Any) -> Any:
         whole = _constant(made, partition_info.full_shape)
         if whole is not None:  # of which only the slice is to be in the graph
             return tf.constant(whole[partition_info.var_offset[0] :][: shape[0]], dtype)
-        return tf.slice(made(partition_info.full_shape, dtype=dtype), partition_info.var_offset, shape)
+        if not wholes:
+            wholes.append(made(partition_info.full_shape, dtype=dtype))
+        return tf.slice(wholes[0], partition_info.var_offset, shape)
 
     return first
 

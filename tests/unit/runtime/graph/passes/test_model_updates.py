@@ -584,3 +584,30 @@ def test_the_others_go_on_when_the_chiefs_input_ends(tmp_path: Path, flags: dict
     train(model_of(unequal, counting), 1, 2, model_dir=str(tmp_path), max_steps=40, **flags)
     values = variables_of(tmp_path)
     assert values["weight"] == values["global_step"] == 40
+
+
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+def test_a_step_that_is_skipped_changes_nothing_in_a_branch_or_a_loop(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """What the model changes there waits as well until it is known that the loss is finite."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        branch, loop = zeros("branch"), zeros("loop")
+
+        def body(index: Any) -> Any:
+            with tf.control_dependencies([loop.assign_add([1.0])]):
+                return index + 1
+
+        in_branch = tf.cond(features["x"] < 1e30, lambda: branch.assign_add([1.0]).op, tf.no_op)
+        in_branch_of_nan = tf.cond(tf.is_nan(features["x"]), lambda: branch.assign_add([100.0]).op, tf.no_op)
+        in_loop = tf.while_loop(lambda index: index < 2, body, [tf.constant(0)])
+        for update in (in_branch, in_branch_of_nan, in_loop):
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+        big = tf.matmul(tf.ones([300, 300]) * features["x"], tf.ones([300, 300]))
+        return spec(params, weight * (features["x"] + 0.0 * tf.reduce_sum(big)))
+
+    model = model_of(broken_now_and_then, model_fn)
+    train(model, 1, 1, model_dir=str(tmp_path), max_steps=STEPS - 1, on_nan="skip", **flags)
+    values = variables_of(tmp_path)
+    assert summary(tmp_path)["batches_skipped"] > 0
+    assert (values["branch"], values["loop"]) == (STEPS - 1, 2 * (STEPS - 1))

@@ -324,3 +324,31 @@ def test_a_variable_in_a_branch_is_not_put_in_order(in_branch: bool) -> None:
         weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
         value = tf.cond(tf.constant(True), lambda: weight + 1.0, lambda: 0.0) if in_branch else weight + 1.0
         assert Steps(graph, [value]).in_order is not in_branch
+
+
+@pytest.mark.parametrize("how", ["assign_add", "scatter_add", "identity"])
+def test_what_an_operation_passes_on_is_used_in_order(tmp_path: Path, how: str) -> None:
+    """The new value of a variable that is no resource, or one by a handle passed on, is that of its own step."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        own = how == "identity"
+        count = tf.get_variable("n", [1], initializer=tf.zeros_initializer(), trainable=False, use_resource=own)
+        if how == "assign_add":
+            value = tf.assign_add(count, [1.0])
+        elif how == "scatter_add":
+            value = tf.scatter_add(count, [0], [1.0])
+        else:
+            handle = tf.identity(count.handle)
+            with tf.control_dependencies([tf.raw_ops.AssignAddVariableOp(resource=handle, value=[1.0])]):
+                value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+        slow = tf.reduce_sum(tf.matmul(tf.ones([200, 200]) * features["x"], tf.ones([200, 200]))) * 0.0
+        with tf.control_dependencies([slow]):
+            loss = -weight * (value[0] + slow)
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else tf.data.Dataset.from_tensors(({"x": np.float32(1)}, 0.0)).repeat()
+
+    train(model_of(input_fn, model_fn), 1, 1, max_steps=32, steps_per_run=8, model_dir=str(tmp_path))
+    assert variables_of(tmp_path)["weight"] == 32 * 33 / 2

@@ -103,3 +103,11 @@ def test_an_optimizer_of_the_users_own_is_told_of(caplog: pytest.LogCaptureFixtu
         assert caplog.text == ""
         variable_splitting.tell(graph, Own(0.1), JobConfig())
     assert "table: split over the PS, and Own gets each slice as a variable of its own." in caplog.text
+
+
+@pytest.mark.parametrize("initializer", [tf.orthogonal_initializer(), tf.orthogonal_initializer(seed=7)])
+def test_all_slices_are_of_one_draw(initializer: Any) -> None:
+    """What is made as a whole is made once, so that its columns are orthogonal over all slices, also without a seed."""
+    values, slices = first_values(3, table(initializer=initializer))
+    assert slices == 3
+    np.testing.assert_allclose(values.T @ values, np.eye(COLUMNS), atol=1e-5)

@@ -97,7 +97,7 @@ def test_one_tensor_each_way_for_each_ps(mode: str, num_ps: int) -> None:
     cluster = Cluster(tuple(f"p{i}:1" for i in range(num_ps)), ("w:1", "w:2"))
     planned = plan.make(JobConfig(mode=mode, optimizer="adam"), cluster, DEEP)
     assert planned.plain
-    pulls, pushes = ([c for c in way if c.num_bytes and c.num_bytes > 8] for way in (planned.pulled, planned.pushed))
+    pulls, pushes = ([c for c in way if c.num_bytes and c.num_bytes > 16] for way in (planned.pulled, planned.pushed))
     assert len(pulls) == len(pushes) == num_ps
     assert sum(c.num_bytes or 0 for c in pushes) <= sum(c.num_bytes or 0 for c in planned.plain.pushed)
     assert len(planned.plain.pulled) > len(planned.pulled) + 6

@@ -1,0 +1,65 @@
+"""The other workers of a job, as far as the end of training depends on them: who still trains, and who is gone."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from tfps.cluster.resolver import Cluster, Task
+from tfps.modes.base import Fence
+from tfps.runtime.coordination.job_state import AT_WORK, DONE, IDLE, RUNNING, JobState
+
+_GONE_AFTER_SECS = 2.0  # at the end of the job, a worker that does not answer for so long is not waited for
+
+
+class OtherWorkers:
+    """Those of one worker.
+
+    Args:
+        cluster: The cluster.
+        task: The worker.
+        state: The job's.
+        are_gone: Tells whether tasks have not answered for some seconds; see ``peer_monitor.Watch``.
+        fence: The mode's.
+
+    Attributes:
+        tasks: Who they are.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        task: Task,
+        state: JobState,
+        are_gone: Callable[[Sequence[Task], float], bool],
+        fence: Fence | None,
+    ) -> None:
+        self.tasks = [other for other in cluster.tasks() if other.job == "worker" and other != task]
+        self._task, self._state, self._are_gone, self._fence = task, state, are_gone, fence
+
+    def are_done(self, session: Any) -> bool:
+        """Tell whether there are others, and all of them have signed off."""
+        return bool(self.tasks) and self._of(session, (DONE,)) == self.tasks
+
+    def any_trains(self, session: Any) -> bool:
+        """Tell whether one of them takes steps."""
+        return bool(self._of(session, (RUNNING,)))
+
+    def let_this_one(self, session: Any) -> bool:
+        """Tell whether none of them takes steps, or would take the steps that are left before this worker."""
+        first = [task for task in self._of(session, (IDLE,)) if task.index < self._task.index]
+        return self._are_fenced_off(session, [*first, *self._of(session, (RUNNING,))])
+
+    def are_through(self, session: Any) -> bool:
+        """Tell whether each of them has signed off, or does not answer any more."""
+        return self._are_fenced_off(session, self._of(session, AT_WORK))
+
+    def _are_fenced_off(self, session: Any, tasks: Sequence[Task]) -> bool:
+        """Tell whether some do not answer any more, and let nothing that they have on their way be applied then."""
+        if not self._are_gone(tasks, _GONE_AFTER_SECS):
+            return False
+        if self._fence and tasks:
+            session.run(self._fence.raise_, {self._fence.workers: [task.index for task in tasks]})
+        return True
+
+    def _of(self, session: Any, phases: Collection[int]) -> Sequence[Task]:
+        present, _ = self._state.read(session)
+        return [task for task in self.tasks if present[task.index] in phases]
