@@ -67,7 +67,7 @@ class StorageError(TfpsError):
     exit_code = 74
 
 
-def of_exit_code(code: int, text: str) -> TfpsError:
+def error_for_exit_code(code: int, text: str) -> TfpsError:
     """Return the error that ends a task with ``code`` because another task has ended so."""
     kinds = (ConfigError, DataError, DivergedError, StorageError)
     return next((kind(text) for kind in kinds if kind.exit_code == code), TfpsError(text))
@@ -85,7 +85,7 @@ class StoppedError(RetryableError):
     exit_code = 143
 
 
-def of_limits(error: BaseException) -> ConfigError | None:
+def error_for_limits(error: BaseException) -> ConfigError | None:
     """Return what an error of Python's means that comes of a limit on processes; ``None`` of any other."""
     told = (
         "no more threads or processes can be started: raise the limit on them, see ulimit -u, or that of the container"

@@ -50,7 +50,7 @@ def state_of(line: str) -> str:
 
 
 def is_reserved(line: str) -> bool:
-    """Tell whether a line begins as a task's own: with a state, or as a progress line."""
+    """Return whether a line begins as a task's own: with a state, or as a progress line."""
     return bool(state_of(line) or re.match(r"step=[0-9]", line))
 
 

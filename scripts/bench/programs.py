@@ -183,5 +183,5 @@ def missing(names: Sequence[str]) -> list[str]:
 
 
 def is_missing(venv: str) -> bool:
-    """Tell whether a virtual environment is not there."""
+    """Return whether a virtual environment is not there."""
     return not Path(python(venv)).exists()

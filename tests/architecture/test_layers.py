@@ -94,7 +94,7 @@ def _statements(tree: ast.AST, top_level: bool) -> Iterator[ast.AST]:
 
 
 def within(name: str, package: str) -> bool:
-    """Tell whether a name is a package's, or the package."""
+    """Return whether a name is a package's, or the package."""
     return name == package or name.startswith(f"{package}.")
 
 

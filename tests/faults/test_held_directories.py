@@ -134,7 +134,7 @@ def test_a_directory_removed_with_the_only_ps_leaves_nothing_and_it_is_said(tmp_
 
 
 def _is_ps(pid: int) -> bool:
-    """Tell whether a task's process is the PS: its log is open there."""
+    """Return whether a task's process is the PS: its log is open there."""
     try:
         return any("ps-0.log" in os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
     except OSError:

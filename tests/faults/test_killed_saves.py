@@ -11,7 +11,7 @@ import pytest
 from support.checkpoints import Training, damage
 from support.processes import environment
 
-from tfps.runtime.checkpoint.directory import existing
+from tfps.runtime.checkpoint.directory import list_checkpoints
 
 # Saves as of a step in a process of its own, which is killed before its n-th change to the disk, for every n until it
 # gets through; then says what a new chief makes of what each has left. The processes are forked before any session is.
@@ -183,6 +183,6 @@ def test_a_kill_while_tensorflow_writes_leaves_nothing(tmp_path: Path) -> None:
     [staged] = tmp_path.iterdir()
     assert staged.name.startswith(".saving-")
     assert [path.suffix for path in staged.iterdir() if path.suffix == ".index"] == []
-    assert existing(str(tmp_path)) == []
+    assert list_checkpoints(str(tmp_path)) == []
     assert Training(tmp_path).resume() is None
     assert list(tmp_path.iterdir()) == []

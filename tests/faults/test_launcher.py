@@ -209,7 +209,7 @@ def test_a_directory_for_temporary_files_that_is_removed_keeps_no_task_from_its_
 
 
 def _logs_to(pid: int, name: str) -> bool:
-    """Tell whether a process has a task's log open."""
+    """Return whether a process has a task's log open."""
     try:
         return any(name in os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
     except OSError:

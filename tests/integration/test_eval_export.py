@@ -31,7 +31,7 @@ from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, Sto
 from tfps.models.loader import Model, mistake
 from tfps.modes.registry import MODES
 from tfps.runtime.graph import builder
-from tfps.runtime.process.shutdown import Stop
+from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results import evaluation, export
 
 BATCHES = np.random.default_rng(3).normal(size=[5, 4, 3]).astype(np.float32)
@@ -223,7 +223,7 @@ def test_the_evaluator_goes_on_when_its_checkpoint_is_deleted(
     paths = iter([str(tmp_path / "m" / "model.ckpt-3"), newest(tmp_path / "m")])
     monkeypatch.setattr(evaluation.Finder, "newest", lambda _: next(paths, newest(tmp_path / "m")))
     config = JobConfig(model_dir=str(tmp_path / "m"), max_steps=20)
-    evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), MODEL, Stop())
+    evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), MODEL, StopRequest())
     assert f"{tmp_path}/m/model.ckpt-3 was deleted meanwhile: a newer one is evaluated" in caplog.messages
     assert any(message.startswith("step=20 loss=") for message in caplog.messages)
 
@@ -234,7 +234,7 @@ def test_an_evaluator_goes_by_the_file_systems_clock(
 ) -> None:
     """An earlier, shorter run's summary is not the end of this one, and its own is, whatever this host's clock says."""
     shutil.copytree(trained, tmp_path / "m")
-    told, now, stop = tmp_path / "m" / "summary.json", time.time, Stop()
+    told, now, stop = tmp_path / "m" / "summary.json", time.time, StopRequest()
     short = json.dumps({"status": "done", "global_step": 20, "exit_code": 0})
     told.write_text(short)
     os.utime(told, (now() - 30, now() - 30))
@@ -262,7 +262,7 @@ def test_an_evaluator_does_not_end_with_a_job_whose_checkpoints_were_deleted(
     shutil.copytree(trained, tmp_path / "m")
     for path in tmp_path.glob("m/model.ckpt-*"):
         path.unlink()
-    told, stop = tmp_path / "m" / "summary.json", Stop()
+    told, stop = tmp_path / "m" / "summary.json", StopRequest()
     told.write_text(json.dumps({"status": "done", "global_step": 20, "max_steps": 20, "exit_code": 0} | odd))
     os.utime(told, (time.time() - 30, time.time() - 30))
     config, ended = JobConfig(model_dir=str(tmp_path / "m"), max_steps=20), threading.Event()

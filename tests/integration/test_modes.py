@@ -36,7 +36,7 @@ from tfps.errors import ModelError
 from tfps.optimizers.registry import OPTIMIZERS
 from tfps.report import parse_progress
 from tfps.runtime.graph import builder
-from tfps.runtime.graph.background_updates import Updates
+from tfps.runtime.graph.background_updates import UpdateRunner
 from tfps.runtime.training.summary_writer import dropped as gradients_dropped
 from tfps.runtime.training.training_loop import Loop, Progress
 
@@ -400,7 +400,7 @@ class _SyncByHand:
                 self._sessions.append(tf.Session(target_of(Task("worker", index)), graph=built.graph, config=config))
                 for op in (*init, built.iterator.initializer, built.step.worker_init):
                     self._sessions[-1].run(op, now if index == 0 else None)
-        Updates(self._sessions[0], self._built[0].updates, now)
+        UpdateRunner(self._sessions[0], self._built[0].updates, now)
 
     def push(self, worker: int) -> None:
         """Push a worker's gradient, and draw no token."""
@@ -557,7 +557,7 @@ def test_sync_refuses_an_update_that_needs_a_batch() -> None:
 
 
 def _written(model_dir: Path, step: int) -> bool:
-    """Tell whether the event file has come to a step."""
+    """Return whether the event file has come to a step."""
     files = list(model_dir.glob("events*"))
     return bool(files) and any(event.step >= step for event in tf.train.summary_iterator(str(files[0])))
 
@@ -686,7 +686,7 @@ def test_an_optimizer_may_read_the_step_when_it_has_changed_something(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("mode", "steps", "began_anew", "dropped"),
+    ("mode", "steps", "was_restarted", "dropped"),
     [
         ("sync", {0: 10, 1: 13}, False, 3),
         ("sync", {0: 10, 1: 10}, False, 0),
@@ -696,10 +696,10 @@ def test_an_optimizer_may_read_the_step_when_it_has_changed_something(tmp_path: 
     ],
 )
 def test_gradients_that_came_too_late_are_counted(
-    mode: str, steps: dict[int, int], began_anew: bool, dropped: int | None
+    mode: str, steps: dict[int, int], was_restarted: bool, dropped: int | None
 ) -> None:
     """What workers have pushed and no update has used was dropped; it is not known where some steps are not."""
-    one = SimpleNamespace(num_workers=2, resumed_from_step=90, began_anew=began_anew)
+    one = SimpleNamespace(num_workers=2, resumed_from_step=90, was_restarted=was_restarted)
     assert gradients_dropped(JobConfig(mode=mode), one, Progress(global_step=100), steps) == dropped
 
 

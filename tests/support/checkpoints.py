@@ -12,7 +12,7 @@ tensorflow_import.load_v1()
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 from tfps.cluster.resolver import Cluster  # noqa: E402
-from tfps.runtime.checkpoint.manager import Checkpoints  # noqa: E402
+from tfps.runtime.checkpoint.manager import CheckpointManager  # noqa: E402
 from tfps.runtime.checkpoint.ownership import Ownership  # noqa: E402
 
 
@@ -27,7 +27,7 @@ class Training:
             self.session.run(tf.global_variables_initializer())
             self.saver = tf.train.Saver()
             self.owner = Ownership(str(model_dir), Cluster(("a:1",), ("b:1",)))
-            self.checkpoints = Checkpoints(str(model_dir), every_secs=0.0, owner=self.owner)
+            self.checkpoints = CheckpointManager(str(model_dir), every_secs=0.0, owner=self.owner)
 
     def save(self, step: int, patiently: bool = False) -> None:
         """Save as of some step; ``patiently`` is what is done now and then, as training goes on."""

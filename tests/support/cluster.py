@@ -24,7 +24,7 @@ from tfps.errors import StoppedError
 from tfps.models.loader import Model
 from tfps.runtime import task as tasks
 from tfps.runtime.process import tensorflow_import
-from tfps.runtime.process.shutdown import Stop
+from tfps.runtime.process.shutdown import StopRequest
 
 tensorflow_import.load_v1()
 
@@ -130,7 +130,7 @@ class Running:
 
     def __init__(self, config: JobConfig, cluster: Cluster) -> None:
         self._config, self._cluster = config, cluster
-        self._stops = {str(task): Stop() for task in cluster.tasks()}
+        self._stops = {str(task): StopRequest() for task in cluster.tasks()}
         self.ended: Errors = {}
         self._threads = {
             str(task): threading.Thread(target=self._be, args=(task,), name=str(task), daemon=True)

@@ -327,7 +327,7 @@ class Cluster:
             self._start(owner, made)
 
     def _complete(self, owner: Object) -> bool:
-        """Tell whether all tasks that decide have ended well: the workers, or all of a plain Job."""
+        """Return whether all tasks that decide have ended well: the workers, or all of a plain Job."""
         wanted = [made for made in _made_of(owner) if owner["apiVersion"] == "batch/v1" or made["role"] == "worker"]
         done = [p for p in self.pods.values() if p.told["status"]["phase"] == "Succeeded" and _belongs(p, owner)]
         roles = {made["role"] for made in wanted}
@@ -380,7 +380,7 @@ def _action(owner: Object, pod: Pod, code: int) -> str:
 
 
 def _belongs(pod: Pod, owner: Object) -> bool:
-    """Tell whether a pod is a job's: it has all labels that the job has."""
+    """Return whether a pod is a job's: it has all labels that the job has."""
     labels = pod.told["metadata"]["labels"]
     return owner["metadata"]["labels"].items() <= labels.items()
 

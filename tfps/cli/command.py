@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfps.cli.validation import Problems
+from tfps.cli.validation import ProblemCollector
 from tfps.config import job_config
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.runtime import task
 from tfps.runtime.process import task_log, tensorflow_import
 
-JOB = ("job", "training", "mode", "placement", "speed", "time limits")  # the groups of flags that training takes
+JOB = ("job", "training", "mode", "placement", "performance", "timeouts")  # the groups of flags that training takes
 
 
 @dataclass(frozen=True)
-class Verb:
+class Command:
     """One thing that ``tfps`` does.
 
     Attributes:
@@ -85,7 +85,7 @@ def new_model_dir(model: str) -> str:
     return str(Path("runs") / f"{Path(model).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
 
 
-def with_tensorflow(problems: Problems) -> None:
+def with_tensorflow(problems: ProblemCollector) -> None:
     """Settle the problems, then import TensorFlow, quietly: for verbs that work on a model without a cluster."""
     problems.of(task.require_tensorflow)
     problems.settle()

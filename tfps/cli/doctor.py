@@ -18,12 +18,12 @@ from typing import TypeVar
 
 import tfps
 from tfps.cli import run, shared_dir
-from tfps.cli.command import JOB, Verb
-from tfps.cli.shared_dir import Card, Visit
-from tfps.cli.validation import Problems
+from tfps.cli.command import JOB, Command
+from tfps.cli.shared_dir import Presence, SharedDirProbe
+from tfps.cli.validation import ProblemCollector
 from tfps.cluster import ports, probe, rendezvous, resolver
 from tfps.cluster.addresses import split
-from tfps.cluster.probe import Answer
+from tfps.cluster.probe import ProbeResult
 from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig, show
 from tfps.errors import ClusterFormError, ConfigError, StorageError
@@ -69,8 +69,8 @@ class Check:
 
 def _doctor(argv: Sequence[str]) -> int:
     """Look at everything at the same time, tell it, and return the exit code of what is wrong."""
-    problems = Problems()
-    job = problems.read(VERB.flags, argv)
+    problems = ProblemCollector()
+    job = problems.read(COMMAND.flags, argv)
     place = problems.of(_place, job)
     problems.settle()
     assert place is not None
@@ -145,7 +145,7 @@ def _installed() -> Mapping[str, str]:
 def _network(members: Cluster, me: Task | None, flag: str) -> Iterator[Check]:
     """Ask at every task's address who is there."""
     tasks = members.tasks()
-    answers = probe.ask_all(members, tasks, _DEAD_AFTER_SECS + len(tasks) / _TASKS_PER_SEC)
+    answers = probe.probe_all(members, tasks, _DEAD_AFTER_SECS + len(tasks) / _TASKS_PER_SEC)
     yield _names(members, answers)
     found = {task: _task(task, members.address(task), answer) for task, answer in answers.items()}
     alike: dict[tuple[str, str], list[Check]] = {}
@@ -159,7 +159,7 @@ def _network(members: Cluster, me: Task | None, flag: str) -> Iterator[Check]:
         yield _port(members.address(me), flag, found[me])
 
 
-def _names(members: Cluster, answers: Mapping[Task, Answer]) -> Check:
+def _names(members: Cluster, answers: Mapping[Task, ProbeResult]) -> Check:
     hosts = {split(members.address(task))[0]: answer.problem for task, answer in answers.items()}
     unknown = [show(host) for host, problem in hosts.items() if problem == probe.UNKNOWN_HOST]
     if not unknown:
@@ -168,7 +168,7 @@ def _names(members: Cluster, answers: Mapping[Task, Answer]) -> Check:
     return Check(WRONG, "names", told, ClusterFormError.exit_code)
 
 
-def _task(task: Task, address: str, answer: Answer) -> Check:
+def _task(task: Task, address: str, answer: ProbeResult) -> Check:
     what = f"{task} {address}"
     if answer.task == task:
         return Check(OK, what, "runs, and says who it is")
@@ -220,13 +220,13 @@ def _directory(model_dir: str | None, num_hosts: int, enough: threading.Event) -
         return [Check(WRONG, "model_dir", f"{error} Give a directory that can be written.", StorageError.exit_code)]
 
 
-def _room(model_dir: str, visit: Visit) -> Check:
+def _room(model_dir: str, visit: SharedDirProbe) -> Check:
     told = f"{show(model_dir)} can be written, {visit.free_bytes / 1e9:,.1f} GB free"
     little = visit.free_bytes < _LITTLE_BYTES
     return Check(WARNING if little else OK, "model_dir", f"{told}: make room for checkpoints." if little else told)
 
 
-def _shared(here: Mapping[str, str], others: Mapping[str, Card], num_hosts: int) -> Check:
+def _shared(here: Mapping[str, str], others: Mapping[str, Presence], num_hosts: int) -> Check:
     """Tell who else is in the directory, and whether they have the same installed."""
     if not others:
         told = "nobody else is there: start doctor on all hosts at once to see whether they share it"
@@ -249,7 +249,7 @@ def _unlike(here: Mapping[str, str], there: Mapping[str, str]) -> list[tuple[str
     return compatibility.differences(terms(here), terms(there))
 
 
-def _clocks(host: str, visit: Visit, others: Mapping[str, Card]) -> Check:
+def _clocks(host: str, visit: SharedDirProbe, others: Mapping[str, Presence]) -> Check:
     """Compare the clocks of the hosts with the file system's."""
     own = visit.own
     if own is None:
@@ -286,9 +286,9 @@ def _within(secs: float, directory: "futures.Future[list[Check]]") -> list[Check
     return [Check(WRONG, "model_dir", told, StorageError.exit_code)]
 
 
-VERB = Verb(
+COMMAND = Command(
     _doctor,
-    ("cluster", "task", "size", *JOB, "supervision"),
+    ("cluster", "task", "size", *JOB, "restarts"),
     "is this cluster able to train?",
     "Takes the flags of run, starts nothing, and answers in seconds: does each address resolve, and who answers there; "
     "is this task's port free (with --job_name and --task_index); proxies, versions, clocks; and, started on all hosts "

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import get_type_hints
 
-from tfps.cli.command import Verb, absolute, found_from_anywhere, with_tensorflow
-from tfps.cli.validation import Problems, check_model
+from tfps.cli.command import Command, absolute, found_from_anywhere, with_tensorflow
+from tfps.cli.validation import ProblemCollector, check_model
 from tfps.config import job_config
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, ConfigError
@@ -21,14 +21,14 @@ from tfps.runtime.checkpoint.manifest import INDEX, file_of
 
 def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, loader.Model, str]:
     """Return the job that a directory holds, as ``job.json`` and the flags tell, its model, and the checkpoint."""
-    problems = Problems()
+    problems = ProblemCollector()
     given = problems.read(flags, argv)
     problems.settle()
     if not (given.model_dir or given.checkpoint_path):
         raise ConfigError("--model_dir is missing: give the directory of a trained job.")
     directory = Path(given.model_dir or str(Path(given.checkpoint_path or "").parent))
     asked = problems.read(flags, argv, _stored(directory / JOB).replace(model_dir=str(directory)))
-    path = absolute(model_dir.chosen(asked))
+    path = absolute(model_dir.select_checkpoint(asked))
     named = asked.model.endswith(".py") and asked.model != given.model  # by job.json alone
     if named:
         problems.of(_check_owner, directory / JOB, Path(asked.model))
@@ -38,7 +38,7 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, lo
     if named:
         print(f"runs {job.model}, as {directory / JOB} says", file=sys.stderr)
     if not asked.checkpoint_path and not file_of(path, INDEX).exists():  # the job goes on, and deletes old ones
-        path = absolute(model_dir.chosen(asked))
+        path = absolute(model_dir.select_checkpoint(asked))
     return job, loader.load(job.model), path
 
 
@@ -99,7 +99,7 @@ def _export(argv: Sequence[str]) -> int:
     return 0
 
 
-EVAL = Verb(
+EVAL = Command(
     _eval,
     ("job", "checkpoint"),
     "measure a checkpoint",
@@ -108,7 +108,7 @@ EVAL = Verb(
     "tfps eval --model_dir=DIR",
 )
 
-EXPORT = Verb(
+EXPORT = Command(
     _export,
     ("job", "checkpoint", "export"),
     "write a SavedModel",

@@ -4,12 +4,12 @@ import importlib
 import os
 from collections.abc import Sequence
 
-from tfps.cli.command import Verb
+from tfps.cli.command import Command
 from tfps.cli.tables import print_status
-from tfps.cli.validation import Problems
+from tfps.cli.validation import ProblemCollector
 from tfps.cluster.resolver import Task
 from tfps.config import job_config
-from tfps.jobs.handle import Submitted
+from tfps.jobs.handle import SubmittedJob
 from tfps.launchers.registry import LAUNCHERS
 
 _EXAMPLE = "slurm:4711"
@@ -18,9 +18,9 @@ _EXAMPLE = "slurm:4711"
 _GIVE = f"give the one that tfps submit printed, like {_EXAMPLE}"
 
 
-def _find(verb: Verb, argv: Sequence[str]) -> tuple[Submitted, job_config.JobConfig]:
+def _find(verb: Command, argv: Sequence[str]) -> tuple[SubmittedJob, job_config.JobConfig]:
     """Return the job of the handle among the arguments, and the flags."""
-    problems = Problems()
+    problems = ProblemCollector()
     handles = [arg for arg in argv if not arg.startswith("-")]
     asked = problems.read(verb.flags, [arg for arg in argv if arg not in handles])
     if len(handles) != 1:
@@ -59,7 +59,7 @@ def _cancel(argv: Sequence[str]) -> int:
 
 _HANDLE = "HANDLE is what tfps submit printed."
 
-STATUS = Verb(
+STATUS = Command(
     _status,
     (),
     "show a submitted job's tasks",
@@ -67,7 +67,7 @@ STATUS = Verb(
     f"tfps status {_EXAMPLE}",
     "HANDLE",
 )
-LOGS = Verb(
+LOGS = Command(
     _logs,
     ("logs",),
     "show what a submitted job says",
@@ -75,7 +75,7 @@ LOGS = Verb(
     f"tfps logs {_EXAMPLE} --task=worker:1 --follow",
     "HANDLE",
 )
-CANCEL = Verb(
+CANCEL = Command(
     _cancel,
     (),
     "end a submitted job",

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfps.cli.command import JOB, Verb, found_from_anywhere, new_model_dir
-from tfps.cli.validation import Problems, check_model
+from tfps.cli.command import JOB, Command, found_from_anywhere, new_model_dir
+from tfps.cli.validation import ProblemCollector, check_model
 from tfps.cluster import ports
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, StoppedError, StorageError
@@ -22,8 +22,8 @@ MOST_LOCAL_TASKS = 256
 def _launch(argv: Sequence[str]) -> int:
     """Run a whole cluster on this machine."""
     began = time.monotonic()
-    problems = Problems()
-    job = problems.read(VERB.flags, argv)
+    problems = ProblemCollector()
+    job = problems.read(COMMAND.flags, argv)
     job = job.replace(num_ps=job.num_ps or 1, num_workers=job.num_workers or 2)
     check_model(job, problems)
     problems.of(task.require_tensorflow)
@@ -67,7 +67,7 @@ def _follow(job: JobConfig, began: float) -> int:
 
 
 def _is_kept_for(directory: Path, hosts: Sequence[str]) -> bool:
-    """Tell whether a directory is still a job's, at its end: no other one holds it, or has held it and ended there."""
+    """Return whether a directory is still a job's at its end: no other job holds it, or held it and ended there."""
     try:
         theirs = (read_json(directory / SUMMARY) or {}).get("hosts")
     except CheckpointError:
@@ -110,9 +110,9 @@ def _stopped(job: JobConfig, step: int) -> str:
     return f"stopped at step {step}; the same flags and --model_dir={job.model_dir} go on from {path}{lost}."
 
 
-VERB = Verb(
+COMMAND = Command(
     _launch,
-    ("size", *JOB, "supervision"),
+    ("size", *JOB, "restarts"),
     "run a whole cluster on this machine",
     "Shows the job while it runs; Ctrl-C saves and stops it. Without --model_dir it makes a new one in runs/.",
     "tfps launch --num_ps=1 --num_workers=2 --model=mnist --issync=1",

@@ -10,11 +10,11 @@ import textwrap
 from collections.abc import Sequence
 
 import tfps
-from tfps.cli.registry import VERBS
+from tfps.cli.registry import COMMANDS
 from tfps.cli.run import ROLE
-from tfps.cli.validation import CHOICES, tell
+from tfps.cli.validation import CHOICES, print_error
 from tfps.config import job_config
-from tfps.errors import ConfigError, StoppedError, StorageError, TfpsError, of_limits
+from tfps.errors import ConfigError, StoppedError, StorageError, TfpsError, error_for_limits
 from tfps.models import loader
 
 _NOT_WRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO)  # a file's own errors are told where they are met
@@ -55,15 +55,15 @@ def _act(argv: list[str]) -> int:
         if "--version" in args or args == ["version"]:
             print(f"tfps {tfps.__version__}")
             return 0
-        if verb not in VERBS:
-            meant = job_config.did_you_mean(verb, VERBS)
+        if verb not in COMMANDS:
+            meant = job_config.did_you_mean(verb, COMMANDS)
             raise ConfigError(f"{job_config.show(verb)} is not a command of tfps.{meant} See tfps --help.")
         if {"-h", "--help", "-help", "--helpfull"} & set(rest) or (not args and not _in_a_cluster()):
             print(_usage() if not args or args[0].startswith("-") else _help(verb))
             return 0
-        return VERBS[verb].act(rest)
+        return COMMANDS[verb].act(rest)
     except (TfpsError, RuntimeError) as error:
-        return tell(_of_user(error), sys.stderr)
+        return print_error(_of_user(error), sys.stderr)
     except KeyboardInterrupt:
         return StoppedError.exit_code
     except OSError as error:
@@ -74,7 +74,7 @@ def _act(argv: list[str]) -> int:
 
 def _of_user(error: TfpsError | RuntimeError) -> TfpsError:
     """Return an error for the user; raises one that is none."""
-    found = error if isinstance(error, TfpsError) else of_limits(error)
+    found = error if isinstance(error, TfpsError) else error_for_limits(error)
     if found is None:
         raise error
     return found
@@ -95,11 +95,11 @@ def _not_written(error: OSError) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if isinstance(error, BrokenPipeError):
         return StoppedError.exit_code
-    return tell(StorageError(f"standard output cannot be written: {error.strerror}."), sys.stderr)
+    return print_error(StorageError(f"standard output cannot be written: {error.strerror}."), sys.stderr)
 
 
 def _as_flag(args: list[str]) -> list[str]:
-    """Return ``help [VERB]`` as ``[VERB] --help``."""
+    """Return ``help [COMMAND]`` as ``[COMMAND] --help``."""
     return [*args[1:], "--help"] if args[:1] == ["help"] else args
 
 
@@ -108,18 +108,18 @@ def _in_a_cluster() -> bool:
 
 
 def _usage() -> str:
-    verbs = "\n".join(f"  {name:<8} {verb.summary}" for name, verb in VERBS.items())
+    verbs = "\n".join(f"  {name:<8} {verb.summary}" for name, verb in COMMANDS.items())
     return (
         "TensorFlow 1.x-style parameter-server training, on today's TensorFlow.\n\n"
-        f"usage: tfps VERB [--flag=value ...]\n\n{verbs}\n\n"
-        f"Try it:\n  {VERBS['launch'].example}\n\n"
-        f"Without a verb it is run, so the classic command line works unchanged:\n  python -m tfps {ROLE}\n\n"
-        "tfps VERB --help tells a verb's flags."
+        f"usage: tfps COMMAND [--flag=value ...]\n\n{verbs}\n\n"
+        f"Try it:\n  {COMMANDS['launch'].example}\n\n"
+        f'Without a command, tfps executes "run"; the classic command line works unchanged:\n  python -m tfps {ROLE}\n\n'
+        'Run "tfps COMMAND --help" for its flags.'
     )
 
 
 def _help(verb: str) -> str:
-    told = VERBS[verb]
+    told = COMMANDS[verb]
     choices = {**CHOICES, "model": tuple(loader.BUILTIN)}
     width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns))
     flags = job_config.describe(told.flags, choices, width)

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from tfps.cli.command import Verb, with_tensorflow
-from tfps.cli.validation import Problems, check_model
+from tfps.cli.command import Command, with_tensorflow
+from tfps.cli.validation import ProblemCollector, check_model
 from tfps.cluster import resolver
 from tfps.models import loader
 
 
 def _plan(argv: Sequence[str]) -> int:
     """Print what goes where."""
-    problems = Problems()
-    job = problems.read(VERB.flags, argv)
+    problems = ProblemCollector()
+    job = problems.read(COMMAND.flags, argv)
     check_model(job, problems)
     with_tensorflow(problems)
     from tfps.cli.tables import print_plan  # noqa: PLC0415
@@ -23,9 +23,9 @@ def _plan(argv: Sequence[str]) -> int:
     return 0
 
 
-VERB = Verb(
+COMMAND = Command(
     _plan,
-    ("size", "job", "training", "mode", "placement", "speed"),
+    ("size", "job", "training", "mode", "placement", "performance"),
     "show what goes where, without starting",
     "Prints each variable's parameter server, the bytes of each, and what one step moves over the wire.",
     "tfps plan --model=mnist --num_ps=2",

@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 
 from tfps.cli import doctor, evaluate, jobs, launch, plan, run, submit
-from tfps.cli.command import Verb
+from tfps.cli.command import Command
 
-VERBS: Mapping[str, Verb] = {
-    "run": run.VERB,
-    "launch": launch.VERB,
-    "submit": submit.VERB,
+COMMANDS: Mapping[str, Command] = {
+    "run": run.COMMAND,
+    "launch": launch.COMMAND,
+    "submit": submit.COMMAND,
     "status": jobs.STATUS,
     "logs": jobs.LOGS,
     "cancel": jobs.CANCEL,
-    "plan": plan.VERB,
-    "doctor": doctor.VERB,
+    "plan": plan.COMMAND,
+    "doctor": doctor.COMMAND,
     "eval": evaluate.EVAL,
     "export": evaluate.EXPORT,
 }

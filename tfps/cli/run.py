@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from tfps.cli.command import JOB, Verb, found_from_anywhere, new_model_dir
-from tfps.cli.validation import Problems, tell
+from tfps.cli.command import JOB, Command, found_from_anywhere, new_model_dir
+from tfps.cli.validation import ProblemCollector, print_error
 from tfps.cluster import ports, resolver, slurm
 from tfps.config.job_config import JobConfig
-from tfps.errors import PeerLostError, StorageError, TfpsError, of_limits
+from tfps.errors import PeerLostError, StorageError, TfpsError, error_for_limits
 from tfps.launchers.local.task_process import BUILT, SIGNED_OFF, SIGNS
 from tfps.models import loader
 from tfps.report import make_dir, one_line
@@ -32,8 +32,8 @@ _EXIT_HOOKS_SECS = 2.0
 
 def _run(argv: Sequence[str]) -> int:
     """Be one task."""
-    problems = Problems()
-    job = problems.read(VERB.flags, argv)
+    problems = ProblemCollector()
+    job = problems.read(COMMAND.flags, argv)
     problems.of(loader.check, job.model)
     sizes = job.num_ps, job.num_workers
     place = problems.of(
@@ -74,7 +74,7 @@ def _supervise(job: JobConfig, members: resolver.Cluster, me: resolver.Task) -> 
 def on_machines(members: resolver.Cluster, port_base: int | None) -> resolver.Cluster:
     """Return a Slurm step's cluster, looked up."""
     nodes = [members.address(task).rpartition(":")[0] for task in members.tasks()]
-    return resolver.placed(members, slurm.ask(nodes, os.environ), port_base or slurm.PORT_BASE)
+    return resolver.placed(members, slurm.lookup_nodes(nodes, os.environ), port_base or slurm.PORT_BASE)
 
 
 def _be_task(given: JobConfig, members: resolver.Cluster, me: resolver.Task, port_flag: str) -> int:
@@ -93,20 +93,20 @@ def _be_task(given: JobConfig, members: resolver.Cluster, me: resolver.Task, por
     except SystemExit as ended:  # of the model, or a library that it uses
         code = ended.code if isinstance(ended.code, int) and ended.code else PeerLostError.exit_code
         with contextlib.suppress(OSError):
-            tell(
+            print_error(
                 PeerLostError(f"the model has ended the process, by sys.exit({ended.code}), before it was done."),
                 console,
             )
     except TfpsError as error:
         code = error.exit_code
         with contextlib.suppress(OSError):  # whoever read it may be gone
-            tell(error, console)
+            print_error(error, console)
     except Exception as error:
-        limit = of_limits(error)
+        limit = error_for_limits(error)
         code = limit.exit_code if limit else 1
         with contextlib.suppress(OSError):
             if limit:
-                tell(limit, console)
+                print_error(limit, console)
             else:
                 traceback.print_exc()
                 console.write(f"error: {type(error).__name__}: {one_line(str(error))} (a bug in tfps: see the log)\n")
@@ -164,9 +164,9 @@ def _tell(text: str) -> None:
         logging.getLogger("tfps").info(text)
 
 
-VERB = Verb(
+COMMAND = Command(
     _run,
-    ("cluster", "task", "size", *JOB, "supervision"),
+    ("cluster", "task", "size", *JOB, "restarts"),
     "be one task of a cluster",
     "Start it once for each task, on any machines, with the same flags but --job_name and --task_index. All tasks "
     "end by themselves when the job is done.",

@@ -22,7 +22,7 @@ _LOST_AFTER_SECS = 300.0  # a card older than that was left by one who did not g
 
 
 @dataclass(frozen=True)
-class Card:
+class Presence:
     """What a visitor has left.
 
     Attributes:
@@ -36,14 +36,14 @@ class Card:
     ahead_secs: float
 
 
-class Visit:
+class SharedDirProbe:
     """One's own card in a directory, and what else is found there."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @property
-    def own(self) -> Card | None:
+    def own(self) -> Presence | None:
         """One's own card, as it is read back."""
         return _read(self._path)
 
@@ -52,7 +52,7 @@ class Visit:
         """How much more the directory can hold."""
         return shutil.disk_usage(self._path.parent).free
 
-    def others(self) -> dict[str, Card]:
+    def others(self) -> dict[str, Presence]:
         """Return the cards of others that are there now, by their files' names."""
         now = self._path.stat().st_mtime
         found = {path.name: _read(path) for path in self._path.parent.glob(_CARDS) if path != self._path}
@@ -60,7 +60,7 @@ class Visit:
 
 
 @contextlib.contextmanager
-def visit(directory: Path, told: Mapping[str, str]) -> Iterator[Visit]:
+def visit(directory: Path, told: Mapping[str, str]) -> Iterator[SharedDirProbe]:
     """Leave a card in a directory, which is made if it is not there, as long as the context lasts.
 
     Raises:
@@ -70,7 +70,7 @@ def visit(directory: Path, told: Mapping[str, str]) -> Iterator[Visit]:
     own = directory / _CARDS.replace("*", uuid.uuid4().hex)
     try:
         write_json(own, {**told, "clock": time.time()})
-        yield Visit(own)
+        yield SharedDirProbe(own)
     finally:
         with contextlib.suppress(OSError):
             own.unlink(missing_ok=True)
@@ -78,10 +78,10 @@ def visit(directory: Path, told: Mapping[str, str]) -> Iterator[Visit]:
                 path.rmdir()  # unless others have put something there
 
 
-def _read(path: Path) -> Card | None:
+def _read(path: Path) -> Presence | None:
     """Return a card, or ``None`` if there is none, or it is not one."""
     try:
         told, written = read_json(path) or {}, path.stat().st_mtime
-        return Card({name: str(value) for name, value in told.items()}, written, float(told["clock"]) - written)
+        return Presence({name: str(value) for name, value in told.items()}, written, float(told["clock"]) - written)
     except (OSError, CheckpointError, KeyError, TypeError, ValueError):
         return None

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfps.cli.command import JOB, Verb, working_directory
-from tfps.cli.validation import Problems
-from tfps.cli.watch import see_through, wait_for
+from tfps.cli.command import JOB, Command, working_directory
+from tfps.cli.validation import ProblemCollector
+from tfps.cli.watch import run_to_completion, wait_for
 from tfps.config import job_config
 from tfps.config.job_config import JobConfig
 from tfps.errors import DataError
@@ -24,8 +24,8 @@ _PLATFORM = ("platform", "resources", "cluster")
 
 
 def _submit(argv: Sequence[str]) -> int:
-    problems = Problems()
-    asked = problems.read(VERB.flags, argv)
+    problems = ProblemCollector()
+    asked = problems.read(COMMAND.flags, argv)
     if asked.to is None:
         problems.add(f"--to is missing: say where the job runs, one of {', '.join(LAUNCHERS)}.")
     problems.settle()
@@ -45,14 +45,14 @@ def _send(launcher: Any, plan: Any, job: Job) -> int:
     began = time.monotonic()
     submitted = launcher.submit(plan)
     if hasattr(submitted, "events"):  # no platform holds it: it lasts as long as this command
-        return see_through(submitted, job, began)
+        return run_to_completion(submitted, job, began)
     for warning in getattr(submitted, "warnings", ()):
         print(warning, file=sys.stderr)
     print(submitted.handle, flush=True)
     return wait_for(submitted, job, began) if job.config.wait else 0
 
 
-def _job(asked: JobConfig, launcher: Any, problems: Problems) -> Job:
+def _job(asked: JobConfig, launcher: Any, problems: ProblemCollector) -> Job:
     """Return the job, looked at as far as this machine can tell."""
     for flag in job_config.fields_of(_PLATFORM):
         if getattr(asked, flag) != job_config.FIELDS[flag].default and flag not in (*_EVERYWHERE, *launcher.FLAGS):
@@ -92,9 +92,9 @@ def _name(model: str) -> str:
     return f"{plain if plain[:1].isalpha() else f'job-{plain}'.rstrip('-')}-{time.strftime('%m%d-%H%M%S')}"
 
 
-VERB = Verb(
+COMMAND = Command(
     _submit,
-    ("platform", "size", "resources", "cluster", *JOB, "supervision"),
+    ("platform", "size", "resources", "cluster", *JOB, "restarts"),
     "hand the job to a platform",
     "Prints the job's handle, which tfps status, logs and cancel take. The platform's own program must be installed "
     "and logged in, but not for --dry_run.",

@@ -13,7 +13,7 @@ from tfps.report import count, plural
 
 if TYPE_CHECKING:
     from tfps.jobs.handle import Status
-    from tfps.runtime.graph.placement import Crossing
+    from tfps.runtime.graph.placement import Transfer
     from tfps.runtime.graph.plan import Plan
 
 
@@ -72,11 +72,11 @@ def _step(plan: "Plan") -> Table:
     table = _table("\none step of one worker, on the wire", "direction", "tensors", "bytes", *before)
     for name, way in (("pull, ps to worker", "pulled"), ("push, worker to ps", "pushed")):
         ways = [getattr(each, way) for each in (plan, plan.plain) if each]
-        table.add_row(name, *(text for crossings in ways for text in (str(len(crossings)), _size(crossings))))
+        table.add_row(name, *(text for transfers in ways for text in (str(len(transfers)), _size(transfers))))
     return table
 
 
-def _size(crossings: "Sequence[Crossing]") -> str:
-    known = count(sum(crossing.num_bytes or 0 for crossing in crossings))
-    open_ = sum(crossing.num_bytes is None for crossing in crossings)
+def _size(transfers: "Sequence[Transfer]") -> str:
+    known = count(sum(transfer.num_bytes or 0 for transfer in transfers))
+    open_ = sum(transfer.num_bytes is None for transfer in transfers)
     return f"{known} and {open_} of a size that depends on the batch" if open_ else known

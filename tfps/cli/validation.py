@@ -28,7 +28,7 @@ def lines_of(error: TfpsError) -> Sequence[str]:
     return error.problems if isinstance(error, ConfigError) else [str(error)]
 
 
-def tell(error: TfpsError, stream: TextIO) -> int:
+def print_error(error: TfpsError, stream: TextIO) -> int:
     """Print an error, each problem on its own line, and return its exit code."""
     if isinstance(error, StoppedError):
         print(error, file=stream, flush=True)
@@ -38,7 +38,7 @@ def tell(error: TfpsError, stream: TextIO) -> int:
     return error.exit_code
 
 
-class Problems:
+class ProblemCollector:
     """Gathers what several checks complain of, so that all of it is told at once."""
 
     def __init__(self) -> None:
@@ -73,11 +73,11 @@ class Problems:
             raise ConfigError(lines)
 
     def _follows(self, line: str) -> bool:
-        """Tell whether a line only says that a flag is missing whose value was bad."""
+        """Return whether a line only says that a flag is missing whose value was bad."""
         return any(line.startswith(f"--{name} is missing") for name in self._flags)
 
 
-def check_model(job: JobConfig, problems: Problems) -> None:
+def check_model(job: JobConfig, problems: ProblemCollector) -> None:
     """Look at a job's model and data, without TensorFlow."""
     problems.of(loader.check, job.model)
     problems.of(loader.check_data, job.model, job.data_dir, job.num_workers or 1)

@@ -8,16 +8,16 @@ from typing import Any
 from tfps.errors import StoppedError
 from tfps.jobs.display import JobView, job_view
 from tfps.jobs.follow import Outcome, follow
-from tfps.jobs.handle import Running, Submitted
-from tfps.jobs.poller import Watch
+from tfps.jobs.handle import RunningJob, SubmittedJob
+from tfps.jobs.poller import JobPoller
 from tfps.jobs.spec import Job
 from tfps.report import SUMMARY, final_lines, read_json
 
 
-def wait_for(submitted: Submitted, job: Job, began: float) -> int:
+def wait_for(submitted: SubmittedJob, job: Job, began: float) -> int:
     """Watch a submitted job to its end; returns its exit code, or 143 if told to stop watching."""
     view = job_view(job.config, job.tasks(), began)
-    watch = Watch(submitted)
+    watch = JobPoller(submitted)
     outcome = follow(watch, view)
     if watch.left:
         print(f"not watched any more, but it goes on: tfps status, logs or cancel {submitted.handle}")
@@ -28,7 +28,7 @@ def wait_for(submitted: Submitted, job: Job, began: float) -> int:
     return code
 
 
-def see_through(running: Running, job: Job, began: float) -> int:
+def run_to_completion(running: RunningJob, job: Job, began: float) -> int:
     """Run a job that ends with this command; returns its exit code."""
     view = job_view(job.config, job.tasks(), began)
     return _report(view, job, follow(running, view))

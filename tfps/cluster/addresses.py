@@ -33,7 +33,7 @@ def check_hosts(place: str, hosts: Sequence[str], problems: list[str]) -> tuple[
     if len(hosts) > MAX_TASKS:
         problems.append(f"{place} has {len(hosts):,} addresses: a cluster can have {MAX_TASKS:,} tasks.")
         return ()
-    found = [(show(host) if host else f"address {n}", problem_of(host)) for n, host in enumerate(hosts, 1)]
+    found = [(show(host) if host else f"address {n}", address_problem(host)) for n, host in enumerate(hosts, 1)]
     problems += first_few([f"{place}: {shown} {problem}." for shown, problem in found if problem], place)
     return tuple(hosts)
 
@@ -57,7 +57,7 @@ _WRONG = (
 )
 
 
-def problem_of(address: str) -> str:
+def address_problem(address: str) -> str:
     """Return what is wrong with an address and how to write it; nothing if it is right."""
     for pattern, problem in _WRONG:
         if pattern.search(address):
@@ -81,7 +81,7 @@ def _host_problem(host: str) -> str:
     return "has a bad host name: use letters, digits, _ and inner -, at most 63 between dots and 253 in all"
 
 
-def same(address: str) -> str:
+def normalized(address: str) -> str:
     """Return one spelling for all of an address: names in lower case without the last dot, one name of loopback."""
     host, _, port = address.lower().rpartition(":")
     host = host.strip("[]").removesuffix(".")

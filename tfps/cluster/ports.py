@@ -50,7 +50,7 @@ def check_port(address: str, flag: str) -> None:
 
 
 def answers(address: str) -> bool:
-    """Tell whether something accepts connections at ``host:port``."""
+    """Return whether something accepts connections at ``host:port``."""
     try:
         connect(address).close()
     except OSError:

@@ -49,7 +49,7 @@ _HEADERS = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeResult:
     """What was found at an address.
 
     Attributes:
@@ -94,26 +94,26 @@ def _first_of(places: Sequence[Any], secs: float) -> socket.socket:
     raise OSError("the host has no address")
 
 
-def ask(address: str, secs: float = PROBE_SECS) -> Answer:
+def probe_address(address: str, secs: float = PROBE_SECS) -> ProbeResult:
     """Ask what listens at ``host:port`` who it is; takes ``secs`` and what the name service takes, at most."""
     deadline = time.monotonic() + secs
     try:
         connection = connect(address, secs)
     except socket.gaierror:
-        return Answer(problem=UNKNOWN_HOST)
+        return ProbeResult(problem=UNKNOWN_HOST)
     except ConnectionRefusedError:
-        return Answer(problem=REFUSED)
+        return ProbeResult(problem=REFUSED)
     except TimeoutError:
-        return Answer(problem=SILENT)
+        return ProbeResult(problem=SILENT)
     except OSError as error:
-        return Answer(problem=error.strerror or str(error))
+        return ProbeResult(problem=error.strerror or str(error))
     with connection:
         return _read(connection, deadline)
 
 
-def ask_all(cluster: Cluster, tasks: Sequence[Task], secs: float | None = None) -> Mapping[Task, Answer]:
+def probe_all(cluster: Cluster, tasks: Sequence[Task], secs: float | None = None) -> Mapping[Task, ProbeResult]:
     """Ask at some tasks' addresses, at the same time; who has not answered after ``secs`` is silent."""
-    answers = dict.fromkeys(tasks, Answer(problem=SILENT))
+    answers = dict.fromkeys(tasks, ProbeResult(problem=SILENT))
     waiting = deque(tasks)
 
     def work() -> None:
@@ -122,7 +122,7 @@ def ask_all(cluster: Cluster, tasks: Sequence[Task], secs: float | None = None) 
                 task = waiting.popleft()
             except IndexError:  # another thread was quicker
                 return
-            answers[task] = ask(cluster.address(task))
+            answers[task] = probe_address(cluster.address(task))
 
     threads = [threading.Thread(target=work, daemon=True) for _ in tasks[:_AT_ONCE]]
     deadline = None if secs is None else time.monotonic() + secs
@@ -133,7 +133,7 @@ def ask_all(cluster: Cluster, tasks: Sequence[Task], secs: float | None = None) 
     return dict(answers)
 
 
-def _read(connection: socket.socket, deadline: float) -> Answer:
+def _read(connection: socket.socket, deadline: float) -> ProbeResult:
     """Make the call and read until there is a name."""
     told = b""
     try:
@@ -145,16 +145,16 @@ def _read(connection: socket.socket, deadline: float) -> Answer:
             if not more or _BORN.search(told):
                 break
     except TimeoutError:
-        return _named(told) or Answer(problem=OTHER if told else MUTE)
+        return _named(told) or ProbeResult(problem=OTHER if told else MUTE)
     except OSError:
         pass  # it has cut the connection
-    return _named(told) or Answer(problem=OTHER)
+    return _named(told) or ProbeResult(problem=OTHER)
 
 
-def _named(told: bytes) -> Answer | None:
+def _named(told: bytes) -> ProbeResult | None:
     """Return who has answered, if that is told."""
     name, born = _NAME.search(told), _BORN.search(told)
-    return Answer(Task(name[1].decode(), int(name[2])), born=born[1] if born else b"") if name else None
+    return ProbeResult(Task(name[1].decode(), int(name[2])), born=born[1] if born else b"") if name else None
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tfps.cluster import probe
 from tfps.cluster.addresses import split
 from tfps.cluster.ports import answers
-from tfps.cluster.probe import Answer
+from tfps.cluster.probe import ProbeResult
 from tfps.cluster.resolver import Cluster, Task
 from tfps.errors import ClusterFormError, ConfigError, TfpsError
 
@@ -98,12 +98,12 @@ class _Meeting:
 
     def __init__(self, cluster: Cluster, task: Task, timeout_secs: float) -> None:
         self._cluster, self._timeout_secs = cluster, timeout_secs
-        self._absent: Mapping[Task, Answer] = {peer: Answer() for peer in cluster.tasks() if peer != task}
+        self._absent: Mapping[Task, ProbeResult] = {peer: ProbeResult() for peer in cluster.tasks() if peer != task}
         self._began = self._wrong_since = time.monotonic()
 
     def is_complete(self) -> bool:
-        """Ask those who were not there; tell whether all are now."""
-        found = probe.ask_all(self._cluster, list(self._absent))
+        """Ask those who were not there; return whether all are now."""
+        found = probe.probe_all(self._cluster, list(self._absent))
         self._absent = {peer: answer for peer, answer in found.items() if answer.task != peer}
         if not any(answer.task for answer in self._absent.values()):
             self._wrong_since = time.monotonic()
@@ -125,7 +125,7 @@ class _Meeting:
             )
 
     def lasts(self, secs: float) -> bool:
-        """Tell whether it has lasted longer than ``secs``."""
+        """Return whether it has lasted longer than ``secs``."""
         return time.monotonic() - self._began > secs
 
     @property
@@ -153,7 +153,7 @@ def first_few(named: Sequence[str], most: int = 10) -> str:
     return ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")
 
 
-def _note(answer: Answer) -> str:
+def _note(answer: ProbeResult) -> str:
     """Return what to add to an address; nothing if there is simply nobody."""
     if answer.task:
         return f", which says that it is {answer.task}"
@@ -170,7 +170,7 @@ class Peers:
         self._ask_at = 0.0
 
     def answer(self, task: Task) -> bool:
-        """Tell whether a task answers now."""
+        """Return whether a task answers now."""
         return not self.lost([task], 0.0)
 
     def mute(self, tasks: Sequence[Task], after_secs: float) -> list[Task]:
@@ -181,7 +181,7 @@ class Peers:
         now = time.monotonic()
         if now >= self._ask_at:
             self._ask_at = now + min(after_secs / 8, _ASK_MUTE_SECS)
-            found = probe.ask_all(self._cluster, tasks)
+            found = probe.probe_all(self._cluster, tasks)
             mute = [task for task, answer in found.items() if answer.problem == probe.MUTE]
             self._mute_since = {task: self._mute_since.get(task, now) for task in mute}
         return [task for task, since in self._mute_since.items() if now - since >= after_secs]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfps.cluster import slurm, tf_config
-from tfps.cluster.addresses import MAX_TASKS, check_hosts, first_few, parse_hosts, problem_of, same
+from tfps.cluster.addresses import MAX_TASKS, address_problem, check_hosts, first_few, normalized, parse_hosts
 from tfps.config.job_config import did_you_mean, show
 from tfps.errors import ConfigError
 
@@ -167,7 +167,7 @@ def _from_flags(
 
 
 def is_slurms(ps_hosts: object, worker_hosts: object, env: Mapping[str, str]) -> bool:
-    """Tell whether the cluster is a Slurm step: neither flags nor TF_CONFIG say who is in it."""
+    """Return whether the cluster is a Slurm step: neither flags nor TF_CONFIG say who is in it."""
     return ps_hosts is None and worker_hosts is None and not _is_given(env.get("TF_CONFIG", "")) and slurm.in_step(env)
 
 
@@ -211,7 +211,7 @@ def _merge(flags: _Said, told: _Said, problems: list[str]) -> _Said:
 
 
 def _plain(value: str | int | tuple[str, ...]) -> object:
-    return [same(address) for address in value] if isinstance(value, tuple) else value
+    return [normalized(address) for address in value] if isinstance(value, tuple) else value
 
 
 def _shown(value: str | int | tuple[str, ...]) -> str:
@@ -266,7 +266,7 @@ def _repeated(jobs: _Jobs) -> Iterator[str]:
         lines: list[str] = []
         for index, address in enumerate(hosts):
             me = (address, place, index)
-            other = me if problem_of(address) else first.setdefault(same(address), me)
+            other = me if address_problem(address) else first.setdefault(normalized(address), me)
             mine, its = (f" of task {index}", f"task {other[2]}") if other[1] == place else ("", other[1])
             if other is not me:
                 alike = f"{show(address)}{mine} is the same address as {show(other[0])} of {its}"
@@ -309,6 +309,6 @@ def _from_slurm(num_ps: int | None, job_name: str | None, env: Mapping[str, str]
 
 
 def _is_reversed(step: slurm.Step, job_name: str | None) -> bool:
-    """Tell whether the workers are the first of two components: each component's ``--job_name`` says so."""
+    """Return whether the workers are the first of two components: each component's ``--job_name`` says so."""
     mine = step.rank >= step.components[0]
     return len(step.components) == 2 and job_name == ("worker", "ps")[mine]

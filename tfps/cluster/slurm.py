@@ -47,7 +47,7 @@ class Machine:
 
 
 def in_step(env: Mapping[str, str]) -> bool:
-    """Tell whether ``srun`` started this process."""
+    """Return whether ``srun`` started this process."""
     return "SLURM_STEP_NUM_TASKS" in env
 
 
@@ -88,7 +88,7 @@ def place(addresses: Sequence[str], machines: Mapping[str, Machine], port_base: 
     return tuple(placed)
 
 
-def ask(nodes: Sequence[str], env: Mapping[str, str]) -> Mapping[str, Machine]:
+def lookup_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> Mapping[str, Machine]:
     """Ask Slurm where nodes are, if their names alone cannot tell; returns nothing if they can, or Slurm does not.
 
     Every task of a step asks for itself; so what makes one ask may only be what the others see as well: a machine
@@ -110,7 +110,7 @@ def ask(nodes: Sequence[str], env: Mapping[str, str]) -> Mapping[str, Machine]:
 
 
 def _are_odd(nodes: Sequence[str], mine: str) -> bool:
-    """Tell whether a node's name does not resolve, or resolves to what another's does, or another's to loopback."""
+    """Return whether a node's name does not resolve, or resolves to what another's does, or another's to loopback."""
     seen: set[str] = set()
     for node in dict.fromkeys(nodes):
         try:

@@ -118,48 +118,54 @@ class JobConfig:
     max_steps: int = _flag(
         1000, "training", integer(1, INT64_MAX), "the global step at which training is done, counted over all runs"
     )
-    steps_to_validate: int = _flag(100, "training", integer(1, INT64_MAX), "global steps between two progress lines")
-    save_checkpoint_secs: float = _flag(60.0, "training", number(0), "seconds between two checkpoints")
+    steps_to_validate: int = _flag(100, "training", integer(1, INT64_MAX), "global steps between progress lines")
+    save_checkpoint_secs: float = _flag(60.0, "training", number(0), "seconds between checkpoints")
     on_nan: str = _flag(
         "stop",
         "training",
         text,
-        "what to do when a loss or gradient is NaN or Inf, which is never applied: end with 66, or skip the batch",
+        "on a NaN or Inf loss or gradient: stop (exit code 66) or skip the batch; it is never applied",
     )
     force: bool = _flag(
-        False, "training", boolean, "take --model_dir from the job that holds it, which ends then with an error"
+        False,
+        "training",
+        boolean,
+        "take --model_dir over from the job that holds it; that job then stops with an error",
     )
     mode: str = _flag("async", "mode", text, "how gradients become updates")
     issync: bool | None = _flag(None, "mode", boolean, "1 is --mode=sync, 0 is --mode=async")
     ps_strategy: str = _flag("greedy", "placement", text, "how variables are spread over the parameter servers")
     min_slice_mb: float = _flag(
-        64.0, "placement", number(0), "variables are split over the parameter servers in slices of at least this size"
+        64.0, "placement", number(0), "split variables over the parameter servers in slices of at least this size"
     )
     wire: str = _flag(
-        "packed", "speed", text, "small tensors travel as one, or so with half the bits, or each by itself"
+        "packed",
+        "performance",
+        text,
+        "how tensors are sent: packed (small ones together), bfloat16 (packed, half the bytes), plain (one by one)",
     )
     steps_per_run: int | None = _flag(
-        None, "speed", integer(1, 64), "steps of one session.run (default: by measuring the first steps)"
+        None, "performance", integer(1, 64), "steps per session.run (default: measured during the first steps)"
     )
     runs_in_flight: int | None = _flag(
         None,
-        "speed",
+        "performance",
         integer(1, 8),
-        "async: runs of a worker under way at once; the more, the staler its gradients (default: by measuring)",
+        "async: concurrent session.run calls per worker; more means staler gradients (default: measured)",
     )
     start_timeout_secs: float | None = _flag(
         None,
-        "time limits",
+        "timeouts",
         number(0),
         "seconds to wait for the other tasks; then exit 171, naming who is missing "
         "(default 60; of submitted jobs 600, with Compose 120)",
     )
     stall_timeout_secs: float = _flag(
-        600.0, "time limits", number(0), "seconds without a step after which a worker ends, with 172"
+        600.0, "timeouts", number(0), "seconds without a step after which a worker exits with code 172"
     )
     max_restarts: int | None = _flag(
         None,
-        "supervision",
+        "restarts",
         integer(0, 1000),
         "how often each task is started again that is lost or ends with a code from 128 up; a 170 because another task "
         "was lost does not count (default 5; of submitted jobs 10; of run 0: it is the task in its own process)",
@@ -182,7 +188,7 @@ class JobConfig:
 
     def for_task(self, **changes: Any) -> "JobConfig":
         """Return a copy without what only those need who start tasks."""
-        groups = ("size", "platform", "resources", "supervision", "logs")
+        groups = ("size", "platform", "resources", "restarts", "logs")
         others = {name: FIELDS[name].default for name in fields_of(groups)}
         return self.replace(**{**others, **changes})
 

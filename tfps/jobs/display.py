@@ -135,7 +135,7 @@ class JobView:
             self.recovery_secs += time.monotonic() - self._away_since
 
     def is_of_error(self, task: Task, line: str) -> bool:
-        """Tell whether a line of a task says why it fails, or goes on with that."""
+        """Return whether a line of a task says why it fails, or goes on with that."""
         return line.partition(" ")[0] == "error:" or bool(self.tasks[task].error and line.startswith("    "))
 
     def _state(self, task: Task, line: str) -> None:

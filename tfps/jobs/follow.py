@@ -13,7 +13,7 @@ from tfps.cluster.resolver import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, PeerLostError, StoppedError, stopping_signals
 from tfps.jobs.display import JobView, Plain, Terminal, screen
-from tfps.jobs.handle import Exited, Line, Note, Running, how_it_ended
+from tfps.jobs.handle import LogLine, Note, RunningJob, TaskExited, how_it_ended
 from tfps.report import LOGS, SCHEMA_VERSION, SUMMARY, read_json, utc
 
 _SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one: Ctrl-C may come from the shell and a person
@@ -41,7 +41,7 @@ class Outcome:
     of_chief: dict[str, Any] | None = None
 
 
-def follow(job: Running, view: JobView) -> Outcome:
+def follow(job: RunningJob, view: JobView) -> Outcome:
     """Show a job until it ends.
 
     The first SIGINT, SIGTERM or SIGHUP ends it in order, with its state saved; one more than 2 s later kills it.
@@ -52,9 +52,9 @@ def follow(job: Running, view: JobView) -> Outcome:
         for event in job.events():
             if isinstance(event, Note):
                 shown.note(event.text)
-            elif isinstance(event, Line):
+            elif isinstance(event, LogLine):
                 _take_line(event, view, shown, errors)
-            elif isinstance(event, Exited):
+            elif isinstance(event, TaskExited):
                 _take_end(event, job, view, outcome, errors)
             errors.show_old()
             shown.refresh()
@@ -103,7 +103,7 @@ class _Errors:
         return self._held.pop(task, [])
 
 
-def _take_line(event: Line, view: JobView, shown: Plain | Terminal, errors: _Errors) -> None:
+def _take_line(event: LogLine, view: JobView, shown: Plain | Terminal, errors: _Errors) -> None:
     if view.is_of_error(event.task, event.text):
         view.said(event.task, event.text)
         errors.hold(event.task, event.text)
@@ -113,7 +113,7 @@ def _take_line(event: Line, view: JobView, shown: Plain | Terminal, errors: _Err
     shown.line(event.task, event.text)
 
 
-def _take_end(event: Exited, job: Running, view: JobView, outcome: Outcome, errors: _Errors) -> None:
+def _take_end(event: TaskExited, job: RunningJob, view: JobView, outcome: Outcome, errors: _Errors) -> None:
     outcome.exit_codes[event.task] = event.exit_code
     if event.task.is_chief:
         outcome.of_chief = _of_chief(view.config.model_dir)  # another job may have the directory in the end
@@ -125,7 +125,7 @@ def _take_end(event: Exited, job: Running, view: JobView, outcome: Outcome, erro
     errors.show(event.task)
 
 
-def _why(event: Exited, view: JobView) -> str:
+def _why(event: TaskExited, view: JobView) -> str:
     said = view.tasks[event.task].error
     if said:
         return f"{event.task}: {said}"
@@ -133,7 +133,7 @@ def _why(event: Exited, view: JobView) -> str:
     return f"{event.task} {verb} {how_it_ended(event.exit_code)}"
 
 
-def _interrupt(job: Running, outcome: Outcome) -> None:
+def _interrupt(job: RunningJob, outcome: Outcome) -> None:
     now = time.monotonic()
     if outcome.told_at is None:
         outcome.told_at = now

@@ -19,7 +19,7 @@ PENDING, RUNNING, UNKNOWN, SUCCEEDED, FAILED, CANCELLED = (
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """A line that a task said."""
 
     task: Task
@@ -27,7 +27,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Exited:
+class TaskExited:
     """A task has ended for good; ``exit_code`` is negative for a signal."""
 
     task: Task
@@ -48,14 +48,14 @@ def how_it_ended(code: int) -> str:
     return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
-class Running(Protocol):
+class RunningJob(Protocol):
     """A job that this process sees through to its end."""
 
     @property
     def restarts(self) -> Mapping[Task, int]:
         """How often it has started each task again."""
 
-    def events(self) -> Iterator[Line | Exited | Note | None]:
+    def events(self) -> Iterator[LogLine | TaskExited | Note | None]:
         """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
 
     def cancel(self) -> None:
@@ -98,7 +98,7 @@ class Status:
         return self.state in (SUCCEEDED, FAILED, CANCELLED)
 
 
-class Submitted(Protocol):
+class SubmittedJob(Protocol):
     """A job on a platform; what is known of it is asked of the platform, so any process can hold its handle."""
 
     @property
@@ -112,7 +112,7 @@ class Submitted(Protocol):
             ConfigError: If it does not answer, or knows no such job.
         """
 
-    def logs(self, task: Task | None, follow: bool) -> Iterator[Line]:
+    def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
         """Yield what the tasks, or only ``task``, have said; with ``follow``, until the job ends.
 
         Raises:

@@ -56,7 +56,7 @@ class Output:
             _let_go(1)
 
     def _write_parts(self, text: str) -> bool:
-        """Write a text; tell whether all of it was taken."""
+        """Write a text; return whether all of it was taken."""
         whole = f"\n{text}" if self._is_torn else text
         for at in range(0, len(whole), _CHARACTERS):
             if not self._takes():
@@ -68,7 +68,7 @@ class Output:
         return True
 
     def _takes(self) -> bool:
-        """Tell whether standard output takes more; waits a little, unless it has not for long."""
+        """Return whether standard output takes more; waits a little, unless it has not for long."""
         if _is_pipe():
             self._is_stuck = not select.select([], [1], [], 0.0 if self._is_stuck else _PATIENCE_SECS)[1]
         return not self._is_stuck

@@ -8,27 +8,27 @@ from collections.abc import Iterator
 
 from tfps.cluster.resolver import Task
 from tfps.errors import ClusterFormError, ConfigError, PeerLostError, StoppedError
-from tfps.jobs.handle import CANCELLED, PENDING, SUCCEEDED, Exited, Line, Status, Submitted
+from tfps.jobs.handle import CANCELLED, PENDING, SUCCEEDED, LogLine, Status, SubmittedJob, TaskExited
 
 _ASK_EVERY_SECS = 1.0
 _SILENT_SECS = 60.0  # a platform that does not answer for so long is given up
 _LAST_LINES_SECS = 10.0  # logs may come a little after the end
 
 
-class Watch:
+class JobPoller:
     """A submitted job as ``follow`` takes it. To cancel it is to stop watching: the job goes on."""
 
-    def __init__(self, job: Submitted) -> None:
+    def __init__(self, job: SubmittedJob) -> None:
         self._job = job
         self.left = False
         self._told = ""  # the last reason why it waits
-        self._lines: queue.Queue[Line] = queue.Queue()
+        self._lines: queue.Queue[LogLine] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._status = Status("UNKNOWN")
         self._answered = time.monotonic()
         self.restarts: dict[Task, int] = {}
 
-    def events(self) -> Iterator[Line | Exited | None]:
+    def events(self) -> Iterator[LogLine | TaskExited | None]:
         """Yield what the tasks say, and how they ended once the job has; ``None`` when nothing happened for a while.
 
         Raises:
@@ -45,7 +45,7 @@ class Watch:
         self._reader.join(_LAST_LINES_SECS)
         yield from self._said(0.0)
         codes = {task: _exit_code(self._status, task) for task in self._status.tasks}
-        yield from (Exited(task, codes[task]) for task in sorted(codes, key=lambda task: _rank(codes[task])))
+        yield from (TaskExited(task, codes[task]) for task in sorted(codes, key=lambda task: _rank(codes[task])))
 
     def cancel(self) -> None:
         """Stop watching, unless the job has ended: then its end is told."""
@@ -62,7 +62,7 @@ class Watch:
                 raise
         return self._status
 
-    def _said(self, secs: float) -> Iterator[Line]:
+    def _said(self, secs: float) -> Iterator[LogLine]:
         """Yield lines that have come, or come within ``secs``."""
         until = time.monotonic() + secs
         while not self.left:
@@ -71,19 +71,19 @@ class Watch:
             except queue.Empty:
                 return
 
-    def _restarted(self) -> Iterator[Line]:
+    def _restarted(self) -> Iterator[LogLine]:
         for task, known in self._status.tasks.items():
             if known.restarts > self.restarts.get(task, 0):
                 code = "" if known.exit_code is None else f" after exit code {known.exit_code}"
-                yield Line(task, f"restarted{code}, the {known.restarts}. time")
+                yield LogLine(task, f"restarted{code}, the {known.restarts}. time")
                 self.restarts[task] = known.restarts
 
-    def _waits(self) -> Iterator[Line]:
+    def _waits(self) -> Iterator[LogLine]:
         """Yield why the platform does not run the job, or part of it, when that is another reason than before."""
         waiting = [task for task, known in self._status.tasks.items() if known.state == PENDING]
         reason = self._status.reason if waiting else ""
         if reason and reason != self._told:
-            yield Line(waiting[0], f"waiting: {reason}")
+            yield LogLine(waiting[0], f"waiting: {reason}")
         self._told = reason or self._told
 
     def _read(self) -> None:

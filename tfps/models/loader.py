@@ -273,7 +273,7 @@ def _other_names(tree: ast.Module) -> set[str]:
 
 
 def _takes(args: ast.arguments, count: int) -> bool:
-    """Tell whether a function can be called with ``count`` positional arguments."""
+    """Return whether a function can be called with ``count`` positional arguments."""
     positional = len(args.posonlyargs) + len(args.args)
     required_keywords = sum(default is None for default in args.kw_defaults)
     enough = positional >= count or args.vararg is not None
@@ -295,13 +295,13 @@ def _return_problem(node: ast.FunctionDef) -> str:
 
 
 def _is_no_spec(value: ast.expr | None) -> bool:
-    """Tell whether an expression is plainly something else than a ``ModelSpec``."""
+    """Return whether an expression is plainly something else than a ``ModelSpec``."""
     literal = (ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.JoinedStr, ast.BinOp, ast.Compare)
     return value is None or isinstance(value, literal) or _is_tensor_call(value)
 
 
 def _is_name_of_no_spec(node: ast.FunctionDef, value: ast.expr | None) -> bool:
-    """Tell whether an expression is a variable that the function only ever assigns such things to."""
+    """Return whether an expression is a variable that the function only ever assigns such things to."""
     if not isinstance(value, ast.Name):
         return False
     stores = [
@@ -312,7 +312,7 @@ def _is_name_of_no_spec(node: ast.FunctionDef, value: ast.expr | None) -> bool:
 
 
 def _is_tensor_call(value: ast.expr) -> bool:
-    """Tell whether an expression is a call of one of TensorFlow's own functions, ``tf.reduce_mean(...)``."""
+    """Return whether an expression is a call of one of TensorFlow's own functions, ``tf.reduce_mean(...)``."""
     if not isinstance(value, ast.Call):
         return False
     root = value.func

@@ -87,7 +87,7 @@ class Moments:
             return tf.reshape(tf.stack([counter.read_value() for counter in counters]), [len(_KINDS), -1])
 
     def is_updated(self, device: str) -> bool:
-        """Tell whether an update changes something on a PS; known after ``apply``."""
+        """Return whether an update changes something on a PS; known after ``apply``."""
         return device in self._updating
 
     def steps(self, device: str) -> Any:

@@ -17,7 +17,7 @@ Copy = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Leftovers:
+class SyncRecovery:
     """What steps that were broken off leave on the PS, in a mode whose workers wait for one another.
 
     What a lost worker has asked for may still wait on a PS that does not know that it is lost, and would take what is
@@ -113,7 +113,7 @@ class Step:
     fence: Fence | None
     update: Any
     begins: Sequence[Any]
-    leftovers: Leftovers | None
+    leftovers: SyncRecovery | None
     ahead: Any
     staleness: Any
     give_back: Callable[[int], Any]

@@ -36,7 +36,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.modes.base import Copy, Leftovers, Step
+from tfps.modes.base import Copy, Step, SyncRecovery
 
 _BASE = 1 << 40  # more than there are steps
 _NEVER_STALE = 1 << 62
@@ -96,7 +96,7 @@ def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluste
             *(mean.accumulator.set_global_step(first) for mean in means),
             *(number.count.assign(global_step, read_value=False) for number in begun),
         )
-        leftovers = Leftovers(
+        leftovers = SyncRecovery(
             era=era,
             counts=tf.stack(
                 [tf.cast(mean.accumulator.num_accumulated(), tf.int64) for mean in means]

@@ -42,7 +42,7 @@ _LOST = (
 )
 
 
-def explained(error: Any, cluster: Cluster, model: Model, graph: Any, batch_size: int) -> TfpsError:
+def translate_error(error: Any, cluster: Cluster, model: Model, graph: Any, batch_size: int) -> TfpsError:
     """Return what an error of a run means; the log gets all of it.
 
     Args:
@@ -67,7 +67,7 @@ def explained(error: Any, cluster: Cluster, model: Model, graph: Any, batch_size
 
 
 def is_of_peers(error: Any, graph: Any) -> bool:
-    """Tell whether an error of a run on a cluster is another task's loss, and not the model's or the data's fault.
+    """Return whether an error of a run on a cluster is another task's loss, and not the model's or the data's fault.
 
     What a task has lost with a PS is told with the same types as a file that is a directory: then it tells who failed.
     """

@@ -11,7 +11,7 @@ from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, TfpsError
 from tfps.runtime.process import malloc, tensorflow_import, thread_count
-from tfps.runtime.process.shutdown import PS_GRACE_SECS, Stop, supervise
+from tfps.runtime.process.shutdown import PS_GRACE_SECS, StopRequest, run_supervised
 
 
 def require_tensorflow() -> None:
@@ -37,7 +37,7 @@ def run(config: JobConfig, cluster: Cluster, task: Task, is_new_dir: bool, on_bu
     Raises:
         TfpsError: See the classes of ``tfps.errors``; a failed chief has written ``summary.json``.
     """
-    stop = Stop()
+    stop = StopRequest()
     stop.on_signals()
     if task.job == "worker":
         _worker(config, cluster, task, stop, is_new_dir, on_built)
@@ -45,20 +45,22 @@ def run(config: JobConfig, cluster: Cluster, task: Task, is_new_dir: bool, on_bu
         {"ps": _ps, "evaluator": _evaluator}[task.job](config, cluster, task, stop)
 
 
-def _ps(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
+def _ps(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # a PS would take all the memory of the workers' GPUs
     _set_up_memory(cluster, task)
     tensorflow_import.load_v1()
     from tfps.runtime.training import parameter_server  # noqa: PLC0415
 
-    supervise(lambda: parameter_server.serve(config, cluster, task, stop), stop, grace_secs=lambda: 2 * PS_GRACE_SECS)
+    run_supervised(
+        lambda: parameter_server.serve(config, cluster, task, stop), stop, grace_secs=lambda: 2 * PS_GRACE_SECS
+    )
 
 
 def _worker(
     config: JobConfig,
     cluster: Cluster,
     task: Task,
-    stop: Stop,
+    stop: StopRequest,
     is_new_dir: bool = False,
     on_built: Callable[[], None] = lambda: None,
 ) -> None:
@@ -70,7 +72,7 @@ def _worker(
     worker = Worker(config, cluster, task, loader.load(config.model), stop)
     worker.is_new_dir, worker.on_built = is_new_dir, on_built
     try:
-        supervise(worker.work, stop, worker.watch, worker.last_will, worker.grace_secs)
+        run_supervised(worker.work, stop, worker.watch, worker.emergency_save, worker.grace_secs)
     except TfpsError as error:
         worker.fail(error)
         raise
@@ -80,15 +82,15 @@ def _worker(
 
 def _set_up_memory(cluster: Cluster, task: Task) -> None:
     """Set up the heap before TensorFlow's threads are there, each of which would take one of its own."""
-    if malloc.keep_freed(heaps=thread_count.share(cluster, task, overlap=True)[0] or 1):
+    if malloc.keep_freed(heaps=thread_count.pool_sizes(cluster, task, overlap=True)[0] or 1):
         malloc.ask_for_large_pages()
 
 
-def _evaluator(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
+def _evaluator(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) -> None:
     del task
     tensorflow_import.load_v1()
     from tfps.models import loader  # noqa: PLC0415
     from tfps.runtime.results import evaluation  # noqa: PLC0415
 
     model = loader.load(config.model)
-    supervise(lambda: evaluation.follow(config, cluster, model, stop), stop)
+    run_supervised(lambda: evaluation.follow(config, cluster, model, stop), stop)

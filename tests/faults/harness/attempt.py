@@ -162,7 +162,7 @@ class Attempt:
             self.moment.other_ended = time.monotonic()
 
     def said(self, text: str) -> bool:
-        """Tell whether any task has said something."""
+        """Return whether any task has said something."""
         return any(text in line.text for line in self.lines)
 
     def own(self) -> set[int]:

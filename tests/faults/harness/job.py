@@ -193,7 +193,7 @@ class Platform:
             task.code = code
 
     def _is_worth_it(self, code: int) -> bool:
-        """Tell whether a task that ended so is started again: by codes below 128 tfps says that the job has failed."""
+        """Return whether a task that ended so is started again: a code below 128 means that the job has failed."""
         failed = any(0 < (task.code or 0) < 128 for task in self._tasks.values())
         return bool(code) if self.program == CLASSIC else (code < 0 or code >= 128) and not failed
 

@@ -91,7 +91,7 @@ def _prove(port: int, expected: type[OSError]) -> None:
 
 
 def _packets_hit() -> bool:
-    """Tell whether every rule has met packets."""
+    """Return whether every rule has met packets."""
     argv = ["iptables", "-w", "-L", "INPUT", "-v", "-n", "-x"]
     told = subprocess.run(argv, check=True, capture_output=True, text=True)
     counts = re.findall(r"^\s+(\d+)\s+\d+\s+(?:DROP|REJECT)", told.stdout, re.MULTILINE)

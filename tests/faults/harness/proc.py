@@ -34,7 +34,7 @@ def state(pid: int) -> str | None:
 
 
 def alive(pid: int) -> bool:
-    """Tell whether a process runs, or would if it were let."""
+    """Return whether a process runs, or would if it were let."""
     return state(pid) not in _GONE
 
 

@@ -110,7 +110,7 @@ def broken(breaking: Breaking, for_ever: bool = False) -> Act:
 
 
 def _is_noticed(run: Attempt) -> bool:
-    """Tell whether somebody has said that saving fails; a directory that is away can also be made anew."""
+    """Return whether somebody has said that saving fails; a directory that is away can also be made anew."""
     said = timeline.detected(run.lines, run.mark) is not None
     return said or any(line.text.startswith("saved ") for line in run.lines[run.mark.edge :])
 

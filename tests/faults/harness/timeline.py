@@ -80,7 +80,7 @@ def detected(lines: Sequence[Line], mark: Mark) -> float | None:
 
 
 def _names(line: Line, mark: Mark) -> bool:
-    """Tell whether a line names a victim: another's does by its name, the launcher's beside it by what it says."""
+    """Return whether a line names a victim: another's does by its name, the launcher's beside it by what it says."""
     if step_of(line.text) is not None:
         return False
     if mark.says and re.search(mark.says, line.text):

@@ -189,7 +189,7 @@ def test_bad_flags_are_2(capsys: pytest.CaptureFixture[str], argv: list[str], li
 
 def test_it_takes_all_flags_of_run() -> None:
     """The command line of a task becomes doctor's by its verb alone."""
-    assert main.VERBS["doctor"].flags == main.VERBS["run"].flags
+    assert main.COMMANDS["doctor"].flags == main.COMMANDS["run"].flags
 
 
 def test_proxies(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -326,20 +326,20 @@ def test_help_is_one_screen(capsys: pytest.CaptureFixture[str], argv: list[str])
     out, err = capsys.readouterr()
     assert err == ""
     assert len(out.splitlines()) <= 24
-    for name, verb in main.VERBS.items():
+    for name, verb in main.COMMANDS.items():
         assert f"  {name:<8} {verb.summary}" in out.splitlines()
     assert "  tfps launch --num_ps=1 --num_workers=2" in out
     assert "  python -m tfps --ps_hosts=" in out
 
 
-@pytest.mark.parametrize("verb", main.VERBS)
+@pytest.mark.parametrize("verb", main.COMMANDS)
 def test_help_of_a_command(capsys: pytest.CaptureFixture[str], verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``tfps VERB --help`` tells the flags of the command and no others, within the terminal; its example is good."""
+    """``tfps COMMAND --help`` lists exactly the command's flags, within the terminal's width; its example is valid."""
     monkeypatch.setenv("COLUMNS", "80")
     assert main.main([verb, "--model_dir=x", "--help"]) == 0
     out = capsys.readouterr().out
     flags = [line.split()[0].removeprefix("--") for line in out.splitlines() if line.startswith("  --")]
-    told = main.VERBS[verb]
+    told = main.COMMANDS[verb]
     assert flags == list(told.flags)
     assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("  tfps"))
     program, name, *argv = shlex.split(told.example)

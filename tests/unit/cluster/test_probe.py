@@ -14,7 +14,7 @@ from support.listeners import Speaker, address_of, blackhole, listener, serving,
 
 from tfps.cluster import probe
 from tfps.cluster.ports import held_ports
-from tfps.cluster.probe import Answer
+from tfps.cluster.probe import ProbeResult
 from tfps.cluster.resolver import Cluster, Task
 
 
@@ -22,10 +22,10 @@ from tfps.cluster.resolver import Cluster, Task
 def test_a_tensorflow_server_says_who_it_is(task: Task) -> None:
     """A real server tells its job and index, time after time, to many at once, and no connection is left open."""
     address = target_of(task).removeprefix("grpc://")
-    assert probe.ask(address) == Answer(task)
+    assert probe.probe_address(address) == ProbeResult(task)
     before = len(os.listdir("/proc/self/fd"))
     with futures.ThreadPoolExecutor(16) as pool:
-        assert set(pool.map(probe.ask, [address] * 200)) == {Answer(task)}
+        assert set(pool.map(probe.probe_address, [address] * 200)) == {ProbeResult(task)}
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)  # the server's ends too
 
 
@@ -34,7 +34,7 @@ def test_a_web_server_is_something_else(protocol: str) -> None:
     """A real HTTP server answers, but not as a task does; that is known at once."""
     with web_server(protocol) as address:
         began = time.monotonic()
-        assert probe.ask(address, 5.0) == Answer(problem=probe.OTHER)
+        assert probe.probe_address(address, 5.0) == ProbeResult(problem=probe.OTHER)
         assert time.monotonic() - began < 4
 
 
@@ -45,7 +45,7 @@ def test_a_grpc_server_of_another_program_is_something_else() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        assert probe.ask(f"127.0.0.1:{port}") == Answer(problem=probe.OTHER)
+        assert probe.probe_address(f"127.0.0.1:{port}") == ProbeResult(problem=probe.OTHER)
     finally:
         server.stop(None).wait(10)
 
@@ -53,14 +53,14 @@ def test_a_grpc_server_of_another_program_is_something_else() -> None:
 def test_a_server_that_hangs_up_is_something_else() -> None:
     """Who accepts a call and ends it without a word is no task."""
     with serving(socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler)) as address:
-        assert probe.ask(address, 5.0) == Answer(problem=probe.OTHER)
+        assert probe.probe_address(address, 5.0) == ProbeResult(problem=probe.OTHER)
 
 
 def test_a_server_that_never_answers_costs_its_time() -> None:
     """Who accepts a call and says nothing is given up after the time given, not later."""
     with listener() as mute:
         began = time.monotonic()
-        assert probe.ask(address_of(mute), 0.5) == Answer(problem=probe.MUTE)
+        assert probe.probe_address(address_of(mute), 0.5) == ProbeResult(problem=probe.MUTE)
         assert 0.4 < time.monotonic() - began < 3
 
 
@@ -76,17 +76,17 @@ def test_a_server_that_never_stops_talking_is_something_else() -> None:
 
     with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Endless)) as address:
         began = time.monotonic()
-        assert probe.ask(address, 0.5) == Answer(problem=probe.OTHER)
+        assert probe.probe_address(address, 0.5) == ProbeResult(problem=probe.OTHER)
         assert time.monotonic() - began < 3
 
 
 def test_nobody_is_told_by_why() -> None:
     """A free port, an unknown host and an address that swallows everything are told apart."""
     with held_ports(1) as [port]:
-        assert probe.ask(f"127.0.0.1:{port}") == Answer(problem=probe.REFUSED)
-    assert probe.ask("no-such-host.invalid:2222") == Answer(problem=probe.UNKNOWN_HOST)
+        assert probe.probe_address(f"127.0.0.1:{port}") == ProbeResult(problem=probe.REFUSED)
+    assert probe.probe_address("no-such-host.invalid:2222") == ProbeResult(problem=probe.UNKNOWN_HOST)
     with blackhole() as address:
-        assert probe.ask(address, 0.5) == Answer(problem=probe.SILENT)
+        assert probe.probe_address(address, 0.5) == ProbeResult(problem=probe.SILENT)
 
 
 def test_a_name_that_arrives_in_pieces_is_read() -> None:
@@ -100,7 +100,7 @@ def test_a_name_that_arrives_in_pieces_is_read() -> None:
                 time.sleep(0.002)
 
     with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Slow)) as address:
-        assert probe.ask(address, 10.0) == Answer(Task("ps", 31))
+        assert probe.probe_address(address, 10.0) == ProbeResult(Task("ps", 31))
 
 
 def test_many_are_asked_at_once() -> None:
@@ -109,7 +109,7 @@ def test_many_are_asked_at_once() -> None:
     with listener() as mute:
         cluster = Cluster(real.ps, (*real.workers, *[address_of(mute)] * 300))
         began = time.monotonic()
-        found = probe.ask_all(cluster, cluster.tasks())
+        found = probe.probe_all(cluster, cluster.tasks())
         assert time.monotonic() - began < 10
     assert [task for task, answer in found.items() if answer.task == task] == [*cluster_of(2, 1).tasks()]
     assert sum(answer.task is None for answer in found.values()) == 300
@@ -128,12 +128,12 @@ def test_a_name_service_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyP
     with contextlib.closing(Speaker(Task("worker", 0))) as there:
         cluster = Cluster(("slow:2222",), (there.address,))
         began = time.monotonic()
-        found = probe.ask_all(cluster, cluster.tasks(), secs=1.0)
+        found = probe.probe_all(cluster, cluster.tasks(), secs=1.0)
         assert time.monotonic() - began < 5
         ended.set()
     assert found == {
-        Task("ps", 0): Answer(problem=probe.SILENT),
-        Task("worker", 0): Answer(Task("worker", 0)),
+        Task("ps", 0): ProbeResult(problem=probe.SILENT),
+        Task("worker", 0): ProbeResult(Task("worker", 0)),
     }
 
 
@@ -143,4 +143,4 @@ def test_a_host_of_which_one_address_is_dead_answers_at_another(monkeypatch: pyt
     with blackhole() as dead, contextlib.closing(Speaker(Task("worker", 0))) as there:
         places = [really(*address.rsplit(":", 1), type=socket.SOCK_STREAM)[0] for address in (dead, there.address)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: places)
-        assert probe.ask("two:2222") == Answer(Task("worker", 0))
+        assert probe.probe_address("two:2222") == ProbeResult(Task("worker", 0))

@@ -352,7 +352,7 @@ def test_held_ports_are_free_in_the_end() -> None:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a port can be bound by one who does not share it."""
+    """Return whether a port can be bound by one who does not share it."""
     with socket.socket() as other:
         try:
             other.bind(("", port))

@@ -248,14 +248,14 @@ def test_slurm_is_asked_only_if_names_cannot_tell(
     scontrol.write_text("#!/bin/sh\necho NodeName=a NodeAddr=10.1.1.1 NodeHostName=h\n")
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    found = slurm.ask(nodes, {"SLURMD_NODENAME": mine})
+    found = slurm.lookup_nodes(nodes, {"SLURMD_NODENAME": mine})
     assert found == ({"a": slurm.Machine("10.1.1.1", "h")} if asks else {})
 
 
 def test_without_scontrol_names_are_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node without Slurm's commands is no reason to fail: its names may be known to the network later."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert slurm.ask(["no-such-node.invalid"], {}) == {}
+    assert slurm.lookup_nodes(["no-such-node.invalid"], {}) == {}
 
 
 def test_workers_may_be_the_first_component() -> None:

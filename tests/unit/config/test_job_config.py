@@ -308,7 +308,7 @@ def test_help_tells_every_flag_once_within_the_width() -> None:
     assert flags == [f"--{name}" for name in FIELDS]
     joined = " ".join(told.split())
     assert "how gradients become updates: async, sync (default async)" in joined
-    assert "seconds between two checkpoints (default 60)" in joined
+    assert "seconds between checkpoints (default 60)" in joined
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tfps.config.job_config import JobConfig
 from tfps.jobs import display as viewing
 from tfps.jobs.display import JobView, Terminal, job_view
 from tfps.jobs.follow import Outcome, complete_summary, follow, log_tail
-from tfps.jobs.handle import Exited, Line, Note
+from tfps.jobs.handle import LogLine, Note, TaskExited
 
 PS, CHIEF, WORKER = Task("ps", 0), Task("worker", 0), Task("worker", 1)
 MISTAKE = ("error: --model=m.py: m.py, line 3: NameError: x", "    loss = x")
@@ -28,12 +28,12 @@ MISTAKE = ("error: --model=m.py: m.py, line 3: NameError: x", "    loss = x")
 class Script:
     """A job whose events are given; remembers what it was told. An event that can be called is called."""
 
-    def __init__(self, events: Sequence[Line | Exited | Note | Callable[[], None] | None]) -> None:
+    def __init__(self, events: Sequence[LogLine | TaskExited | Note | Callable[[], None] | None]) -> None:
         self._events = events
         self.told: list[str] = []
         self.restarts = {WORKER: 2}
 
-    def events(self) -> Iterator[Line | Exited | Note | None]:
+    def events(self) -> Iterator[LogLine | TaskExited | Note | None]:
         """Yield the events in order."""
         for event in self._events:
             if callable(event):
@@ -57,14 +57,14 @@ def shown(
     return job_view(JobConfig(max_steps=max_steps, model_dir=model_dir), tasks, began=0.0)
 
 
-def said(task: Task, *lines: str) -> list[Line]:
+def said(task: Task, *lines: str) -> list[LogLine]:
     """Return the events of a task that says something."""
-    return [Line(task, line) for line in lines]
+    return [LogLine(task, line) for line in lines]
 
 
-def ended(*codes: int) -> list[Exited]:
+def ended(*codes: int) -> list[TaskExited]:
     """Return the events of the three tasks' ends."""
-    return [Exited(task, code) for task, code in zip((PS, CHIEF, WORKER), codes, strict=True)]
+    return [TaskExited(task, code) for task, code in zip((PS, CHIEF, WORKER), codes, strict=True)]
 
 
 def test_off_a_terminal_each_line_has_its_tasks_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +104,7 @@ def test_progress_is_one_line_for_all_workers(
         (107.6, CHIEF, "step=195 loss=5 examples/s=11"),
         (108.7, WORKER, "step=201 loss=4 examples/s=20"),
     ):
-        events += [functools.partial(now.__setitem__, 0, at), Line(task, line)]
+        events += [functools.partial(now.__setitem__, 0, at), LogLine(task, line)]
     follow(Script([*events, *ended(0, 0, 0)]), shown())
     assert [line for line in capsys.readouterr().out.splitlines() if "step=" in line] == [
         "job      | step=1 loss=9",
@@ -181,7 +181,7 @@ def test_an_error_keeps_its_own_lines() -> None:
     assert view.tasks[CHIEF].error.splitlines() == [problem, code, "a second problem", "    more of it"]
 
 
-def drawn(view: JobView, *lines: Line) -> str:
+def drawn(view: JobView, *lines: LogLine) -> str:
     """Return what a terminal shows at the end of a live view."""
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None, highlight=False)
     with Terminal(view, console) as terminal:
@@ -248,7 +248,13 @@ def test_standard_output_decides_how_a_job_is_shown(monkeypatch: pytest.MonkeyPa
 def test_the_first_task_that_fails_decides(lines: Sequence[str], code: int, job_code: int, error: str) -> None:
     """The first bad end is the job's: its code (a signal is 170) and its own words; the others are cancelled, once."""
     job = Script(
-        [*said(WORKER, *lines), Exited(PS, 0), Exited(WORKER, code), *said(CHIEF, "error: lost"), Exited(CHIEF, 143)]
+        [
+            *said(WORKER, *lines),
+            TaskExited(PS, 0),
+            TaskExited(WORKER, code),
+            *said(CHIEF, "error: lost"),
+            TaskExited(CHIEF, 143),
+        ]
     )
     outcome = follow(job, shown())
     assert (outcome.exit_code, outcome.error) == (job_code, error)
@@ -261,7 +267,15 @@ def test_the_same_error_of_several_tasks_is_shown_once(capsys: pytest.CaptureFix
     first, code = MISTAKE
     lines = [*said(WORKER, first), *said(CHIEF, first), *said(WORKER, code), *said(CHIEF, code)]
     outcome = follow(
-        Script([*lines, *said(PS, first[:-1], code, "    more"), Exited(WORKER, 2), Exited(PS, 2), Exited(CHIEF, 2)]),
+        Script(
+            [
+                *lines,
+                *said(PS, first[:-1], code, "    more"),
+                TaskExited(WORKER, 2),
+                TaskExited(PS, 2),
+                TaskExited(CHIEF, 2),
+            ]
+        ),
         shown(),
     )
     assert outcome.error == f"worker/1: {first.removeprefix('error: ')}\n{code}"
@@ -333,11 +347,11 @@ def test_two_signals_at_once_are_one() -> None:
 
 def test_a_failed_job_keeps_its_reason_when_it_is_told_to_stop() -> None:
     """One signal leaves the tasks of a job that has failed the time to save; a later one kills them."""
-    job = Script([Exited(PS, 2), _interrupted, Exited(CHIEF, -9), Exited(WORKER, -9)])
+    job = Script([TaskExited(PS, 2), _interrupted, TaskExited(CHIEF, -9), TaskExited(WORKER, -9)])
     outcome = follow(job, shown())
     assert (outcome.exit_code, outcome.error) == (2, "ps/0 ended with exit code 2")
     assert "kill" not in job.told
-    job = Script([Exited(PS, 2), _interrupted, lambda: time.sleep(2.1), _interrupted, Exited(CHIEF, -9)])
+    job = Script([TaskExited(PS, 2), _interrupted, lambda: time.sleep(2.1), _interrupted, TaskExited(CHIEF, -9)])
     assert follow(job, shown()).exit_code == 2
     assert "kill" in job.told
 
@@ -429,7 +443,7 @@ def test_another_job_takes_nothing_from_a_summary(tmp_path: Path) -> None:
         path.write_text(json.dumps({"status": "done", "global_step": 5, "eval": {"loss": 1.0}}))
 
     view = shown(model_dir=str(tmp_path))
-    script = Script([left, Exited(CHIEF, 0), path.unlink, Exited(PS, 0), Exited(WORKER, 0)])
+    script = Script([left, TaskExited(CHIEF, 0), path.unlink, TaskExited(PS, 0), TaskExited(WORKER, 0)])
     outcome = follow(script, view)
     for read in (True, False):
         told = complete_summary(view.config, view, outcome, read)

@@ -8,8 +8,8 @@ import pytest
 from tfps.cluster.resolver import Task
 from tfps.errors import ConfigError
 from tfps.jobs import poller
-from tfps.jobs.handle import Exited, Line, Status, TaskStatus
-from tfps.jobs.poller import Watch
+from tfps.jobs.handle import LogLine, Status, TaskExited, TaskStatus
+from tfps.jobs.poller import JobPoller
 
 PS, CHIEF = Task("ps", 0), Task("worker", 0)
 RUNNING = Status("RUNNING", {PS: TaskStatus("RUNNING"), CHIEF: TaskStatus("RUNNING")})
@@ -20,7 +20,7 @@ class Scripted:
 
     handle = "scripted:1"
 
-    def __init__(self, *answers: Status | ConfigError, lines: tuple[Line, ...] = ()) -> None:
+    def __init__(self, *answers: Status | ConfigError, lines: tuple[LogLine, ...] = ()) -> None:
         self.answers, self.lines, self.cancelled = list(answers), lines, False
 
     def status(self) -> Status:
@@ -30,7 +30,7 @@ class Scripted:
             raise answer
         return answer
 
-    def logs(self, task: Task | None, follow: bool) -> Iterator[Line]:
+    def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
         """Say the lines."""
         assert (task, follow) == (None, True)
         yield from self.lines
@@ -46,9 +46,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "_SILENT_SECS", 0.5)
 
 
-def happened(job: Scripted) -> list[Line | Exited]:
+def happened(job: Scripted) -> list[LogLine | TaskExited]:
     """Return the events of a job."""
-    return [event for event in Watch(job).events() if event is not None]
+    return [event for event in JobPoller(job).events() if event is not None]
 
 
 def ended(state: str, ps: TaskStatus, chief: TaskStatus) -> Status:
@@ -59,11 +59,11 @@ def ended(state: str, ps: TaskStatus, chief: TaskStatus) -> Status:
 def test_lines_come_before_the_ends() -> None:
     """All that the tasks said is told, then how each ended."""
     done = TaskStatus("SUCCEEDED", 0)
-    lines = (Line(PS, "done"), Line(CHIEF, "step=5 loss=1"))
+    lines = (LogLine(PS, "done"), LogLine(CHIEF, "step=5 loss=1"))
     assert happened(Scripted(RUNNING, ended("SUCCEEDED", done, done), lines=lines)) == [
         *lines,
-        Exited(PS, 0),
-        Exited(CHIEF, 0),
+        TaskExited(PS, 0),
+        TaskExited(CHIEF, 0),
     ]
 
 
@@ -82,7 +82,7 @@ def test_lines_come_before_the_ends() -> None:
 def test_exit_codes(state: str, chief: TaskStatus, code: int) -> None:
     """A task's exit code is what the platform says, or what its and the job's state mean."""
     events = happened(Scripted(ended(state, TaskStatus("SUCCEEDED", 0), chief)))
-    assert set(events) == {Exited(PS, 0), Exited(CHIEF, code)}
+    assert set(events) == {TaskExited(PS, 0), TaskExited(CHIEF, code)}
 
 
 @pytest.mark.parametrize(("cause", "follows"), [(66, 170), (66, 137), (137, 170), (170, 143), (171, 0)])
@@ -90,7 +90,7 @@ def test_the_cause_is_told_first(cause: int, follows: int) -> None:
     """Of the exit codes of a failed job the one that explains the others comes first, as the job ends with it."""
     for order in ((cause, follows), (follows, cause)):
         events = happened(Scripted(ended("FAILED", *(TaskStatus("FAILED", code) for code in order))))
-        assert [event.exit_code for event in events if isinstance(event, Exited)] == [cause, follows]
+        assert [event.exit_code for event in events if isinstance(event, TaskExited)] == [cause, follows]
 
 
 def test_restarts_are_told_once() -> None:
@@ -98,8 +98,8 @@ def test_restarts_are_told_once() -> None:
     again = Status("RUNNING", {PS: TaskStatus("RUNNING"), CHIEF: TaskStatus("RUNNING", 137, restarts=1)})
     done = ended("SUCCEEDED", TaskStatus("SUCCEEDED", 0), TaskStatus("SUCCEEDED", 0, restarts=1))
     events = happened(Scripted(RUNNING, again, again, done))
-    assert [event for event in events if isinstance(event, Line)] == [
-        Line(CHIEF, "restarted after exit code 137, the 1. time")
+    assert [event for event in events if isinstance(event, LogLine)] == [
+        LogLine(CHIEF, "restarted after exit code 137, the 1. time")
     ]
 
 
@@ -114,7 +114,7 @@ def test_a_platform_may_be_away_for_a_while() -> None:
 def test_to_cancel_is_to_look_away() -> None:
     """The job goes on when nobody watches it any more."""
     job = Scripted(RUNNING)
-    watching = Watch(job)
+    watching = JobPoller(job)
     events = watching.events()
     next(events)
     watching.cancel()
@@ -130,5 +130,5 @@ def test_why_a_job_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "_LAST_LINES_SECS", 0.1)
     waits = [Status("PENDING", {PS: TaskStatus("PENDING"), CHIEF: TaskStatus("PENDING")}, why) for why in "aaba"]
     over = ended("SUCCEEDED", TaskStatus("SUCCEEDED", 0), TaskStatus("SUCCEEDED", 0))
-    told = [event.text for event in happened(Scripted(*waits, RUNNING, over)) if isinstance(event, Line)]
+    told = [event.text for event in happened(Scripted(*waits, RUNNING, over)) if isinstance(event, LogLine)]
     assert told == ["waiting: a", "waiting: b", "waiting: a"]

@@ -19,7 +19,7 @@ from tfps.runtime.checkpoint import manager
 from tfps.runtime.checkpoint.manifest import partial_updates
 from tfps.runtime.coordination.partial_updates import PartialUpdates
 from tfps.runtime.training.chief import Chief
-from tfps.runtime.training.peer_monitor import Watch
+from tfps.runtime.training.peer_monitor import PeerMonitor
 from tfps.runtime.training.training_loop import Loop
 from tfps.runtime.training.worker import Worker
 
@@ -121,12 +121,12 @@ def test_updates_in_part_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     caplog.set_level("INFO", "tfps")
     take = Worker._take_what_is_left
 
-    def broken_off(worker: Worker, loop: Any) -> None:
+    def interrupted(worker: Worker, loop: Any) -> None:
         take(worker, loop)
         if not worker._task.is_chief:
             _raise_counter(worker, "tfps/applying_1_1")
 
-    with mock.patch.object(Worker, "_take_what_is_left", broken_off):
+    with mock.patch.object(Worker, "_take_what_is_left", interrupted):
         train(COUNTING, 2, 2, secs=60, model_dir=str(tmp_path), max_steps=30)
     assert "1 update of this worker applied in part" in caplog.text
     assert summary(tmp_path)["partial_updates"] == 1
@@ -138,12 +138,12 @@ def test_updates_in_part_that_nobody_tells_are_counted(tmp_path: Path) -> None:
     """A worker that is lost for good tells nothing; the summary and the manifest of the last checkpoint count it."""
     take = Worker._take_what_is_left
 
-    def broken_off(worker: Worker, loop: Any) -> None:
+    def interrupted(worker: Worker, loop: Any) -> None:
         take(worker, loop)
         if not worker._task.is_chief:
             _raise_counter(worker, "tfps/applied_1_1")
 
-    with mock.patch.object(Worker, "_take_what_is_left", broken_off), mock.patch.object(PartialUpdates, "tell"):
+    with mock.patch.object(Worker, "_take_what_is_left", interrupted), mock.patch.object(PartialUpdates, "tell"):
         train(COUNTING, 2, 2, secs=60, model_dir=str(tmp_path), max_steps=30)
     assert summary(tmp_path)["partial_updates"] == 1
     assert partial_updates(str(tmp_path / "model.ckpt-30")) == 1
@@ -161,13 +161,13 @@ def test_a_lost_workers_update_in_part_spoils_no_others(tmp_path: Path) -> None:
     """While one worker's counts differ between the PS, checkpoints hold the same updates of each other on all PS."""
     begin = Worker._begin
 
-    def broken_off(worker: Worker, session: Any) -> None:
+    def interrupted(worker: Worker, session: Any) -> None:
         begin(worker, session)
         if worker._task.index == 2:
             _raise_counter(worker, "tfps/applied_1_2")
             worker._wait_until(lambda: len(list(tmp_path.glob("model.ckpt-*.index"))) > 3)
 
-    with mock.patch.object(manager, "_KEEP", 1000), mock.patch.object(Worker, "_begin", broken_off):
+    with mock.patch.object(manager, "_KEEP", 1000), mock.patch.object(Worker, "_begin", interrupted):
         flags: dict[str, Any] = {"max_steps": 2000, "save_checkpoint_secs": 0.01}
         train(COUNTING, 2, 3, secs=90, model_dir=str(tmp_path), **flags)
     saved = sorted(tmp_path.glob("model.ckpt-*.index"))
@@ -234,7 +234,7 @@ def test_a_late_worker_adds_nothing_to_a_job_that_is_over(tmp_path: Path) -> Non
         mock.patch.object(Worker, "_make_loop", noted),
         mock.patch.object(Loop, "_start", late),
         mock.patch.object(Chief, "complete", when_over),
-        mock.patch.object(Watch, "are_gone", lambda _watch, tasks, _secs: not tasks or held.is_set()),
+        mock.patch.object(PeerMonitor, "are_gone", lambda _watch, tasks, _secs: not tasks or held.is_set()),
         job(COUNTING, 2, 2, model_dir=str(tmp_path), max_steps=40, steps_per_run=1) as running,
     ):
         wait_until(lambda: {"worker/0", "worker/1"} <= running.ended.keys(), 60)

@@ -15,7 +15,7 @@ from tfps.runtime.process import tensorflow_import
 
 tensorflow_import.load_v1()
 
-from tfps.runtime.graph.background_updates import Updates  # noqa: E402
+from tfps.runtime.graph.background_updates import UpdateRunner  # noqa: E402
 
 STEPS, SIZE = 20, 7
 GRADIENTS = np.random.default_rng(7).normal(size=(STEPS, 2, SIZE)).astype(np.float32)  # by step and worker
@@ -42,7 +42,7 @@ def _ours(optimizer: Any, loss: Any, global_step: Any, index: int) -> tuple[Any,
     step = synchronous.build(optimizer, loss, global_step, JobConfig(), cluster, Task("worker", index))
     now = {step.leftovers.era: 0}
     start = [] if index else [(step.chief_init, now)]
-    return step.train_op, [*start, (step.worker_init, {})], lambda session: Updates(session, step.update, now)
+    return step.train_op, [*start, (step.worker_init, {})], lambda session: UpdateRunner(session, step.update, now)
 
 
 def _trained(build: Callable[..., tuple[Any, Any, Any]], optimizer: Callable[[], Any]) -> np.ndarray:

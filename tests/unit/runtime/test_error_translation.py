@@ -30,7 +30,7 @@ def test_an_error_says_nothing_of_those_before_it() -> None:
             with pytest.raises(tf.errors.InvalidArgumentError) as wrong:
                 session.run([broken, tf.no_op()])
     assert "the loss" not in wrong.value.message
-    assert nan_guard.complaint(wrong.value) is None
+    assert nan_guard.find_non_finite(wrong.value) is None
     error = error_translation.failed(wrong.value, model, graph, 1)
     assert isinstance(error, ModelError), error
     assert "no number" in str(error)
@@ -137,7 +137,7 @@ GetNextFromShard was cancelled
 def test_an_input_that_was_broken_off_has_not_failed(kind: Any, text: str, is_lost: bool) -> None:
     """A worker that was waiting for its input when a PS was lost tells both; only the first is the cause."""
     with tf.Graph().as_default() as graph:
-        iterator = cancel_safe_iterator.LastingIterator(dataset_of(np.ones(8, np.float32)))
+        iterator = cancel_safe_iterator.CancelSafeIterator(dataset_of(np.ones(8, np.float32)))
         iterator.get_next()
     assert error_translation.is_of_peers(kind(None, None, text), graph) is is_lost
 

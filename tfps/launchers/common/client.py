@@ -10,7 +10,7 @@ from tfps.errors import ConfigError
 TIMEOUT_SECS = 120.0
 
 
-def need(tool: str, to_get_it: str) -> str:
+def require_tool(tool: str, to_get_it: str) -> str:
     """Return the path of a program.
 
     Raises:
@@ -22,7 +22,7 @@ def need(tool: str, to_get_it: str) -> str:
     return path
 
 
-def output(
+def run_client(
     argv: Sequence[str],
     given: str = "",
     env: Mapping[str, str] | None = None,

@@ -30,7 +30,7 @@ class Volume:
         return self.source.startswith("/")
 
     def holds(self, path: str) -> bool:
-        """Tell whether a path in the containers lies on this volume."""
+        """Return whether a path in the containers lies on this volume."""
         return PurePosixPath(posixpath.normpath(path)).is_relative_to(self.target)
 
 

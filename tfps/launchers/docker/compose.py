@@ -174,7 +174,7 @@ def submit(plan: Plan) -> DockerJob:
     job = DockerJob(plan.job.name)
     try:
         options = [f"--project-name={plan.job.name}", "--file=-"]
-        client.output([*compose, *options, "up", "--detach", "--no-build"], given=str(plan))
+        client.run_client([*compose, *options, "up", "--detach", "--no-build"], given=str(plan))
     except BaseException:
         job.remove()
         raise

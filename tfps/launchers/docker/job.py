@@ -12,7 +12,7 @@ from typing import Any
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
 from tfps.errors import ConfigError
-from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Line, Status, TaskStatus
+from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, LogLine, Status, TaskStatus
 from tfps.launchers.common import client as command
 
 PROJECT = "com.docker.compose.project"  # the label that Compose gives to all that it makes of a file
@@ -36,7 +36,7 @@ def client() -> str:
     Raises:
         ConfigError: If it is not installed.
     """
-    return command.need("docker", "see https://docs.docker.com/engine/install")
+    return command.require_tool("docker", "see https://docs.docker.com/engine/install")
 
 
 def ask(*arguments: str, timeout_secs: float | None = command.TIMEOUT_SECS) -> str:
@@ -45,7 +45,7 @@ def ask(*arguments: str, timeout_secs: float | None = command.TIMEOUT_SECS) -> s
     Raises:
         ConfigError: If it fails, with its own words.
     """
-    return command.output([client(), *arguments], timeout_secs=timeout_secs)
+    return command.run_client([client(), *arguments], timeout_secs=timeout_secs)
 
 
 class DockerJob:
@@ -69,7 +69,7 @@ class DockerJob:
         tasks = {Task.parse(each["Config"]["Labels"][TASK]): _task_status(each) for each in known}
         return _job_status(dict(sorted(tasks.items())))
 
-    def logs(self, task: Task | None, follow: bool) -> Iterator[Line]:
+    def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
         """Yield what the tasks, or only ``task``, have said; with ``follow``, until they have ended for good.
 
         Raises:
@@ -116,9 +116,9 @@ class DockerJob:
         return dict(sorted((Task.parse(task), container) for container, task in found))
 
 
-def _said(containers: Mapping[Task, str]) -> Iterator[Line]:
+def _said(containers: Mapping[Task, str]) -> Iterator[LogLine]:
     for task, container in containers.items():
-        yield from (Line(task, text) for text in command.lines([client(), "logs", container]))
+        yield from (LogLine(task, text) for text in command.lines([client(), "logs", container]))
 
 
 def _task_status(known: Mapping[str, Any]) -> TaskStatus:
@@ -150,11 +150,11 @@ class _Tail:
 
     def __init__(self, containers: Mapping[Task, str]) -> None:
         self._containers = containers
-        self._said: queue.Queue[Line | Exception | None] = queue.Queue()
+        self._said: queue.Queue[LogLine | Exception | None] = queue.Queue()
         self._clients: dict[Task, subprocess.Popen[str]] = {}
         self._over = threading.Event()
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[LogLine]:
         """Yield the lines as they come, until all containers have ended for good."""
         atexit.register(self._end)
         for task in self._containers:
@@ -185,7 +185,7 @@ class _Tail:
             self._said.put(error)
 
     def _is_live(self, task: Task) -> bool:
-        """Tell whether a container may say more."""
+        """Return whether a container may say more."""
         state = ask("ps", "--all", f"--filter=id={self._containers[task]}", "--format={{.State}}").strip()
         return state not in ("exited", "dead", "")
 
@@ -200,7 +200,7 @@ class _Tail:
                 when, _, text = line.rstrip("\n").partition(" ")
                 if re.match(r"\d{4}-", when) and when > last:  # --since gives the line of that time too
                     last = when
-                    self._said.put(Line(task, text))
+                    self._said.put(LogLine(task, text))
         return last
 
     def _end(self) -> None:

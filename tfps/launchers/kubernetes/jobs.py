@@ -26,7 +26,7 @@ def plan(job: Job) -> Plan:
     Raises:
         ConfigError: If the cluster would refuse one of them.
     """
-    job = manifests.placed(job)
+    job = manifests.with_container_paths(job)
     hosts = {f"{role.name}_hosts": [_host(job, role, index) for index in range(role.replicas)] for role in job.roles}
     objects = [
         *manifests.config_maps(job, hosts),
@@ -48,11 +48,13 @@ def _service(job: Job) -> Object:
         "selector": manifests.labels(job),
         "ports": [{"name": "tfjob-port", "port": PORT}],
     }
-    return manifests.thing(job, "v1", "Service", spec=spec)
+    return manifests.api_object(job, "v1", "Service", spec=spec)
 
 
 def _job(job: Job, role: Role) -> Object:
-    return manifests.thing(job, "batch/v1", "Job", role.name, spec=manifests.indexed_job(job, role, subdomain=job.name))
+    return manifests.api_object(
+        job, "batch/v1", "Job", role.name, spec=manifests.indexed_job(job, role, subdomain=job.name)
+    )
 
 
 def _replicas(found: list[Object]) -> dict[str, int]:

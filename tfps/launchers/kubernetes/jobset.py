@@ -26,7 +26,7 @@ def plan(job: Job) -> Plan:
     Raises:
         ConfigError: If the cluster would refuse one of them.
     """
-    job = manifests.placed(job)
+    job = manifests.with_container_paths(job)
     hosts = {f"{role.name}_hosts": [_host(job, role, index) for index in range(role.replicas)] for role in job.roles}
     spec = {
         "network": {"enableDNSHostnames": True, "subdomain": job.name},
@@ -35,7 +35,7 @@ def plan(job: Job) -> Plan:
         "ttlSecondsAfterFinished": manifests.TTL_SECS,
         "replicatedJobs": [_replicated(job, role) for role in job.roles],
     }
-    jobset = manifests.thing(job, "jobset.x-k8s.io/v1alpha2", "JobSet", spec=spec)
+    jobset = manifests.api_object(job, "jobset.x-k8s.io/v1alpha2", "JobSet", spec=spec)
     return manifests.plan(
         job, "jobset", [*manifests.config_maps(job, hosts), *manifests.network_policies(job), jobset], _WHY
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
 from tfps.errors import ConfigError
-from tfps.jobs.handle import CANCELLED, PENDING, Line, Status, TaskStatus
+from tfps.jobs.handle import CANCELLED, PENDING, LogLine, Status, TaskStatus
 from tfps.launchers.common import client
 from tfps.launchers.common.yaml_writer import to_yaml
 from tfps.launchers.kubernetes import logs as pod_logs
@@ -43,10 +43,12 @@ class Platform:
 
 
 def _kubectl(namespace: str, *args: str, given: str = "", complained: list[str] | None = None) -> str:
-    path = client.need("kubectl", "install it (Debian: apt-get install kubernetes-client), and log in to the cluster")
+    path = client.require_tool(
+        "kubectl", "install it (Debian: apt-get install kubernetes-client), and log in to the cluster"
+    )
     where = [f"--namespace={namespace}"] if namespace else []
     try:
-        return client.output([path, *args, *where], given, complained=complained)
+        return client.run_client([path, *args, *where], given, complained=complained)
     except ConfigError as error:
         said = [problem for problem in error.problems if not _KLOG.match(problem)]
         raise ConfigError(said or error.problems) from None
@@ -210,7 +212,7 @@ class KubeJob:
         selector = manifests.selector(self._name, role)
         return _kubectl(self._namespace, verb, what, f"--selector={selector}", *args, _ASK)
 
-    def logs(self, task: Task | None, follow: bool) -> Iterator[Line]:
+    def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
         """Yield what the tasks, or only ``task``, have said; with ``follow``, until the job ends.
 
         Raises:
@@ -226,7 +228,7 @@ class KubeJob:
             raise ConfigError(f"{task} has not started: {status.tasks[task].reason or 'it waits for its pod'}.")
         for one in [task] if task else status.tasks:
             for pod in filter(pod_state.has_started, running.get(one, [])):
-                yield from (Line(one, text) for text in self._said(pod))
+                yield from (LogLine(one, text) for text in self._said(pod))
 
     def _log(self, pod: Object) -> list[str]:
         """Return the command that prints a pod's log."""
@@ -234,7 +236,7 @@ class KubeJob:
         return ["kubectl", "logs", pod["metadata"]["name"], f"--container={manifests.CONTAINER}", *where]
 
     def _said(self, pod: Object) -> Sequence[str]:
-        return client.output([*self._log(pod), _ASK]).splitlines()
+        return client.run_client([*self._log(pod), _ASK]).splitlines()
 
     def cancel(self) -> None:
         """End the job and wait until its pods are gone, which have the time to save; then delete what is beside it.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tfps.cluster.resolver import Task
-from tfps.jobs.handle import Line, Status
+from tfps.jobs.handle import LogLine, Status
 from tfps.launchers.kubernetes import status as pod_state
 from tfps.launchers.kubernetes.manifests import Object
 
@@ -23,7 +23,7 @@ _Look = Callable[[], tuple[Status, Mapping[Task, Sequence[Object]]]]
 _Command = Callable[[Object], list[str]]
 
 
-def follow(look: _Look, log: _Command, tasks: Sequence[Task]) -> Iterator[Line]:
+def follow(look: _Look, log: _Command, tasks: Sequence[Task]) -> Iterator[LogLine]:
     """Yield what tasks say until their job has ended.
 
     Args:
@@ -36,7 +36,7 @@ def follow(look: _Look, log: _Command, tasks: Sequence[Task]) -> Iterator[Line]:
     """
     followed = sorted(tasks, key=lambda task: (task.index, task.job == "ps"))[:MOST]
     if len(followed) < len(tasks):
-        yield Line(followed[0], f"({MOST} of {len(tasks)} tasks are followed: --task follows another)")
+        yield LogLine(followed[0], f"({MOST} of {len(tasks)} tasks are followed: --task follows another)")
     readers = _Readers(log)
     try:
         ended_at, busy = None, True
@@ -55,14 +55,14 @@ class _Readers:
 
     def __init__(self, log: _Command) -> None:
         self._log = log
-        self._lines: queue.Queue[Line] = queue.Queue()
+        self._lines: queue.Queue[LogLine] = queue.Queue()
         self._reading: dict[Task, _Reader] = {}
         self._last: dict[str, _Stamp] = {}  # by pod, of its last line
         self._read: set[str] = set()  # pods that have nothing more to say
         atexit.register(self.stop)  # who follows in a thread may never come to it
 
     def take(self, task: Task, found: Sequence[Object]) -> bool:
-        """Read the oldest of a task's pods that has more to say, unless one is being read; tell whether one is."""
+        """Read the oldest of a task's pods that has more to say, unless one is being read; return whether one is."""
         before = self._reading.get(task)
         if before and before.runs:
             return True
@@ -77,7 +77,7 @@ class _Readers:
                 return True
         return False
 
-    def said(self, secs: float) -> Iterator[Line]:
+    def said(self, secs: float) -> Iterator[LogLine]:
         """Yield lines that have come, or come within ``secs``."""
         until = time.monotonic() + secs
         while True:
@@ -114,7 +114,7 @@ class _Reader:
         last: The stamp of the last line.
     """
 
-    def __init__(self, task: Task, pod: Object, log: list[str], last: _Stamp, lines: "queue.Queue[Line]") -> None:
+    def __init__(self, task: Task, pod: Object, log: list[str], last: _Stamp, lines: "queue.Queue[LogLine]") -> None:
         self.uid = str(pod["metadata"]["uid"])
         self.to_the_end = pod_state.has_ended(pod)
         self.last = last
@@ -131,14 +131,14 @@ class _Reader:
         self._thread = threading.Thread(target=self._run, args=(task, lines), daemon=True)
         self._thread.start()
 
-    def _run(self, task: Task, lines: "queue.Queue[Line]") -> None:
+    def _run(self, task: Task, lines: "queue.Queue[LogLine]") -> None:
         assert self._process.stdout is not None
         with self._process:
             for line in self._process.stdout:
                 match = _STAMPED.fullmatch(line.rstrip("\n"))
                 if match and (stamp := _Stamp(match[1], (match[2] or "").ljust(10, "0"), match[3])) > self.last:
                     self.last = stamp
-                    lines.put(Line(task, match[4]))
+                    lines.put(LogLine(task, match[4]))
 
     @property
     def runs(self) -> bool:

@@ -51,7 +51,7 @@ class Plan:
         return to_yaml(self.objects, self.comment)
 
 
-def placed(job: Job) -> Job:
+def with_container_paths(job: Job) -> Job:
     """Return the job with the paths that its files have in the pods.
 
     Raises:
@@ -98,7 +98,7 @@ def role_of(found: Mapping[str, Any]) -> str:
     return str(found.get("metadata", {}).get("labels", {}).get(f"{_NAME}component", ""))
 
 
-def thing(job: Job, api: str, kind: str, role: str = "", **fields: Any) -> Object:
+def api_object(job: Job, api: str, kind: str, role: str = "", **fields: Any) -> Object:
     """Return an object of a job: its head, and ``fields``."""
     where = {"namespace": job.config.namespace} if job.config.namespace else {}
     name = f"{job.name}-{role}" if role else job.name
@@ -243,7 +243,7 @@ def config_maps(job: Job, hosts: Mapping[str, Sequence[str]] | None = None) -> S
             f"--model={show(job.config.model)} is too large: a ConfigMap holds {_CONFIG_MAP_BYTES:,} bytes, not "
             f"{size:,}; put the model into the image, and give its dotted name."
         )
-    return [thing(job, "v1", "ConfigMap", data=data)] if data else []
+    return [api_object(job, "v1", "ConfigMap", data=data)] if data else []
 
 
 def tf_config(job: Job, domain: str, task: Task) -> str:
@@ -290,7 +290,7 @@ def _network_policy(job: Job) -> Object:
     if "://" not in job.config.data_dir:
         spec["policyTypes"].append("Egress")
         spec["egress"] = [{"to": own, "ports": port}, {"ports": names}]
-    return thing(job, "networking.k8s.io/v1", "NetworkPolicy", spec=spec)
+    return api_object(job, "networking.k8s.io/v1", "NetworkPolicy", spec=spec)
 
 
 def plan(job: Job, platform: str, objects: Sequence[Object], why: str) -> Plan:

@@ -56,17 +56,17 @@ def by_task(found: Sequence[Object]) -> dict[Task, list[Object]]:
 
 
 def has_started(pod: Object) -> bool:
-    """Tell whether a pod's container has logs."""
+    """Return whether a pod's container has logs."""
     return bool({"running", "terminated"} & set(_container(pod).get("state", {})))
 
 
 def has_ended(pod: Object) -> bool:
-    """Tell whether a pod will say nothing more."""
+    """Return whether a pod will say nothing more."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 def has_failed(pod: Object) -> bool:
-    """Tell whether a pod has ended badly."""
+    """Return whether a pod has ended badly."""
     return bool(pod.get("status", {}).get("phase") == "Failed")
 
 

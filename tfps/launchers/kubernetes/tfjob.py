@@ -27,7 +27,7 @@ def plan(job: Job) -> Plan:
     Raises:
         ConfigError: If the cluster would refuse one of them.
     """
-    job = manifests.placed(job)
+    job = manifests.with_container_paths(job)
     manifests.check_tf_config(job, f"{job.config.namespace or 'default'}.svc")
     policy = {
         "cleanPodPolicy": "Running",
@@ -36,7 +36,7 @@ def plan(job: Job) -> Plan:
     }
     replicas = {_KINDS[role.name]: _replica(job, role) for role in job.roles}
     spec = {"runPolicy": policy, "successPolicy": "AllWorkers", "tfReplicaSpecs": replicas}
-    tfjob = manifests.thing(job, "kubeflow.org/v1", "TFJob", spec=spec)
+    tfjob = manifests.api_object(job, "kubeflow.org/v1", "TFJob", spec=spec)
     return manifests.plan(job, "tfjob", [*manifests.config_maps(job), *manifests.network_policies(job), tfjob], _WHY)
 
 

@@ -44,7 +44,7 @@ def plan(job: Job) -> Plan:
     Raises:
         ConfigError: If the cluster would refuse one of them.
     """
-    job = manifests.placed(job)
+    job = manifests.with_container_paths(job)
     manifests.check_tf_config(job, job.name)
     spec = {
         "schedulerName": "volcano",
@@ -56,7 +56,7 @@ def plan(job: Job) -> Plan:
         "policies": _policies(),
         "tasks": [_task(job, role) for role in job.roles],
     }
-    volcano = manifests.thing(job, "batch.volcano.sh/v1alpha1", "Job", spec=spec)
+    volcano = manifests.api_object(job, "batch.volcano.sh/v1alpha1", "Job", spec=spec)
     return manifests.plan(
         job, "volcano", [*manifests.config_maps(job), *manifests.network_policies(job), volcano], _WHY
     )

@@ -61,7 +61,7 @@ class ForkServer:
         self._ready.set()
 
     def is_ready(self, within_secs: float) -> bool:
-        """Wait a while for it; tell whether it has imported TensorFlow.
+        """Wait a while for it; return whether it has imported TensorFlow.
 
         Raises:
             ConfigError: If it could not.

@@ -30,11 +30,11 @@ from pathlib import Path
 
 from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.errors import ConfigError, PeerLostError, RetryableError, of_limits
-from tfps.jobs.handle import Exited, Line, Note, how_it_ended
+from tfps.errors import ConfigError, PeerLostError, RetryableError, error_for_limits
+from tfps.jobs.handle import LogLine, Note, TaskExited, how_it_ended
 from tfps.launchers.local import task_process
 from tfps.launchers.local.fork_server import ForkServer
-from tfps.launchers.local.restart_policy import Restarts
+from tfps.launchers.local.restart_policy import RestartPolicy
 from tfps.report import LOGS
 
 KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
@@ -78,7 +78,7 @@ class LocalJob:
         log: Where TensorFlow's words go as it is imported; by default ``launch.log`` among the job's logs.
     """
 
-    def __init__(self, plan: Plan, restarts: Restarts | None = None, log: Path | None = None) -> None:
+    def __init__(self, plan: Plan, restarts: RestartPolicy | None = None, log: Path | None = None) -> None:
         self._plan = plan
         self._server = ForkServer(log or Path(plan.config.model_dir or ".") / LOGS / "launch.log")
         self._processes: dict[Task, ForkServerProcess] = {}
@@ -87,7 +87,7 @@ class LocalJob:
         self._looked = time.monotonic()
         self._last_sign: dict[Task, tuple[float, float]] = {}  # when, and the seconds of CPU that were used then
         self._restarts = _policy(plan) if restarts is None else restarts
-        self._given_up: list[Exited] = []
+        self._given_up: list[TaskExited] = []
         self._lost_with: dict[Task, Task] = {}  # PS that were killed, by the one that was lost
         self._started: set[Task] = set()
         self._signed_off: set[Task] = set()
@@ -99,7 +99,7 @@ class LocalJob:
         except (EOFError, ConnectionError):
             raise self._server.ended() from None
         except OSError as error:
-            if limit := of_limits(error):
+            if limit := error_for_limits(error):
                 raise limit from None
             fix = "raise the limit on open files, see ulimit -n" if error.errno == errno.EMFILE else "see the machine"
             raise ConfigError(f"{task} cannot be started: {error.strerror}: {fix}.") from None
@@ -119,13 +119,13 @@ class LocalJob:
         ours, theirs = context.Pipe()
         life, sign = context.Pipe(duplex=False)
         given = list(self._plan.commands[task]), theirs, sign, task in self._started
-        process = context.Process(target=task_process.be_task, args=given, name=str(task), daemon=True)
+        process = context.Process(target=task_process.task_main, args=given, name=str(task), daemon=True)
         process.start()
         theirs.close()
         sign.close()
         return process, ours, life
 
-    def events(self, every_secs: float = 0.25) -> Iterator[Line | Exited | Note | None]:
+    def events(self, every_secs: float = 0.25) -> Iterator[LogLine | TaskExited | Note | None]:
         """Start every task; yield what they say and how they end, until all have.
 
         ``None`` when nothing happened for a while.
@@ -166,7 +166,7 @@ class LocalJob:
         while self._not_begun:
             self._start(self._not_begun.pop(0))
 
-    def _lives(self, task: Task, life: Connection) -> Iterator[Line]:
+    def _lives(self, task: Task, life: Connection) -> Iterator[LogLine]:
         """Take in a task's signs of life; there are none any more when it has ended."""
         with contextlib.suppress(BlockingIOError):
             if not self._took_sign(task, life):
@@ -174,7 +174,7 @@ class LocalJob:
         yield from ()
 
     def _took_sign(self, task: Task, life: Connection) -> bool:
-        """Take in what there is of a task's signs; tell whether there was something."""
+        """Take in what there is of a task's signs; return whether there was something."""
         signs = b"" if life.closed else os.read(life.fileno(), 1 << 10)
         if signs:
             self._last_sign[task] = time.monotonic(), self._cpu_secs(task)
@@ -190,7 +190,7 @@ class LocalJob:
             self._selector.unregister(life)
             life.close()
 
-    def _silent(self) -> Iterator[Line]:
+    def _silent(self) -> Iterator[LogLine]:
         """Kill tasks that give no sign of life; yield a line for each."""
         now, before = time.monotonic(), self._looked
         self._looked = now
@@ -201,7 +201,7 @@ class LocalJob:
             if used - self._last_sign.pop(task)[1] > _BUSY * _SILENT_SECS:
                 self._last_sign[task] = now, used
                 continue
-            yield Line(task, f"stalled: no sign of life for {_SILENT_SECS:.0f} s, killed")
+            yield LogLine(task, f"stalled: no sign of life for {_SILENT_SECS:.0f} s, killed")
             self._signal(signal.SIGKILL, task)
 
     def _cpu_secs(self, task: Task) -> float:
@@ -218,12 +218,12 @@ class LocalJob:
             if self._kill_at:
                 self._signal(signal.SIGTERM, task)
 
-    def _said(self, output: "_Output") -> Iterator[Line]:
-        yield from (Line(output.task, text) for text in output.read())
+    def _said(self, output: "_Output") -> Iterator[LogLine]:
+        yield from (LogLine(output.task, text) for text in output.read())
         if output.at_end:
             self._selector.unregister(output.connection)
 
-    def _ended(self, output: "_Output", process: ForkServerProcess, life: Connection) -> Iterator[Line | Exited]:
+    def _ended(self, output: "_Output", process: ForkServerProcess, life: Connection) -> Iterator[LogLine | TaskExited]:
         """Yield a task's last words and its end; processes that it left behind end with it."""
         self._selector.unregister(process.sentinel)
         process.join()
@@ -231,7 +231,7 @@ class LocalJob:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)  # a task has a process group of its own
         while not output.at_end and (lines := output.read()):
-            yield from (Line(output.task, text) for text in lines)
+            yield from (LogLine(output.task, text) for text in lines)
         if not output.at_end:
             self._selector.unregister(output.connection)
         with contextlib.suppress(BlockingIOError):  # of a process that it left behind
@@ -245,24 +245,24 @@ class LocalJob:
             self._end_other_ps(output.task)
             yield from self._recalled(output.task)
 
-    def _replaced(self, task: Task, code: int, lost_with: Task | None) -> Iterator[Line | Exited]:
+    def _replaced(self, task: Task, code: int, lost_with: Task | None) -> Iterator[LogLine | TaskExited]:
         """Let a task that has ended be started again, if that may help and it was not too often.
 
         One that ends with 0 and has not signed off is lost, too: something in it has ended the process.
         """
         if lost_with and not self._kill_at:
             self._restarts.recall(task)
-            yield Line(task, f"restarted after the loss of {lost_with}")
+            yield LogLine(task, f"restarted after the loss of {lost_with}")
             return
         early = code == 0 and task not in self._signed_off
         counted = None if self._kill_at else self._restarts.grant(task, RetryableError.exit_code if early else code)
         told = f"{how_it_ended(code)}{' before it was done' if early else ''}"
         if counted is not None:
-            yield Line(task, f"restarted after {told}{counted}")
+            yield LogLine(task, f"restarted after {told}{counted}")
             return
         if early:
-            yield Line(task, f"error: ended with {told}")
-        yield Exited(task, PeerLostError.exit_code if early else code)
+            yield LogLine(task, f"error: ended with {told}")
+        yield TaskExited(task, PeerLostError.exit_code if early else code)
 
     def _end_other_ps(self, lost: Task) -> None:
         """End the PS that live: else a worker would have to come back first, and find that one lacks its variables."""
@@ -270,7 +270,7 @@ class LocalJob:
             self._lost_with[task] = lost
             self._signal(signal.SIGKILL, task)
 
-    def _recalled(self, lost: Task) -> Iterator[Line]:
+    def _recalled(self, lost: Task) -> Iterator[LogLine]:
         """Let workers that are done be started again: the job may begin anew from a checkpoint, and needs all.
 
         One that has signed off and has yet to end is, when it has.
@@ -280,7 +280,7 @@ class LocalJob:
                 self._lost_with[task] = lost
             elif self.status()[task] == 0 and task not in self._restarts:
                 self._restarts.recall(task)
-                yield Line(task, "restarted after exit code 0, with the PS that was lost")
+                yield LogLine(task, "restarted after exit code 0, with the PS that was lost")
 
     @property
     def restarts(self) -> Mapping[Task, int]:
@@ -296,7 +296,7 @@ class LocalJob:
         if self._kill_at is None:
             self._kill_at = time.monotonic() + KILL_AFTER_SECS
             self._not_begun.clear()
-            self._given_up += [Exited(task, code) for task, code in self._restarts.give_up().items()]
+            self._given_up += [TaskExited(task, code) for task, code in self._restarts.give_up().items()]
             self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -310,9 +310,9 @@ class LocalJob:
                     os.kill(process.pid, number)
 
 
-def _policy(plan: Plan) -> Restarts:
+def _policy(plan: Plan) -> RestartPolicy:
     asked = plan.config.max_restarts
-    return Restarts(plan.commands, _MOST_RESTARTS if asked is None else asked)
+    return RestartPolicy(plan.commands, _MOST_RESTARTS if asked is None else asked)
 
 
 class _Output:

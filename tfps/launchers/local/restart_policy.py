@@ -19,7 +19,7 @@ _MOST_UNFORMED = 2  # tries of --start_timeout_secs in which the cluster has not
 _LASTED_SECS = 30.0  # a process that has lived so long was not lost by what it was started for
 
 
-class Restarts:
+class RestartPolicy:
     """The tasks of a job that are between two processes.
 
     Args:
@@ -42,11 +42,11 @@ class Restarts:
         self._unformed: Counter[Task] = Counter()  # processes in a row in which the cluster did not form
 
     def __bool__(self) -> bool:
-        """Tell whether any task is yet to be started again."""
+        """Return whether any task is yet to be started again."""
         return bool(self._due)
 
     def __contains__(self, task: Task) -> bool:
-        """Tell whether a task is yet to be started again."""
+        """Return whether a task is yet to be started again."""
         return task in self._due
 
     def began(self, task: Task) -> None:
@@ -77,7 +77,7 @@ class Restarts:
         return f" ({self.used[task]} of {self.budget})"
 
     def _follows_others(self, task: Task) -> bool:
-        """Tell whether a task that has lost a peer was not lost by itself."""
+        """Return whether a task that has lost a peer was not lost by itself."""
         since = time.monotonic() - _FOLLOWS_SECS
         return any(at > since for other, at in self._lost_at.items() if other != task)
 
@@ -103,7 +103,7 @@ class Restarts:
         return given_up
 
 
-class Alone(Restarts):
+class Alone(RestartPolicy):
     """The one task that a process supervises, which sees no other's loss.
 
     A 170 costs nothing if the task had trained since its start, nor do the next few, in which it meets others that are
@@ -131,7 +131,7 @@ class Alone(Restarts):
         self.has_trained = False
 
     def grant(self, task: Task, code: int) -> str | None:
-        """Let the task be started again, as ``Restarts`` does."""
+        """Let the task be started again, as ``RestartPolicy`` does."""
         self._never_formed += code == ClusterFormError.exit_code
         if code == ClusterFormError.exit_code and self._never_formed >= _MOST_UNFORMED:
             return None

@@ -21,7 +21,7 @@ from types import FrameType
 from tfps.cluster.resolver import Cluster, Task, hosts_flags
 from tfps.config.job_config import JobConfig
 from tfps.errors import RetryableError, StoppedError, stopping_signals
-from tfps.jobs.handle import Exited, Line
+from tfps.jobs.handle import LogLine, TaskExited
 from tfps.launchers.local.launcher import LocalJob, Plan
 from tfps.launchers.local.restart_policy import Alone
 from tfps.report import LOGS, temporary_directory
@@ -63,15 +63,15 @@ class Supervisor:
             return self._see_through(self._job)
 
     def has_told(self, code: int) -> bool:
-        """Tell whether the PS know from a task itself that it has ended for good with a code."""
+        """Return whether the PS know from a task itself that it has ended for good with a code."""
         return self.told or (code < RetryableError.exit_code and self._policy.has_trained)
 
     def _see_through(self, job: LocalJob) -> int:
         code = -signal.SIGTERM  # it has not begun
         for event in job.events():
-            if isinstance(event, Line):
+            if isinstance(event, LogLine):
                 self._pass_on(event.text)
-            elif isinstance(event, Exited):
+            elif isinstance(event, TaskExited):
                 code = event.exit_code
         if self.told and code == -signal.SIGTERM:  # it had not come to listen
             return StoppedError.exit_code

@@ -24,7 +24,7 @@ SIGNS = "TFPS_SIGNS"  # environment variable: the file descriptor that these are
 _SIGN_SECS, _MOST_SECS = 1.0, 10.0
 
 
-def be_task(argv: list[str], launcher: Connection, sign: Connection, again: bool = False) -> None:
+def task_main(argv: list[str], launcher: Connection, sign: Connection, again: bool = False) -> None:
     """Be the command ``tfps run ARGV``.
 
     Args:

@@ -139,7 +139,7 @@ class Driver:
         self._code = self._code or 0
 
     def _heard(self, task: Task, ref: Any) -> bool:
-        """Take in what a task has said; tell whether there is more to come."""
+        """Take in what a task has said; return whether there is more to come."""
         lines, code = ray.get(ref)
         for line in lines:
             print_line(format_line(task, line))

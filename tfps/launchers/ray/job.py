@@ -9,8 +9,8 @@ from typing import Any
 
 from tfps.cluster.resolver import Task
 from tfps.errors import ConfigError
-from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, Exited, Line, Status, TaskStatus
-from tfps.jobs.poller import Watch
+from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, LogLine, Status, TaskExited, TaskStatus
+from tfps.jobs.poller import JobPoller
 from tfps.launchers.ray import cluster
 from tfps.launchers.ray.log_protocol import Reader, is_protocol
 from tfps.report import one_line
@@ -53,7 +53,7 @@ class RayJob:
         tasks = _ended(tasks, state, info.driver_exit_code)
         return Status(state, tasks, _why(tasks, info.message or "") if state == FAILED else "")
 
-    def logs(self, task: Task | None, follow: bool) -> Iterator[Line]:
+    def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
         """Yield what the tasks have said; with ``follow``, until the job ends.
 
         Raises:
@@ -135,7 +135,7 @@ class RayJob:
                     raise
             time.sleep(_ASK_EVERY_SECS)
 
-    def _unsaid(self, task: Task | None) -> Iterator[Line]:
+    def _unsaid(self, task: Task | None) -> Iterator[LogLine]:
         """Yield why the job failed if that was for no task to say: Ray could not start the driver, or it was killed."""
         status = self.status()
         first = min(status.tasks)
@@ -144,7 +144,7 @@ class RayJob:
             and not any(known.reason for known in status.tasks.values())
             and task in (None, first)
         ):
-            yield Line(first, f"error: {status.reason}")
+            yield LogLine(first, f"error: {status.reason}")
 
 
 def _lines(chunks: AsyncGenerator[str, None]) -> Iterator[str]:
@@ -187,14 +187,14 @@ class OwnCluster:
 
     def __init__(self, job: RayJob) -> None:
         self._job = job
-        self._watch = Watch(job)
+        self._watch = JobPoller(job)
 
     @property
     def restarts(self) -> Mapping[Task, int]:
         """How often each task was started again."""
         return self._watch.restarts
 
-    def events(self) -> Iterator[Line | Exited | None]:
+    def events(self) -> Iterator[LogLine | TaskExited | None]:
         """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
         try:
             yield from self._watch.events()

@@ -16,7 +16,7 @@ from typing import Any
 
 from tfps.config.job_config import show
 from tfps.errors import ConfigError
-from tfps.jobs.handle import Running, Submitted
+from tfps.jobs.handle import RunningJob, SubmittedJob
 from tfps.jobs.spec import RESOURCES, Job, Role
 from tfps.launchers.common.yaml_writer import to_yaml
 from tfps.launchers.ray import cluster
@@ -39,7 +39,7 @@ class Plan:
 
 
 def sends(job: Job) -> bool:  # noqa: ARG001
-    """Tell whether there is anything to do but to print the plan."""
+    """Return whether there is anything to do but to print the plan."""
     return True
 
 
@@ -87,7 +87,7 @@ def _bundle(role: Role) -> dict[str, float]:
     return {name: amount for name, amount in asked.items() if amount is not None}
 
 
-def submit(plan: Plan) -> Submitted | Running:
+def submit(plan: Plan) -> SubmittedJob | RunningJob:
     """Submit the job.
 
     Raises:
@@ -105,7 +105,7 @@ def submit(plan: Plan) -> Submitted | Running:
     return OwnCluster(job) if own else job
 
 
-def find(id_: str) -> Submitted:
+def find(id_: str) -> SubmittedJob:
     """Return a job by what is after ``ray:`` in its handle, ``ID`` or ``ID@host:port``.
 
     Raises:

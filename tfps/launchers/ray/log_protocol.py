@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable
 
 from tfps.cluster.resolver import Task
-from tfps.jobs.handle import PENDING, Line, TaskStatus
+from tfps.jobs.handle import PENDING, LogLine, TaskStatus
 
 _DRIVER = "tfps"
 _LINE = re.compile(rf"({_DRIVER}|(?:ps|worker)/[0-9]{{1,9}}) *\| (.*)", re.DOTALL)
@@ -33,7 +33,7 @@ def format_status(task: Task, status: TaskStatus) -> str:
 
 
 def is_protocol(text: str) -> bool:
-    """Tell whether a line of the log is the driver's."""
+    """Return whether a line of the log is the driver's."""
     return _LINE.fullmatch(text) is not None
 
 
@@ -47,7 +47,7 @@ class Reader:
     def __init__(self, tasks: Iterable[Task]) -> None:
         self.tasks = dict.fromkeys(tasks, TaskStatus(PENDING))
 
-    def take(self, text: str) -> Line | None:
+    def take(self, text: str) -> LogLine | None:
         """Take in a line of the log; return what a task says in it, if one does."""
         match = _LINE.fullmatch(text)
         if match is None:
@@ -57,4 +57,4 @@ class Reader:
             task = Task.parse(told.pop("task"))
             self.tasks[task] = TaskStatus(**told)
             return None
-        return Line(Task.parse(match[1]), match[2])
+        return LogLine(Task.parse(match[1]), match[2])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tfps.cluster.resolver import Task
 from tfps.errors import ConfigError
-from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Line, Status, TaskStatus
+from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, LogLine, Status, TaskStatus
 from tfps.launchers.common import client
 
 _STATES = {  # Slurm's states; the others are failures
@@ -54,7 +54,7 @@ class Tail:
         self._read = 0
         self._rest = b""
 
-    def lines(self, whole: bool = False) -> Iterator[Line]:
+    def lines(self, whole: bool = False) -> Iterator[LogLine]:
         """Yield the lines that have come; with ``whole``, also one without an end."""
         if not self._path.is_file():
             return
@@ -65,7 +65,7 @@ class Tail:
         *lines, self._rest = (self._rest + new).split(b"\n")
         if whole and self._rest:
             lines.append(self._rest)
-        yield from (Line(self._task, line.decode(errors="replace").rstrip("\r")) for line in lines)
+        yield from (LogLine(self._task, line.decode(errors="replace").rstrip("\r")) for line in lines)
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def check_up() -> None:
         ConfigError: If it does not.
     """
     try:
-        client.output(["scontrol", "ping"])
+        client.run_client(["scontrol", "ping"])
     except ConfigError as error:
         raise ConfigError([line for line in error.problems if not line.endswith("*")]) from None
 
@@ -156,7 +156,7 @@ def nodes(partition: str | None) -> Sequence[Node]:
         ConfigError: If Slurm does not tell.
     """
     which = [f"--partition={partition}"] if partition else []
-    answer = client.output(["sinfo", "--noheader", "--Node", "--format=%c|%m|%G|%P|%h", *which])
+    answer = client.run_client(["sinfo", "--noheader", "--Node", "--format=%c|%m|%G|%P|%h", *which])
     rows = [line.split("|") for line in answer.splitlines() if line.count("|") == 4]
     if any(row[4].startswith(("FORCE", "YES")) for row in rows):
         return []
@@ -174,7 +174,7 @@ def ask(job_id: str) -> Mapping[str, str] | None:
         ConfigError: If Slurm does not answer.
     """
     try:
-        answer = client.output(["scontrol", "show", "job", "--oneliner", job_id])
+        answer = client.run_client(["scontrol", "show", "job", "--oneliner", job_id])
     except ConfigError as error:
         if "Invalid job id" not in str(error):
             raise
@@ -192,7 +192,7 @@ def _accounted(job_id: str) -> Mapping[str, str] | None:
         return None
     asked = ["--noheader", "--parsable2", "--allocations", f"--jobs={job_id}", "--format=State,ExitCode"]
     try:
-        rows = client.output(["sacct", *asked]).splitlines()
+        rows = client.run_client(["sacct", *asked]).splitlines()
     except ConfigError:
         return None
     state, _, code = rows[0].partition("|") if rows else ("", "", "")
@@ -205,7 +205,7 @@ def files_of(job_id: str) -> Files | None:
     Raises:
         ConfigError: If Slurm does not answer, or tfps has not written that script.
     """
-    script = client.output(["scontrol", "write", "batch_script", job_id, "-"])
+    script = client.run_client(["scontrol", "write", "batch_script", job_id, "-"])
     if not script:
         return None
     match = re.search(r"^roles='(\w+) (\d+) (\w+) (\d+)'\n", script, re.MULTILINE)
@@ -227,7 +227,7 @@ def forgotten(job_id: str) -> Status:
     Raises:
         ConfigError: If there has never been such a job.
     """
-    config = client.output(["scontrol", "show", "config"])
+    config = client.run_client(["scontrol", "show", "config"])
     following = re.search(r"^NEXT_JOB_ID\s*=\s*(\d+)", config, re.MULTILINE)
     if following and int(job_id) >= int(following[1]):
         raise ConfigError(f"slurm:{job_id}: Slurm has had no such job yet; its next is {following[1]}.")

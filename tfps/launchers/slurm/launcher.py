@@ -21,7 +21,7 @@ from pathlib import Path
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
 from tfps.errors import ConfigError
-from tfps.jobs.handle import PENDING, RUNNING, Line, Status
+from tfps.jobs.handle import PENDING, RUNNING, LogLine, Status
 from tfps.jobs.spec import RESOURCES, Job, Role
 from tfps.launchers.common import client
 from tfps.launchers.slurm import job as slurm_job
@@ -197,10 +197,10 @@ def submit(plan: Plan) -> "SlurmJob":
     Raises:
         ConfigError: If Slurm is not installed or not up, or refuses the job, or has no nodes that could ever run it.
     """
-    client.need("sbatch", _INSTALL)
+    client.require_tool("sbatch", _INSTALL)
     slurm_job.check_up()
     _check_room(plan.job)
-    answer = client.output(["sbatch", "--parsable"], str(plan))
+    answer = client.run_client(["sbatch", "--parsable"], str(plan))
     return SlurmJob(answer.strip().partition(";")[0], plan.files)
 
 
@@ -228,7 +228,7 @@ def find(name: str) -> "SlurmJob":
     """
     if not re.fullmatch("[1-9][0-9]{0,9}", name):
         raise ConfigError(f"slurm:{show(name)} is no handle: write slurm:JOBID, like slurm:4711.")
-    client.need("scontrol", _INSTALL)
+    client.require_tool("scontrol", _INSTALL)
     return SlurmJob(name)
 
 
@@ -269,7 +269,7 @@ class SlurmJob:
         if files is None and known is not None and "JobId" in known:
             raise slurm_job.foreign(self._id)
 
-    def logs(self, task: Task | None, follow: bool) -> Iterator[Line]:
+    def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
         """Yield what the tasks have said, in all runs of a job that was requeued.
 
         Raises:
@@ -299,13 +299,13 @@ class SlurmJob:
         if state == RUNNING:
             self._ask_to_save()
         if state in (PENDING, RUNNING) and self.status().state in (PENDING, RUNNING):
-            client.output(["scancel", self._id])
+            client.run_client(["scancel", self._id])
 
     def _ask_to_save(self) -> None:
         """Tell the script why, then the tasks; the script ends the job when they have ended."""
         for whom in (["--batch", "--signal=USR1"], ["--signal=TERM"]):
             with contextlib.suppress(ConfigError):  # it may just have ended
-                client.output(["scancel", *whom, self._id])
+                client.run_client(["scancel", *whom, self._id])
         until = time.monotonic() + _SAVE_SECS
         while self.status().state == RUNNING and time.monotonic() < until:
             time.sleep(_POLL_SECS)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tfps.cluster import resolver
 from tfps.cluster.resolver import Cluster, Task
 from tfps.errors import ConfigError
-from tfps.jobs.handle import Exited, Line, Submitted
+from tfps.jobs.handle import LogLine, SubmittedJob, TaskExited
 from tfps.jobs.spec import Job
 from tfps.launchers.common import client
 
@@ -61,7 +61,7 @@ def _ssh(host: str, script: str) -> Sequence[str]:
 
 
 def sends(job: Job) -> bool:
-    """Tell whether there is anything to do but to print the plan."""
+    """Return whether there is anything to do but to print the plan."""
     return job.config.ssh
 
 
@@ -98,7 +98,7 @@ def submit(plan: Plan) -> "SshJob":
     Raises:
         ConfigError: If ssh is not installed, or a host cannot be reached or has no tfps; no task is started then.
     """
-    client.need("ssh", "apt-get install openssh-client")
+    client.require_tool("ssh", "apt-get install openssh-client")
     _check_hosts(plan)
     return SshJob(plan)
 
@@ -109,7 +109,7 @@ def _check_hosts(plan: Plan) -> None:
 
     def problems(host: str) -> Sequence[str]:
         try:
-            client.output(_ssh(host, script))
+            client.run_client(_ssh(host, script))
         except ConfigError as error:
             return [f"{host}: {problem}" for problem in error.problems[-2:]]
         return []
@@ -120,7 +120,7 @@ def _check_hosts(plan: Plan) -> None:
         raise ConfigError(found)
 
 
-def find(name: str) -> Submitted:
+def find(name: str) -> SubmittedJob:
     """Refuse: a job over ssh is watched and ended by the command that started it.
 
     Raises:
@@ -134,7 +134,7 @@ class SshJob:
 
     def __init__(self, plan: Plan) -> None:
         """Start every task."""
-        self._said: queue.Queue[Line | Exited] = queue.Queue()
+        self._said: queue.Queue[LogLine | TaskExited] = queue.Queue()
         self._kill_at: float | None = None
         self.restarts: Mapping[Task, int] = {}  # nobody starts them again
         self._connections = {task: self._start(task, plan.ssh(task)) for task in plan.argv}
@@ -156,10 +156,10 @@ class SshJob:
         """Run in a thread: pass on what a task says, and how it ends."""
         assert connection.stdout is not None
         for line in connection.stdout:
-            self._said.put(Line(task, line.rstrip("\n")))
-        self._said.put(Exited(task, connection.wait()))
+            self._said.put(LogLine(task, line.rstrip("\n")))
+        self._said.put(TaskExited(task, connection.wait()))
 
-    def events(self, every_secs: float = 0.25) -> Iterator[Line | Exited | None]:
+    def events(self, every_secs: float = 0.25) -> Iterator[LogLine | TaskExited | None]:
         """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
         left = len(self._connections)
         while left:
@@ -170,7 +170,7 @@ class SshJob:
                     self.kill()
                 yield None
                 continue
-            left -= isinstance(event, Exited)
+            left -= isinstance(event, TaskExited)
             yield event
 
     def cancel(self) -> None:

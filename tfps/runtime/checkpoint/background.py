@@ -7,7 +7,7 @@ from typing import Any
 from tfps.runtime.process.thread_pool import ThreadPool
 
 
-class Background:
+class BackgroundThread:
     """Does one thing at a time in a thread of its own; what goes wrong there is raised where somebody looks."""
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Background:
         self._under_way = self._pool.submit(act)
 
     def is_idle(self) -> bool:
-        """Tell whether nothing is under way; raises what the last thing raised."""
+        """Return whether nothing is under way; raises what the last thing raised."""
         idle = self._under_way is None or self._under_way.done()
         if idle:
             self.wait()

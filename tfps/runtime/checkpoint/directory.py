@@ -40,7 +40,7 @@ _BEGAN = time.monotonic()  # this process
 log = logging.getLogger(__name__)
 
 
-def existing(model_dir: str | None) -> list[str]:
+def list_checkpoints(model_dir: str | None) -> list[str]:
     """Return the paths of a directory's checkpoints, by their steps, the newest last; some may be damaged.
 
     The files count, not the ``checkpoint`` state file: a damaged one must not send a job back to step 0. Nor must a
@@ -89,7 +89,7 @@ def step_in(path: str) -> int:
 
 
 def ended(config: JobConfig) -> bool:
-    """Tell whether the job has come to its end, and not long ago, as its summary says.
+    """Return whether the job has come to its end, and not long ago, as its summary says.
 
     A task that was lost near the end of its job and is started again finds nobody. One that is started for the first
     time, after that end, is of another run, which goes on if there is something left to train.
@@ -106,7 +106,7 @@ def ended(config: JobConfig) -> bool:
     return is_there and age_secs < config.patience_secs
 
 
-def chosen(config: JobConfig) -> str:
+def select_checkpoint(config: JobConfig) -> str:
     """Return the checkpoint that ``--checkpoint_path`` means, or the newest whole one in ``--model_dir``.
 
     Raises:
@@ -119,14 +119,14 @@ def chosen(config: JobConfig) -> str:
             told = f"give its name without the suffix, {show(name, 200)}" if name != path else f"there is no {index}"
             raise CheckpointError(f"--checkpoint_path={given} is not a checkpoint: {told}.")
         return path
-    tell_of_state(config.model_dir)
+    warn_about_state_file(config.model_dir)
     for saved in sealed(config.model_dir):
         log.warning("%s is saved but not yet in its place: the job brings it in when it goes on.", saved)
     finder = Finder(config.model_dir)
     if path := finder.newest():
         return path
     if finder.damaged:
-        raise none_whole(config.model_dir, finder.damaged)
+        raise no_intact_checkpoint(config.model_dir, finder.damaged)
     given = show(config.model_dir or "", 200)
     raise CheckpointError(f"--model_dir={given} holds no checkpoint (model.ckpt-*): train first.")
 
@@ -146,7 +146,7 @@ class Finder:
     def newest(self) -> str | None:
         """Return the newest whole checkpoint's path, ``None`` if there is none."""
         self.damaged = {}
-        for path in reversed(existing(self._dir)):
+        for path in reversed(list_checkpoints(self._dir)):
             why = self._problem(path)
             if why is None:
                 return path
@@ -157,8 +157,8 @@ class Finder:
         key = path, _written(path)
         if key not in self._known:
             self._known[key] = why = problem(path)
-            if why is not None and path in existing(self._dir):  # it may have been deleted meanwhile
-                tell_of_damage(path, why)
+            if why is not None and path in list_checkpoints(self._dir):  # it may have been deleted meanwhile
+                warn_about_damage(path, why)
         return self._known[key]
 
 
@@ -170,12 +170,12 @@ def _written(path: str) -> int:
         return 0
 
 
-def tell_of_damage(path: str, why: str) -> None:
+def warn_about_damage(path: str, why: str) -> None:
     """Log that a checkpoint is passed over."""
     log.warning("checkpoint %s is damaged: %s. The one before it is looked at.", path, why)
 
 
-def tell_of_state(model_dir: str | None) -> None:
+def warn_about_state_file(model_dir: str | None) -> None:
     """Log it if the ``checkpoint`` state file is damaged; nothing depends on it here."""
     path = Path(model_dir or "") / _STATE
     if not model_dir or not os.path.isfile(path):
@@ -203,7 +203,7 @@ def _state_problem(path: Path) -> str | None:
     return None if os.path.isfile(file_of(path.parent / name, INDEX)) else f"names {name}, which is not there"
 
 
-def none_whole(model_dir: str | None, damaged: Mapping[str, str]) -> CheckpointError:
+def no_intact_checkpoint(model_dir: str | None, damaged: Mapping[str, str]) -> CheckpointError:
     """Return the error that there are checkpoints, and none can be used."""
     told = ", ".join(f"{Path(path).name} ({why})" for path, why in damaged.items())
     return CheckpointError(
@@ -220,7 +220,7 @@ def stage(model_dir: str) -> Path:
         OSError: If it cannot be written.
     """
     make_dir(Path(model_dir))
-    clear(model_dir)
+    recover_staging(model_dir)
     staged = Path(model_dir) / f"{_STAGING}{uuid.uuid4().hex}"
     staged.mkdir()
     return staged
@@ -300,7 +300,7 @@ def _flush(directory: Path) -> None:
         os.close(descriptor)
 
 
-def discard(staged: Path) -> None:
+def discard_staging(staged: Path) -> None:
     """Delete a directory of ``stage``, unless a checkpoint is in it that is sealed and in no other place."""
     with contextlib.suppress(OSError, StorageError):
         if _sealed(staged):
@@ -319,7 +319,7 @@ def _sealed(staged: Path) -> Sequence[str]:
     return [path_of(staged.parent, step) for step in _unfinished(staged)]
 
 
-def clear(model_dir: str) -> None:
+def recover_staging(model_dir: str) -> None:
     """Bring in the checkpoint that a killed chief had got to the disk, and delete what else it has left of a save.
 
     Raises:
@@ -335,7 +335,7 @@ def clear(model_dir: str) -> None:
                 log.info("%s", error)
             else:
                 log.info("brought in %s, which was saved when the chief was lost", path)
-        discard(staged)
+        discard_staging(staged)
 
 
 def remove(path: str, keep: Collection[str] = ()) -> None:

@@ -88,7 +88,7 @@ def look(model_dir: str) -> Seen | None:
 
 
 def is_no_file(path: Path) -> bool:
-    """Tell whether what is there is no regular file: to open or to read another, as a FIFO, may take for ever."""
+    """Return whether what is there is no regular file: to open or to read another, as a FIFO, may take for ever."""
     try:
         return not stat.S_ISREG(path.stat().st_mode)
     except OSError:  # to open it tells why
@@ -114,7 +114,7 @@ def this_process(holder: Holder) -> Holder:
 
 
 def is_dead(model_dir: str, seen: Seen) -> bool:
-    """Tell whether a holder is dead; waits until that is known."""
+    """Return whether a holder is dead; waits until that is known."""
     if (known := is_here(seen.holder)) is not None:
         return not (known and seen.holder.inode in (0, place_of(model_dir)[1]) and not _orphan_ends(seen.holder))
     silent_secs = max(file_clock.now(model_dir) - seen.renewed, 0.0)
@@ -126,7 +126,7 @@ def is_dead(model_dir: str, seen: Seen) -> bool:
 
 
 def _orphan_ends(holder: Holder) -> bool:
-    """Wait for a holder on this machine to end, as it does when its launcher was killed; tell whether it has."""
+    """Wait for a holder on this machine to end, as it does when its launcher was killed; return whether it has."""
     if holder.ancestors in ((), ancestors(holder.pid)):
         return False
     log.warning("waiting up to %.0f s for %s to end, whose launcher has gone", _ORPHANED_SECS, holder)
@@ -146,12 +146,12 @@ def place_of(model_dir: str) -> tuple[int, int]:
 
 
 def is_here(holder: Holder) -> bool | None:
-    """Tell whether a holder on this machine lives; ``None`` if it is on another, or that is not known."""
+    """Return whether a holder on this machine lives; ``None`` if it is on another, or that is not known."""
     return lives(holder.pid, holder.started) if holder.machine and holder.machine == machine() else None
 
 
 def is_silent(model_dir: str, seen: Seen, secs: float) -> bool:
-    """Tell whether a directory is not renewed for some time, or its holder leaves it meanwhile."""
+    """Return whether a directory is not renewed for some time, or its holder leaves it meanwhile."""
     deadline = time.monotonic() + secs
     while (now := look(model_dir)) == seen and time.monotonic() < deadline:
         time.sleep(_POLL_SECS)

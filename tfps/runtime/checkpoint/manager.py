@@ -24,7 +24,7 @@ from tfps.report import brief, temporary_directory
 from tfps.runtime.checkpoint import directory
 from tfps.runtime.checkpoint.manifest import problem
 from tfps.runtime.checkpoint.ownership import Ownership
-from tfps.runtime.checkpoint.sharded_saver import LOST, Saved, Savers
+from tfps.runtime.checkpoint.sharded_saver import LOST, SaveResult, ShardedSaver
 from tfps.runtime.graph.passes.snapshot import Snapshot
 
 _KEEP = 5
@@ -120,7 +120,7 @@ def _message(error: Exception) -> str:
     return show(brief(error).split("[[")[0].strip(), 300).strip("'\"")
 
 
-class Checkpoints:
+class CheckpointManager:
     """Saves a training session now and then; the chief has one. Make it while the training graph is the default.
 
     Args:
@@ -138,22 +138,22 @@ class Checkpoints:
     ) -> None:
         self._dir, self._every_secs, self._owner = model_dir, every_secs, owner
         self._next = time.monotonic() + every_secs
-        self._savers = Savers(snapshot)
+        self._savers = ShardedSaver(snapshot)
         self._one_at_a_time = threading.Lock()
         self._whole: dict[str, bool] = {}
         self._at_rest: set[str] = set()  # of others, some variables may be of an earlier step than their names say
-        self.newest = next(reversed(directory.existing(model_dir)), None)
+        self.newest = next(reversed(directory.list_checkpoints(model_dir)), None)
 
     @property
     def others(self) -> Sequence[str]:
         """The checkpoints that are there and were neither saved here nor gone on from."""
-        return [path for path in directory.existing(self._dir) if path not in self._whole]
+        return [path for path in directory.list_checkpoints(self._dir) if path not in self._whole]
 
     def _check_claim(self) -> None:
         if self._owner:
             self._owner.check()
 
-    def hasten(self) -> None:
+    def make_due(self) -> None:
         """Let it be time to save."""
         self._next = 0.0
 
@@ -166,9 +166,9 @@ class Checkpoints:
         self.newest, damaged = None, {}
         if self._dir:
             with contextlib.suppress(OSError):  # the next save tries again, and tells
-                directory.clear(self._dir)
-        directory.tell_of_state(self._dir)
-        for path in reversed(directory.existing(self._dir)):
+                directory.recover_staging(self._dir)
+        directory.warn_about_state_file(self._dir)
+        for path in reversed(directory.list_checkpoints(self._dir)):
             why = self._tried(session, path)
             if why is not None:
                 time.sleep(_AGAIN_SECS)  # what cannot be read for a moment is not damaged
@@ -179,9 +179,9 @@ class Checkpoints:
                 self._at_rest.add(path)
                 return path
             damaged[path] = why
-            directory.tell_of_damage(path, why)
+            directory.warn_about_damage(path, why)
         if damaged:
-            raise directory.none_whole(self._dir, damaged)
+            raise directory.no_intact_checkpoint(self._dir, damaged)
         return None
 
     def _tried(self, session: Any, path: str) -> str | None:
@@ -233,7 +233,7 @@ class Checkpoints:
             return directory.step_in(self.newest or "")
 
     def _is_saved(self, path: str) -> bool:
-        """Tell whether a checkpoint is there, whole, and all of its step."""
+        """Return whether a checkpoint is there, whole, and all of its step."""
         return path in self._at_rest and self._whole[path] and problem(path, read_data=False) is None
 
     def _save(self, session: Any, model_dir: str, at_rest: bool) -> None:
@@ -251,7 +251,7 @@ class Checkpoints:
             self._check_claim()
             problem_of_state = _published(staged, path, kept, saved.partial_updates)
         finally:
-            directory.discard(staged)
+            directory.discard_staging(staged)
         self.newest, self._whole[path] = path, True
         self._at_rest.discard(path)
         if at_rest:
@@ -261,7 +261,7 @@ class Checkpoints:
             raise problem_of_state
 
     def _delete_before(self, first: str, model_dir: str) -> None:
-        for old in directory.existing(model_dir):
+        for old in directory.list_checkpoints(model_dir):
             if directory.step_in(old) < directory.step_in(first):
                 with contextlib.suppress(OSError):  # one too many is no failure
                     directory.remove(old)
@@ -271,7 +271,7 @@ class Checkpoints:
     def _kept(self, path: str) -> Sequence[str]:
         """Return the checkpoints to keep, of which a new one is the last; those that are damaged do not count."""
         step = directory.step_in(path)
-        earlier = [old for old in directory.existing(self._dir) if directory.step_in(old) < step]
+        earlier = [old for old in directory.list_checkpoints(self._dir) if directory.step_in(old) < step]
         return [*[old for old in earlier if self._whole.get(old, True)][1 - _KEEP :], path]
 
 
@@ -284,7 +284,7 @@ def _published(staged: Path, path: str, kept: Sequence[str], partial_updates: in
     return None
 
 
-def _checked(saved: Saved) -> Saved:
+def _checked(saved: SaveResult) -> SaveResult:
     """Return what was saved; raises ``DivergedError`` if a variable is not finite: the loss may not tell yet."""
     if saved.broken:
         raise DivergedError(f"{saved.broken[0]} holds NaN or Inf at step {saved.step}: try a smaller --learning_rate.")

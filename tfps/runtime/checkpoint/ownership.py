@@ -69,7 +69,7 @@ def check(model_dir: str | None, cluster: Cluster | None = None, force: bool = F
 
 
 def is_free_for(model_dir: str | None, hosts: Sequence[str]) -> bool:
-    """Tell whether nobody but a job at some addresses holds a directory."""
+    """Return whether nobody but a job at some addresses holds a directory."""
     try:
         seen = look(model_dir) if model_dir else None
     except StorageError:

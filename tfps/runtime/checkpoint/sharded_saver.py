@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Saved:
+class SaveResult:
     """What was written, or looked at.
 
     Attributes:
@@ -62,7 +62,7 @@ class _Stuck:
         return stays & (counts != counts[:1]).any(axis=(0, 1))
 
 
-class Savers:
+class ShardedSaver:
     """Write and read the variables of a graph. Make it while that is the default.
 
     Args:
@@ -88,11 +88,11 @@ class Savers:
         self._found = [_read_on(device, self._file) for device in sorted({v.device for v in tf.global_variables()})]
         self._told = ""
 
-    def look(self, session: Any) -> Saved:
+    def look(self, session: Any) -> SaveResult:
         """Look at the variables as ``save`` does, and write nothing."""
         return _saved(session.run(self._look))
 
-    def save(self, session: Any, path: str) -> Saved:
+    def save(self, session: Any, path: str) -> SaveResult:
         """Write a checkpoint: of one moment of each PS, of the same updates on all of them if that can be had.
 
         Args:
@@ -111,7 +111,7 @@ class Savers:
         saved = self._saved_by_ps(session, path) if self._is_shared(session, word) else None
         return saved or self._save(session, self._by_chief, path)
 
-    def _save(self, session: Any, saver: Any, path: str) -> Saved:
+    def _save(self, session: Any, saver: Any, path: str) -> SaveResult:
         names = saver.saver_def
         fetches = {"path": names.save_tensor_name, **self._look}
         deadline, stuck, feed = time.monotonic() + _TRIES_SECS, _Stuck(), {names.filename_tensor_name: path}
@@ -125,7 +125,7 @@ class Savers:
             found = stuck.look(session.run(self._counts))
             feed[self._may_be_uneven] = found if time.monotonic() < deadline else np.ones_like(found)
 
-    def _saved_by_ps(self, session: Any, path: str) -> Saved | None:
+    def _saved_by_ps(self, session: Any, path: str) -> SaveResult | None:
         try:
             saved = self._save(session, self._by_ps, path)
             why = problem(path) or _unreadable(path)
@@ -158,7 +158,7 @@ class Savers:
         self._by_chief.restore(session, path)
 
     def _is_shared(self, session: Any, file: Path) -> bool:
-        """Tell whether every PS finds a file as it is here."""
+        """Return whether every PS finds a file as it is here."""
         try:
             here, found = file.read_bytes(), session.run(self._found, {self._file: str(file)})
         except LOST:
@@ -173,9 +173,9 @@ def _read_on(device: str, file: Any) -> Any:
         return tf.io.read_file(file)
 
 
-def _saved(told: Mapping[str, Any]) -> Saved:
+def _saved(told: Mapping[str, Any]) -> SaveResult:
     broken = [name for names, flags in told["broken"].items() for name, flag in zip(names, flags, strict=True) if flag]
-    return Saved(int(told["step"]), broken, int(told["partial_updates"]))
+    return SaveResult(int(told["step"]), broken, int(told["partial_updates"]))
 
 
 def _unreadable(path: str) -> str | None:

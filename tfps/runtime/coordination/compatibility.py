@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 Terms = Mapping[str, Mapping[str, Any]]
 
 
-def terms(config: JobConfig, cluster: Cluster, tensorflow: str) -> str:
+def fingerprint(config: JobConfig, cluster: Cluster, tensorflow: str) -> str:
     """Return what a task of a job was started on, as JSON; ``tensorflow`` is that package's version."""
     flags = {name: getattr(config, name) for name in _FLAGS} | {"model": os.path.basename(config.model)}
     sizes = {"ps_hosts": cluster.num_ps, "worker_hosts": cluster.num_workers}
@@ -85,7 +85,7 @@ def check(mine: str, theirs: Sequence[str], cluster: Cluster) -> None:
 
 
 def is_same(mine: str, theirs: str) -> bool:
-    """Tell whether a worker's terms are a PS's; ``theirs`` is empty if it has not set them yet."""
+    """Return whether a worker's terms are a PS's; ``theirs`` is empty if it has not set them yet."""
     return bool(theirs) and not differences(json.loads(mine), json.loads(theirs))
 
 

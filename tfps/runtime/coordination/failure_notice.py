@@ -35,7 +35,7 @@ def tell(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
         task: The worker, whose process has ended.
         code: Its exit code.
     """
-    if probe.ask(cluster.address(task)).task == task:
+    if probe.probe_address(cluster.address(task)).task == task:
         return
     process = multiprocessing.get_context("forkserver").Process(target=_tell, args=(config, cluster, task, code))
     process.start()
@@ -61,7 +61,7 @@ def _tell_all(config: JobConfig, cluster: Cluster, task: Task, code: int, server
         told = None
         while told is None:
             with contextlib.suppress(Exception):  # not set up yet, or leaving
-                if probe.ask(cluster.address(ps)).task == ps:
+                if probe.probe_address(cluster.address(ps)).task == ps:
                     told = _told(config, cluster, task, code, ps)
             time.sleep(_POLL_SECS)
         if not told:
@@ -69,7 +69,7 @@ def _tell_all(config: JobConfig, cluster: Cluster, task: Task, code: int, server
 
 
 def _told(config: JobConfig, cluster: Cluster, task: Task, code: int, ps: Task) -> bool:
-    """Write minus the exit code as the worker's phase; tell whether the PS is of this job, else it is not written."""
+    """Write minus the exit code as the worker's phase; return whether the PS is of this job, else it is not written."""
     import tensorflow.compat.v1 as tf  # noqa: PLC0415
 
     from tfps.runtime.coordination import job_state  # noqa: PLC0415
@@ -82,7 +82,7 @@ def _told(config: JobConfig, cluster: Cluster, task: Task, code: int, ps: Task) 
     options = tf.ConfigProto(device_filters=[f"/job:ps/task:{ps.index}"])
     with tf.Session(f"grpc://{cluster.address(ps)}", graph=graph, config=options) as session:
         theirs, present_run = session.run([terms, run])
-        mine = compatibility.terms(config, cluster, tf.__version__)
+        mine = compatibility.fingerprint(config, cluster, tf.__version__)
         ours = compatibility.is_same(mine, theirs.decode()) and _is_of_run(config, task, present_run.decode())
         if ours:
             session.run(phase)
@@ -90,7 +90,7 @@ def _told(config: JobConfig, cluster: Cluster, task: Task, code: int, ps: Task) 
 
 
 def _is_of_run(config: JobConfig, task: Task, told: str) -> bool:
-    """Tell whether the PS hold the run that a chief has begun; only a chief knows."""
+    """Return whether the PS hold the run that a chief has begun; only a chief knows."""
     try:
         compatibility.check_run(config.model_dir if task.is_chief else None, told, "")
     except TfpsError:

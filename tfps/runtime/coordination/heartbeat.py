@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.coordination.job_state import JobState
-from tfps.runtime.coordination.stragglers import Beat
+from tfps.runtime.coordination.stragglers import WorkerPace
 
 FORGOTTEN = "Session handle is not found"
 _EVERY_SECS, _HEARD_SECS = 1.0, 5.0
@@ -30,19 +30,19 @@ class Heartbeat:
         forgotten: Whether a PS knows nothing of this worker's session any more.
     """
 
-    def __init__(self, state: JobState, progress: Callable[[], Beat | None]) -> None:
+    def __init__(self, state: JobState, progress: Callable[[], WorkerPace | None]) -> None:
         self._state, self._progress = state, progress
-        self._beat: Callable[[Beat], None] | None = None
+        self._beat: Callable[[WorkerPace], None] | None = None
         self._pulse: Callable[[], list[int]] | None = None
         self._pulses: dict[int, tuple[int, float]] = {}  # by worker, its last pulse, and when that was new here
         self._heard = 0.0
-        self.before = Beat()
+        self.before = WorkerPace()
         self.forgotten = False
 
     def use(self, session: Any) -> None:
         """Beat by this session from now on."""
         first = self._beat is None
-        self._beat, self._pulse = self._state.beater(session), self._state.pulse(session)
+        self._beat, self._pulse = self._state.heartbeat_writer(session), self._state.pulse(session)
         if first:
             threading.Thread(target=self._keep_beating, daemon=True, name="heartbeat").start()
 
@@ -51,7 +51,7 @@ class Heartbeat:
         return self._heard - self._pulses[worker][1] if worker in self._pulses else 0.0
 
     def is_heard(self) -> bool:
-        """Tell whether the PS have just heard this worker, or it has not begun to beat."""
+        """Return whether the PS have just heard this worker, or it has not begun to beat."""
         return self._beat is None or time.monotonic() - self._heard < _HEARD_SECS
 
     def _keep_beating(self) -> None:

@@ -46,7 +46,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster.resolver import Cluster
-from tfps.runtime.coordination.stragglers import Beat
+from tfps.runtime.coordination.stragglers import WorkerPace
 
 RUNNING, STOPPED, DONE, IDLE, EXHAUSTED = 0, 1, 2, 3, 4  # and below 0, minus an exit code
 AT_WORK = (RUNNING, IDLE, EXHAUSTED)
@@ -115,7 +115,7 @@ class FirstState:
 
     Attributes:
         tally: float64 variable [num_workers, 4]: each worker's last ``Tally``. Written when it signs off.
-        beats: float64 variable [num_workers, 4]: each worker's last ``stragglers.Beat``.
+        beats: float64 variable [num_workers, 4]: each worker's last ``stragglers.WorkerPace``.
         era: int64 variable: how often a worker has called the others together.
         met: int64 variable [num_workers]: the era that each worker has come to.
         ready: int64 variable: the era in which the chief lets everyone go on; before the first, -1.
@@ -216,15 +216,15 @@ class JobState:
         """Tell every PS this worker's phase, and before that PS 0 what it has done."""
         session.run(self._write, {self._phase: phase, self._tally: dataclasses.astuple(tally or Tally())})
 
-    def beater(self, session: Any) -> Callable[[Beat], None]:
-        """Return a function that leaves this worker's sign of life; see ``looker`` for why."""
+    def heartbeat_writer(self, session: Any) -> Callable[[WorkerPace], None]:
+        """Return a function that leaves this worker's sign of life; see ``meeting_reader`` for why."""
         beat = session.make_callable(self._beat, [self._at])
         return lambda told: beat([told.steps, told.global_step, told.when, told.secs])
 
-    def beats(self, session: Any) -> Callable[[], list[Beat]]:
-        """Return a function that returns by worker its last sign of life; see ``looker`` for why."""
+    def beats(self, session: Any) -> Callable[[], list[WorkerPace]]:
+        """Return a function that returns by worker its last sign of life; see ``meeting_reader`` for why."""
         read = session.make_callable(self._beats)
-        return lambda: [Beat(int(steps), int(step), when, secs) for steps, step, when, secs in read().tolist()]
+        return lambda: [WorkerPace(int(steps), int(step), when, secs) for steps, step, when, secs in read().tolist()]
 
     def tally(self, session: Any) -> list[Tally]:
         """Return by worker what it has told when it signed off."""
@@ -242,7 +242,7 @@ class JobState:
         """Come to the newest era, and return it."""
         return int(session.run(self._come)[1])
 
-    def looker(self, session: Any) -> Callable[[], Meeting]:
+    def meeting_reader(self, session: Any) -> Callable[[], Meeting]:
         """Return a function that tells where the workers are in beginning together.
 
         It can be called while another thread adds to the graph: ``session.run`` could not, which would take in
@@ -258,10 +258,10 @@ class JobState:
 
     def look(self, session: Any) -> Meeting:
         """Return where the workers are in beginning together."""
-        return self.looker(session)()
+        return self.meeting_reader(session)()
 
     def is_up(self, session: Any) -> bool:
-        """Tell whether every PS has set up its state."""
+        """Return whether every PS has set up its state."""
         try:
             session.run(self._up)
         except tf.errors.FailedPreconditionError:
@@ -269,7 +269,7 @@ class JobState:
         return True
 
     def is_found(self, session: Any) -> bool:
-        """Tell whether every PS can take something from this worker, for which it connects to the worker's address.
+        """Return whether every PS can take something from this worker, for which it connects to the worker's address.
 
         Raises:
             tf.errors.UnavailableError: If it is a PS that cannot be reached: TensorFlow's master keeps a graph that it
@@ -309,13 +309,13 @@ class JobState:
         give = session.make_callable(self._pulses)
         return lambda: [int(pulse) for pulse in give()]
 
-    def dismiss(self, session: Any, which: Sequence[bool] | None = None) -> None:
+    def abort_job(self, session: Any, which: Sequence[bool] | None = None) -> None:
         """Tell all PS to leave, or some of them."""
         chosen = which or [True] * len(self._dismiss)
         session.run([leave for leave, told in zip(self._dismiss, chosen, strict=True) if told])
 
     def is_ready(self, session: Any) -> bool:
-        """Tell whether the variables have their values."""
+        """Return whether the variables have their values."""
         return self.look(session).ready >= 0
 
     def steps(self, session: Any) -> list[int]:

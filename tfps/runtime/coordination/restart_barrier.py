@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.errors import PeerLostError
 from tfps.runtime.coordination.job_state import DONE, RUNNING, JobState, Meeting
-from tfps.runtime.coordination.stragglers import Beat, Stragglers
+from tfps.runtime.coordination.stragglers import Stragglers, WorkerPace
 
 _LISTEN_SECS = 0.5
 _LOOKS_IN_STEP = 5  # while the chief listens once: who is waited for changes within a step
@@ -29,17 +29,17 @@ log = logging.getLogger(__name__)
 class Recovery(Protocol):
     """What the chief does where workers begin together."""
 
-    def come_to_rest(self, session: Any) -> bool:
-        """Let the update end that has begun, and no other begin; tell whether all variables are of one step."""
+    def settle_update(self, session: Any) -> bool:
+        """Let the update end that has begun, and no other begin; return whether all variables are of one step."""
 
-    def let_go(self, session: Any, era: int) -> None:
+    def release_workers(self, session: Any, era: int) -> None:
         """Set up the mode for an era, so that everyone may go on."""
 
     def global_step(self, session: Any) -> int:
         """Return how many updates the variables have had."""
 
 
-class Together:
+class RestartBarrier:
     """One worker's part in it.
 
     Args:
@@ -50,7 +50,7 @@ class Together:
         ahead: ``modes.step.Step.ahead``.
 
     Attributes:
-        broken_off: Whether the session was closed because another worker has called.
+        interrupted: Whether the session was closed because another worker has called.
         over: Whether there is nothing more to train.
         stragglers: On the chief, who is behind.
     """
@@ -66,13 +66,13 @@ class Together:
         self._state, self._chief, self.in_step, self._wait_until = state, chief, in_step, wait_until
         self._ahead = ahead
         self._look_ahead: Callable[[], Sequence[int]] = lambda: []
-        self._look_at_beats: Callable[[], Sequence[Beat]] = lambda: []
+        self._look_at_beats: Callable[[], Sequence[WorkerPace]] = lambda: []
         self.stragglers = Stragglers(_FEW_LOOKS_IN_STEP) if in_step else Stragglers()
         self._session: Any = None
         self._look: Callable[[], Meeting] = lambda: Meeting(0, -1, [], [])
         self._era = 0
         self._listening = False
-        self.broken_off = self.over = False
+        self.interrupted = self.over = False
 
     def begin(self, session: Any) -> None:
         """Wait until every worker that trains has come to the newest era, and may go on.
@@ -80,8 +80,8 @@ class Together:
         Raises:
             PeerLostError: If the variables are of no use: the job has to begin anew from its checkpoint.
         """
-        self._session, self._listening, self.broken_off = session, False, False
-        self._look = self._state.looker(session)
+        self._session, self._listening, self.interrupted = session, False, False
+        self._look = self._state.meeting_reader(session)
         if self.in_step:
             self._look_ahead = session.make_callable(self._ahead)
         self._look_at_beats = self._state.beats(session)
@@ -104,7 +104,7 @@ class Together:
             with contextlib.suppress(tf.errors.OpError, RuntimeError):  # of a closed session
                 called = self._listening and turn % looks == 0 and look().era > era
                 if called and session is self._session:
-                    self._listening, self.broken_off = False, True
+                    self._listening, self.interrupted = False, True
                     session.close()
                 elif self._listening and self._chief:
                     self._look_for_stragglers(turn)
@@ -117,7 +117,7 @@ class Together:
             self.stragglers.look_apart(self._look_at_beats(), training)
 
     def _come(self, session: Any) -> bool:
-        """Come to the newest era; tell whether everyone goes on in it, or has been called again."""
+        """Come to the newest era; return whether everyone goes on in it, or has been called again."""
         era = self._era = self._state.come(session)
         if self._chief and self._look().ready < era:
             self._let_go(self._chief, session, era)
@@ -127,7 +127,7 @@ class Together:
         return seen.ready >= era or self.over
 
     def _is_over(self, seen: Meeting) -> bool:
-        """Tell whether the chief has left: it heard no call any more, as all was done."""
+        """Return whether the chief has left: it heard no call any more, as all was done."""
         return self._chief is None and seen.phases[0] == DONE
 
     def _let_go(self, chief: Recovery, session: Any, era: int) -> None:
@@ -136,13 +136,13 @@ class Together:
         if self._look().era > era:
             return
         try:
-            of_use = not era or chief.come_to_rest(session)
+            of_use = not era or chief.settle_update(session)
             if of_use:
-                chief.let_go(session, era)
+                chief.release_workers(session, era)
         except tf.errors.DeadlineExceededError:
             of_use = False
         if not of_use:
-            self._state.dismiss(session)
+            self._state.abort_job(session)
             raise PeerLostError("the chief was lost in the middle of an update: the job begins anew.")
         self._state.set_ready(session, era)
         if era:

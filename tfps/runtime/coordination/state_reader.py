@@ -8,12 +8,12 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.coordination.job_state import JobState
-from tfps.runtime.coordination.stragglers import Beat
+from tfps.runtime.coordination.stragglers import WorkerPace
 
 _PATIENCE_SECS = 2.0
 
 
-class Enquiry:
+class JobStateReader:
     """Asks the PS.
 
     Args:
@@ -29,7 +29,7 @@ class Enquiry:
         self._new_session, self._state, self._ahead, self._may_ask = new_session, state, ahead, may_ask
 
     def was_here(self) -> bool:
-        """Tell whether every PS knows this worker from before: those that are missing may be through and gone.
+        """Return whether every PS knows this worker from before: those that are missing may be through and gone.
 
         A PS that goes just then would never answer: that is a no, too.
         """
@@ -43,7 +43,7 @@ class Enquiry:
         """Return ``Step.ahead``, if the PS tell it."""
         return [] if self._ahead is None else self._asked(lambda session: session.run(self._ahead).tolist()) or []
 
-    def beats(self) -> Sequence[Beat]:
+    def beats(self) -> Sequence[WorkerPace]:
         """Return the workers' heartbeats, if the PS tell them."""
         return self._asked(lambda session: self._state.beats(session)()) or []
 

@@ -9,7 +9,7 @@ _HALF = 0.5
 
 
 @dataclass(frozen=True)
-class Beat:
+class WorkerPace:
     """A worker's last sign of life.
 
     Attributes:
@@ -35,14 +35,14 @@ class Stragglers:
     def __init__(self, few: int = 4) -> None:
         self._few, self._looks = few, 0
         self._behind: Counter[int] = Counter()
-        self._before: Sequence[Beat] = []
+        self._before: Sequence[WorkerPace] = []
 
     def look_in_step(self, ahead: Sequence[int]) -> None:
         """Look who is waited for, where workers wait for one another; ``ahead`` is ``modes.step.Step.ahead``."""
         if len(ahead) > 1:  # else there is nobody who waits
             self._note([index for index, count in enumerate(ahead) if count <= 0])
 
-    def look_apart(self, beats: Sequence[Beat], training: Sequence[int]) -> None:
+    def look_apart(self, beats: Sequence[WorkerPace], training: Sequence[int]) -> None:
         """Look who of the workers that train goes at less than half the pace of the others, since the last look."""
         before, self._before = self._before, beats
         if not before or not all(before[index].when for index in training):
@@ -65,7 +65,7 @@ class Stragglers:
         return {index: round(count / self._looks, 3) for index, count in sorted(self._behind.items())}
 
 
-def _pace(before: Beat, now: Beat) -> float:
+def _pace(before: WorkerPace, now: WorkerPace) -> float:
     """Return steps a second between two beats; 0 if there was none, or the worker was started again meanwhile."""
     secs = now.when - before.when
     return max(now.steps - before.steps, 0) / secs if secs > 0 else 0.0

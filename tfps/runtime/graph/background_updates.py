@@ -12,7 +12,7 @@ from tfps.runtime.graph import placement
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
 from tfps.runtime.graph.graph_editor import is_in_every_step
 from tfps.runtime.graph.passes import side_effects, wire_packing
-from tfps.runtime.graph.passes.unrolling import Steps
+from tfps.runtime.graph.passes.unrolling import UnrolledStep
 
 _IN_A_RUN = 8
 _OF_A_BATCH = (
@@ -21,7 +21,7 @@ _OF_A_BATCH = (
 )
 
 
-class Updates:
+class UpdateRunner:
     """Runs an operation again and again, in a thread and a session of its own, until it fails or is ended.
 
     Args:
@@ -74,10 +74,10 @@ def unrolled(graph: Any, step: Step, packed: bool) -> Any:
         return None
     if packed:
         wire_packing.pack(graph, [step.update])
-    made = placement.needed([step.update])
+    made = placement.ancestors([step.update])
     if any(op.type in INPUTS for op in made):
         raise ValueError(_OF_A_BATCH)
-    steps, early = Steps(graph, [step.update], apart=True), set(placement.needed(step.begins))
+    steps, early = UnrolledStep(graph, [step.update], apart=True), set(placement.ancestors(step.begins))
     after = _after(step.begins, made)
     late = [op for op in made if op not in early and _uses_ps(op) and (op not in after or not side_effects.changes(op))]
     for number in range(1, _IN_A_RUN + 1):
@@ -99,7 +99,7 @@ def _after(begins: Sequence[Any], ops: Sequence[Any]) -> set[Any]:
 
 
 def _uses_ps(op: Any) -> bool:
-    """Tell whether an operation uses what a PS holds, and is in no branch and no loop.
+    """Return whether an operation uses what a PS holds, and is in no branch and no loop.
 
     To count something, or to call a function that reads a learning rate, takes no gradient, and would come an update
     early.

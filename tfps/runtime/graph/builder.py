@@ -22,7 +22,7 @@ from tfps.modes.base import Step
 from tfps.modes.registry import MODES
 from tfps.runtime.graph import inputs, layout, model_calls, placement, variable_check
 from tfps.runtime.graph.background_updates import unrolled
-from tfps.runtime.graph.cancel_safe_iterator import INPUTS, LastingIterator
+from tfps.runtime.graph.cancel_safe_iterator import INPUTS, CancelSafeIterator
 from tfps.runtime.graph.layout import Layout
 from tfps.runtime.graph.passes import (
     embedding_rows,
@@ -124,7 +124,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             if task.is_chief:
                 variable_splitting.tell(graph, spec.optimizer, config)
             examples = tf.convert_to_tensor(inputs.examples_of(*batch), tf.int64)
-            loop_hoisting.read_before(graph)
+            loop_hoisting.hoist_loop_reads(graph)
             checked = model_updates.check(graph)
             updates = model_updates.of_step(graph, on_ps=task.is_chief or config.mode != "sync")
             _only_with(_next_of(iterator), [spec.loss, *updates])
@@ -134,7 +134,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         shown = [spec.loss, *spec.log_tensors.values(), *([] if summary is None else [summary])]
         if problem := embedding_rows.problem([*shown, *updates]):
             raise ModelError(f"--model={model.name}: {model.line_of('model_fn')}: {problem}")
-        variable_check.check_first_values(model, graph, placement.needed([*shown, *updates]))
+        variable_check.check_first_values(model, graph, placement.ancestors([*shown, *updates]))
         # Slots go where their variables are; the strategy must not count them again.
         with (
             tf.device(placement.device_setter(cluster, task, lambda _op: 0)),
@@ -142,8 +142,8 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         ):
             mode = importlib.import_module(MODES[config.mode])
             packing = _packing(spec.optimizer, config)
-            used = set(placement.needed([*shown, *updates]))
-            optimizer = nan_guard.Finite(
+            used = set(placement.ancestors([*shown, *updates]))
+            optimizer = nan_guard.CheckedOptimizer(
                 packing or spec.optimizer,
                 packing.name_of if packing else _name_of,
                 room=_room(config, cluster),
@@ -156,11 +156,11 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             model_updates.put_after(graph, updates, optimizer.checks)
             step = _with_updates(step, updates) if updates else step
             next_ticket = step.draw_after(1, lambda op: op)
-        placement.place_rest(graph, task.device)
+        placement.place_unplaced_ops(graph, task.device)
         if packing:
             apart = [] if step.update is None else [step.update]
             first = [variable.initializer for variable in tf.local_variables()]
-            packing.redirect(placement.needed([step.train_op, *apart, *shown, *first]))
+            packing.redirect(placement.ancestors([step.train_op, *apart, *shown, *first]))
         if config.wire != "plain":
             halved = None
             if config.wire == "bfloat16":
@@ -256,7 +256,7 @@ def evaluation(
 
 def _only_with(read: Any, updates: Sequence[Any]) -> None:
     """Let a step change nothing where there is no batch any more, although it may not look at it: metrics, counters."""
-    for op in set(placement.needed(updates)) - set(placement.needed([read])):
+    for op in set(placement.ancestors(updates)) - set(placement.ancestors([read])):
         lasts = any(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype for tensor in op.inputs)
         in_loop = op._get_control_flow_context() is not None  # which takes no edge from outside
         if lasts and side_effects.changes(op) and not in_loop:
@@ -265,7 +265,9 @@ def _only_with(read: Any, updates: Sequence[Any]) -> None:
 
 def _check_values(model: Model, read: Any, metrics: Mapping[str, tuple[Any, Any]]) -> None:
     """Make sure that no metric's value needs a batch: it is asked for when there is none any more."""
-    of_batch = [name for name, (value, _) in metrics.items() if read in placement.needed([tf.convert_to_tensor(value)])]
+    of_batch = [
+        name for name, (value, _) in metrics.items() if read in placement.ancestors([tf.convert_to_tensor(value)])
+    ]
     if of_batch:
         raise ModelError(
             f"--model={model.name}: {model.line_of('model_fn')}: model_fn(mode='eval') returned eval_metric_ops with "
@@ -275,7 +277,7 @@ def _check_values(model: Model, read: Any, metrics: Mapping[str, tuple[Any, Any]
 
 
 def _next_of(iterator: Any) -> Any:
-    resource = iterator.resource if isinstance(iterator, LastingIterator) else iterator._iterator_resource
+    resource = iterator.resource if isinstance(iterator, CancelSafeIterator) else iterator._iterator_resource
     return next(op for op in resource.consumers() if op.type in INPUTS)
 
 
@@ -299,7 +301,7 @@ def prediction(config: JobConfig, model: Model) -> tuple[Any, Mapping[str, Any],
 
 @contextlib.contextmanager
 def _new_graph(config: JobConfig) -> Iterator[Any]:
-    variable_splitting.find_rows_in_slices()
+    variable_splitting.patch_embedding_lookup()
     _name_keras_layers_anew()
     graph = tf.Graph()
     with graph.as_default(), placement.keras_seeds_local():

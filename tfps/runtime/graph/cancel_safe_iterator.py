@@ -19,7 +19,7 @@ _NAME, _INCARNATION = "tfps/input", "tfps/incarnation"
 _AUTOMATIC = 4  # for tf.data.AUTOTUNE, or none
 
 
-class LastingIterator:
+class CancelSafeIterator:
     """Gives the elements of a task's training input; make it, and use it, on the device where the dataset is.
 
     Not in a session without a server: to close that hangs where a function of the dataset has been used, as of 2.21
@@ -65,12 +65,12 @@ class LastingIterator:
 
 
 def is_end(error: Any) -> bool:
-    """Tell whether an error is the end of an input, and not of a generator that a model's Python function reads."""
+    """Return whether an error is the end of an input, and not of a generator that a model's Python function reads."""
     return isinstance(error, tf.errors.OutOfRangeError) and _END.search(error.message) is not None
 
 
 def is_of_another(error: Any) -> bool:
-    """Tell whether an end is that of another worker's input, with which a queue between them was closed."""
+    """Return whether an end is that of another worker's input, with which a queue between them was closed."""
     return is_end(error) and "End of sequence" not in error.message
 
 

@@ -15,7 +15,7 @@ def device(task: str) -> str:
 
 
 def is_in_every_step(op: Any) -> bool:
-    """Tell whether an operation runs once in each step: it is in no branch of ``tf.cond`` and in no loop."""
+    """Return whether an operation runs once in each step: it is in no branch of ``tf.cond`` and in no loop."""
     return op._get_control_flow_context() is None and op.type not in ("Switch", "RefSwitch", "Enter", "RefEnter")
 
 

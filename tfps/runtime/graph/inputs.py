@@ -10,7 +10,7 @@ from tfps.config.job_config import JobConfig
 from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys
 from tfps.runtime.graph import model_calls
-from tfps.runtime.graph.cancel_safe_iterator import LastingIterator
+from tfps.runtime.graph.cancel_safe_iterator import CancelSafeIterator
 from tfps.runtime.graph.passes import side_effects
 
 _MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of operations' names, of datasets
@@ -26,7 +26,7 @@ def input_of(model: Model, mode: str, config: JobConfig, device: str, pipelines:
             return None
         _keep_cardinality(tf.get_default_graph())
         training = mode == ModeKeys.TRAIN
-        iterator = LastingIterator(dataset) if training else tf.data.make_initializable_iterator(dataset)
+        iterator = CancelSafeIterator(dataset) if training else tf.data.make_initializable_iterator(dataset)
         return iterator, _batches(dataset), iterator.get_next()
 
 

@@ -122,7 +122,7 @@ def keras_seeds_local() -> Any:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedVariable:
     """One variable (or one slice of one) and where it lives."""
 
     name: str
@@ -132,10 +132,10 @@ class Placed:
     ps: int
 
 
-def variables(graph: Any) -> list[Placed]:
+def variables(graph: Any) -> list[PlacedVariable]:
     """Return every saved variable of a graph, optimizer slots included, in the order of creation."""
     return [
-        Placed(
+        PlacedVariable(
             name=variable.op.name,
             shape=tuple(variable.shape.as_list()),
             dtype=variable.dtype.base_dtype.name,
@@ -147,7 +147,7 @@ def variables(graph: Any) -> list[Placed]:
 
 
 @dataclass(frozen=True)
-class Crossing:
+class Transfer:
     """One tensor that one step sends from one task to another.
 
     ``num_bytes`` is ``None`` where the size is known only as the step runs (sparse gradients, for one).
@@ -159,7 +159,7 @@ class Crossing:
     num_bytes: int | None
 
 
-def place_rest(graph: Any, device: str) -> None:
+def place_unplaced_ops(graph: Any, device: str) -> None:
     """Put what has no device, such as a ``tf.TensorArray``, where a session of that task would put it: on the task.
 
     What works on a resource is where that is, and needs none.
@@ -169,30 +169,30 @@ def place_rest(graph: Any, device: str) -> None:
             op._set_device(device)
 
 
-def crossings(fetches: Iterable[Any]) -> list[Crossing]:
+def transfers(fetches: Iterable[Any]) -> list[Transfer]:
     """Return what one ``session.run`` of ``fetches`` sends between tasks: one entry, one RecvTensor call, each.
 
     A tensor used twice on a task is sent once. A control edge between tasks is sent as an empty tensor. What grappler
     changes is not seen: it looks through identities and no-ops, and may add control edges where it folds constants.
     """
-    found: dict[tuple[str, str], Crossing] = {}
-    ops = needed(fetches)
+    found: dict[tuple[str, str], Transfer] = {}
+    ops = ancestors(fetches)
     copied = _copied(ops)
     for op in ops:
         target = task_of(op)
         for name, source, size in _inputs(op):
             if source != target and name not in copied:
-                found[name, target] = Crossing(name, source, target, size)
+                found[name, target] = Transfer(name, source, target, size)
     return list(found.values())
 
 
-def fetched(tensor: Any, target: str) -> Crossing | None:
+def fetched(tensor: Any, target: str) -> Transfer | None:
     """Return the crossing that fetching ``tensor`` on task ``target`` causes, or ``None`` if it is there already."""
     source = task_of(tensor.op)
-    return Crossing(tensor.name, source, target, tensor_bytes(tensor.shape, tensor.dtype)) if source != target else None
+    return Transfer(tensor.name, source, target, tensor_bytes(tensor.shape, tensor.dtype)) if source != target else None
 
 
-def needed(fetches: Iterable[Any]) -> list[Any]:
+def ancestors(fetches: Iterable[Any]) -> list[Any]:
     """Return the operations that fetching some tensors or operations runs."""
     todo = [fetch if isinstance(fetch, tf.Operation) else fetch.op for fetch in fetches]
     seen = set(todo)

@@ -24,11 +24,11 @@ class Plan:
         plain: The same job with ``--wire=plain``; ``None`` if it is that.
     """
 
-    variables: Sequence[placement.Placed]
+    variables: Sequence[placement.PlacedVariable]
     ps_bytes: Mapping[int, int]
     packed_bytes: Mapping[int, int]
-    pulled: Sequence[placement.Crossing]
-    pushed: Sequence[placement.Crossing]
+    pulled: Sequence[placement.Transfer]
+    pushed: Sequence[placement.Transfer]
     plain: "Plan | None" = None
 
 
@@ -44,15 +44,15 @@ def make(config: JobConfig, cluster: Cluster, model: Model) -> Plan:
     totals = Counter(dict.fromkeys(range(cluster.num_ps), 0))
     for variable in variables:
         totals[variable.ps] += variable.num_bytes
-    crossings = placement.crossings(built.fetches)
+    transfers = placement.transfers(built.fetches)
     # What a fetch brings home crosses the wire like any other tensor.
     fetched = [placement.fetched(tensor, str(task)) for tensor in (built.next_ticket, built.spec.loss)]
-    crossings += [crossing for crossing in fetched if crossing is not None and crossing not in crossings]
+    transfers += [transfer for transfer in fetched if transfer is not None and transfer not in transfers]
     return Plan(
         variables=variables,
         ps_bytes=dict(sorted(totals.items())),
         packed_bytes=variable_packing.sizes(built.graph),
-        pulled=[crossing for crossing in crossings if crossing.target == str(task)],
-        pushed=[crossing for crossing in crossings if crossing.source == str(task)],
+        pulled=[transfer for transfer in transfers if transfer.target == str(task)],
+        pushed=[transfer for transfer in transfers if transfer.source == str(task)],
         plain=None if config.wire == "plain" else make(config.replace(wire="plain"), cluster, model),
     )

@@ -62,7 +62,7 @@ def check_first_values(model: Model, graph: Any, run: Iterable[Any]) -> None:
     """
     used = {op for op in run if not op.name.startswith("tfps/")}  # which are initialized otherwise
     known = {v.op for key in _INITIALIZED for v in graph.get_collection(key)}
-    first = {*used, *placement.needed(graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS))}
+    first = {*used, *placement.ancestors(graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS))}
     _raise(
         model,
         [
@@ -74,7 +74,7 @@ def check_first_values(model: Model, graph: Any, run: Iterable[Any]) -> None:
 
 
 def _is_assigned(variable: Any, run: Container[Any]) -> bool:
-    """Tell whether operations assign a variable, as a function that gets it may."""
+    """Return whether operations assign a variable, as a function that gets it may."""
     users = [user for tensor in variable.outputs for user in tensor.consumers()]
     return any(user in run and user.type not in ("ReadVariableOp", "VarIsInitializedOp", "Identity") for user in users)
 

@@ -24,7 +24,7 @@ _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
 def keep_freed(heaps: int) -> bool:
-    """Let this process keep what it frees, in at most so many heaps for its threads; tell whether that was done.
+    """Let this process keep what it frees, in at most so many heaps for its threads; return whether that was done.
 
     Call it from the main thread, whose heap it is, before there are others. Not where the user has set glibc's own
     variables (``MALLOC_ARENA_MAX``, ``GLIBC_TUNABLES``), nor with another allocator.
@@ -62,7 +62,7 @@ def _libc() -> Any:
 
 
 def _is_counted() -> bool:
-    """Tell whether memory that is asked for and not used counts: for the system, or for a limit of this process."""
+    """Return whether memory that is asked for and not used counts: for the system, or for a limit of this process."""
     if not _OVERCOMMIT.exists() or _OVERCOMMIT.read_text().strip() == "2":
         return True
     import resource  # noqa: PLC0415  not on Windows

@@ -55,7 +55,7 @@ def _parent(pid: int) -> int:
 
 
 def lives(pid: int, when: str) -> bool | None:
-    """Tell whether a process lives that was started then; ``None`` if it is not known."""
+    """Return whether a process lives that was started then; ``None`` if it is not known."""
     now = started(pid)
     if now is None:
         return False

@@ -22,9 +22,9 @@ def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
         ConfigError: If TensorFlow cannot start it.
     """
     rendezvous.bypass_proxies(os.environ, cluster)
-    intra, inter = thread_count.share(cluster, task, overlap=config.mode != "sync")
+    intra, inter = thread_count.pool_sizes(cluster, task, overlap=config.mode != "sync")
     tcp_timeout.allow_many()
-    tcp_timeout.keep_bounded()
+    tcp_timeout.start()
     tf_rendezvous.keep_freeing()
     request_ids.make_unique()
     if task.job == "ps":

@@ -25,7 +25,7 @@ _LOOK_SECS = 1.0
 log = logging.getLogger(__name__)
 
 
-class Stop:
+class StopRequest:
     """Whether this task has to end before it is through, and why. Shared by all its threads."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Stop:
         """Ask for an end on what tells to stop; SIGINT later than ``SECOND_THOUGHT_SECS`` ends the process at once.
 
         A second SIGTERM does not: platforms send several, and have SIGKILL for what does not end. A process that the
-        model forks, as a pool's, ends by these signals as any other does: nobody would look at its ``Stop``.
+        model forks, as a pool's, ends by these signals as any other does: nobody would look at its ``StopRequest``.
         """
         before = {number: signal.signal(number, self._on_signal) or signal.SIG_DFL for number in stopping_signals()}
         os.register_at_fork(after_in_child=lambda: _handle(before))
@@ -69,11 +69,11 @@ def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
         signal.signal(number, handler)
 
 
-def supervise(
+def run_supervised(
     work: Callable[[], None],
-    stop: Stop,
+    stop: StopRequest,
     watch: Callable[[], TfpsError | None] = lambda: None,
-    last_will: Callable[[], None] = lambda: None,
+    emergency_save: Callable[[], None] = lambda: None,
     grace_secs: Callable[[], float] = lambda: WORKER_GRACE_SECS,
 ) -> None:
     """Run ``work`` in a thread until it ends, or has to.
@@ -82,7 +82,7 @@ def supervise(
         work: What the task does. Looks at ``stop`` between steps and raises its error.
         stop: Filled by signals and by ``watch``.
         watch: Called every second; returns an error when the task cannot go on.
-        last_will: Called when ``work`` did not end in time after a request; saves what can be saved.
+        emergency_save: Called when ``work`` did not end in time after a request; saves what can be saved.
         grace_secs: How long ``work`` may take to end after a request.
 
     Raises:
@@ -99,7 +99,7 @@ def supervise(
             if error := watch():
                 stop.request(error)
     if thread.is_alive() and stop.error:
-        last_will()
+        emergency_save()
         raise stop.error
     if failures:
         raise failures[0]

@@ -31,7 +31,7 @@ _MOST_FILES = 1 << 16
 log = logging.getLogger(__name__)
 
 
-def keep_bounded() -> None:
+def start() -> None:
     """Let this process's TCP connections fail when something has not been acknowledged for ``TIMEOUT_SECS``.
 
     Those that come later, too, but for those with a bound of their own; only Linux has such bounds.
@@ -55,11 +55,11 @@ def _is_kept() -> bool:
 def _keep_bounded() -> None:
     while True:
         with contextlib.suppress(OSError):
-            bound_all()
+            set_user_timeouts()
         time.sleep(_EVERY_SECS)
 
 
-def bound_all() -> None:
+def set_user_timeouts() -> None:
     """Do it for all that there are now; who listens hands it on, and what is no TCP socket stays as it is."""
     libc, option = ctypes.CDLL(None), (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
     present, wanted = ctypes.c_uint(), ctypes.c_uint(int(1000 * TIMEOUT_SECS))

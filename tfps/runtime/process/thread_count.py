@@ -23,7 +23,7 @@ def cores() -> int:
         return count
 
 
-def share(cluster: Cluster, task: Task, overlap: bool) -> tuple[int, int]:
+def pool_sizes(cluster: Cluster, task: Task, overlap: bool) -> tuple[int, int]:
     """Return the numbers of intra-op and inter-op threads of a task; 0, TensorFlow's own choice, if the user set one.
 
     Tasks at the same host name share its cores evenly. Where steps ``overlap``, as in async, there are two inter-op

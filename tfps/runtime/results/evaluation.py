@@ -17,11 +17,11 @@ from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys
 from tfps.report import SUMMARY, format_progress, read_json
 from tfps.runtime.checkpoint import file_clock, manager
-from tfps.runtime.checkpoint.directory import Finder, existing, step_in
+from tfps.runtime.checkpoint.directory import Finder, list_checkpoints, step_in
 from tfps.runtime.error_translation import failed, is_of_peers
 from tfps.runtime.graph import builder, cancel_safe_iterator, model_check
 from tfps.runtime.process import task_log
-from tfps.runtime.process.shutdown import Stop
+from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results.event_file import EventFile
 
 _POLL_SECS = 0.5
@@ -100,7 +100,7 @@ def of_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Any]:
         return measure(session, built)
 
 
-def follow(config: JobConfig, cluster: Cluster, model: Model, stop: Stop) -> None:
+def follow(config: JobConfig, cluster: Cluster, model: Model, stop: StopRequest) -> None:
     """Be the evaluator: evaluate each whole checkpoint as it comes, until the job's summary is there.
 
     The evaluator is no part of the cluster: it sees the job through ``--model_dir`` alone.
@@ -121,7 +121,7 @@ def follow(config: JobConfig, cluster: Cluster, model: Model, stop: Stop) -> Non
             try:
                 _evaluate_one(config, model, path, events)
             except CheckpointError:
-                if path in existing(config.model_dir):
+                if path in list_checkpoints(config.model_dir):
                     raise
                 log.info("%s was deleted meanwhile: a newer one is evaluated", path)
             continue
@@ -146,14 +146,14 @@ def _time_in(model_dir: str) -> float:
 
 
 def _is_over(config: JobConfig, began: float) -> bool:
-    """Tell whether the chief has written its summary since this evaluator began, or training had ended before."""
+    """Return whether the chief has written its summary since this evaluator began, or training had ended before."""
     path = Path(config.model_dir or "") / SUMMARY
     summary = read_json(path)
     if summary is None or (summary.get("status") == "failed" and _number(summary, "exit_code") >= _MAY_GO_ON):
         return False  # a job that may go on, when its tasks are started again
     is_done = _number(summary, "global_step") >= config.max_steps
     try:
-        return path.stat().st_mtime >= began or (is_done and bool(existing(config.model_dir)))
+        return path.stat().st_mtime >= began or (is_done and bool(list_checkpoints(config.model_dir)))
     except FileNotFoundError:  # the chief has begun
         return False
 
@@ -164,7 +164,7 @@ def _number(summary: Mapping[str, Any], name: str) -> float:
     return value if isinstance(value, (int, float)) else 0
 
 
-def _check(cluster: Cluster, stop: Stop, last_answer: float, patience_secs: float) -> float:
+def _check(cluster: Cluster, stop: StopRequest, last_answer: float, patience_secs: float) -> float:
     """Return when a PS last answered; raise the reason to end if there is one."""
     if stop.error:
         raise stop.error

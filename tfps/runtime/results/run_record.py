@@ -20,7 +20,14 @@ from tfps.errors import CheckpointError
 from tfps.report import JOB, SCHEMA_VERSION, read_json, utc, write_json
 from tfps.runtime.coordination.compatibility import digest
 
-_OF_TRAINING = ("size", "job", "training", "mode", "placement", "speed")  # the groups of flags that a result depends on
+_OF_TRAINING = (
+    "size",
+    "job",
+    "training",
+    "mode",
+    "placement",
+    "performance",
+)  # the groups of flags that a result depends on
 
 
 def about() -> Mapping[str, Any]:

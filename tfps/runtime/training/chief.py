@@ -16,16 +16,16 @@ from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import STARTED_AGAIN, JobConfig
 from tfps.errors import StorageError
 from tfps.models.loader import Model
-from tfps.modes.base import Leftovers
+from tfps.modes.base import SyncRecovery
 from tfps.report import JOB, SUMMARY, format_progress, remove
 from tfps.runtime.checkpoint import manager
-from tfps.runtime.checkpoint.background import Background
-from tfps.runtime.checkpoint.manager import Checkpoints
+from tfps.runtime.checkpoint.background import BackgroundThread
+from tfps.runtime.checkpoint.manager import CheckpointManager
 from tfps.runtime.checkpoint.manifest import partial_updates
 from tfps.runtime.checkpoint.ownership import HeldError, Ownership
 from tfps.runtime.coordination import compatibility
 from tfps.runtime.graph import builder, layout
-from tfps.runtime.graph.background_updates import Updates
+from tfps.runtime.graph.background_updates import UpdateRunner
 from tfps.runtime.graph.passes.snapshot import Snapshot
 from tfps.runtime.process import session as sessions
 from tfps.runtime.process.process_identity import secs_since
@@ -73,12 +73,12 @@ class Chief:
             config.model_dir, cluster, config.force, self._save_anew, lambda: self._checkpoints.others
         )
         snapshot = Snapshot(built.step.moments, built.places, built.may_be_inf, built.step.partial)
-        self._checkpoints = Checkpoints(config.model_dir, config.save_checkpoint_secs, snapshot, self.owner)
-        self._background = Background()
+        self._checkpoints = CheckpointManager(config.model_dir, config.save_checkpoint_secs, snapshot, self.owner)
+        self._background = BackgroundThread()
         self._eval = builder.evaluation(config, cluster, Task("worker", 0), model, like=built.graph)
         self.num_workers = built.num_workers
-        self.updates: Updates | None = None
-        self.began_anew = False
+        self.updates: UpdateRunner | None = None
+        self.was_restarted = False
         self._began: Mapping[str, Any] | None = None
         self.began_at = time.time()  # seconds since 1970; of the first chief of this run
         self._first_step = 0
@@ -103,7 +103,7 @@ class Chief:
             raise
         except StorageError:  # training goes on while nothing can be written
             log.info("--model_dir=%s cannot be written now. Training goes on.", self._config.model_dir)
-        self.began_anew = True  # what others have done meanwhile is not all counted
+        self.was_restarted = True  # what others have done meanwhile is not all counted
         step = self.found_step = self.global_step(session)
         self._began, self._first_step = told.get("began"), told.get("step", step)
         self.resumed_from, self.resumed_from_step = told.get("resumed_from"), self._first_step
@@ -111,7 +111,7 @@ class Chief:
         self._write_missing_job()
         log.info("started again: going on from step %d", step)
 
-    def give_values(self, session: Any) -> str:
+    def initialize_variables(self, session: Any) -> str:
         """Give the variables their first values, or the newest whole checkpoint's; returns which run this is.
 
         Raises:
@@ -152,7 +152,7 @@ class Chief:
 
     def _save_anew(self) -> None:
         """Leave in a directory that was removed, and made again, what there was in it."""
-        self._checkpoints.hasten()
+        self._checkpoints.make_due()
         self._write_job()
 
     def course(self, progress: Progress) -> tuple[int, float]:
@@ -160,9 +160,9 @@ class Chief:
         secs = progress.seconds if self._began is None else max(progress.seconds, secs_since(self._began))
         return progress.global_step - self._first_step, secs
 
-    def let_go(self, session: Any, era: int) -> None:
+    def release_workers(self, session: Any, era: int) -> None:
         """Set up the mode, clear what steps that were broken off have left, and start the updates."""
-        step, self.began_anew = self._built.step, era > 0
+        step, self.was_restarted = self._built.step, era > 0
         now: dict[Any, int] = {step.leftovers.era: era} if step.leftovers else {}
         if step.partial:
             now[step.partial.first] = self._found_partial
@@ -171,10 +171,10 @@ class Chief:
             _clear(session, step.leftovers)
             session.run(step.chief_init, now)
         if self._built.updates is not None:
-            self.updates = Updates(self._new_session(), self._built.updates, now)
+            self.updates = UpdateRunner(self._new_session(), self._built.updates, now)
 
-    def come_to_rest(self, session: Any) -> bool:
-        """Let the update end that has begun, and no other begin; tell whether all variables are of one step.
+    def settle_update(self, session: Any) -> bool:
+        """Let the update end that has begun, and no other begin; return whether all variables are of one step.
 
         They are not where a chief was lost in the middle of an update. One that has begun needs nobody but the PS.
         """
@@ -269,7 +269,7 @@ class Chief:
         return metrics
 
 
-def _clear(session: Any, leftovers: Leftovers) -> None:
+def _clear(session: Any, leftovers: SyncRecovery) -> None:
     """Clear what lost workers have left: first what waits, then what is there.
 
     Raises:

@@ -17,7 +17,7 @@ class OtherWorkers:
         cluster: The cluster.
         task: The worker.
         state: The job's.
-        are_gone: Tells whether tasks have not answered for some seconds; see ``peer_monitor.Watch``.
+        are_gone: Tells whether tasks have not answered for some seconds; see ``peer_monitor.JobPoller``.
         fence: The mode's.
 
     Attributes:
@@ -36,24 +36,24 @@ class OtherWorkers:
         self._task, self._state, self._are_gone, self._fence = task, state, are_gone, fence
 
     def are_done(self, session: Any) -> bool:
-        """Tell whether there are others, and all of them have signed off."""
+        """Return whether there are others, and all of them have signed off."""
         return bool(self.tasks) and self._of(session, (DONE,)) == self.tasks
 
     def any_trains(self, session: Any) -> bool:
-        """Tell whether one of them takes steps."""
+        """Return whether one of them takes steps."""
         return bool(self._of(session, (RUNNING,)))
 
     def let_this_one(self, session: Any) -> bool:
-        """Tell whether none of them takes steps, or would take the steps that are left before this worker."""
+        """Return whether none of them takes steps, or would take the steps that are left before this worker."""
         first = [task for task in self._of(session, (IDLE,)) if task.index < self._task.index]
         return self._are_fenced_off(session, [*first, *self._of(session, (RUNNING,))])
 
     def are_through(self, session: Any) -> bool:
-        """Tell whether each of them has signed off, or does not answer any more."""
+        """Return whether each of them has signed off, or does not answer any more."""
         return self._are_fenced_off(session, self._of(session, AT_WORK))
 
     def _are_fenced_off(self, session: Any, tasks: Sequence[Task]) -> bool:
-        """Tell whether some do not answer any more, and let nothing that they have on their way be applied then."""
+        """Return whether some do not answer any more, and let nothing that they have on their way be applied then."""
         if not self._are_gone(tasks, _GONE_AFTER_SECS):
             return False
         if self._fence and tasks:

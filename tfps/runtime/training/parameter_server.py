@@ -10,13 +10,13 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import probe, rendezvous
 from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.errors import PeerLostError, TfpsError, of_exit_code
+from tfps.errors import PeerLostError, TfpsError, error_for_exit_code
 from tfps.report import plural
 from tfps.runtime.checkpoint.directory import ended
 from tfps.runtime.coordination import compatibility, job_state
 from tfps.runtime.process import server
 from tfps.runtime.process import session as sessions
-from tfps.runtime.process.shutdown import PS_GRACE_SECS, Stop
+from tfps.runtime.process.shutdown import PS_GRACE_SECS, StopRequest
 
 _POLL_SECS = 0.1
 _PROBE_EVERY_SECS = 0.5
@@ -28,7 +28,7 @@ _LAST_WORDS_SECS = 3.0
 log = logging.getLogger(__name__)
 
 
-def serve(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
+def serve(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) -> None:
     """Be a parameter server until the job is over.
 
     Raises:
@@ -40,7 +40,7 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
     """
     running = server.start(config, cluster, task)
     with tf.Graph().as_default() as graph:
-        init, state = job_state.of_ps(cluster, task.index, compatibility.terms(config, cluster, tf.__version__))
+        init, state = job_state.of_ps(cluster, task.index, compatibility.fingerprint(config, cluster, tf.__version__))
         told = state.phase.read_value(), state.leave.read_value(), state.marks.read_value()
         session = sessions.Session(running.target, graph=graph, config=tf.ConfigProto(device_filters=[task.device]))
         session.run(init)
@@ -58,7 +58,7 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: Stop) -> None:
     log.info("done")
 
 
-def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, config: JobConfig, stop: Stop) -> None:
+def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, config: JobConfig, stop: StopRequest) -> None:
     """Return when every worker is done, or gone after the chief was done; see ``serve`` for what is raised."""
     peers, others = rendezvous.Peers(cluster), _OtherServers(cluster, task)
     next_probe = 0.0
@@ -79,7 +79,7 @@ def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, config: J
         time.sleep(_POLL_SECS)
 
 
-def _phases(read: Callable[[], Any], peers: rendezvous.Peers, others: "_OtherServers", stop: Stop) -> list[int]:
+def _phases(read: Callable[[], Any], peers: rendezvous.Peers, others: "_OtherServers", stop: StopRequest) -> list[int]:
     """Return the workers' phases; raises if the job cannot go on."""
     phases, leave, marks = read()
     if leave:
@@ -97,7 +97,7 @@ def _failed(phases: Any) -> TfpsError | None:
     """Return what the job has failed with for good, if a worker has."""
     return next(
         (
-            of_exit_code(-int(phase), f"worker/{index} has failed with exit code {-phase}.")
+            error_for_exit_code(-int(phase), f"worker/{index} has failed with exit code {-phase}.")
             for index, phase in enumerate(phases)
             if phase < 0
         ),
@@ -127,13 +127,13 @@ class _OtherServers:
         """
         if not joined or not self._others or time.monotonic() < self._next:
             return
-        for other, answer in probe.ask_all(self._cluster, self._others).items():
+        for other, answer in probe.probe_all(self._cluster, self._others).items():
             if answer.task == other and answer.born and self._born.setdefault(other, answer.born) != answer.born:
                 raise PeerLostError(f"{other} was started again: the job begins anew from its last checkpoint.")
         self._next = time.monotonic() + self._every_secs
 
 
-def _let_it_end_first(stop: Stop) -> None:
+def _let_it_end_first(stop: StopRequest) -> None:
     """Wait a little: what a worker that has failed says of why is to come first, and its exit code."""
     deadline = time.monotonic() + _LAST_WORDS_SECS
     while not stop.error and time.monotonic() < deadline:

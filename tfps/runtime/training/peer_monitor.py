@@ -12,9 +12,9 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, TfpsError
 from tfps.report import duration
 from tfps.runtime.coordination import job_state
-from tfps.runtime.coordination.state_reader import Enquiry
-from tfps.runtime.coordination.stragglers import Beat
-from tfps.runtime.training.stall_detector import Stall
+from tfps.runtime.coordination.state_reader import JobStateReader
+from tfps.runtime.coordination.stragglers import WorkerPace
+from tfps.runtime.training.stall_detector import StallDetector
 from tfps.runtime.training.training_loop import Progress
 
 _LOST_AFTER_SECS = 10.0  # a PS that does not answer for so long is lost
@@ -26,7 +26,7 @@ _REPLACED_AFTER_SECS = 20.0  # so is a worker that others wait for, which may be
 log = logging.getLogger(__name__)
 
 
-class Watch:
+class PeerMonitor:
     """Looks after one worker.
 
     Args:
@@ -44,7 +44,7 @@ class Watch:
         cluster: Cluster,
         task: Task,
         in_step: bool,
-        enquiry: Enquiry,
+        enquiry: JobStateReader,
         silent_secs: Callable[[int], float] = lambda _: math.inf,
     ) -> None:
         self._patience_secs, self._task, self._in_step = config.patience_secs, task, in_step
@@ -52,7 +52,7 @@ class Watch:
         self._servers = [other for other in cluster.tasks() if other.job == "ps"]
         self._others = [other for other in cluster.tasks() if other.job == "worker" and other != task]
         self._peers = rendezvous.Peers(cluster)
-        self._stall, self._stall_secs = Stall(config.stall_timeout_secs), config.stall_timeout_secs
+        self._stall, self._stall_secs = StallDetector(config.stall_timeout_secs), config.stall_timeout_secs
         self._waits_for: tuple[Task, ...] = ()
         self._waits_since = self._tell_at = 0.0
 
@@ -73,7 +73,7 @@ class Watch:
         return self._stall.error(progress.steps, progress.global_step, self._awaited) if steps_on else None
 
     def are_gone(self, tasks: Sequence[Task], after_secs: float) -> bool:
-        """Tell whether none of some workers has answered for some time, and none gives signs of life on the PS.
+        """Return whether none of some workers has answered for some time, and none gives signs of life on the PS.
 
         One that is frozen can be reached: it is gone when it has given no sign for ``stall_timeout_secs``.
         """
@@ -132,7 +132,7 @@ class Watch:
         return [f"{Task('worker', index)}{_since(beats[index]) if beats else ''}" for index in behind]
 
 
-def _since(beat: Beat) -> str:
+def _since(beat: WorkerPace) -> str:
     if not beat.when:
         return " (no step yet)"
     return f" (last step {beat.global_step}, {duration(max(time.time() - beat.when, 0.0))} ago)"

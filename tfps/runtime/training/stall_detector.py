@@ -13,7 +13,7 @@ _TELL_AFTER_SECS = 30.0
 log = logging.getLogger(__name__)
 
 
-class Stall:
+class StallDetector:
     """Since when a worker has taken no step.
 
     Args:

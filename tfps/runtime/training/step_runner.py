@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 from tfps import report
 from tfps.config.job_config import JobConfig
 from tfps.runtime.graph.builder import TrainGraph
-from tfps.runtime.graph.passes.unrolling import Steps
+from tfps.runtime.graph.passes.unrolling import UnrolledStep
 from tfps.runtime.process import malloc
 
 _RUN_SECS = 0.2
@@ -29,7 +29,7 @@ _WORTH = 20  # as many runs there must be left, for to build a longer one takes 
 
 
 @dataclass(frozen=True)
-class Taken:
+class StepResults:
     """What a run of n steps gave.
 
     Attributes:
@@ -49,7 +49,7 @@ class Taken:
     summaries: Sequence[bytes]
 
 
-class Runs:
+class StepRunner:
     """The runs of one worker; may be used by several threads.
 
     Args:
@@ -68,7 +68,7 @@ class Runs:
         summary = [] if built.summary is None else [built.summary]
         self._shown = [*built.spec.log_tensors.values(), *summary]
         fetched = [built.step.train_op, built.spec.loss, built.examples, *self._shown]
-        self._steps = Steps(built.graph, fetched, built.step.gate)
+        self._steps = UnrolledStep(built.graph, fetched, built.step.gate)
         self.can_be_long = self._steps.in_order
         self.can_overlap = built.step.may_overlap and not (built.keeps_order or self._steps.keeps_order)
         self.most_steps = max(1, min(_MOST_STEPS, _MOST_OPS // self._steps.size))
@@ -95,7 +95,7 @@ class Runs:
         with self._building:  # a session takes in what another thread has added by half
             return int(self._session.run(self._built.global_step))
 
-    def take(self, count: int, draw: int, shown: bool) -> Taken:
+    def take(self, count: int, draw: int, shown: bool) -> StepResults:
         """Take ``count`` steps and draw ``draw`` tickets; ``shown`` also gives what is reported of them."""
         with self._building:
             what = count, draw, shown and bool(self._shown)  # one graph, where both would be the same
@@ -109,7 +109,7 @@ class Runs:
         size = len(self._shown)
         steps = [values[i * size : (i + 1) * size] for i in range(count if shown else 0)]
         names = self._names
-        return Taken(
+        return StepResults(
             losses=[float(loss) for loss in losses],
             examples=[int(number) for number in examples],
             tickets=sorted(int(ticket) for ticket in drawn[told:]),
@@ -140,7 +140,7 @@ class Input:
         self._left = batches if batches >= 0 else math.inf
 
     def has(self, count: int) -> bool:
-        """Tell whether there are so many."""
+        """Return whether there are so many."""
         return self._left >= count
 
     def take(self, count: int) -> None:
@@ -181,7 +181,7 @@ class Pace:
         return {"steps_per_run": self.steps, "runs_in_flight": self.runs}
 
     def measure(self, secs: float, left: int) -> bool:
-        """Take in how long a run took, and how many steps the job has left; tell whether the pace has changed."""
+        """Take in how long a run took, and how many steps the job has left; return whether the pace has changed."""
         if self._chosen:
             return False
         self._secs.append(secs)

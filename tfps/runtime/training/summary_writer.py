@@ -104,6 +104,6 @@ def write(
 
 def dropped(config: JobConfig, chief: Chief | None, progress: Progress, steps: Mapping[int, int]) -> int | None:
     """Return how many gradients came too late for their update; ``None`` in async, or if not all steps are known."""
-    if config.mode != "sync" or chief is None or chief.began_anew or len(steps) < chief.num_workers:
+    if config.mode != "sync" or chief is None or chief.was_restarted or len(steps) < chief.num_workers:
         return None
     return sum(steps.values()) - chief.num_workers * (progress.global_step - chief.resumed_from_step)

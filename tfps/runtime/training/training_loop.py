@@ -21,14 +21,14 @@ from tfps import report
 from tfps.config.job_config import JobConfig
 from tfps.errors import DataError, DivergedError
 from tfps.report import format_progress
-from tfps.runtime.coordination.stragglers import Beat
+from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.graph import cancel_safe_iterator
 from tfps.runtime.graph.builder import TrainGraph
-from tfps.runtime.graph.passes.nan_guard import Complaint, complaint
-from tfps.runtime.process.shutdown import Stop
+from tfps.runtime.graph.passes.nan_guard import NonFiniteValue, find_non_finite
+from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.process.thread_pool import ThreadPool, at_once
 from tfps.runtime.results.event_file import EventFile
-from tfps.runtime.training.step_runner import Input, Pace, Runs, Taken
+from tfps.runtime.training.step_runner import Input, Pace, StepResults, StepRunner
 
 _QUIET_SECS = 5.0  # a slow model reports at least this often
 _SHORTEST_SECS = 0.001  # no speed is taken of less
@@ -73,10 +73,10 @@ class Progress:
         """For how long this worker has been taking steps."""
         return max(self.last_step - self.began, 1e-9)
 
-    def beat(self) -> Beat:
+    def beat(self) -> WorkerPace:
         """Return this as a sign of life."""
         ago = time.monotonic() - self.last_step
-        return Beat(self.steps, self.global_step, time.time() - ago, self.seconds)
+        return WorkerPace(self.steps, self.global_step, time.time() - ago, self.seconds)
 
 
 class Reporter:
@@ -91,7 +91,7 @@ class Reporter:
         self._mark: tuple[int, int, float] | None = None  # since when speeds are taken: step, examples, time
 
     def due(self, step: int) -> bool:
-        """Tell whether a report is due when ``step`` is done: every ``steps_to_validate``, first, last, or long ago."""
+        """Return whether a report is due after ``step``: every ``steps_to_validate``, first, last, or long ago."""
         last, when = self._last
         passed = last < 0 or step // self._every > last // self._every
         return passed or step >= self._max_steps or time.monotonic() - when > _QUIET_SECS
@@ -131,18 +131,20 @@ class _Block:
 class _UnderWay:
     """A run that has been started, in a thread of a pool or at once."""
 
-    def __init__(self, block: _Block, act: Callable[[], Taken], submit: Callable[..., "Future[Taken]"]) -> None:
+    def __init__(
+        self, block: _Block, act: Callable[[], StepResults], submit: Callable[..., "Future[StepResults]"]
+    ) -> None:
         self.block, self._act = block, act
         self.began = self.ended = time.monotonic()
         self._future = submit(self._run)
 
-    def _run(self) -> Taken:
+    def _run(self) -> StepResults:
         try:
             return self._act()
         finally:
             self.ended = time.monotonic()
 
-    def result(self) -> Taken:
+    def result(self) -> StepResults:
         """Wait for its end; raises what it raised."""
         return self._future.result()
 
@@ -169,15 +171,15 @@ class Loop:
         built: TrainGraph,
         config: JobConfig,
         reporter: Reporter,
-        stop: Stop,
+        stop: StopRequest,
         between_runs: Callable[[], None],
     ) -> None:
         self._max_steps = config.max_steps
         self._reporter, self._stop, self._between_runs = reporter, stop, between_runs
-        self._runs = Runs(session, built)
+        self._runs = StepRunner(session, built)
         self._input = Input(session, built)
         self._under_way: Sequence[int] = []
-        self._pool: ThreadPool[Taken] = ThreadPool("work")
+        self._pool: ThreadPool[StepResults] = ThreadPool("work")
         self._may_skip, self._skipped_in_a_row = config.on_nan == "skip", 0
         many = self._input.size_is_known and self._runs.can_be_long and not self._may_skip
         self.pace = Pace(config, built.num_workers, many, self._runs.can_overlap, self._runs.most_steps)
@@ -251,7 +253,7 @@ class Loop:
         try:
             taken = run.result()
         except tf.errors.OpError as error:
-            if found := complaint(error):
+            if found := find_non_finite(error):
                 return self._skip(run.block, found)
             if not cancel_safe_iterator.is_end(error):
                 raise
@@ -279,7 +281,7 @@ class Loop:
     def _blocks(self, tickets: Sequence[int]) -> Sequence[_Block]:
         return [_Block(tickets[at : at + self.pace.steps]) for at in range(0, len(tickets), self.pace.steps)]
 
-    def _note(self, step: int, index: int, taken: Taken, ended: float) -> None:
+    def _note(self, step: int, index: int, taken: StepResults, ended: float) -> None:
         """Count one step of a run; report it if it is due."""
         loss, progress = taken.losses[index], self.progress
         progress.batches, progress.examples = progress.batches + 1, progress.examples + taken.examples[index]
@@ -289,7 +291,7 @@ class Loop:
             summary = taken.summaries[index] if taken.summaries else None
             self._reporter.report(step, progress, {**taken.logged[index], "loss": loss}, summary, ended)
 
-    def _skip(self, block: _Block, found: Complaint) -> Sequence[_Block]:
+    def _skip(self, block: _Block, found: NonFiniteValue) -> Sequence[_Block]:
         """Return a block again whose batch was not finite, and so not applied, for the next batch; or end."""
         self._under_way = []
         step = block.tickets[found.index] + 1

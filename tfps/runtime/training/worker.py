@@ -25,18 +25,18 @@ from tfps.runtime.checkpoint.ownership import HeldError
 from tfps.runtime.coordination import compatibility, job_state
 from tfps.runtime.coordination.heartbeat import Heartbeat
 from tfps.runtime.coordination.partial_updates import PartialUpdates
-from tfps.runtime.coordination.restart_barrier import Together
-from tfps.runtime.coordination.state_reader import Enquiry
-from tfps.runtime.error_translation import REPLACED, explained
+from tfps.runtime.coordination.restart_barrier import RestartBarrier
+from tfps.runtime.coordination.state_reader import JobStateReader
+from tfps.runtime.error_translation import REPLACED, translate_error
 from tfps.runtime.graph import builder, layout
 from tfps.runtime.process import server, task_log
 from tfps.runtime.process import session as sessions
-from tfps.runtime.process.shutdown import SAVED_WITHIN_SECS, WORKER_GRACE_SECS, Stop
+from tfps.runtime.process.shutdown import SAVED_WITHIN_SECS, WORKER_GRACE_SECS, StopRequest
 from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training import summary_writer
 from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.other_workers import OtherWorkers
-from tfps.runtime.training.peer_monitor import Watch
+from tfps.runtime.training.peer_monitor import PeerMonitor
 from tfps.runtime.training.training_loop import Loop, Progress, Reporter, tell_of_the_end
 
 _POLL_SECS = 0.02
@@ -55,7 +55,7 @@ class Worker:
         on_built: Called when its graphs are built, before it meets the others.
     """
 
-    def __init__(self, config: JobConfig, cluster: Cluster, task: Task, model: Model, stop: Stop) -> None:
+    def __init__(self, config: JobConfig, cluster: Cluster, task: Task, model: Model, stop: StopRequest) -> None:
         self._config, self._cluster, self._task, self._model, self._stop = config, cluster, task, model, stop
         self.is_new_dir = False
         self.on_built: Callable[[], None] = lambda: None
@@ -102,11 +102,11 @@ class Worker:
             if self._task.is_chief:
                 self._chief = Chief(self._config, self._cluster, self._model, built, self._new_session)
         in_step = built.step.leftovers is not None
-        self._together = Together(self._state, self._chief, in_step, self._wait_until, built.step.ahead)
+        self._together = RestartBarrier(self._state, self._chief, in_step, self._wait_until, built.step.ahead)
         self._heartbeat = Heartbeat(self._state, lambda: self._loop.progress.beat() if self._loop else None)
-        self._enquiry = Enquiry(self._new_session, self._state, built.step.ahead, self._heartbeat.is_heard)
+        self._enquiry = JobStateReader(self._new_session, self._state, built.step.ahead, self._heartbeat.is_heard)
         silent_secs = self._heartbeat.silent_secs
-        self._watch = Watch(self._config, self._cluster, self._task, in_step, self._enquiry, silent_secs)
+        self._watch = PeerMonitor(self._config, self._cluster, self._task, in_step, self._enquiry, silent_secs)
         are_gone, fence = self._watch.are_gone, built.step.fence
         self._others = OtherWorkers(self._cluster, self._task, self._state, are_gone, fence)
 
@@ -122,17 +122,17 @@ class Worker:
             return False
         session = self._session = self._new_session()
         self._wait_until(lambda: self._state.is_up(session), patience_secs)
-        mine = compatibility.terms(self._config, self._cluster, tf.__version__)
+        mine = compatibility.fingerprint(self._config, self._cluster, tf.__version__)
         compatibility.check(mine, self._state.terms(session), self._cluster)
         self._wait_until_found(session)
-        again = self._meet_again(session)
+        again = self._rejoin(session)
         self._heartbeat.use(session)
         session.run(self._init_input)
         if self._chief and again:
             self._chief.go_on(session, self._state.run(session))
         elif self._chief:
             self._chief.check_evaluation(self._target, self._session_config)
-            self._state.set_run(session, self._chief.give_values(session))
+            self._state.set_run(session, self._chief.initialize_variables(session))
         if not self._trained:
             self._begin(session)
         told = json.loads(self._state.run(session) or "{}")
@@ -170,8 +170,8 @@ class Worker:
     def _new_session(self) -> Any:
         return sessions.Session(self._target, graph=self._built.graph, config=self._session_config)
 
-    def _meet_again(self, session: Any) -> bool:
-        """Join the PS; tell whether the job goes on that this task has been part of before.
+    def _rejoin(self, session: Any) -> bool:
+        """Join the PS; return whether the job goes on that this task has been part of before.
 
         Raises:
             PeerLostError: If it has to begin anew; the PS that were part of it are told to leave.
@@ -179,7 +179,7 @@ class Worker:
         """
         marked = self._state.marked(session)
         if any(marked) and not all(marked):
-            self._state.dismiss(session, marked)
+            self._state.abort_job(session, marked)
             raise PeerLostError("this task was started again: the job begins anew from its last checkpoint.")
         again = all(marked) and self._state.is_ready(session)
         if again and self._chief:
@@ -215,18 +215,18 @@ class Worker:
         log.info("training: mode %s, %s, %d ps", self._config.mode, workers, self._cluster.num_ps)
         self._together.listen()
         try:
-            while not self._is_through(loop):
+            while not self._train_until_done(loop):
                 pass
         except StoppedError:
             self._sign_off_early(loop)
             raise
         log.info("done: %s steps of this worker", count(loop.progress.steps))
 
-    def _is_through(self, loop: Loop) -> bool:
-        """Train to the end and sign off; tell whether it came to that, or another worker's call broke it off."""
+    def _train_until_done(self, loop: Loop) -> bool:
+        """Train to the end and sign off; return whether it came to that, or another worker's call broke it off."""
         try:
-            if self._together.broken_off:
-                self._begin_anew(loop)
+            if self._together.interrupted:
+                self._restart(loop)
             if not self._trained:
                 self._steps_on = True
                 loop.run()
@@ -237,7 +237,7 @@ class Worker:
                 self._finish_job(self._chief, loop)
             self._sign_off(job_state.DONE, loop)
         except (tf.errors.OpError, RuntimeError):  # of a closed session
-            if not self._together.broken_off:
+            if not self._together.interrupted:
                 raise
             return False
         return True
@@ -259,7 +259,7 @@ class Worker:
     def _step(self) -> int:
         return int(self._session.run(self._built.global_step))
 
-    def _begin_anew(self, loop: Loop) -> None:
+    def _restart(self, loop: Loop) -> None:
         self._session = self._new_session()
         self._session.run(self._init_tables)  # of those that ended with the session before
         self._begin(self._session)
@@ -306,7 +306,7 @@ class Worker:
         try:
             if self._chief:
                 self._let_others_stop()
-                if not self._chief.come_to_rest(self._session):
+                if not self._chief.settle_update(self._session):
                     raise PeerLostError("an update is under way and cannot be ended")
                 loop.progress.global_step = self._chief.save(self._session)
                 self._observed = {"partial_updates": self._chief.partial_updates(self._session)}
@@ -329,7 +329,7 @@ class Worker:
 
     def _explained(self, error: Any) -> TfpsError:
         size = self._config.batch_size
-        return self._stop.error or explained(error, self._cluster, self._model, self._built.graph, size)
+        return self._stop.error or translate_error(error, self._cluster, self._model, self._built.graph, size)
 
     # The methods below are called from the main thread.
 
@@ -337,7 +337,7 @@ class Worker:
         """Return an error if a task that this one cannot do without is gone, or the background work has failed."""
         if self._chief and self._chief.owner.error:
             return self._chief.owner.error
-        if self._chief and self._chief.updates and self._chief.updates.error and not self._together.broken_off:
+        if self._chief and self._chief.updates and self._chief.updates.error and not self._together.interrupted:
             return self._explained(self._chief.updates.error)
         if self._session is None:
             return None  # the others may be on their way
@@ -355,7 +355,7 @@ class Worker:
         run_secs = progress.seconds / progress.steps * self._loop.pace.steps
         return min(1.0 + 3 * run_secs, WORKER_GRACE_SECS)
 
-    def last_will(self) -> None:
+    def emergency_save(self) -> None:
         """Save and sign off although the training thread is blocked, in the time that is left."""
         if self._loop is None or not isinstance(self._stop.error, StoppedError):
             return

@@ -4,7 +4,7 @@ import pytest
 
 from tfps.cluster.resolver import Task
 from tfps.launchers.local import restart_policy
-from tfps.launchers.local.restart_policy import Alone, Restarts
+from tfps.launchers.local.restart_policy import Alone, RestartPolicy
 
 PS, WORKER = Task("ps", 0), Task("worker", 1)
 
@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def lost(policy: Restarts, clock: Clock, lived: float) -> float:
+def lost(policy: RestartPolicy, clock: Clock, lived: float) -> float:
     """Let a PS live so long, be killed and be started again; returns how long the pause was."""
     policy.began(PS)
     clock.now += lived
@@ -44,7 +44,7 @@ def lost(policy: Restarts, clock: Clock, lived: float) -> float:
 
 def test_pauses_double_while_a_task_does_not_last(clock: Clock) -> None:
     """Up to 10 s; one that has lived for half a minute begins anew, but its budget does not."""
-    policy = Restarts([PS], 8)
+    policy = RestartPolicy([PS], 8)
     assert [lost(policy, clock, 2) for _ in range(6)] == [1, 2, 4, 8, 10, 10]
     assert [lost(policy, clock, 31), lost(policy, clock, 2)] == [1, 2]
     assert policy.counts == policy.used == {PS: 8}
@@ -54,7 +54,7 @@ def test_pauses_double_while_a_task_does_not_last(clock: Clock) -> None:
 
 def test_who_is_lost_with_another_pays_nothing(clock: Clock) -> None:
     """A worker that ends as its PS was lost comes back soon, without end; where nobody was lost, it pays itself."""
-    policy = Restarts([PS, WORKER], 2)
+    policy = RestartPolicy([PS, WORKER], 2)
     for _ in range(2):
         policy.began(PS)
         policy.began(WORKER)
@@ -76,7 +76,7 @@ def test_who_is_lost_with_another_pays_nothing(clock: Clock) -> None:
 
 def test_who_loses_nobody_but_itself_pays(clock: Clock) -> None:
     """A worker that ends with 170 again and again, and no other: each time is its own."""
-    policy = Restarts([PS, WORKER], 3)
+    policy = RestartPolicy([PS, WORKER], 3)
     pauses = []
     for turn in (1, 2, 3):
         policy.began(WORKER)
@@ -93,7 +93,7 @@ def test_who_loses_nobody_but_itself_pays(clock: Clock) -> None:
 
 def test_a_signal_while_one_is_started_gives_up_the_next(clock: Clock) -> None:
     """What is due is started one by one: who is not yet started when all is given up is not started."""
-    policy = Restarts([PS, WORKER], 3)
+    policy = RestartPolicy([PS, WORKER], 3)
     for task in (PS, WORKER):
         policy.began(task)
         assert policy.grant(task, -9)
@@ -109,7 +109,7 @@ def test_a_signal_while_one_is_started_gives_up_the_next(clock: Clock) -> None:
 def test_only_what_may_help_is_tried(clock: Clock, code: int, granted: bool) -> None:
     """A task is started again after a signal and the codes from 128 up, and no other."""
     del clock
-    policy = Restarts([PS], 3)
+    policy = RestartPolicy([PS], 3)
     policy.began(PS)
     assert (policy.grant(PS, code) is not None) == granted
     assert (PS in policy) == granted
@@ -117,7 +117,7 @@ def test_only_what_may_help_is_tried(clock: Clock, code: int, granted: bool) -> 
 
 def test_what_is_given_up_is_not_started(clock: Clock) -> None:
     """Those that were to be started again are told with their codes; a recalled one costs nothing of its budget."""
-    policy = Restarts([PS, WORKER], 1)
+    policy = RestartPolicy([PS, WORKER], 1)
     policy.began(PS)
     assert policy.grant(PS, 170)
     policy.recall(WORKER)
@@ -179,7 +179,7 @@ def test_alone_no_code_below_128_is_tried_again(clock: Clock, code: int) -> None
 
 def test_a_cluster_that_does_not_form_is_tried_twice(clock: Clock) -> None:
     """Each try takes ``--start_timeout_secs``; a loss in between begins another count."""
-    policy = Restarts([PS], 9)
+    policy = RestartPolicy([PS], 9)
     for code in (171, -9, 171):
         policy.began(PS)
         assert policy.grant(PS, code)

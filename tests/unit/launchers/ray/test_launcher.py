@@ -12,7 +12,7 @@ from support.processes import NASTY, environment, golden, run_tfps
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
-from tfps.jobs.handle import FAILED, PENDING, RUNNING, Line, TaskStatus
+from tfps.jobs.handle import FAILED, PENDING, RUNNING, LogLine, TaskStatus
 from tfps.jobs.spec import Job
 from tfps.launchers.ray import cluster, launcher
 from tfps.launchers.ray.log_protocol import Reader, format_line, format_status, is_protocol
@@ -131,7 +131,7 @@ def test_the_log_gives_back_what_the_driver_wrote() -> None:
     assert reader.take(format_status(worker, status)) is None
     assert reader.tasks == {ps: TaskStatus(PENDING), worker: status}
     forged = format_status(ps, TaskStatus(RUNNING))
-    assert reader.take(format_line(worker, forged)) == Line(worker, forged)
+    assert reader.take(format_line(worker, forged)) == LogLine(worker, forged)
     assert reader.tasks[ps].state == PENDING
     assert reader.take("2026-11-21 15:08:33,354 INFO job_manager.py:581 -- Runtime env is setting up.") is None
     assert not is_protocol("sh: 1: python: not found")

@@ -30,10 +30,10 @@ from tfps.models import loader
 from tfps.report import parse_progress
 from tfps.runtime.checkpoint import directory as model_dir
 from tfps.runtime.checkpoint import manager
-from tfps.runtime.checkpoint.background import Background
-from tfps.runtime.checkpoint.directory import Finder, chosen, existing
-from tfps.runtime.checkpoint.manager import Checkpoints
-from tfps.runtime.process.shutdown import Stop
+from tfps.runtime.checkpoint.background import BackgroundThread
+from tfps.runtime.checkpoint.directory import Finder, list_checkpoints, select_checkpoint
+from tfps.runtime.checkpoint.manager import CheckpointManager
+from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results import evaluation
 from tfps.runtime.training.worker import Worker
 
@@ -51,7 +51,7 @@ def test_names_are_plain(tmp_path: Path) -> None:
     train(LINEAR, num_ps=2, mode="sync", optimizer="adam", max_steps=3, model_dir=str(tmp_path))
     slots = {"weight/Adam", "weight/Adam_1", "beta1_power", "beta2_power"}
     assert set(variables_of(tmp_path)) == {"global_step", "weight", *slots}
-    assert existing(str(tmp_path)) == [str(tmp_path / "model.ckpt-3")]
+    assert list_checkpoints(str(tmp_path)) == [str(tmp_path / "model.ckpt-3")]
     assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-3")
 
 
@@ -75,7 +75,7 @@ def test_the_files_count_and_not_the_state_file(tmp_path: Path) -> None:
 def steps_in(model_dir: Path) -> list[int]:
     """Return the steps of a directory's checkpoints; fails if there is anything else of checkpoints in it."""
     suffixes = ["data-00000-of-00001", "index", "manifest.json"]
-    steps = sorted(int(path.rpartition("-")[2]) for path in existing(str(model_dir)))
+    steps = sorted(int(path.rpartition("-")[2]) for path in list_checkpoints(str(model_dir)))
     files = {f"model.ckpt-{step}.{suffix}" for step in steps for suffix in suffixes}
     assert {path.name for path in model_dir.iterdir()} - {"checkpoint", ".chief"} == files
     return steps
@@ -92,7 +92,7 @@ def test_five_are_kept_over_all_runs(tmp_path: Path) -> None:
             assert Path(f"{run.checkpoints.newest}.index").stat().st_mtime_ns == written
     assert steps_in(tmp_path) == [4, 5, 6, 7, 8]
     state = tf.train.get_checkpoint_state(str(tmp_path))
-    assert state.all_model_checkpoint_paths == existing(str(tmp_path))
+    assert state.all_model_checkpoint_paths == list_checkpoints(str(tmp_path))
     assert state.model_checkpoint_path == str(tmp_path / "model.ckpt-8")
 
 
@@ -124,9 +124,9 @@ def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
 def test_a_save_every_so_many_seconds(tmp_path: Path) -> None:
     """The chief saves while training goes on: there are checkpoints of steps before the last, named by their step."""
     train(LINEAR, num_workers=1, max_steps=600, save_checkpoint_secs=0.02, model_dir=str(tmp_path))
-    steps = [int(path.rpartition("-")[2]) for path in existing(str(tmp_path))]
+    steps = [int(path.rpartition("-")[2]) for path in list_checkpoints(str(tmp_path))]
     assert 1 < len(steps) <= 5
-    for path, step in zip(existing(str(tmp_path)), steps, strict=True):
+    for path, step in zip(list_checkpoints(str(tmp_path)), steps, strict=True):
         assert manager.step_of(path) == step
 
 
@@ -261,7 +261,7 @@ def test_none_whole_is_an_error_that_lists_them(tmp_path: Path) -> None:
     (tmp_path / "model.ckpt-8.index").unlink()
     (tmp_path / "model.ckpt-8.manifest.json").unlink()
     before = files_in(tmp_path)
-    for act in (Training(tmp_path).resume, lambda: chosen(JobConfig(model_dir=str(tmp_path)))):
+    for act in (Training(tmp_path).resume, lambda: select_checkpoint(JobConfig(model_dir=str(tmp_path)))):
         with pytest.raises(CheckpointError, match="holds no whole checkpoint: ") as told:
             act()
         text = str(told.value)
@@ -307,7 +307,7 @@ def test_a_damaged_state_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureF
     assert run.resume() == 7
     assert said(caplog) == []
     (tmp_path / "checkpoint").write_bytes(state)
-    assert chosen(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-7")
+    assert select_checkpoint(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-7")
     assert run.resume() == 7
     assert len(said(caplog)) == 2
     for line in said(caplog):
@@ -325,11 +325,11 @@ def test_eval_and_export_use_the_newest_whole_checkpoint(
     for step in (5, 7):
         run.save(step)
     spoil(tmp_path / f"model.ckpt-7.{file}", how)
-    assert chosen(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-5")
+    assert select_checkpoint(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-5")
     [line] = said(caplog) if file != "index" or how != "missing" else told_of_damage(caplog)
     assert f"model.ckpt-7.{file}" in line
     given = str(tmp_path / "model.ckpt-5")
-    assert chosen(JobConfig(model_dir=str(tmp_path), checkpoint_path=given)) == given
+    assert select_checkpoint(JobConfig(model_dir=str(tmp_path), checkpoint_path=given)) == given
 
 
 def test_a_checkpoint_is_read_and_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -384,7 +384,7 @@ def test_the_evaluator_passes_damage_over(tmp_path: Path, caplog: pytest.LogCapt
     damage(tmp_path / "model.ckpt-20.data-00000-of-00001", "flipped")
     (tmp_path / "mine.py").write_text(EVALUATED)
     config = JobConfig(model=str(tmp_path / "mine.py"), model_dir=str(tmp_path), max_steps=20)
-    evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), loader.load(config.model), Stop())
+    evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), loader.load(config.model), StopRequest())
     assert "step=10 loss=-10" in caplog.messages
     assert len(told_of_damage(caplog)) == 1
 
@@ -417,9 +417,9 @@ def test_a_full_disk_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
             run.save(3)
     assert "model.ckpt-2 cannot be written" in caplog.text
     assert "Training goes on" in caplog.text
-    assert existing(str(tmp_path)) == [str(tmp_path / "model.ckpt-1")]
+    assert list_checkpoints(str(tmp_path)) == [str(tmp_path / "model.ckpt-1")]
     run.save(4, patiently=True)
-    assert existing(str(tmp_path)) == [str(tmp_path / f"model.ckpt-{step}") for step in (1, 4)]
+    assert list_checkpoints(str(tmp_path)) == [str(tmp_path / f"model.ckpt-{step}") for step in (1, 4)]
 
 
 @contextlib.contextmanager
@@ -568,7 +568,7 @@ def test_what_is_not_finite_is_not_saved(tmp_path: Path, bad: float) -> None:
     for patiently in (True, False):
         with pytest.raises(DivergedError, match="weight holds NaN or Inf at step 2"):
             run.save(2, patiently)
-    assert existing(str(tmp_path)) == [str(tmp_path / "model.ckpt-1")]
+    assert list_checkpoints(str(tmp_path)) == [str(tmp_path / "model.ckpt-1")]
 
 
 def test_large_half_precision_weights_are_saved(tmp_path: Path) -> None:
@@ -577,8 +577,8 @@ def test_large_half_precision_weights_are_saved(tmp_path: Path) -> None:
         step = tf.train.get_or_create_global_step()
         tf.get_variable("half", [100], tf.float16, initializer=tf.constant_initializer(60_000))
         session.run(tf.global_variables_initializer())
-        assert Checkpoints(str(tmp_path), 60).save(session, step) == 0
-    assert existing(str(tmp_path)) == [str(tmp_path / "model.ckpt-0")]
+        assert CheckpointManager(str(tmp_path), 60).save(session, step) == 0
+    assert list_checkpoints(str(tmp_path)) == [str(tmp_path / "model.ckpt-0")]
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -606,7 +606,7 @@ def test_a_gradient_that_is_nan_poisons_no_checkpoint(tmp_path: Path, mode: str)
     assert summary(tmp_path)["exit_code"] == 66
     if mode == "sync":
         assert variables_of(tmp_path) == {"weight": -30, "global_step": 30}
-    for path in existing(str(tmp_path)):
+    for path in list_checkpoints(str(tmp_path)):
         assert np.isfinite(tf.train.load_variable(path, "weight"))
 
 
@@ -656,17 +656,17 @@ def test_async_steps_go_on_while_a_checkpoint_is_saved(tmp_path: Path, caplog: p
         assert reached.wait(20)
         begun = steps_told(caplog)
         wait_until(lambda: steps_told(caplog) > begun + 50)
-        assert existing(str(tmp_path)) == []
+        assert list_checkpoints(str(tmp_path)) == []
         running.stop()
         time.sleep(5)
-        assert existing(str(tmp_path)) == []
+        assert list_checkpoints(str(tmp_path)) == []
         assert "worker/0" not in running.ended
         released.set()
         running.wait(15)
-    first, *_, last = existing(str(tmp_path))
+    first, *_, last = list_checkpoints(str(tmp_path))
     assert manager.step_of(first) < begun + 50 < manager.step_of(last)
     assert variables_of(tmp_path) == {"weight": -manager.step_of(last), "global_step": manager.step_of(last)}
-    for path in existing(str(tmp_path)):
+    for path in list_checkpoints(str(tmp_path)):
         assert path == str(tmp_path / f"model.ckpt-{manager.step_of(path)}")
 
 
@@ -685,7 +685,7 @@ def test_a_save_without_end_does_not_keep_a_task_that_is_told_to_stop(
         assert reached.wait(20)
         running.stop()
         assert isinstance(running.wait(5)["worker/0"], StoppedError)
-        assert existing(str(tmp_path)) == []
+        assert list_checkpoints(str(tmp_path)) == []
     assert "no time is left to save: the last steps are lost; the newest checkpoint: none" in caplog.messages
     wait_until(lambda: not model_dir._stagings(str(tmp_path)))  # it disturbs no other test
 
@@ -703,7 +703,7 @@ def test_sync_steps_wait_for_a_checkpoint(tmp_path: Path, caplog: pytest.LogCapt
         wait_until(lambda: steps_told(caplog) > begun + 50)
         running.stop()
         running.wait(15)
-    for path in existing(str(tmp_path)):
+    for path in list_checkpoints(str(tmp_path)):
         assert tf.train.load_variable(path, "weight") == -manager.step_of(path)
 
 
@@ -723,7 +723,7 @@ def test_what_goes_wrong_in_the_background_ends_the_job(tmp_path: Path) -> None:
     assert isinstance(running.ended["worker/0"], DivergedError)
     assert "other holds NaN or Inf" in str(running.ended["worker/0"])
     assert 0 < summary(tmp_path)["global_step"] < 10**6
-    assert existing(str(tmp_path)) == []
+    assert list_checkpoints(str(tmp_path)) == []
 
 
 def test_what_goes_wrong_at_the_end_ends_the_job(tmp_path: Path) -> None:
@@ -741,7 +741,7 @@ def test_what_goes_wrong_at_the_end_ends_the_job(tmp_path: Path) -> None:
 
     finish = Worker._finish_job
     with (
-        mock.patch.object(Checkpoints, "try_save", failing),
+        mock.patch.object(CheckpointManager, "try_save", failing),
         mock.patch.object(Worker, "_finish_job", finishing),
         job(LINEAR, model_dir=str(tmp_path), **{**FLAGS, "max_steps": 50}) as running,
     ):
@@ -749,10 +749,10 @@ def test_what_goes_wrong_at_the_end_ends_the_job(tmp_path: Path) -> None:
     assert str(running.ended["worker/0"]) == "in the background"
 
 
-@pytest.mark.parametrize("look", [Background.is_idle, Background.wait])
+@pytest.mark.parametrize("look", [BackgroundThread.is_idle, BackgroundThread.wait])
 def test_an_error_in_the_background_is_raised_once(look: Any) -> None:
     """What a thing done in the background raises is raised where somebody looks next, once; then another can start."""
-    background, done = Background(), []
+    background, done = BackgroundThread(), []
     assert background.is_idle()
     background.start(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -794,7 +794,7 @@ def test_two_saves_wait_for_each_other(tmp_path: Path) -> None:
         first.join(20)
         second.join(20)
     assert steps_in(tmp_path) == [1, 2]
-    assert [model_dir.problem(path) for path in existing(str(tmp_path))] == [None, None]
+    assert [model_dir.problem(path) for path in list_checkpoints(str(tmp_path))] == [None, None]
 
 
 def test_a_chief_that_goes_on_saves_over_damage(tmp_path: Path) -> None:
@@ -873,7 +873,7 @@ def test_a_checkpoint_that_is_being_brought_in_is_no_error_elsewhere(tmp_path: P
     """What is listed and then gone, as another process saves meanwhile, is no error of who looks."""
     Training(tmp_path).save(1)
     (tmp_path / ".saving-gone").symlink_to(tmp_path / "nowhere")
-    assert existing(str(tmp_path)) == [str(tmp_path / "model.ckpt-1")]
+    assert list_checkpoints(str(tmp_path)) == [str(tmp_path / "model.ckpt-1")]
 
 
 def test_a_checkpoint_that_a_save_was_broken_off_for_is_named(
@@ -884,18 +884,18 @@ def test_a_checkpoint_that_a_save_was_broken_off_for_is_named(
     run.save(1)
     run.save(2)
 
-    def broken_off(source: Any, target: Any) -> None:
+    def interrupted(source: Any, target: Any) -> None:
         if str(target) == str(tmp_path / "model.ckpt-2.index"):
             raise OSError(errno.EIO, "Input/output error")
         replace(source, target)
 
     run.checkpoints._at_rest.clear()
-    monkeypatch.setattr(os, "replace", broken_off)
+    monkeypatch.setattr(os, "replace", interrupted)
     with contextlib.suppress(StorageError, OSError):
         run.save(2)
     monkeypatch.undo()
     caplog.clear()
-    assert chosen(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-1")
+    assert select_checkpoint(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-1")
     assert f"{tmp_path / 'model.ckpt-2'} is saved but not yet in its place" in caplog.text
     assert Training(tmp_path).resume() == 2
     assert model_dir.sealed(str(tmp_path)) == []
@@ -1079,7 +1079,9 @@ def test_a_state_file_that_cannot_be_replaced_costs_no_checkpoint(
         with pytest.raises(StorageError, match=f"checkpoint cannot be written: .*model.ckpt-{step} itself is saved"):
             training.save(step)
         assert training.checkpoints.newest == str(tmp_path / f"model.ckpt-{step}")
-    assert [Path(path).name for path in existing(str(tmp_path))] == [f"model.ckpt-{step}" for step in range(4, 9)]
+    assert [Path(path).name for path in list_checkpoints(str(tmp_path))] == [
+        f"model.ckpt-{step}" for step in range(4, 9)
+    ]
     assert training.resume() == 8
 
 
@@ -1105,6 +1107,6 @@ def test_a_checkpoint_that_cannot_be_deleted_keeps_no_others(tmp_path: Path) -> 
     (tmp_path / "model.ckpt-1.meta").mkdir()  # which no file's deletion takes away
     for step in range(2, 12):
         training.save(step)
-    left = [int(Path(path).name.rpartition("-")[2]) for path in existing(str(tmp_path))]
+    left = [int(Path(path).name.rpartition("-")[2]) for path in list_checkpoints(str(tmp_path))]
     assert left[-5:] == [7, 8, 9, 10, 11]
     assert set(left) <= {1, 7, 8, 9, 10, 11}

@@ -22,7 +22,7 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, PeerLostError
 from tfps.report import write_json
 from tfps.runtime.coordination import compatibility, job_state
-from tfps.runtime.process.shutdown import Stop
+from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training import parameter_server
 from tfps.runtime.training.worker import Worker
 
@@ -38,7 +38,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def terms(num_ps: int = 1, num_workers: int = 2, tensorflow: str = "2.21.0", **flags: Any) -> str:
     """Return the terms of a task with these flags."""
     members = Cluster(("p:1",) * num_ps, ("w:1",) * num_workers)
-    return compatibility.terms(JobConfig(**{**HERE, **flags}), members, tensorflow)
+    return compatibility.fingerprint(JobConfig(**{**HERE, **flags}), members, tensorflow)
 
 
 def refusal(mine: str, *theirs: str) -> list[str]:
@@ -135,12 +135,12 @@ def test_a_worker_that_is_refused_leaves_no_mark() -> None:
     """A worker that meets real PS which were started otherwise has joined none of them when it is refused."""
     ones = model_of(lambda *_: dataset_of(np.float32([1])).repeat(), linear)
     with shared_servers():
-        cluster, config, stop = cluster_of(2, 1), JobConfig(max_steps=5), Stop()
+        cluster, config, stop = cluster_of(2, 1), JobConfig(max_steps=5), StopRequest()
         calls = [(config, cluster, Task("ps", index), stop) for index in range(2)]
         servers = [threading.Thread(target=parameter_server.serve, args=call, daemon=True) for call in calls]
         for thread in servers:
             thread.start()
-        worker = Worker(config.replace(max_steps=6), cluster, Task("worker", 0), ones, Stop())
+        worker = Worker(config.replace(max_steps=6), cluster, Task("worker", 0), ones, StopRequest())
         with pytest.raises(ConfigError, match=r"--max_steps=6 here, 5 on ps/0 .* and 1 more: give every"):
             worker.work()
         with tf.Graph().as_default() as graph:

@@ -19,7 +19,7 @@ from tfps.errors import PeerLostError, StoppedError
 from tfps.runtime.coordination import job_state
 from tfps.runtime.coordination.job_state import DONE, RUNNING, STOPPED
 from tfps.runtime.process import shutdown as stopping
-from tfps.runtime.process.shutdown import Stop, supervise
+from tfps.runtime.process.shutdown import StopRequest, run_supervised
 from tfps.runtime.training import parameter_server, peer_monitor
 from tfps.runtime.training.worker import Worker
 
@@ -47,7 +47,7 @@ class Job:
         self.workers = [stack.enter_context(contextlib.closing(Speaker(Task("worker", i)))) for i in range(num_workers)]
         hosts = [target_of(Task("ps", i)).removeprefix("grpc://") for i in range(num_ps)]
         self.cluster = Cluster(tuple(hosts), tuple(worker.address for worker in self.workers))
-        self.stop = Stop()
+        self.stop = StopRequest()
         self.ended: dict[int, BaseException | None] = {}
         self.states = [self._side(worker) for worker in range(num_workers)]
 
@@ -87,7 +87,7 @@ class Job:
         self.frozen = self._stack.enter_context(socket.create_server(address))
 
     def still_serves(self, secs: float) -> bool:
-        """Tell whether every PS serves for some time to come."""
+        """Return whether every PS serves for some time to come."""
         time.sleep(secs)
         return not self.ended
 
@@ -244,12 +244,12 @@ def test_a_worker_does_not_wait_for_a_chief_that_is_gone() -> None:
     ended: list[BaseException] = []
     with a_job(num_workers=2) as job:
         job.serve()
-        stop, ones = Stop(), model_of(lambda *_: dataset_of(np.float32([1])).repeat(), linear)
+        stop, ones = StopRequest(), model_of(lambda *_: dataset_of(np.float32([1])).repeat(), linear)
         worker = Worker(JobConfig(max_steps=5, start_timeout_secs=3), job.cluster, Task("worker", 1), ones, stop)
 
         def work() -> None:
             try:
-                supervise(worker.work, stop, worker.watch)
+                run_supervised(worker.work, stop, worker.watch)
             except BaseException as error:
                 ended.append(error)
 

@@ -198,11 +198,11 @@ class _ByHand:
         """Begin an era, without updates in the background."""
         if not updates:
             object.__setattr__(self.built, "updates", None)
-        self._chief.let_go(self.session, era)
+        self._chief.release_workers(self.session, era)
 
     def comes_to_rest(self) -> bool:
-        """Tell whether the chief finds all variables of one step, and has ended the updates."""
-        return self._chief.come_to_rest(self.session)
+        """Return whether the chief finds all variables of one step, and has ended the updates."""
+        return self._chief.settle_update(self.session)
 
     def held(self) -> list[int]:
         """Return what accumulators and queues hold."""

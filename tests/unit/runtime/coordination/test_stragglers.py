@@ -11,7 +11,7 @@ from support.cluster import assert_done, dataset_of, linear, model_of, run_job
 from support.processes import summary
 
 from tfps.runtime.coordination import heartbeat, restart_barrier
-from tfps.runtime.coordination.stragglers import Beat, Stragglers
+from tfps.runtime.coordination.stragglers import Stragglers, WorkerPace
 
 
 def test_in_step_the_one_that_all_wait_for_is_behind() -> None:
@@ -37,8 +37,8 @@ def test_apart_the_pace_tells(pace: int, share: dict[int, float]) -> None:
     """A worker at less than half the pace of the others is behind, also one that has given no sign since."""
     seen = Stragglers()
     for secs in range(6):
-        own = Beat(pace * secs, 0, 1000.0 + (secs if pace else 0.0))
-        seen.look_apart([Beat(10 * secs, 0, 1000.1 + secs), own], [0, 1])
+        own = WorkerPace(pace * secs, 0, 1000.0 + (secs if pace else 0.0))
+        seen.look_apart([WorkerPace(10 * secs, 0, 1000.1 + secs), own], [0, 1])
     assert seen.shares == share
 
 
@@ -46,9 +46,9 @@ def test_before_all_have_begun_nobody_is_behind() -> None:
     """A worker that has taken no step yet, and a job that stands still, tell nothing."""
     seen = Stragglers()
     for secs in range(6):
-        seen.look_apart([Beat(10 * secs, 0, 1000.0 + secs), Beat()], [0, 1])
-        seen.look_apart([Beat(60, 0, 1006.0), Beat(60, 0, 1006.0)], [0, 1])
-        seen.look_apart([Beat(60, 0, 1006.0), Beat(60, 0, 1006.0)], [0, 1])
+        seen.look_apart([WorkerPace(10 * secs, 0, 1000.0 + secs), WorkerPace()], [0, 1])
+        seen.look_apart([WorkerPace(60, 0, 1006.0), WorkerPace(60, 0, 1006.0)], [0, 1])
+        seen.look_apart([WorkerPace(60, 0, 1006.0), WorkerPace(60, 0, 1006.0)], [0, 1])
     assert seen.shares == {}
 
 
@@ -57,7 +57,12 @@ def test_who_is_through_is_not_behind() -> None:
     seen = Stragglers()
     for secs in range(6):
         seen.look_apart(
-            [Beat(10 * secs, 0, 1000.0 + secs), Beat(60, 0, 1000.0), Beat(9 * secs, 0, 1000.0 + secs)], [0, 2]
+            [
+                WorkerPace(10 * secs, 0, 1000.0 + secs),
+                WorkerPace(60, 0, 1000.0),
+                WorkerPace(9 * secs, 0, 1000.0 + secs),
+            ],
+            [0, 2],
         )
     assert seen.shares == {}
 

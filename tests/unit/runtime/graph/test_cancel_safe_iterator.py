@@ -15,7 +15,7 @@ tensorflow_import.load_v1()
 
 import tensorflow.compat.v1 as tf  # noqa: E402
 
-from tfps.runtime.graph.cancel_safe_iterator import LastingIterator  # noqa: E402
+from tfps.runtime.graph.cancel_safe_iterator import CancelSafeIterator  # noqa: E402
 
 SLOW_SECS = 0.2
 
@@ -35,7 +35,7 @@ class Reader:
 
     def __init__(self, make: Callable[[], Any]) -> None:
         with tf.Graph().as_default() as self._graph, tf.device("/job:worker/task:0/cpu:0"):
-            iterator = LastingIterator(make())
+            iterator = CancelSafeIterator(make())
             self._next = iterator.get_next()
         self.initializer = iterator.initializer
         self.session = self.new_session()

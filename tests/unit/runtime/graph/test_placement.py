@@ -26,7 +26,7 @@ from tfps.models.loader import Model
 from tfps.modes.registry import MODES
 from tfps.optimizers.registry import OPTIMIZERS
 from tfps.runtime.graph import builder, placement, plan
-from tfps.runtime.graph.background_updates import Updates
+from tfps.runtime.graph.background_updates import UpdateRunner
 
 SHAPES = ([3, 5], [100], [], [7, 4], [50, 2], [1])
 
@@ -162,9 +162,9 @@ def test_reads_are_where_the_variable_is() -> None:
         if op.type in ("ReadVariableOp", "ResourceGather"):
             assert placement.task_of(op) == placement.task_of(op.inputs[0].op)
     table = next(v for v in placement.variables(training.graph) if v.name == "table")
-    pulled = [c for c in placement.crossings([training.spec.loss]) if c.source == f"ps/{table.ps}"]
+    pulled = [c for c in placement.transfers([training.spec.loss]) if c.source == f"ps/{table.ps}"]
     assert pulled
-    assert all((crossing.num_bytes or 0) < 1000 for crossing in pulled)
+    assert all((transfer.num_bytes or 0) < 1000 for transfer in pulled)
 
 
 def test_only_large_variables_are_split() -> None:
@@ -255,7 +255,7 @@ def one_step(training: builder.TrainGraph, rewriting: bool) -> list[tuple[str, s
         for op in (tf.global_variables_initializer(), training.load, local, step.chief_init, step.worker_init):
             session.run(op, now)
         if training.updates is not None:
-            Updates(session, training.updates, now)
+            UpdateRunner(session, training.updates, now)
         session.run(training.fetches, options=options, run_metadata=metadata)
     return sorted(sends(metadata))
 
@@ -267,7 +267,7 @@ def one_step(training: builder.TrainGraph, rewriting: bool) -> list[tuple[str, s
     ids=["linear-1-sgd", "wide-1-sgd", "wide-2-momentum", "wide-2-adam"],
 )
 def test_the_plan_is_what_tensorflow_sends(mode: str, model: Model, num_ps: int, optimizer: str) -> None:
-    """The crossings are the very tensors that a step sends between tasks, each of them one RecvTensor call.
+    """The transfers are the very tensors that a step sends between tasks, each of them one RecvTensor call.
 
     Compared with TensorFlow's own partition of the graph, its rewriting by grappler off. With grappler on, names differ
     as it looks through identities and no-ops, and control edges come and go, but no more data is sent than told.
@@ -275,13 +275,13 @@ def test_the_plan_is_what_tensorflow_sends(mode: str, model: Model, num_ps: int,
     config = JobConfig(mode=mode, optimizer=optimizer, max_steps=10, **SPLIT)
     cluster = cluster_of(num_ps, 1)
     training = builder.training(config, cluster, Task("worker", 0), model)
-    crossings = placement.crossings(training.fetches)
+    transfers = placement.transfers(training.fetches)
     home = [placement.fetched(tensor, "worker/0") for tensor in (training.next_ticket, training.spec.loss)]
-    crossings += [crossing for crossing in home if crossing is not None and crossing not in crossings]
-    told = sorted((crossing.tensor, crossing.source, crossing.target) for crossing in crossings)
+    transfers += [transfer for transfer in home if transfer is not None and transfer not in transfers]
+    told = sorted((transfer.tensor, transfer.source, transfer.target) for transfer in transfers)
     assert told == one_step(training, False)
     data_sent, data_told = ([name for name, *_ in way if name[0] != "^"] for way in (one_step(training, True), told))
     assert len(data_sent) <= len(data_told)
     planned = plan.make(config, cluster, model)
-    touching = [crossing for crossing in crossings if "worker/0" in (crossing.source, crossing.target)]
+    touching = [transfer for transfer in transfers if "worker/0" in (transfer.source, transfer.target)]
     assert sorted(map(str, [*planned.pulled, *planned.pushed])) == sorted(map(str, touching))

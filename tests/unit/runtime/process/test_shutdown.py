@@ -13,7 +13,7 @@ from support.processes import environment
 
 from tfps.errors import PeerLostError, StoppedError, TfpsError
 from tfps.runtime.process import shutdown as stopping
-from tfps.runtime.process.shutdown import Stop, supervise
+from tfps.runtime.process.shutdown import StopRequest, run_supervised
 
 STOPPED = StoppedError("stopped by SIGTERM")
 
@@ -87,7 +87,9 @@ def test_what_ends_a_process_that_a_model_forked_is_not_taken_by_its_stop() -> N
 def test_work_that_ends_just_ends() -> None:
     """Work is done once, off the main thread, and its end is the task's."""
     done: list[bool] = []
-    supervise(lambda: done.append(threading.current_thread() is threading.main_thread()), Stop(), lambda: None, never)
+    run_supervised(
+        lambda: done.append(threading.current_thread() is threading.main_thread()), StopRequest(), lambda: None, never
+    )
     assert done == [False]
 
 
@@ -99,14 +101,14 @@ def test_what_work_raises_is_raised(error: BaseException) -> None:
         raise error
 
     with pytest.raises(type(error)) as caught:
-        supervise(work, Stop(), lambda: None, never)
+        run_supervised(work, StopRequest(), lambda: None, never)
     assert caught.value is error
 
 
 def test_work_that_looks_ends_itself_after_a_signal() -> None:
     """SIGTERM is seen by work that looks at ``stop`` between its steps; the last will is not needed."""
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    stop = Stop()
+    stop = StopRequest()
 
     def work() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -117,7 +119,7 @@ def test_work_that_looks_ends_itself_after_a_signal() -> None:
     try:
         stop.on_signals()
         with pytest.raises(StoppedError, match=r"^stopped by SIGTERM$"):
-            supervise(work, stop, lambda: None, never)
+            run_supervised(work, stop, lambda: None, never)
     finally:
         for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
             signal.signal(number, handler)
@@ -125,8 +127,8 @@ def test_work_that_looks_ends_itself_after_a_signal() -> None:
 
 def test_work_may_end_well_in_spite_of_a_request() -> None:
     """Work that is through when it is told to end is through, not stopped."""
-    stop = Stop()
-    supervise(lambda: stop.request(STOPPED), stop, lambda: None, never)
+    stop = StopRequest()
+    run_supervised(lambda: stop.request(STOPPED), stop, lambda: None, never)
     assert stop.error is STOPPED
 
 
@@ -134,14 +136,14 @@ def test_blocked_work_is_left_after_its_time(blocked: threading.Event) -> None:
     """Work that does not come back has its time, then the last will is called once and the reason is raised."""
     calls: list[bool] = []
     times = [1000.0, 1000.0, 0.2]  # how long it may take, asked again as the steps' length becomes known
-    stop = Stop()
+    stop = StopRequest()
     stop.request(STOPPED)
     with pytest.raises(StoppedError) as caught:
-        supervise(
+        run_supervised(
             lambda: _wait(blocked),
             stop,
             watch=never,
-            last_will=lambda: calls.append(stop.waited_secs >= 0.2),
+            emergency_save=lambda: calls.append(stop.waited_secs >= 0.2),
             grace_secs=lambda: times.pop(0) if len(times) > 1 else times[0],
         )
     assert caught.value is STOPPED
@@ -154,14 +156,14 @@ def test_what_the_watch_finds_ends_blocked_work(blocked: threading.Event) -> Non
     lost = PeerLostError("lost ps/0")
     found: list[TfpsError | None] = [None, None, lost]
     with pytest.raises(PeerLostError) as caught:
-        supervise(lambda: _wait(blocked), Stop(), lambda: found.pop(0), grace_secs=lambda: 0.2)
+        run_supervised(lambda: _wait(blocked), StopRequest(), lambda: found.pop(0), grace_secs=lambda: 0.2)
     assert caught.value is lost
     assert found == []
 
 
 def test_the_first_reason_counts() -> None:
     """A later request does not replace the reason, nor give more time; without one no time passes."""
-    stop = Stop()
+    stop = StopRequest()
     assert (stop.error, stop.waited_secs) == (None, 0.0)
     stop.request(STOPPED)
     time.sleep(0.05)

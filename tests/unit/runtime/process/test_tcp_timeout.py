@@ -24,7 +24,7 @@ def test_every_tcp_connection_is_bounded_and_nothing_else_is_touched() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listens, socket.create_connection(listens.getsockname()) as calls:
         accepted = listens.accept()[0]
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 7_000)
-        tcp_timeout.bound_all()
+        tcp_timeout.set_user_timeouts()
         assert [bound_of(each) for each in (listens, calls, accepted)] == [20_000, 20_000, 7_000]
         with socket.create_connection(listens.getsockname()), listens.accept()[0] as later:
             assert bound_of(later) == 20_000

@@ -27,7 +27,7 @@ def test_tasks_of_one_host_share_its_cores(
     monkeypatch.setattr(thread_count, "cores", lambda: cores)
     monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
     monkeypatch.delenv("TF_NUM_INTEROP_THREADS", raising=False)
-    assert thread_count.share(cluster, Task("worker", 1), overlap) == share
+    assert thread_count.pool_sizes(cluster, Task("worker", 1), overlap) == share
 
 
 @pytest.mark.parametrize(("name", "share"), [("INTRAOP", (0, 4)), ("INTEROP", (4, 0))])
@@ -35,4 +35,4 @@ def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch, name: str, sha
     """A number in TensorFlow's own variable is left to TensorFlow."""
     monkeypatch.setattr(thread_count, "cores", lambda: 4)
     monkeypatch.setenv(f"TF_NUM_{name}_THREADS", "3")
-    assert thread_count.share(ALONE, Task("ps", 0), True) == share
+    assert thread_count.pool_sizes(ALONE, Task("ps", 0), True) == share

@@ -11,7 +11,7 @@ from support.cluster import dataset_of, model_of, train
 from support.processes import summary
 
 import tfps
-from tfps.runtime.checkpoint.directory import existing
+from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.runtime.results.event_file import EventFile
 
 
@@ -50,5 +50,5 @@ def test_a_job_ends_well_without_its_event_file(tmp_path: Path, caplog: pytest.L
     (tmp_path / "eval").touch()
     train(model_of(ones, measured), num_workers=1, max_steps=10, model_dir=str(tmp_path))
     assert (summary(tmp_path)["status"], summary(tmp_path)["eval"]["x"]) == ("done", 1.0)
-    assert existing(str(tmp_path)) == [str(tmp_path / "model.ckpt-10")]
+    assert list_checkpoints(str(tmp_path)) == [str(tmp_path / "model.ckpt-10")]
     assert len(told(caplog)) == 1

@@ -13,7 +13,7 @@ def test_only_who_was_there_when_a_worker_joined_is_missed(monkeypatch: pytest.M
     other, born = Task("ps", 1), [b"1"]
     monkeypatch.setattr(parameter_server, "_PROBE_EVERY_SECS", 0.0)
     monkeypatch.setattr(parameter_server, "_PROBE_SECS_EACH", 0.0)
-    monkeypatch.setattr(probe, "ask_all", lambda *_: {other: probe.Answer(other, born=born[0])})
+    monkeypatch.setattr(probe, "probe_all", lambda *_: {other: probe.ProbeResult(other, born=born[0])})
     servers = parameter_server._OtherServers(Cluster(("a:1", "b:1"), ("c:1",)), Task("ps", 0))
     servers.check(joined=False)
     born[0] = b"2"

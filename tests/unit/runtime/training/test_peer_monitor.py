@@ -15,9 +15,9 @@ from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ClusterFormError, PeerLostError, StallError
 from tfps.runtime import task as tasks
-from tfps.runtime.coordination.stragglers import Beat
+from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.training import peer_monitor
-from tfps.runtime.training.peer_monitor import Watch
+from tfps.runtime.training.peer_monitor import PeerMonitor
 from tfps.runtime.training.training_loop import Progress
 
 CHIEF = Task("worker", 0)
@@ -27,13 +27,13 @@ LINEAR = model_of(lambda *_: dataset_of([1.0]), linear)
 class Told:
     """What the PS would tell."""
 
-    def __init__(self, ahead: Sequence[int] = (), beats: Sequence[Beat] = ()) -> None:
+    def __init__(self, ahead: Sequence[int] = (), beats: Sequence[WorkerPace] = ()) -> None:
         self.ahead, self.beats, self.phases = (lambda: ahead), (lambda: beats), list
 
 
-def watch_of(cluster: Cluster, told: Told, **flags: float) -> Watch:
+def watch_of(cluster: Cluster, told: Told, **flags: float) -> PeerMonitor:
     """Return a chief's watch of a sync job."""
-    return Watch(JobConfig(**flags), cluster, CHIEF, True, told)  # type: ignore[arg-type]
+    return PeerMonitor(JobConfig(**flags), cluster, CHIEF, True, told)  # type: ignore[arg-type]
 
 
 def test_a_ps_that_stands_still_is_lost_although_it_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_a_ps_that_stands_still_is_lost_although_it_can_be_reached(monkeypatch: 
 def test_who_waits_tells_for_whom_and_since_when(ahead: list[int], awaited: str) -> None:
     """A worker that has handed over its part names those that have not, with their last steps."""
     now = time.time()
-    beats = [Beat(7, 120, now), Beat(7, 119, now - 45), Beat(0, 0, 0.0)]
+    beats = [WorkerPace(7, 120, now), WorkerPace(7, 119, now - 45), WorkerPace(0, 0, 0.0)]
     with contextlib.ExitStack() as stack:
         names = [Task("ps", 0), CHIEF, Task("worker", 1), Task("worker", 2)]
         there = [stack.enter_context(contextlib.closing(Speaker(name))).address for name in names]
@@ -83,7 +83,7 @@ def test_a_worker_that_the_ps_hear_is_not_lost(monkeypatch: pytest.MonkeyPatch, 
         cluster = Cluster((ps.address,), ("127.0.0.1:1", "127.0.0.1:2"))
         config, told = JobConfig(start_timeout_secs=0.2), Told()
         told.phases = lambda: [0, 0]  # type: ignore[assignment]
-        watched = Watch(config, cluster, CHIEF, True, told, silent_secs.__getitem__)  # type: ignore[arg-type]
+        watched = PeerMonitor(config, cluster, CHIEF, True, told, silent_secs.__getitem__)  # type: ignore[arg-type]
         assert watched.error(progress, False) is None
         time.sleep(0.4)
         assert watched.error(progress, False) is None
@@ -100,9 +100,9 @@ def test_a_frozen_worker_is_not_waited_for_in_the_end(caplog: pytest.LogCaptureF
     silent_secs = {1: 0.1}
     with listener() as standing, contextlib.closing(Speaker(Task("ps", 0))) as ps:
         cluster = Cluster((ps.address,), ("127.0.0.1:1", address_of(standing)))
-        told = Told(beats=[Beat(7, 120, time.time()), Beat(7, 119, time.time() - 45)])
+        told = Told(beats=[WorkerPace(7, 120, time.time()), WorkerPace(7, 119, time.time() - 45)])
         config, waited_for = JobConfig(stall_timeout_secs=5.0), [Task("worker", 1)]
-        watched = Watch(config, cluster, CHIEF, False, told, silent_secs.__getitem__)  # type: ignore[arg-type]
+        watched = PeerMonitor(config, cluster, CHIEF, False, told, silent_secs.__getitem__)  # type: ignore[arg-type]
         assert not watched.are_gone(waited_for, 0.2)
         time.sleep(0.2)
         assert not watched.are_gone(waited_for, 0.2)

@@ -7,7 +7,7 @@ import pytest
 
 from tfps.errors import StallError
 from tfps.runtime.training import stall_detector
-from tfps.runtime.training.stall_detector import Stall
+from tfps.runtime.training.stall_detector import StallDetector
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def test_it_is_told_now_and_then_and_ends(
 ) -> None:
     """A worker without a step says so after 30 s and 60 s and ends after its timeout, its stacks in the log."""
     caplog.set_level(logging.INFO)
-    watched = Stall(100.0)
+    watched = StallDetector(100.0)
     for secs in (0.0, 29.0, 31.0, 40.0, 61.0, 99.0):
         clock[0] = 1000.0 + secs
         assert watched.error(7, 120, list) is None
@@ -41,7 +41,7 @@ def test_it_is_told_now_and_then_and_ends(
 
 def test_a_step_begins_it_anew(clock: list[float]) -> None:
     """Whoever takes a step now and then never ends."""
-    watched = Stall(100.0)
+    watched = StallDetector(100.0)
     for steps in range(5):
         clock[0] += 90.0
         assert watched.error(steps, steps, list) is None
@@ -50,7 +50,7 @@ def test_a_step_begins_it_anew(clock: list[float]) -> None:
 
 def test_who_waits_names_the_others_and_gives_them_time(clock: list[float]) -> None:
     """A worker that waits for others is not the one to end first."""
-    watched = Stall(100.0)
+    watched = StallDetector(100.0)
     others = lambda: ["worker/3 (last step 119, 150 s ago)"]  # noqa: E731
     assert watched.error(7, 120, others) is None
     clock[0] += 150.0

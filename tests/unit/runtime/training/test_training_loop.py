@@ -16,7 +16,7 @@ from support.processes import summary
 import tfps
 from tfps.config.job_config import JobConfig
 from tfps.errors import DivergedError
-from tfps.runtime.checkpoint.directory import existing
+from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training import training_loop
 from tfps.runtime.training.training_loop import Progress, Reporter
@@ -212,8 +212,8 @@ def test_divergence_ends_the_job_and_is_not_saved(tmp_path: Path, mode: str, bad
     assert isinstance(error, DivergedError)
     assert re.search(r"the loss is (nan|inf) at step 21: try a smaller --learning_rate", str(error))
     if mode == "sync":
-        assert existing(str(tmp_path))[-1] == str(tmp_path / "model.ckpt-20")
-    for path in existing(str(tmp_path)):
+        assert list_checkpoints(str(tmp_path))[-1] == str(tmp_path / "model.ckpt-20")
+    for path in list_checkpoints(str(tmp_path)):
         assert -20 <= tf.train.load_variable(path, "weight") <= 0
     told = summary(tmp_path)
     assert (told["status"], told["exit_code"], told["error"]) == ("failed", 66, str(error))

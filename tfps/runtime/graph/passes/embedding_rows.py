@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.graph.graph_editor import device, is_in_every_step, replace
-from tfps.runtime.graph.placement import needed, task_of
+from tfps.runtime.graph.placement import ancestors, task_of
 
 
 def problem(fetches: Iterable[Any]) -> str:
@@ -24,7 +24,7 @@ def problem(fetches: Iterable[Any]) -> str:
 
     The PS would copy all of it in every step, as rows of it change while it is sent.
     """
-    ops = needed(fetches)
+    ops = ancestors(fetches)
     tables = {op.inputs[0].op for op in ops if op.type == "ResourceGather"}
     for op in ops:
         if op.type == "ReadVariableOp" and op.inputs[0].op in tables:
@@ -67,7 +67,7 @@ def make_unique(ops: Sequence[Any]) -> Mapping[str, Any]:
 
 
 def _is_lookup(op: Any) -> bool:
-    """Tell whether an operation looks up rows on a PS for a worker."""
+    """Return whether an operation looks up rows on a PS for a worker."""
     if op.type != "ResourceGather" or op.get_attr("batch_dims") or not is_in_every_step(op):
         return False
     if not task_of(op).startswith("ps/"):
@@ -96,7 +96,7 @@ def _look_up(op: Any, unique: Any, place: Any) -> Any:
 
 
 def _sums_by_row(op: Any) -> bool:
-    """Tell whether an operation sums what a worker has by unique ids, as TensorFlow's ``_deduplicate_indexed_slices``.
+    """Return whether an operation sums a worker's values by unique ids, as TensorFlow's ``_deduplicate_indexed_slices``.
 
     There are as many sums as ids; another number of them, or sums by something else, is a model's own.
     """

@@ -17,7 +17,7 @@ from tfps.runtime.graph.graph_editor import replace
 _READS = ("ReadVariableOp", "VarIsInitializedOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 
 
-def read_before(graph: Any) -> None:
+def hoist_loop_reads(graph: Any) -> None:
     """Let the loops of a graph use values read before them; not of variables that the graph itself changes.
 
     What that takes beside the reads is placed by the device scope of the caller.
@@ -35,11 +35,11 @@ def read_before(graph: Any) -> None:
             replace(read.outputs[0], loop.AddValue(values[handle.ref()]), lambda _user: True)
 
 
-def is_of_no_use(op: Any) -> bool:
-    """Tell whether nothing uses (any more) what an operation reads, or asks, of a variable, or brings into a loop."""
+def is_unused(op: Any) -> bool:
+    """Return whether nothing uses (any more) what an operation reads, or asks, of a variable, or brings into a loop."""
     users = [user for output in op.outputs for user in output.consumers()]
     asks = op.type in ("Enter", "ReadVariableOp", "VarIsInitializedOp")
-    return asks and not op._control_outputs and all(map(is_of_no_use, users))
+    return asks and not op._control_outputs and all(map(is_unused, users))
 
 
 def _entered(tensor: Any) -> Any:
@@ -50,7 +50,7 @@ def _entered(tensor: Any) -> Any:
 
 
 def _is_only_read(op: Any, first: set[Any]) -> bool:
-    """Tell whether all that is done to what an operation brings, beside giving it its first value, is to read it."""
+    """Return whether all that is done to what an operation brings, beside giving it its first value, is to read it."""
     if op.type not in ("VarHandleOp", "Enter", "Switch"):
         return op.type in _READS or op in first
     return all(_is_only_read(user, first) for output in op.outputs for user in output.consumers())

@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.runtime.graph.graph_editor import is_in_every_step
 from tfps.runtime.graph.passes import side_effects
-from tfps.runtime.graph.placement import VARIABLES, needed, task_of
+from tfps.runtime.graph.placement import VARIABLES, ancestors, task_of
 
 _KERAS = "/keras/src/"
 _FIRST_WEIGHTS = ("set_weights", "load_weights", "load_own_variables")
@@ -41,8 +41,8 @@ def of_step(graph: Any, on_ps: bool) -> Sequence[Any]:
     if on_ps:
         return list(dict.fromkeys(kept))
     changes_ps = {op for op, makers in changes.items() if _on_ps(makers)}
-    inner = [before for op in kept for before in [op, *needed([op])] if before is op or before in changes]
-    return [op for op in dict.fromkeys(inner) if op not in first and changes_ps.isdisjoint(needed([op]))]
+    inner = [before for op in kept for before in [op, *ancestors([op])] if before is op or before in changes]
+    return [op for op in dict.fromkeys(inner) if op not in first and changes_ps.isdisjoint(ancestors([op]))]
 
 
 def put_before(graph: Any, updates: Sequence[Any], made: Sequence[Any], gates: Sequence[Any], apart: Any) -> None:
@@ -62,10 +62,10 @@ def put_before(graph: Any, updates: Sequence[Any], made: Sequence[Any], gates: S
     lasting = side_effects.Lasting(graph)
     uses = {op: found for op in made if (found := {lasting.origin(h) for h in op.inputs if side_effects.is_handle(h)})}
     changed = set().union(*(found for op, found in uses.items() if side_effects.changes(op)))
-    of_gradients = set(needed(gates))
-    elsewhere = set() if apart is None else set(needed([apart])) - of_gradients
+    of_gradients = set(ancestors(gates))
+    elsewhere = set() if apart is None else set(ancestors([apart])) - of_gradients
     for update in updates:
-        own = needed([update])
+        own = ancestors([update])
         changes = {lasting.origin(handle) for op in own for handle in lasting.changed(op)}
         seen = {
             lasting.origin(h) for op in own if op not in of_gradients for h in op.inputs if side_effects.is_handle(h)
@@ -87,8 +87,8 @@ def put_after(graph: Any, updates: Sequence[Any], checks: Sequence[Any]) -> None
         updates: What ``of_step`` returned.
         checks: Operations that fail where the loss or a gradient is not finite.
     """
-    lasting, early = side_effects.Lasting(graph), set(needed(checks))
-    for op in needed(updates) if checks else ():
+    lasting, early = side_effects.Lasting(graph), set(ancestors(checks))
+    for op in ancestors(updates) if checks else ():
         if op in early or not lasting.changed(op):
             continue
         for first in [op] if is_in_every_step(op) else _ways_in(op):
@@ -98,20 +98,20 @@ def put_after(graph: Any, updates: Sequence[Any], checks: Sequence[Any]) -> None
 
 def _ways_in(op: Any) -> Sequence[Any]:
     """Return by which operations what is in a branch or a loop gets anything from outside: it waits for all of them."""
-    ways = [one for one in needed([op]) if one.type in ("Switch", "RefSwitch", "Enter", "RefEnter")]
+    ways = [one for one in ancestors([op]) if one.type in ("Switch", "RefSwitch", "Enter", "RefEnter")]
     return [one for one in ways if all(is_in_every_step(tensor.op) for tensor in one.inputs)]
 
 
 def need_order(graph: Any, updates: Sequence[Any], variables: Sequence[Any]) -> bool:
-    """Tell whether two steps of a worker at once could lose one of a model's own updates, or some variables' updates.
+    """Return whether two steps of a worker at once could lose one of a model's own updates, or some variables' updates.
 
     So it is where a variable gets a value that was made of the one it had, or where it is one of those given.
     """
     places = {variable.op for variable in variables}
     lasting = side_effects.Lasting(graph)
-    for op in needed(updates):
+    for op in ancestors(updates):
         changed = {lasting.origin(handle) for handle in lasting.changed(op)}
-        before = needed([op]) if changed and op.type in _ASSIGNS else []
+        before = ancestors([op]) if changed and op.type in _ASSIGNS else []
         again = {lasting.origin(h) for one in before if one is not op for h in one.inputs if side_effects.is_handle(h)}
         if not changed.isdisjoint(places | again):
             return True
@@ -130,21 +130,21 @@ class Exact:
     """
 
     def __init__(self, graph: Any, updates: Sequence[Any], trained: Sequence[Any]) -> None:
-        self._sent = set(needed(updates))
+        self._sent = set(ancestors(updates))
         self._read = {one.op for one in trained if not _change(graph, updates, one)}
 
     def may_be_halved(self, tensor: Any) -> bool:
-        """Tell whether a tensor that crosses is a trained variable's, or goes to the optimizer alone."""
+        """Return whether a tensor that crosses is a trained variable's, or goes to the optimizer alone."""
         task = task_of(tensor.op)
         if not task.startswith("ps/"):
             return tensor.op not in self._sent
-        there = [op for op in needed([tensor]) if task_of(op) == task]
+        there = [op for op in ancestors([tensor]) if task_of(op) == task]
         return all(op in self._read for op in there if op.type in VARIABLES)
 
 
 def _change(graph: Any, updates: Sequence[Any], variable: Any) -> bool:
     lasting = side_effects.Lasting(graph)
-    return any(lasting.origin(handle) is variable.op for op in needed(updates) for handle in lasting.changed(op))
+    return any(lasting.origin(handle) is variable.op for op in ancestors(updates) for handle in lasting.changed(op))
 
 
 def _read_before(write: Any, handles: Iterable[Any]) -> None:
@@ -227,7 +227,7 @@ def _initializers(graph: Any) -> Collection[Any]:
 
 
 def _is_of_layer(op: Any) -> bool:
-    """Tell whether an operation was made by Keras as a layer was called, and not to give it its first weights."""
+    """Return whether an operation was made by Keras as a layer was called, and not to give it its first weights."""
     calls = [call for call in op.traceback or () if _KERAS in call.filename.replace("\\", "/")]
     return bool(calls) and not any(call.name in _FIRST_WEIGHTS for call in calls)
 

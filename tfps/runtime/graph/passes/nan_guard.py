@@ -19,7 +19,7 @@ from tfps.runtime.graph.passes.unrolling import copy_number
 _TOLD = re.compile(r"tfps: ([^\n]*?) : Tensor had (NaN|Inf|Inf and NaN) values\s+\[\[\{\{node ([^}]*)\}")
 
 
-class Finite(tf.train.Optimizer):  # type: ignore[misc]
+class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
     """A ``tf.compat.v1.train.Optimizer`` that applies what another one does, if the loss and all gradients are finite.
 
     Args:
@@ -164,14 +164,14 @@ def _same(gradient: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Complaint:
+class NonFiniteValue:
     """What was not finite, for people, and in which step of its run, from 0."""
 
     what: str
     index: int
 
 
-def complaint(error: Any) -> Complaint | None:
+def find_non_finite(error: Any) -> NonFiniteValue | None:
     """Return what an error of a run says of numbers that are not finite; ``None`` if it is about something else.
 
     It may be of any class: what was cancelled for that error is told along with it, and sometimes first.
@@ -182,4 +182,4 @@ def complaint(error: Any) -> Complaint | None:
     what, kind, node = told.groups()
     value = kind.lower().replace("inf and nan", "nan")
     what = f"the loss is {value}" if what == "the loss" else f"{what} holds {kind}"
-    return Complaint(what, copy_number(node))
+    return NonFiniteValue(what, copy_number(node))

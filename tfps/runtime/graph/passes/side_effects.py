@@ -46,7 +46,7 @@ _LOOKS_AT_NAN = ("IsNan", "IsFinite")
 
 
 def acts(op: Any) -> bool:
-    """Tell whether an operation does something outside TensorFlow, as to call Python or to print, so that order counts.
+    """Return whether an operation acts outside TensorFlow (calls Python, prints), so that its order counts.
 
     It may do so in a function that it calls.
     """
@@ -57,7 +57,7 @@ def acts(op: Any) -> bool:
 
 
 def changes(op: Any) -> bool:
-    """Tell whether an operation that uses a variable, a table or the like may change it."""
+    """Return whether an operation that uses a variable, a table or the like may change it."""
     return op.type not in _READS
 
 
@@ -149,7 +149,7 @@ class Lasting:
 
 
 def draws(graph: Any, name: str) -> bool:
-    """Tell whether a function of a graph draws random numbers by a seed, or calls one that does."""
+    """Return whether a function of a graph draws random numbers by a seed, or calls one that does."""
     return any(_seed(node) for node in _nodes_of(graph, name, set()))
 
 
@@ -183,7 +183,7 @@ def _seed(node: Any) -> bool:
 
 
 def is_handle(tensor: Any) -> bool:
-    """Tell whether a tensor stands for what outlasts a step: a variable, a table, an iterator or the like."""
+    """Return whether a tensor stands for what outlasts a step: a variable, a table, an iterator or the like."""
     return bool(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype)
 
 

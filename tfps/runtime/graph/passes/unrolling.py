@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
 from tfps.runtime.graph.passes import side_effects
-from tfps.runtime.graph.placement import needed, task_of
+from tfps.runtime.graph.placement import ancestors, task_of
 
 _SEED_STRIDE = 1_000_003
 _SCOPE = "tfps/step_"
@@ -27,7 +27,7 @@ _CONTROL = ("Enter", "RefEnter", "Switch", "RefSwitch")
 _DEEPER = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
 
 
-class Steps:
+class UnrolledStep:
     """Copies of a step, made when they are asked for.
 
     Args:
@@ -47,7 +47,7 @@ class Steps:
 
     def __init__(self, graph: Any, fetches: Sequence[Any], gate: Sequence[Any] = (), apart: bool = False) -> None:
         self._graph, self._gate, self._apart = graph, [op.name for op in gate], apart
-        ops = needed(fetches)
+        ops = ancestors(fetches)
         kept = {op for op in ops if _lasts(op)}
         self._ops = [op for op in sorted(ops, key=lambda op: op._id) if op not in kept]
         self.size = len(self._ops)
@@ -86,7 +86,7 @@ class Steps:
         return [*self._lasting(op), *([f"{_TURNS}{task_of(op)}"] if op in self._acts else [])]
 
     def _is_workers(self, name: str) -> bool:
-        """Tell whether what an operation uses is on the worker; a function may be given some that is, and some not."""
+        """Return whether what an operation uses is on the worker; a function may use some that is, and some not."""
         place = task_of(self._shared[name].op) if name in self._shared else name.removeprefix(_TURNS)
         return place.startswith("worker/")
 
@@ -191,7 +191,7 @@ def copy_number(name: str) -> int:
 
 
 def _lasts(op: Any) -> bool:
-    """Tell whether an operation is the same in every step: what it makes outlives the step, or never changes.
+    """Return whether an operation is the same in every step: what it makes outlives the step, or never changes.
 
     What outlives a step has a name by which another operation could share it, or needs nothing to be made.
     """

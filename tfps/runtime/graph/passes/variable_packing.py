@@ -24,7 +24,7 @@ from tfps.optimizers.adagrad import ExactAdagradOptimizer
 from tfps.optimizers.lazy_adam import LazyAdamOptimizer
 from tfps.runtime.graph.graph_editor import device, flat, unflat
 from tfps.runtime.graph.passes import wire_packing
-from tfps.runtime.graph.passes.loop_hoisting import is_of_no_use
+from tfps.runtime.graph.passes.loop_hoisting import is_unused
 from tfps.runtime.graph.passes.snapshot import Place
 from tfps.runtime.graph.placement import task_of, variable_bytes
 
@@ -43,7 +43,7 @@ _ELEMENTWISE = (
 
 
 def can_pack(optimizer: Any) -> bool:
-    """Tell whether an optimizer's update of an element depends, to the bit, on nothing but this element.
+    """Return whether an optimizer's update of an element depends, to the bit, on nothing but this element.
 
     TensorFlow's Adagrad and an FTRL with a power of its own do not: the last few elements of a tensor, which fill no
     vector register, are computed by another approximation than the rest. A class of the user's may do anything, and so
@@ -54,7 +54,7 @@ def can_pack(optimizer: Any) -> bool:
 
 
 def _is_patched(optimizer: Any) -> bool:
-    """Tell whether a method of an optimizer, or one of its classes, is not what it was before a model was loaded."""
+    """Return whether a method of an optimizer, or one of its classes, is not what it was before a model was loaded."""
     own = any(callable(getattr(type(optimizer), name, None)) for name in vars(optimizer))
     return own or any(_members(kind) != _AS_THEY_WERE[kind] for kind in type(optimizer).__mro__[:-1])
 
@@ -205,11 +205,10 @@ def _buckets(pairs: Sequence[tuple[Any, Any]], scalars: bool) -> Iterable[Sequen
 
 
 def _is_only_read(variable: Any) -> bool:
-    """Tell whether all that is done to a variable, beside its initialisation, is to read it whole."""
+    """Return whether all that is done to a variable, beside its initialisation, is to read it whole."""
     handle = getattr(variable, "handle", None)
     if handle is None or variable.constraint is not None or not variable.shape.is_fully_defined():
         return False
     return all(
-        user.type == "ReadVariableOp" or user is variable.initializer or is_of_no_use(user)
-        for user in handle.consumers()
+        user.type == "ReadVariableOp" or user is variable.initializer or is_unused(user) for user in handle.consumers()
     )

@@ -71,7 +71,7 @@ def tell(graph: Any, optimizer: Any, config: JobConfig) -> None:
 
 
 def _may_be_split(kwargs: dict[str, Any]) -> bool:
-    """Tell whether the arguments of ``tf.get_variable`` ask for nothing that is about the variable as a whole."""
+    """Return whether the arguments of ``tf.get_variable`` ask for nothing that is about the variable as a whole."""
     regularizer = kwargs.get("regularizer")
     adds_up = regularizer is None or type(regularizer).__name__ in _ADDITIVE
     return adds_up and kwargs.get("partitioner") is None and kwargs.get("constraint") is None
@@ -117,7 +117,7 @@ def _with_seed_of(initializer: Any, offset: int) -> Any:
     return other
 
 
-def find_rows_in_slices() -> None:
+def patch_embedding_lookup() -> None:
     """Make ``tf.nn.embedding_lookup`` look for a row of a split variable in the slice that holds it.
 
     Slices are runs of rows, but TensorFlow 1.x's default ``partition_strategy``, "mod", deals rows out in turn. It
@@ -138,7 +138,7 @@ def find_rows_in_slices() -> None:
 
 
 def _are_slices(params: Any) -> bool:
-    """Tell whether a list is of one variable's slices, which TensorFlow's own functions make of it."""
+    """Return whether a list is of one variable's slices, which TensorFlow's own functions make of it."""
     if not isinstance(params, list) or not all(hasattr(one, "_get_save_slice_info") for one in params):
         return False
     names = {part.full_name if part else None for part in (one._get_save_slice_info() for one in params)}

@@ -27,7 +27,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.runtime.graph.graph_editor import device, flat, independent, is_in_every_step, replace, unflat
 from tfps.runtime.graph.passes import embedding_rows
-from tfps.runtime.graph.placement import needed, resource_of, task_of, tensor_bytes
+from tfps.runtime.graph.placement import ancestors, resource_of, task_of, tensor_bytes
 
 BUCKET_BYTES = 1 << 20
 
@@ -43,17 +43,17 @@ def pack(graph: Any, fetches: Sequence[Any], halved: Callable[[Any], bool] | Non
     """
     is_short = lambda tensor: halved is not None and _can_be_short(tensor) and halved(tensor)  # noqa: E731
     with graph.as_default(), tf.device(None), tf.name_scope("tfps/wire/"):
-        _move_constants(needed(fetches))
-        _wait_directly(needed(fetches))
-        _merge_reads(needed(fetches))
-        ids_of = embedding_rows.make_unique(needed(fetches))
-        for source, target, short, found in _by_route(needed(fetches), _pulled, is_short):
+        _move_constants(ancestors(fetches))
+        _wait_directly(ancestors(fetches))
+        _merge_reads(ancestors(fetches))
+        ids_of = embedding_rows.make_unique(ancestors(fetches))
+        for source, target, short, found in _by_route(ancestors(fetches), _pulled, is_short):
             for bucket in buckets(found):
                 _send("pull", source, target, bucket, short)
-        for source, target, short, found in _by_route(needed(fetches), _pushed, is_short):
+        for source, target, short, found in _by_route(ancestors(fetches), _pushed, is_short):
             for bucket in buckets(independent(found, target)):
                 _send("push", source, target, bucket, short)
-        routes = _by_route(needed(fetches), _unfixed, is_short)
+        routes = _by_route(ancestors(fetches), _unfixed, is_short)
         for source, target, short, found in sorted(routes, key=lambda route: _are_ids(route[-1])):
             _send_unfixed(source, target, independent(found, target), short, ids_of)
 
@@ -87,7 +87,7 @@ def _device_of(op: Any) -> str:
 
 
 def _is_read(tensor: Any) -> bool:
-    """Tell whether a tensor is a variable's value as the step begins: a read that waits for nothing."""
+    """Return whether a tensor is a variable's value as the step begins: a read that waits for nothing."""
     op = tensor.op
     return op.type == "ReadVariableOp" and not op.control_inputs and op.inputs[0].op.type == "VarHandleOp"
 

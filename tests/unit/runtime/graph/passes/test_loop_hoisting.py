@@ -70,7 +70,7 @@ def test_a_run_of_many_steps_is_as_many_runs(tmp_path: Path) -> None:
 def test_a_loop_reads_before_it(wire: str) -> None:
     """What a step only reads is read once, outside; in the loop the PS does nothing but what needs a turn's numbers."""
     built = builder.training(JobConfig(wire=wire), Cluster(("p:1",), ("w:1", "w:2")), Task("worker", 1), RECURRENT)
-    ops = [op for op in placement.needed(built.fetches) if op._get_control_flow_context()]
+    ops = [op for op in placement.ancestors(built.fetches) if op._get_control_flow_context()]
     on_ps = {op.type for op in ops if placement.task_of(op) == "ps/0" and op.type not in ("Enter", "Switch")}
     assert on_ps == {"ReadVariableOp", "ResourceGather"}
     reads = {op._get_control_flow_context().name for op in ops if op.type == "ReadVariableOp"}

@@ -15,7 +15,7 @@ from support.processes import summary
 import tfps
 from tfps.errors import DivergedError
 from tfps.runtime.graph.passes import model_updates
-from tfps.runtime.graph.passes.unrolling import Steps
+from tfps.runtime.graph.passes.unrolling import UnrolledStep
 
 STEPS = 96
 UNROLLED = {"steps_per_run": 8, "runs_in_flight": 2}
@@ -366,8 +366,8 @@ def test_two_inputs_of_a_model_stay_together() -> None:
     """A step takes what each of its iterators gives at the same turn: no other step of the worker may come between."""
     with tf.Graph().as_default() as graph:
         ours, own = (tf.data.make_one_shot_iterator(tf.data.Dataset.range(9)).get_next() for _ in range(2))
-        assert not Steps(graph, [ours]).keeps_order
-        assert Steps(graph, [ours, own]).keeps_order
+        assert not UnrolledStep(graph, [ours]).keeps_order
+        assert UnrolledStep(graph, [ours, own]).keeps_order
 
 
 def counting_all(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:

@@ -13,7 +13,7 @@ from support.processes import summary
 
 import tfps
 from tfps.errors import DivergedError, StorageError
-from tfps.runtime.graph.passes.nan_guard import Complaint, complaint
+from tfps.runtime.graph.passes.nan_guard import NonFiniteValue, find_non_finite
 
 GOOD = 24
 
@@ -45,7 +45,7 @@ def finite_loss(features: Any, labels: Any, mode: str, params: Any) -> tfps.Mode
 
 
 def all_finite(variables: Any) -> bool:
-    """Tell whether every number is."""
+    """Return whether every number is."""
     return all(np.isfinite(value).all() for value in variables.values())
 
 
@@ -145,6 +145,8 @@ def test_an_error_is_read_whatever_it_is_told_with() -> None:
     mine = "tfps: the gradient of a, b : Tensor had Inf and NaN values\n\t [[{{node tfps/step_3/tfps/finite/Check_1}}]]"
     first = "Iterator was cancelled\n\t [[{{node tfps/step_11/IteratorGetNext}}]]\n"
     for kind in (tf.errors.InvalidArgumentError, tf.errors.CancelledError):
-        assert complaint(kind(None, None, first + mine)) == Complaint("the gradient of a, b holds Inf and NaN", 3)
+        assert find_non_finite(kind(None, None, first + mine)) == NonFiniteValue(
+            "the gradient of a, b holds Inf and NaN", 3
+        )
     other = "mine : Tensor had NaN values\n\t [[{{node tfps/step_3/mine}}]]"
-    assert complaint(tf.errors.InvalidArgumentError(None, None, other)) is None
+    assert find_non_finite(tf.errors.InvalidArgumentError(None, None, other)) is None

@@ -16,8 +16,8 @@ from support.processes import summary
 import tfps
 from tfps.config.job_config import JobConfig
 from tfps.errors import DataError
-from tfps.runtime.graph.passes.unrolling import Steps
-from tfps.runtime.training.step_runner import Pace, Runs
+from tfps.runtime.graph.passes.unrolling import UnrolledStep
+from tfps.runtime.training.step_runner import Pace, StepRunner
 
 
 def counted(length: int | None) -> Any:
@@ -50,14 +50,14 @@ def test_every_step_is_taken_once(tmp_path: Path, mode: str, steps_per_run: int,
 @pytest.mark.parametrize("steps_per_run", [1, 4])
 def test_as_many_runs_are_under_way_as_are_asked_for(steps_per_run: int, tmp_path: Path) -> None:
     """The first two runs wait for each other: with both flags given, they are under way at once."""
-    both, take = threading.Barrier(2, timeout=20), Runs.take
+    both, take = threading.Barrier(2, timeout=20), StepRunner.take
     waits = iter([both.wait] * 2)
 
     def meeting(*args: Any) -> Any:
         next(waits, lambda: 0)()
         return take(*args)
 
-    with mock.patch.object(Runs, "take", meeting):
+    with mock.patch.object(StepRunner, "take", meeting):
         flags = {"steps_per_run": steps_per_run, "runs_in_flight": 2, "max_steps": 30, "model_dir": str(tmp_path)}
         train(model_of(counted(None), linear), num_workers=1, **flags)
     assert variables_of(tmp_path)["global_step"] == 30
@@ -69,13 +69,16 @@ def test_few_graphs_are_prepared(mode: str, tmp_path: Path) -> None:
 
     Neither a report, where the model logs nothing, nor the change of pace nor the end needs another one.
     """
-    built, build = [], Runs._build
+    built, build = [], StepRunner._build
 
     def noting(self: Any, *what: Any) -> Any:
         built.append((self, *what))
         return build(self, *what)
 
-    with mock.patch("tfps.runtime.training.step_runner._RUN_SECS", 10.0), mock.patch.object(Runs, "_build", noting):
+    with (
+        mock.patch("tfps.runtime.training.step_runner._RUN_SECS", 10.0),
+        mock.patch.object(StepRunner, "_build", noting),
+    ):
         train(model_of(counted(None), linear), mode=mode, max_steps=1003, model_dir=str(tmp_path))
     steps = summary(tmp_path)["pace"]["steps_per_run"]
     assert steps > 1
@@ -193,7 +196,7 @@ def test_a_loop_that_only_writes_has_no_end_that_is_known(reads: bool) -> None:
             with tf.control_dependencies([seen.assign_add(1.0, read_value=False)]):
                 return index + (tf.cast(seen.read_value(), tf.int32) if reads else 1)
 
-        assert Steps(graph, [tf.while_loop(lambda index: index < 3, turn, [0])]).in_order is reads
+        assert UnrolledStep(graph, [tf.while_loop(lambda index: index < 3, turn, [0])]).in_order is reads
 
 
 @pytest.mark.parametrize("kind", ["dense", "mutable", "in order"])
@@ -226,7 +229,7 @@ def test_copies_draw_other_random_numbers() -> None:
         with tf.Graph().as_default() as graph, tf.Session() as session:
             tf.set_random_seed(7)
             number = tf.random.uniform([])
-            steps = Steps(graph, [number])
+            steps = UnrolledStep(graph, [number])
             return session.run([steps.copy(index)(number) for index in range(4)])
 
     first = drawn()
@@ -249,7 +252,7 @@ def test_a_step_reads_what_others_have_written_meanwhile() -> None:
         read = shared.read_value()
         with tf.control_dependencies([read]):
             done = shared.assign_add(tf.numpy_function(pause, [], tf.float32), read_value=False)
-        steps = Steps(graph, [read, done])
+        steps = UnrolledStep(graph, [read, done])
         with graph.as_default(), tf.Session(server.target) as session:
             session.run(tf.global_variables_initializer())
             other = shared.assign_add(10.0, read_value=False)
@@ -323,7 +326,7 @@ def test_a_variable_in_a_branch_is_not_put_in_order(in_branch: bool) -> None:
     with tf.Graph().as_default() as graph:
         weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
         value = tf.cond(tf.constant(True), lambda: weight + 1.0, lambda: 0.0) if in_branch else weight + 1.0
-        assert Steps(graph, [value]).in_order is not in_branch
+        assert UnrolledStep(graph, [value]).in_order is not in_branch
 
 
 @pytest.mark.parametrize("how", ["assign_add", "scatter_add", "identity"])

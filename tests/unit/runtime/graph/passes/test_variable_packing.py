@@ -58,7 +58,7 @@ def built(model: Model, num_ps: int = 1, **flags: Any) -> builder.TrainGraph:
 
 def updates(training: builder.TrainGraph) -> Counter[str]:
     """Return how many operations of each type update variables in a step."""
-    types = [op.type for op in placement.needed(training.fetches)]
+    types = [op.type for op in placement.ancestors(training.fetches)]
     return Counter(kind for kind in types if kind.startswith("ResourceApply"))
 
 
@@ -81,7 +81,7 @@ def test_a_step_sees_packed_variables_alone(mode: str) -> None:
     """Nothing that a step runs, shows or applies reads a plain variable that is packed; each moment is one read."""
     training = built(AWKWARD, mode=mode)
     parts = [training.step.train_op, training.step.update, *training.spec.log_tensors.values(), training.summary]
-    ops = placement.needed([part for part in parts if part is not None])
+    ops = placement.ancestors([part for part in parts if part is not None])
     read = Counter(op.inputs[0].op.name for op in ops if op.type == "ReadVariableOp")
     assert not {"first", "second", "third", "scale"} & set(read)
     assert read["tfps/packed"] == 2  # as the step begins, and late

@@ -141,7 +141,7 @@ def test_bfloat16_takes_no_bits_of_what_a_model_changes_itself(tmp_path: Path) -
 
 
 def _crossing(fetches: Sequence[Any]) -> list[tuple[str, str, int | None]]:
-    return sorted((c.source, c.target, c.num_bytes) for c in placement.crossings(fetches))
+    return sorted((c.source, c.target, c.num_bytes) for c in placement.transfers(fetches))
 
 
 def test_what_depends_on_an_answer_does_not_wait_for_itself() -> None:
@@ -174,5 +174,5 @@ def test_large_tensors_go_alone() -> None:
         return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
 
     built = builder.training(JobConfig(), cluster, Task("worker", 0), model_of(numbers, model_fn))
-    pulls = [c.num_bytes for c in placement.crossings(built.fetches) if c.source == "ps/0" and c.num_bytes != 8]
+    pulls = [c.num_bytes for c in placement.transfers(built.fetches) if c.source == "ps/0" and c.num_bytes != 8]
     assert sorted(pulls) == sorted([4 * (half + 1), 4 * (2 + half), 4 * (half + 3)])
