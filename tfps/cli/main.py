@@ -113,7 +113,7 @@ def _usage() -> str:
         "TensorFlow 1.x-style parameter-server training, on today's TensorFlow.\n\n"
         f"usage: tfps COMMAND [--flag=value ...]\n\n{verbs}\n\n"
         f"Try it:\n  {COMMANDS['launch'].example}\n\n"
-        f'Without a command, tfps executes "run"; the classic command line works unchanged:\n  python -m tfps {ROLE}\n\n'
+        f'Without a command, tfps runs "run"; the classic command line works unchanged:\n  python -m tfps {ROLE}\n\n'
         'Run "tfps COMMAND --help" for its flags.'
     )
 

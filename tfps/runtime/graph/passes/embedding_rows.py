@@ -96,7 +96,7 @@ def _look_up(op: Any, unique: Any, place: Any) -> Any:
 
 
 def _sums_by_row(op: Any) -> bool:
-    """Return whether an operation sums a worker's values by unique ids, as TensorFlow's ``_deduplicate_indexed_slices``.
+    """Return whether an operation sums values by unique ids, as TensorFlow's ``_deduplicate_indexed_slices``.
 
     There are as many sums as ids; another number of them, or sums by something else, is a model's own.
     """
