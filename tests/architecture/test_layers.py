@@ -180,3 +180,10 @@ def test_no_module_is_too_long() -> None:
     """A module that grows beyond 400 lines is two."""
     sizes = {name: len(file.read_text().splitlines()) for name, file in modules().items()}
     assert {name: size for name, size in sizes.items() if size > 400} == {}
+
+
+def test_the_command_line_changes_no_environment() -> None:
+    """Importing the command line sets no variable, which ``kubectl``, ``ssh`` and others would inherit."""
+    code = "import os; before = dict(os.environ); import tfps.cli.main; print(dict(os.environ) == before)"
+    ended = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert ended.stdout == "True\n"

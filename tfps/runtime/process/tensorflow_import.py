@@ -7,12 +7,26 @@
 
 import contextlib
 import gc
+import os
 import sys
 from collections.abc import Iterator
 
 
+def set_environment() -> None:
+    """Set the environment variables that TensorFlow reads as it is imported.
+
+    - oneDNN's kernels are on by default only for processors with AVX-512; they are faster on others too. What the user
+      has set stays.
+    - TensorFlow appends to an error what the process has logged of earlier ones (StatusLogSink in platform/status.cc).
+      The cause of an error could be taken from there: a model's mistake would look like the end of an earlier input.
+    """
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+    os.environ["TF_WORKER_NUM_FORWARDED_LOG_MESSAGES"] = "0"
+
+
 def load() -> None:
     """Import ``tensorflow.compat.v1``; nothing if it is imported already."""
+    set_environment()
     if "tensorflow" not in sys.modules:
         with _without_garbage_collection(), _without_keras():
             import tensorflow.compat.v1  # noqa: F401, PLC0415
