@@ -5,8 +5,9 @@ The module of a platform that jobs are submitted to has
 - ``FLAGS``: which flags of ``tfps submit`` it understands, beside those that every platform does;
 - ``plan(job) -> Plan``: pure; ``str(plan)`` is the script or manifest, all that is sent. Raises ConfigError for what
   the platform would refuse;
-- ``submit(plan) -> Submitted``: sends it, all or nothing. Raises ConfigError in the platform's own words;
-- ``find(id) -> Submitted``: the job of a handle ``PLATFORM:ID``; does not ask the platform yet.
+- ``sends(job) -> bool``: whether there is something to send, or the plan is only printed;
+- ``submit(plan) -> SubmittedJob``: sends it, all or nothing. Raises ConfigError in the platform's own words;
+- ``find(id) -> SubmittedJob``: the job of a handle ``PLATFORM:ID``; does not ask the platform yet.
 
 Every plan starts its tasks with ``python -m tfps run`` and the flags of ``JobConfig.to_argv()``, which starts a lost
 task again (``supervisor``). A platform's own retries are for containers that were killed and nodes that were lost.
