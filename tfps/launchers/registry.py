@@ -15,9 +15,6 @@ task again (``supervisor``). A platform's own retries are for containers that we
 
 from collections.abc import Mapping
 
-# Not a platform: what ``tfps launch`` does.
-LOCAL = "tfps.launchers.local.launcher"
-
 LAUNCHERS: Mapping[str, str] = {
     "compose": "tfps.launchers.docker.compose",
     "hosts": "tfps.launchers.ssh.launcher",
