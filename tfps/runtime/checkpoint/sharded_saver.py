@@ -74,7 +74,7 @@ class ShardedSaver:
         uneven = ~snapshot.same_updates
         self._may_be_uneven = tf.placeholder_with_default(tf.zeros_like(uneven), [None], "may_be_uneven")
         right = tf.raw_ops.Assert(condition=~tf.reduce_any(uneven & ~self._may_be_uneven), data=[_NOT_ONE_STEP])
-        self._counts = snapshot.counts
+        self._counts, self._stuck = snapshot.counts, _Stuck()
         builder = snapshot.builder([right])
         self._by_chief = tf.train.Saver(snapshot.saveables, builder=builder)
         self._by_ps = tf.train.Saver(snapshot.saveables, sharded=True, builder=builder)
@@ -114,7 +114,7 @@ class ShardedSaver:
     def _save(self, session: Any, saver: Any, path: str) -> SaveResult:
         names = saver.saver_def
         fetches = {"path": names.save_tensor_name, **self._look}
-        deadline, stuck, feed = time.monotonic() + _TRIES_SECS, _Stuck(), {names.filename_tensor_name: path}
+        deadline, feed = time.monotonic() + _TRIES_SECS, {names.filename_tensor_name: path}
         while True:
             try:
                 return _saved(session.run(fetches, feed))
@@ -122,7 +122,7 @@ class ShardedSaver:
                 if _NOT_ONE_STEP not in error.message:
                     raise
             time.sleep(_PAUSE_SECS)
-            found = stuck.look(session.run(self._counts))
+            found = self._stuck.look(session.run(self._counts))
             feed[self._may_be_uneven] = found if time.monotonic() < deadline else np.ones_like(found)
 
     def _saved_by_ps(self, session: Any, path: str) -> SaveResult | None:
