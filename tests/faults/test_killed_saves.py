@@ -18,10 +18,10 @@ from tfps.runtime.checkpoint.directory import list_checkpoints
 KILLED = """
 import json, os, shutil, signal, sys, traceback
 from pathlib import Path
-from tfps.runtime import task
+from tfps.runtime.process import tensorflow_import
 tensorflow_import.load_v1()
 import tensorflow.compat.v1 as tf
-from tfps.runtime.checkpoint.manager import Checkpoints
+from tfps.runtime.checkpoint.manager import CheckpointManager
 
 start, last = Path(sys.argv[1]), int(sys.argv[2])
 work = start.parent / "work"
@@ -29,7 +29,7 @@ tf.Graph().as_default().__enter__()
 global_step = tf.train.get_or_create_global_step()
 weight = tf.get_variable("weight", [1000], initializer=tf.zeros_initializer())
 init = tf.global_variables_initializer()
-checkpoints = Checkpoints(str(work), 60)
+checkpoints = CheckpointManager(str(work), 60)
 
 def save(session, step, checkpoints):
     weight.load([step] * 1000, session)
@@ -75,7 +75,7 @@ with tf.Session() as session:
     for nth, status in enumerate(statuses, 1):
         left = start.parent / str(nth)
         session.run(init)
-        checkpoints = Checkpoints(str(left), 60)
+        checkpoints = CheckpointManager(str(left), 60)
         path = checkpoints.resume(session)
         found, values = session.run([global_step, weight])
         assert (values == found).all()
@@ -153,10 +153,10 @@ def test_a_kill_at_any_phase_leaves_the_newest_whole_one(
 KILLED_IN_WRITING = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from tfps.runtime import task
+from tfps.runtime.process import tensorflow_import
 tensorflow_import.load_v1()
 import tensorflow.compat.v1 as tf
-from tfps.runtime.checkpoint.manager import Checkpoints
+from tfps.runtime.checkpoint.manager import CheckpointManager
 
 def watch():
     while True:
@@ -170,7 +170,7 @@ with tf.Graph().as_default(), tf.Session() as session:
     tf.get_variable("weight", [2**24], initializer=tf.ones_initializer())
     session.run(tf.global_variables_initializer())
     threading.Thread(target=watch, daemon=True).start()
-    Checkpoints(sys.argv[1], 60).save(session, step)
+    CheckpointManager(sys.argv[1], 60).save(session, step)
 """
 
 

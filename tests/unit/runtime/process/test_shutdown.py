@@ -24,14 +24,14 @@ from tfps.runtime.process import shutdown
 from tfps.errors import TfpsError
 
 grace_secs = float(sys.argv[1])
-told = shutdown.Stop()
+told = shutdown.StopRequest()
 told.on_signals()
 blocked = threading.Event()
 def work():
     print("ready", flush=True)
     blocked.wait()
 try:
-    shutdown.supervise(work, told, lambda: None, lambda: print("last will", flush=True), lambda: grace_secs)
+    shutdown.run_supervised(work, told, lambda: None, lambda: print("last will", flush=True), lambda: grace_secs)
 except TfpsError as error:
     print(error, flush=True)
     sys.exit(error.exit_code)
@@ -46,7 +46,7 @@ def sleep(ready):
     ready.set()
     time.sleep(60)
 
-told = shutdown.Stop()
+told = shutdown.StopRequest()
 told.on_signals()
 context = multiprocessing.get_context("fork")
 ready = context.Event()
