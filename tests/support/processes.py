@@ -80,6 +80,7 @@ def argv_of(output: str) -> list[str]:
 
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, also in what is started here
+signal.signal(signal.SIGINT, signal.default_int_handler)  # likewise in what a script has put in the background
 
 
 def environment(**changes: str) -> dict[str, str]:
