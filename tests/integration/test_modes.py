@@ -839,3 +839,14 @@ def test_no_power_of_adam_is_lost_to_another_run(tmp_path: Path, wire: str) -> N
     flags = {"max_steps": 100, "runs_in_flight": 3, "steps_per_run": 4, "wire": wire, "model_dir": str(tmp_path)}
     train(model_of(input_fn, model_fn), 2, 3, secs=60, **flags)
     assert variables_of(tmp_path)["beta2_power"] == 0.5 ** (1 + 100)
+
+
+@pytest.mark.parametrize("flags", [{"runs_in_flight": 3}, {"runs_in_flight": 3, "steps_per_run": 4}])
+def test_the_last_step_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, flags: dict[str, Any]) -> None:
+    """Whichever run of which worker makes it: the last progress line is of ``--max_steps``."""
+    caplog.set_level(logging.INFO, "tfps")
+    for turn in range(5):
+        caplog.clear()
+        train(model_of(powers, linear), 1, 3, max_steps=60, model_dir=str(tmp_path / str(turn)), **flags)
+        told = [found["step"] for record in caplog.records if (found := parse_progress(record.getMessage()))]
+        assert max(told) == 60

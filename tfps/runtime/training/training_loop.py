@@ -94,7 +94,7 @@ class Reporter:
         """Return whether a report is due after ``step``: every ``steps_to_validate``, first, last, or long ago."""
         last, when = self._last
         passed = last < 0 or step // self._every > last // self._every
-        return passed or step >= self._max_steps or time.monotonic() - when > _QUIET_SECS
+        return step > last and (passed or step >= self._max_steps or time.monotonic() - when > _QUIET_SECS)
 
     def report(
         self, step: int, progress: Progress, values: dict[str, float], merged: bytes | None, ended: float | None = None
@@ -179,6 +179,8 @@ class Loop:
         self._runs = StepRunner(session, built)
         self._input = Input(session, built)
         self._under_way: Sequence[int] = []
+        self._workers = built.num_workers if built.step.tells_step else 0
+        self._ahead = 0  # how far the tickets were ahead of the steps
         self._pool: ThreadPool[StepResults] = ThreadPool("work")
         self._may_skip, self._skipped_in_a_row = config.on_nan == "skip", 0
         many = self._input.size_is_known and self._runs.can_be_long and not self._may_skip
@@ -244,9 +246,18 @@ class Loop:
         self._input.take(len(block.tickets))
         self._under_way = block.tickets
         draw = 1 if block.last else self.pace.steps if block.renew else 0  # the first runs drew 1: that is built
-        shown = self._reporter.due(block.tickets[0] + 1) or self._reporter.due(block.tickets[-1] + 1)
-        act = functools.partial(self._runs.take, len(block.tickets), draw, shown)
+        act = functools.partial(self._runs.take, len(block.tickets), draw, self._is_to_show(block.tickets))
         return [_UnderWay(block, act, self._pool.submit if self.pace.runs > 1 else at_once)]
+
+    def _is_to_show(self, tickets: Sequence[int]) -> bool:
+        """Return whether a run should give what is reported of a step: as far as its tickets tell which steps it makes.
+
+        In async, tickets run ahead of the steps, by as many as all workers have in hand. So the last step may be made
+        by any of the last runs.
+        """
+        steps = [ticket + 1 - self._ahead for ticket in (tickets[0], tickets[-1])]
+        in_hand = self._workers * self.pace.steps * self.pace.runs
+        return any(map(self._reporter.due, steps)) or tickets[-1] + 1 + in_hand >= self._max_steps
 
     def _finish(self, run: _UnderWay, go_on: bool = True) -> Sequence[_Block]:
         """Take in what a run has given; returns blocks of further tickets."""
@@ -261,6 +272,8 @@ class Loop:
             return []
         self._skipped_in_a_row, self._under_way = 0, []
         count = len(run.block.tickets)
+        if taken.reached is not None:
+            self._ahead = max(0, run.block.tickets[-1] + 1 - taken.reached)
         for index, ticket in enumerate(run.block.tickets):
             step = ticket + 1 if taken.reached is None else taken.reached - count + index + 1
             self._note(step, index, taken, run.began + (index + 1) / count * (run.ended - run.began))
@@ -287,9 +300,10 @@ class Loop:
         progress.batches, progress.examples = progress.batches + 1, progress.examples + taken.examples[index]
         progress.steps, progress.global_step = progress.steps + 1, max(step, progress.global_step)
         progress.loss, progress.last_step = loss, ended
-        if taken.logged and self._reporter.due(step):
+        if (taken.logged or step >= self._max_steps) and self._reporter.due(step):
             summary = taken.summaries[index] if taken.summaries else None
-            self._reporter.report(step, progress, {**taken.logged[index], "loss": loss}, summary, ended)
+            logged = taken.logged[index] if taken.logged else {}
+            self._reporter.report(step, progress, {**logged, "loss": loss}, summary, ended)
 
     def _skip(self, block: _Block, found: NonFiniteValue) -> Sequence[_Block]:
         """Return a block again whose batch was not finite, and so not applied, for the next batch; or end."""
