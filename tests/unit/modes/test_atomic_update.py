@@ -183,6 +183,33 @@ def test_a_lost_workers_update_in_part_spoils_no_others(tmp_path: Path) -> None:
     assert torn.count(0) > len(saved) / 2
 
 
+def test_what_comes_after_another_ps_has_its_own_moment() -> None:
+    """Adam's powers of beta, with two PS: they are multiplied under their PS's lock, and then the update is counted."""
+    with tf.Graph().as_default() as graph:
+        weights = []
+        for index in range(2):
+            with tf.device(f"/job:ps/task:{index}"):
+                weights.append(tf.get_variable(f"weight{index}", [2], initializer=tf.zeros_initializer()))
+        with tf.device("/job:ps/task:0"):
+            global_step = tf.train.get_or_create_global_step()
+        pairs = [(tf.ones([2]), weight) for weight in weights]
+        moments = atomic_update.Moments(2, 1)
+        with tf.device("/job:ps/task:0"):
+            atomic_update.apply(tf.train.AdamOptimizer(0.1), pairs, global_step, moments, 0)
+        powers = [one for one in tf.global_variables() if "_power" in one.op.name]
+        writes = [op for op in graph.get_operations() if op.type == "AssignVariableOp"]
+        for power in powers:
+            [write] = [op for op in writes if op.inputs[0] is power.handle and op is not power.initializer]
+            [lock] = [op for op in write.control_inputs if op.type == "MutexLock"]
+            counts = next(op for op in lock.outputs[0].consumers() if op.type == "ConsumeMutexLock").control_inputs
+            applied = moments.counter(atomic_update.APPLIED, "/job:ps/task:0", 0)
+            assert lock.device == "/job:ps/task:0"
+            assert any(op.inputs and op.inputs[0] is applied.handle for op in counts)
+            reads = [op for op in atomic_update._ancestors([write]) if op.type == "ReadVariableOp"]
+            assert any(op.inputs[0] is power.handle and lock in op.control_inputs for op in reads)
+        assert len(powers) == 2
+
+
 def test_a_worker_that_is_fenced_off_changes_nothing() -> None:
     """Its update fails before it changes anything on any PS, until it has begun anew; others' go on."""
     with shared_servers(), tf.Graph().as_default() as graph:
