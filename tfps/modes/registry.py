@@ -1,6 +1,6 @@
 """How gradients become updates: one file per mode, this one table.
 
-A mode's module has ``build(optimizer, loss, global_step, config, cluster, task) -> Step`` (see ``step.py``).
+A mode's module has ``build(optimizer, loss, global_step, config, cluster, task) -> Step`` (see ``base.py``).
 This file does not import TensorFlow.
 """
 

@@ -17,6 +17,7 @@ from tfps.errors import PeerLostError
 from tfps.modes import atomic_update
 from tfps.runtime.checkpoint import manager
 from tfps.runtime.checkpoint.manifest import partial_updates
+from tfps.runtime.coordination.job_state import JobState
 from tfps.runtime.coordination.partial_updates import PartialUpdates
 from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.peer_monitor import PeerMonitor
@@ -155,6 +156,14 @@ def _raise_counter(worker: Worker, name: str) -> None:
     with worker._built.graph.as_default():
         one = tf.raw_ops.AssignAddVariableOp(resource=handle.outputs[0], value=tf.constant(1, tf.int64))
     worker._session.run(one)
+
+
+def test_the_steps_of_all_workers_are_those_that_the_ps_have_counted(tmp_path: Path) -> None:
+    """Whatever the workers have come to tell of themselves, they sum up to the updates, also after a resume."""
+    for max_steps, before in ((30, 0), (50, 30)):
+        with mock.patch.object(JobState, "steps", return_value=[0, 0]):
+            train(COUNTING, 2, 2, secs=60, model_dir=str(tmp_path), max_steps=max_steps)
+        assert sum(task["steps"] for task in summary(tmp_path)["tasks"].values()) == max_steps - before
 
 
 def test_a_lost_workers_update_in_part_spoils_no_others(tmp_path: Path) -> None:
