@@ -1,7 +1,7 @@
 """The process that the tasks of this machine are forked from: ``multiprocessing``'s fork server, with TensorFlow.
 
 TensorFlow is imported there once, which takes seconds. Whoever waits for it can do other things, and leave: the fork
-server ends with its parent, also while it imports (``runtime.preload``).
+server ends with its parent, also while it imports (``forkserver_preload``).
 """
 
 import contextlib

@@ -9,7 +9,7 @@ it too.
 Each task is the very command of a task anywhere else, ``python -m tfps run FLAGS``; ``str(plan)`` shows them.
 
 A task that is lost, or ends with a code that says that starting it again may help, is started again up to
-``--max_restarts`` times (``restarts``). One that gives no sign of life is killed, and so lost: a
+``--max_restarts`` times (``restart_policy``). One that gives no sign of life is killed, and so lost: a
 thread in it writes a byte every second, which one that is stopped, or stuck where Python cannot run, does not. One
 that computes all the while lives, although Python cannot run. With a lost PS all others are started again, whose
 variables are of no use without its, and workers that are done.

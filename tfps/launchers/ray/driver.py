@@ -1,7 +1,7 @@
 """The driver of a job on Ray, which is what the launcher submits: places the tasks, and sees them through to their end.
 
 It runs on a node of the cluster, as ``python -m tfps.launchers.ray.driver SPEC``. A task that fails retryably starts
-again by itself (``launchers.common.supervisor``); one that is killed with its supervisor starts again from here, on its
+again by itself (``supervisor``); one that is killed with its supervisor starts again from here, on its
 address. An actor that is lost, with its node, takes its address along: then the whole cluster is formed anew, and goes
 on from the last checkpoint. What happens is told in the job's log: see ``log_protocol``.
 """

@@ -39,7 +39,7 @@ class Holder:
         hosts: The addresses of the job's tasks.
         since: When it took the directory, in seconds since 1970.
         inode: The directory's: a copy of it is not held.
-        ancestors: The processes that had started it; see ``process.ancestors``.
+        ancestors: The processes that had started it; see ``process_identity.ancestors``.
     """
 
     id: str = ""

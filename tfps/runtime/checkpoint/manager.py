@@ -2,7 +2,7 @@
 
 Any TensorFlow reads them (``tf.train.load_checkpoint``), whatever the number of PS: slices of a split variable are
 stored under its one name. Who writes the values is told in ``sharded_saver``, how a checkpoint is brought in whole in
-``model_dir``.
+``directory``.
 """
 
 import contextlib

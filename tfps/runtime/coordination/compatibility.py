@@ -3,7 +3,7 @@
 A task that has another mode, wire or optimizer than the others builds another graph: the job would hang, or train
 something else in silence. So:
 
-1. A PS writes the terms it was started on, as JSON, beside the job's other state (``jobstate.PsState.terms``).
+1. A PS writes the terms it was started on, as JSON, beside the job's other state (``job_state.PsState.terms``).
 2. A worker reads the terms of every PS before it joins one. Where they differ from its own it does not join: it ends
    with every difference told or, if that PS leaves meanwhile (it was of an earlier job), as one that lost it.
 

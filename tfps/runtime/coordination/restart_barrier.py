@@ -47,7 +47,7 @@ class RestartBarrier:
         chief: The chief's duties, if this worker is the chief.
         in_step: Whether workers wait for one another, and so have to begin anew together.
         wait_until: Returns when a condition is true; raises the reason to stop, if there is one.
-        ahead: ``modes.step.Step.ahead``.
+        ahead: ``modes.base.Step.ahead``.
 
     Attributes:
         interrupted: Whether the session was closed because another worker has called.

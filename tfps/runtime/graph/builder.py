@@ -49,7 +49,7 @@ class TrainGraph:
         examples: int64 scalar: how many examples a step's batch has.
         next_ticket: int64 [1], drawn at the end of a step.
         updates: Operation that the chief keeps running in the background, several of the mode's, or ``None``.
-        load: Operation for when the variables have their first values; see ``packing``.
+        load: Operation for when the variables have their first values; see ``variable_packing``.
         store: Operation for before somebody looks at the variables by their names.
         places: By a variable's name, where it lives if it is packed.
         layout: Where each variable is, for people; the same on all workers.

@@ -1,8 +1,8 @@
 """The training loop of one worker: take steps, report them, save now and then.
 
-It knows nothing of modes: see ``tfps.modes.base`` for the tickets that steps are taken for, and ``runs`` for how many
-steps are taken at a time. All that is promised of a step (to end at ``max_steps``, to be reported, to have input) is
-promised of each one, however many a run takes.
+It knows nothing of modes: see ``tfps.modes.base`` for the tickets that steps are taken for, and ``step_runner`` for how
+many steps are taken at a time. All that is promised of a step (to end at ``max_steps``, to be reported, to have input)
+is promised of each one, however many a run takes.
 """
 
 import contextlib

@@ -14,10 +14,10 @@ A bucket holds tensors of one type, of up to ``BUCKET_BYTES`` together: the tran
 over the step. What is larger goes alone, uncopied. What would make a circle, sending a tensor that depends on another
 of its bucket, is left out.
 
-Rows of embedding tables, of which there are more or fewer in each step, are prepared by ``rows`` and then travel
+Rows of embedding tables, of which there are more or fewer in each step, are prepared by ``embedding_rows``, and travel
 together like other tensors, all that are alike in one, however large. Their number is known from the ids, which begin
 with it; only what is of no ids is sent with another tensor of its lengths. What is in a branch or a loop travels by
-itself, but ``loops`` has let what a loop reads be read before it.
+itself, but ``loop_hoisting`` has let what a loop reads be read before it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
