@@ -9,12 +9,15 @@ from tfps.errors import StallError
 from tfps.report import duration
 
 _TELL_AFTER_SECS = 30.0
+_LONGEST_GAP_SECS = (
+    5.0  # between two looks; the process itself stood still for what is longer, which is no step's fault
+)
 
 log = logging.getLogger(__name__)
 
 
 class StallDetector:
-    """Since when a worker has taken no step.
+    """For how long a worker has taken no step, while it could have: the time that it was suspended does not count.
 
     Args:
         timeout_secs: After how long that is a ``StallError``.
@@ -22,8 +25,8 @@ class StallDetector:
 
     def __init__(self, timeout_secs: float) -> None:
         self._timeout_secs = timeout_secs
-        self._steps, self._since = -1, time.monotonic()
-        self._tell_at = _TELL_AFTER_SECS
+        self._steps, self._idle_secs, self._tell_at = -1, 0.0, _TELL_AFTER_SECS
+        self._looked_at = time.monotonic()
 
     def error(self, steps: int, global_step: int, awaited: Callable[[], Sequence[str]]) -> StallError | None:
         """Return why the worker has to end, if it has stood still for too long; the log gets Python's stacks.
@@ -35,10 +38,11 @@ class StallDetector:
             global_step: The last that it has made.
             awaited: Returns which other workers it waits for, and what is known of them; nothing if that is not known.
         """
-        now = time.monotonic()
+        gap_secs, self._looked_at = time.monotonic() - self._looked_at, time.monotonic()
+        self._idle_secs += min(gap_secs, _LONGEST_GAP_SECS)
         if steps != self._steps:
-            self._steps, self._since, self._tell_at = steps, now, _TELL_AFTER_SECS
-        idle = now - self._since
+            self._steps, self._idle_secs, self._tell_at = steps, 0.0, _TELL_AFTER_SECS
+        idle = self._idle_secs
         if idle <= min(self._tell_at, self._timeout_secs):
             return None
         others = ", ".join(awaited())
