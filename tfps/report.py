@@ -237,8 +237,8 @@ def _shares(counts: Sequence[int], most: int = 5) -> str:
 def slowest(summary: Mapping[str, Any]) -> str:
     """Return which worker is clearly slower than the others, and how that shows; nothing if none is."""
     paces, behind = summary.get("steps_per_sec") or {}, summary.get("behind") or {}
-    in_step = summary.get("mode") == "sync"
-    if len(paces) > 1 and not in_step and summary.get("seconds", math.inf) > _SHORT_SECS:
+    is_blocking = summary.get("is_blocking")
+    if len(paces) > 1 and not is_blocking and summary.get("seconds", math.inf) > _SHORT_SECS:
         last = min(paces, key=paces.__getitem__)
         usual = statistics.median(pace for task, pace in paces.items() if task != last)
         if paces[last] < _SLOW * usual:
@@ -246,7 +246,7 @@ def slowest(summary: Mapping[str, Any]) -> str:
     most, *others = sorted(behind, key=behind.__getitem__, reverse=True) or [""]
     if not most or behind[most] < _BEHIND + max((behind[other] for other in others), default=0.0):
         return ""
-    what = "the others waited for it" if in_step else "at less than half the others' pace"
+    what = "the others waited for it" if is_blocking else "at less than half the others' pace"
     return f"{most}: {what} {behind[most]:.0%} of the time"
 
 

@@ -24,17 +24,19 @@ _BASE = ("tfps.errors", "tfps.config")
 _OUTSIDE = (*_BASE, "tfps.report", "tfps.cluster")  # what is known of a job outside its tasks
 _CONTENT = ("tfps.models", "tfps.optimizers", "tfps.data")  # what a job trains
 _PLATFORM = (*_OUTSIDE, "tfps.models.loader", "tfps.jobs", "tfps.launchers.common")
-_TASK = (*_OUTSIDE, *_CONTENT, "tfps.modes", "tfps.runtime.process")
+_TASK = (*_OUTSIDE, *_CONTENT, "tfps.modes", "tfps.tf_types", "tfps.runtime.process")
 _TASKS = (*_TASK, "tfps.runtime.graph", "tfps.runtime.checkpoint", "tfps.runtime.coordination")
 ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.errors": (),
     "tfps.config": ("tfps.errors",),
     "tfps.report": ("tfps.errors",),
+    "tfps.plugins": ("tfps.errors",),
+    "tfps.tf_types": (),
     "tfps.cluster": _BASE,
-    "tfps.data": _BASE,
-    "tfps.optimizers": (),
-    "tfps.models": (*_BASE, "tfps.data"),
-    "tfps.modes": (*_BASE, "tfps.cluster"),
+    "tfps.data": (*_BASE, "tfps.tf_types"),
+    "tfps.optimizers": ("tfps.tf_types",),
+    "tfps.models": (*_BASE, "tfps.data", "tfps.tf_types"),
+    "tfps.modes": (*_BASE, "tfps.cluster", "tfps.plugins", "tfps.tf_types"),
     "tfps.jobs": _OUTSIDE,
     "tfps.launchers": (),
     "tfps.launchers.common": (*_OUTSIDE, "tfps.models.loader", "tfps.jobs"),
@@ -45,7 +47,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.launchers.slurm": _PLATFORM,
     "tfps.launchers.ssh": _PLATFORM,
     "tfps.runtime": (),
-    "tfps.runtime.process": _OUTSIDE,
+    "tfps.runtime.process": (*_OUTSIDE, "tfps.modes", "tfps.tf_types"),
     "tfps.runtime.graph": _TASK,
     "tfps.runtime.checkpoint": (*_TASK, "tfps.runtime.graph"),
     "tfps.runtime.coordination": _TASK,
@@ -56,11 +58,15 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.cli": (*_OUTSIDE, *_CONTENT, "tfps.modes", "tfps.jobs", "tfps.launchers", "tfps.runtime"),
 }
 # The packages that never import TensorFlow, not even inside a function.
-NO_TENSORFLOW = ("tfps.errors", "tfps.config", "tfps.report", "tfps.cluster", "tfps.jobs", "tfps.launchers")
+NO_TENSORFLOW = (
+    *("tfps.errors", "tfps.config", "tfps.report", "tfps.plugins", "tfps.tf_types"),
+    *("tfps.cluster", "tfps.jobs", "tfps.launchers"),
+)
 
 # What runs as TensorFlow: the only modules that import it as they are imported.
 _MODELS = (*loader.BUILTIN.values(), "tfps.optimizers.adagrad", "tfps.optimizers.lazy_adam")
-WITH_TENSORFLOW = ("tfps.runtime", *MODES.values(), "tfps.modes.atomic_update", *_MODELS, "tfps.data.batches")
+_MODES = tuple(f"tfps.modes.{name}" for name in ("accumulators", "async_step", "atomic_update", "moments", "sync_step"))
+WITH_TENSORFLOW = ("tfps.runtime", *_MODES, *_MODELS, "tfps.data.batches")
 
 
 def modules() -> dict[str, Path]:
@@ -157,14 +163,19 @@ def test_the_choices_of_the_command_line_are_the_tables() -> None:
     """``--mode``, ``--optimizer`` and ``--ps_strategy`` take what the tables hold, in their order."""
     from tfps.runtime.graph import placement  # noqa: PLC0415  imports TensorFlow
 
-    assert main.CHOICES["mode"] == tuple(MODES)
+    assert main.CHOICES["mode"] is MODES
     assert main.CHOICES["optimizer"] == tuple(OPTIMIZERS)
     assert main.CHOICES["ps_strategy"] == tuple(placement.STRATEGIES)
 
 
 def test_the_tables_name_what_exists() -> None:
     """Every module and function that a table or a list names as text is there."""
-    named = {*MODES.values(), *loader.BUILTIN.values(), *LAUNCHERS.values(), *task_process.PRELOAD}
+    named = {
+        *(path.partition(":")[0] for path in MODES.builtin.values()),
+        *loader.BUILTIN.values(),
+        *LAUNCHERS.values(),
+        *task_process.PRELOAD,
+    }
     functions = [check.split(":") for check in loader.DATA_CHECKS.values()]
     assert named | {module for module, _ in functions} <= set(modules())
     for module, function in functions:

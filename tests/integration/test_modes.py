@@ -392,7 +392,7 @@ class _SyncByHand:
         cluster, model = cluster_of(), model_of(powers, linear)
         self._built = [builder.training(job_config, cluster, Task("worker", i), model) for i in (0, 1)]
         self._sessions = []
-        now = {self._built[0].step.leftovers.era: 0}
+        now = {self._built[0].step.recovery.generation: 0}
         for index, built in enumerate(self._built):
             with built.graph.as_default():
                 init = [tf.global_variables_initializer(), built.step.chief_init] if index == 0 else []
@@ -846,3 +846,24 @@ def test_the_last_step_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture,
         train(model_of(powers, linear), 1, 3, max_steps=60, model_dir=str(tmp_path / str(turn)), **flags)
         told = [found["step"] for record in caplog.records if (found := parse_progress(record.getMessage()))]
         assert max(told) == 60
+
+
+def batch_unused(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a ``model_fn`` whose loss does not use the batch: the input only says how many steps there are."""
+    weights = [tf.get_variable(name, [4], initializer=tf.zeros_initializer()) for name in ("a", "b")]
+    loss = tf.reduce_sum(tf.add_n(weights))
+    return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("wire", ["packed", "plain"])
+def test_no_update_is_made_where_the_input_has_ended(tmp_path: Path, mode: str, wire: str) -> None:
+    """Each PS has as many updates as the input has batches, also if the loss uses none of them."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.zeros(13, np.float32))
+
+    flags = {"mode": mode, "wire": wire, "steps_per_run": 1, "max_steps": 100, "model_dir": str(tmp_path)}
+    train(model_of(input_fn, batch_unused), 2, 1, **flags)
+    saved = variables_of(tmp_path)
+    assert (saved["global_step"], saved["a"].tolist(), saved["b"].tolist()) == (13, [-13.0] * 4, [-13.0] * 4)

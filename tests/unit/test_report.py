@@ -245,26 +245,26 @@ def test_one_line_of_many() -> None:
 @pytest.mark.parametrize(
     ("summary", "told"),
     [
-        ({"mode": "async", "steps_per_sec": {"worker/0": 10.0, "worker/1": 9.2, "worker/2": 9.6}}, ""),
+        ({"is_blocking": False, "steps_per_sec": {"worker/0": 10.0, "worker/1": 9.2, "worker/2": 9.6}}, ""),
         (
-            {"mode": "async", "steps_per_sec": {"worker/0": 10.0, "worker/1": 2.5, "worker/2": 10.0}},
+            {"is_blocking": False, "steps_per_sec": {"worker/0": 10.0, "worker/1": 2.5, "worker/2": 10.0}},
             "worker/1: 25% of the others' steps a second",
         ),
-        ({"mode": "async", "steps_per_sec": {"worker/0": 10.0, "worker/1": 2.5}, "seconds": 2.0}, ""),
-        ({"mode": "async", "steps_per_sec": {"worker/0": 10.0}}, ""),
-        ({"mode": "sync", "steps_per_sec": {"worker/0": 10.0, "worker/1": 2.5}, "behind": {}}, ""),
-        ({"mode": "sync", "behind": {"worker/0": 0.3, "worker/1": 0.4}}, ""),
-        ({"mode": "sync", "behind": {"worker/1": 0.1}}, ""),
+        ({"is_blocking": False, "steps_per_sec": {"worker/0": 10.0, "worker/1": 2.5}, "seconds": 2.0}, ""),
+        ({"is_blocking": False, "steps_per_sec": {"worker/0": 10.0}}, ""),
+        ({"is_blocking": True, "steps_per_sec": {"worker/0": 10.0, "worker/1": 2.5}, "behind": {}}, ""),
+        ({"is_blocking": True, "behind": {"worker/0": 0.3, "worker/1": 0.4}}, ""),
+        ({"is_blocking": True, "behind": {"worker/1": 0.1}}, ""),
         (
-            {"mode": "sync", "behind": {"worker/0": 0.33, "worker/1": 0.6}},
+            {"is_blocking": True, "behind": {"worker/0": 0.33, "worker/1": 0.6}},
             "worker/1: the others waited for it 60% of the time",
         ),
         (
-            {"mode": "async", "steps_per_sec": {"worker/0": 1.0, "worker/1": 1.0}, "behind": {"worker/1": 0.4}},
+            {"is_blocking": False, "steps_per_sec": {"worker/0": 1.0, "worker/1": 1.0}, "behind": {"worker/1": 0.4}},
             "worker/1: at less than half the others' pace 40% of the time",
         ),
         (
-            {"mode": "sync", "behind": {"worker/0": 0.05, "worker/1": 0.75}},
+            {"is_blocking": True, "behind": {"worker/0": 0.05, "worker/1": 0.75}},
             "worker/1: the others waited for it 75% of the time",
         ),
         ({}, ""),

@@ -8,14 +8,14 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, DataError, StoppedError, TfpsError
 from tfps.launchers.registry import LAUNCHERS
 from tfps.models import loader
-from tfps.modes.registry import MODES
+from tfps.modes.registry import MODES, mode_of
 from tfps.optimizers.registry import OPTIMIZERS
 
 _T = TypeVar("_T")
 
 CHOICES: Mapping[str, Collection[str]] = {
     "to": tuple(LAUNCHERS),
-    "mode": tuple(MODES),
+    "mode": MODES,
     "optimizer": tuple(OPTIMIZERS),
     "ps_strategy": ("greedy", "round_robin"),
     "on_nan": ("stop", "skip"),
@@ -49,7 +49,8 @@ class ProblemCollector:
         """Read a verb's flags."""
         parsed = job_config.parse(argv, flags, CHOICES, defaults)
         self._flags |= set(parsed.problems)
-        self._errors += [ConfigError(problem) for problem in parsed.problems.values()]
+        of_mode = self.of(lambda: mode_of(parsed.config).validate(parsed.config)) or ()
+        self._errors += [ConfigError(problem) for problem in (*parsed.problems.values(), *of_mode)]
         return parsed.config
 
     def of(self, check: Callable[..., _T], *args: Any) -> _T | None:

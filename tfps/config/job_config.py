@@ -272,11 +272,9 @@ def parse(
     given = {name: values[name].value for name in names if values[name].present}
     problems |= {name: value.problem for name, value in given.items() if isinstance(value, _Invalid)}
     config = (defaults or JobConfig()).replace(**{n: v for n, v in given.items() if n not in problems})
-    contradictions = {
-        "issync": _mode_contradiction(config, "mode" in given and "mode" not in problems),
-        "runs_in_flight": _overlap_contradiction(config),
-    }
-    return Parsed(_with_mode(config), {**problems, **{name: told for name, told in contradictions.items() if told}})
+    if contradiction := _mode_contradiction(config, "mode" in given and "mode" not in problems):
+        problems["issync"] = contradiction
+    return Parsed(_with_mode(config), problems)
 
 
 def _mode_contradiction(config: JobConfig, mode_given: bool) -> str:
@@ -285,13 +283,6 @@ def _mode_contradiction(config: JobConfig, mode_given: bool) -> str:
         return ""
     given = f"--issync={int(bool(config.issync))}"
     return f"{given} means --mode={meant}, but --mode={config.mode} is given: drop one of them."
-
-
-def _overlap_contradiction(config: JobConfig) -> str:
-    if (config.runs_in_flight or 1) == 1 or _with_mode(config).mode != "sync":
-        return ""
-    told = f"--runs_in_flight={config.runs_in_flight} is for --mode=async"
-    return f"{told}: in sync a step begins when the one before has ended. Leave it out."
 
 
 def _with_mode(config: JobConfig) -> JobConfig:

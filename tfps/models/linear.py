@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 import tfps
+from tfps.tf_types import Tensor
 
 WEIGHT, BIAS, NOISE = 2.0, 10.0, 0.33
 EVAL_SEED = (-1, -1)  # no --seed is negative: never a training stream
@@ -25,7 +26,7 @@ def input_fn(mode: str, params: Mapping[str, Any], input_context: Any) -> Any:
     return steps.map(lambda step: _points(size, seed, step)).prefetch(4)
 
 
-def model_fn(features: Mapping[str, Any], labels: Any, mode: str, params: Mapping[str, Any]) -> tfps.ModelSpec:
+def model_fn(features: Mapping[str, Any], labels: Tensor, mode: str, params: Mapping[str, Any]) -> tfps.ModelSpec:
     """Build the line.
 
     Args:

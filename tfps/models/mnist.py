@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 import tfps
 from tfps.data import digits, idx
 from tfps.data.batches import batches
+from tfps.tf_types import Tensor
 
 EDGES = (  # three filters of 3x3, of one size and far from each other: each sees ink end in another direction
     ((1, 0, -1), (1, 0, -1), (1, 0, -1)),
@@ -34,7 +35,7 @@ def input_fn(mode: str, params: Mapping[str, Any], input_context: Any) -> Any:
     return batches(data.train_images, data.train_labels, params["batch_size"], params["seed"], shard)
 
 
-def model_fn(features: Mapping[str, Any], labels: Any, mode: str, params: Mapping[str, Any]) -> tfps.ModelSpec:
+def model_fn(features: Mapping[str, Any], labels: Tensor, mode: str, params: Mapping[str, Any]) -> tfps.ModelSpec:
     """Build the network.
 
     Args:

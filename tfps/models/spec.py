@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfps.tf_types import Optimizer, Tensor
+
 
 class ModeKeys:
     """What ``model_fn`` and ``input_fn`` are called for; ``tf.estimator.ModeKeys``' names and values."""
@@ -25,8 +27,8 @@ class ModelSpec:
         log_tensors: Scalars by name, printed with the loss on every progress line.
     """
 
-    loss: Any = None
+    loss: Tensor = None
     predictions: Mapping[str, Any] | None = None
     eval_metric_ops: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    optimizer: Any = None
+    optimizer: Optimizer = None
     log_tensors: Mapping[str, Any] = field(default_factory=dict)

@@ -1,130 +1,19 @@
-"""Asynchronous training: each worker's gradient is applied as it comes, to whatever the parameters are by then.
+"""Asynchronous training: each worker's gradient is applied when it arrives. ``async_step`` has the operations."""
 
-No worker waits for another. A gradient was computed at parameters that other workers may have changed since (it is
-*stale*), and k gradients make k updates: the sum, one by one. Downpour SGD, Dean et al. 2012, section 4.1.
+import importlib
+from typing import ClassVar
 
-To end after exactly ``max_steps`` updates, workers draw numbered tickets from a counter beside ``global_step``;
-``ResourceCountUpTo`` hands out each number once (tensorflow/core/kernels/count_up_to_op.cc). The next tickets are
-drawn in the run of the present steps, so they cost no extra round trip.
-"""
-
-from collections.abc import Sequence
-from typing import Any
-
-import tensorflow.compat.v1 as tf
-
-from tfps.cluster.resolver import Cluster, Task
-from tfps.config.converters import INT64_MAX
-from tfps.config.job_config import JobConfig
-from tfps.modes import atomic_update
-from tfps.modes.base import Copy, Fence, PartialUpdates, Step
-
-_STALEST = 31  # and more are counted as one
+from tfps.modes.base import Mode, ModeContext, Step
+from tfps.tf_types import Optimizer, Tensor, Variable
 
 
-def build(optimizer: Any, loss: Any, global_step: Any, config: JobConfig, cluster: Cluster, task: Task) -> Step:
-    """Build one asynchronous step.
+class AsyncMode(Mode):
+    """No worker waits for another: k gradients make k updates, one by one, and may be stale."""
 
-    Args:
-        optimizer: ``tf.compat.v1.train.Optimizer``.
-        loss: Scalar float tensor.
-        global_step: int64 resource variable; counts the updates applied.
-        config: The job; not used by this mode.
-        cluster: The cluster.
-        task: The worker.
+    name: ClassVar[str] = "async"
+    is_blocking: ClassVar[bool] = False
 
-    Returns:
-        The step; its tickets number the job's updates from 0.
-    """
-    del config
-    with tf.device(global_step.device):
-        seen = global_step.read_value()
-    pairs = [pair for pair in optimizer.compute_gradients(loss) if pair[0] is not None]
-    if not pairs:
-        raise ValueError("No gradients provided for any variable: the loss depends on none.")
-    moments = atomic_update.Moments(cluster.num_ps, cluster.num_workers)
-    update = atomic_update.apply(optimizer, pairs, global_step, moments, task.index)
-    staleness, counted = _counted(seen, update.counted, global_step)
-    train_op = tf.group(counted, *update.others)
-    with tf.device(global_step.device):
-        counter = tf.Variable(
-            0, dtype=tf.int64, trainable=False, collections=[], use_resource=True, name="tfps/tickets"
-        )
-        total = tf.Variable(
-            lambda: tf.zeros([], tf.int64), trainable=False, collections=[], use_resource=True, name="tfps/partial"
-        )
-        first = tf.placeholder_with_default(tf.zeros([], tf.int64), [], "tfps/first_partial")
-        start = tf.group(
-            counter.assign(global_step, read_value=False),
-            staleness.assign(tf.zeros_like(staleness), read_value=False),
-            total.assign(first, read_value=False),
-        )
-    # A worker that comes late has counted nothing, which a checkpoint has to find.
-    start = tf.group(start, moments.reset(range(cluster.num_workers))) if task.is_chief else start
-
-    gone = tf.placeholder(tf.int64, [None], name="tfps/gone")
-
-    def draw(count: int, in_hand: int = 0, after: Sequence[Any] = ()) -> Any:
-        del in_hand  # no ticket is handed out twice
-        with tf.device(global_step.device):
-            drawn = [_draw(counter) for _ in range(count)]
-            for ticket in drawn:
-                ticket.op._add_control_inputs(after)
-            return tf.stack(drawn)
-
-    def draw_after(count: int, copy: Copy) -> Any:
-        done = [copy(train_op)]  # steps that fail have drawn nothing
-        with tf.device(global_step.device):
-            with tf.control_dependencies(done):
-                reached = [global_step.read_value()]
-            return tf.concat([tf.stack(reached), draw(count, after=done)], axis=0) if count else tf.stack(reached)
-
-    def give_back(count: int) -> Any:
-        with tf.device(global_step.device):
-            return counter.assign_sub(count, read_value=False)
-
-    return Step(
-        train_op=train_op,
-        gate=(update.counted,) if update.counts_last else (),
-        draw=draw,
-        draw_after=draw_after,
-        tells_step=True,
-        chief_init=start,
-        worker_init=tf.group(moments.settle(task.index, update.device), moments.fence([task.index], off=False)),
-        fence=Fence(gone, moments.fence(gone)),
-        update=None,
-        begins=(),
-        leftovers=None,
-        ahead=None,
-        staleness=staleness.read_value(),
-        give_back=give_back,
-        any_can_finish=True,
-        may_overlap=True,
-        taken=moments.steps(update.device),
-        moments=moments,
-        partial=PartialUpdates(moments.partial(), total, first, lambda: moments.settle(task.index, update.device)),
-    )
-
-
-def _counted(seen: Any, update: Any, global_step: Any) -> tuple[Any, Any]:
-    """Return a variable, int64 [n], and an operation that counts a step there by its staleness.
-
-    All of it is on the PS of ``global_step``, so nothing more travels. An update of another worker in the very moment
-    of this one's may be counted as one before it.
-    """
-    with tf.device(global_step.device):
-        counts = tf.Variable(
-            lambda: tf.zeros([_STALEST + 1], tf.int64),
-            trainable=False,
-            collections=[],
-            use_resource=True,
-            name="tfps/staleness",
-        )
-        with tf.control_dependencies([update]):
-            missed = global_step.read_value() - 1 - seen
-        place = tf.clip_by_value(missed, 0, _STALEST)
-        return counts, counts.scatter_add(tf.IndexedSlices(tf.ones([], tf.int64), place)).op
-
-
-def _draw(counter: Any) -> Any:
-    return tf.raw_ops.ResourceCountUpTo(resource=counter.handle, limit=INT64_MAX, T=tf.int64)
+    def build_step(self, optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:
+        """Build the step of ``async_step``, whose tickets number the job's updates from 0."""
+        step: Step = importlib.import_module("tfps.modes.async_step").build(optimizer, loss, global_step, context)
+        return step

@@ -1,9 +1,21 @@
-"""How gradients become updates: one file per mode, this one table.
+"""The modes by name. Does not import TensorFlow."""
 
-A mode's module has ``build(optimizer, loss, global_step, config, cluster, task) -> Step`` (see ``base.py``).
-This file does not import TensorFlow.
-"""
+from tfps.config.job_config import JobConfig
+from tfps.modes.base import Mode
+from tfps.plugins import Registry
 
-from collections.abc import Mapping
+MODES: Registry[Mode] = Registry(
+    Mode,
+    "mode",
+    {"async": "tfps.modes.asynchronous:AsyncMode", "sync": "tfps.modes.synchronous:SyncMode"},
+    "tfps.modes",
+)
 
-MODES: Mapping[str, str] = {"async": "tfps.modes.asynchronous", "sync": "tfps.modes.synchronous"}
+
+def mode_of(config: JobConfig) -> Mode:
+    """Return the mode in which a job trains.
+
+    Raises:
+        ConfigError: If another package gives it, and that cannot be loaded.
+    """
+    return MODES.load(config.mode)

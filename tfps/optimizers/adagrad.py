@@ -10,11 +10,13 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from tfps.tf_types import Gradient, Variable
+
 
 class ExactAdagradOptimizer(tf.train.AdagradOptimizer):  # type: ignore[misc]
     """``tf.compat.v1.train.AdagradOptimizer`` (Duchi et al. 2011); the same arguments and slots."""
 
-    def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
+    def _resource_apply_dense(self, grad: Gradient, var: Variable) -> Any:
         """Update a variable by a gradient of its shape."""
         kind = grad.dtype.base_dtype
         return tf.raw_ops.ResourceApplyAdagradV2(

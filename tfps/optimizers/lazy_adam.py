@@ -10,11 +10,13 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from tfps.tf_types import Gradient, Tensor, Variable
+
 
 class LazyAdamOptimizer(tf.train.AdamOptimizer):  # type: ignore[misc]
     """``tf.compat.v1.train.AdamOptimizer``, lazy on sparse gradients; the same arguments."""
 
-    def _resource_apply_sparse(self, grad: Any, handle: Any, indices: Any) -> Any:
+    def _resource_apply_sparse(self, grad: Gradient, handle: Any, indices: Tensor) -> Any:
         """Update some rows.
 
         Args:
@@ -33,7 +35,7 @@ class LazyAdamOptimizer(tf.train.AdamOptimizer):  # type: ignore[misc]
         # Not by self._resource_scatter_add, which reads the whole variable afterwards.
         return tf.raw_ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=-change)
 
-    def _decayed(self, slot: Any, indices: Any, decay: Any, value: Any) -> Any:
+    def _decayed(self, slot: Variable, indices: Tensor, decay: Any, value: Any) -> Any:
         """Move rows of a moment towards a value; returns them."""
         rows = decay * tf.gather(slot, indices) + (1 - decay) * value
         update = tf.raw_ops.ResourceScatterUpdate(resource=slot.handle, indices=indices, updates=rows)

@@ -13,10 +13,11 @@ from tfps.cluster import rendezvous
 from tfps.cluster.resolver import Cluster, Task
 from tfps.errors import DataError, PeerLostError, TfpsError
 from tfps.models.loader import Model, mistake, where
-from tfps.modes.atomic_update import FENCED
+from tfps.modes.moments import FENCED
 from tfps.report import brief
 from tfps.runtime.coordination.heartbeat import FORGOTTEN
 from tfps.runtime.graph.placement import task_of
+from tfps.tf_types import Graph, Operation
 
 _EITHER = "another process has replaced this task, which was taken for lost, or a PS was started again"
 REPLACED = f"a PS knows nothing of this task any more: {_EITHER}. This one ends."
@@ -42,7 +43,7 @@ _LOST = (
 )
 
 
-def translate_error(error: Any, cluster: Cluster, model: Model, graph: Any, batch_size: int) -> TfpsError:
+def translate_error(error: Any, cluster: Cluster, model: Model, graph: Graph, batch_size: int) -> TfpsError:
     """Return what an error of a run means; the log gets all of it.
 
     Args:
@@ -66,7 +67,7 @@ def translate_error(error: Any, cluster: Cluster, model: Model, graph: Any, batc
     return PeerLostError(f"{what}: start this task again to go on from the last checkpoint.")
 
 
-def is_of_peers(error: Any, graph: Any) -> bool:
+def is_of_peers(error: Any, graph: Graph) -> bool:
     """Return whether an error of a run on a cluster is another task's loss, and not the model's or the data's fault.
 
     What a task has lost with a PS is told with the same types as a file that is a directory: then it tells who failed.
@@ -80,7 +81,7 @@ def is_of_peers(error: Any, graph: Any) -> bool:
     return isinstance(error, _LOST)
 
 
-def failed(error: Any, model: Model, graph: Any, batch_size: int) -> TfpsError:
+def failed(error: Any, model: Model, graph: Graph, batch_size: int) -> TfpsError:
     """Return what an operation's error means: the data's fault where the input failed, else the model's.
 
     Args:
@@ -104,7 +105,7 @@ def _log(error: Any) -> None:
     print(f"{type(error).__name__}: {error.message}", file=sys.__stderr__, flush=True)
 
 
-def _has_input(ops: Iterable[Any]) -> bool:
+def _has_input(ops: Iterable[Operation]) -> bool:
     return any(op.type in _INPUTS for op in ops)
 
 
@@ -119,7 +120,7 @@ def _cause(error: Any) -> str:
     return "".join(part for part, code in zip(parts, codes, strict=True) if code == codes[0]) or str(error.message)
 
 
-def _named_in(text: str, graph: Any) -> Sequence[Any]:
+def _named_in(text: str, graph: Graph) -> Sequence[Any]:
     """Return the operations of a graph that an error's text names; that they failed is not always told otherwise.
 
     For a copy it is the operation that was copied: only that one knows where it was made.
@@ -129,7 +130,7 @@ def _named_in(text: str, graph: Any) -> Sequence[Any]:
     return [made.get(original, made[name]) for name, original in named if name in made]
 
 
-def _in_input(error: Any, graph: Any) -> Sequence[Any]:
+def _in_input(error: Any, graph: Graph) -> Sequence[Any]:
     """Return where the input failed: in Python's own traceback, else where its functions' operation was made."""
     cause = _cause(error)
     told = [traceback.FrameSummary(file, int(line), "") for file, line in _PYTHON.findall(cause)]
@@ -140,7 +141,7 @@ def _in_input(error: Any, graph: Any) -> Sequence[Any]:
     return _frames(ops[0]) if len(ops) == 1 else []
 
 
-def _frames(op: Any) -> Sequence[Any]:
+def _frames(op: Operation) -> Sequence[Any]:
     """Return where an operation was made; nothing of one that came with a graph that was imported."""
     return [traceback.FrameSummary(call.filename, call.lineno, call.name) for call in op.traceback or ()]
 

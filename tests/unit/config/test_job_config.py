@@ -346,16 +346,6 @@ def test_what_a_task_is_not_told() -> None:
     assert job.for_task(job_name="ps", task_index=2).to_argv() == ["--job_name=ps", "--task_index=2", "--seed=3"]
 
 
-@pytest.mark.parametrize("sync", ["--mode=sync", "--issync=1"])
-def test_overlapping_runs_are_for_async(sync: str) -> None:
-    """In sync a second run under way is refused, not ignored; one is what sync has anyway."""
-    names = ["mode", "issync", "runs_in_flight"]
-    told = job_config.parse([sync, "--runs_in_flight=2"], names).problems["runs_in_flight"]
-    assert told.startswith("--runs_in_flight=2 is for --mode=async")
-    assert not job_config.parse([sync, "--runs_in_flight=1"], names).problems
-    assert not job_config.parse(["--issync=0", "--runs_in_flight=2"], names).problems
-
-
 @pytest.mark.parametrize("flag", ["model_dir", "checkpoint_path", "export_dir"])
 def test_a_url_is_no_directory(flag: str) -> None:
     """A URL is refused: as a path it would be a directory named ``gs:`` in the working directory."""

@@ -15,6 +15,7 @@ import tfps
 from tfps.cluster.resolver import Task
 from tfps.errors import PeerLostError
 from tfps.modes import atomic_update
+from tfps.modes.moments import APPLIED, FENCED, Moments
 from tfps.runtime.checkpoint import manager
 from tfps.runtime.checkpoint.manifest import partial_updates
 from tfps.runtime.coordination.job_state import JobState
@@ -99,7 +100,7 @@ def test_an_update_that_is_broken_off_between_the_ps_is_counted() -> None:
         with tf.device("/job:ps/task:1"):
             late = tf.FIFOQueue(9, tf.float32, shapes=[[2]])
             gradients = [tf.ones([2]), late.dequeue()]
-        moments = atomic_update.Moments(2, 1)
+        moments = Moments(2, 1)
         optimizer = tf.train.GradientDescentOptimizer(1.0)
         update = atomic_update.apply(optimizer, list(zip(gradients, weights, strict=True)), global_step, moments, 0)
         step, partial = [update.counted, *update.others], moments.partial()[0]
@@ -202,7 +203,7 @@ def test_what_comes_after_another_ps_has_its_own_moment() -> None:
         with tf.device("/job:ps/task:0"):
             global_step = tf.train.get_or_create_global_step()
         pairs = [(tf.ones([2]), weight) for weight in weights]
-        moments = atomic_update.Moments(2, 1)
+        moments = Moments(2, 1)
         with tf.device("/job:ps/task:0"):
             atomic_update.apply(tf.train.AdamOptimizer(0.1), pairs, global_step, moments, 0)
         powers = [one for one in tf.global_variables() if "_power" in one.op.name]
@@ -211,7 +212,7 @@ def test_what_comes_after_another_ps_has_its_own_moment() -> None:
             [write] = [op for op in writes if op.inputs[0] is power.handle and op is not power.initializer]
             [lock] = [op for op in write.control_inputs if op.type == "MutexLock"]
             counts = next(op for op in lock.outputs[0].consumers() if op.type == "ConsumeMutexLock").control_inputs
-            applied = moments.counter(atomic_update.APPLIED, "/job:ps/task:0", 0)
+            applied = moments.counter(APPLIED, "/job:ps/task:0", 0)
             assert lock.device == "/job:ps/task:0"
             assert any(op.inputs and op.inputs[0] is applied.handle for op in counts)
             reads = [op for op in atomic_update._ancestors([write]) if op.type == "ReadVariableOp"]
@@ -228,7 +229,7 @@ def test_a_worker_that_is_fenced_off_changes_nothing() -> None:
                 weights.append(tf.get_variable(f"weight{index}", [2], initializer=tf.zeros_initializer()))
         with tf.device("/job:ps/task:0"):
             global_step = tf.train.get_or_create_global_step()
-        moments = atomic_update.Moments(2, 2)
+        moments = Moments(2, 2)
         pairs = [(tf.ones([2]), weight) for weight in weights]
         optimizer = tf.train.GradientDescentOptimizer(1.0)
         updates = [atomic_update.apply(optimizer, pairs, global_step, moments, worker) for worker in range(2)]
@@ -239,7 +240,7 @@ def test_a_worker_that_is_fenced_off_changes_nothing() -> None:
         with tf.Session(target, graph=graph, config=session_config("/job:ps", "/job:worker/task:0")) as session:
             session.run(init)
             session.run(off)
-            with pytest.raises(tf.errors.InvalidArgumentError, match=atomic_update.FENCED):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=FENCED):
                 session.run(steps[0])
             session.run(steps[1])
             told = session.run([partial, *weights])

@@ -10,7 +10,8 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.modes import synchronous
+from tfps.modes.base import ModeContext
+from tfps.modes.synchronous import SyncMode
 from tfps.runtime.process import tensorflow_import
 
 tensorflow_import.load_v1()
@@ -39,8 +40,9 @@ def _theirs(optimizer: Any, loss: Any, global_step: Any, index: int) -> tuple[An
 
 def _ours(optimizer: Any, loss: Any, global_step: Any, index: int) -> tuple[Any, Any, Any]:
     cluster = Cluster(("p:1",), ("w:1", "w:2"))
-    step = synchronous.build(optimizer, loss, global_step, JobConfig(), cluster, Task("worker", index))
-    now = {step.leftovers.era: 0}
+    context = ModeContext(JobConfig(), cluster, Task("worker", index))
+    step = SyncMode().build_step(optimizer, loss, global_step, context)
+    now = {step.recovery.generation: 0}
     start = [] if index else [(step.chief_init, now)]
     return step.train_op, [*start, (step.worker_init, {})], lambda session: UpdateRunner(session, step.update, now)
 

@@ -26,6 +26,7 @@ from tfps.runtime.checkpoint.manifest import problem
 from tfps.runtime.checkpoint.ownership import Ownership
 from tfps.runtime.checkpoint.sharded_saver import LOST, SaveResult, ShardedSaver
 from tfps.runtime.graph.passes.snapshot import Snapshot
+from tfps.tf_types import Graph, Session, Variable
 
 _KEEP = 5
 _AGAIN_SECS = 0.5
@@ -70,7 +71,7 @@ def _no_pattern(path: str) -> Iterator[str]:
         yield str(link / name)
 
 
-def restore(session: Any, path: str, saver: Any) -> None:
+def restore(session: Session, path: str, saver: Any) -> None:
     """Give the saved variables of a graph a checkpoint's values.
 
     Raises:
@@ -80,7 +81,7 @@ def restore(session: Any, path: str, saver: Any) -> None:
         raise CheckpointError(f"checkpoint {path} is damaged: {why}. Give another one: --checkpoint_path.")
 
 
-def _damage(session: Any, path: str, saver: Any) -> str | None:
+def _damage(session: Session, path: str, saver: Any) -> str | None:
     """Restore a checkpoint; returns why that cannot be done, if it is damaged."""
     try:
         with _no_pattern(path) as plain:
@@ -101,7 +102,7 @@ def _damage(session: Any, path: str, saver: Any) -> str | None:
     return None
 
 
-def _misfits(graph: Any, path: str) -> list[str]:
+def _misfits(graph: Graph, path: str) -> list[str]:
     """Return how a graph's variables differ from a checkpoint's; to restore another shape would be no error."""
     saved = tf.train.load_checkpoint(path).get_variable_to_shape_map()
     found = []
@@ -157,7 +158,7 @@ class CheckpointManager:
         """Let it be time to save."""
         self._next = 0.0
 
-    def resume(self, session: Any) -> str | None:
+    def resume(self, session: Session) -> str | None:
         """Give the variables the values of the newest whole checkpoint; returns its path, ``None`` if there is none.
 
         Raises:
@@ -184,7 +185,7 @@ class CheckpointManager:
             raise directory.no_intact_checkpoint(self._dir, damaged)
         return None
 
-    def _tried(self, session: Any, path: str) -> str | None:
+    def _tried(self, session: Session, path: str) -> str | None:
         """Restore a checkpoint; returns why that cannot be done: its manifest names the file, TensorFlow may not."""
         why = problem(path, read_data=False) or _damage(session, path, self._savers)
         return why and (problem(path) or why)
@@ -194,7 +195,7 @@ class CheckpointManager:
         """Whether it is time to save."""
         return time.monotonic() >= self._next
 
-    def try_save(self, session: Any, global_step: Any, at_rest: bool = True) -> None:
+    def try_save(self, session: Session, global_step: Variable, at_rest: bool = True) -> None:
         """Save; a failure is told and training goes on, with the last checkpoint still there."""
         try:
             self.save(session, global_step, at_rest)
@@ -202,7 +203,7 @@ class CheckpointManager:
             log.info("%s Training goes on; the next try is in %g s.", error, self._every_secs)
         self._next = time.monotonic() + self._every_secs
 
-    def save(self, session: Any, global_step: Any, at_rest: bool = True) -> int:
+    def save(self, session: Session, global_step: Variable, at_rest: bool = True) -> int:
         """Save the variables as ``model.ckpt-STEP``, unless that step is saved already; returns the step.
 
         Args:
@@ -236,7 +237,7 @@ class CheckpointManager:
         """Return whether a checkpoint is there, whole, and all of its step."""
         return path in self._at_rest and self._whole[path] and problem(path, read_data=False) is None
 
-    def _save(self, session: Any, model_dir: str, at_rest: bool) -> None:
+    def _save(self, session: Session, model_dir: str, at_rest: bool) -> None:
         """Save, and delete what is too old; what is saved has the step that it is of: training may go on.
 
         Raises:

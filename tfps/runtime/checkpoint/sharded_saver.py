@@ -21,6 +21,7 @@ import tensorflow.compat.v1 as tf
 from tfps.report import brief
 from tfps.runtime.checkpoint.manifest import problem
 from tfps.runtime.graph.passes.snapshot import Snapshot
+from tfps.tf_types import Session
 
 _TRIES_SECS = 3.0  # to find a moment at which the same updates are on all PS
 _STUCK_SECS = 1.0  # an update that is in part for so long stays so: its worker is lost
@@ -88,11 +89,11 @@ class ShardedSaver:
         self._found = [_read_on(device, self._file) for device in sorted({v.device for v in tf.global_variables()})]
         self._told = ""
 
-    def look(self, session: Any) -> SaveResult:
+    def look(self, session: Session) -> SaveResult:
         """Look at the variables as ``save`` does, and write nothing."""
         return _saved(session.run(self._look))
 
-    def save(self, session: Any, path: str) -> SaveResult:
+    def save(self, session: Session, path: str) -> SaveResult:
         """Write a checkpoint: of one moment of each PS, of the same updates on all of them if that can be had.
 
         Args:
@@ -111,7 +112,7 @@ class ShardedSaver:
         saved = self._saved_by_ps(session, path) if self._is_shared(session, word) else None
         return saved or self._save(session, self._by_chief, path)
 
-    def _save(self, session: Any, saver: Any, path: str) -> SaveResult:
+    def _save(self, session: Session, saver: Any, path: str) -> SaveResult:
         names = saver.saver_def
         fetches = {"path": names.save_tensor_name, **self._look}
         deadline, feed = time.monotonic() + _TRIES_SECS, {names.filename_tensor_name: path}
@@ -125,7 +126,7 @@ class ShardedSaver:
             found = self._stuck.look(session.run(self._counts))
             feed[self._may_be_uneven] = found if time.monotonic() < deadline else np.ones_like(found)
 
-    def _saved_by_ps(self, session: Any, path: str) -> SaveResult | None:
+    def _saved_by_ps(self, session: Session, path: str) -> SaveResult | None:
         try:
             saved = self._save(session, self._by_ps, path)
             why = problem(path) or _unreadable(path)
@@ -140,7 +141,7 @@ class ShardedSaver:
         _clear(path)
         return None
 
-    def restore(self, session: Any, path: str) -> None:
+    def restore(self, session: Session, path: str) -> None:
         """Read a checkpoint, whoever has written it.
 
         Raises:
@@ -157,7 +158,7 @@ class ShardedSaver:
                 log.info("the chief reads %s, as a PS cannot: %s", path, brief(error))
         self._by_chief.restore(session, path)
 
-    def _is_shared(self, session: Any, file: Path) -> bool:
+    def _is_shared(self, session: Session, file: Path) -> bool:
         """Return whether every PS finds a file as it is here."""
         try:
             here, found = file.read_bytes(), session.run(self._found, {self._file: str(file)})

@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.coordination.job_state import JobState
 from tfps.runtime.coordination.stragglers import WorkerPace
+from tfps.tf_types import Session
 
 FORGOTTEN = "Session handle is not found"
 _EVERY_SECS, _HEARD_SECS = 1.0, 5.0
@@ -39,7 +39,7 @@ class Heartbeat:
         self.before = WorkerPace()
         self.forgotten = False
 
-    def use(self, session: Any) -> None:
+    def use(self, session: Session) -> None:
         """Beat by this session from now on."""
         first = self._beat is None
         self._beat, self._pulse = self._state.heartbeat_writer(session), self._state.pulse(session)

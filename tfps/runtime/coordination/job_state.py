@@ -1,38 +1,45 @@
 """The job's own state, held on the PS as TensorFlow resources, so that the tasks agree on the end among themselves.
 
-Each PS holds a vector with a phase per worker; PS 0 also what each has done. The protocol:
+Each PS holds a vector with a phase for each worker; PS 0 also holds what each has done. Start-up::
 
-1. A PS sets its state to zero as soon as its server is up, and says on what terms it was started.
-2. A worker that was started on the same (``compatibility``) reads which PS have its mark, then leaves it on all.
-3. The chief gives the variables their values (initial, or a checkpoint's), then sets ``ready`` on PS 0 to era 0.
-4. The other workers wait for that, then train.
-   In ``async``, a worker that has drawn all tickets is IDLE until ``max_steps`` updates are applied: another one may be
-   lost, or have no more input, with a ticket in its hand. When no other one is RUNNING, the first that is IDLE takes
+    ps         sets its state to zero, and says with which options it was started
+    worker     same options? (``compatibility``) -> reads who has joined which PS -> joins all PS
+    chief      initializes the variables (first values, or a checkpoint's) -> released = generation 0
+    workers    wait until released >= 0 -> train
+
+The end:
+
+1. In ``async``, a worker that has drawn all tickets is IDLE until ``max_steps`` updates are applied: another worker may
+   be lost, or have no more input, while it holds a ticket. When no other worker is RUNNING, the first IDLE one takes
    those steps. The chief is EXHAUSTED when its own input has ended, and waits for the others.
-5. A worker that is through (or was told to stop) writes DONE (or STOPPED) on every PS, and leaves.
-   The chief does so last, when the final checkpoint, the evaluation and the summary are written.
-   A worker that cannot go on, and would not if it were started again, writes minus its exit code.
-6. A PS leaves when every worker is DONE, or one has failed.
+2. A worker that is done (or told to stop) writes DONE (or STOPPED) on every PS, and leaves. The chief does so last,
+   when the final checkpoint, the evaluation and the summary are written. A worker that cannot continue, and could not
+   after a restart either, writes minus its exit code.
+3. A PS leaves when every worker is DONE, or one has failed.
 
-A worker that finds its mark has been here before: it was started again, by a platform or a person. Where every PS has
-its mark, the PS hold all there is, and no step is lost:
+A worker that finds that it has joined before was restarted, by a platform or a person. If it has joined every PS, the
+PS hold everything, and no step is lost:
 
-- Where no worker waits for another (``async``; before step 4; all others are DONE), it goes on, the chief too.
-- In ``sync`` the others wait for what the lost worker took along, so all begin together anew. It *calls* them: it
-  raises the ``era`` on PS 0. Every worker looks for that now and then, breaks off its step, and writes the era that it
-  has come to into ``met``. When all that are RUNNING have come, the chief lets the update end that has begun, clears
-  what the broken-off steps have left, and sets ``ready`` to that era; everyone goes on at the present step. Who is lost
-  meanwhile, calls again.
+- Where no worker waits for another (``async``; before the first step; all others are DONE), it continues alone.
+- In ``sync`` the others wait for what the lost worker took along, so all workers restart together::
 
-Where only some PS have its mark, the others were started again, and lack their variables; and where the chief was lost
-in an update that one PS had ended and another not, they have them of two steps. Then the job has to begin anew from its
-checkpoint: the worker tells the PS with its mark to leave, and leaves; so does everyone who misses a PS then. The
-platform starts them all again, and they find no marks.
+      restarted worker   generation += 1 on PS 0
+      every worker       reads the generation now and then -> interrupts its step -> arrived[i] = generation
+      chief              all RUNNING workers have arrived -> lets the update finish that has started
+                         -> clears what interrupted steps have left -> released = generation
+      every worker       continues at the present step
+
+  A worker that is lost meanwhile requests the next restart.
+
+If it has joined only some PS, the others were restarted and lack their variables. If the chief was lost in an update
+that one PS had finished and another had not, the variables are of two steps. Then the job has to restart from its
+checkpoint: the worker sets ``aborted`` on the PS that it had joined, and exits; so does everyone who misses a PS then.
+The platform restarts them all, and nobody has joined.
 
 A process that was taken for lost may come back when it was replaced (it stood still, or was cut off). When its
-successor opened its first session, the PS forgot those of the process before (TensorFlow's ``SessionMgr``, by the
-task's name and incarnation): whatever it still asks fails, and it ends. A session that it opened would take its
-successor's away. So a worker opens none unless it has just been heard.
+replacement opened its first session, the PS forgot the sessions of the process before (TensorFlow's ``SessionMgr``, by
+the task's name and incarnation): its requests fail, and it exits. A session that it opened would take its replacement's
+away. So a worker opens none unless it has just been heard.
 
 The variables are in no collection: they are no part of the model and of no checkpoint.
 """
@@ -47,6 +54,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster.resolver import Cluster
 from tfps.runtime.coordination.stragglers import WorkerPace
+from tfps.tf_types import Session
 
 RUNNING, STOPPED, DONE, IDLE, EXHAUSTED = 0, 1, 2, 3, 4  # and below 0, minus an exit code
 AT_WORK = (RUNNING, IDLE, EXHAUSTED)
@@ -76,19 +84,19 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RestartState:
     """Where the workers are in beginning together.
 
     Attributes:
-        era: The newest.
-        ready: The one in which everyone may go on.
-        met: By worker, the one it has come to.
+        generation: The newest.
+        released: The one in which everyone may go on.
+        arrived: By worker, the one it has come to.
         phases: By worker.
     """
 
-    era: int
-    ready: int
-    met: Sequence[int]
+    generation: int
+    released: int
+    arrived: Sequence[int]
     phases: Sequence[int]
 
 
@@ -98,14 +106,14 @@ class PsState:
 
     Attributes:
         phase: int32 variable [num_workers]: RUNNING or another phase, or minus an exit code.
-        marks: bool variable [num_workers]: who has joined.
-        leave: bool variable: the job has to begin anew.
+        joined: bool variable [num_workers]: who has joined.
+        aborted: bool variable: the job has to begin anew.
         terms: string variable: what the PS was started on; see ``compatibility``.
     """
 
     phase: Any
-    marks: Any
-    leave: Any
+    joined: Any
+    aborted: Any
     terms: Any
 
 
@@ -116,18 +124,18 @@ class FirstState:
     Attributes:
         tally: float64 variable [num_workers, 4]: each worker's last ``Tally``. Written when it signs off.
         beats: float64 variable [num_workers, 4]: each worker's last ``stragglers.WorkerPace``.
-        era: int64 variable: how often a worker has called the others together.
-        met: int64 variable [num_workers]: the era that each worker has come to.
-        ready: int64 variable: the era in which the chief lets everyone go on; before the first, -1.
+        generation: int64 variable: how often a worker has called the others together.
+        arrived: int64 variable [num_workers]: the generation that each worker has come to.
+        released: int64 variable: the generation in which the chief lets everyone go on; before the first, -1.
         pulse: int64 variable [num_workers]: by worker, how often it has given a sign of life, whatever it does.
         run: string variable: which run of which job the PS hold the variables of, once they have values.
     """
 
     tally: Any
     beats: Any
-    era: Any
-    met: Any
-    ready: Any
+    generation: Any
+    arrived: Any
+    released: Any
     pulse: Any
     run: Any
 
@@ -137,8 +145,8 @@ def on_ps(cluster: Cluster, index: int, terms: str = "") -> PsState:
     with tf.device(None), tf.device(f"/job:ps/task:{index}/cpu:0"):
         return PsState(
             phase=_variable(f"phase_{index}", np.zeros(cluster.num_workers, np.int32)),
-            marks=_variable(f"marks_{index}", np.zeros(cluster.num_workers, np.bool_)),
-            leave=_variable(f"leave_{index}", np.bool_(False)),
+            joined=_variable(f"joined_{index}", np.zeros(cluster.num_workers, np.bool_)),
+            aborted=_variable(f"aborted_{index}", np.bool_(False)),
             terms=_variable(f"terms_{index}", terms),
         )
 
@@ -149,9 +157,9 @@ def on_first(cluster: Cluster) -> FirstState:
         return FirstState(
             tally=_variable("tally", np.zeros([cluster.num_workers, 4], np.float64)),
             beats=_variable("beats", np.zeros([cluster.num_workers, 4], np.float64)),
-            era=_variable("era", np.int64(0)),
-            met=_variable("met", np.zeros(cluster.num_workers, np.int64)),
-            ready=_variable("ready", np.int64(-1)),
+            generation=_variable("generation", np.int64(0)),
+            arrived=_variable("met", np.zeros(cluster.num_workers, np.int64)),
+            released=_variable("ready", np.int64(-1)),
             pulse=_variable("pulse", np.zeros(cluster.num_workers, np.int64)),
             run=_variable("run", ""),
         )
@@ -183,26 +191,26 @@ class JobState:
         self._at = tf.placeholder(tf.float64, [4], name="tfps/beat")
         self._beat = first.beats.scatter_update(tf.IndexedSlices(self._at, worker)).op
         self._beats, self._tallies = first.beats.read_value(), first.tally.read_value()
-        self._era = tf.placeholder(tf.int64, [], name="tfps/era")
-        self._set_ready = first.ready.assign(self._era, read_value=False)
-        self._call = first.era.assign_add(1, read_value=False)
-        era = first.era.read_value()
-        with tf.device(first.era.device):
-            self._come = first.met.scatter_update(tf.IndexedSlices(era, worker)).op, era
+        self._generation = tf.placeholder(tf.int64, [], name="tfps/generation")
+        self._release = first.released.assign(self._generation, read_value=False)
+        self._request_restart = first.generation.assign_add(1, read_value=False)
+        generation = first.generation.read_value()
+        with tf.device(first.generation.device):
+            self._arrive = first.arrived.scatter_update(tf.IndexedSlices(generation, worker)).op, generation
         phase = servers[0].phase.read_value()
-        self._look = [*(v.read_value() for v in (first.era, first.ready, first.met)), phase]
+        self._look = [*(v.read_value() for v in (first.generation, first.released, first.arrived)), phase]
         self._read = phase, self._tallies
-        self._marked = [ps.marks.read_value() for ps in servers]
+        self._joined = [ps.joined.read_value() for ps in servers]
         self._sent, self._find = tf.placeholder(tf.int64, [], name="tfps/sent"), []
         for ps in servers:
             with tf.device(ps.phase.device):
                 self._find.append(tf.identity(self._sent).op)
-        self._mark = tf.group(*(ps.marks.scatter_update(tf.IndexedSlices(True, worker)) for ps in servers))
+        self._mark = tf.group(*(ps.joined.scatter_update(tf.IndexedSlices(True, worker)) for ps in servers))
         with tf.device(first.pulse.device):
             beaten = first.pulse.scatter_add(tf.IndexedSlices(tf.constant(1, tf.int64), worker)).op
             with tf.control_dependencies([beaten]):
                 self._pulses = first.pulse.read_value()
-        self._dismiss = [ps.leave.assign(True, read_value=False) for ps in servers]
+        self._abort = [ps.aborted.assign(True, read_value=False) for ps in servers]
         self._terms = [ps.terms.read_value() for ps in servers]
         self._run = tf.placeholder(tf.string, [], name="tfps/run")
         self._set_run = first.run.assign(self._run, read_value=False)
@@ -212,37 +220,37 @@ class JobState:
             *(variable.read_value().op for held in (*servers, first) for variable in vars(held).values())
         )
 
-    def write(self, session: Any, phase: int, tally: Tally | None = None) -> None:
+    def write(self, session: Session, phase: int, tally: Tally | None = None) -> None:
         """Tell every PS this worker's phase, and before that PS 0 what it has done."""
         session.run(self._write, {self._phase: phase, self._tally: dataclasses.astuple(tally or Tally())})
 
-    def heartbeat_writer(self, session: Any) -> Callable[[WorkerPace], None]:
-        """Return a function that leaves this worker's sign of life; see ``meeting_reader`` for why."""
+    def heartbeat_writer(self, session: Session) -> Callable[[WorkerPace], None]:
+        """Return a function that leaves this worker's sign of life; see ``restart_state_reader`` for why."""
         beat = session.make_callable(self._beat, [self._at])
         return lambda told: beat([told.steps, told.global_step, told.when, told.secs])
 
-    def beats(self, session: Any) -> Callable[[], list[WorkerPace]]:
-        """Return a function that returns by worker its last sign of life; see ``meeting_reader`` for why."""
+    def beats(self, session: Session) -> Callable[[], list[WorkerPace]]:
+        """Return a function that returns by worker its last sign of life; see ``restart_state_reader`` for why."""
         read = session.make_callable(self._beats)
         return lambda: [WorkerPace(int(steps), int(step), when, secs) for steps, step, when, secs in read().tolist()]
 
-    def tally(self, session: Any) -> list[Tally]:
+    def tally(self, session: Session) -> list[Tally]:
         """Return by worker what it has told when it signed off."""
         return [Tally(int(steps), int(skipped), *rest) for steps, skipped, *rest in session.run(self._tallies).tolist()]
 
-    def set_ready(self, session: Any, era: int = 0) -> None:
-        """Let the workers go on: the variables have their values, and nothing is left of an earlier era."""
-        session.run(self._set_ready, {self._era: era})
+    def release(self, session: Session, generation: int = 0) -> None:
+        """Let the workers go on: the variables have their values, and nothing is left of an earlier generation."""
+        session.run(self._release, {self._generation: generation})
 
-    def call(self, session: Any) -> None:
+    def request_restart(self, session: Session) -> None:
         """Call all workers together."""
-        session.run(self._call)
+        session.run(self._request_restart)
 
-    def come(self, session: Any) -> int:
-        """Come to the newest era, and return it."""
-        return int(session.run(self._come)[1])
+    def arrive(self, session: Session) -> int:
+        """Come to the newest generation, and return it."""
+        return int(session.run(self._arrive)[1])
 
-    def meeting_reader(self, session: Any) -> Callable[[], Meeting]:
+    def restart_state_reader(self, session: Session) -> Callable[[], RestartState]:
         """Return a function that tells where the workers are in beginning together.
 
         It can be called while another thread adds to the graph: ``session.run`` could not, which would take in
@@ -250,17 +258,17 @@ class JobState:
         """
         look = session.make_callable(self._look)
 
-        def meeting() -> Meeting:
-            era, ready, met, phases = look()
-            return Meeting(int(era), int(ready), met.tolist(), phases.tolist())
+        def read() -> RestartState:
+            generation, released, arrived, phases = look()
+            return RestartState(int(generation), int(released), arrived.tolist(), phases.tolist())
 
-        return meeting
+        return read
 
-    def look(self, session: Any) -> Meeting:
+    def restart_state(self, session: Session) -> RestartState:
         """Return where the workers are in beginning together."""
-        return self.meeting_reader(session)()
+        return self.restart_state_reader(session)()
 
-    def is_up(self, session: Any) -> bool:
+    def is_up(self, session: Session) -> bool:
         """Return whether every PS has set up its state."""
         try:
             session.run(self._up)
@@ -268,7 +276,7 @@ class JobState:
             return False
         return True
 
-    def is_found(self, session: Any) -> bool:
+    def is_found(self, session: Session) -> bool:
         """Return whether every PS can take something from this worker, for which it connects to the worker's address.
 
         Raises:
@@ -283,47 +291,47 @@ class JobState:
             return False
         return True
 
-    def terms(self, session: Any) -> list[str]:
+    def terms(self, session: Session) -> list[str]:
         """Return by PS what it was started on."""
         return [terms.decode() for terms in session.run(self._terms)]
 
-    def set_run(self, session: Any, run: str) -> None:
+    def set_run(self, session: Session, run: str) -> None:
         """Say which run of which job the variables are of; see ``compatibility``."""
         session.run(self._set_run, {self._run: run})
 
-    def run(self, session: Any) -> str:
+    def run(self, session: Session) -> str:
         """Return what ``set_run`` has said last."""
         told: str = session.run(self._present_run).decode()
         return told
 
-    def marked(self, session: Any) -> list[bool]:
+    def marked(self, session: Session) -> list[bool]:
         """Tell by PS whether this worker has joined it before."""
-        return [bool(marks[self._worker]) for marks in session.run(self._marked)]
+        return [bool(joined[self._worker]) for joined in session.run(self._joined)]
 
-    def join(self, session: Any) -> None:
+    def join(self, session: Session) -> None:
         """Leave this worker's mark on every PS."""
         session.run(self._mark)
 
-    def pulse(self, session: Any) -> Callable[[], list[int]]:
+    def pulse(self, session: Session) -> Callable[[], list[int]]:
         """Return a function that gives a sign of life, and returns how many each worker has given."""
         give = session.make_callable(self._pulses)
         return lambda: [int(pulse) for pulse in give()]
 
-    def abort_job(self, session: Any, which: Sequence[bool] | None = None) -> None:
+    def abort_job(self, session: Session, which: Sequence[bool] | None = None) -> None:
         """Tell all PS to leave, or some of them."""
-        chosen = which or [True] * len(self._dismiss)
-        session.run([leave for leave, told in zip(self._dismiss, chosen, strict=True) if told])
+        chosen = which or [True] * len(self._abort)
+        session.run([abort for abort, told in zip(self._abort, chosen, strict=True) if told])
 
-    def is_ready(self, session: Any) -> bool:
+    def is_ready(self, session: Session) -> bool:
         """Return whether the variables have their values."""
-        return self.look(session).ready >= 0
+        return self.restart_state(session).released >= 0
 
-    def steps(self, session: Any) -> list[int]:
+    def steps(self, session: Session) -> list[int]:
         """Return by worker how many steps it has taken; of one that is gone, what it had told last."""
         _, signed = self.read(session)
         return [max(steps, beat.steps) for steps, beat in zip(signed, self.beats(session)(), strict=True)]
 
-    def read(self, session: Any) -> tuple[list[int], list[int]]:
+    def read(self, session: Session) -> tuple[list[int], list[int]]:
         """Return every worker's phase and steps."""
         phase, tally = session.run(self._read)
         return phase.tolist(), [int(steps) for steps, *_ in tally]

@@ -2,12 +2,12 @@
 
 import logging
 import time
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.base import Step
 from tfps.report import plural
+from tfps.tf_types import Session
 
 _AT_REST_SECS = 1.0  # what a lost process has asked for has ended by then, or never does
 _POLL_SECS = 0.02
@@ -31,7 +31,7 @@ class PartialUpdates:
         with tf.control_dependencies([of.total.assign_add(self._mine, read_value=False)]):
             self._count = of.settle()
 
-    def tell(self, session: Any) -> None:
+    def tell(self, session: Session) -> None:
         """Say, and count on the PS, how many it has not told yet; no step of it is under way now."""
         deadline = time.monotonic() + _AT_REST_SECS
         while self._of and (found := int(session.run(self._mine))):

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import tensorflow.compat.v1 as tf
 
 from tfps.errors import PeerLostError
-from tfps.runtime.coordination.job_state import DONE, RUNNING, JobState, Meeting
+from tfps.runtime.coordination.job_state import DONE, RUNNING, JobState, RestartState
 from tfps.runtime.coordination.stragglers import Stragglers, WorkerPace
+from tfps.tf_types import Session
 
 _LISTEN_SECS = 0.5
 _LOOKS_IN_STEP = 5  # while the chief listens once: who is waited for changes within a step
@@ -29,13 +30,13 @@ log = logging.getLogger(__name__)
 class Recovery(Protocol):
     """What the chief does where workers begin together."""
 
-    def settle_update(self, session: Any) -> bool:
+    def settle_update(self, session: Session) -> bool:
         """Let the update end that has begun, and no other begin; return whether all variables are of one step."""
 
-    def release_workers(self, session: Any, era: int) -> None:
-        """Set up the mode for an era, so that everyone may go on."""
+    def release_workers(self, session: Session, generation: int) -> None:
+        """Set up the mode for a generation, so that everyone may go on."""
 
-    def global_step(self, session: Any) -> int:
+    def global_step(self, session: Session) -> int:
         """Return how many updates the variables have had."""
 
 
@@ -45,9 +46,9 @@ class RestartBarrier:
     Args:
         state: The job's.
         chief: The chief's duties, if this worker is the chief.
-        in_step: Whether workers wait for one another, and so have to begin anew together.
+        is_blocking: Whether workers wait for one another, and so have to begin anew together.
         wait_until: Returns when a condition is true; raises the reason to stop, if there is one.
-        ahead: ``modes.base.Step.ahead``.
+        ahead: ``modes.base.Step.updates_ahead``.
 
     Attributes:
         interrupted: Whether the session was closed because another worker has called.
@@ -59,50 +60,50 @@ class RestartBarrier:
         self,
         state: JobState,
         chief: Recovery | None,
-        in_step: bool,
+        is_blocking: bool,
         wait_until: Callable[[Callable[[], bool]], None],
         ahead: Any,
     ) -> None:
-        self._state, self._chief, self.in_step, self._wait_until = state, chief, in_step, wait_until
+        self._state, self._chief, self.is_blocking, self._wait_until = state, chief, is_blocking, wait_until
         self._ahead = ahead
         self._look_ahead: Callable[[], Sequence[int]] = lambda: []
         self._look_at_beats: Callable[[], Sequence[WorkerPace]] = lambda: []
-        self.stragglers = Stragglers(_FEW_LOOKS_IN_STEP) if in_step else Stragglers()
+        self.stragglers = Stragglers(_FEW_LOOKS_IN_STEP) if is_blocking else Stragglers()
         self._session: Any = None
-        self._look: Callable[[], Meeting] = lambda: Meeting(0, -1, [], [])
-        self._era = 0
+        self._look: Callable[[], RestartState] = lambda: RestartState(0, -1, [], [])
+        self._generation = 0
         self._listening = False
         self.interrupted = self.over = False
 
-    def begin(self, session: Any) -> None:
-        """Wait until every worker that trains has come to the newest era, and may go on.
+    def begin(self, session: Session) -> None:
+        """Wait until every worker that trains has come to the newest generation, and may go on.
 
         Raises:
             PeerLostError: If the variables are of no use: the job has to begin anew from its checkpoint.
         """
         self._session, self._listening, self.interrupted = session, False, False
-        self._look = self._state.meeting_reader(session)
-        if self.in_step:
+        self._look = self._state.restart_state_reader(session)
+        if self.is_blocking:
             self._look_ahead = session.make_callable(self._ahead)
         self._look_at_beats = self._state.beats(session)
-        while not self._come(session):
+        while not self._arrive(session):
             pass
         self._listening = True
 
     def listen(self) -> None:
         """From now on, break off what the session does when another worker calls; the chief looks who is behind."""
-        if self.in_step or self._chief:
+        if self.is_blocking or self._chief:
             threading.Thread(target=self._listen, daemon=True, name="listener").start()
 
     def _listen(self) -> None:
-        looks = _LOOKS_IN_STEP if self._chief and self.in_step else 1
+        looks = _LOOKS_IN_STEP if self._chief and self.is_blocking else 1
         pauses = random.Random()  # noqa: S311  not the model's, which it may have seeded
         for turn in itertools.count(1):
             pause = _LISTEN_SECS / looks
             time.sleep(pause * pauses.uniform(0.5, 1.5))  # not always at the same point of a step
-            session, look, era = self._session, self._look, self._era
+            session, look, generation = self._session, self._look, self._generation
             with contextlib.suppress(tf.errors.OpError, RuntimeError):  # of a closed session
-                called = self._listening and turn % looks == 0 and look().era > era
+                called = self._listening and turn % looks == 0 and look().generation > generation
                 if called and session is self._session:
                     self._listening, self.interrupted = False, True
                     session.close()
@@ -110,45 +111,47 @@ class RestartBarrier:
                     self._look_for_stragglers(turn)
 
     def _look_for_stragglers(self, turn: int) -> None:
-        if self.in_step:
+        if self.is_blocking:
             self.stragglers.look_in_step(self._look_ahead())
         elif turn % _LISTENS_A_PACE == 0:
             training = [index for index, phase in enumerate(self._look().phases) if phase == RUNNING]
             self.stragglers.look_apart(self._look_at_beats(), training)
 
-    def _come(self, session: Any) -> bool:
-        """Come to the newest era; return whether everyone goes on in it, or has been called again."""
-        era = self._era = self._state.come(session)
-        if self._chief and self._look().ready < era:
-            self._let_go(self._chief, session, era)
-        self._wait_until(lambda: (seen := self._look()).ready >= era or seen.era > era or self._is_over(seen))
+    def _arrive(self, session: Session) -> bool:
+        """Come to the newest generation; return whether everyone goes on in it, or has been called again."""
+        generation = self._generation = self._state.arrive(session)
+        if self._chief and self._look().released < generation:
+            self._release(self._chief, session, generation)
+        self._wait_until(
+            lambda: (seen := self._look()).released >= generation or seen.generation > generation or self._is_over(seen)
+        )
         seen = self._look()
         self.over = self._is_over(seen)
-        return seen.ready >= era or self.over
+        return seen.released >= generation or self.over
 
-    def _is_over(self, seen: Meeting) -> bool:
+    def _is_over(self, seen: RestartState) -> bool:
         """Return whether the chief has left: it heard no call any more, as all was done."""
         return self._chief is None and seen.phases[0] == DONE
 
-    def _let_go(self, chief: Recovery, session: Any, era: int) -> None:
-        """Wait for the others, clear what is left of the era before, and let everyone go on."""
-        self._wait_until(lambda: self._all_have_come(era))
-        if self._look().era > era:
+    def _release(self, chief: Recovery, session: Session, generation: int) -> None:
+        """Wait for the others, clear what is left of the generation before, and let everyone go on."""
+        self._wait_until(lambda: self._all_have_arrived(generation))
+        if self._look().generation > generation:
             return
         try:
-            of_use = not era or chief.settle_update(session)
+            of_use = not generation or chief.settle_update(session)
             if of_use:
-                chief.release_workers(session, era)
+                chief.release_workers(session, generation)
         except tf.errors.DeadlineExceededError:
             of_use = False
         if not of_use:
             self._state.abort_job(session)
             raise PeerLostError("the chief was lost in the middle of an update: the job begins anew.")
-        self._state.set_ready(session, era)
-        if era:
+        self._state.release(session, generation)
+        if generation:
             log.info("a worker was started again: all go on together from step %d", chief.global_step(session))
 
-    def _all_have_come(self, era: int) -> bool:
+    def _all_have_arrived(self, generation: int) -> bool:
         seen = self._look()
         training = [index for index, phase in enumerate(seen.phases) if phase == RUNNING]
-        return seen.era > era or all(seen.met[index] >= era for index in training)
+        return seen.generation > generation or all(seen.arrived[index] >= generation for index in training)

@@ -19,7 +19,7 @@ class JobStateReader:
     Args:
         new_session: Makes a session on the training graph.
         state: What is asked.
-        ahead: ``Step.ahead``.
+        ahead: ``Step.updates_ahead``.
         may_ask: Tells whether the PS know this process: a session of one that was replaced would end its successor's.
     """
 
@@ -40,7 +40,7 @@ class JobStateReader:
         return self._asked(lambda session: self._state.read(session)[0]) or []
 
     def ahead(self) -> Sequence[int]:
-        """Return ``Step.ahead``, if the PS tell it."""
+        """Return ``Step.updates_ahead``, if the PS tell it."""
         return [] if self._ahead is None else self._asked(lambda session: session.run(self._ahead).tolist()) or []
 
     def beats(self) -> Sequence[WorkerPace]:

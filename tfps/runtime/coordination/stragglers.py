@@ -38,7 +38,7 @@ class Stragglers:
         self._before: Sequence[WorkerPace] = []
 
     def look_in_step(self, ahead: Sequence[int]) -> None:
-        """Look who is waited for, where workers wait for one another; ``ahead`` is ``modes.base.Step.ahead``."""
+        """Look who is waited for, where workers wait for one another; see ``Step.updates_ahead``."""
         if len(ahead) > 1:  # else there is nobody who waits
             self._note([index for index, count in enumerate(ahead) if count <= 0])
 

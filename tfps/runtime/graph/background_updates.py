@@ -13,6 +13,7 @@ from tfps.runtime.graph.cancel_safe_iterator import INPUTS
 from tfps.runtime.graph.graph_editor import is_in_every_step
 from tfps.runtime.graph.passes import side_effects, wire_packing
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
+from tfps.tf_types import Graph, Operation, Session
 
 _IN_A_RUN = 8
 _OF_A_BATCH = (
@@ -33,7 +34,7 @@ class UpdateRunner:
         error: Why there are no more updates, if that is an error.
     """
 
-    def __init__(self, session: Any, update: Any, now: Mapping[Any, Any]) -> None:
+    def __init__(self, session: Session, update: Any, now: Mapping[Any, Any]) -> None:
         self.error: Exception | None = None
         self._session = session
         self._run = functools.partial(session.make_callable(update, list(now)), *now.values())
@@ -53,7 +54,7 @@ class UpdateRunner:
         self._session.close()
 
 
-def unrolled(graph: Any, step: Step, packed: bool) -> Any:
+def unrolled(graph: Graph, step: Step, packed: bool) -> Any:
     """Return several updates of a mode as one operation, so that between most of them no Python is waited for.
 
     Each is a copy. What an update shares with the worker's step, as a learning rate that the model keeps in a variable,
@@ -77,17 +78,17 @@ def unrolled(graph: Any, step: Step, packed: bool) -> Any:
     made = placement.ancestors([step.update])
     if any(op.type in INPUTS for op in made):
         raise ValueError(_OF_A_BATCH)
-    steps, early = UnrolledStep(graph, [step.update], apart=True), set(placement.ancestors(step.begins))
-    after = _after(step.begins, made)
+    steps, early = UnrolledStep(graph, [step.update], apart=True), set(placement.ancestors(step.update_starts))
+    after = _after(step.update_starts, made)
     late = [op for op in made if op not in early and _uses_ps(op) and (op not in after or not side_effects.changes(op))]
     for number in range(1, _IN_A_RUN + 1):
         copy = steps.copy(number)
         for op in late:
-            copy(op)._add_control_inputs([copy(begin) for begin in step.begins])
+            copy(op)._add_control_inputs([copy(begin) for begin in step.update_starts])
     return copy(step.update)
 
 
-def _after(begins: Sequence[Any], ops: Sequence[Any]) -> set[Any]:
+def _after(begins: Sequence[Operation], ops: Sequence[Operation]) -> set[Any]:
     """Return those of some operations that need others anyway."""
     known, found, todo = set(ops), set(begins), list(begins)
     for op in todo:  # grows while it is read
@@ -98,7 +99,7 @@ def _after(begins: Sequence[Any], ops: Sequence[Any]) -> set[Any]:
     return found
 
 
-def _uses_ps(op: Any) -> bool:
+def _uses_ps(op: Operation) -> bool:
     """Return whether an operation uses what a PS holds, and is in no branch and no loop.
 
     To count something, or to call a function that reads a learning rate, takes no gradient, and would come an update

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,8 +17,8 @@ from tfps.errors import ModelError
 from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.atomic_update import leaves
-from tfps.modes.base import Step
-from tfps.modes.registry import MODES
+from tfps.modes.base import Mode, ModeContext, Step
+from tfps.modes.registry import mode_of
 from tfps.runtime.graph import inputs, layout, model_calls, placement, variable_check
 from tfps.runtime.graph.background_updates import unrolled
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS, CancelSafeIterator
@@ -35,6 +34,7 @@ from tfps.runtime.graph.passes import (
 )
 from tfps.runtime.graph.passes.snapshot import Place, saved_name
 from tfps.runtime.graph.passes.variable_packing import Packing, can_pack
+from tfps.tf_types import Graph, Operation, Optimizer, Tensor, Variable
 
 _T = TypeVar("_T")
 _WORKER_STRIDE = 7_368_787  # between the seeds of two workers
@@ -58,12 +58,13 @@ class TrainGraph:
             its optimizer does.
     """
 
-    graph: Any
-    global_step: Any
+    graph: Graph
+    global_step: Variable
     iterator: Any
     batches: Any
     examples: Any
     spec: ModelSpec
+    mode: Mode
     step: Step
     next_ticket: Any
     updates: Any
@@ -98,8 +99,8 @@ class EvalGraph:
     """
 
     model: Model
-    graph: Any
-    global_step: Any
+    graph: Graph
+    global_step: Variable
     iterator: Any
     batches: Any
     metrics: Mapping[str, tuple[Any, Any]]
@@ -113,6 +114,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
     Raises:
         ModelError: If the model fails, or gives back something else than its contract says.
     """
+    mode = mode_of(config)
     with _new_graph(config) as graph:
         with _on_cluster(config, cluster, task):
             global_step = tf.train.get_or_create_global_step()
@@ -126,10 +128,8 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             examples = tf.convert_to_tensor(inputs.examples_of(*batch), tf.int64)
             loop_hoisting.hoist_loop_reads(graph)
             checked = model_updates.check(graph)
-            updates = model_updates.of_step(graph, on_ps=task.is_chief or config.mode != "sync")
+            spec, updates = _with_own_updates(graph, spec, on_ps=task.is_chief or not mode.is_blocking)
             _only_with(_next_of(iterator), [spec.loss, *updates])
-            # What is shown is fetched, and what is fetched cannot be redirected.
-            spec = dataclasses.replace(spec, log_tensors={n: tf.identity(t) for n, t in spec.log_tensors.items()})
             summary = tf.summary.merge_all()
         shown = [spec.loss, *spec.log_tensors.values(), *([] if summary is None else [summary])]
         if problem := embedding_rows.problem([*shown, *updates]):
@@ -140,17 +140,17 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             tf.device(placement.device_setter(cluster, task, lambda _op: 0)),
             placement.local_variables_on(task.device),
         ):
-            mode = importlib.import_module(MODES[config.mode])
+            context = ModeContext(config, cluster, task)
             packing = _packing(spec.optimizer, config)
             used = set(placement.ancestors([*shown, *updates]))
             optimizer = nan_guard.CheckedOptimizer(
                 packing or spec.optimizer,
                 packing.name_of if packing else _name_of,
-                room=_room(config, cluster),
-                sent=[tensor for tensor, _ in checked if tensor.op in used],
+                room=_room(config, mode.gradients_per_update(cluster.num_workers)),
+                sent=[_next_of(iterator), *(tensor for tensor, _ in checked if tensor.op in used)],
             )
             known = set(graph.get_operations())
-            step = _built(model, lambda: mode.build(optimizer, spec.loss, global_step, config, cluster, task))
+            step = _built(model, lambda: mode.build_step(optimizer, spec.loss, global_step, context))
             made = [op for op in graph.get_operations() if op not in known]
             model_updates.put_before(graph, updates, made, optimizer.gates, step.update)
             model_updates.put_after(graph, updates, optimizer.checks)
@@ -176,6 +176,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             batches=batches,
             examples=examples,
             spec=spec,
+            mode=mode,
             step=step,
             next_ticket=next_ticket,
             updates=background,
@@ -190,10 +191,23 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         )
 
 
-def _with_updates(step: Step, updates: Sequence[Any]) -> Step:
+def _with_own_updates(graph: Graph, spec: ModelSpec, on_ps: bool) -> tuple[ModelSpec, Sequence[Operation]]:
+    """Return a model's own updates, and what it gave back, without tensors to log that would change a PS otherwise."""
+    logged = {n: t for n, t in spec.log_tensors.items() if on_ps or not model_updates.changes_ps(graph, t)}
+    summaries = graph.get_collection(tf.GraphKeys.SUMMARIES)
+    updates = model_updates.of_step(graph, on_ps, spec.loss, [*logged.values(), *summaries])
+    # What is shown is fetched, and what is fetched cannot be redirected.
+    return dataclasses.replace(spec, log_tensors={n: tf.identity(t) for n, t in logged.items()}), updates
+
+
+def _with_updates(step: Step, updates: Sequence[Operation]) -> Step:
     """Return a step with which the model's own updates run; what another run applies may read what they change."""
-    gate = step.gate if step.update is None else (*step.gate, *(leaf for op in updates for leaf in leaves(op)))
-    return dataclasses.replace(step, train_op=tf.group(step.train_op, *updates), gate=gate)
+    barrier = (
+        step.read_barrier
+        if step.update is None
+        else (*step.read_barrier, *(leaf for op in updates for leaf in leaves(op)))
+    )
+    return dataclasses.replace(step, train_op=tf.group(step.train_op, *updates), read_barrier=barrier)
 
 
 def _seed(config: JobConfig, task: Task) -> int:
@@ -201,18 +215,18 @@ def _seed(config: JobConfig, task: Task) -> int:
     return (config.seed + _WORKER_STRIDE * task.index) % (INT32_MAX - 1)
 
 
-def _room(config: JobConfig, cluster: Cluster) -> float:
-    """Return how many times as large as they are gradients have to be finite: sync sums them, bfloat16 rounds up."""
-    return (cluster.num_workers if config.mode == "sync" else 1) * (1.01 if config.wire == "bfloat16" else 1.0)
+def _room(config: JobConfig, summed: int) -> float:
+    """Return by how much gradients may grow and have to stay finite: some are summed, bfloat16 rounds up."""
+    return summed * (1.01 if config.wire == "bfloat16" else 1.0)
 
 
-def _packing(optimizer: Any, config: JobConfig) -> Packing | None:
+def _packing(optimizer: Optimizer, config: JobConfig) -> Packing | None:
     if config.wire == "plain" or not can_pack(optimizer):
         return None
     return Packing(optimizer, scalars=config.wire != "bfloat16")
 
 
-def _name_of(variable: Any) -> str:
+def _name_of(variable: Variable) -> str:
     return str(variable.op.name)
 
 
@@ -254,7 +268,7 @@ def evaluation(
     return EvalGraph(model, graph, global_step, iterator, batches, metrics, cluster is not None, config.batch_size)
 
 
-def _only_with(read: Any, updates: Sequence[Any]) -> None:
+def _only_with(read: Tensor, updates: Sequence[Operation]) -> None:
     """Let a step change nothing where there is no batch any more, although it may not look at it: metrics, counters."""
     for op in set(placement.ancestors(updates)) - set(placement.ancestors([read])):
         lasts = any(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype for tensor in op.inputs)
@@ -263,7 +277,7 @@ def _only_with(read: Any, updates: Sequence[Any]) -> None:
             op._add_control_input(read)
 
 
-def _check_values(model: Model, read: Any, metrics: Mapping[str, tuple[Any, Any]]) -> None:
+def _check_values(model: Model, read: Tensor, metrics: Mapping[str, tuple[Any, Any]]) -> None:
     """Make sure that no metric's value needs a batch: it is asked for when there is none any more."""
     of_batch = [
         name for name, (value, _) in metrics.items() if read in placement.ancestors([tf.convert_to_tensor(value)])

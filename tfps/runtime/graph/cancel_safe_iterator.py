@@ -13,6 +13,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.data.ops.prefetch_op import _PrefetchDataset
 from tensorflow.python.data.util import structure
 
+from tfps.tf_types import Dataset
+
 INPUTS = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard")  # operations that give a batch
 _END = re.compile("End of sequence|is closed and has insufficient elements")  # of a dataset, of a queue
 _NAME, _INCARNATION = "tfps/input", "tfps/incarnation"
@@ -34,7 +36,7 @@ class CancelSafeIterator:
         resource: What gives them.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Dataset) -> None:
         self._spec, self._flat = dataset.element_spec, dataset._flat_structure
         self.resource = tf.raw_ops.MultiDeviceIterator(
             devices=["/cpu:0"], shared_name=_NAME, container="", **self._flat
@@ -74,7 +76,7 @@ def is_of_another(error: Any) -> bool:
     return is_end(error) and "End of sequence" not in error.message
 
 
-def _without_prefetch(dataset: Any) -> tuple[Any, Any]:
+def _without_prefetch(dataset: Dataset) -> tuple[Any, Any]:
     """Return a dataset without the ``prefetch`` at its end, and how many elements to keep ready instead: int64.
 
     Two threads that hand each element on cost a short step (``tfps launch --model=mnist``) about a tenth of its time.

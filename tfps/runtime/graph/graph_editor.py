@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.graph.placement import task_of
+from tfps.tf_types import Operation, Tensor
 
 
 def device(task: str) -> str:
@@ -14,7 +15,7 @@ def device(task: str) -> str:
     return f"/job:{job}/task:{index}"
 
 
-def is_in_every_step(op: Any) -> bool:
+def is_in_every_step(op: Operation) -> bool:
     """Return whether an operation runs once in each step: it is in no branch of ``tf.cond`` and in no loop."""
     return op._get_control_flow_context() is None and op.type not in ("Switch", "RefSwitch", "Enter", "RefEnter")
 
@@ -28,7 +29,7 @@ def replace(old: Any, new: Any, where: Callable[[Any], bool]) -> None:
                     user._update_input(index, new)
 
 
-def flat(tensors: Sequence[Any], name: str | None = None) -> Any:
+def flat(tensors: Sequence[Tensor], name: str | None = None) -> Any:
     """Return tensors of one type as one vector."""
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0, name=name)
 
@@ -39,7 +40,7 @@ def unflat(vector: Any, like: Sequence[Any]) -> Sequence[Any]:
     return [tf.reshape(part, one.shape) for part, one in zip(parts, like, strict=True)]
 
 
-def independent(tensors: Sequence[Any], target: str) -> Sequence[Any]:
+def independent(tensors: Sequence[Tensor], target: str) -> Sequence[Any]:
     """Return the tensors that depend on nothing which ``target`` makes of another one of them."""
     users = [user for tensor in tensors for user in tensor.consumers() if task_of(user) == target]
     after: set[Any] = set(users)

@@ -12,6 +12,7 @@ from tfps.models.spec import ModeKeys
 from tfps.runtime.graph import model_calls
 from tfps.runtime.graph.cancel_safe_iterator import CancelSafeIterator
 from tfps.runtime.graph.passes import side_effects
+from tfps.tf_types import Dataset, Graph, Tensor
 
 _MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of operations' names, of datasets
 _END = ("PyFunc", "IteratorGetNext", "Dequeue", "ReaderRead")  # likewise, of what a function may end the input by
@@ -30,7 +31,7 @@ def input_of(model: Model, mode: str, config: JobConfig, device: str, pipelines:
         return iterator, _batches(dataset), iterator.get_next()
 
 
-def examples_of(features: Any, labels: Any) -> Any:
+def examples_of(features: Any, labels: Tensor) -> Any:
     """Return how many examples a batch has: a number, or an int64 scalar where it may be another in another batch.
 
     That is the first dimension of the labels, or of the features where no label has one; of several, of one that may
@@ -48,7 +49,7 @@ def examples_of(features: Any, labels: Any) -> Any:
     return parts[0].shape[:1].num_elements() if parts else 1
 
 
-def _batches(dataset: Any) -> Any:
+def _batches(dataset: Dataset) -> Any:
     """Return how many batches a dataset has, as far as its word is good: int64 scalar.
 
     One that chooses among others ends with one of them, and a Python function may give nothing the next time, though
@@ -63,7 +64,7 @@ def _batches(dataset: Any) -> Any:
     return tf.where(tf.equal(told, tf.data.experimental.INFINITE_CARDINALITY), unknown, told)
 
 
-def _keep_cardinality(graph: Any) -> None:
+def _keep_cardinality(graph: Graph) -> None:
     """Let ``map`` leave the number of elements as it is.
 
     With TensorFlow 1.x's it is unknown after it, for its function may end the input: one that calls Python, or takes
@@ -75,7 +76,7 @@ def _keep_cardinality(graph: Any) -> None:
             op._set_attr("preserve_cardinality", attr_value_pb2.AttrValue(b=True))
 
 
-def _nodes(graph: Any, node: Any) -> Iterator[Any]:
+def _nodes(graph: Graph, node: Any) -> Iterator[Any]:
     """Yield the operations in the functions that an operation calls, and in those that they call."""
     todo = [called.name for called in side_effects.functions_of(node)]
     for name in todo:  # grows while it is read

@@ -6,7 +6,6 @@ chief leaves its layout on the PS, and every worker compares its own with that b
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from tfps.cluster import rendezvous
 from tfps.errors import ModelError
@@ -14,6 +13,7 @@ from tfps.models.loader import Model
 from tfps.runtime.graph.passes.snapshot import Place
 from tfps.runtime.graph.placement import VARIABLES, task_of
 from tfps.runtime.graph.variable_check import kind
+from tfps.tf_types import Graph
 
 _SHOWN = 2
 _OWN = "tfps/"  # variables that are alike on all workers, or made on some only
@@ -25,7 +25,7 @@ _FIX = (
 Layout = Mapping[str, str]
 
 
-def of(graph: Any, places: Mapping[str, Place]) -> Layout:
+def of(graph: Graph, places: Mapping[str, Place]) -> Layout:
     """Return by the name of each variable on a PS what it is, and where.
 
     Args:

@@ -13,6 +13,8 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
 from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys, ModelSpec
+from tfps.modes.registry import mode_of
+from tfps.tf_types import Optimizer, Tensor
 
 _OPTIMIZER_FLAGS = ("optimizer", "learning_rate")
 
@@ -69,7 +71,7 @@ def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: i
     Raises:
         ModelError: If it gives something else.
     """
-    context = tf.distribute.InputContext(pipelines, index, pipelines if config.mode == "sync" else 1)
+    context = tf.distribute.InputContext(pipelines, index, mode_of(config).gradients_per_update(pipelines))
     given = model.input_fn(mode, params_of(config), context)
     if given is None and mode == ModeKeys.EVAL:
         return None
@@ -86,7 +88,7 @@ def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: i
     return given
 
 
-def spec(model: Model, mode: str, config: JobConfig, features: Any, labels: Any) -> ModelSpec:
+def spec(model: Model, mode: str, config: JobConfig, features: Any, labels: Tensor) -> ModelSpec:
     """Return what ``model_fn`` gives for one batch; its loss is a scalar, where there has to be one.
 
     Raises:
@@ -155,7 +157,7 @@ def _spec_problem(given: Any, mode: str) -> str:
     return _log_problem(given.log_tensors) or (_metrics_problem(given.eval_metric_ops) if mode == ModeKeys.EVAL else "")
 
 
-def _optimizer_problem(optimizer: Any) -> str:
+def _optimizer_problem(optimizer: Optimizer) -> str:
     if not isinstance(optimizer, tf.train.Optimizer):
         fix = ": the optimizer itself, not what its minimize() returns" if isinstance(optimizer, tf.Operation) else ""
         return f"optimizer={_named(optimizer)}; it must be a tf.compat.v1.train.Optimizer{fix}."
@@ -226,7 +228,7 @@ def _is_number(dtype: Any) -> bool:
     return bool(dtype.base_dtype == tf.bool or dtype.is_floating or dtype.is_integer)
 
 
-def _described(value: Any, tensor: Any) -> str:
+def _described(value: Any, tensor: Tensor) -> str:
     return _named(value) if tensor is None else f"a tensor of {tensor.dtype.base_dtype.name}"
 
 

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.training.device_setter import STANDARD_PS_OPS
 
 from tfps.cluster.resolver import Cluster, Task
+from tfps.tf_types import Graph, Operation, Tensor
 
 VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _OLD_TABLES = ("MutableHashTable", "MutableHashTableOfTensors", "MutableDenseHashTable")
@@ -36,7 +37,7 @@ class RoundRobin:
         self._num_ps = num_ps
         self._next = 0
 
-    def __call__(self, op: Any) -> int:
+    def __call__(self, op: Operation) -> int:
         """Return the PS index for a variable's operation."""
         del op
         index, self._next = self._next, (self._next + 1) % self._num_ps
@@ -52,7 +53,7 @@ class GreedyByBytes:
     def __init__(self, num_ps: int) -> None:
         self._bytes = [0] * num_ps
 
-    def __call__(self, op: Any) -> int:
+    def __call__(self, op: Operation) -> int:
         """Return the PS index for a variable's operation."""
         index = self._bytes.index(min(self._bytes))
         self._bytes[index] += variable_bytes(op)
@@ -62,14 +63,14 @@ class GreedyByBytes:
 STRATEGIES: Mapping[str, Callable[[int], Strategy]] = {"greedy": GreedyByBytes, "round_robin": RoundRobin}
 
 
-def same_as(graph: Any) -> Strategy:
+def same_as(graph: Graph) -> Strategy:
     """Return a strategy that puts each variable and table where a graph on the same cluster has the one of its name."""
     devices = {op.name: tf.DeviceSpec.from_string(op.device) for op in graph.get_operations() if op.type in _ON_PS}
     ps_of = {name: device.task or 0 for name, device in devices.items() if device.job == "ps"}
     return lambda op: ps_of.get(op.name, 0)
 
 
-def variable_bytes(op: Any) -> int:
+def variable_bytes(op: Operation) -> int:
     """Return the size in bytes of the variable that an operation holds; 0 for other resources, such as tables."""
     if op.type not in VARIABLES:
         return 0
@@ -132,7 +133,7 @@ class PlacedVariable:
     ps: int
 
 
-def variables(graph: Any) -> list[PlacedVariable]:
+def variables(graph: Graph) -> list[PlacedVariable]:
     """Return every saved variable of a graph, optimizer slots included, in the order of creation."""
     return [
         PlacedVariable(
@@ -159,7 +160,7 @@ class Transfer:
     num_bytes: int | None
 
 
-def place_unplaced_ops(graph: Any, device: str) -> None:
+def place_unplaced_ops(graph: Graph, device: str) -> None:
     """Put what has no device, such as a ``tf.TensorArray``, where a session of that task would put it: on the task.
 
     What works on a resource is where that is, and needs none.
@@ -186,7 +187,7 @@ def transfers(fetches: Iterable[Any]) -> list[Transfer]:
     return list(found.values())
 
 
-def fetched(tensor: Any, target: str) -> Transfer | None:
+def fetched(tensor: Tensor, target: str) -> Transfer | None:
     """Return the crossing that fetching ``tensor`` on task ``target`` causes, or ``None`` if it is there already."""
     source = task_of(tensor.op)
     return Transfer(tensor.name, source, target, tensor_bytes(tensor.shape, tensor.dtype)) if source != target else None
@@ -203,7 +204,7 @@ def ancestors(fetches: Iterable[Any]) -> list[Any]:
     return todo
 
 
-def _copied(ops: Iterable[Any]) -> set[str]:
+def _copied(ops: Iterable[Operation]) -> set[str]:
     """Return the constants that TensorFlow copies to where they are used: small ones that several tasks use.
 
     tensorflow/core/common_runtime/replicate_constants_pass.cc
@@ -213,7 +214,7 @@ def _copied(ops: Iterable[Any]) -> set[str]:
     return {t.name for t, count in tasks.items() if count > 1 and t.shape.num_elements() <= _COPIED_SIZE}
 
 
-def _inputs(op: Any) -> Sequence[tuple[str, str, int | None]]:
+def _inputs(op: Operation) -> Sequence[tuple[str, str, int | None]]:
     """Return name, source task and bytes of each edge into an operation.
 
     Resource handles do not travel; but a function that runs elsewhere gets the value of a variable that it is given.
@@ -225,7 +226,7 @@ def _inputs(op: Any) -> Sequence[tuple[str, str, int | None]]:
     return data + [(f"^{parent.name}", task_of(parent), 0) for parent in op.control_inputs]
 
 
-def task_of(op: Any) -> str:
+def task_of(op: Operation) -> str:
     """Return where an operation runs; one that works on a resource runs where the resource is."""
     if (resource := resource_of(op)) is not None:
         return task_of(resource.op)
@@ -233,7 +234,7 @@ def task_of(op: Any) -> str:
     return f"{device.job or 'worker'}/{device.task or 0}"
 
 
-def resource_of(op: Any) -> Any:
+def resource_of(op: Operation) -> Any:
     """Return the resource that an operation works on, and runs where that is; ``None`` if it works on none.
 
     A call of a function does not: it runs where its device says, whatever resources its function is given, and what

@@ -12,13 +12,14 @@ from tfps.errors import ModelError
 from tfps.models.loader import Model, where
 from tfps.runtime.graph import placement
 from tfps.runtime.graph.placement import TABLES, VARIABLES
+from tfps.tf_types import Graph, Operation, Variable
 
 _FIX = "make it, under the same name, for mode='train' too (a Keras layer takes a name=...)"
 _INITIALIZED = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES)
 _COLLECT = "leave out collections=[], or add it to tf.GraphKeys.GLOBAL_VARIABLES"
 
 
-def check(model: Model, mode: str, graph: Any, trained: Any) -> None:
+def check(model: Model, mode: str, graph: Graph, trained: Any) -> None:
     """Make sure that training has every variable and table that another graph of the same model has.
 
     Args:
@@ -49,7 +50,7 @@ def _raise(model: Model, problems: Sequence[tuple[Any, str]]) -> None:
         raise ModelError([f"--model={model.name}: {_made_at(model, op)}: {problem}." for op, problem in problems])
 
 
-def check_first_values(model: Model, graph: Any, run: Iterable[Any]) -> None:
+def check_first_values(model: Model, graph: Graph, run: Iterable[Any]) -> None:
     """Make sure that each variable which a step uses is initialized.
 
     Args:
@@ -73,13 +74,13 @@ def check_first_values(model: Model, graph: Any, run: Iterable[Any]) -> None:
     )
 
 
-def _is_assigned(variable: Any, run: Container[Any]) -> bool:
+def _is_assigned(variable: Variable, run: Container[Any]) -> bool:
     """Return whether operations assign a variable, as a function that gets it may."""
     users = [user for tensor in variable.outputs for user in tensor.consumers()]
     return any(user in run and user.type not in ("ReadVariableOp", "VarIsInitializedOp", "Identity") for user in users)
 
 
-def _lacks(kind: str, op: Any, theirs: Iterable[str], mine: Iterable[str], mode: str) -> str:
+def _lacks(kind: str, op: Operation, theirs: Iterable[str], mine: Iterable[str], mode: str) -> str:
     close = difflib.get_close_matches(op.name, set(theirs) - set(mine), n=1)
     rest = f", which has {close[0]!r} instead" if close else ""
     return f"{kind} {op.name!r} of mode={mode!r} is not there in mode='train'{rest}, so it has no trained value: {_FIX}"
@@ -100,16 +101,16 @@ def _ambiguous(first: str, other: str, mode: str) -> str:
     )
 
 
-def _of(graph: Any, types: Iterable[str]) -> Mapping[str, Any]:
+def _of(graph: Graph, types: Iterable[str]) -> Mapping[str, Any]:
     """Return a graph's operations of some types by name, without the variables that are a task's own."""
     local = {variable.op.name for variable in graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)}
     return {op.name: op for op in graph.get_operations() if op.type in types and op.name not in local}
 
 
-def kind(op: Any) -> str:
+def kind(op: Operation) -> str:
     """Return a variable's type and shape, for people; of the operation that makes it."""
     return f"{op.get_attr('dtype').name} of shape {tf.TensorShape(op.get_attr('shape'))}"
 
 
-def _made_at(model: Model, op: Any) -> str:
+def _made_at(model: Model, op: Operation) -> str:
     return where(model, op.traceback or []) or model.line_of("model_fn")

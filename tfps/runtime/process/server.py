@@ -10,6 +10,7 @@ from tfps.cluster import rendezvous
 from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
+from tfps.modes.registry import mode_of
 from tfps.runtime.process import request_ids, tcp_timeout, tf_rendezvous, thread_count
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
         ConfigError: If TensorFlow cannot start it.
     """
     rendezvous.bypass_proxies(os.environ, cluster)
-    intra, inter = thread_count.pool_sizes(cluster, task, overlap=config.mode != "sync")
+    intra, inter = thread_count.pool_sizes(cluster, task, overlap=mode_of(config).can_overlap)
     tcp_timeout.allow_many()
     tcp_timeout.start()
     tf_rendezvous.keep_freeing()

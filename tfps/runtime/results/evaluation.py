@@ -23,6 +23,7 @@ from tfps.runtime.graph import builder, cancel_safe_iterator, model_check
 from tfps.runtime.process import task_log
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results.event_file import EventFile
+from tfps.tf_types import Session
 
 _POLL_SECS = 0.5
 _MAY_GO_ON = RetryableError.exit_code
@@ -31,7 +32,7 @@ _TELL_SECS = 30.0
 log = logging.getLogger(__name__)
 
 
-def check_end(session: Any, built: builder.EvalGraph) -> None:
+def check_end(session: Session, built: builder.EvalGraph) -> None:
     """Make sure that the evaluation input is not one of those that TensorFlow knows to be without end.
 
     Raises:
@@ -44,7 +45,7 @@ def check_end(session: Any, built: builder.EvalGraph) -> None:
         )
 
 
-def measure(session: Any, built: builder.EvalGraph) -> dict[str, Any]:
+def measure(session: Session, built: builder.EvalGraph) -> dict[str, Any]:
     """Run a model's metrics over the whole evaluation input.
 
     Returns:

@@ -32,6 +32,7 @@ from tfps.runtime.process.process_identity import secs_since
 from tfps.runtime.results import evaluation, run_record
 from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training.training_loop import Progress
+from tfps.tf_types import Session
 
 _TORN_SECS = 3.0
 _CLEAR_SECS = 10.0
@@ -88,7 +89,7 @@ class Chief:
         self.found_step = 0  # that of the variables when this chief came
         self._run = ""
 
-    def go_on(self, session: Any, run: str) -> None:
+    def go_on(self, session: Session, run: str) -> None:
         """Take over from a chief that was lost: the variables have their values, and it had told which run it is.
 
         Raises:
@@ -111,7 +112,7 @@ class Chief:
         self._write_missing_job()
         log.info("started again: going on from step %d", step)
 
-    def initialize_variables(self, session: Any) -> str:
+    def initialize_variables(self, session: Session) -> str:
         """Give the variables their first values, or the newest whole checkpoint's; returns which run this is.
 
         Raises:
@@ -160,56 +161,56 @@ class Chief:
         secs = progress.seconds if self._began is None else max(progress.seconds, secs_since(self._began))
         return progress.global_step - self._first_step, secs
 
-    def release_workers(self, session: Any, era: int) -> None:
+    def release_workers(self, session: Session, generation: int) -> None:
         """Set up the mode, clear what steps that were broken off have left, and start the updates."""
-        step, self.was_restarted = self._built.step, era > 0
-        now: dict[Any, int] = {step.leftovers.era: era} if step.leftovers else {}
+        step, self.was_restarted = self._built.step, generation > 0
+        now: dict[Any, int] = {step.recovery.generation: generation} if step.recovery else {}
         if step.partial:
             now[step.partial.first] = self._found_partial
         session.run(step.chief_init, now)
-        if step.leftovers and era:
-            _clear(session, step.leftovers)
+        if step.recovery and generation:
+            _clear(session, step.recovery)
             session.run(step.chief_init, now)
         if self._built.updates is not None:
             self.updates = UpdateRunner(self._new_session(), self._built.updates, now)
 
-    def settle_update(self, session: Any) -> bool:
+    def settle_update(self, session: Session) -> bool:
         """Let the update end that has begun, and no other begin; return whether all variables are of one step.
 
         They are not where a chief was lost in the middle of an update. One that has begun needs nobody but the PS.
         """
-        leftovers = self._built.step.leftovers
-        if leftovers is None:
+        recovery = self._built.step.recovery
+        if recovery is None:
             return True
         deadline = time.monotonic() + _TORN_SECS
-        while session.run(leftovers.torn) and time.monotonic() < deadline:
+        while session.run(recovery.partially_applied) and time.monotonic() < deadline:
             time.sleep(0.02)
         if self.updates:
             self.updates.end()
             self.updates = None
-        return not session.run(leftovers.torn)
+        return not session.run(recovery.partially_applied)
 
-    def global_step(self, session: Any) -> int:
+    def global_step(self, session: Session) -> int:
         """Return how many updates the variables have had."""
         return int(session.run(self._built.global_step))
 
-    def staleness(self, session: Any) -> list[int] | None:
+    def staleness(self, session: Session) -> list[int] | None:
         """Return how many steps have seen 0, 1, ... other updates on their way; ``None`` where there can be none."""
         counts = self._built.step.staleness
         return None if counts is None else np.trim_zeros(session.run(counts), "b").tolist()
 
-    def partial_updates(self, session: Any) -> int:
+    def partial_updates(self, session: Session) -> int:
         """Return how many updates the variables hold in part: what workers have told, and what lost ones have left."""
         partial = self._built.step.partial
         return int(sum(map(np.sum, session.run([partial.total, partial.untold])))) if partial else 0
 
-    def steps_taken(self, session: Any) -> list[int]:
+    def steps_taken(self, session: Session) -> list[int]:
         """Return how many steps each worker has taken in this run; nothing where only they know."""
-        taken = self._built.step.taken
+        taken = self._built.step.steps_taken
         found: list[int] = [] if taken is None else session.run(taken).tolist()
         return found
 
-    def save_if_due(self, session: Any) -> None:
+    def save_if_due(self, session: Session) -> None:
         """Save every ``save_checkpoint_secs``; a failure is told, and training goes on.
 
         Where no worker waits for another, training goes on meanwhile: this raises what went wrong the last time.
@@ -218,7 +219,7 @@ class Chief:
         if not (self._background.is_idle() and self._checkpoints.due):
             return
         self.owner.check()  # a session of a chief that was replaced would end its successor's
-        if self._built.step.may_overlap:
+        if self._built.step.moments is not None:
             self._background.start(self._save_apart)
         else:
             self._checkpoints.try_save(session, self._built.global_step)
@@ -233,7 +234,7 @@ class Chief:
         """The newest checkpoint."""
         return self._checkpoints.newest
 
-    def save(self, session: Any) -> int:
+    def save(self, session: Session) -> int:
         """Save now, when what is being saved is; returns the global step that was saved.
 
         Raises:
@@ -248,13 +249,13 @@ class Chief:
             with sessions.Session(target, graph=self._eval.graph, config=session_config) as eval_session:
                 evaluation.check_end(eval_session, self._eval)
 
-    def complete(self, session: Any, target: str, session_config: Any) -> tuple[int, Mapping[str, Any]]:
+    def complete(self, session: Session, target: str, session_config: Any) -> tuple[int, Mapping[str, Any]]:
         """Save and evaluate; returns the global step and the metrics. What is lost meanwhile is saved again."""
         self.save(session)
         metrics = self.evaluate(session, target, session_config)
         return self.save(session), metrics
 
-    def evaluate(self, session: Any, target: str, session_config: Any) -> Mapping[str, Any]:
+    def evaluate(self, session: Session, target: str, session_config: Any) -> Mapping[str, Any]:
         """Measure the model on the live parameters; returns its metrics by name, none if it has no evaluation input."""
         if self._eval is None:
             return {}
@@ -269,7 +270,7 @@ class Chief:
         return metrics
 
 
-def _clear(session: Any, leftovers: SyncRecovery) -> None:
+def _clear(session: Session, recovery: SyncRecovery) -> None:
     """Clear what lost workers have left: first what waits, then what is there.
 
     Raises:
@@ -277,12 +278,12 @@ def _clear(session: Any, leftovers: SyncRecovery) -> None:
     """
     deadline, stays = time.monotonic() + _CLEAR_SECS, False
     while not stays:
-        for _ in range(leftovers.enough):
-            session.run(leftovers.fill)
-        stays = (session.run(leftovers.counts) >= leftovers.enough).all()
+        for _ in range(recovery.unblock_count):
+            session.run(recovery.unblock)
+        stays = (session.run(recovery.counts) >= recovery.unblock_count).all()
         if time.monotonic() > deadline:
             raise tf.errors.DeadlineExceededError(None, None, "what is put in is taken out again and again")
     patience = tf.RunOptions(timeout_in_ms=int(_CLEAR_SECS * 1000))
-    while (counts := session.run(leftovers.counts)).any():
-        full = [clear for clear, held in zip(leftovers.clear, counts, strict=True) if held]
+    while (counts := session.run(recovery.counts)).any():
+        full = [clear for clear, held in zip(recovery.clear, counts, strict=True) if held]
         session.run(full, options=patience)

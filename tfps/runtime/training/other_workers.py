@@ -1,11 +1,11 @@
 """The other workers of a job, as far as the end of training depends on them: who still trains, and who is gone."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from tfps.cluster.resolver import Cluster, Task
 from tfps.modes.base import Fence
 from tfps.runtime.coordination.job_state import AT_WORK, DONE, IDLE, RUNNING, JobState
+from tfps.tf_types import Session
 
 _GONE_AFTER_SECS = 2.0  # at the end of the job, a worker that does not answer for so long is not waited for
 
@@ -35,24 +35,24 @@ class OtherWorkers:
         self.tasks = [other for other in cluster.tasks() if other.job == "worker" and other != task]
         self._task, self._state, self._are_gone, self._fence = task, state, are_gone, fence
 
-    def are_done(self, session: Any) -> bool:
+    def are_done(self, session: Session) -> bool:
         """Return whether there are others, and all of them have signed off."""
         return bool(self.tasks) and self._of(session, (DONE,)) == self.tasks
 
-    def any_trains(self, session: Any) -> bool:
+    def any_trains(self, session: Session) -> bool:
         """Return whether one of them takes steps."""
         return bool(self._of(session, (RUNNING,)))
 
-    def let_this_one(self, session: Any) -> bool:
+    def let_this_one(self, session: Session) -> bool:
         """Return whether none of them takes steps, or would take the steps that are left before this worker."""
         first = [task for task in self._of(session, (IDLE,)) if task.index < self._task.index]
         return self._are_fenced_off(session, [*first, *self._of(session, (RUNNING,))])
 
-    def are_through(self, session: Any) -> bool:
+    def are_through(self, session: Session) -> bool:
         """Return whether each of them has signed off, or does not answer any more."""
         return self._are_fenced_off(session, self._of(session, AT_WORK))
 
-    def _are_fenced_off(self, session: Any, tasks: Sequence[Task]) -> bool:
+    def _are_fenced_off(self, session: Session, tasks: Sequence[Task]) -> bool:
         """Return whether some do not answer any more, and let nothing that they have on their way be applied then."""
         if not self._are_gone(tasks, _GONE_AFTER_SECS):
             return False
@@ -60,6 +60,6 @@ class OtherWorkers:
             session.run(self._fence.raise_, {self._fence.workers: [task.index for task in tasks]})
         return True
 
-    def _of(self, session: Any, phases: Collection[int]) -> Sequence[Task]:
+    def _of(self, session: Session, phases: Collection[int]) -> Sequence[Task]:
         present, _ = self._state.read(session)
         return [task for task in self.tasks if present[task.index] in phases]

@@ -41,7 +41,7 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) ->
     running = server.start(config, cluster, task)
     with tf.Graph().as_default() as graph:
         init, state = job_state.of_ps(cluster, task.index, compatibility.fingerprint(config, cluster, tf.__version__))
-        told = state.phase.read_value(), state.leave.read_value(), state.marks.read_value()
+        told = state.phase.read_value(), state.aborted.read_value(), state.joined.read_value()
         session = sessions.Session(running.target, graph=graph, config=tf.ConfigProto(device_filters=[task.device]))
         session.run(init)
     read = session.make_callable(told)
@@ -81,14 +81,14 @@ def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, config: J
 
 def _phases(read: Callable[[], Any], peers: rendezvous.Peers, others: "_OtherServers", stop: StopRequest) -> list[int]:
     """Return the workers' phases; raises if the job cannot go on."""
-    phases, leave, marks = read()
-    if leave:
+    phases, aborted, joined = read()
+    if aborted:
         raise PeerLostError("a worker was started again: the job begins anew from its last checkpoint.")
     if failed := _failed(phases):
         _wait_gone(peers, Task("worker", next(index for index, phase in enumerate(phases) if phase < 0)))
         _let_it_end_first(stop)
         raise failed
-    others.check(bool(marks.any()))
+    others.check(bool(joined.any()))
     known: list[int] = phases.tolist()
     return known
 

@@ -33,7 +33,7 @@ class PeerMonitor:
         config: The job.
         cluster: Its tasks.
         task: The worker.
-        in_step: Whether workers wait for one another.
+        is_blocking: Whether workers wait for one another.
         enquiry: Asks the PS.
         silent_secs: Returns for how long a worker has given no sign of life on the PS.
     """
@@ -43,11 +43,11 @@ class PeerMonitor:
         config: JobConfig,
         cluster: Cluster,
         task: Task,
-        in_step: bool,
+        is_blocking: bool,
         enquiry: JobStateReader,
         silent_secs: Callable[[int], float] = lambda _: math.inf,
     ) -> None:
-        self._patience_secs, self._task, self._in_step = config.patience_secs, task, in_step
+        self._patience_secs, self._task, self._is_blocking = config.patience_secs, task, is_blocking
         self._enquiry, self._silent_secs = enquiry, silent_secs
         self._servers = [other for other in cluster.tasks() if other.job == "ps"]
         self._others = [other for other in cluster.tasks() if other.job == "worker" and other != task]
@@ -66,9 +66,9 @@ class PeerMonitor:
         if lost := self._any_lost(self._servers, _LOST_AFTER_SECS) or self._any_mute():
             return lost
         if progress is None:  # the chief has yet to set the variables, or others to begin anew together with this one
-            awaited = [other for other in self._others if other.is_chief or self._in_step]
+            awaited = [other for other in self._others if other.is_chief or self._is_blocking]
             return self._any_silent(awaited, self._patience_secs)
-        if self._in_step and (lost := self._any_silent(self._others, _REPLACED_AFTER_SECS)):
+        if self._is_blocking and (lost := self._any_silent(self._others, _REPLACED_AFTER_SECS)):
             return lost
         return self._stall.error(progress.steps, progress.global_step, self._awaited) if steps_on else None
 

@@ -20,6 +20,7 @@ from tfps.config.job_config import JobConfig
 from tfps.runtime.graph.builder import TrainGraph
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
 from tfps.runtime.process import malloc
+from tfps.tf_types import Session
 
 _RUN_SECS = 0.2
 _MOST_STEPS = 16
@@ -62,21 +63,21 @@ class StepRunner:
         most_steps: How many are not too many.
     """
 
-    def __init__(self, session: Any, built: TrainGraph) -> None:
+    def __init__(self, session: Session, built: TrainGraph) -> None:
         self._session, self._built = session, built
         self._names = list(built.spec.log_tensors)
         summary = [] if built.summary is None else [built.summary]
         self._shown = [*built.spec.log_tensors.values(), *summary]
         fetched = [built.step.train_op, built.spec.loss, built.examples, *self._shown]
-        self._steps = UnrolledStep(built.graph, fetched, built.step.gate)
+        self._steps = UnrolledStep(built.graph, fetched, built.step.read_barrier)
         self.can_be_long = self._steps.in_order
-        self.can_overlap = built.step.may_overlap and not (built.keeps_order or self._steps.keeps_order)
+        self.can_overlap = built.mode.can_overlap and not (built.keeps_order or self._steps.keeps_order)
         self.most_steps = max(1, min(_MOST_STEPS, _MOST_OPS // self._steps.size))
         self._fetches: dict[tuple[int, int, bool], Any] = {}
         self._calls: dict[tuple[int, int, bool], Callable[[], Any]] = {}
         self._building = threading.Lock()
 
-    def use(self, session: Any) -> None:
+    def use(self, session: Session) -> None:
         """Go on in another session."""
         self._session, self._calls = session, {}
 
@@ -134,7 +135,7 @@ class StepRunner:
 class Input:
     """How many batches a worker's input has left, as far as that can be known."""
 
-    def __init__(self, session: Any, built: TrainGraph) -> None:
+    def __init__(self, session: Session, built: TrainGraph) -> None:
         batches = int(session.run(built.batches))
         self.size_is_known = batches != tf.data.experimental.UNKNOWN_CARDINALITY
         self._left = batches if batches >= 0 else math.inf

@@ -9,6 +9,7 @@ from typing import Any
 from tfps.cluster.resolver import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.errors import StoppedError, TfpsError
+from tfps.modes.registry import mode_of
 from tfps.report import SUMMARY, utc, write_json
 from tfps.runtime.checkpoint.directory import Finder, step_in
 from tfps.runtime.checkpoint.ownership import hosts_of
@@ -17,9 +18,10 @@ from tfps.runtime.coordination.stragglers import Stragglers
 from tfps.runtime.results import run_record
 from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.training_loop import Loop, Progress
+from tfps.tf_types import Session
 
 
-def observations(session: Any, state: JobState, chief: Chief, loop: Loop, stragglers: Stragglers) -> dict[str, Any]:
+def observations(session: Session, state: JobState, chief: Chief, loop: Loop, stragglers: Stragglers) -> dict[str, Any]:
     """Return what the PS and the chief tell of how the workers went along, by its name in the summary."""
     tally = state.tally(session)
     paces = {index: told.steps / told.secs for index, told in enumerate(tally) if index and told.secs}
@@ -67,7 +69,7 @@ def write(
     updates, secs = chief.course(progress) if chief else (0, 0.0)
     checkpoint = (chief and chief.checkpoint) or Finder(config.model_dir).newest()
     size = observed.get("batch_size", progress.batch_size)
-    at_once = chief.num_workers if chief and config.mode == "sync" else 1
+    batches = mode_of(config).gradients_per_update(len(cluster.workers))
     told = {
         **run_record.about(),
         "status": "done",
@@ -78,6 +80,7 @@ def write(
         "model_dir": config.model_dir,
         "model": config.model,
         "mode": config.mode,
+        "is_blocking": mode_of(config).is_blocking,
         "global_step": progress.global_step
         or (chief and chief.found_step)
         or (step_in(checkpoint) if checkpoint else 0),
@@ -85,7 +88,7 @@ def write(
         "resumed_from_step": chief.resumed_from_step if chief else 0,
         "resumed_from": chief.resumed_from if chief else None,
         "seconds": round(secs, 3),
-        "examples_per_sec": round(max(updates, 0) * at_once * size / secs, 1) if secs else 0,
+        "examples_per_sec": round(max(updates, 0) * batches * size / secs, 1) if secs else 0,
         "loss": progress.loss,
         "pace": loop.pace.to_dict() if loop else None,
         "gradients_dropped": dropped(config, chief, progress, steps),
@@ -104,6 +107,6 @@ def write(
 
 def dropped(config: JobConfig, chief: Chief | None, progress: Progress, steps: Mapping[int, int]) -> int | None:
     """Return how many gradients came too late for their update; ``None`` in async, or if not all steps are known."""
-    if config.mode != "sync" or chief is None or chief.was_restarted or len(steps) < chief.num_workers:
+    if not mode_of(config).is_blocking or chief is None or chief.was_restarted or len(steps) < chief.num_workers:
         return None
     return sum(steps.values()) - chief.num_workers * (progress.global_step - chief.resumed_from_step)

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from tfps import report
 from tfps.config.job_config import JobConfig
 from tfps.errors import DataError, DivergedError
+from tfps.modes.registry import mode_of
 from tfps.report import format_progress
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.graph import cancel_safe_iterator
@@ -29,6 +29,7 @@ from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.process.thread_pool import ThreadPool, at_once
 from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training.step_runner import Input, Pace, StepResults, StepRunner
+from tfps.tf_types import Session
 
 _QUIET_SECS = 5.0  # a slow model reports at least this often
 _SHORTEST_SECS = 0.001  # no speed is taken of less
@@ -84,7 +85,7 @@ class Reporter:
 
     def __init__(self, config: JobConfig, events: EventFile | None, num_workers: int = 1) -> None:
         self._every = config.steps_to_validate
-        self._batches = num_workers if config.mode == "sync" else 1  # of a global step
+        self._batches = mode_of(config).gradients_per_update(num_workers)  # of a global step
         self._max_steps = config.max_steps
         self._events = events
         self._last: tuple[int, float] = (-1, time.monotonic())  # step and time of the last report
@@ -167,7 +168,7 @@ class Loop:
 
     def __init__(
         self,
-        session: Any,
+        session: Session,
         built: TrainGraph,
         config: JobConfig,
         reporter: Reporter,
@@ -188,11 +189,11 @@ class Loop:
         self.progress = Progress()
         if (config.steps_per_run or 1) > 1 and not many:
             log.info("--steps_per_run=%d: %s, so a run takes one step", config.steps_per_run, self._why_short())
-        if (config.runs_in_flight or 1) > 1 and built.step.may_overlap and not self._runs.can_overlap:
+        if (config.runs_in_flight or 1) > 1 and built.mode.can_overlap and not self._runs.can_overlap:
             why = "the model keeps state on the worker, changes trained variables itself, calls Python or prints"
             log.info("--runs_in_flight=%d: %s, so one run is under way", config.runs_in_flight, why)
 
-    def resume(self, session: Any) -> None:
+    def resume(self, session: Session) -> None:
         """Go on in another session; the run that was under way in the one before was broken off."""
         self._runs.use(session)
         self.progress.global_step = self._runs.global_step()
@@ -340,7 +341,7 @@ def tell_of_the_end(config: JobConfig, step: int, began_at: int) -> None:
     Raises:
         DataError: If it was empty: no step was taken.
     """
-    whose = "a worker" if config.mode == "sync" else "all workers"
+    whose = "a worker" if mode_of(config).is_blocking else "all workers"
     if step == began_at:
         raise DataError(f"the training input of {whose} is empty: input_fn(mode='train') gave no batch.")
     log.info("the input of %s has ended at step %d of --max_steps=%d", whose, step, config.max_steps)

@@ -38,6 +38,7 @@ from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.other_workers import OtherWorkers
 from tfps.runtime.training.peer_monitor import PeerMonitor
 from tfps.runtime.training.training_loop import Loop, Progress, Reporter, tell_of_the_end
+from tfps.tf_types import Session
 
 _POLL_SECS = 0.02
 _SIGN_OFF_SECS = 3.0
@@ -101,12 +102,16 @@ class Worker:
             self._partial = PartialUpdates(built.step, self._task.index)
             if self._task.is_chief:
                 self._chief = Chief(self._config, self._cluster, self._model, built, self._new_session)
-        in_step = built.step.leftovers is not None
-        self._together = RestartBarrier(self._state, self._chief, in_step, self._wait_until, built.step.ahead)
+        is_blocking = built.mode.is_blocking
+        self._together = RestartBarrier(
+            self._state, self._chief, is_blocking, self._wait_until, built.step.updates_ahead
+        )
         self._heartbeat = Heartbeat(self._state, lambda: self._loop.progress.beat() if self._loop else None)
-        self._enquiry = JobStateReader(self._new_session, self._state, built.step.ahead, self._heartbeat.is_heard)
+        self._enquiry = JobStateReader(
+            self._new_session, self._state, built.step.updates_ahead, self._heartbeat.is_heard
+        )
         silent_secs = self._heartbeat.silent_secs
-        self._watch = PeerMonitor(self._config, self._cluster, self._task, in_step, self._enquiry, silent_secs)
+        self._watch = PeerMonitor(self._config, self._cluster, self._task, is_blocking, self._enquiry, silent_secs)
         are_gone, fence = self._watch.are_gone, built.step.fence
         self._others = OtherWorkers(self._cluster, self._task, self._state, are_gone, fence)
 
@@ -141,7 +146,7 @@ class Worker:
         self._state.write(session, job_state.RUNNING)
         return True
 
-    def _wait_until_found(self, session: Any) -> None:
+    def _wait_until_found(self, session: Session) -> None:
         """Wait until every PS finds this worker at its name, which may have moved: they look it up now and then.
 
         Raises:
@@ -159,7 +164,7 @@ class Worker:
                 told = True
             time.sleep(_FIND_EVERY_SECS)
 
-    def _begin(self, session: Any) -> None:
+    def _begin(self, session: Session) -> None:
         """Begin together with the other workers."""
         self._heartbeat.use(session)
         self._together.begin(session)
@@ -170,7 +175,7 @@ class Worker:
     def _new_session(self) -> Any:
         return sessions.Session(self._target, graph=self._built.graph, config=self._session_config)
 
-    def _rejoin(self, session: Any) -> bool:
+    def _rejoin(self, session: Session) -> bool:
         """Join the PS; return whether the job goes on that this task has been part of before.
 
         Raises:
@@ -192,16 +197,16 @@ class Worker:
         self._joined = True
         if again:
             self._heartbeat.before = self._state.beats(session)()[self._task.index]
-        if again and self._together.in_step:
-            self._call(session)
+        if again and self._together.is_blocking:
+            self._request_restart(session)
         return again
 
-    def _call(self, session: Any) -> None:
+    def _request_restart(self, session: Session) -> None:
         """Call the others, which wait for what this worker took along when it was lost; unless they are through."""
         self._trained = self._others.are_done(session)  # all but what the chief does last
         if not self._trained:
             self._state.write(session, job_state.RUNNING)
-            self._state.call(session)
+            self._state.request_restart(session)
 
     def _make_loop(self) -> Loop:
         chief = self._chief
@@ -247,7 +252,7 @@ class Worker:
 
         These are lost, or their input has ended. One worker takes them, when no other one is at work any more.
         """
-        while self._built.step.any_can_finish and not loop.progress.input_ended:
+        while self._built.step.any_worker_can_finish and not loop.progress.input_ended:
             self._sign_off(job_state.IDLE, loop)
             self._wait_until(lambda: self._step() >= self._config.max_steps or self._others.let_this_one(self._session))
             if (step := self._step()) >= self._config.max_steps:  # what was on its way is there now, or never will be
@@ -272,7 +277,7 @@ class Worker:
 
     def _finish_job(self, chief: Chief, loop: Loop) -> None:
         """Wait for the others, then save, evaluate and report."""
-        if self._built.step.any_can_finish and loop.progress.input_ended:
+        if self._built.step.any_worker_can_finish and loop.progress.input_ended:
             self._sign_off(job_state.EXHAUSTED, loop)
         self._wait_until(lambda: self._others.are_through(self._session))
         if (step := self._step()) > loop.progress.global_step:

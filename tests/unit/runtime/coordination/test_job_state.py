@@ -122,7 +122,7 @@ def test_the_chief_makes_the_job_ready() -> None:
     """What the chief sets, the others see."""
     with a_job(num_ps=2) as job:
         job.serve()
-        job.states[0][0].set_ready(job.states[0][1])
+        job.states[0][0].release(job.states[0][1])
         assert all(state.is_ready(session) for state, session in job.states)
 
 

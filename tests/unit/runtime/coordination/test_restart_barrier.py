@@ -28,7 +28,7 @@ import tfps
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError
-from tfps.modes import synchronous
+from tfps.modes import sync_step
 from tfps.runtime.coordination import job_state, restart_barrier
 from tfps.runtime.graph import builder
 from tfps.runtime.training import chief
@@ -79,14 +79,16 @@ class Caller:
         with tf.Graph().as_default() as graph:
             self._state = job_state.JobState(cluster_of(num_ps, num_workers), 0)
             with tf.device("/job:ps/task:0"):
-                begun = synchronous._number("tfps/begun_0")
+                begun = sync_step._number("tfps/begun_0")
                 self._begun, self._begin = begun.read_value(), begun.assign_add(1, read_value=False)
                 self._end = begun.assign_sub(1, read_value=False)
             self._session = tf.Session(target_of(Task("ps", 0)), graph=graph, config=session_config("/job:ps"))
 
-    def wait_until_ready(self, era: int) -> None:
-        """Wait until the workers go on in an era."""
-        wait_until(lambda: self._state.is_up(self._session) and self._state.look(self._session).ready == era)
+    def wait_until_released(self, generation: int) -> None:
+        """Wait until the workers go on in a generation."""
+        wait_until(
+            lambda: self._state.is_up(self._session) and self._state.restart_state(self._session).released == generation
+        )
 
     def wait_for_a_step(self) -> None:
         """Wait until the workers have begun another update."""
@@ -103,7 +105,7 @@ class Caller:
 
     def call(self) -> None:
         """Call the workers together."""
-        self._state.call(self._session)
+        self._state.request_restart(self._session)
 
 
 @pytest.mark.parametrize(("num_ps", "num_workers", "steps_per_run"), [(1, 1, 1), (2, 3, 4)])
@@ -113,11 +115,11 @@ def test_called_together_they_lose_no_step(tmp_path: Path, num_ps: int, num_work
     flags = {"mode": "sync", "max_steps": steps, "steps_per_run": steps_per_run, "model_dir": str(tmp_path)}
     with job(model_of(slow_powers(0.002), twins), num_ps, num_workers, **flags) as running:
         caller = Caller(num_ps, num_workers)
-        for era in range(4):
-            caller.wait_until_ready(era)
+        for generation in range(4):
+            caller.wait_until_released(generation)
             caller.wait_for_a_step()
             caller.call()
-        caller.wait_until_ready(4)
+        caller.wait_until_released(4)
         assert not running.ended, "the job was over before it was called"
         assert_done(running.wait(120))
     mean = 3 * (2**num_workers - 1) / num_workers
@@ -136,8 +138,8 @@ def test_called_while_they_wait_for_input_they_lose_none_of_it(tmp_path: Path, s
     flags = {"mode": "sync", "max_steps": steps, "steps_per_run": steps_per_run, "model_dir": str(tmp_path)}
     with job(model_of(slow_powers(0.05), linear), 1, 1, **flags) as running:
         caller = Caller(1, 1)
-        for era in range(3):
-            caller.wait_until_ready(era)
+        for generation in range(3):
+            caller.wait_until_released(generation)
             time.sleep(0.2)
             caller.call()
         assert_done(running.wait(120))
@@ -148,7 +150,7 @@ def test_variables_of_two_steps_are_of_no_use(tmp_path: Path) -> None:
     """Where an update was begun and not ended, no worker goes on: every task leaves, to begin from a checkpoint."""
     with job(model_of(powers, linear), 1, 2, mode="sync", max_steps=10**6, model_dir=str(tmp_path)) as running:
         caller = Caller(1, 2)
-        caller.wait_until_ready(0)
+        caller.wait_until_released(0)
         caller.begin_an_update()
         caller.call()
         wait_until(lambda: {"ps/0", "worker/0"} <= set(running.ended))
@@ -173,7 +175,7 @@ class _ByHand:
         self.tokens = [op for op in operations if op.type == "QueueDequeueV2" and not op.control_inputs]
         queues = {op.inputs[0] for op in operations if op.type == "QueueDequeueV2"}
         with self.built.graph.as_default():
-            self.fill = [
+            self.unblock = [
                 tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.constant(7, tf.int64)]) for queue in queues
             ]
 
@@ -187,18 +189,18 @@ class _ByHand:
         session = self.session_of_its_own()
 
         def wait() -> None:
-            with contextlib.suppress(tf.errors.InvalidArgumentError):  # an era that is over
+            with contextlib.suppress(tf.errors.InvalidArgumentError):  # a generation that is over
                 session.run(op, feeds)
 
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
         return thread
 
-    def begin(self, era: int, updates: bool = False) -> None:
-        """Begin an era, without updates in the background."""
+    def begin(self, generation: int, updates: bool = False) -> None:
+        """Begin a generation, without updates in the background."""
         if not updates:
             object.__setattr__(self.built, "updates", None)
-        self._chief.release_workers(self.session, era)
+        self._chief.release_workers(self.session, generation)
 
     def comes_to_rest(self) -> bool:
         """Return whether the chief finds all variables of one step, and has ended the updates."""
@@ -206,7 +208,7 @@ class _ByHand:
 
     def held(self) -> list[int]:
         """Return what accumulators and queues hold."""
-        return list(self.session.run(self.built.step.leftovers.counts))
+        return list(self.session.run(self.built.step.recovery.counts))
 
 
 def test_what_broken_off_steps_have_left_is_cleared() -> None:
@@ -216,7 +218,7 @@ def test_what_broken_off_steps_have_left_is_cleared() -> None:
         worker.begin(0)
         worker.session.run(worker.built.step.worker_init)
         worker.session.run(worker.push)
-        worker.session.run(worker.fill)
+        worker.session.run(worker.unblock)
         assert worker.held() == [1, 1, 1]
         worker.begin(1)
         assert worker.held() == [0, 0, 0]
@@ -234,7 +236,7 @@ def test_what_a_lost_worker_still_waits_for_takes_nothing() -> None:
     """
     with shared_servers():
         worker = _ByHand()
-        update, now = worker.built.step.update, {worker.built.step.leftovers.era: 0}
+        update, now = worker.built.step.update, {worker.built.step.recovery.generation: 0}
         worker.begin(0)
         worker.session.run(worker.built.step.worker_init)
         worker.session.run(worker.push)
@@ -246,7 +248,7 @@ def test_what_a_lost_worker_still_waits_for_takes_nothing() -> None:
         worker.begin(1)
         wait_until(lambda: not any(one.is_alive() for one in asked))
         assert worker.held() == [0, 0, 0]
-        assert not worker.session.run(worker.built.step.leftovers.torn)
+        assert not worker.session.run(worker.built.step.recovery.partially_applied)
         assert worker.session.run([worker.built.global_step, "weight/Read/ReadVariableOp:0"]) == [0, 0]
         worker.session.run(worker.built.step.worker_init)
         worker.session.run(worker.push)
@@ -254,7 +256,7 @@ def test_what_a_lost_worker_still_waits_for_takes_nothing() -> None:
 
 
 class _OnTwoPs(_ByHand):
-    """A sync job of one worker whose two variables are on two PS, in its first era."""
+    """A sync job of one worker whose two variables are on two PS, in its first generation."""
 
     def __init__(self, updates: bool = False) -> None:
         super().__init__(num_ps=2, num_workers=1, model_fn=twins)
@@ -278,12 +280,12 @@ def test_an_update_begins_on_all_ps_or_on_none() -> None:
     """
     with shared_servers():
         worker = _OnTwoPs()
-        leftovers = worker.built.step.leftovers
+        recovery = worker.built.step.recovery
         worker.session.run(worker.pushes["0"])
-        asked = worker.ask(worker.built.step.update, {leftovers.era: 0})
+        asked = worker.ask(worker.built.step.update, {recovery.generation: 0})
         time.sleep(0.5)
         assert worker.has() == [0, 0, 0]
-        assert not worker.session.run(leftovers.torn)
+        assert not worker.session.run(recovery.partially_applied)
         assert asked.is_alive()
         worker.session.run(worker.pushes["1"])
         wait_until(lambda: not asked.is_alive())
@@ -305,7 +307,7 @@ def test_an_update_that_has_begun_is_waited_for(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_update_begins_at_rest() -> None:
-    """Once updates are ended, one that has all it needs changes nothing, on any PS, until the next era."""
+    """Once updates are ended, one that has all it needs changes nothing, on any PS, until the next generation."""
     with shared_servers():
         worker = _OnTwoPs(updates=True)
         assert worker.comes_to_rest()

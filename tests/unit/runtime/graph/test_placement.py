@@ -251,7 +251,7 @@ def one_step(training: builder.TrainGraph, rewriting: bool) -> list[tuple[str, s
     with shared_servers(), training.graph.as_default():
         session = tf.Session(target_of(Task("worker", 0)), config=config)
         local = tf.group(tf.local_variables_initializer(), tf.tables_initializer(), training.iterator.initializer)
-        now = {step.leftovers.era: 0} if step.leftovers else {}
+        now = {step.recovery.generation: 0} if step.recovery else {}
         for op in (tf.global_variables_initializer(), training.load, local, step.chief_init, step.worker_init):
             session.run(op, now)
         if training.updates is not None:

@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.runtime.graph.graph_editor import device, is_in_every_step, replace
 from tfps.runtime.graph.placement import ancestors, task_of
+from tfps.tf_types import Operation, Tensor
 
 
 def problem(fetches: Iterable[Any]) -> str:
@@ -37,13 +38,13 @@ def problem(fetches: Iterable[Any]) -> str:
     return ""
 
 
-def _users(read: Any) -> Any:
+def _users(read: Tensor) -> Any:
     """Yield what uses a read; identities are looked through."""
     for user in read.outputs[0].consumers():
         yield from _users(user) if user.type == "Identity" else [user]
 
 
-def make_unique(ops: Sequence[Any]) -> Mapping[str, Any]:
+def make_unique(ops: Sequence[Operation]) -> Mapping[str, Any]:
     """Rewrite the lookups of a step, and the sums of gradients by row; ``ops`` are all its operations.
 
     Returns:
@@ -66,7 +67,7 @@ def make_unique(ops: Sequence[Any]) -> Mapping[str, Any]:
     return ids_of
 
 
-def _is_lookup(op: Any) -> bool:
+def _is_lookup(op: Operation) -> bool:
     """Return whether an operation looks up rows on a PS for a worker."""
     if op.type != "ResourceGather" or op.get_attr("batch_dims") or not is_in_every_step(op):
         return False
@@ -75,14 +76,14 @@ def _is_lookup(op: Any) -> bool:
     return all(task_of(other).startswith("worker/") for other in (op.inputs[1].op, *op.outputs[0].consumers()))
 
 
-def _unique(ids: Any) -> tuple[Any, Any]:
+def _unique(ids: Tensor) -> tuple[Any, Any]:
     """Return the ids, each once, as a vector, and the place of each in it; no place if they are unique as they are."""
     if ids.op.type == "Unique" and ids.value_index == 0:
         return ids, None
     return tuple(tf.unique(tf.reshape(ids, [-1])))
 
 
-def _look_up(op: Any, unique: Any, place: Any) -> Any:
+def _look_up(op: Operation, unique: Any, place: Any) -> Any:
     """Let a lookup be one of unique ids; returns the rows that the PS gives."""
     ids, found = op.inputs[1], op.outputs[0]
     if place is None:
@@ -95,7 +96,7 @@ def _look_up(op: Any, unique: Any, place: Any) -> Any:
     return rows
 
 
-def _sums_by_row(op: Any) -> bool:
+def _sums_by_row(op: Operation) -> bool:
     """Return whether an operation sums values by unique ids, as TensorFlow's ``_deduplicate_indexed_slices``.
 
     There are as many sums as ids; another number of them, or sums by something else, is a model's own.
@@ -111,7 +112,7 @@ def _sums_by_row(op: Any) -> bool:
     return all(task_of(made.op).startswith("worker/") for made in (op.inputs[0], place.op.inputs[0]))
 
 
-def _sum_on_worker(op: Any, places: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
+def _sum_on_worker(op: Operation, places: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
     """Let the worker sum, and send the sums for the ids that it has asked for, if it has asked for these alone.
 
     Returns:

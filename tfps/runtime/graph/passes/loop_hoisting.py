@@ -13,11 +13,12 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.graph.graph_editor import replace
+from tfps.tf_types import Graph, Operation, Tensor
 
 _READS = ("ReadVariableOp", "VarIsInitializedOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 
 
-def hoist_loop_reads(graph: Any) -> None:
+def hoist_loop_reads(graph: Graph) -> None:
     """Let the loops of a graph use values read before them; not of variables that the graph itself changes.
 
     What that takes beside the reads is placed by the device scope of the caller.
@@ -35,21 +36,21 @@ def hoist_loop_reads(graph: Any) -> None:
             replace(read.outputs[0], loop.AddValue(values[handle.ref()]), lambda _user: True)
 
 
-def is_unused(op: Any) -> bool:
+def is_unused(op: Operation) -> bool:
     """Return whether nothing uses (any more) what an operation reads, or asks, of a variable, or brings into a loop."""
     users = [user for output in op.outputs for user in output.consumers()]
     asks = op.type in ("Enter", "ReadVariableOp", "VarIsInitializedOp")
     return asks and not op._control_outputs and all(map(is_unused, users))
 
 
-def _entered(tensor: Any) -> Any:
+def _entered(tensor: Tensor) -> Any:
     """Return the tensor that is brought into the loops in which this one is used."""
     while tensor.op.type == "Enter":
         tensor = tensor.op.inputs[0]
     return tensor
 
 
-def _is_only_read(op: Any, first: set[Any]) -> bool:
+def _is_only_read(op: Operation, first: set[Any]) -> bool:
     """Return whether all that is done to what an operation brings, beside giving it its first value, is to read it."""
     if op.type not in ("VarHandleOp", "Enter", "Switch"):
         return op.type in _READS or op in first

@@ -1,7 +1,8 @@
 """What a model changes itself, beside what its optimizer does: moving averages, counters, states.
 
 TensorFlow 1.x's layers leave such changes in the collection ``UPDATE_OPS``, for the training program to run with each
-step. Keras's layers leave them nowhere: a Keras training step would run them. Both are run here.
+step. Keras's layers leave them nowhere: a Keras training step would run them. Both are run here. So is what a logged
+tensor or a summary changes (``tf.metrics``, counters): how often one is shown must not change what it counts.
 
 With ``--mode=sync``, one update of the parameters is made of a batch of each worker; those on a PS are then the
 chief's alone, as one average of one stream of batches. State of a worker's own is each worker's.
@@ -17,18 +18,21 @@ import tensorflow.compat.v1 as tf
 from tfps.runtime.graph.graph_editor import is_in_every_step
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.placement import VARIABLES, ancestors, task_of
+from tfps.tf_types import Graph, Operation, Tensor, Variable
 
 _KERAS = "/keras/src/"
 _FIRST_WEIGHTS = ("set_weights", "load_weights", "load_own_variables")
 _ASSIGNS = ("AssignVariableOp", "Assign")
 
 
-def of_step(graph: Any, on_ps: bool) -> Sequence[Any]:
+def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequence[Tensor] = ()) -> Sequence[Operation]:
     """Return the operations that have to run with each step of a model, once its ``model_fn`` has returned.
 
     Args:
         graph: The training graph.
         on_ps: Whether what changes a PS is among them.
+        loss: What each step computes anyway.
+        shown: Tensors that are read now and then.
     """
     lasting = side_effects.Lasting(graph)
     changes = _changes(graph, lasting)
@@ -38,6 +42,8 @@ def of_step(graph: Any, on_ps: bool) -> Sequence[Any]:
         if write not in first and _is_of_layer(write) and all(maker.type in VARIABLES for maker in makers):
             _read_before(write, lasting.changed(write))
             kept.append(write)
+    of_loss = set() if loss is None else set(ancestors([loss]))
+    kept += [op for op in ancestors(shown) if op in changes and op not in first and op not in of_loss]
     if on_ps:
         return list(dict.fromkeys(kept))
     changes_ps = {op for op, makers in changes.items() if _on_ps(makers)}
@@ -45,7 +51,15 @@ def of_step(graph: Any, on_ps: bool) -> Sequence[Any]:
     return [op for op in dict.fromkeys(inner) if op not in first and changes_ps.isdisjoint(ancestors([op]))]
 
 
-def put_before(graph: Any, updates: Sequence[Any], made: Sequence[Any], gates: Sequence[Any], apart: Any) -> None:
+def changes_ps(graph: Graph, tensor: Tensor) -> bool:
+    """Return whether reading a tensor changes something on a PS."""
+    lasting = side_effects.Lasting(graph)
+    return any(_on_ps(map(lasting.origin, lasting.changed(op))) for op in ancestors([tensor]))
+
+
+def put_before(
+    graph: Graph, updates: Sequence[Operation], made: Sequence[Any], gates: Sequence[Operation], apart: Any
+) -> None:
     """Let a model's own updates end before what its optimizer makes of the step, where one would see the other.
 
     As ``with tf.control_dependencies(update_ops): optimizer.minimize(...)`` does it; but an update that has nothing to
@@ -77,7 +91,7 @@ def put_before(graph: Any, updates: Sequence[Any], made: Sequence[Any], gates: S
                 op._add_control_input(update)
 
 
-def put_after(graph: Any, updates: Sequence[Any], checks: Sequence[Any]) -> None:
+def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Any]) -> None:
     """Let a model's own updates wait until it is known that the step is finite: one that is skipped changes nothing.
 
     All but what the loss or a gradient itself waits for. To be called after ``put_before``.
@@ -96,13 +110,13 @@ def put_after(graph: Any, updates: Sequence[Any], checks: Sequence[Any]) -> None
                 first._add_control_inputs(checks)
 
 
-def _ways_in(op: Any) -> Sequence[Any]:
+def _ways_in(op: Operation) -> Sequence[Any]:
     """Return by which operations what is in a branch or a loop gets anything from outside: it waits for all of them."""
     ways = [one for one in ancestors([op]) if one.type in ("Switch", "RefSwitch", "Enter", "RefEnter")]
     return [one for one in ways if all(is_in_every_step(tensor.op) for tensor in one.inputs)]
 
 
-def need_order(graph: Any, updates: Sequence[Any], variables: Sequence[Any]) -> bool:
+def need_order(graph: Graph, updates: Sequence[Operation], variables: Sequence[Variable]) -> bool:
     """Return whether two steps of a worker at once could lose one of a model's own updates, or some variables' updates.
 
     So it is where a variable gets a value that was made of the one it had, or where it is one of those given.
@@ -129,11 +143,11 @@ class Exact:
         trained: The variables that only the optimizer changes.
     """
 
-    def __init__(self, graph: Any, updates: Sequence[Any], trained: Sequence[Any]) -> None:
+    def __init__(self, graph: Graph, updates: Sequence[Operation], trained: Sequence[Any]) -> None:
         self._sent = set(ancestors(updates))
         self._read = {one.op for one in trained if not _change(graph, updates, one)}
 
-    def may_be_halved(self, tensor: Any) -> bool:
+    def may_be_halved(self, tensor: Tensor) -> bool:
         """Return whether a tensor that crosses is a trained variable's, or goes to the optimizer alone."""
         task = task_of(tensor.op)
         if not task.startswith("ps/"):
@@ -142,7 +156,7 @@ class Exact:
         return all(op in self._read for op in there if op.type in VARIABLES)
 
 
-def _change(graph: Any, updates: Sequence[Any], variable: Any) -> bool:
+def _change(graph: Graph, updates: Sequence[Operation], variable: Variable) -> bool:
     lasting = side_effects.Lasting(graph)
     return any(lasting.origin(handle) is variable.op for op in ancestors(updates) for handle in lasting.changed(op))
 
@@ -155,7 +169,7 @@ def _read_before(write: Any, handles: Iterable[Any]) -> None:
     write._add_control_inputs([op for op in reads if is_in_every_step(op)])
 
 
-def _users_of(op: Any) -> Iterable[Any]:
+def _users_of(op: Operation) -> Iterable[Any]:
     """Return an operation, and what runs after it."""
     todo = [op]
     for each in todo:  # grows while it is read
@@ -164,7 +178,7 @@ def _users_of(op: Any) -> Iterable[Any]:
     return todo
 
 
-def check(graph: Any) -> Sequence[tuple[Any, str]]:
+def check(graph: Graph) -> Sequence[tuple[Any, str]]:
     """Let the changes of a PS that a model makes itself fail where a worker would send NaN for one.
 
     Returns:
@@ -186,7 +200,7 @@ def check(graph: Any) -> Sequence[tuple[Any, str]]:
     return list(found.values())
 
 
-def _without_nan(tensor: Any, name: str) -> Any:
+def _without_nan(tensor: Tensor, name: str) -> Any:
     """Return a tensor that can be had if it holds no NaN; Inf may be meant."""
     numbers = tf.where(tf.is_inf(tensor), tf.zeros_like(tensor), tensor)
     with tf.control_dependencies([tf.check_numerics(numbers, f"tfps: {name}")]):
@@ -208,7 +222,7 @@ def _sent(write: Any, value: Any) -> Iterable[tuple[Any, Any, int]]:
             yield tensor, user, index
 
 
-def _changes(graph: Any, lasting: side_effects.Lasting) -> Mapping[Any, Sequence[Any]]:
+def _changes(graph: Graph, lasting: side_effects.Lasting) -> Mapping[Any, Sequence[Any]]:
     """Return by each operation that changes a variable, a table or the like, what has made those that it changes.
 
     Where that is decides whose the change is: a function that a worker calls may change what is on a PS.
@@ -221,12 +235,12 @@ def _on_ps(makers: Iterable[Any]) -> Sequence[Any]:
     return [maker for maker in makers if task_of(maker).startswith("ps/")]
 
 
-def _initializers(graph: Any) -> Collection[Any]:
+def _initializers(graph: Graph) -> Collection[Any]:
     keys = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES)
     return {variable.initializer for key in keys for variable in graph.get_collection(key)}
 
 
-def _is_of_layer(op: Any) -> bool:
+def _is_of_layer(op: Operation) -> bool:
     """Return whether an operation was made by Keras as a layer was called, and not to give it its first weights."""
     calls = [call for call in op.traceback or () if _KERAS in call.filename.replace("\\", "/")]
     return bool(calls) and not any(call.name in _FIRST_WEIGHTS for call in calls)

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from tfps.runtime.graph import graph_editor
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.passes.unrolling import copy_number
+from tfps.tf_types import Gradient, Graph, Operation, Optimizer, Tensor, Variable
 
 _TOLD = re.compile(r"tfps: ([^\n]*?) : Tensor had (NaN|Inf|Inf and NaN) values\s+\[\[\{\{node ([^}]*)\}")
 
@@ -26,7 +27,8 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         optimizer: The other one.
         name_of: From a variable to its name for people.
         room: How many times as large as they are gradients have to be finite: they may be summed, or rounded.
-        sent: Tensors that are looked at elsewhere, and have to be finite before anything is applied.
+        sent: Tensors that are looked at elsewhere, and have to be finite before anything is applied, and operations
+            that have to end well before.
 
     Attributes:
         gates: Operations that give the gradients, once these have been computed.
@@ -35,35 +37,36 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
     """
 
     def __init__(
-        self, optimizer: Any, name_of: Callable[[Any], str], room: float = 1.0, sent: Sequence[Any] = ()
+        self, optimizer: Optimizer, name_of: Callable[[Any], str], room: float = 1.0, sent: Sequence[Any] = ()
     ) -> None:
         super().__init__(optimizer._use_locking, optimizer.get_name())
         self._optimizer, self._name_of, self._room, self._sent = optimizer, name_of, room, sent
         self.gates: Sequence[Any] = ()
         self.checks: Sequence[Any] = ()
         self.updated: Sequence[Any] = ()
-        self._found: Sequence[tuple[Any, Any]] = ()
+        self._found: Sequence[tuple[Gradient, Variable]] = ()
 
-    def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+    def compute_gradients(self, loss: Tensor, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
         """Return pairs of gradient and variable, none of which can be had before all of them are checked."""
         self._found = list(self._optimizer.compute_gradients(loss, *args, **kwargs))
         pairs = [pair for pair in self._found if pair[0] is not None]
         self.updated = getattr(self._optimizer, "updated", [variable for _, variable in pairs])
-        named = [(_numbers(gradient), f"the gradient of {self._name_of(variable)}") for gradient, variable in pairs]
+        named = [(_reals(gradient), f"the gradient of {self._name_of(variable)}") for gradient, variable in pairs]
         named = [(numbers, name) for numbers, name in named if numbers.dtype.is_floating]
         with tf.name_scope("tfps/finite/"):
             before = [*self._sent]
+            checks = [tf.check_numerics(loss, "tfps: the loss")] if loss.dtype.is_floating else []
             if named:
-                loss_first = tf.check_numerics(loss, "tfps: the loss")  # told rather than what follows from it
-                with tf.control_dependencies([loss_first]):
-                    before += [loss_first, _checked(named, self._room)]
-                self.checks = [check.op for check in before[-2:]]
+                with tf.control_dependencies(checks):  # the loss is told rather than what follows from it
+                    checks.append(_checked(named, self._room))
+            self.checks = [check.op for check in checks]
+            before += checks
             with tf.control_dependencies(before):
                 given = [(_same(gradient), variable) for gradient, variable in pairs]
         self.gates = [_numbers(gradient).op for gradient, _ in given]
         return given
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+    def apply_gradients(self, grads_and_vars: Any, global_step: Variable = None, name: str | None = None) -> Any:
         """Apply them as the other optimizer does.
 
         It gets them in the order in which it has computed them, whatever the order here, and with the variables that
@@ -85,7 +88,7 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         made = [op for op in graph.get_operations() if op not in known]
         return _without_raising(graph, applied, made, global_step)
 
-    def _in_order(self, given: Sequence[tuple[Any, Any]]) -> Sequence[tuple[Any, Any]]:
+    def _in_order(self, given: Sequence[tuple[Gradient, Variable]]) -> Sequence[tuple[Gradient, Variable]]:
         """Return pairs in the order of ``compute_gradients``, with those that have no gradient; see there."""
         gradients: dict[Any, list[Any]] = {}
         for gradient, variable in given:
@@ -93,7 +96,7 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         return [(None if old is None else gradients[one.ref()].pop(0), one) for old, one in self._found]
 
 
-def _without_raising(graph: Any, applied: Any, made: Sequence[Any], global_step: Any) -> Any:
+def _without_raising(graph: Graph, applied: Any, made: Sequence[Any], global_step: Variable) -> Any:
     """Return what has applied gradients, without what raises ``global_step``, and without what waits for that."""
     lasting = side_effects.Lasting(graph)
     raising = {op for op in made if any(lasting.origin(h) is global_step.op for h in lasting.changed(op))}
@@ -102,7 +105,7 @@ def _without_raising(graph: Any, applied: Any, made: Sequence[Any], global_step:
 
     _read_as_raised(made, raising, global_step)
 
-    def before(op: Any) -> list[Any]:
+    def before(op: Operation) -> list[Any]:
         if op not in raising:
             return [op]
         return [leaf for other in [*op.control_inputs, *(t.op for t in op.inputs)] for leaf in before(other)]
@@ -116,7 +119,7 @@ def _without_raising(graph: Any, applied: Any, made: Sequence[Any], global_step:
     return tf.group(*before(done)) if done in raising else applied
 
 
-def _read_as_raised(made: Sequence[Any], raising: Collection[Any], global_step: Any) -> None:
+def _read_as_raised(made: Sequence[Any], raising: Collection[Any], global_step: Variable) -> None:
     """Let what reads ``global_step`` after an optimizer has raised it find it raised, though the mode does so later."""
     after, todo = set(raising), list(raising)
     for op in todo:  # grows while it is read
@@ -153,11 +156,17 @@ def _with_room(numbers: Any, room: float) -> Any:
     return numbers * room if room > 1 and numbers.dtype.size > 2 else numbers
 
 
-def _numbers(gradient: Any) -> Any:
+def _numbers(gradient: Gradient) -> Any:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def _same(gradient: Any) -> Any:
+def _reals(gradient: Gradient) -> Tensor:
+    """Return the numbers of a gradient, those of a complex one as two real ones each."""
+    numbers = _numbers(gradient)
+    return tf.stack([tf.real(numbers), tf.imag(numbers)]) if numbers.dtype.is_complex else numbers
+
+
+def _same(gradient: Gradient) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(tf.identity(gradient.values), gradient.indices, gradient.dense_shape)
     return tf.identity(gradient)

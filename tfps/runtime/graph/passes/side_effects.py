@@ -10,6 +10,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
+from tfps.tf_types import Graph, Operation, Tensor
+
 _HARMLESS = ("CheckNumerics", "CheckNumericsV2", "Assert", "ConsumeMutexLock", "Placeholder", "Timestamp")
 _READS = (
     "ReadVariableOp",
@@ -45,7 +47,7 @@ _PLAIN_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _LOOKS_AT_NAN = ("IsNan", "IsFinite")
 
 
-def acts(op: Any) -> bool:
+def acts(op: Operation) -> bool:
     """Return whether an operation acts outside TensorFlow (calls Python, prints), so that its order counts.
 
     It may do so in a function that it calls.
@@ -56,7 +58,7 @@ def acts(op: Any) -> bool:
     return any(_acts(node.op) for node in _nodes(op))
 
 
-def changes(op: Any) -> bool:
+def changes(op: Operation) -> bool:
     """Return whether an operation that uses a variable, a table or the like may change it."""
     return op.type not in _READS
 
@@ -70,11 +72,11 @@ class Lasting:
         graph: The graph.
     """
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._bodies: dict[str, Any] = {}
 
-    def changed(self, op: Any) -> Sequence[Any]:
+    def changed(self, op: Operation) -> Sequence[Any]:
         """Return the handles that an operation is given of what it may change."""
         handles = _handles(op) if changes(op) else []
         handles = [handle for handle in handles if self.origin(handle).type not in _OF_A_STEP]
@@ -84,7 +86,7 @@ class Lasting:
         found = {handle.name for body in called for handle in self._changed_by(op, body)}
         return [handle for handle in handles if handle.name in found]
 
-    def _changed_by(self, op: Any, body: Any) -> Iterator[Any]:
+    def _changed_by(self, op: Operation, body: Any) -> Iterator[Any]:
         """Yield what an operation gives to a function that it calls, and the function changes."""
         given = _given(op, body)
         for inner in body.get_operations():
@@ -107,7 +109,7 @@ class Lasting:
             passed = [op.inputs[index]]
         return self.origin(passed[0]) if passed else op
 
-    def values(self, op: Any, makers: Collection[Any]) -> Sequence[Any]:
+    def values(self, op: Operation, makers: Collection[Any]) -> Sequence[Any]:
         """Return the tensors of floats that decide what becomes of what an operation changes.
 
         Args:
@@ -126,7 +128,7 @@ class Lasting:
         names = {outer.name for inner, outer in args if inner.op.name in used}
         return [tensor for tensor in floats if tensor.name in names]
 
-    def _values_in(self, op: Any, body: Any, makers: Collection[Any]) -> Iterator[Any]:
+    def _values_in(self, op: Operation, body: Any, makers: Collection[Any]) -> Iterator[Any]:
         """Yield the ``values`` in a function that an operation calls."""
         inside = [inner for inner, outer in _given(op, body).items() if self.origin(outer) in makers]
         for inner in body.get_operations():
@@ -135,7 +137,7 @@ class Lasting:
                     if not any(before.type in _LOOKS_AT_NAN for before in _before(value)):
                         yield value
 
-    def _called(self, op: Any) -> Sequence[Any]:
+    def _called(self, op: Operation) -> Sequence[Any]:
         """Return the functions that an operation calls, as graphs; it may be a condition, or a loop."""
         names = [called.name for called in functions_of(op.node_def)]
         names += [op.type] if self._graph._is_function(op.type) else []
@@ -148,7 +150,7 @@ class Lasting:
         return self._bodies[name]
 
 
-def draws(graph: Any, name: str) -> bool:
+def draws(graph: Graph, name: str) -> bool:
     """Return whether a function of a graph draws random numbers by a seed, or calls one that does."""
     return any(_seed(node) for node in _nodes_of(graph, name, set()))
 
@@ -182,7 +184,7 @@ def _seed(node: Any) -> bool:
     return bool(drawn and (node.attr["seed"].i or node.attr["seed2"].i))
 
 
-def is_handle(tensor: Any) -> bool:
+def is_handle(tensor: Tensor) -> bool:
     """Return whether a tensor stands for what outlasts a step: a variable, a table, an iterator or the like."""
     return bool(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype)
 
@@ -198,7 +200,7 @@ def _before(value: Any) -> Collection[Any]:
     return seen
 
 
-def _handles(op: Any) -> Sequence[Any]:
+def _handles(op: Operation) -> Sequence[Any]:
     """Return the handles among an operation's inputs; a variable of TensorFlow 1.x may be given for its value, too."""
     found = [(index, tensor) for index, tensor in enumerate(op.inputs) if is_handle(tensor)]
     known = op_def_registry.get(op.type) if found else None
@@ -207,7 +209,7 @@ def _handles(op: Any) -> Sequence[Any]:
     return [tensor for index, tensor in found if tensor.dtype == tf.resource or index not in by_value]
 
 
-def _given(op: Any, body: Any) -> Mapping[Any, Any]:
+def _given(op: Operation, body: Any) -> Mapping[Any, Any]:
     """Return by the arguments of a function, as operations, the handles that it is given for them.
 
     Handles are passed on in their order, whatever else comes before them or between them; empty, if they are not.
@@ -217,11 +219,11 @@ def _given(op: Any, body: Any) -> Mapping[Any, Any]:
     return dict(zip(inner, outer, strict=True)) if len(inner) == len(outer) else {}
 
 
-def _is_call(op: Any) -> bool:
+def _is_call(op: Operation) -> bool:
     return any(True for _ in functions_of(op.node_def))
 
 
-def _nodes(op: Any) -> Iterator[Any]:
+def _nodes(op: Operation) -> Iterator[Any]:
     """Yield all that runs in the functions which an operation calls, but for what only calls others."""
     seen: set[str] = set()
     for called in functions_of(op.node_def):
@@ -230,7 +232,7 @@ def _nodes(op: Any) -> Iterator[Any]:
                 yield node
 
 
-def _nodes_of(graph: Any, name: str, seen: set[str]) -> Iterator[Any]:
+def _nodes_of(graph: Graph, name: str, seen: set[str]) -> Iterator[Any]:
     if name in seen:
         return
     seen.add(name)

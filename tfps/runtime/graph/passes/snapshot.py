@@ -1,6 +1,6 @@
 """What a checkpoint holds: all saved variables, on each PS as they are at one moment.
 
-The values are referred to, not copied, while no update runs on that PS (``modes.atomic_update``). Writing them takes
+The values are referred to, not copied, while no update runs on that PS (``modes.moments``). Writing them takes
 longer; training goes on meanwhile. Packed variables are read as they live, and saved in parts under the names of the
 variables that the model made.
 
@@ -20,10 +20,11 @@ from tensorflow.python.training.saver import BulkSaverBuilder
 from tensorflow.python.training.saving import saveable_object_util
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
-from tfps.modes.atomic_update import Moments
-from tfps.modes.atomic_update import partial as partial_of
 from tfps.modes.base import PartialUpdates
+from tfps.modes.moments import Moments
+from tfps.modes.moments import partial as partial_of
 from tfps.runtime.graph.graph_editor import unflat
+from tfps.tf_types import Variable
 
 _STEP = "global_step"
 
@@ -38,7 +39,7 @@ class Place:
         index: Which of them it is.
     """
 
-    whole: Any
+    whole: Variable
     parts: Sequence[Any]
     index: int
 
@@ -137,7 +138,7 @@ class Snapshot:
 class _Packed(SaveableObject):  # type: ignore[misc]
     """A variable whose value is a part of another one, and that is restored by itself."""
 
-    def __init__(self, variable: Any, place: Place) -> None:
+    def __init__(self, variable: Variable, place: Place) -> None:
         self.place, self._variable = place, variable
         part = variable._get_save_slice_info()
         spec = SaveSpec(
@@ -172,7 +173,7 @@ class _Builder(BulkSaverBuilder):  # type: ignore[misc]
             return io_ops.save_v2(filename_tensor, names, slices, values)
 
 
-def saved_name(variable: Any) -> str:
+def saved_name(variable: Variable) -> str:
     """Return the name under which a checkpoint has a variable; slices of one share it."""
     part = variable._get_save_slice_info()
     return str(part.full_name if part else variable.op.name)

@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.placement import ancestors, task_of
+from tfps.tf_types import Graph, Operation
 
 _SEED_STRIDE = 1_000_003
 _SCOPE = "tfps/step_"
@@ -45,7 +46,7 @@ class UnrolledStep:
         size: How many operations a step has.
     """
 
-    def __init__(self, graph: Any, fetches: Sequence[Any], gate: Sequence[Any] = (), apart: bool = False) -> None:
+    def __init__(self, graph: Graph, fetches: Sequence[Any], gate: Sequence[Any] = (), apart: bool = False) -> None:
         self._graph, self._gate, self._apart = graph, [op.name for op in gate], apart
         ops = ancestors(fetches)
         kept = {op for op in ops if _lasts(op)}
@@ -62,7 +63,7 @@ class UnrolledStep:
         several = sum(op.type in INPUTS for op in self._ops) > 1  # each step has what they give at the same turn
         self.keeps_order = several or bool(self._acts) or any(side_effects.changes(op) for op in own)
 
-    def _lasting(self, op: Any) -> Sequence[str]:
+    def _lasting(self, op: Operation) -> Sequence[str]:
         """Return the names of the resources that an operation uses, also those that another one passes on to it."""
         found = [name for tensor in op.inputs for name in self._passed_on.get(tensor.name, ())]
         lasting = [tensor for tensor in op.inputs if tensor.name in self._shared]
@@ -81,7 +82,7 @@ class UnrolledStep:
             found |= {tensor.name: names for tensor in op.outputs if names and side_effects.is_handle(tensor)}
         return found
 
-    def _uses(self, op: Any) -> Sequence[str]:
+    def _uses(self, op: Operation) -> Sequence[str]:
         """Return the names of what an operation uses and has to wait for: its resources, and its turn to act."""
         return [*self._lasting(op), *([f"{_TURNS}{task_of(op)}"] if op in self._acts else [])]
 
@@ -116,7 +117,7 @@ class UnrolledStep:
             self._put_after(copy, self._copies[-1])
         self._copies.append(copy)
 
-    def _node(self, op: Any, number: int) -> Any:
+    def _node(self, op: Operation, number: int) -> Any:
         """Return an operation's definition as the copy has it."""
         node = tf.NodeDef()
         node.CopyFrom(op.node_def)
@@ -160,7 +161,7 @@ class UnrolledStep:
             for name in names:
                 copy[name]._add_control_inputs(before_it)
 
-    def _ends(self, op: Any) -> Sequence[str]:
+    def _ends(self, op: Operation) -> Sequence[str]:
         """Return the names of the operations with which an operation's use of its resources ends; none if not known.
 
         That is the operation itself; of one by which a loop is entered, those by which what it brings is left.
@@ -190,7 +191,7 @@ def copy_number(name: str) -> int:
     return int(named[1]) if named else 0
 
 
-def _lasts(op: Any) -> bool:
+def _lasts(op: Operation) -> bool:
     """Return whether an operation is the same in every step: what it makes outlives the step, or never changes.
 
     What outlives a step has a name by which another operation could share it, or needs nothing to be made.

@@ -27,6 +27,7 @@ from tfps.runtime.graph.passes import wire_packing
 from tfps.runtime.graph.passes.loop_hoisting import is_unused
 from tfps.runtime.graph.passes.snapshot import Place
 from tfps.runtime.graph.placement import task_of, variable_bytes
+from tfps.tf_types import Gradient, Graph, Operation, Optimizer, Tensor, Variable
 
 _NAME = "tfps/packed"
 _NAMED = 3  # of packed variables
@@ -42,7 +43,7 @@ _ELEMENTWISE = (
 )
 
 
-def can_pack(optimizer: Any) -> bool:
+def can_pack(optimizer: Optimizer) -> bool:
     """Return whether an optimizer's update of an element depends, to the bit, on nothing but this element.
 
     TensorFlow's Adagrad and an FTRL with a power of its own do not: the last few elements of a tensor, which fill no
@@ -53,7 +54,7 @@ def can_pack(optimizer: Any) -> bool:
     return as_made and getattr(optimizer, "_learning_rate_power", -0.5) == -0.5
 
 
-def _is_patched(optimizer: Any) -> bool:
+def _is_patched(optimizer: Optimizer) -> bool:
     """Return whether a method of an optimizer, or one of its classes, is not what it was before a model was loaded."""
     own = any(callable(getattr(type(optimizer), name, None)) for name in vars(optimizer))
     return own or any(_members(kind) != _AS_THEY_WERE[kind] for kind in type(optimizer).__mro__[:-1])
@@ -77,13 +78,13 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
         updated: The model's variables that it updates, once gradients have been computed.
     """
 
-    def __init__(self, optimizer: Any, scalars: bool) -> None:
+    def __init__(self, optimizer: Optimizer, scalars: bool) -> None:
         super().__init__(optimizer._use_locking, optimizer.get_name())
         self._optimizer, self._scalars = optimizer, scalars
         self.updated: Sequence[Any] = ()
         self._packs: Sequence[_Pack] = ()
 
-    def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+    def compute_gradients(self, loss: Tensor, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
         """Return pairs of gradient and variable as any optimizer does; some of the variables are packed ones."""
         pairs = [pair for pair in self._optimizer.compute_gradients(loss, *args, **kwargs) if pair[0] is not None]
         self.updated = [variable for _, variable in pairs]
@@ -92,7 +93,7 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
         packed = [(flat([gradients.pop(v.ref()) for v in pack.variables]), pack.whole) for pack in self._packs]
         return packed + [pair for pair in pairs if pair[1].ref() in gradients]
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+    def apply_gradients(self, grads_and_vars: Any, global_step: Variable = None, name: str | None = None) -> Any:
         """Apply what ``compute_gradients`` gave, or means of it; the packed variables' slots are in no collection."""
         del global_step  # none of those that can be packed goes by it
         with tf.init_scope():
@@ -100,12 +101,12 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
         with tf.variable_creator_scope(lambda create, **kwargs: create(**{**kwargs, "collections": []})):
             return self._optimizer.apply_gradients(grads_and_vars, None, name)
 
-    def name_of(self, variable: Any) -> str:
+    def name_of(self, variable: Variable) -> str:
         """Return a variable's name for people; of a packed one, the names of those that live in it."""
         names = next(([v.op.name for v in p.variables] for p in self._packs if p.whole is variable), [variable.op.name])
         return ", ".join(names[:_NAMED]) + (f" or {len(names) - _NAMED} others" if len(names) > _NAMED else "")
 
-    def redirect(self, ops: Iterable[Any]) -> None:
+    def redirect(self, ops: Iterable[Operation]) -> None:
         """Let operations of a step use the packed variables instead of the plain ones; call it once, at the end."""
         places = {v.handle.op: (pack, i) for pack in self._packs for i, v in enumerate(pack.variables)}
         for user in list(ops):
@@ -145,7 +146,7 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
 class _Pack:
     """Variables of one PS and type as one, ``whole``."""
 
-    def __init__(self, variables: Sequence[Any]) -> None:
+    def __init__(self, variables: Sequence[Variable]) -> None:
         self.variables = variables
         first, size = variables[0], sum(int(variable.shape.num_elements()) for variable in variables)
         with tf.device(first.device):
@@ -158,7 +159,7 @@ class _Pack:
             )
         self._values: dict[Any, Sequence[Any]] = {}
 
-    def values(self, read: Any, task: str) -> Sequence[Any]:
+    def values(self, read: Tensor, task: str) -> Sequence[Any]:
         """Return, on a task, what the variables are when a read of one of them happens: one read of ``whole``."""
         when = task, tuple(op.name for op in read.control_inputs)
         if when not in self._values:
@@ -179,7 +180,7 @@ class _Pack:
             return tf.group(*made)
 
 
-def sizes(graph: Any) -> Counter[int]:
+def sizes(graph: Graph) -> Counter[int]:
     """Return how many bytes the packed variables of a graph and their slots have, by PS index."""
     found: Counter[int] = Counter()
     for op in graph.get_operations():
@@ -188,7 +189,7 @@ def sizes(graph: Any) -> Counter[int]:
     return found
 
 
-def _buckets(pairs: Sequence[tuple[Any, Any]], scalars: bool) -> Iterable[Sequence[Any]]:
+def _buckets(pairs: Sequence[tuple[Gradient, Variable]], scalars: bool) -> Iterable[Sequence[Any]]:
     """Yield variables that can live together, at least two: of one PS and type, with dense gradients.
 
     They are in the order of their names: every worker packs alike, in whatever order its model makes them.
@@ -204,7 +205,7 @@ def _buckets(pairs: Sequence[tuple[Any, Any]], scalars: bool) -> Iterable[Sequen
         yield from (bucket for bucket in wire_packing.buckets(found) if len(bucket) > 1)
 
 
-def _is_only_read(variable: Any) -> bool:
+def _is_only_read(variable: Variable) -> bool:
     """Return whether all that is done to a variable, beside its initialisation, is to read it whole."""
     handle = getattr(variable, "handle", None)
     if handle is None or variable.constraint is not None or not variable.shape.is_fully_defined():

@@ -20,6 +20,7 @@ from tensorflow.python.ops.variables import PartitionedVariable
 
 from tfps.cluster.resolver import Cluster
 from tfps.config.job_config import JobConfig
+from tfps.tf_types import Graph, Optimizer, Tensor, Variable
 
 _EACH_BY_ITSELF = (  # by the whole shape, which they are told, not that of the slice
     tf.zeros_initializer,
@@ -58,7 +59,7 @@ def getter(config: JobConfig, cluster: Cluster) -> Any:
     return get
 
 
-def tell(graph: Any, optimizer: Any, config: JobConfig) -> None:
+def tell(graph: Graph, optimizer: Optimizer, config: JobConfig) -> None:
     """Log which variables are split where that may make a difference: for an optimizer of the user's own."""
     names = sorted(set(graph.get_collection(_SPLIT)))
     if names and not type(optimizer).__module__.startswith(("tensorflow.", "tfps.")):
@@ -82,7 +83,7 @@ def _of_slices(initializer: Any) -> Any:
     made = initializer() if inspect.isclass(initializer) else initializer
     if not callable(made):
         return made  # TensorFlow's own default, which draws each element; or a tensor, which it slices itself
-    wholes: list[Any] = []  # one, of which all slices are: without a seed, another would be another draw
+    wholes: list[Variable] = []  # one, of which all slices are: without a seed, another would be another draw
 
     def first(shape: Sequence[int], dtype: Any = tf.float32, partition_info: Any = None) -> Any:
         if partition_info is None:
@@ -129,7 +130,7 @@ def patch_embedding_lookup() -> None:
     if hasattr(original, "finds_rows_in_slices"):
         return
 
-    def lookup(params: Any, ids: Any, partition_strategy: str = "mod", **kwargs: Any) -> Any:
+    def lookup(params: Any, ids: Tensor, partition_strategy: str = "mod", **kwargs: Any) -> Any:
         split = isinstance(params, PartitionedVariable) or _are_slices(params)
         return original(params, ids, partition_strategy="div" if split else partition_strategy, **kwargs)
 

@@ -28,11 +28,12 @@ import tensorflow.compat.v1 as tf
 from tfps.runtime.graph.graph_editor import device, flat, independent, is_in_every_step, replace, unflat
 from tfps.runtime.graph.passes import embedding_rows
 from tfps.runtime.graph.placement import ancestors, resource_of, task_of, tensor_bytes
+from tfps.tf_types import Graph, Operation, Tensor
 
 BUCKET_BYTES = 1 << 20
 
 
-def pack(graph: Any, fetches: Sequence[Any], halved: Callable[[Any], bool] | None = None) -> None:
+def pack(graph: Graph, fetches: Sequence[Any], halved: Callable[[Any], bool] | None = None) -> None:
     """Pack what crosses between tasks when a graph's ``fetches`` are run, in place.
 
     Args:
@@ -58,14 +59,14 @@ def pack(graph: Any, fetches: Sequence[Any], halved: Callable[[Any], bool] | Non
             _send_unfixed(source, target, independent(found, target), short, ids_of)
 
 
-def _move_constants(ops: Iterable[Any]) -> None:
+def _move_constants(ops: Iterable[Operation]) -> None:
     for op in ops:
         users = {_device_of(user) for user in op.outputs[0].consumers()} if op.type == "Const" else set()
         if len(users) == 1 and not op.control_inputs:
             op._set_device(users.pop())
 
 
-def _wait_directly(ops: Iterable[Any]) -> None:
+def _wait_directly(ops: Iterable[Operation]) -> None:
     """Let what waits for a group of operations wait for these themselves: those on its own task cost nothing."""
     for op in ops:
         waited_for = [leaf for other in op.control_inputs for leaf in _leaves(other, task_of(op))]
@@ -74,29 +75,29 @@ def _wait_directly(ops: Iterable[Any]) -> None:
             op._add_control_inputs(list(dict.fromkeys(waited_for)))
 
 
-def _leaves(op: Any, task: str) -> Sequence[Any]:
+def _leaves(op: Operation, task: str) -> Sequence[Any]:
     if op.type != "NoOp" or task_of(op) == task:
         return [op]
     return [leaf for other in op.control_inputs for leaf in _leaves(other, task)]
 
 
-def _device_of(op: Any) -> str:
+def _device_of(op: Operation) -> str:
     """Return the device of an operation, or that of the resource that it works on."""
     resource = resource_of(op)
     return str((resource is not None and resource.op.device) or op.device)
 
 
-def _is_read(tensor: Any) -> bool:
+def _is_read(tensor: Tensor) -> bool:
     """Return whether a tensor is a variable's value as the step begins: a read that waits for nothing."""
     op = tensor.op
     return op.type == "ReadVariableOp" and not op.control_inputs and op.inputs[0].op.type == "VarHandleOp"
 
 
-def _is_of_worker(tensor: Any) -> bool:
+def _is_of_worker(tensor: Tensor) -> bool:
     return task_of(tensor.op).startswith("worker/") and tensor.op.type != "Const"  # TensorFlow copies small ones
 
 
-def _merge_reads(ops: Iterable[Any]) -> None:
+def _merge_reads(ops: Iterable[Operation]) -> None:
     """Let all that use a variable's value as the step begins use one read of it."""
     first: dict[Any, Any] = {}
     for op in sorted(ops, key=lambda op: op._id):
@@ -106,20 +107,20 @@ def _merge_reads(ops: Iterable[Any]) -> None:
                 replace(op.outputs[0], kept, lambda _user: True)
 
 
-def _pulled(tensor: Any) -> Any:
+def _pulled(tensor: Tensor) -> Any:
     return _fixed(tensor) if _is_read(tensor) else None
 
 
-def _pushed(tensor: Any) -> Any:
+def _pushed(tensor: Tensor) -> Any:
     return _fixed(tensor) if _is_of_worker(tensor) else None
 
 
-def _fixed(tensor: Any) -> Any:
+def _fixed(tensor: Tensor) -> Any:
     """Return what tensors of fixed shape that travel together have in common, or ``None``."""
     return (tensor.dtype, tensor.shape.rank == 0) if tensor_bytes(tensor.shape, tensor.dtype) else None
 
 
-def _unfixed(tensor: Any) -> Any:
+def _unfixed(tensor: Tensor) -> Any:
     """Return what tensors of unknown length that travel together have in common, or ``None``."""
     shape = tensor.shape
     alike = shape.rank and shape[0].value is None and shape[1:].is_fully_defined()
@@ -127,7 +128,7 @@ def _unfixed(tensor: Any) -> Any:
 
 
 def _by_route(
-    ops: Sequence[Any], kind: Callable[[Any], Any], is_short: Callable[[Any], bool]
+    ops: Sequence[Operation], kind: Callable[[Any], Any], is_short: Callable[[Any], bool]
 ) -> Iterable[tuple[str, str, bool, Sequence[Any]]]:
     """Yield the tensors that cross from one task to another, by source, target and kind; not those without a kind.
 
@@ -143,7 +144,7 @@ def _by_route(
         yield source, target, short, list(found.values())
 
 
-def _send(name: str, source: str, target: str, tensors: Sequence[Any], short: bool) -> None:
+def _send(name: str, source: str, target: str, tensors: Sequence[Tensor], short: bool) -> None:
     """Send tensors of fixed shape as one, flattened."""
     if _go_as_they_are(tensors, short):
         return
@@ -154,7 +155,7 @@ def _send(name: str, source: str, target: str, tensors: Sequence[Any], short: bo
         _arrive(target, tensors, unflat(packed, tensors))
 
 
-def _send_unfixed(source: str, target: str, tensors: Sequence[Any], short: bool, ids_of: Mapping[str, Any]) -> None:
+def _send_unfixed(source: str, target: str, tensors: Sequence[Tensor], short: bool, ids_of: Mapping[str, Any]) -> None:
     """Send tensors of unknown length as one, one after another; ids last, so that all that uses them gets them so."""
     if _go_as_they_are(tensors, short):
         return
@@ -174,7 +175,7 @@ def _sent_with_lengths(source: str, target: str, ids: Sequence[Any]) -> Any:
         return tf.split(packed, tf.concat([[count], packed[:count]], 0), num=count + 1)[1:]
 
 
-def _sent_as_rows(source: str, target: str, tensors: Sequence[Any], short: bool, ids: Sequence[Any]) -> Any:
+def _sent_as_rows(source: str, target: str, tensors: Sequence[Tensor], short: bool, ids: Sequence[Any]) -> Any:
     """Return what the target gets of several tensors; it knows how many rows each has if both sides have their ids."""
     with tf.device(device(source)):
         lengths = _lengths(tensors) if None in ids else None
@@ -184,20 +185,20 @@ def _sent_as_rows(source: str, target: str, tensors: Sequence[Any], short: bool,
         return tf.split(packed, _lengths(ids) if lengths is None else lengths, num=len(tensors))
 
 
-def _lengths(tensors: Sequence[Any]) -> Any:
+def _lengths(tensors: Sequence[Tensor]) -> Any:
     alike = len({tensor.dtype for tensor in tensors}) == 1
     return tf.stack(tf.shape_n(tensors) if alike else [tf.shape(tensor) for tensor in tensors])[:, 0]
 
 
-def _are_ids(tensors: Sequence[Any]) -> bool:
+def _are_ids(tensors: Sequence[Tensor]) -> bool:
     return bool(tensors) and tensors[0].dtype in (tf.int32, tf.int64) and tensors[0].shape.rank == 1
 
 
-def _can_be_short(tensor: Any) -> bool:
+def _can_be_short(tensor: Tensor) -> bool:
     return bool(tensor.dtype == tf.float32 and tensor.shape.rank)
 
 
-def _go_as_they_are(tensors: Sequence[Any], short: bool) -> bool:
+def _go_as_they_are(tensors: Sequence[Tensor], short: bool) -> bool:
     return not tensors or (len(tensors) == 1 and not short)
 
 
@@ -211,14 +212,14 @@ def _across(packed: Any, source: str, target: str, short: bool) -> Any:
         return tf.cast(halved, tf.float32)
 
 
-def _arrive(target: str, tensors: Sequence[Any], parts: Sequence[Any]) -> None:
+def _arrive(target: str, tensors: Sequence[Tensor], parts: Sequence[Any]) -> None:
     """Let all of the target's operations use what has arrived."""
     for tensor, part in zip(tensors, parts, strict=True):
         part.set_shape(tensor.shape)
         replace(tensor, part, lambda user: task_of(user) == target)
 
 
-def buckets(tensors: Sequence[Any]) -> Iterable[Sequence[Any]]:
+def buckets(tensors: Sequence[Tensor]) -> Iterable[Sequence[Any]]:
     """Yield tensors that travel together; what is larger than half a bucket does alone."""
     bucket: list[Any] = []
     room = BUCKET_BYTES

@@ -611,3 +611,24 @@ def test_a_step_that_is_skipped_changes_nothing_in_a_branch_or_a_loop(tmp_path: 
     values = variables_of(tmp_path)
     assert summary(tmp_path)["batches_skipped"] > 0
     assert (values["branch"], values["loop"]) == (STEPS - 1, 2 * (STEPS - 1))
+
+
+def showing(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model that counts in what it shows: a logged tensor on the PS and a summary on the worker."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    count = tf.get_variable("count", [], initializer=tf.zeros_initializer(), trainable=False)
+    own = tf.Variable(0.0, trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES], name="own")
+    tf.summary.scalar("turns", own.assign_add(1.0))
+    return spec(params, weight * features["x"], count=count.assign_add(1.0))
+
+
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+@pytest.mark.parametrize(("mode", "workers"), [("async", 1), ("async", 2), ("sync", 2)])
+def test_what_is_shown_counts_each_step(tmp_path: Path, mode: str, workers: int, flags: dict[str, Any]) -> None:
+    """How often a tensor is shown does not change what it counts: each step once, in sync those of the chief."""
+    flags = {**flags, "steps_to_validate": 10, "max_steps": STEPS}
+    train(model_of(ramp, showing), 1, workers, mode=mode, model_dir=str(tmp_path), **flags)
+    assert variables_of(tmp_path)["count"] == STEPS
+    own = logged(tmp_path)["turns"]
+    assert own[-1] == STEPS or workers == 2
+    assert len(own) < STEPS / 2

@@ -150,3 +150,34 @@ def test_an_error_is_read_whatever_it_is_told_with() -> None:
         )
     other = "mine : Tensor had NaN values\n\t [[{{node tfps/step_3/mine}}]]"
     assert find_non_finite(tf.errors.InvalidArgumentError(None, None, other)) is None
+
+
+class ComplexDescent(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """Gradient descent that takes complex variables, too."""
+
+    def _valid_dtypes(self) -> set[Any]:
+        return {tf.float32, tf.complex64}
+
+
+def complex_only(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a ``model_fn`` all of whose variables are complex; x is in the gradient, and with a seed of 2 in the loss."""
+    weight = tf.get_variable("weight", [3], tf.complex64, initializer=tf.zeros_initializer())
+
+    @tf.custom_gradient
+    def times_x(weight: Any) -> Any:
+        return weight, lambda gradient: gradient * features["x"]
+
+    real = tf.reduce_sum(tf.real(weight))
+    loss = real * features["x"] if params["seed"] == 2 else times_x(real)
+    return tfps.ModelSpec(loss=loss, optimizer=ComplexDescent(1.0))
+
+
+@pytest.mark.parametrize(("seed", "named"), [(1, "the gradient of weight holds NaN"), (2, "the loss is nan")])
+@pytest.mark.parametrize("wire", ["packed", "plain"])
+def test_complex_variables_get_no_nan(tmp_path: Path, wire: str, seed: int, named: str) -> None:
+    """A NaN in the loss or a gradient of a model whose variables are all complex ends the job before it is applied."""
+    flags = {"wire": wire, "seed": seed, "save_checkpoint_secs": 1e-6, "model_dir": str(tmp_path)}
+    errors = run_job(model_of(numbers(np.nan, worker=0), complex_only), 1, 1, 30, max_steps=10**4, **flags)
+    assert isinstance(errors["worker/0"], DivergedError), errors
+    assert named in str(errors["worker/0"])
+    assert all_finite(variables_of(tmp_path))
