@@ -42,7 +42,6 @@ def model_fn(features: Mapping[str, Any], labels: Tensor, mode: str, params: Map
         return tfps.ModelSpec(predictions={"y": y})
     metrics = {}
     if mode == tfps.ModeKeys.EVAL:
-        metrics["loss"] = tf.metrics.mean_squared_error(labels, y)
         metrics["rmse"] = tf.metrics.root_mean_squared_error(labels, y)
     return tfps.ModelSpec(
         loss=tf.reduce_mean(tf.square(y - labels)),

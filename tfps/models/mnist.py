@@ -52,7 +52,6 @@ def model_fn(features: Mapping[str, Any], labels: Tensor, mode: str, params: Map
     metrics = {}
     if mode == tfps.ModeKeys.EVAL:
         metrics["accuracy"] = tf.metrics.accuracy(labels, predictions["class_ids"])
-        metrics["loss"] = tf.metrics.mean(losses)  # over images, not batches: the last batch may be smaller
     return tfps.ModelSpec(
         loss=tf.reduce_mean(losses),
         predictions=predictions,

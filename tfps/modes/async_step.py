@@ -71,7 +71,8 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
             return tf.stack(drawn)
 
     def draw_after(count: int, copy: Copy) -> Any:
-        done = [copy(train_op)]  # steps that fail have drawn nothing
+        # Steps that fail have drawn nothing. A pass over the graph may leave the group out, but none of its operations.
+        done = [copy(op) for op in atomic_update.leaves(train_op)]
         with tf.device(global_step.device):
             with tf.control_dependencies(done):
                 reached = [global_step.read_value()]

@@ -187,7 +187,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             may_be_inf=own - {saved_name(variable) for variable in optimizer.updated},
             summary=summary if task.is_chief else None,
             num_workers=cluster.num_workers,
-            keeps_order=model_updates.need_order(graph, updates, optimizer.updated),
+            keeps_order=model_updates.need_order(graph, [spec.loss, *updates], optimizer.updated),
         )
 
 

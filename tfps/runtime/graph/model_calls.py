@@ -193,6 +193,8 @@ def _metrics_problem(metrics: Any) -> str:
     if problem := _names_problem("eval_metric_ops", metrics, "pairs (value, update op)"):
         return problem
     for name, pair in _items(metrics):
+        if name == "loss":
+            return "eval_metric_ops with 'loss', the name of the model's own loss over all examples: use another name."
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             return f"eval_metric_ops with {name!r}, which is {_named(pair)}; each must be {pair_of}."
         value, update = pair

@@ -68,8 +68,8 @@ class StepRunner:
         self._names = list(built.spec.log_tensors)
         summary = [] if built.summary is None else [built.summary]
         self._shown = [*built.spec.log_tensors.values(), *summary]
-        fetched = [built.step.train_op, built.spec.loss, built.examples, *self._shown]
-        self._steps = UnrolledStep(built.graph, fetched, built.step.read_barrier)
+        fetched = [built.step.train_op, built.spec.loss, built.examples]
+        self._steps = UnrolledStep(built.graph, fetched, built.step.read_barrier, shown=self._shown)
         self.can_be_long = self._steps.in_order
         self.can_overlap = built.mode.can_overlap and not (built.keeps_order or self._steps.keeps_order)
         self.most_steps = max(1, min(_MOST_STEPS, _MOST_OPS // self._steps.size))

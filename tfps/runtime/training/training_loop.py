@@ -203,7 +203,11 @@ class Loop:
     def _why_short(self) -> str:
         if not self._input.size_is_known:
             return "the input may end anywhere"
-        return "--on_nan=skip may skip a step" if self._may_skip else "the model uses a variable in a branch"
+        return (
+            "--on_nan=skip may skip a step"
+            if self._may_skip
+            else "the model uses a variable in a branch, or has an operation with hidden state"
+        )
 
     def run(self) -> None:
         """Take steps until the tickets reach ``max_steps`` or the input ends.

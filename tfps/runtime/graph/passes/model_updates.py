@@ -22,7 +22,6 @@ from tfps.tf_types import Graph, Operation, Tensor, Variable
 
 _KERAS = "/keras/src/"
 _FIRST_WEIGHTS = ("set_weights", "load_weights", "load_own_variables")
-_ASSIGNS = ("AssignVariableOp", "Assign")
 
 
 def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequence[Tensor] = ()) -> Sequence[Operation]:
@@ -116,17 +115,30 @@ def _ways_in(op: Operation) -> Sequence[Any]:
     return [one for one in ways if all(is_in_every_step(tensor.op) for tensor in one.inputs)]
 
 
-def need_order(graph: Graph, updates: Sequence[Operation], variables: Sequence[Variable]) -> bool:
-    """Return whether two steps of a worker at once could lose one of a model's own updates, or some variables' updates.
+def need_order(graph: Graph, fetches: Sequence[Tensor | Operation], variables: Sequence[Variable]) -> bool:
+    """Return whether two steps of a worker at once could lose one of a model's own changes, or some variables' updates.
 
-    So it is where a variable gets a value that was made of the one it had, or where it is one of those given.
+    So it is where a variable, a row or a table's entry gets a value that was made of the one it had, or where it is one
+    of those given. Adding to it loses nothing, and neither does a function that only adds.
+
+    Args:
+        graph: The training graph.
+        fetches: The loss and the model's own updates.
+        variables: Those that an optimizer updates.
     """
     places = {variable.op for variable in variables}
     lasting = side_effects.Lasting(graph)
-    for op in ancestors(updates):
+    for op in ancestors(fetches):
         changed = {lasting.origin(handle) for handle in lasting.changed(op)}
-        before = ancestors([op]) if changed and op.type in _ASSIGNS else []
-        again = {lasting.origin(h) for one in before if one is not op for h in one.inputs if side_effects.is_handle(h)}
+        before = ancestors([op]) if changed and not side_effects.only_adds(op) else []
+        is_call = side_effects.is_call(op)
+        again = {
+            lasting.origin(h)
+            for one in before
+            if one is not op or is_call
+            for h in one.inputs
+            if side_effects.is_handle(h)
+        }
         if not changed.isdisjoint(places | again):
             return True
     return False
@@ -202,7 +214,8 @@ def check(graph: Graph) -> Sequence[tuple[Any, str]]:
 
 def _without_nan(tensor: Tensor, name: str) -> Any:
     """Return a tensor that can be had if it holds no NaN; Inf may be meant."""
-    numbers = tf.where(tf.is_inf(tensor), tf.zeros_like(tensor), tensor)
+    reals = tf.stack([tf.real(tensor), tf.imag(tensor)]) if tensor.dtype.is_complex else tensor
+    numbers = tf.where(tf.is_inf(reals), tf.zeros_like(reals), reals)
     with tf.control_dependencies([tf.check_numerics(numbers, f"tfps: {name}")]):
         return tf.identity(tensor)
 
@@ -218,7 +231,7 @@ def _sent(write: Any, value: Any) -> Iterable[tuple[Any, Any, int]]:
         seen.add((tensor.name, user))
         if task_of(tensor.op).startswith("ps/"):
             todo += [(given, tensor.op) for given in tensor.op.inputs]
-        elif tensor.dtype.is_floating and is_in_every_step(tensor.op) and tensor.op.type != "Const":
+        elif side_effects.may_be_nan(tensor) and is_in_every_step(tensor.op) and tensor.op.type != "Const":
             yield tensor, user, index
 
 

@@ -43,6 +43,22 @@ _READS = (
     "RefNextIteration",
 )
 _OF_A_STEP = ("TensorArrayV3", "StackV2", "TemporaryVariable")  # what they make is gone when the step ends
+_ADDS = (
+    "AssignAdd",
+    "AssignAddVariableOp",
+    "AssignSub",
+    "AssignSubVariableOp",
+    "ResourceCountUpTo",
+    "ResourceScatterAdd",
+    "ResourceScatterNdAdd",
+    "ResourceScatterNdSub",
+    "ResourceScatterSub",
+    "ScatterAdd",
+    "ScatterNdAdd",
+    "ScatterNdSub",
+    "ScatterSub",
+)
+_HIDDEN_STATE = ("LearnedUnigramCandidateSampler", "RecordInput", "Skipgram", "ThreadUnsafeUnigramCandidateSampler")
 _PLAIN_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _LOOKS_AT_NAN = ("IsNan", "IsFinite")
 
@@ -53,7 +69,7 @@ def acts(op: Operation) -> bool:
     It may do so in a function that it calls.
     """
     handles = [tensor for tensor in (*op.inputs, *op.outputs) if is_handle(tensor)]
-    if not _acts(op.type) or not _is_call(op):
+    if not _acts(op.type) or not is_call(op):
         return not handles and _acts(op.type)
     return any(_acts(node.op) for node in _nodes(op))
 
@@ -61,6 +77,23 @@ def acts(op: Operation) -> bool:
 def changes(op: Operation) -> bool:
     """Return whether an operation that uses a variable, a table or the like may change it."""
     return op.type not in _READS
+
+
+def only_adds(op: Operation) -> bool:
+    """Return whether what an operation changes is only added to, so that two of them at once lose nothing."""
+    if is_call(op):
+        return all(node.op in (*_READS, *_ADDS) for node in _nodes(op) if _uses_handle(node))
+    return op.type in _ADDS
+
+
+def has_hidden_state(op: Operation) -> bool:
+    """Return whether an operation, or one in a function that it calls, keeps state that no copy of it would share."""
+    return op.type in _HIDDEN_STATE or any(node.op in _HIDDEN_STATE for node in _nodes(op))
+
+
+def may_be_nan(tensor: Tensor) -> bool:
+    """Return whether a tensor's type has NaN."""
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
 class Lasting:
@@ -117,7 +150,7 @@ class Lasting:
                 the function itself asks whether it is NaN.
             makers: What has made the handles of what it changes.
         """
-        floats = [tensor for tensor in op.inputs if tensor.dtype.is_floating and not is_handle(tensor)]
+        floats = [tensor for tensor in op.inputs if may_be_nan(tensor) and not is_handle(tensor)]
         called = self._called(op)
         if not called:
             return floats
@@ -178,6 +211,11 @@ def _acts(kind: str) -> bool:
     return not on_resource and not any(attr.name == "seed" for attr in known.attr)
 
 
+def _uses_handle(node: Any) -> bool:
+    known = op_def_registry.get(node.op)
+    return known is None or any(arg.is_ref or arg.type == tf.resource.as_datatype_enum for arg in known.input_arg)
+
+
 def _seed(node: Any) -> bool:
     known = op_def_registry.get(node.op)
     drawn = known is not None and known.is_stateful and "seed2" in node.attr
@@ -219,7 +257,8 @@ def _given(op: Operation, body: Any) -> Mapping[Any, Any]:
     return dict(zip(inner, outer, strict=True)) if len(inner) == len(outer) else {}
 
 
-def _is_call(op: Operation) -> bool:
+def is_call(op: Operation) -> bool:
+    """Return whether an operation calls functions: by name, as a condition, or as a loop."""
     return any(True for _ in functions_of(op.node_def))
 
 

@@ -128,7 +128,7 @@ class Snapshot:
     def _look(self, device: str, specs: Sequence[SaveSpec]) -> None:
         """Take in the step, if it is here, and look for numbers that are not finite."""
         self.step = next((self._values[spec] for spec in specs if spec.name == _STEP), self.step)
-        floats = {spec.name: self._values[spec] for spec in specs if spec.dtype.is_floating}
+        floats = {spec.name: self._values[spec] for spec in specs if spec.dtype.is_floating or spec.dtype.is_complex}
         if floats:
             with tf.device(device):
                 looked = [_is_broken(value, name in self._may_be_inf) for name, value in floats.items()]
@@ -220,6 +220,7 @@ def _is_broken(value: Any, may_be_inf: bool) -> Any:
     Its sum is quick to have, and not finite where a number is not. Large numbers may have such a sum, too: only then
     each number is looked at.
     """
+    value = tf.stack([tf.real(value), tf.imag(value)]) if value.dtype.is_complex else value
     wide = tf.float64 if value.dtype.base_dtype == tf.float64 else tf.float32
     total = tf.reduce_sum(tf.cast(value, wide))
 

@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.placement import ancestors, task_of
-from tfps.tf_types import Graph, Operation
+from tfps.tf_types import Fetch, Graph, Operation, Tensor
 
 _SEED_STRIDE = 1_000_003
 _SCOPE = "tfps/step_"
@@ -37,18 +37,27 @@ class UnrolledStep:
         gate: Operations of a step that all use of the PS's resources in the next one has to wait for; the worker's
             own input need not.
         apart: Whether the step itself is not run with its copies: the first of them waits for nothing.
+        shown: Tensors that are read of a step now and then, of all copies in a run or of none. What calls Python or
+            prints for them alone is not run otherwise.
 
     Attributes:
-        in_order: Whether copies can be put in order: not where a resource is used in a branch of ``tf.cond`` or in a
-            loop, and the end of that is not known.
+        in_order: Whether copies are the same steps: not where a resource is used in a branch of ``tf.cond`` or in a
+            loop, and the end of that is not known, nor where an operation has state that its copies do not share.
         keeps_order: Whether steps have to follow each other, run by run: they change state of the worker's own, or
             call Python.
         size: How many operations a step has.
     """
 
-    def __init__(self, graph: Graph, fetches: Sequence[Any], gate: Sequence[Any] = (), apart: bool = False) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        fetches: Sequence[Fetch],
+        gate: Sequence[Operation] = (),
+        apart: bool = False,
+        shown: Sequence[Tensor] = (),
+    ) -> None:
         self._graph, self._gate, self._apart = graph, [op.name for op in gate], apart
-        ops = ancestors(fetches)
+        ops = ancestors([*fetches, *shown])
         kept = {op for op in ops if _lasts(op)}
         self._ops = [op for op in sorted(ops, key=lambda op: op._id) if op not in kept]
         self.size = len(self._ops)
@@ -57,11 +66,13 @@ class UnrolledStep:
         self._passed_on = self._handles_passed_on()
         self._copies: list[dict[str, Any]] = [{op.name: op for op in self._ops}]
         self._acts = {op for op in self._ops if side_effects.acts(op)}
+        self._acts_if_shown = {op.name for op in self._acts - set(ancestors(fetches))}
+        hidden = any(side_effects.has_hidden_state(op) for op in self._ops)
         branched = any(op._get_control_flow_context() is not None for op in self._acts)
-        self.in_order = not branched and all(self._ends(op) for op in self._ops if self._uses(op))
+        self.in_order = not (branched or hidden) and all(self._ends(op) for op in self._ops if self._uses(op))
         own = [op for op in self._ops if any(self._is_workers(name) for name in self._lasting(op))]
         several = sum(op.type in INPUTS for op in self._ops) > 1  # each step has what they give at the same turn
-        self.keeps_order = several or bool(self._acts) or any(side_effects.changes(op) for op in own)
+        self.keeps_order = several or hidden or bool(self._acts) or any(side_effects.changes(op) for op in own)
 
     def _lasting(self, op: Operation) -> Sequence[str]:
         """Return the names of the resources that an operation uses, also those that another one passes on to it."""
@@ -156,10 +167,13 @@ class UnrolledStep:
                 users[name].append(op.name)
         gate = [before[name] for name in self._gate]
         for used, names in users.items():
-            ends = [before[end] for name in names for end in self._ends(self._copies[0][name])]
-            before_it = list(dict.fromkeys(ends if self._is_workers(used) else [*gate, *ends]))
-            for name in names:
-                copy[name]._add_control_inputs(before_it)
+            for if_shown in (False, True):
+                first = [name for name in names if if_shown or name not in self._acts_if_shown]
+                ends = [before[end] for name in first for end in self._ends(self._copies[0][name])]
+                before_it = list(dict.fromkeys(ends if self._is_workers(used) else [*gate, *ends]))
+                for name in names:
+                    if (name in self._acts_if_shown) is if_shown:
+                        copy[name]._add_control_inputs(before_it)
 
     def _ends(self, op: Operation) -> Sequence[str]:
         """Return the names of the operations with which an operation's use of its resources ends; none if not known.

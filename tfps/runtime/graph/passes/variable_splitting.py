@@ -123,24 +123,26 @@ def patch_embedding_lookup() -> None:
 
     Slices are runs of rows, but TensorFlow 1.x's default ``partition_strategy``, "mod", deals rows out in turn. It
     would train, yet the table would be wrong in every checkpoint and for every other number of PS, in silence. Sparse
-    lookups and sampled losses make a list of the slices first. A list of tables, for which "mod" was made, is left
-    alone. To be called once, before a model's graph is built.
+    lookups and sampled losses make a list of the slices first. What the model itself splits, and a list of tables, for
+    which "mod" was made, are left alone. To be called once, before a model's graph is built.
     """
     original = embedding_ops._embedding_lookup_and_transform
     if hasattr(original, "finds_rows_in_slices"):
         return
 
     def lookup(params: Any, ids: Tensor, partition_strategy: str = "mod", **kwargs: Any) -> Any:
-        split = isinstance(params, PartitionedVariable) or _are_slices(params)
-        return original(params, ids, partition_strategy="div" if split else partition_strategy, **kwargs)
+        is_split = _whole_name(params) in tf.get_collection(_SPLIT)
+        return original(params, ids, partition_strategy="div" if is_split else partition_strategy, **kwargs)
 
     lookup.finds_rows_in_slices = True  # type: ignore[attr-defined]
     embedding_ops._embedding_lookup_and_transform = lookup
 
 
-def _are_slices(params: Any) -> bool:
-    """Return whether a list is of one variable's slices, which TensorFlow's own functions make of it."""
+def _whole_name(params: Any) -> str | None:
+    """Return the name of the variable whose slices are looked up, which TensorFlow's own functions may have listed."""
+    if isinstance(params, PartitionedVariable):
+        return str(params.name)
     if not isinstance(params, list) or not all(hasattr(one, "_get_save_slice_info") for one in params):
-        return False
+        return None
     names = {part.full_name if part else None for part in (one._get_save_slice_info() for one in params)}
-    return len(params) > 1 and len(names) == 1 and None not in names
+    return names.pop() if len(params) > 1 and len(names) == 1 else None

@@ -630,5 +630,48 @@ def test_what_is_shown_counts_each_step(tmp_path: Path, mode: str, workers: int,
     train(model_of(ramp, showing), 1, workers, mode=mode, model_dir=str(tmp_path), **flags)
     assert variables_of(tmp_path)["count"] == STEPS
     own = logged(tmp_path)["turns"]
-    assert own[-1] == STEPS or workers == 2
+    assert own[-1] == STEPS or workers == 2, own
     assert len(own) < STEPS / 2
+
+
+def carrying(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model each of whose workers counts in a row and a table's entry of its own: by what they were before."""
+    weight = tf.get_variable("weight", [64], initializer=tf.zeros_initializer())
+    carry = tf.get_variable("carry", [2], initializer=tf.zeros_initializer(), trainable=False)
+    table = tf2.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0, name="table")
+    key = tf.cast(features["x"], tf.int64)
+    slow = 0.0 * tf.reduce_sum(tf.matmul(tf.fill([300, 300], features["x"]), tf.ones([300, 300])))
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, table.insert(key, table.lookup(key) + 1.0 + slow))
+    with tf.control_dependencies([tf.scatter_update(carry, key, tf.gather(carry, key) + 1.0 + slow)]):
+        return spec(params, tf.reduce_sum(weight) + 0.0 * features["x"])
+
+
+@pytest.mark.parametrize("flags", [UNROLLED, {}])
+def test_a_change_made_of_the_value_before_is_not_lost(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """A row and an entry that one worker alone changes count each of its steps, also where two runs might overlap."""
+    train(model_of(indexed, carrying), 1, 2, max_steps=STEPS, model_dir=str(tmp_path), **flags)
+    saved, tasks = variables_of(tmp_path), summary(tmp_path)["tasks"]
+    steps = [tasks[f"worker/{index}"]["steps"] for index in (0, 1)]
+    assert sum(steps) == STEPS
+    assert saved["carry"].tolist() == steps
+    entries = dict(zip(saved["table-keys"].tolist(), saved["table-values"].tolist(), strict=True))
+    assert [entries.get(index, 0.0) for index in (0, 1)] == steps
+
+
+def test_what_only_adds_may_overlap() -> None:
+    """Averages that are added to, in the graph or in a function, keep two runs of a worker from nothing."""
+    with tf.Graph().as_default() as graph:
+        moving = tf.get_variable("moving", [], initializer=tf.zeros_initializer(), trainable=False)
+        adds = tf2.function(lambda: moving.assign_add(1.0).read_value(), autograph=False)()
+        assigns = tf2.function(lambda: moving.assign(moving * 2.0).read_value(), autograph=False)()
+        assert not model_updates.need_order(graph, [moving.assign_sub(0.1 * (moving - 1.0)), adds], [])
+        assert model_updates.need_order(graph, [assigns], [])
+        assert model_updates.need_order(graph, [moving.assign(moving * 2.0)], [])
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_steps_are_told_that_a_run_with_updates_has_made(tmp_path: Path, mode: str) -> None:
+    """Event files have each step once, the first to the last, also where a worker runs updates besides its PS."""
+    shown = {"steps_to_validate": 1, "model_dir": str(tmp_path), "max_steps": STEPS, "mode": mode}
+    train(model_of(ramp, showing), 1, 1, **shown, **UNROLLED)
+    assert logged(tmp_path)["turns"] == [float(step + 1) for step in range(STEPS)]

@@ -355,3 +355,27 @@ def test_what_an_operation_passes_on_is_used_in_order(tmp_path: Path, how: str) 
 
     train(model_of(input_fn, model_fn), 1, 1, max_steps=32, steps_per_run=8, model_dir=str(tmp_path))
     assert variables_of(tmp_path)["weight"] == 32 * 33 / 2
+
+
+def test_what_is_called_to_be_shown_is_not_called_otherwise(tmp_path: Path) -> None:
+    """Python that only a logged tensor calls runs in the steps that are shown, and in no other step of their runs."""
+    calls: list[float] = []
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        made = linear(features, labels, mode, params)
+        called = tf.numpy_function(lambda x: calls.append(float(x)) or np.float32(x), [features["x"]], tf.float32)
+        made.log_tensors["called"] = tf.ensure_shape(called, [])
+        return made
+
+    flags = {"steps_per_run": 8, "steps_to_validate": 1000, "max_steps": 800, "model_dir": str(tmp_path)}
+    train(model_of(counted(None), model_fn), 1, 1, **flags)
+    assert 0 < len(calls) <= 3 * 8, "the first run, the last, and one that took long"
+
+
+def test_state_that_copies_do_not_share_is_not_unrolled() -> None:
+    """A sampler that learns from what it has seen is one operation for all steps."""
+    with tf.Graph().as_default() as graph:
+        sampled = tf.random.learned_unigram_candidate_sampler(tf.constant([[1]], tf.int64), 1, 1, True, 5)
+        steps = UnrolledStep(graph, [sampled.sampled_candidates])
+        assert not steps.in_order
+        assert steps.keeps_order

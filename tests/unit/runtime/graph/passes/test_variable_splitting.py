@@ -111,3 +111,25 @@ def test_all_slices_are_of_one_draw(initializer: Any) -> None:
     values, slices = first_values(3, table(initializer=initializer))
     assert slices == 3
     np.testing.assert_allclose(values.T @ values, np.eye(COLUMNS), atol=1e-5)
+
+
+def found_rows(ids: list[int], partitioner: Any = None) -> list[float]:
+    """Return the rows that TensorFlow's default lookup finds in a table of 0 to 5 in two slices."""
+    cluster = Cluster(("p0:1", "p1:1"), ("w:1",))
+    variable_splitting.patch_embedding_lookup()
+    with tf.Graph().as_default(), tf.Session() as session:
+        getter = variable_splitting.getter(JobConfig(min_slice_mb=1e-9), cluster)
+        with tf.variable_scope("scope", custom_getter=getter):
+            rows = tf.get_variable("rows", [6], initializer=tf.zeros_initializer(), partitioner=partitioner)
+        looked = [tf.nn.embedding_lookup(rows, ids), tf.nn.embedding_lookup(list(rows), ids)]
+        fill = [part.assign([3.0 * index, 3.0 * index + 1, 3.0 * index + 2]) for index, part in enumerate(rows)]
+        session.run(fill)
+        one, other = session.run(looked)
+    assert one.tolist() == other.tolist()
+    return list(one)
+
+
+def test_a_row_is_looked_for_where_it_is_meant_to_be() -> None:
+    """In what is split over the PS, a row is in the slice that holds it; what a model splits itself is dealt in turn."""
+    assert found_rows([0, 1, 4]) == [0.0, 1.0, 4.0]
+    assert found_rows([0, 1, 4], tf.fixed_size_partitioner(2)) == [0.0, 3.0, 2.0], "as TensorFlow does"
