@@ -130,6 +130,6 @@ def found_rows(ids: list[int], partitioner: Any = None) -> list[float]:
 
 
 def test_a_row_is_looked_for_where_it_is_meant_to_be() -> None:
-    """In what is split over the PS, a row is in the slice that holds it; what a model splits itself is dealt in turn."""
+    """A row is in the slice that holds it where tfps splits; what a model splits itself is dealt in turn."""
     assert found_rows([0, 1, 4]) == [0.0, 1.0, 4.0]
     assert found_rows([0, 1, 4], tf.fixed_size_partitioner(2)) == [0.0, 3.0, 2.0], "as TensorFlow does"
