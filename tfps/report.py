@@ -4,9 +4,13 @@ A progress line is ``name=value`` pairs, one line a report, the same on every pl
 back, which is how a launcher follows a task through nothing but its output. Must not import TensorFlow.
 """
 
+import errno
+import io
 import json
 import math
+import os
 import re
+import stat
 import statistics
 import tempfile
 import time
@@ -155,6 +159,34 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def read_file(path: Path) -> bytes:
+    """Return what a regular file holds; another, as a FIFO, might be waited for without end.
+
+    Raises:
+        OSError: If it is none, or cannot be read.
+    """
+    with open_file(path) as file:
+        return file.read()
+
+
+def open_file(path: Path) -> io.FileIO:
+    """Open a regular file to read it.
+
+    Raises:
+        OSError: If it is none, or cannot be opened.
+    """
+    try:  # opened first, as NFS looks up what is new then
+        file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.ENXIO):  # a directory, a socket
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file
+        file.close()
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return what a JSON file holds, or ``None`` if there is no such file.
 
@@ -162,11 +194,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
         CheckpointError: If it is not a JSON object: another program wrote it, or it is damaged.
     """
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(read_file(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}. Move it away, or give another --model_dir.") from None
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path} cannot be read: {why}. Move it away, or give another --model_dir.") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds no JSON object. Move it away, or give another --model_dir.")
     return value
