@@ -25,6 +25,8 @@ JOB, SUMMARY, LOGS = "job.json", "summary.json", "logs"
 SCHEMA_VERSION = 1  # of job.json and summary.json: while it is the same, a name that is there stays, and means the same
 _SHORT_SECS = 10.0  # a job in which chance decides who is the slowest
 _SLOW, _BEHIND = 0.8, 0.2  # from where on a worker is said to be slow
+# In an error, the calls that made an operation: once, or for each of several operations, before the reason.
+_MADE_AT = re.compile(r"^Detected at node .*\n?(?:[ \t].*\n?)*|^Node: '.*'$", re.MULTILINE)
 
 # The first word of a task's line, where it begins a new state of that task.
 STATES = ("waiting", "training", "evaluating", "done", "stopped", "stalled", "restarted", "error")
@@ -302,9 +304,8 @@ def _flat(values: Sequence[Any]) -> Iterator[Any]:
 
 def brief(error: BaseException) -> str:
     """Return the gist of an error on one line, without what TensorFlow puts around it."""
-    text = str(getattr(error, "message", error))
-    named = re.search(r"^Node: '.*'$", text, re.MULTILINE)  # ends the list of calls that made the operation
-    lines = [line.strip() for line in text[named.end() if named else 0 :].splitlines()]
+    text = _MADE_AT.sub("", str(getattr(error, "message", error)))
+    lines = [line.strip() for line in text.splitlines()]
     telling = [line for line in lines if line.strip("=") and line != "Graph execution error:"]
     return " ".join(telling[:2]) or type(error).__name__
 
