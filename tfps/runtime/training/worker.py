@@ -289,12 +289,13 @@ class Worker:
         if step < self._config.max_steps:
             tell_of_the_end(self._config, step, chief.resumed_from_step)
         loop.progress.global_step, metrics = chief.complete(self._session, self._target, self._session_config)
-        own = self._heartbeat.before.steps + loop.progress.steps
+        before = self._heartbeat.before
+        own = before.steps + loop.progress.steps
         steps = chief.steps_taken(self._session) or [own, *self._state.steps(self._session)[1:]]
         idle = [task for task in self._others.tasks if not steps[task.index]]
         if idle and step > chief.resumed_from_step:
             log.info("%s took no step: their share of the input was not used", ", ".join(map(str, idle)))
-        told = summary_writer.observations(self._session, self._state, chief, loop, self._together.stragglers)
+        told = summary_writer.observations(self._session, self._state, chief, loop, self._together.stragglers, before)
         taken, told = dict(enumerate(steps)), told | {"eval": metrics}
         return lambda: summary_writer.write(self._config, self._cluster, loop, chief, taken, told)
 
