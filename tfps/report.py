@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfps.errors import CheckpointError, StorageError
+from tfps.errors import CheckpointError, StorageError, without_colors
 
 JOB, SUMMARY, LOGS = "job.json", "summary.json", "logs"
 SCHEMA_VERSION = 1  # of job.json and summary.json: while it is the same, a name that is there stays, and means the same
@@ -304,7 +304,7 @@ def _flat(values: Sequence[Any]) -> Iterator[Any]:
 
 def brief(error: BaseException) -> str:
     """Return the gist of an error on one line, without what TensorFlow puts around it."""
-    text = _MADE_AT.sub("", str(getattr(error, "message", error)))
+    text = _MADE_AT.sub("", without_colors(str(getattr(error, "message", error))))
     lines = [line.strip() for line in text.splitlines()]
     telling = [line for line in lines if line.strip("=") and line != "Graph execution error:"]
     return " ".join(telling[:2]) or type(error).__name__
