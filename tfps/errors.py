@@ -19,8 +19,14 @@ Kubeflow's ``ExitCode`` restart policy retries 128 and up and gives up below. Im
 """
 
 import errno
+import re
 import signal
 from collections.abc import Sequence
+
+
+def without_colors(text: str) -> str:
+    """Return a text without what colors it, or makes it bold, on a terminal: Keras writes its errors so."""
+    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
 
 
 class TfpsError(Exception):

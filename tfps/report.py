@@ -4,9 +4,13 @@ A progress line is ``name=value`` pairs, one line a report, the same on every pl
 back, which is how a launcher follows a task through nothing but its output. Must not import TensorFlow.
 """
 
+import errno
+import io
 import json
 import math
+import os
 import re
+import stat
 import statistics
 import tempfile
 import time
@@ -15,12 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfps.errors import CheckpointError, StorageError
+from tfps.errors import CheckpointError, StorageError, without_colors
 
 JOB, SUMMARY, LOGS = "job.json", "summary.json", "logs"
 SCHEMA_VERSION = 1  # of job.json and summary.json: while it is the same, a name that is there stays, and means the same
 _SHORT_SECS = 10.0  # a job in which chance decides who is the slowest
 _SLOW, _BEHIND = 0.8, 0.2  # from where on a worker is said to be slow
+# In an error, the calls that made an operation: once, or for each of several operations, before the reason.
+_MADE_AT = re.compile(r"^Detected at node .*\n?(?:[ \t].*\n?)*|^Node: '.*'$", re.MULTILINE)
 
 # The first word of a task's line, where it begins a new state of that task.
 STATES = ("waiting", "training", "evaluating", "done", "stopped", "stalled", "restarted", "error")
@@ -155,6 +161,34 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def read_file(path: Path) -> bytes:
+    """Return what a regular file holds; another, as a FIFO, might be waited for without end.
+
+    Raises:
+        OSError: If it is none, or cannot be read.
+    """
+    with open_file(path) as file:
+        return file.read()
+
+
+def open_file(path: Path) -> io.FileIO:
+    """Open a regular file to read it.
+
+    Raises:
+        OSError: If it is none, or cannot be opened.
+    """
+    try:  # opened first, as NFS looks up what is new then
+        file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.ENXIO):  # a directory, a socket
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file
+        file.close()
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return what a JSON file holds, or ``None`` if there is no such file.
 
@@ -162,11 +196,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
         CheckpointError: If it is not a JSON object: another program wrote it, or it is damaged.
     """
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(read_file(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}. Move it away, or give another --model_dir.") from None
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path} cannot be read: {why}. Move it away, or give another --model_dir.") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds no JSON object. Move it away, or give another --model_dir.")
     return value
@@ -269,9 +304,8 @@ def _flat(values: Sequence[Any]) -> Iterator[Any]:
 
 def brief(error: BaseException) -> str:
     """Return the gist of an error on one line, without what TensorFlow puts around it."""
-    text = str(getattr(error, "message", error))
-    named = re.search(r"^Node: '.*'$", text, re.MULTILINE)  # ends the list of calls that made the operation
-    lines = [line.strip() for line in text[named.end() if named else 0 :].splitlines()]
+    text = _MADE_AT.sub("", without_colors(str(getattr(error, "message", error))))
+    lines = [line.strip() for line in text.splitlines()]
     telling = [line for line in lines if line.strip("=") and line != "Graph execution error:"]
     return " ".join(telling[:2]) or type(error).__name__
 

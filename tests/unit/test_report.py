@@ -224,12 +224,22 @@ def test_the_final_report_of_little() -> None:
     ]
 
 
+MADE_AT = """Detected at node 'save/SaveV2' defined at (most recent call last):
+    File "/usr/lib/python3.11/threading.py", line 1002, in _bootstrap
+    File "/tfps/runtime/graph/passes/snapshot.py", line 173, in save_op
+"""
+
+
 @pytest.mark.parametrize(
     ("message", "gist"),
     [
         ("a plain one", "a plain one"),
         ("", "ValueError"),
         ("Graph execution error:\n\n  first\n===\nsecond\nthird", "first second"),
+        (f"Graph execution error:\n\n{MADE_AT}Node: 'save/SaveV2'\n/m/x; File too large", "/m/x; File too large"),
+        (f"Graph execution error:\n\n{MADE_AT}/m/x; File too large", "/m/x; File too large"),
+        (f"{MADE_AT}Node: 'save/SaveV2'\n{MADE_AT}Node: 'save/SaveV2'\n/m/x; File too large", "/m/x; File too large"),
+        (f"{MADE_AT}\n{MADE_AT}=====\nOUT_OF_RANGE: /m/x; File too large\n", "OUT_OF_RANGE: /m/x; File too large"),
     ],
 )
 def test_the_gist_of_an_error(message: str, gist: str) -> None:

@@ -143,7 +143,7 @@ class JobView:
         state = state_of(line)
         view.state = state or view.state
         if state == "restarted":
-            view.error = ""  # that of the process before
+            view.error, view.values, view.loss_step = "", {}, 0  # those of the process before
         if self.is_of_error(task, line):
             told = line.removeprefix("error: ")
             view.error = f"{view.error}\n{told}" if view.error else told

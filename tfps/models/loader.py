@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from tfps.config.job_config import show
-from tfps.errors import DataError, ModelError
+from tfps.errors import DataError, ModelError, without_colors
 
 BUILTIN: Mapping[str, str] = {"linear": "tfps.models.linear", "mnist": "tfps.models.mnist"}
 
@@ -35,6 +35,9 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
     "input_fn": ("mode", "params", "input_context"),
     "model_fn": ("features", "labels", "mode", "params"),
 }
+
+_MOST_CHARS = 1000  # of an error's message
+_UNROLL = "a recurrent layer of Keras: give it unroll=True, as in tf.keras.layers.LSTM(..., unroll=True)"
 
 # By what an error says, what to use instead.
 _HINTS: Mapping[str, str] = {
@@ -50,6 +53,10 @@ _HINTS: Mapping[str, str] = {
     ),
     r"module 'tensorflow' has no attribute '(?!contrib|estimator|layers)": (
         "a name of TensorFlow 1.x: import tensorflow.compat.v1 as tf"
+    ),
+    r"TensorArray output_ta_\S+ Could not write to TensorArray index": _UNROLL,  # as Keras names them
+    r"GRUCell\.call\(\)[\s\S]*Attempting to slice scalar input": (
+        "Keras' GRU: use tf.keras.layers.GRU(..., unroll=True, reset_after=False)"
     ),
     r"KerasTensor": "call Keras layers on the features themselves, without tf.keras.Input",
     r"is out of scope|must be from the same graph": "make layers and tensors within model_fn: each mode has its graph",
@@ -193,12 +200,22 @@ def _mistake(name: str, source: Path, error: BaseException, frames: Sequence[Any
         return error
     frames = traceback.extract_tb(error.__traceback__) if frames is None else frames
     own = _own(source, frames)
-    text = str(getattr(error, "message", error)).strip() or "no message"
+    text = _gist(without_colors(str(getattr(error, "message", error)))) or "no message"
     text += "".join(f" ({hint})" for pattern, hint in _HINTS.items() if re.search(pattern, text))
     if not own:
         return ModelError(f"--model={show(name)}: {type(error).__name__}: {text}")
     where = f"{own[-1].filename}, line {own[-1].lineno}"
     return ModelError(f"--model={show(name)}: {where}: {type(error).__name__}: {text}\n    {own[-1].line}")
+
+
+def _gist(text: str) -> str:
+    """Return a message of any length on one line: a launcher, and ``summary.json``, have all of that.
+
+    Keras tells the cause in its second line, and the arguments of the call after it; a traceback ends with the cause.
+    """
+    lines = [line.strip() for line in text.partition("\nArguments received by")[0].splitlines()]
+    told = " ".join(line for line in lines if line)
+    return told if len(told) <= _MOST_CHARS else f"{told[: _MOST_CHARS // 2]} ... {told[-_MOST_CHARS // 2 :]}"
 
 
 def _is_users(filename: str) -> bool:

@@ -74,8 +74,9 @@ def _worker(
     try:
         run_supervised(worker.work, stop, worker.watch, worker.emergency_save, worker.grace_secs)
     except TfpsError as error:
-        worker.fail(error)
-        raise
+        if not worker.end.is_done:
+            worker.fail(error)
+            raise
     finally:
         worker.leave()
 

@@ -67,6 +67,27 @@ def ended(*codes: int) -> list[TaskExited]:
     return [TaskExited(task, code) for task, code in zip((PS, CHIEF, WORKER), codes, strict=True)]
 
 
+def test_what_was_reported_before_a_loss_is_not_shown_after_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A progress line that was held back is dropped with the process that told it; a later one is shown."""
+    now = 100.0
+    monkeypatch.setattr("tfps.jobs.display.time.monotonic", lambda: now)
+
+    def later() -> None:
+        nonlocal now
+        now += 10.0
+
+    lost = [*said(CHIEF, "step=1 loss=9"), *said(CHIEF, "step=2 loss=8", "restarted after SIGKILL (1 of 5)")]
+    back = said(CHIEF, "resumed from m/model.ckpt-52", "training: mode async", "step=53 loss=1")
+    follow(Script([*lost, later, *back[:2], later, back[2], *ended(0, 0, 0)]), shown())
+    told = capsys.readouterr().out.splitlines()
+    assert [line for line in told if line.startswith("job")] == [
+        "job      | step=1 loss=9",
+        "job      | step=53 loss=1",
+    ]
+
+
 def test_off_a_terminal_each_line_has_its_tasks_name(capsys: pytest.CaptureFixture[str]) -> None:
     """Lines are printed as they come, aligned after the name of who said them; a good end is exit code 0."""
     job = Script(

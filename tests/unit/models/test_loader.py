@@ -317,13 +317,39 @@ def test_a_model_that_exits_is_a_mistake() -> None:
 
 @pytest.mark.parametrize("message", ["100% of {x} and {0} %s %(y)s", "tab\tand\nline", "", "  blanks  ", "é \\n"])
 def test_messages_survive_as_they_are(message: str) -> None:
-    """A message with ``%`` or braces is text, not a format; an empty one is said to be so."""
+    """A message with ``%`` or braces is text, not a format; an empty one is said to be so; it is one line."""
     body = f"def model_fn(features, labels, mode, params):\n    raise ValueError({message!r})\n"
     name = write(INPUT_FN + body)
     with pytest.raises(ModelError) as caught:
         loader.load(name).model_fn({}, None, "train", {})
-    said = f"--model={name}: {whole(name)}, line 4: ValueError: {message.strip() or 'no message'}\n"
+    said = (
+        f"--model={name}: {whole(name)}, line 4: ValueError: {message.strip().replace(chr(10), ' ') or 'no message'}\n"
+    )
     assert str(caught.value) == f"{said}    raise ValueError({message!r})"
+
+
+KERAS = """Exception encountered when calling GRUCell.call().
+
+\x1b[1mAttempting to slice scalar input. for '{{node strided_slice}} = StridedSlice[Index=DT_INT32]'.\x1b[0m
+
+Arguments received by GRUCell.call():
+  • training=False"""  # of Keras 3
+
+
+def test_of_a_message_of_many_lines_the_cause_is_told() -> None:
+    """What Keras tells in its second line is in the first of the error, without colors; a long one keeps its end."""
+    model = loader.Model("m", Path("/no/such.py"), sys)
+    [told] = loader.mistake(model, ValueError(KERAS), []).problems
+    assert "Exception encountered when calling GRUCell.call(). Attempting to slice scalar input. for" in told
+    assert "unroll=True, reset_after=False" in told
+    assert not {"\n", "\x1b", "•"} & set(told)
+    assert "unroll" not in str(loader.mistake(model, ValueError(KERAS.replace("GRUCell", "Dense")), []))
+    [told] = loader.mistake(
+        model, ValueError("in user code:\n" + "File x\n" * 1000 + "ValueError: the cause"), []
+    ).problems
+    assert told.startswith("--model=m: ValueError: in user code: File x")
+    assert told.endswith("ValueError: the cause")
+    assert len(told) < 1100
 
 
 def test_a_model_error_of_tfps_itself_is_passed_on() -> None:

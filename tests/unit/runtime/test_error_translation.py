@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.cluster import dataset_of, linear, model_of, run_job, shared_servers, target_of
+from support.cluster import dataset_of, job, linear, model_of, run_job, shared_servers, target_of, wait_until
 
 import tfps
 from tfps.cluster.resolver import Task
@@ -79,6 +79,33 @@ def test_what_a_model_does_is_not_taken_for_another_s(how: str, kind: type[Excep
     assert isinstance(ended["worker/0"], kind), ended
     [line] = [n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.strip().startswith(code)]
     assert re.search(f"{__file__}, line {line}: {told}", str(ended["worker/0"]))
+
+
+def recurrent(kind: str, **options: bool) -> Model:
+    """Return a model with one of Keras' recurrent layers."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.ones((8, 1, 5, 4), np.float32))
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        out = getattr(tf.keras.layers, kind)(6, **options)(features["x"])
+        loss = tf.reduce_mean(out)
+        return tfps.ModelSpec(loss=loss, optimizer=tfps.make_optimizer(params, "sgd", learning_rate=0.1))
+
+    return model_of(input_fn, model_fn)
+
+
+@pytest.mark.parametrize(("kind", "fix"), [("LSTM", "unroll=True"), ("GRU", "unroll=True, reset_after=False")])
+def test_a_recurrent_layer_of_keras_has_to_be_unrolled(kind: str, fix: str) -> None:
+    """Its loop fails, each kind in its own way, as it is built or as it runs: the error names the fix, which works."""
+    with job(recurrent(kind), num_workers=1, max_steps=2) as running:
+        wait_until(lambda: "worker/0" in running.ended, 30)  # one that cannot be built meets no PS
+        error = running.ended["worker/0"]
+    assert isinstance(error, ModelError), error
+    assert fix in str(error).partition("\n")[0]
+    assert "\x1b" not in str(error)
+    options = {option.partition("=")[0]: option.endswith("True") for option in fix.split(", ")}
+    assert run_job(recurrent(kind, **options), num_workers=1, max_steps=2)["worker/0"] is None
 
 
 def limited(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tfps.config.job_config import STARTED_AGAIN, JobConfig, show
 from tfps.errors import CheckpointError, StorageError
-from tfps.report import SUMMARY, make_dir, read_json, write_text
+from tfps.report import SUMMARY, make_dir, read_file, read_json, write_text
 from tfps.runtime.checkpoint import file_clock
 from tfps.runtime.checkpoint.manifest import INDEX, MANIFEST, file_of, listed, problem, seal, write_flushed
 
@@ -191,7 +191,7 @@ def sealed(model_dir: str | None) -> Sequence[str]:
 
 def _state_problem(path: Path) -> str | None:
     try:
-        text = path.read_text()
+        text = read_file(path).decode()
     except ValueError:
         return "is garbled"
     except OSError as error:
@@ -283,7 +283,7 @@ def mend_state(kept: Sequence[str]) -> None:
     """
     path, newest = Path(kept[-1]).parent / _STATE, Path(kept[-1]).name
     with contextlib.suppress(OSError, ValueError):
-        if f'model_checkpoint_path: "{newest}"' in path.read_text().splitlines():
+        if f'model_checkpoint_path: "{newest}"' in read_file(path).decode().splitlines():
             return
     write_text(path, _state(kept))
 

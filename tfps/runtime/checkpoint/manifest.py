@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tfps.report import open_file, read_file
 from tfps.runtime.checkpoint.tensor_bundle import data_sizes
 
 MANIFEST, INDEX = "manifest.json", "index"
@@ -57,13 +58,13 @@ def listed(manifest: Path) -> Collection[str]:
         ValueError: If it is damaged.
         OSError: If it cannot be read.
     """
-    return _parsed(manifest.read_bytes()).keys()
+    return _parsed(read_file(manifest)).keys()
 
 
 def partial_updates(path: str) -> int:
     """Return how many updates are in some of a checkpoint's variables and not in others, as far as is known."""
     try:
-        return int(json.loads(file_of(path, MANIFEST).read_bytes()).get("partial_updates", 0))
+        return int(json.loads(read_file(file_of(path, MANIFEST))).get("partial_updates", 0))
     except (OSError, ValueError, AttributeError):
         return 0  # of plain TensorFlow
 
@@ -114,7 +115,7 @@ def _problem(path: str, read_data: bool) -> str | None:
     file_of(path, INDEX).stat()
     if not manifest.exists():
         return _unlike_index(path)
-    if not (text := manifest.read_bytes()):
+    if not (text := read_file(manifest)):
         return f"{manifest.name} is empty"
     try:
         files = _parsed(text)
@@ -143,7 +144,7 @@ def _unlike_manifest(path: str, files: Mapping[str, _File], read_data: bool) -> 
     for suffix, told in files.items():
         if not (read_data or suffix == INDEX):
             continue
-        with open(file_of(path, suffix), "rb", buffering=0) as file:
+        with open_file(file_of(path, suffix)) as file:
             if _read(file) != told:
                 return f"{file_of(path, suffix).name} is not what was written: its checksum is another"
     return None
@@ -152,7 +153,7 @@ def _unlike_manifest(path: str, files: Mapping[str, _File], read_data: bool) -> 
 def _unlike_index(path: str) -> str | None:
     index = file_of(path, INDEX)
     try:
-        sizes = data_sizes(index.read_bytes())
+        sizes = data_sizes(read_file(index))
     except ValueError as error:
         return f"{index.name} is garbled: {error}"
     for shard, least in enumerate(sizes):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from tfps.report import brief
+from tfps.report import brief, open_file, read_file
 from tfps.runtime.checkpoint.manifest import problem
 from tfps.runtime.graph.passes.snapshot import Snapshot
 from tfps.tf_types import Session
@@ -161,7 +161,7 @@ class ShardedSaver:
     def _is_shared(self, session: Session, file: Path) -> bool:
         """Return whether every PS finds a file as it is here."""
         try:
-            here, found = file.read_bytes(), session.run(self._found, {self._file: str(file)})
+            here, found = read_file(file), session.run(self._found, {self._file: str(file)})
         except LOST:
             raise
         except (tf.errors.OpError, OSError):
@@ -183,7 +183,7 @@ def _unreadable(path: str) -> str | None:
     """Return which file of a checkpoint cannot be read here, and why, if there is one."""
     try:
         for file in _files(path):
-            file.open("rb").close()
+            open_file(file).close()
     except OSError as error:
         return f"{Path(error.filename).name} cannot be read: {error.strerror}"
     return None

@@ -14,19 +14,24 @@ from tfps.report import SUMMARY, utc, write_json
 from tfps.runtime.checkpoint.directory import Finder, step_in
 from tfps.runtime.checkpoint.ownership import hosts_of
 from tfps.runtime.coordination.job_state import JobState
-from tfps.runtime.coordination.stragglers import Stragglers
+from tfps.runtime.coordination.stragglers import Stragglers, WorkerPace
 from tfps.runtime.results import run_record
 from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.training_loop import Loop, Progress
 from tfps.tf_types import Session
 
 
-def observations(session: Session, state: JobState, chief: Chief, loop: Loop, stragglers: Stragglers) -> dict[str, Any]:
-    """Return what the PS and the chief tell of how the workers went along, by its name in the summary."""
-    tally = state.tally(session)
-    paces = {index: told.steps / told.secs for index, told in enumerate(tally) if index and told.secs}
-    if loop.progress.seconds:
-        paces[0] = loop.progress.steps / loop.progress.seconds
+def observations(
+    session: Session, state: JobState, chief: Chief, loop: Loop, stragglers: Stragglers, before: WorkerPace
+) -> dict[str, Any]:
+    """Return what the PS and the chief tell of how the workers went along, by its name in the summary.
+
+    ``before`` is what the chief had left when it was lost: a process that came for the last steps is not slow.
+    """
+    tally, own = state.tally(session), loop.progress
+    taken = [(told.steps, told.secs) for told in tally]
+    taken[0] = before.steps + own.steps, before.secs + (own.seconds if own.steps else 0.0)
+    paces = {index: steps / secs for index, (steps, secs) in enumerate(taken) if steps and secs}
     return {
         "batches_skipped": sum(told.skipped for told in tally[1:]) + loop.progress.skipped,  # of worker 0: all its own
         "batch_size": _mean([(told.steps, told.batch_size) for told in tally[1:]], loop.progress),

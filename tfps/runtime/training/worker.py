@@ -35,6 +35,7 @@ from tfps.runtime.process.shutdown import SAVED_WITHIN_SECS, WORKER_GRACE_SECS, 
 from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training import summary_writer
 from tfps.runtime.training.chief import Chief
+from tfps.runtime.training.end import END_DONE, END_EARLY, End
 from tfps.runtime.training.other_workers import OtherWorkers
 from tfps.runtime.training.peer_monitor import PeerMonitor
 from tfps.runtime.training.training_loop import Loop, Progress, Reporter, tell_of_the_end
@@ -54,6 +55,7 @@ class Worker:
     Attributes:
         is_new_dir: Whether ``--model_dir`` was made for this process, and so is of no run before.
         on_built: Called when its graphs are built, before it meets the others.
+        end: Which end it comes to.
     """
 
     def __init__(self, config: JobConfig, cluster: Cluster, task: Task, model: Model, stop: StopRequest) -> None:
@@ -66,6 +68,7 @@ class Worker:
         self._observed: Mapping[str, Any] = {}
         self._joined = self._trained = self._steps_on = self._leaving = False
         self._left = threading.Event()
+        self.end = End()
 
     def work(self) -> None:
         """Train until the job is done.
@@ -238,9 +241,10 @@ class Worker:
                 self._steps_on = False
                 self._take_what_is_left(loop)
             self._partial.tell(self._session)
-            if self._chief:
-                self._finish_job(self._chief, loop)
-            self._sign_off(job_state.DONE, loop)
+            write_summary = self._finish_job(self._chief, loop) if self._chief else lambda: None
+            with self.end.of_work(self._stop):
+                write_summary()
+                self._sign_off(job_state.DONE, loop)
         except (tf.errors.OpError, RuntimeError):  # of a closed session
             if not self._together.interrupted:
                 raise
@@ -275,8 +279,8 @@ class Worker:
         tally = job_state.Tally(before.steps + done.steps, done.skipped, before.secs + done.seconds, done.batch_size)
         self._state.write(self._session, phase, tally)
 
-    def _finish_job(self, chief: Chief, loop: Loop) -> None:
-        """Wait for the others, then save, evaluate and report."""
+    def _finish_job(self, chief: Chief, loop: Loop) -> Callable[[], None]:
+        """Wait for the others, then save and evaluate; returns what writes the summary."""
         if self._built.step.any_worker_can_finish and loop.progress.input_ended:
             self._sign_off(job_state.EXHAUSTED, loop)
         self._wait_until(lambda: self._others.are_through(self._session))
@@ -285,13 +289,15 @@ class Worker:
         if step < self._config.max_steps:
             tell_of_the_end(self._config, step, chief.resumed_from_step)
         loop.progress.global_step, metrics = chief.complete(self._session, self._target, self._session_config)
-        own = self._heartbeat.before.steps + loop.progress.steps
+        before = self._heartbeat.before
+        own = before.steps + loop.progress.steps
         steps = chief.steps_taken(self._session) or [own, *self._state.steps(self._session)[1:]]
         idle = [task for task in self._others.tasks if not steps[task.index]]
         if idle and step > chief.resumed_from_step:
             log.info("%s took no step: their share of the input was not used", ", ".join(map(str, idle)))
-        told = summary_writer.observations(self._session, self._state, chief, loop, self._together.stragglers)
-        summary_writer.write(self._config, self._cluster, loop, chief, dict(enumerate(steps)), told | {"eval": metrics})
+        told = summary_writer.observations(self._session, self._state, chief, loop, self._together.stragglers, before)
+        taken, told = dict(enumerate(steps)), told | {"eval": metrics}
+        return lambda: summary_writer.write(self._config, self._cluster, loop, chief, taken, told)
 
     def _wait_until(self, condition: Callable[[], bool], most_secs: float = math.inf) -> None:
         deadline = time.monotonic() + most_secs
@@ -306,7 +312,9 @@ class Worker:
             time.sleep(_POLL_SECS)
 
     def _sign_off_early(self, loop: Loop) -> None:
-        """Save, and let the PS know that this worker has left."""
+        """Save, and let the PS know that this worker has left; unless that was begun already, or it is done."""
+        if not self.end.take(END_EARLY):
+            return
         self._leaving = True
         try:
             if self._chief:
@@ -361,8 +369,9 @@ class Worker:
         return min(1.0 + 3 * run_secs, WORKER_GRACE_SECS)
 
     def emergency_save(self) -> None:
-        """Save and sign off although the training thread is blocked, in the time that is left."""
-        if self._loop is None or not isinstance(self._stop.error, StoppedError):
+        """Save and sign off although the training thread is blocked, in the time that is left; or let it sign off."""
+        left_secs, is_stop = SAVED_WITHIN_SECS - self._stop.waited_secs, isinstance(self._stop.error, StoppedError)
+        if self.end.is_done_within(left_secs) or self._loop is None or not is_stop:
             return
         if not self._leaving:
             threading.Thread(target=self._sign_off_early, args=(self._loop,), daemon=True).start()
@@ -372,6 +381,8 @@ class Worker:
 
     def fail(self, error: TfpsError) -> None:
         """Let the PS know if this task has failed for good; write the summary of the job, if this is the chief."""
+        if not self.end.take(END_EARLY) and self.end.kind == END_DONE:
+            return  # its work is signing off: the PS leave then, and the summary says the same
         if not isinstance(error, RetryableError) and self._joined:
             thread = threading.Thread(target=self._sign_off_failed, args=(error,), daemon=True)
             thread.start()

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import stat
 import subprocess
 import sys
 import zlib
@@ -13,7 +14,10 @@ import pytest
 from support.cluster import tf
 from support.processes import environment
 
-from tfps.runtime.checkpoint.manifest import problem, seal
+from tfps.errors import CheckpointError
+from tfps.report import read_json
+from tfps.runtime.checkpoint.directory import mend_state
+from tfps.runtime.checkpoint.manifest import partial_updates, problem, seal
 from tfps.runtime.checkpoint.tensor_bundle import data_sizes
 
 
@@ -48,6 +52,40 @@ def flip(file: Path, at: int) -> None:
     data = bytearray(file.read_bytes())
     data[at] ^= 1
     file.write_bytes(data)
+
+
+def put(file: Path, how: str) -> None:
+    """Put something that is no regular file in a file's place."""
+    file.unlink(missing_ok=True)
+    if how == "fifo":
+        os.mkfifo(file)
+    elif how == "directory":
+        file.mkdir()
+    else:
+        os.mknod(file, stat.S_IFSOCK | 0o600)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("how", ["fifo", "directory", "socket"])
+@pytest.mark.parametrize("suffix", ["manifest.json", "index"])
+def test_what_is_no_regular_file_is_damage(path: Path, suffix: str, how: str) -> None:
+    """A FIFO, which nobody writes to, in place of a manifest or an index is not waited for: it is named."""
+    put(Path(f"{path}.{suffix}"), how)
+    assert problem(str(path)) == f"{path.name}.{suffix} cannot be read: it is not a regular file"
+    assert partial_updates(str(path)) == 0
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("how", ["fifo", "directory", "socket"])
+def test_a_job_s_file_that_is_no_regular_file_is_an_error(tmp_path: Path, how: str) -> None:
+    """So are ``job.json`` and ``summary.json``; a FIFO in place of the state file is replaced."""
+    put(tmp_path / "summary.json", how)
+    with pytest.raises(CheckpointError, match=r"summary.json cannot be read: it is not a regular file\. Move it away"):
+        read_json(tmp_path / "summary.json")
+    if how != "directory":
+        put(tmp_path / "checkpoint", how)
+        mend_state([str(tmp_path / "model.ckpt-7")])
+        assert "model.ckpt-7" in (tmp_path / "checkpoint").read_text()
 
 
 def test_a_manifest_tells_sizes_and_checksums(path: Path) -> None:

@@ -300,6 +300,25 @@ def test_a_directory_that_is_gone_is_made_again(
     owner.release()
 
 
+@pytest.mark.timeout(20)
+def test_a_copy_in_the_place_of_the_directory_is_held(tmp_path: Path) -> None:
+    """A live job's directory, renamed and copied back, is that job's within moments, whoever asks."""
+    model_dir = tmp_path / "m"
+    owner = Ownership(str(model_dir), ONE, others=lambda: [str(model_dir / "model.ckpt-600")])
+    owner.claim()
+    model_dir.rename(tmp_path / "old")
+    shutil.copytree(tmp_path / "old", model_dir)
+    deadline = time.monotonic() + 5
+    while look(str(model_dir)).holder.inode != model_dir.stat().st_ino:  # type: ignore[union-attr]
+        assert time.monotonic() < deadline, "it has not noticed"
+        time.sleep(0.02)
+    with pytest.raises(HeldError):
+        check(str(model_dir), OTHER)
+    owner.check()
+    owner.release()
+    assert list(model_dir.iterdir()) == []
+
+
 def test_another_directory_with_checkpoints_is_not_saved_to(tmp_path: Path) -> None:
     """A link that leads elsewhere now, or a volume that was changed: what is there is of another run."""
     (tmp_path / "one").mkdir()

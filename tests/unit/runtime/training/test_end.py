@@ -1,0 +1,107 @@
+"""A chief that is told to stop in its final evaluation: the PS and ``summary.json`` are told the same end."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.cluster import dataset_of, job, linear, model_of, wait_until
+
+from tfps.errors import StoppedError, TfpsError
+from tfps.runtime.coordination import job_state
+from tfps.runtime.process.shutdown import StopRequest
+from tfps.runtime.results import evaluation
+from tfps.runtime.training.end import END_DONE, END_EARLY, End
+from tfps.runtime.training.worker import Worker
+
+
+def input_fn(mode: str, params: Any, context: Any) -> Any:
+    """Be an input that does not end but for the evaluation."""
+    data = dataset_of(np.ones(4, np.float32))
+    return data if mode == "eval" else data.repeat()
+
+
+def status_of(model_dir: Path) -> str:
+    """Return the status that a summary tells."""
+    return str(json.loads((model_dir / "summary.json").read_text())["status"])
+
+
+def test_work_that_ends_after_the_stop_does_not_sign_off_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped first, with its summary yet to be written: the job is not done, and the PS stay for the next chief."""
+    write, fail, measure = job_state.JobState.write, Worker.fail, evaluation.measure
+    phases, begun, go_on, over = [], threading.Event(), threading.Event(), threading.Event()
+
+    def noted(state: Any, session: Any, phase: int, *rest: Any) -> None:
+        write(state, session, phase, *rest)
+        phases.append(phase)
+
+    def held_up(*args: Any) -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return measure(*args)
+
+    def work_to_its_end(self: Worker) -> None:
+        try:
+            work(self)
+        finally:
+            over.set()
+
+    def slow(self: Worker, error: TfpsError) -> None:
+        go_on.set()
+        assert over.wait(30)
+        fail(self, error)
+
+    work = Worker.work
+    monkeypatch.setattr(evaluation, "measure", held_up)
+    monkeypatch.setattr(job_state.JobState, "write", noted)
+    monkeypatch.setattr(Worker, "work", work_to_its_end)
+    monkeypatch.setattr(Worker, "fail", slow)
+    with job(model_of(input_fn, linear), 1, 1, max_steps=8, model_dir=str(tmp_path)) as running:
+        assert begun.wait(30)
+        running.stop("worker/0")
+        wait_until(lambda: "worker/0" in running.ended, 30)
+        assert isinstance(running.ended["worker/0"], StoppedError)
+        assert "ps/0" not in running.ended
+    assert phases[-1] == job_state.STOPPED
+    assert job_state.DONE not in phases
+    assert status_of(tmp_path) == "stopped"
+
+
+def test_a_stop_that_comes_as_work_signs_off_is_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Done first, and the sign-off is on its way when the time to end is over: all tasks end well."""
+    write, signing, ending = job_state.JobState.write, threading.Event(), threading.Event()
+    emergency_save = Worker.emergency_save
+
+    def slow(state: Any, session: Any, phase: int, *rest: Any) -> None:
+        if phase == job_state.DONE:
+            signing.set()
+            assert ending.wait(30)
+            time.sleep(0.5)  # for what the main thread does
+        write(state, session, phase, *rest)
+
+    def noted(self: Worker) -> None:
+        ending.set()
+        emergency_save(self)
+
+    monkeypatch.setattr(job_state.JobState, "write", slow)
+    monkeypatch.setattr(Worker, "emergency_save", noted)
+    with job(model_of(input_fn, linear), 1, 1, max_steps=8, model_dir=str(tmp_path)) as running:
+        assert signing.wait(30)
+        running.stop("worker/0")
+        assert running.wait() == {"ps/0": None, "worker/0": None}
+    assert status_of(tmp_path) == "done"
+    assert not (tmp_path / ".chief").exists()
+
+
+def test_an_end_that_fails_may_begin_anew() -> None:
+    """Work that is called back while it signs off trains on, and may be ended early then, or be done later."""
+    end, stop = End(), StopRequest()
+    with pytest.raises(ValueError, match="called back"), end.of_work(stop):
+        raise ValueError("called back")
+    assert not end.is_done
+    with end.of_work(stop):
+        assert not end.take(END_EARLY)
+    assert (end.kind, end.is_done) == (END_DONE, True)
