@@ -23,7 +23,7 @@ from tfps.optimizers.registry import OPTIMIZERS
 _BASE = ("tfps.errors", "tfps.config")
 _OUTSIDE = (*_BASE, "tfps.report", "tfps.cluster")  # what is known of a job outside its tasks
 _CONTENT = ("tfps.models", "tfps.optimizers", "tfps.data")  # what a job trains
-_PLATFORM = (*_OUTSIDE, "tfps.models.loader", "tfps.jobs", "tfps.launchers.common")
+_PLATFORM = (*_OUTSIDE, "tfps.models.loader", "tfps.jobs", "tfps.launchers.base", "tfps.launchers.common")
 _TASK = (*_OUTSIDE, *_CONTENT, "tfps.modes", "tfps.runtime.process")
 _TASKS = (*_TASK, "tfps.runtime.graph", "tfps.runtime.checkpoint", "tfps.runtime.coordination")
 ALLOWED: Mapping[str, tuple[str, ...]] = {
@@ -37,7 +37,9 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.modes": (*_BASE, "tfps.cluster"),
     "tfps.jobs": _OUTSIDE,
     "tfps.launchers": (),
-    "tfps.launchers.common": (*_OUTSIDE, "tfps.models.loader", "tfps.jobs"),
+    "tfps.launchers.base": ("tfps.jobs",),
+    "tfps.launchers.registry": ("tfps.errors", "tfps.launchers.base"),
+    "tfps.launchers.common": (*_OUTSIDE, "tfps.models.loader", "tfps.jobs", "tfps.launchers.base"),
     "tfps.launchers.docker": _PLATFORM,
     "tfps.launchers.kubernetes": _PLATFORM,
     "tfps.launchers.local": _PLATFORM,
@@ -58,6 +60,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
 # The packages that never import TensorFlow, not even inside a function.
 NO_TENSORFLOW = ("tfps.errors", "tfps.config", "tfps.report", "tfps.cluster", "tfps.jobs", "tfps.launchers")
 
+_LAUNCHER_MODULES = [place.partition(":")[0] for place in LAUNCHERS.values()]
 # What runs as TensorFlow: the only modules that import it as they are imported.
 _MODELS = (*loader.BUILTIN.values(), "tfps.optimizers.adagrad", "tfps.optimizers.lazy_adam")
 WITH_TENSORFLOW = ("tfps.runtime", *MODES.values(), "tfps.modes.atomic_update", *_MODELS, "tfps.data.batches")
@@ -147,7 +150,7 @@ def test_tensorflow_is_imported_late() -> None:
 
 def test_the_command_line_and_the_launchers_do_not_load_tensorflow() -> None:
     """In a fresh interpreter, importing the package, the command line and the launchers leaves TensorFlow alone."""
-    names = ["tfps", "tfps.cli.main", "tfps.cli.tables", *LAUNCHERS.values(), "tfps.jobs.follow", "tfps.jobs.display"]
+    names = ["tfps", "tfps.cli.main", "tfps.cli.tables", *_LAUNCHER_MODULES, "tfps.jobs.follow", "tfps.jobs.display"]
     code = f"import sys, {', '.join(names)}; print(sorted(n for n in sys.modules if n.startswith('tensorflow')))"
     ended = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
     assert ended.stdout == "[]\n"
@@ -164,7 +167,7 @@ def test_the_choices_of_the_command_line_are_the_tables() -> None:
 
 def test_the_tables_name_what_exists() -> None:
     """Every module and function that a table or a list names as text is there."""
-    named = {*MODES.values(), *loader.BUILTIN.values(), *LAUNCHERS.values(), *task_process.PRELOAD}
+    named = {*MODES.values(), *loader.BUILTIN.values(), *_LAUNCHER_MODULES, *task_process.PRELOAD}
     functions = [check.split(":") for check in loader.DATA_CHECKS.values()]
     assert named | {module for module, _ in functions} <= set(modules())
     for module, function in functions:

@@ -6,7 +6,7 @@ from typing import Any, TextIO, TypeVar
 from tfps.config import job_config
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, DataError, StoppedError, TfpsError
-from tfps.launchers.registry import LAUNCHERS
+from tfps.launchers.registry import LauncherNames
 from tfps.models import loader
 from tfps.modes.registry import MODES
 from tfps.optimizers.registry import OPTIMIZERS
@@ -14,7 +14,7 @@ from tfps.optimizers.registry import OPTIMIZERS
 _T = TypeVar("_T")
 
 CHOICES: Mapping[str, Collection[str]] = {
-    "to": tuple(LAUNCHERS),
+    "to": LauncherNames(),
     "mode": tuple(MODES),
     "optimizer": tuple(OPTIMIZERS),
     "ps_strategy": ("greedy", "round_robin"),

@@ -1,9 +1,9 @@
 """What a launcher gives back for a job, and what such a job tells: the same for every platform."""
 
+import abc
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from tfps.cluster.resolver import Task
 
@@ -48,19 +48,30 @@ def how_it_ended(code: int) -> str:
     return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
-class RunningJob(Protocol):
-    """A job that this process sees through to its end."""
+class RunningJob(abc.ABC):
+    """A job that this process sees through to its end.
+
+    Example::
+
+        for event in job.events():
+            if isinstance(event, LogLine):
+                print(event.task, event.text)
+    """
 
     @property
+    @abc.abstractmethod
     def restarts(self) -> Mapping[Task, int]:
         """How often it has started each task again."""
 
+    @abc.abstractmethod
     def events(self) -> Iterator[LogLine | TaskExited | Note | None]:
         """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
 
+    @abc.abstractmethod
     def cancel(self) -> None:
         """Ask every task to save and end."""
 
+    @abc.abstractmethod
     def kill(self) -> None:
         """End every task at once."""
 
@@ -98,13 +109,27 @@ class Status:
         return self.state in (SUCCEEDED, FAILED, CANCELLED)
 
 
-class SubmittedJob(Protocol):
-    """A job on a platform; what is known of it is asked of the platform, so any process can hold its handle."""
+class SubmittedJob(abc.ABC):
+    """A job on a platform; what is known of it is asked of the platform, so any process can hold its handle.
+
+    Attributes:
+        warnings: What the platform warned of when this process submitted the job.
+
+    Example::
+
+        job = launcher.find("4711")
+        while not job.status().ended:
+            time.sleep(1.0)
+    """
+
+    warnings: Sequence[str] = ()
 
     @property
+    @abc.abstractmethod
     def handle(self) -> str:
         """``PLATFORM:ID``, what ``tfps status`` takes."""
 
+    @abc.abstractmethod
     def status(self) -> Status:
         """Ask the platform.
 
@@ -112,6 +137,7 @@ class SubmittedJob(Protocol):
             ConfigError: If it does not answer, or knows no such job.
         """
 
+    @abc.abstractmethod
     def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
         """Yield what the tasks, or only ``task``, have said; with ``follow``, until the job ends.
 
@@ -119,6 +145,7 @@ class SubmittedJob(Protocol):
             ConfigError: If the platform does not answer, or knows no such job or task.
         """
 
+    @abc.abstractmethod
     def cancel(self) -> None:
         """End the job, its tasks having the time to save; nothing of it stays on the platform but what it wrote.
 

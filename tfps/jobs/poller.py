@@ -4,18 +4,18 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tfps.cluster.resolver import Task
 from tfps.errors import ClusterFormError, ConfigError, PeerLostError, StoppedError
-from tfps.jobs.handle import CANCELLED, PENDING, SUCCEEDED, LogLine, Status, SubmittedJob, TaskExited
+from tfps.jobs.handle import CANCELLED, PENDING, SUCCEEDED, LogLine, RunningJob, Status, SubmittedJob, TaskExited
 
 _ASK_EVERY_SECS = 1.0
 _SILENT_SECS = 60.0  # a platform that does not answer for so long is given up
 _LAST_LINES_SECS = 10.0  # logs may come a little after the end
 
 
-class JobPoller:
+class JobPoller(RunningJob):
     """A submitted job as ``follow`` takes it. To cancel it is to stop watching: the job goes on."""
 
     def __init__(self, job: SubmittedJob) -> None:
@@ -26,7 +26,12 @@ class JobPoller:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._status = Status("UNKNOWN")
         self._answered = time.monotonic()
-        self.restarts: dict[Task, int] = {}
+        self._restarts: dict[Task, int] = {}
+
+    @property
+    def restarts(self) -> Mapping[Task, int]:
+        """How often the platform has started each task again."""
+        return self._restarts
 
     def events(self) -> Iterator[LogLine | TaskExited | None]:
         """Yield what the tasks say, and how they ended once the job has; ``None`` when nothing happened for a while.
@@ -51,7 +56,9 @@ class JobPoller:
         """Stop watching, unless the job has ended: then its end is told."""
         self.left = self.left or not self._status.ended
 
-    kill = cancel
+    def kill(self) -> None:
+        """Stop watching, as ``cancel`` does."""
+        self.cancel()
 
     def _ask(self) -> Status:
         try:
@@ -73,10 +80,10 @@ class JobPoller:
 
     def _restarted(self) -> Iterator[LogLine]:
         for task, known in self._status.tasks.items():
-            if known.restarts > self.restarts.get(task, 0):
+            if known.restarts > self._restarts.get(task, 0):
                 code = "" if known.exit_code is None else f" after exit code {known.exit_code}"
                 yield LogLine(task, f"restarted{code}, the {known.restarts}. time")
-                self.restarts[task] = known.restarts
+                self._restarts[task] = known.restarts
 
     def _waits(self) -> Iterator[LogLine]:
         """Yield why the platform does not run the job, or part of it, when that is another reason than before."""

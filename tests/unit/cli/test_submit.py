@@ -1,6 +1,5 @@
 """``tfps submit``, ``status``, ``logs`` and ``cancel``, as far as they are the same for every platform."""
 
-import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from support.processes import POWERS, REPO, run_tfps
 from tfps.cli import main
 from tfps.config.job_config import FIELDS, JobConfig, fields_of
 from tfps.jobs.spec import Job
+from tfps.launchers import registry
 from tfps.launchers.registry import LAUNCHERS
 
 HOSTS = ["--ps_hosts=h0:1", "--worker_hosts=h1:1,h2:1"]
@@ -56,14 +56,14 @@ def test_without_the_platform_it_says_what_to_install(tmp_path: Path, platform: 
 @pytest.mark.parametrize("platform", LAUNCHERS)
 def test_flags_that_mean_nothing_there_are_refused(platform: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each flag of other platforms that is given anyway is named, all of them at once, and none is ignored."""
-    launcher = importlib.import_module(LAUNCHERS[platform])
+    launcher = registry.load(platform)
     values = {"ssh": "1", "worker_gpu": "1", "ps_memory": "1Gi", "worker_memory": "1Gi", "namespace": "a"}
     values |= {"ps_cpu": "1", "worker_cpu": "1", "volumes": "a:/b", "image": "a", "queue": "a", "address": "a"}
     values |= {"network_policy": "0", "ps_hosts": "a:1", "worker_hosts": "b:1"}
     common = {"to", "name", "dry_run", "wait"}
     assert set(values) == set(fields_of(("platform", "resources", "cluster"))) - common
-    assert set(values) >= launcher.FLAGS
-    foreign = [flag for flag in values if flag not in launcher.FLAGS]
+    assert set(values) >= launcher.options
+    foreign = [flag for flag in values if flag not in launcher.options]
     argv = [f"--{flag}={values[flag]}" for flag in foreign]
     assert main.main([*job_flags(platform)[:4], *(HOSTS if platform == "hosts" else []), *argv]) == 2
     err = capsys.readouterr().err

@@ -12,7 +12,18 @@ from typing import Any
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
 from tfps.errors import ConfigError
-from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, LogLine, Status, TaskStatus
+from tfps.jobs.handle import (
+    CANCELLED,
+    FAILED,
+    PENDING,
+    RUNNING,
+    SUCCEEDED,
+    UNKNOWN,
+    LogLine,
+    Status,
+    SubmittedJob,
+    TaskStatus,
+)
 from tfps.launchers.common import client as command
 
 PROJECT = "com.docker.compose.project"  # the label that Compose gives to all that it makes of a file
@@ -48,7 +59,7 @@ def ask(*arguments: str, timeout_secs: float | None = command.TIMEOUT_SECS) -> s
     return command.run_client([client(), *arguments], timeout_secs=timeout_secs)
 
 
-class DockerJob:
+class DockerJob(SubmittedJob):
     """The containers of a job, by their project's name."""
 
     def __init__(self, name: str) -> None:

@@ -5,13 +5,14 @@ What belongs to a job is found, and deleted, by its labels: nothing that this pa
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
 from tfps.errors import ConfigError
-from tfps.jobs.handle import CANCELLED, PENDING, LogLine, Status, TaskStatus
+from tfps.jobs.handle import CANCELLED, PENDING, LogLine, Status, SubmittedJob, TaskStatus
 from tfps.launchers.common import client
 from tfps.launchers.common.yaml_writer import to_yaml
 from tfps.launchers.kubernetes import logs as pod_logs
@@ -25,21 +26,22 @@ _KLOG = re.compile(r"kubectl [^:]*: [IWEF]\d{4} ")  # kubectl's own log, which o
 _BESIDE = "configmaps,services,networkpolicies.networking.k8s.io"
 
 
-@dataclass(frozen=True)
-class Platform:
-    """A kind of job.
+class Platform(Protocol):
+    """A kind of job, as far as it is asked for here: see ``KubernetesLauncher``."""
 
-    Attributes:
-        name: The launcher's.
-        resource: What kubectl calls the objects that run the tasks.
-        replicas: Tells, of those of a job, how many tasks each role has.
-        state: Tells the job's state, ``""`` while its pods are what tells it, and the reason.
-    """
+    @property
+    def name(self) -> str:
+        """The launcher's name."""
 
-    name: str
-    resource: str
-    replicas: Callable[[list[Object]], Mapping[str, int]]
-    state: Callable[[list[Object]], tuple[str, str]]
+    @property
+    def resource(self) -> str:
+        """What kubectl calls the objects that run the tasks."""
+
+    def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
+        """Return how many tasks each role of the job with these objects has."""
+
+    def state(self, found: Sequence[Object]) -> tuple[str, str]:
+        """Return the state of the job with these objects, and the reason."""
 
 
 def _kubectl(namespace: str, *args: str, given: str = "", complained: list[str] | None = None) -> str:
@@ -120,7 +122,7 @@ def find(platform: Platform, name: str) -> "KubeJob":
     return KubeJob(platform, namespace, name)
 
 
-class KubeJob:
+class KubeJob(SubmittedJob):
     """A job on Kubernetes.
 
     Attributes:
@@ -129,7 +131,7 @@ class KubeJob:
 
     def __init__(self, platform: Platform, namespace: str, name: str, warnings: Sequence[str] = ()) -> None:
         self._platform, self._namespace, self._name = platform, namespace, name
-        self.warnings = list(warnings)
+        self.warnings: list[str] = list(warnings)
         self._last: Status | None = None
         self._pods: Sequence[Object] = ()  # each task's last that has not failed, when the cluster was asked last
         self._seen: dict[Task, set[str]] = {}  # the pods of each task that were ever seen: operators delete them

@@ -27,11 +27,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import ClassVar
 
 from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, PeerLostError, RetryableError, error_for_limits
-from tfps.jobs.handle import LogLine, Note, TaskExited, how_it_ended
+from tfps.jobs.handle import LogLine, Note, RunningJob, SubmittedJob, TaskExited, how_it_ended
+from tfps.jobs.spec import Job
+from tfps.launchers.base import Launcher
 from tfps.launchers.local import task_process
 from tfps.launchers.local.fork_server import ForkServer
 from tfps.launchers.local.restart_policy import RestartPolicy
@@ -50,26 +53,49 @@ class Plan:
 
     config: JobConfig
     commands: Mapping[Task, Sequence[str]]
+    is_printed_only: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return "\n".join(shlex.join(["tfps", "run", *argv]) for argv in self.commands.values())
 
 
-def plan(config: JobConfig, ports: Sequence[int]) -> Plan:
-    """Return the plan of a job whose tasks listen on ``ports``, the PS first."""
-    addresses = [f"127.0.0.1:{port}" for port in ports]
-    num_ps = config.num_ps or 1
-    cluster = Cluster(tuple(addresses[:num_ps]), tuple(addresses[num_ps:]))
-    given = config.for_task(ps_hosts=",".join(cluster.ps), worker_hosts=",".join(cluster.workers))
-    return Plan(config, {t: given.replace(job_name=t.job, task_index=t.index).to_argv() for t in cluster.tasks()})
+class LocalLauncher(Launcher[Plan]):
+    """This machine. It is no choice of ``--to``: ``tfps launch`` holds the ports, and lasts as long as the job.
+
+    Args:
+        ports: What the tasks listen on, the PS first.
+    """
+
+    name = "local"
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self._ports = ports
+
+    def plan(self, job: Job) -> Plan:
+        """Return the arguments of each task."""
+        addresses = [f"127.0.0.1:{port}" for port in self._ports]
+        num_ps = job.ps.replicas
+        cluster = Cluster(tuple(addresses[:num_ps]), tuple(addresses[num_ps:]))
+        given = job.config.for_task(ps_hosts=",".join(cluster.ps), worker_hosts=",".join(cluster.workers))
+        commands = {t: given.replace(job_name=t.job, task_index=t.index).to_argv() for t in cluster.tasks()}
+        return Plan(job.config, commands)
+
+    def submit(self, plan: Plan) -> "LocalJob":
+        """Return the job of a plan; its tasks start when its events are asked for."""
+        return LocalJob(plan)
+
+    def find(self, job_id: str) -> SubmittedJob:
+        """Refuse: a job of this machine is watched and ended by the command that started it.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"local:{job_id} is no handle: a job of this machine lives, and ends, with the command that started it."
+        )
 
 
-def submit(plan: Plan) -> "LocalJob":
-    """Return the job of a plan; its tasks start when its events are asked for."""
-    return LocalJob(plan)
-
-
-class LocalJob:
+class LocalJob(RunningJob):
     """The tasks of a job on this machine; ``events`` starts them.
 
     Args:

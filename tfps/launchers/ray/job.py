@@ -9,7 +9,19 @@ from typing import Any
 
 from tfps.cluster.resolver import Task
 from tfps.errors import ConfigError
-from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, LogLine, Status, TaskExited, TaskStatus
+from tfps.jobs.handle import (
+    CANCELLED,
+    FAILED,
+    PENDING,
+    RUNNING,
+    SUCCEEDED,
+    LogLine,
+    RunningJob,
+    Status,
+    SubmittedJob,
+    TaskExited,
+    TaskStatus,
+)
 from tfps.jobs.poller import JobPoller
 from tfps.launchers.ray import cluster
 from tfps.launchers.ray.log_protocol import Reader, is_protocol
@@ -21,7 +33,7 @@ _CANCEL_SECS = 60.0
 _SILENT_SECS = 90.0  # longer than a watch, which asks for the status, bears it
 
 
-class RayJob:
+class RayJob(SubmittedJob):
     """A submitted job."""
 
     def __init__(self, client: Any, id_: str) -> None:
@@ -182,7 +194,7 @@ def _why(tasks: Mapping[Task, TaskStatus], message: str) -> str:
     return said[0] if said else one_line(" ".join(lines[-2:]))[:500]
 
 
-class OwnCluster:
+class OwnCluster(RunningJob):
     """A job on a cluster that was started for it, and that ends with it."""
 
     def __init__(self, job: RayJob) -> None:

@@ -17,17 +17,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
 from tfps.errors import ConfigError
-from tfps.jobs.handle import PENDING, RUNNING, LogLine, Status
+from tfps.jobs.handle import PENDING, RUNNING, LogLine, Status, SubmittedJob
 from tfps.jobs.spec import RESOURCES, Job, Role
+from tfps.launchers.base import Launcher
 from tfps.launchers.common import client
 from tfps.launchers.slurm import job as slurm_job
 from tfps.launchers.slurm.job import Files
-
-FLAGS = frozenset({"queue", *RESOURCES})
 
 _SAVE_SECS = 20.0  # a task ends within 10
 _POLL_SECS = 0.5
@@ -109,6 +109,7 @@ class Plan:
 
     job: Job
     files: Files
+    is_printed_only: ClassVar[bool] = False
 
     def __str__(self) -> str:
         job, files = self.job, self.files
@@ -126,23 +127,47 @@ class Plan:
         ).rstrip("\n")
 
 
-def sends(job: Job) -> bool:
-    """Tell that there is something to submit."""
-    del job
-    return True
+class SlurmLauncher(Launcher[Plan]):
+    """Slurm, through sbatch."""
 
+    name = "slurm"
+    options = frozenset({"queue", *RESOURCES})
 
-def plan(job: Job) -> Plan:
-    """Return the script of a job.
+    def plan(self, job: Job) -> Plan:
+        """Return the script of a job.
 
-    Raises:
-        ConfigError: If ``--queue`` is no partition's name.
-    """
-    queue = job.config.queue
-    if queue is not None and not re.fullmatch(r"[\w.+@,-]+", queue):
-        raise ConfigError(f"--queue={show(queue)} is not the name of a partition: sinfo lists them.")
-    model_dir = job.config.model_dir or str(Path(job.directory, "runs", job.name))
-    return Plan(job, Files(f"{model_dir}/logs", {role.name: role.replicas for role in _in_order(job)}))
+        Raises:
+            ConfigError: If ``--queue`` is no partition's name.
+        """
+        queue = job.config.queue
+        if queue is not None and not re.fullmatch(r"[\w.+@,-]+", queue):
+            raise ConfigError(f"--queue={show(queue)} is not the name of a partition: sinfo lists them.")
+        model_dir = job.config.model_dir or str(Path(job.directory, "runs", job.name))
+        return Plan(job, Files(f"{model_dir}/logs", {role.name: role.replicas for role in _in_order(job)}))
+
+    def submit(self, plan: Plan) -> "SlurmJob":
+        """Submit a job.
+
+        Raises:
+            ConfigError: If Slurm is not installed or not up, or refuses the job, or has no nodes that could ever run
+                it.
+        """
+        client.require_tool("sbatch", _INSTALL)
+        slurm_job.check_up()
+        _check_room(plan.job)
+        answer = client.run_client(["sbatch", "--parsable"], str(plan))
+        return SlurmJob(answer.strip().partition(";")[0], plan.files)
+
+    def find(self, job_id: str) -> "SlurmJob":
+        """Return the job of a handle.
+
+        Raises:
+            ConfigError: If it is no job's id, or Slurm is not installed.
+        """
+        if not re.fullmatch("[1-9][0-9]{0,9}", job_id):
+            raise ConfigError(f"slurm:{show(job_id)} is no handle: write slurm:JOBID, like slurm:4711.")
+        client.require_tool("scontrol", _INSTALL)
+        return SlurmJob(job_id)
 
 
 def _differ(job: Job) -> bool:
@@ -191,19 +216,6 @@ def _step(job: Job) -> Iterator[str]:
         yield " ".join((*group, *component, '"${each[@]}"'))
 
 
-def submit(plan: Plan) -> "SlurmJob":
-    """Submit a job.
-
-    Raises:
-        ConfigError: If Slurm is not installed or not up, or refuses the job, or has no nodes that could ever run it.
-    """
-    client.require_tool("sbatch", _INSTALL)
-    slurm_job.check_up()
-    _check_room(plan.job)
-    answer = client.run_client(["sbatch", "--parsable"], str(plan))
-    return SlurmJob(answer.strip().partition(";")[0], plan.files)
-
-
 def _check_room(job: Job) -> None:
     """Look whether the nodes are large enough: Slurm lets a job of several tasks wait for ever if they are not."""
     queue = job.config.queue or os.environ.get("SBATCH_PARTITION")
@@ -220,19 +232,7 @@ def _check_room(job: Job) -> None:
         raise ConfigError(problems)
 
 
-def find(name: str) -> "SlurmJob":
-    """Return the job of a handle.
-
-    Raises:
-        ConfigError: If it is no job's id, or Slurm is not installed.
-    """
-    if not re.fullmatch("[1-9][0-9]{0,9}", name):
-        raise ConfigError(f"slurm:{show(name)} is no handle: write slurm:JOBID, like slurm:4711.")
-    client.require_tool("scontrol", _INSTALL)
-    return SlurmJob(name)
-
-
-class SlurmJob:
+class SlurmJob(SubmittedJob):
     """A job that Slurm holds."""
 
     def __init__(self, job_id: str, files: Files | None = None) -> None:

@@ -10,7 +10,7 @@ from support.processes import NASTY, REPO, golden, run_tfps
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.spec import Job
-from tfps.launchers.docker import compose
+from tfps.launchers.docker.compose import ComposeLauncher
 
 SHIPPED = ("--to=compose", "--name=tfps", "--model=mnist")
 
@@ -18,7 +18,7 @@ SHIPPED = ("--to=compose", "--name=tfps", "--model=mnist")
 def planned(source: str | None = None, **flags: Any) -> dict[str, Any]:
     """Return the Compose file of a job as a reader of YAML has it."""
     job = Job("first", JobConfig(**flags), source, directory="/here")
-    document: dict[str, Any] = yaml.safe_load(str(compose.plan(job)))
+    document: dict[str, Any] = yaml.safe_load(str(ComposeLauncher().plan(job)))
     return document
 
 
@@ -46,7 +46,7 @@ def test_a_large_job_is_planned_as_before() -> None:
         mode="sync",
         learning_rate=0.5,
     )
-    plan = str(compose.plan(Job("large", config, model_source="...", directory="/home/me")))
+    plan = str(ComposeLauncher().plan(Job("large", config, model_source="...", directory="/home/me")))
     assert plan == golden("compose-large.yaml", plan)
 
 

@@ -12,7 +12,8 @@ from tfps.cluster.resolver import Task, resolve
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.spec import Job
-from tfps.launchers.kubernetes import kubectl, manifests
+from tfps.launchers import registry
+from tfps.launchers.kubernetes import manifests
 
 CORE = ("ConfigMap", "NetworkPolicy", "Service")
 
@@ -222,7 +223,7 @@ def test_a_dry_run_needs_no_kubectl(platform: str) -> None:
 def test_a_handle_is_read_strictly(platform: str, name: str) -> None:
     """What is no NAME or NAMESPACE/NAME never reaches kubectl's command line."""
     with pytest.raises(ConfigError, match="is no handle: write"):
-        kubectl.find(kubectl.Platform(platform, "jobs", lambda _: {}, lambda _: ("", "")), name)
+        registry.load(platform).find(name)
 
 
 def test_a_flag_of_another_platform_is_refused() -> None:
