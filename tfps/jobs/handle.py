@@ -134,7 +134,7 @@ class SubmittedJob(abc.ABC):
         """Ask the platform.
 
         Raises:
-            ConfigError: If it does not answer, or knows no such job.
+            PlatformError: If it does not answer, or knows no such job.
         """
 
     @abc.abstractmethod
@@ -142,7 +142,8 @@ class SubmittedJob(abc.ABC):
         """Yield what the tasks, or only ``task``, have said; with ``follow``, until the job ends.
 
         Raises:
-            ConfigError: If the platform does not answer, or knows no such job or task.
+            ConfigError: If the job has no such task.
+            PlatformError: If the platform does not answer, or knows no such job.
         """
 
     @abc.abstractmethod
@@ -150,5 +151,5 @@ class SubmittedJob(abc.ABC):
         """End the job, its tasks having the time to save; nothing of it stays on the platform but what it wrote.
 
         Raises:
-            ConfigError: If the platform does not answer, or knows no such job.
+            PlatformError: If the platform does not answer, or knows no such job.
         """

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from tfps.cluster.resolver import Task
-from tfps.errors import ClusterFormError, ConfigError, PeerLostError, StoppedError
+from tfps.errors import ClusterFormError, PeerLostError, PlatformError, StoppedError
 from tfps.jobs.handle import CANCELLED, PENDING, SUCCEEDED, LogLine, RunningJob, Status, SubmittedJob, TaskExited
 
 _ASK_EVERY_SECS = 1.0
@@ -37,7 +37,7 @@ class JobPoller(RunningJob):
         """Yield what the tasks say, and how they ended once the job has; ``None`` when nothing happened for a while.
 
         Raises:
-            ConfigError: If the platform has not answered for a minute.
+            PlatformError: If the platform has not answered for a minute.
         """
         self._reader.start()
         while not self.left and not self._ask().ended:
@@ -64,7 +64,7 @@ class JobPoller(RunningJob):
         try:
             self._status = self._job.status()
             self._answered = time.monotonic()
-        except ConfigError:
+        except PlatformError:
             if time.monotonic() - self._answered > _SILENT_SECS:
                 raise
         return self._status
@@ -95,7 +95,7 @@ class JobPoller(RunningJob):
 
     def _read(self) -> None:
         """Run in a thread: read the logs. A platform that does not answer any more is noticed by ``_ask``."""
-        with contextlib.suppress(ConfigError):
+        with contextlib.suppress(PlatformError):
             for line in self._job.logs(None, follow=True):
                 self._lines.put(line)
 

@@ -40,14 +40,14 @@ def test_a_dry_run_needs_nothing_and_prints_the_plan_alone(tmp_path: Path, platf
 
 @pytest.mark.parametrize("platform", [name for name in LAUNCHERS if name != "hosts"])
 def test_without_the_platform_it_says_what_to_install(tmp_path: Path, platform: str) -> None:
-    """Where the platform's own program or package is missing: its name and how to get it, exit 2, nothing else."""
+    """Where the platform's own program or package is missing: its name and how to get it, exit 69, nothing else."""
     (tmp_path / "blocked" / "ray").mkdir(parents=True)
     (tmp_path / "blocked" / "ray" / "__init__.py").write_text("raise ImportError('no ray here')\n")
     env = {"PATH": str(tmp_path), "PYTHONPATH": f"{tmp_path / 'blocked'}{os.pathsep}{REPO}"}
     handle = f"{platform}:a/b" if platform in ("kubernetes", "tfjob", "volcano", "jobset") else f"{platform}:1"
     for argv in (job_flags(platform), ["status", handle]):
         ended = run_tfps(*argv, cwd=tmp_path, **env)
-        assert ended.returncode == 2, ended.stderr
+        assert ended.returncode == 69, ended.stderr
         assert "not installed: " in ended.stderr
         assert "Traceback" not in ended.stderr
         assert ended.stdout == ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tfps.cluster.resolver import Task
-from tfps.errors import ConfigError
+from tfps.errors import PlatformError
 from tfps.jobs import poller
 from tfps.jobs.handle import LogLine, Status, TaskExited, TaskStatus
 from tfps.jobs.poller import JobPoller
@@ -20,13 +20,13 @@ class Scripted:
 
     handle = "scripted:1"
 
-    def __init__(self, *answers: Status | ConfigError, lines: tuple[LogLine, ...] = ()) -> None:
+    def __init__(self, *answers: Status | PlatformError, lines: tuple[LogLine, ...] = ()) -> None:
         self.answers, self.lines, self.cancelled = list(answers), lines, False
 
     def status(self) -> Status:
         """Give the next answer."""
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, ConfigError):
+        if isinstance(answer, PlatformError):
             raise answer
         return answer
 
@@ -105,9 +105,9 @@ def test_restarts_are_told_once() -> None:
 
 def test_a_platform_may_be_away_for_a_while() -> None:
     """A few questions without an answer end nothing; no answer for long is raised, in the platform's words."""
-    away, done = ConfigError("connection refused"), TaskStatus("SUCCEEDED", 0)
+    away, done = PlatformError("connection refused"), TaskStatus("SUCCEEDED", 0)
     assert len(happened(Scripted(RUNNING, away, away, ended("SUCCEEDED", done, done)))) == 2
-    with pytest.raises(ConfigError, match="connection refused"):
+    with pytest.raises(PlatformError, match="connection refused"):
         happened(Scripted(RUNNING, away))
 
 

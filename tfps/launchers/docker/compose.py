@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import JobConfig, show
-from tfps.errors import ConfigError
+from tfps.errors import ClientMissingError, ConfigError, PlatformError
 from tfps.jobs.spec import PORT, RESOURCES, Job, Role
 from tfps.launchers.base import Launcher
 from tfps.launchers.common import client, containers
@@ -79,7 +79,8 @@ class ComposeLauncher(Launcher[Plan]):
         """Start the containers of a job; a job of the same name that has ended makes room for it.
 
         Raises:
-            ConfigError: If Docker or Compose is not there or refuses, or the name is taken; nothing is left of it then.
+            ConfigError: If the name is taken, or Docker's machine does not have what is asked for.
+            PlatformError: If Docker or Compose is not there, or refuses; nothing is left of the job then.
             DataError: If ``--data_dir`` is not there, or not what the model reads.
         """
         compose = _compose()
@@ -191,14 +192,17 @@ def _compose() -> Sequence[str]:
         return docker.client(), "compose"
     if (classic := shutil.which("docker-compose")) is not None:
         return (classic,)
-    raise ConfigError("docker compose is not installed: apt-get install docker-compose-plugin, or docker-compose.")
+    raise ClientMissingError(
+        "docker compose is not installed: apt-get install docker-compose-plugin, or docker-compose."
+    )
 
 
 def _check_machine(job: Job) -> None:
     """Look whether Docker's machine has what the job asks for.
 
     Raises:
-        ConfigError: If it has not, or Docker does not answer.
+        ConfigError: If it has not.
+        PlatformError: If Docker does not answer.
     """
     machine = json.loads(docker.ask("info", "--format={{json .}}"))
     problems = [
@@ -234,16 +238,20 @@ def _ended_before(job: Job) -> Sequence[str]:
 
 
 def _get_image(plan: Plan) -> None:
-    """Pull the image if it is not there."""
+    """Pull the image if it is not there.
+
+    Raises:
+        PlatformError: If it cannot be pulled.
+    """
     try:
         docker.ask("image", "inspect", "--format={{.Id}}", plan.image)
         return
-    except ConfigError:
+    except PlatformError:
         pass
     try:
         docker.ask("pull", "--quiet", plan.image, timeout_secs=None)
-    except ConfigError as error:
+    except PlatformError as error:
         own = plan.job.config.image is None
         fix = f"docker build -t {plan.image} -f docker/Dockerfile . in tfps's repository makes it." if own else ""
         told = f"the image {show(plan.image)} is not on Docker's machine and cannot be pulled. {fix}".rstrip()
-        raise ConfigError([*error.problems, told]) from None
+        raise PlatformError([*error.problems, told]) from None

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
-from tfps.errors import ConfigError
+from tfps.errors import ConfigError, JobNotFoundError, PlatformError
 from tfps.jobs.handle import CANCELLED, PENDING, LogLine, Status, SubmittedJob, TaskStatus
 from tfps.launchers.common import client
 from tfps.launchers.common.yaml_writer import to_yaml
@@ -51,16 +51,17 @@ def _kubectl(namespace: str, *args: str, given: str = "", complained: list[str] 
     where = [f"--namespace={namespace}"] if namespace else []
     try:
         return client.run_client([path, *args, *where], given, complained=complained)
-    except ConfigError as error:
+    except PlatformError as error:
         said = [problem for problem in error.problems if not _KLOG.match(problem)]
-        raise ConfigError(said or error.problems) from None
+        raise PlatformError(said or error.problems) from None
 
 
 def submit(platform: Platform, plan: Plan) -> "KubeJob":
     """Create the objects of a plan, one after the other; if one is refused, delete those that this created.
 
     Raises:
-        ConfigError: If kubectl is not installed, or the cluster refuses an object.
+        ConfigError: If the job's name is taken.
+        PlatformError: If kubectl is not installed, or the cluster does not answer, or refuses an object.
     """
     namespace, uid, created, said = plan.namespace or "", "", list[str](), list[str]()
     try:
@@ -79,12 +80,12 @@ def submit(platform: Platform, plan: Plan) -> "KubeJob":
 
 def _taken(platform: Platform, namespace: str, name: str, error: BaseException) -> BaseException:
     """Return an error that tells what to do, if a job's name is taken."""
-    if not isinstance(error, ConfigError) or not any("AlreadyExists" in problem for problem in error.problems):
+    if not isinstance(error, PlatformError) or not any("AlreadyExists" in problem for problem in error.problems):
         return error
     job = KubeJob(platform, namespace, name)
     try:
         job.status()
-    except ConfigError:
+    except PlatformError:
         return ConfigError([*error.problems, f"--name={name} is taken by another program's object: give another name."])
     return ConfigError(
         f"--name={name} is taken: a job of this name exists. Give another name, or end that one and take its objects "
@@ -105,9 +106,9 @@ def _undo(namespace: str, created: Sequence[str], error: BaseException) -> None:
         return
     try:
         _kubectl(namespace, "delete", *reversed(created), "--ignore-not-found", "--wait=false", _ASK)
-    except ConfigError as left:
-        told = error.problems if isinstance(error, ConfigError) else []
-        raise ConfigError([*told, *left.problems, f"left behind: {', '.join(created)}; delete them."]) from None
+    except PlatformError as left:
+        told = error.problems if isinstance(error, PlatformError) else []
+        raise PlatformError([*told, *left.problems, f"left behind: {', '.join(created)}; delete them."]) from None
 
 
 def find(platform: Platform, name: str) -> "KubeJob":
@@ -151,7 +152,7 @@ class KubeJob(SubmittedJob):
         patch = json.dumps({"metadata": {"ownerReferences": [reference]}})
         try:
             _kubectl(self._namespace, "patch", *names, "--type=merge", f"--patch={patch}", "-o", "name", _ASK)
-        except ConfigError as error:
+        except PlatformError as error:
             told = (
                 f"{', '.join(names)} will stay when the job's other objects go: tfps cancel {self.handle} deletes them."
             )
@@ -161,7 +162,7 @@ class KubeJob(SubmittedJob):
         """Ask the cluster.
 
         Raises:
-            ConfigError: If it does not answer, or knows no such job.
+            PlatformError: If it does not answer, or knows no such job.
         """
         return self._look()[0]
 
@@ -176,7 +177,9 @@ class KubeJob(SubmittedJob):
         elif self._last:
             self._last = replace(self._last, state=CANCELLED, reason="deleted")
         else:
-            raise ConfigError(f"{self.handle}: the cluster knows no such job; kubectl get {self._platform.resource}.")
+            raise JobNotFoundError(
+                f"{self.handle}: the cluster knows no such job; kubectl get {self._platform.resource}."
+            )
         return self._last, running
 
     def _status(self, owners: list[Object], running: Mapping[Task, list[Object]]) -> Status:
@@ -198,7 +201,7 @@ class KubeJob(SubmittedJob):
             asked = _kubectl(
                 self._namespace, "get", "events", "--field-selector=reason=FailedCreate", "-o", "json", _ASK
             )
-        except ConfigError:  # not everyone may
+        except PlatformError:  # not everyone may
             return ""
         names = {one["metadata"]["name"] for one in owners}
         newest = max((str(pod["metadata"].get("creationTimestamp", "")) for pod in self._pods), default="")
@@ -218,7 +221,8 @@ class KubeJob(SubmittedJob):
         """Yield what the tasks, or only ``task``, have said; with ``follow``, until the job ends.
 
         Raises:
-            ConfigError: If the cluster does not answer, or knows no such job or task.
+            ConfigError: If the job has no such task.
+            PlatformError: If the cluster does not answer, or knows no such job, or the task has not started.
         """
         status, running = self._look()
         if task and task not in status.tasks:
@@ -227,7 +231,7 @@ class KubeJob(SubmittedJob):
             yield from pod_logs.follow(self._look, self._log, [task] if task else list(status.tasks))
             return
         if task and status.tasks[task].state == PENDING:
-            raise ConfigError(f"{task} has not started: {status.tasks[task].reason or 'it waits for its pod'}.")
+            raise PlatformError(f"{task} has not started: {status.tasks[task].reason or 'it waits for its pod'}.")
         for one in [task] if task else status.tasks:
             for pod in filter(pod_state.has_started, running.get(one, [])):
                 yield from (LogLine(one, text) for text in self._said(pod))
@@ -246,7 +250,7 @@ class KubeJob(SubmittedJob):
         What does not go keeps nothing else from going.
 
         Raises:
-            ConfigError: If the cluster does not answer, or knows no such job, or some of it does not go.
+            PlatformError: If the cluster does not answer, or knows no such job, or some of it does not go.
         """
         self.status()
         wait = ("--cascade=foreground", "--wait=true", f"--timeout={_END_SECS}s")
@@ -255,7 +259,7 @@ class KubeJob(SubmittedJob):
             problems += self._deleted(self._platform.resource, *wait, role=role)
         problems += self._deleted(_BESIDE, "--wait=false")
         if problems:
-            raise ConfigError(
+            raise PlatformError(
                 [*problems, f"{self.handle} is told to end, but not all of it has gone: cancel it again."]
             )
 
@@ -263,6 +267,6 @@ class KubeJob(SubmittedJob):
         """Delete objects; returns what went wrong."""
         try:
             self._ask("delete", what, "--ignore-not-found", *args, role=role)
-        except ConfigError as error:
+        except PlatformError as error:
             return error.problems
         return ()

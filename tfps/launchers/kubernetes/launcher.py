@@ -80,7 +80,8 @@ class KubernetesLauncher(Launcher[Plan]):
         """Create the objects of a job, all or none.
 
         Raises:
-            ConfigError: If kubectl is not installed, or the cluster refuses one of them.
+            ConfigError: If the job's name is taken.
+            PlatformError: If kubectl is not installed, or the cluster does not answer, or refuses one of them.
         """
         return kubectl.submit(self, plan)
 

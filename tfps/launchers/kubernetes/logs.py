@@ -32,7 +32,7 @@ def follow(look: _Look, log: _Command, tasks: Sequence[Task]) -> Iterator[LogLin
         tasks: Whose.
 
     Raises:
-        ConfigError: If the cluster does not answer.
+        PlatformError: If the cluster does not answer.
     """
     followed = sorted(tasks, key=lambda task: (task.index, task.job == "ps"))[:MOST]
     if len(followed) < len(tasks):

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
 from tfps.cluster.resolver import Task
-from tfps.errors import ConfigError
+from tfps.errors import ConfigError, JobNotFoundError, PlatformError
 from tfps.jobs.handle import (
     CANCELLED,
     FAILED,
@@ -50,7 +50,7 @@ class RayJob(SubmittedJob):
         """Ask for the job's state, and read its log for what became of its tasks.
 
         Raises:
-            ConfigError: If the cluster does not answer, or knows no such job.
+            PlatformError: If the cluster does not answer, or knows no such job.
         """
         info = self._info()
         reader = self._following
@@ -69,7 +69,8 @@ class RayJob(SubmittedJob):
         """Yield what the tasks have said; with ``follow``, until the job ends.
 
         Raises:
-            ConfigError: If the cluster does not answer, or knows no such job or task.
+            ConfigError: If the job has no such task.
+            PlatformError: If the cluster does not answer, or knows no such job.
         """
         reader = self._reader(self._info())
         if task is not None and task not in reader.tasks:
@@ -87,20 +88,22 @@ class RayJob(SubmittedJob):
         """Stop the job, and wait until its tasks have saved and ended.
 
         Raises:
-            ConfigError: If the cluster does not answer, knows no such job, or does not end it.
+            PlatformError: If the cluster does not answer, knows no such job, or does not end it.
         """
         self.stop()
         deadline = time.monotonic() + _CANCEL_SECS
         while not self._info().status.is_terminal():
             if time.monotonic() > deadline:
-                raise ConfigError(f"{self.handle} has not ended {_CANCEL_SECS:g} s after it was told to: ask Ray why.")
+                raise PlatformError(
+                    f"{self.handle} has not ended {_CANCEL_SECS:g} s after it was told to: ask Ray why."
+                )
             time.sleep(_ASK_EVERY_SECS)
 
     def stop(self) -> None:
         """Tell the job to stop.
 
         Raises:
-            ConfigError: If the cluster does not answer, or knows no such job.
+            PlatformError: If the cluster does not answer, or knows no such job.
         """
         with cluster.words():
             self._client.stop_job(self._id)
@@ -113,12 +116,12 @@ class RayJob(SubmittedJob):
         """Return a reader of the job's log.
 
         Raises:
-            ConfigError: If tfps did not submit the job.
+            JobNotFoundError: If tfps did not submit the job.
         """
         told = info.metadata or {}
         sizes = {"ps": told.get("num_ps", ""), "worker": told.get("num_workers", "")}
         if not all(size.isdigit() for size in sizes.values()):
-            raise ConfigError(f"{self.handle} is no job of tfps: ray job list shows which there are.")
+            raise JobNotFoundError(f"{self.handle} is no job of tfps: ray job list shows which there are.")
         return Reader(Task(job, index) for job, size in sizes.items() for index in range(int(size)))
 
     def _log(self) -> list[str]:
@@ -129,7 +132,7 @@ class RayJob(SubmittedJob):
         """Yield the lines of the log until the job ends, over as many connections as it takes.
 
         Raises:
-            ConfigError: If the cluster has not answered for a while.
+            PlatformError: If the cluster has not answered for a while.
         """
         seen, answered = 0, time.monotonic()
         while True:
@@ -142,7 +145,7 @@ class RayJob(SubmittedJob):
                 if self._info().status.is_terminal():
                     return
                 answered = time.monotonic()
-            except ConfigError:
+            except PlatformError:
                 if time.monotonic() - answered > _SILENT_SECS:
                     raise
             time.sleep(_ASK_EVERY_SECS)

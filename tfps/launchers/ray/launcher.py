@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tfps.config.job_config import show
-from tfps.errors import ConfigError
+from tfps.errors import ConfigError, PlatformError
 from tfps.jobs.handle import RunningJob, SubmittedJob
 from tfps.jobs.spec import RESOURCES, Job, Role
 from tfps.launchers.base import Launcher
@@ -73,8 +73,8 @@ class RayLauncher(Launcher[Plan]):
         """Submit the job.
 
         Raises:
-            ConfigError: If ray is not installed, the cluster does not answer, does not take the job or can never hold
-                it, or a job of this name runs there.
+            ConfigError: If the cluster can never hold the job, or a job of this name runs there.
+            PlatformError: If ray is not installed, or the cluster does not answer, or does not take the job.
         """
         bundles = {role.name: (role.replicas, _bundle(role)) for role in plan.job.roles}
         client = cluster.find(plan.job.config.address)
@@ -90,14 +90,15 @@ class RayLauncher(Launcher[Plan]):
         """Return a job by what is after ``ray:`` in its handle, ``ID`` or ``ID@host:port``.
 
         Raises:
-            ConfigError: If it is no handle's, ray is not installed, or there is no such cluster.
+            ConfigError: If it is no handle's.
+            PlatformError: If ray is not installed, or there is no such cluster.
         """
         name, at, address = job_id.partition("@")
         if not re.fullmatch(r"[\w.-]+", name) or _bad_address(address if at else None):
             raise ConfigError(f"ray:{show(job_id)} is no handle: tfps submit --to=ray prints it, ray:ID@host:port.")
         client = cluster.find(address or None)
         if client is None:
-            raise ConfigError(
+            raise PlatformError(
                 "no Ray runs on this machine: give the handle with the cluster's address, ray:ID@host:port."
             )
         return RayJob(client, name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfps.cluster.resolver import Task
-from tfps.errors import ConfigError
+from tfps.errors import ConfigError, JobNotFoundError, PlatformError
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, LogLine, Status, TaskStatus
 from tfps.launchers.common import client
 
@@ -141,19 +141,19 @@ def check_up() -> None:
     """Ask whether slurmctld answers: most of Slurm's commands try for long to reach it.
 
     Raises:
-        ConfigError: If it does not.
+        PlatformError: If it does not.
     """
     try:
         client.run_client(["scontrol", "ping"])
-    except ConfigError as error:
-        raise ConfigError([line for line in error.problems if not line.endswith("*")]) from None
+    except PlatformError as error:
+        raise PlatformError([line for line in error.problems if not line.endswith("*")]) from None
 
 
 def nodes(partition: str | None) -> Sequence[Node]:
     """Return the nodes of a partition, or of the default one; of one that shares CPUs among jobs, none.
 
     Raises:
-        ConfigError: If Slurm does not tell.
+        PlatformError: If Slurm does not tell.
     """
     which = [f"--partition={partition}"] if partition else []
     answer = client.run_client(["sinfo", "--noheader", "--Node", "--format=%c|%m|%G|%P|%h", *which])
@@ -171,11 +171,11 @@ def ask(job_id: str) -> Mapping[str, str] | None:
     """Return what Slurm knows of a job, or ``None`` if it has forgotten it, or never had it.
 
     Raises:
-        ConfigError: If Slurm does not answer.
+        PlatformError: If Slurm does not answer.
     """
     try:
         answer = client.run_client(["scontrol", "show", "job", "--oneliner", job_id])
-    except ConfigError as error:
+    except PlatformError as error:
         if "Invalid job id" not in str(error):
             raise
         return _accounted(job_id)
@@ -193,7 +193,7 @@ def _accounted(job_id: str) -> Mapping[str, str] | None:
     asked = ["--noheader", "--parsable2", "--allocations", f"--jobs={job_id}", "--format=State,ExitCode"]
     try:
         rows = client.run_client(["sacct", *asked]).splitlines()
-    except ConfigError:
+    except PlatformError:
         return None
     state, _, code = rows[0].partition("|") if rows else ("", "", "")
     return {"JobState": state.split()[0], "ExitCode": code} if state.strip() else None
@@ -203,7 +203,7 @@ def files_of(job_id: str) -> Files | None:
     """Return where a job's files are, from its script; ``None`` if Slurm has forgotten it.
 
     Raises:
-        ConfigError: If Slurm does not answer, or tfps has not written that script.
+        PlatformError: If Slurm does not answer, or tfps has not written that script.
     """
     script = client.run_client(["scontrol", "write", "batch_script", job_id, "-"])
     if not script:
@@ -216,21 +216,23 @@ def files_of(job_id: str) -> Files | None:
     return Files(next(words).partition("=")[2], {match[1]: int(match[2]), match[3]: int(match[4])})
 
 
-def foreign(job_id: str) -> ConfigError:
+def foreign(job_id: str) -> JobNotFoundError:
     """Return the error that a job is none of tfps's."""
-    return ConfigError(f"slurm:{job_id} is another program's job: tfps has not submitted it. squeue --me lists yours.")
+    return JobNotFoundError(
+        f"slurm:{job_id} is another program's job: tfps has not submitted it. squeue --me lists yours."
+    )
 
 
 def forgotten(job_id: str) -> Status:
     """Return what can be said of a job that Slurm does not know.
 
     Raises:
-        ConfigError: If there has never been such a job.
+        JobNotFoundError: If there has never been such a job.
     """
     config = client.run_client(["scontrol", "show", "config"])
     following = re.search(r"^NEXT_JOB_ID\s*=\s*(\d+)", config, re.MULTILINE)
     if following and int(job_id) >= int(following[1]):
-        raise ConfigError(f"slurm:{job_id}: Slurm has had no such job yet; its next is {following[1]}.")
+        raise JobNotFoundError(f"slurm:{job_id}: Slurm has had no such job yet; its next is {following[1]}.")
     kept = re.search(r"^MinJobAge\s*=\s*(.*)", config, re.MULTILINE)
     age = kept[1].strip() if kept else "a while"
     return Status(UNKNOWN, reason=f"Slurm forgets a job {age} after its end; see logs and summary.json in --model_dir")

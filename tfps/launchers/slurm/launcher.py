@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
-from tfps.errors import ConfigError
+from tfps.errors import ConfigError, JobNotFoundError, PlatformError
 from tfps.jobs.handle import PENDING, RUNNING, LogLine, Status, SubmittedJob
 from tfps.jobs.spec import RESOURCES, Job, Role
 from tfps.launchers.base import Launcher
@@ -149,8 +149,8 @@ class SlurmLauncher(Launcher[Plan]):
         """Submit a job.
 
         Raises:
-            ConfigError: If Slurm is not installed or not up, or refuses the job, or has no nodes that could ever run
-                it.
+            ConfigError: If Slurm has no nodes that could ever run the job.
+            PlatformError: If Slurm is not installed or not up, or refuses the job.
         """
         client.require_tool("sbatch", _INSTALL)
         slurm_job.check_up()
@@ -162,7 +162,8 @@ class SlurmLauncher(Launcher[Plan]):
         """Return the job of a handle.
 
         Raises:
-            ConfigError: If it is no job's id, or Slurm is not installed.
+            ConfigError: If it is no job's id.
+            PlatformError: If Slurm is not installed.
         """
         if not re.fullmatch("[1-9][0-9]{0,9}", job_id):
             raise ConfigError(f"slurm:{show(job_id)} is no handle: write slurm:JOBID, like slurm:4711.")
@@ -255,7 +256,7 @@ class SlurmJob(SubmittedJob):
         """Ask Slurm, and read in the logs how the tasks are.
 
         Raises:
-            ConfigError: If Slurm does not answer, or has never had such a job.
+            PlatformError: If Slurm does not answer, or has never had such a job.
         """
         slurm_job.check_up()
         known, files = slurm_job.ask(self._id), self._files
@@ -273,13 +274,14 @@ class SlurmJob(SubmittedJob):
         """Yield what the tasks have said, in all runs of a job that was requeued.
 
         Raises:
-            ConfigError: If Slurm does not answer, or has no such job, or the job no such task.
+            ConfigError: If the job has no such task.
+            PlatformError: If Slurm does not answer, or has no such job.
         """
         slurm_job.check_up()
         files = self._files
         if files is None:
             self._check_ours(slurm_job.ask(self._id), files)
-            raise ConfigError(f"{self.handle}: {slurm_job.forgotten(self._id).reason}.")
+            raise JobNotFoundError(f"{self.handle}: {slurm_job.forgotten(self._id).reason}.")
         readers = files.readers(self._id, task)
         asked, ended = -math.inf, not follow
         while not ended:
@@ -293,7 +295,7 @@ class SlurmJob(SubmittedJob):
         """Have the tasks save and end, then end the job; one that ends by itself, or waits, is just ended.
 
         Raises:
-            ConfigError: If Slurm does not answer, or has no such job.
+            PlatformError: If Slurm does not answer, or has no such job.
         """
         state = self.status().state
         if state == RUNNING:
@@ -304,7 +306,7 @@ class SlurmJob(SubmittedJob):
     def _ask_to_save(self) -> None:
         """Tell the script why, then the tasks; the script ends the job when they have ended."""
         for whom in (["--batch", "--signal=USR1"], ["--signal=TERM"]):
-            with contextlib.suppress(ConfigError):  # it may just have ended
+            with contextlib.suppress(PlatformError):  # it may just have ended
                 client.run_client(["scancel", *whom, self._id])
         until = time.monotonic() + _SAVE_SECS
         while self.status().state == RUNNING and time.monotonic() < until:

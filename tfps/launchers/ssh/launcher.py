@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tfps.cluster import resolver
 from tfps.cluster.resolver import Cluster, Task
-from tfps.errors import ConfigError
+from tfps.errors import ConfigError, PlatformError
 from tfps.jobs.handle import LogLine, RunningJob, SubmittedJob, TaskExited
 from tfps.jobs.spec import Job
 from tfps.launchers.base import Launcher
@@ -95,7 +95,7 @@ class HostsLauncher(Launcher[Plan]):
         """Start every task over ssh.
 
         Raises:
-            ConfigError: If ssh is not installed, or a host cannot be reached or has no tfps; no task is started then.
+            PlatformError: If ssh is not installed, or a host cannot be reached or has no tfps; no task is started then.
         """
         client.require_tool("ssh", "apt-get install openssh-client")
         _check_hosts(plan)
@@ -118,20 +118,24 @@ def _argv(job: Job, members: Cluster, task: Task) -> Sequence[str]:
 
 
 def _check_hosts(plan: Plan) -> None:
-    """Log in to every host, at the same time, and import tfps there; tells every problem of all of them."""
+    """Log in to every host, at the same time, and import tfps there.
+
+    Raises:
+        PlatformError: If that fails; holds every problem of all of them.
+    """
     script = f"cd {shlex.quote(plan.job.directory)} && {shlex.quote(plan.job.python)} -c 'import tfps'"
 
     def problems(host: str) -> Sequence[str]:
         try:
             client.run_client(_ssh(host, script))
-        except ConfigError as error:
+        except PlatformError as error:
             return [f"{host}: {problem}" for problem in error.problems[-2:]]
         return []
 
     with ThreadPoolExecutor(max_workers=32) as pool:
         found = [problem for told in pool.map(problems, dict.fromkeys(plan.hosts.values())) for problem in told]
     if found:
-        raise ConfigError(found)
+        raise PlatformError(found)
 
 
 class SshJob(RunningJob):

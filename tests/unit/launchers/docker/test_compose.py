@@ -119,8 +119,8 @@ def test_too_little_memory_is_refused_before_anything_is_sent() -> None:
 
 
 def test_without_docker_it_says_what_to_install() -> None:
-    """Without a client of Docker's: exit 2, on one line, without a traceback."""
+    """Without a client of Docker's: exit 69, on one line, without a traceback."""
     ended = run_tfps("submit", *SHIPPED, PATH="")
-    assert ended.returncode == 2
+    assert ended.returncode == 69
     assert ended.stderr.startswith("error: docker is not installed: ")
     assert ended.stderr.count("\n") == 1

@@ -78,12 +78,12 @@ def _without(modules: str, *args: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_dry_run_needs_neither_ray_nor_tensorflow() -> None:
-    """``--dry_run`` prints the plan where neither is installed; to send it, ray is asked for, with exit code 2."""
+    """``--dry_run`` prints the plan where neither is installed; to send it, ray is asked for, with exit code 69."""
     shown = _without("ray tensorflow", "submit", "--to=ray", "--name=demo", "--dry_run")
     assert shown.returncode == 0, shown.stderr
     assert "job_name: demo" in shown.stdout
     sent = _without("ray tensorflow", "submit", "--to=ray")
-    assert sent.returncode == 2
+    assert sent.returncode == 69
     assert sent.stderr == "error: ray is not installed: pip install 'tfps[ray]'.\n"
 
 
