@@ -3,14 +3,13 @@
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from tfps.cluster.resolver import Task
-from tfps.errors import ConfigError, JobNotFoundError, PlatformError
-from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, LogLine, Status, TaskStatus
+from tfps.errors import JobNotFoundError, PlatformError
+from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status
 from tfps.launchers.common import client
+from tfps.launchers.common.job_files import Files, Told, with_tasks
 
 _STATES = {  # Slurm's states; the others are failures
     "PENDING": PENDING,
@@ -28,7 +27,6 @@ _STATES = {  # Slurm's states; the others are failures
     "COMPLETED": SUCCEEDED,
     "CANCELLED": CANCELLED,
 }
-_TOLD = re.compile(r"(?:(ps|worker)/(\d+) (started|ended with (\d+)) on (.*)|(run|over with) (\d+))")
 
 
 @dataclass(frozen=True)
@@ -44,97 +42,6 @@ class Node:
         if memory_mb > self.memory_mb:
             return 0
         return min(self.cpus // cpus, self.gpus // gpus if gpus else self.cpus)  # not all sites count memory
-
-
-class Tail:
-    """Reads what is added to a file that may not be there yet."""
-
-    def __init__(self, path: Path, task: Task) -> None:
-        self._path, self._task = path, task
-        self._read = 0
-        self._rest = b""
-
-    def lines(self, whole: bool = False) -> Iterator[LogLine]:
-        """Yield the lines that have come; with ``whole``, also one without an end."""
-        if not self._path.is_file():
-            return
-        with open(self._path, "rb") as file:
-            file.seek(self._read)
-            new = file.read()
-        self._read += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        if whole and self._rest:
-            lines.append(self._rest)
-        yield from (LogLine(self._task, line.decode(errors="replace").rstrip("\r")) for line in lines)
-
-
-@dataclass(frozen=True)
-class Files:
-    """What a job writes: ``slurm-ID.out`` tells how the tasks are, ``slurm-ID-ROLE-K.out`` is what each says.
-
-    Attributes:
-        logs: The directory.
-        roles: How many tasks each role has, in the order of their ranks.
-    """
-
-    logs: str
-    roles: Mapping[str, int]
-
-    def tasks(self) -> Sequence[Task]:
-        """Return all tasks, the parameter servers first."""
-        return [Task(role, index) for role in sorted(self.roles) for index in range(self.roles[role])]
-
-    def readers(self, job_id: str, task: Task | None) -> Sequence[Tail]:
-        """Return a reader of each task's file, or of that of only one.
-
-        Raises:
-            ConfigError: If the job has no such task.
-        """
-        if task is not None and task not in self.tasks():
-            raise ConfigError(f"--task={task}: the job has only {', '.join(map(str, self.tasks()[:10]))}.")
-        chosen = self.tasks() if task is None else [task]
-        return [Tail(Path(self.logs, f"slurm-{job_id}-{t.job}-{t.index}.out"), t) for t in chosen]
-
-    def told(self, job_id: str) -> "Told":
-        """Return what the job has told of its tasks."""
-        told = Told({}, [], "", "")
-        path = Path(self.logs, f"slurm-{job_id}.out")
-        for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
-            told.take(line)
-        return told
-
-
-@dataclass
-class Told:
-    """What a job has told of its tasks: of each, its state, and the cause of the job's failure first."""
-
-    tasks: dict[Task, TaskStatus]
-    failed: list[Task]
-    over: str
-    error: str
-
-    def take(self, line: str) -> None:
-        """Take in a line."""
-        match = _TOLD.fullmatch(line)
-        if match and match[1]:
-            task = Task(match[1], int(match[2]))
-            before = self.tasks.get(task, TaskStatus(PENDING))
-            code = before.exit_code if match[4] is None else int(match[4])
-            state = RUNNING if match[4] is None else FAILED if code else SUCCEEDED
-            self.tasks[task] = TaskStatus(state, code, where=match[5])
-            self.failed += [task] if match[4] and code else []
-        elif match and match[6] == "run":
-            self.tasks = {task: TaskStatus(PENDING, known.exit_code) for task, known in self.tasks.items()}
-            self.failed, self.over, self.error = [], "", ""
-        elif match:
-            self.over = match[7]
-        elif "error:" in line:
-            self.error = self.error or line
-
-    def cause(self) -> list[Task]:
-        """Return the task that made the job fail, as a list: the first that cannot be helped, or that failed."""
-        final = [task for task in self.failed if (self.tasks[task].exit_code or 0) < 128]
-        return (final or self.failed)[:1]
 
 
 def check_up() -> None:
@@ -213,7 +120,7 @@ def files_of(job_id: str) -> Files | None:
         raise foreign(job_id)
     words = shlex.shlex(script[match.end() :], posix=True)
     words.whitespace_split, words.commenters = True, ""
-    return Files(next(words).partition("=")[2], {match[1]: int(match[2]), match[3]: int(match[4])})
+    return Files(next(words).partition("=")[2], {match[1]: int(match[2]), match[3]: int(match[4])}, "slurm")
 
 
 def foreign(job_id: str) -> JobNotFoundError:
@@ -246,10 +153,7 @@ def status(job_id: str, known: Mapping[str, str] | None, files: Files | None) ->
     slurm = known["JobState"]
     state = _STATES.get(slurm, FAILED) if slurm else UNKNOWN
     whole = Status(state, reason=_reason(slurm, known, told))
-    order = [*(told.cause() if whole.ended else []), *(files.tasks() if files else [])]
-    restarts = int(known.get("Restarts", 0))
-    tasks = {task: _task(whole, told.tasks.get(task), restarts) for task in dict.fromkeys(order)}
-    return Status(state, tasks, whole.reason)
+    return with_tasks(whole, told, files.tasks() if files else [], int(known.get("Restarts", 0)))
 
 
 def _reason(slurm: str, known: Mapping[str, str], told: Told) -> str:
@@ -262,16 +166,3 @@ def _reason(slurm: str, known: Mapping[str, str], told: Told) -> str:
     words += [f"exit code {code}"] if code != "0" else [f"signal {number}"] if number not in ("", "0") else []
     failed = _STATES.get(slurm, FAILED) == FAILED and told.error and not told.failed
     return ", ".join([*words, *([told.error] if failed else [])])
-
-
-def _task(job: Status, told: TaskStatus | None, restarts: int) -> TaskStatus:
-    """Return how a task is: what it has told, as far as the job's state lets it be so still."""
-    told = told or TaskStatus(PENDING)
-    state = told.state
-    if job.state == PENDING or (job.state == RUNNING and state == PENDING):
-        state = PENDING
-    elif job.state == UNKNOWN:
-        state = UNKNOWN if state in (PENDING, RUNNING) else state
-    elif job.ended and state != SUCCEEDED:
-        state = job.state
-    return TaskStatus(state, told.exit_code, restarts, told.where if job.state != PENDING else "")

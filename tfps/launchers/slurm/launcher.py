@@ -26,12 +26,11 @@ from tfps.jobs.handle import PENDING, RUNNING, LogLine, Status, SubmittedJob
 from tfps.jobs.spec import RESOURCES, Job, Role
 from tfps.launchers.base import Launcher
 from tfps.launchers.common import client
+from tfps.launchers.common.job_files import Files, follow_lines
 from tfps.launchers.slurm import job as slurm_job
-from tfps.launchers.slurm.job import Files
 
 _SAVE_SECS = 20.0  # a task ends within 10
 _POLL_SECS = 0.5
-_LATER_SECS = 2.0  # between two questions to slurmctld, which all its users share
 _INSTALL = "use a login node of the cluster (Debian: apt-get install slurm-client)"
 
 # Neighbouring jobs get ports apart for 16 tasks a node, all below those that Linux gives out by itself (32768).
@@ -143,7 +142,7 @@ class SlurmLauncher(Launcher[Plan]):
         if queue is not None and not re.fullmatch(r"[\w.+@,-]+", queue):
             raise ConfigError(f"--queue={show(queue)} is not the name of a partition: sinfo lists them.")
         model_dir = job.config.model_dir or str(Path(job.directory, "runs", job.name))
-        return Plan(job, Files(f"{model_dir}/logs", {role.name: role.replicas for role in _in_order(job)}))
+        return Plan(job, Files(f"{model_dir}/logs", {role.name: role.replicas for role in _in_order(job)}, self.name))
 
     def submit(self, plan: Plan) -> "SlurmJob":
         """Submit a job.
@@ -283,13 +282,7 @@ class SlurmJob(SubmittedJob):
             self._check_ours(slurm_job.ask(self._id), files)
             raise JobNotFoundError(f"{self.handle}: {slurm_job.forgotten(self._id).reason}.")
         readers = files.readers(self._id, task)
-        asked, ended = -math.inf, not follow
-        while not ended:
-            if time.monotonic() - asked > _LATER_SECS:
-                asked, ended = time.monotonic(), self.status().ended
-            yield from (line for reader in readers for line in reader.lines())
-            time.sleep(0 if ended else _POLL_SECS)
-        yield from (line for reader in readers for line in reader.lines(whole=True))
+        yield from follow_lines(readers, follow, lambda: self.status().ended)
 
     def cancel(self) -> None:
         """Have the tasks save and end, then end the job; one that ends by itself, or waits, is just ended.

@@ -17,8 +17,9 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN
 from tfps.jobs.spec import Job
+from tfps.launchers.common.job_files import Files
 from tfps.launchers.slurm import job as slurm_job
-from tfps.launchers.slurm.job import Files, Node
+from tfps.launchers.slurm.job import Node
 from tfps.launchers.slurm.launcher import Plan, SlurmLauncher
 
 SMALL = JobConfig(model="mnist", model_dir="/shared/m")
@@ -75,7 +76,7 @@ def test_the_script_tells_where_its_files_are(logs: str, tmp_path: Path) -> None
     expected = f"{logs}/logs" if logs else "/home/me/runs/mnist/logs"
     bin_dir = fake(tmp_path, "scontrol", f"cat <<'END'\n{script}\nEND\n")
     told = with_path(bin_dir, lambda: slurm_job.files_of("7"))
-    assert told == Files(expected, {"worker": 2, "ps": 2})
+    assert told == Files(expected, {"worker": 2, "ps": 2}, "slurm")
 
 
 def test_ports_of_neighbouring_jobs_are_apart() -> None:
@@ -93,7 +94,7 @@ def test_without_slurm_a_plan_is_printed_and_a_job_is_refused(tmp_path: Path) ->
     assert printed.returncode == 0
     assert printed.stdout.startswith("#!/bin/bash\n")
     refused = run_tfps("submit", "--to=slurm", cwd=tmp_path, PATH=str(tmp_path))
-    assert (refused.returncode, refused.stdout) == (2, "")
+    assert (refused.returncode, refused.stdout) == (69, "")
     assert refused.stderr.startswith("error: sbatch is not installed: use a login node")
     refused = run_tfps("status", "slurm:7", cwd=tmp_path, PATH=str(tmp_path))
     assert refused.stderr.startswith("error: scontrol is not installed: use a login node")
@@ -150,7 +151,7 @@ def test_status_is_slurms_word_and_the_jobs_own(
 ) -> None:
     """The job's state is Slurm's, or its script's where Slurm has forgotten it; each task's is what it told."""
     (tmp_path / "slurm-7.out").write_text(RUN + more)
-    told = slurm_job.status("7", known, Files(str(tmp_path), {"worker": 1, "ps": 1}))
+    told = slurm_job.status("7", known, Files(str(tmp_path), {"worker": 1, "ps": 1}, "slurm"))
     assert (told.state, told.reason) == (state, reason)
     if (known or {}).get("JobState") != "COMPLETED" and known is not None:
         task = told.tasks[Task("worker", 0)]
@@ -160,7 +161,7 @@ def test_status_is_slurms_word_and_the_jobs_own(
 def test_the_cause_of_a_failure_comes_first(tmp_path: Path) -> None:
     """Of tasks that failed, the first that cannot be helped; it is what the command that waits exits with."""
     (tmp_path / "slurm-7.out").write_text(RUN)
-    files = Files(str(tmp_path), {"ps": 1, "worker": 2})
+    files = Files(str(tmp_path), {"ps": 1, "worker": 2}, "slurm")
     assert next(iter(slurm_job.status("7", {"JobState": "FAILED"}, files).tasks)) == Task("ps", 0)
     (tmp_path / "slurm-7.out").write_text(RUN.replace("74", "170"))
     assert next(iter(slurm_job.status("7", {"JobState": "FAILED"}, files).tasks)) == Task("worker", 0)
