@@ -1,11 +1,11 @@
 """What a launcher gives back for a job, and what such a job tells: the same for every platform."""
 
 import abc
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tfps.cluster.resolver import Task
+from tfps.jobs.events import JobEvent, LogLine
 
 # TorchX's names. The last three are the end of a job.
 PENDING, RUNNING, UNKNOWN, SUCCEEDED, FAILED, CANCELLED = (
@@ -16,36 +16,6 @@ PENDING, RUNNING, UNKNOWN, SUCCEEDED, FAILED, CANCELLED = (
     "FAILED",
     "CANCELLED",
 )
-
-
-@dataclass(frozen=True)
-class LogLine:
-    """A line that a task said."""
-
-    task: Task
-    text: str
-
-
-@dataclass(frozen=True)
-class TaskExited:
-    """A task has ended for good; ``exit_code`` is negative for a signal."""
-
-    task: Task
-    exit_code: int
-
-
-@dataclass(frozen=True)
-class Note:
-    """What the launcher itself does now."""
-
-    text: str
-
-
-def how_it_ended(code: int) -> str:
-    """Return an exit code in words: ``SIGKILL`` of a negative one, ``exit code 170``."""
-    if code >= 0:
-        return f"exit code {code}"
-    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
 class RunningJob(abc.ABC):
@@ -64,8 +34,8 @@ class RunningJob(abc.ABC):
         """How often it has started each task again."""
 
     @abc.abstractmethod
-    def events(self) -> Iterator[LogLine | TaskExited | Note | None]:
-        """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
+    def events(self) -> Iterator[JobEvent | None]:
+        """Yield what happens, until all tasks have ended; ``None`` when nothing happened for a while."""
 
     @abc.abstractmethod
     def cancel(self) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from tfps.cluster.resolver import Task
 from tfps.errors import ClusterFormError, PeerLostError, PlatformError, StoppedError
-from tfps.jobs.handle import CANCELLED, PENDING, SUCCEEDED, LogLine, RunningJob, Status, SubmittedJob, TaskExited
+from tfps.jobs.events import JobEvent, LogLine, TaskExited, TaskRestarted
+from tfps.jobs.handle import CANCELLED, PENDING, SUCCEEDED, RunningJob, Status, SubmittedJob
 
 _ASK_EVERY_SECS = 1.0
 _SILENT_SECS = 60.0  # a platform that does not answer for so long is given up
@@ -33,7 +34,7 @@ class JobPoller(RunningJob):
         """How often the platform has started each task again."""
         return self._restarts
 
-    def events(self) -> Iterator[LogLine | TaskExited | None]:
+    def events(self) -> Iterator[JobEvent | None]:
         """Yield what the tasks say, and how they ended once the job has; ``None`` when nothing happened for a while.
 
         Raises:
@@ -78,11 +79,11 @@ class JobPoller(RunningJob):
             except queue.Empty:
                 return
 
-    def _restarted(self) -> Iterator[LogLine]:
+    def _restarted(self) -> Iterator[TaskRestarted]:
         for task, known in self._status.tasks.items():
             if known.restarts > self._restarts.get(task, 0):
-                code = "" if known.exit_code is None else f" after exit code {known.exit_code}"
-                yield LogLine(task, f"restarted{code}, the {known.restarts}. time")
+                reason = "" if known.exit_code is None else f"exit code {known.exit_code}"
+                yield TaskRestarted(task, reason, count=known.restarts)
                 self._restarts[task] = known.restarts
 
     def _waits(self) -> Iterator[LogLine]:

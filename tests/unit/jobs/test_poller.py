@@ -8,7 +8,8 @@ import pytest
 from tfps.cluster.resolver import Task
 from tfps.errors import PlatformError
 from tfps.jobs import poller
-from tfps.jobs.handle import LogLine, Status, TaskExited, TaskStatus
+from tfps.jobs.events import LogLine, TaskExited, TaskRestarted
+from tfps.jobs.handle import Status, TaskStatus
 from tfps.jobs.poller import JobPoller
 
 PS, CHIEF = Task("ps", 0), Task("worker", 0)
@@ -98,8 +99,8 @@ def test_restarts_are_told_once() -> None:
     again = Status("RUNNING", {PS: TaskStatus("RUNNING"), CHIEF: TaskStatus("RUNNING", 137, restarts=1)})
     done = ended("SUCCEEDED", TaskStatus("SUCCEEDED", 0), TaskStatus("SUCCEEDED", 0, restarts=1))
     events = happened(Scripted(RUNNING, again, again, done))
-    assert [event for event in events if isinstance(event, LogLine)] == [
-        LogLine(CHIEF, "restarted after exit code 137, the 1. time")
+    assert [event for event in events if not isinstance(event, TaskExited)] == [
+        TaskRestarted(CHIEF, "exit code 137", count=1)
     ]
 
 

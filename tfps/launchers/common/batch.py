@@ -18,7 +18,8 @@ from typing import ClassVar
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError, StoppedError
-from tfps.jobs.handle import CANCELLED, FAILED, SUCCEEDED, UNKNOWN, LogLine, Status, SubmittedJob
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import CANCELLED, FAILED, SUCCEEDED, UNKNOWN, Status, SubmittedJob
 from tfps.jobs.spec import Job
 from tfps.launchers.base import Launcher
 from tfps.launchers.common import client

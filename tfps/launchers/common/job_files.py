@@ -19,7 +19,8 @@ from pathlib import Path
 
 from tfps.cluster.resolver import Task
 from tfps.errors import ConfigError
-from tfps.jobs.handle import FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, LogLine, Status, TaskStatus
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, TaskStatus
 
 _POLL_SECS = 0.5
 _LATER_SECS = 2.0  # between two questions to a scheduler, which all its users share

@@ -12,18 +12,8 @@ from typing import Any
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError
-from tfps.jobs.handle import (
-    CANCELLED,
-    FAILED,
-    PENDING,
-    RUNNING,
-    SUCCEEDED,
-    UNKNOWN,
-    LogLine,
-    Status,
-    SubmittedJob,
-    TaskStatus,
-)
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, SubmittedJob, TaskStatus
 from tfps.launchers.common import client as command
 
 PROJECT = "com.docker.compose.project"  # the label that Compose gives to all that it makes of a file

@@ -12,7 +12,8 @@ from typing import Protocol
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError
-from tfps.jobs.handle import CANCELLED, PENDING, LogLine, Status, SubmittedJob, TaskStatus
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import CANCELLED, PENDING, Status, SubmittedJob, TaskStatus
 from tfps.launchers.common import client
 from tfps.launchers.common.yaml_writer import to_yaml
 from tfps.launchers.kubernetes import logs as pod_logs

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tfps.cluster.resolver import Task
-from tfps.jobs.handle import LogLine, Status
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import Status
 from tfps.launchers.kubernetes import status as pod_state
 from tfps.launchers.kubernetes.manifests import Object
 

@@ -32,7 +32,8 @@ from typing import ClassVar
 from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, PeerLostError, RetryableError, error_for_limits
-from tfps.jobs.handle import LogLine, Note, RunningJob, SubmittedJob, TaskExited, how_it_ended
+from tfps.jobs.events import JobEvent, LogLine, Note, TaskExited, TaskRestarted, TaskStalled, how_it_ended
+from tfps.jobs.handle import RunningJob, SubmittedJob
 from tfps.jobs.spec import Job
 from tfps.launchers.base import Launcher
 from tfps.launchers.local import task_process
@@ -151,7 +152,7 @@ class LocalJob(RunningJob):
         sign.close()
         return process, ours, life
 
-    def events(self, every_secs: float = 0.25) -> Iterator[LogLine | TaskExited | Note | None]:
+    def events(self, every_secs: float = 0.25) -> Iterator[JobEvent | None]:
         """Start every task; yield what they say and how they end, until all have.
 
         ``None`` when nothing happened for a while.
@@ -216,8 +217,8 @@ class LocalJob(RunningJob):
             self._selector.unregister(life)
             life.close()
 
-    def _silent(self) -> Iterator[LogLine]:
-        """Kill tasks that give no sign of life; yield a line for each."""
+    def _silent(self) -> Iterator[TaskStalled]:
+        """Kill tasks that give no sign of life; yield each."""
         now, before = time.monotonic(), self._looked
         self._looked = now
         if now - before > _SILENT_SECS / 2:  # it was this process that was stopped
@@ -227,7 +228,7 @@ class LocalJob(RunningJob):
             if used - self._last_sign.pop(task)[1] > _BUSY * _SILENT_SECS:
                 self._last_sign[task] = now, used
                 continue
-            yield LogLine(task, f"stalled: no sign of life for {_SILENT_SECS:.0f} s, killed")
+            yield TaskStalled(task, _SILENT_SECS)
             self._signal(signal.SIGKILL, task)
 
     def _cpu_secs(self, task: Task) -> float:
@@ -249,7 +250,7 @@ class LocalJob(RunningJob):
         if output.at_end:
             self._selector.unregister(output.connection)
 
-    def _ended(self, output: "_Output", process: ForkServerProcess, life: Connection) -> Iterator[LogLine | TaskExited]:
+    def _ended(self, output: "_Output", process: ForkServerProcess, life: Connection) -> Iterator[JobEvent]:
         """Yield a task's last words and its end; processes that it left behind end with it."""
         self._selector.unregister(process.sentinel)
         process.join()
@@ -271,24 +272,25 @@ class LocalJob(RunningJob):
             self._end_other_ps(output.task)
             yield from self._recalled(output.task)
 
-    def _replaced(self, task: Task, code: int, lost_with: Task | None) -> Iterator[LogLine | TaskExited]:
+    def _replaced(self, task: Task, code: int, lost_with: Task | None) -> Iterator[TaskRestarted | TaskExited]:
         """Let a task that has ended be started again, if that may help and it was not too often.
 
         One that ends with 0 and has not signed off is lost, too: something in it has ended the process.
         """
         if lost_with and not self._kill_at:
             self._restarts.recall(task)
-            yield LogLine(task, f"restarted after the loss of {lost_with}")
+            yield TaskRestarted(task, f"the loss of {lost_with}")
             return
         early = code == 0 and task not in self._signed_off
-        counted = None if self._kill_at else self._restarts.grant(task, RetryableError.exit_code if early else code)
-        told = f"{how_it_ended(code)}{' before it was done' if early else ''}"
-        if counted is not None:
-            yield LogLine(task, f"restarted after {told}{counted}")
-            return
-        if early:
-            yield LogLine(task, f"error: ended with {told}")
-        yield TaskExited(task, PeerLostError.exit_code if early else code)
+        grant = None if self._kill_at else self._restarts.grant(task, RetryableError.exit_code if early else code)
+        how = f"{how_it_ended(code)}{' before it was done' if early else ''}"
+        if grant is not None:
+            because = "as others were lost" if grant.used is None else ""
+            yield TaskRestarted(task, how, grant.used, grant.budget, because)
+        elif early:
+            yield TaskExited(task, PeerLostError.exit_code, f"ended with {how}")
+        else:
+            yield TaskExited(task, code)
 
     def _end_other_ps(self, lost: Task) -> None:
         """End the PS that live: else a worker would have to come back first, and find that one lacks its variables."""
@@ -296,7 +298,7 @@ class LocalJob(RunningJob):
             self._lost_with[task] = lost
             self._signal(signal.SIGKILL, task)
 
-    def _recalled(self, lost: Task) -> Iterator[LogLine]:
+    def _recalled(self, lost: Task) -> Iterator[TaskRestarted]:
         """Let workers that are done be started again: the job may begin anew from a checkpoint, and needs all.
 
         One that has signed off and has yet to end is, when it has.
@@ -306,7 +308,7 @@ class LocalJob(RunningJob):
                 self._lost_with[task] = lost
             elif self.status()[task] == 0 and task not in self._restarts:
                 self._restarts.recall(task)
-                yield LogLine(task, "restarted after exit code 0, with the PS that was lost")
+                yield TaskRestarted(task, how_it_ended(0), because="with the PS that was lost")
 
     @property
     def restarts(self) -> Mapping[Task, int]:

@@ -21,7 +21,7 @@ from types import FrameType
 from tfps.cluster.resolver import Cluster, Task, hosts_flags
 from tfps.config.job_config import JobConfig
 from tfps.errors import RetryableError, StoppedError, stopping_signals
-from tfps.jobs.handle import LogLine, TaskExited
+from tfps.jobs.events import LogLine, TaskExited, TaskRestarted, TaskStalled
 from tfps.launchers.local.launcher import LocalJob, Plan
 from tfps.launchers.local.restart_policy import Alone
 from tfps.report import LOGS, temporary_directory
@@ -69,10 +69,12 @@ class Supervisor:
     def _see_through(self, job: LocalJob) -> int:
         code = -signal.SIGTERM  # it has not begun
         for event in job.events():
-            if isinstance(event, LogLine):
+            if isinstance(event, (LogLine, TaskRestarted, TaskStalled)):
                 self._pass_on(event.text)
             elif isinstance(event, TaskExited):
                 code = event.exit_code
+                if event.error:
+                    self._pass_on(f"error: {event.error}")
         if self.told and code == -signal.SIGTERM:  # it had not come to listen
             return StoppedError.exit_code
         return code if code >= 0 else 128 - code

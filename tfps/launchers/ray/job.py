@@ -9,17 +9,16 @@ from typing import Any
 
 from tfps.cluster.resolver import Task
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError
+from tfps.jobs.events import JobEvent, LogLine
 from tfps.jobs.handle import (
     CANCELLED,
     FAILED,
     PENDING,
     RUNNING,
     SUCCEEDED,
-    LogLine,
     RunningJob,
     Status,
     SubmittedJob,
-    TaskExited,
     TaskStatus,
 )
 from tfps.jobs.poller import JobPoller
@@ -209,7 +208,7 @@ class OwnCluster(RunningJob):
         """How often each task was started again."""
         return self._watch.restarts
 
-    def events(self) -> Iterator[LogLine | TaskExited | None]:
+    def events(self) -> Iterator[JobEvent | None]:
         """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
         try:
             yield from self._watch.events()

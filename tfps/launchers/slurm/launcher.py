@@ -22,7 +22,8 @@ from typing import ClassVar
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError
-from tfps.jobs.handle import PENDING, RUNNING, LogLine, Status, SubmittedJob
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import PENDING, RUNNING, Status, SubmittedJob
 from tfps.jobs.spec import RESOURCES, Job, Role
 from tfps.launchers.base import Launcher
 from tfps.launchers.common import client

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from tfps.cluster import resolver
 from tfps.cluster.resolver import Cluster, Task
 from tfps.errors import ConfigError, PlatformError
-from tfps.jobs.handle import LogLine, RunningJob, SubmittedJob, TaskExited
+from tfps.jobs.events import LogLine, TaskExited
+from tfps.jobs.handle import RunningJob, SubmittedJob
 from tfps.jobs.spec import Job
 from tfps.launchers.base import Launcher
 from tfps.launchers.common import client

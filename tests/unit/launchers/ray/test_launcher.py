@@ -12,7 +12,8 @@ from support.processes import NASTY, environment, golden, run_tfps
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
-from tfps.jobs.handle import FAILED, PENDING, RUNNING, LogLine, TaskStatus
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import FAILED, PENDING, RUNNING, TaskStatus
 from tfps.jobs.spec import Job
 from tfps.launchers.ray import cluster
 from tfps.launchers.ray.launcher import Plan, RayLauncher
