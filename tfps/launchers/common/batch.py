@@ -215,6 +215,7 @@ class BatchJob(SubmittedJob):
 
     def __init__(self, launcher: BatchLauncher, job_id: str, files: Files) -> None:
         self._launcher, self._id, self._files = launcher, job_id, files
+        self._was_known = False  # to the scheduler
 
     @property
     def handle(self) -> str:
@@ -228,8 +229,11 @@ class BatchJob(SubmittedJob):
             PlatformError: If the scheduler does not answer.
         """
         whole, told = self._ask(), self._files.told(self._id)
+        self._was_known = self._was_known or whole is not None
         if whole is None:
             whole = _by_files(told)
+            if whole.state == UNKNOWN and self._was_known:  # it does not come back
+                whole = Status(FAILED, reason="the scheduler has ended it, and its files do not tell how")
         elif whole.state == FAILED and (told.cancelled or told.over == str(StoppedError.exit_code)):
             whole = Status(CANCELLED, reason=whole.reason)
         return with_tasks(whole, told, self._files.tasks(), told.runs)

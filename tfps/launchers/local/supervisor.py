@@ -3,7 +3,7 @@
 ``tfps run --max_restarts=N`` is this: a small process that starts the task in another one, and again when it is lost or
 ends with a code from 128 up. A platform takes long for that: it makes a new container, imports TensorFlow anew, and
 waits for minutes before it tries again. Here a task is forked from a process that has imported TensorFlow, as
-``launchers.local.launcher`` does it, which also kills a task that gives no sign of life.
+``launchers.local.job`` does it, which also kills a task that gives no sign of life.
 
 What the task says is passed on as it is. SIGTERM, SIGINT and SIGHUP are the task's: it saves, and is not started again.
 """
@@ -22,7 +22,7 @@ from tfps.cluster.resolver import Cluster, Task, hosts_flags
 from tfps.config.job_config import JobConfig
 from tfps.errors import RetryableError, StoppedError, stopping_signals
 from tfps.jobs.events import LogLine, TaskExited, TaskRestarted, TaskStalled
-from tfps.launchers.local.launcher import LocalJob, Plan
+from tfps.launchers.local.job import LocalJob, Plan
 from tfps.launchers.local.restart_policy import Alone
 from tfps.report import LOGS, temporary_directory
 

@@ -1,16 +1,22 @@
 """What Slurm knows of its nodes and of a job, and what the job's own files tell: Slurm has no word on each task."""
 
+import contextlib
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tfps.cluster.resolver import Task
 from tfps.errors import JobNotFoundError, PlatformError
-from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, SubmittedJob
 from tfps.launchers.common import client
-from tfps.launchers.common.job_files import Files, Told, with_tasks
+from tfps.launchers.common.job_files import Files, Told, follow_lines, with_tasks
 
+_SAVE_SECS = 20.0  # a task ends within 10
+_POLL_SECS = 0.5
 _STATES = {  # Slurm's states; the others are failures
     "PENDING": PENDING,
     "CONFIGURING": PENDING,
@@ -166,3 +172,77 @@ def _reason(slurm: str, known: Mapping[str, str], told: Told) -> str:
     words += [f"exit code {code}"] if code != "0" else [f"signal {number}"] if number not in ("", "0") else []
     failed = _STATES.get(slurm, FAILED) == FAILED and told.error and not told.failed
     return ", ".join([*words, *([told.error] if failed else [])])
+
+
+class SlurmJob(SubmittedJob):
+    """A job that Slurm holds."""
+
+    def __init__(self, job_id: str, files: Files | None = None) -> None:
+        self._id = job_id
+        self._known = files
+
+    @property
+    def handle(self) -> str:
+        """What ``tfps status`` takes."""
+        return f"slurm:{self._id}"
+
+    @property
+    def _files(self) -> Files | None:
+        """Where the job's files are, read from its script as long as Slurm keeps that."""
+        if self._known is None:
+            self._known = files_of(self._id)
+        return self._known
+
+    def status(self) -> Status:
+        """Ask Slurm, and read in the logs how the tasks are.
+
+        Raises:
+            PlatformError: If Slurm does not answer, or has never had such a job.
+        """
+        check_up()
+        known, files = ask(self._id), self._files
+        if known is None and files is None:
+            return forgotten(self._id)
+        self._check_ours(known, files)
+        return status(self._id, known, files)
+
+    def _check_ours(self, known: Mapping[str, str] | None, files: Files | None) -> None:
+        """Refuse a job that slurmctld has, but no script of it: salloc or srun made it."""
+        if files is None and known is not None and "JobId" in known:
+            raise foreign(self._id)
+
+    def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
+        """Yield what the tasks have said, in all runs of a job that was requeued.
+
+        Raises:
+            ConfigError: If the job has no such task.
+            PlatformError: If Slurm does not answer, or has no such job.
+        """
+        check_up()
+        files = self._files
+        if files is None:
+            self._check_ours(ask(self._id), files)
+            raise JobNotFoundError(f"{self.handle}: {forgotten(self._id).reason}.")
+        readers = files.readers(self._id, task)
+        yield from follow_lines(readers, follow, lambda: self.status().ended)
+
+    def cancel(self) -> None:
+        """Have the tasks save and end, then end the job; one that ends by itself, or waits, is just ended.
+
+        Raises:
+            PlatformError: If Slurm does not answer, or has no such job.
+        """
+        state = self.status().state
+        if state == RUNNING:
+            self._ask_to_save()
+        if state in (PENDING, RUNNING) and self.status().state in (PENDING, RUNNING):
+            client.run_client(["scancel", self._id])
+
+    def _ask_to_save(self) -> None:
+        """Tell the script why, then the tasks; the script ends the job when they have ended."""
+        for whom in (["--batch", "--signal=USR1"], ["--signal=TERM"]):
+            with contextlib.suppress(PlatformError):  # it may just have ended
+                client.run_client(["scancel", *whom, self._id])
+        until = time.monotonic() + _SAVE_SECS
+        while self.status().state == RUNNING and time.monotonic() < until:
+            time.sleep(_POLL_SECS)

@@ -8,30 +8,24 @@ Memory is asked for per CPU, as ``--mem`` is of a node, on which several tasks m
 themselves: ``srun --output`` has no pattern that tells a role, and gives ``%`` a meaning.
 """
 
-import contextlib
 import math
 import os
 import re
 import shlex
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
-from tfps.errors import ConfigError, JobNotFoundError, PlatformError
-from tfps.jobs.events import LogLine
-from tfps.jobs.handle import PENDING, RUNNING, Status, SubmittedJob
+from tfps.errors import ConfigError
 from tfps.jobs.spec import RESOURCES, Job, Role
 from tfps.launchers.base import Launcher
 from tfps.launchers.common import client
-from tfps.launchers.common.job_files import Files, follow_lines
+from tfps.launchers.common.job_files import Files
 from tfps.launchers.slurm import job as slurm_job
+from tfps.launchers.slurm.job import SlurmJob
 
-_SAVE_SECS = 20.0  # a task ends within 10
-_POLL_SECS = 0.5
 _INSTALL = "use a login node of the cluster (Debian: apt-get install slurm-client)"
 
 # Neighbouring jobs get ports apart for 16 tasks a node, all below those that Linux gives out by itself (32768).
@@ -145,7 +139,7 @@ class SlurmLauncher(Launcher[Plan]):
         model_dir = job.config.model_dir or str(Path(job.directory, "runs", job.name))
         return Plan(job, Files(f"{model_dir}/logs", {role.name: role.replicas for role in _in_order(job)}, self.name))
 
-    def submit(self, plan: Plan) -> "SlurmJob":
+    def submit(self, plan: Plan) -> SlurmJob:
         """Submit a job.
 
         Raises:
@@ -158,7 +152,7 @@ class SlurmLauncher(Launcher[Plan]):
         answer = client.run_client(["sbatch", "--parsable"], str(plan))
         return SlurmJob(answer.strip().partition(";")[0], plan.files)
 
-    def find(self, job_id: str) -> "SlurmJob":
+    def find(self, job_id: str) -> SlurmJob:
         """Return the job of a handle.
 
         Raises:
@@ -231,77 +225,3 @@ def _check_room(job: Job) -> None:
             problems.append(f"{role.name}: {where} has room for {room} of {role.replicas} tasks of {asked}: see sinfo.")
     if problems:
         raise ConfigError(problems)
-
-
-class SlurmJob(SubmittedJob):
-    """A job that Slurm holds."""
-
-    def __init__(self, job_id: str, files: Files | None = None) -> None:
-        self._id = job_id
-        self._known = files
-
-    @property
-    def handle(self) -> str:
-        """What ``tfps status`` takes."""
-        return f"slurm:{self._id}"
-
-    @property
-    def _files(self) -> Files | None:
-        """Where the job's files are, read from its script as long as Slurm keeps that."""
-        if self._known is None:
-            self._known = slurm_job.files_of(self._id)
-        return self._known
-
-    def status(self) -> Status:
-        """Ask Slurm, and read in the logs how the tasks are.
-
-        Raises:
-            PlatformError: If Slurm does not answer, or has never had such a job.
-        """
-        slurm_job.check_up()
-        known, files = slurm_job.ask(self._id), self._files
-        if known is None and files is None:
-            return slurm_job.forgotten(self._id)
-        self._check_ours(known, files)
-        return slurm_job.status(self._id, known, files)
-
-    def _check_ours(self, known: Mapping[str, str] | None, files: Files | None) -> None:
-        """Refuse a job that slurmctld has, but no script of it: salloc or srun made it."""
-        if files is None and known is not None and "JobId" in known:
-            raise slurm_job.foreign(self._id)
-
-    def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
-        """Yield what the tasks have said, in all runs of a job that was requeued.
-
-        Raises:
-            ConfigError: If the job has no such task.
-            PlatformError: If Slurm does not answer, or has no such job.
-        """
-        slurm_job.check_up()
-        files = self._files
-        if files is None:
-            self._check_ours(slurm_job.ask(self._id), files)
-            raise JobNotFoundError(f"{self.handle}: {slurm_job.forgotten(self._id).reason}.")
-        readers = files.readers(self._id, task)
-        yield from follow_lines(readers, follow, lambda: self.status().ended)
-
-    def cancel(self) -> None:
-        """Have the tasks save and end, then end the job; one that ends by itself, or waits, is just ended.
-
-        Raises:
-            PlatformError: If Slurm does not answer, or has no such job.
-        """
-        state = self.status().state
-        if state == RUNNING:
-            self._ask_to_save()
-        if state in (PENDING, RUNNING) and self.status().state in (PENDING, RUNNING):
-            client.run_client(["scancel", self._id])
-
-    def _ask_to_save(self) -> None:
-        """Tell the script why, then the tasks; the script ends the job when they have ended."""
-        for whom in (["--batch", "--signal=USR1"], ["--signal=TERM"]):
-            with contextlib.suppress(PlatformError):  # it may just have ended
-                client.run_client(["scancel", *whom, self._id])
-        until = time.monotonic() + _SAVE_SECS
-        while self.status().state == RUNNING and time.monotonic() < until:
-            time.sleep(_POLL_SECS)
