@@ -104,7 +104,7 @@ def test_the_command_line_takes_what_is_installed(site: Path) -> None:
     ],
 )
 def test_what_is_no_launcher_names_its_distribution(site: Path, point: str, told: str) -> None:
-    """An entry point that cannot be used is told with the distribution that offers it; its name is a choice still."""
+    """The error of a bad entry point names the distribution that offers it; its name is a choice still."""
     install(site, "tfps-bad", point)
     name = point.partition(" ")[0]
     assert name in LauncherNames()

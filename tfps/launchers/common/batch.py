@@ -27,7 +27,7 @@ from tfps.launchers.common.batch_driver import Spec
 from tfps.launchers.common.job_files import Files, Told, follow_lines, with_tasks
 from tfps.report import LOGS, make_dir
 
-_CANCEL_SECS = 60.0  # schedulers leave a job that is told to end some time, often 10 s
+_CANCEL_SECS = 60.0  # schedulers leave a job some time to end, often 10 s
 _POLL_SECS = 0.5
 
 

@@ -35,7 +35,7 @@ _ME = "tfps.launchers.common.batch_driver"
 
 @dataclass(frozen=True)
 class Spec:
-    """What the driver is told: all but the job's id and its hosts, which the scheduler picks.
+    """A job as the driver needs it: all but its id and its hosts, which the scheduler picks.
 
     Attributes:
         prefix: What the files' names begin with: the launcher's name.

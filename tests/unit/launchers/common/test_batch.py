@@ -66,7 +66,7 @@ def ended(job: BatchJob) -> Status:
 
 @both
 def test_a_job_runs_to_its_end(launcher: BatchLauncher, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each task is told the cluster and who it is; its lines, exit code and host are known by the handle alone."""
+    """Each task gets the cluster and its own place in it; the handle alone finds its lines, exit code and host."""
     monkeypatch.setenv("TASK", "exit 0")
     job = submitted(launcher, directory, name_of(NASTY))
     name, _, job_id = job.handle.partition(":")
@@ -93,7 +93,7 @@ def test_a_job_runs_to_its_end(launcher: BatchLauncher, directory: Path, monkeyp
 def test_the_first_task_that_fails_ends_the_job(
     launcher: BatchLauncher, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are told to end; the job's exit code is the cause's, which comes first."""
+    """The driver ends the others; the job's exit code is the cause's, which comes first."""
     others = "trap 'exit 143' TERM; while :; do sleep 0.1; done"
     monkeypatch.setenv("TASK", f'[ "$me" = " worker 1" ] && exit 66; {others}')
     status = ended(submitted(launcher, directory))
@@ -159,7 +159,7 @@ def test_a_job_that_is_forgotten_is_known_by_its_files(
 
 @both
 def test_handles(launcher: BatchLauncher, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handle has the job's directory; one that has not is refused, and one of a job that is not there is told."""
+    """A handle has the job's directory: without one it is bad, and where no job's files are, no job is found."""
     for id_ in ("", "1", "1@", "1@relative", "@/x", "$(id)@/x", "-1@/x"):
         with pytest.raises(ConfigError, match=r"is no handle: write (pbs|lsf):ID@DIRECTORY"):
             launcher.find(id_)

@@ -214,7 +214,7 @@ def test_a_dry_run_needs_no_kubectl(platform: str) -> None:
     printed = run_tfps(*argv, "--dry_run", PATH="/nowhere")
     assert (printed.returncode, printed.stderr, printed.stdout) == (0, "", f"{plan_of(platform, SMALL)}\n")
     refused = run_tfps(*argv, PATH="/nowhere")
-    assert (refused.returncode, refused.stdout) == (2, "")
+    assert (refused.returncode, refused.stdout) == (69, "")
     assert refused.stderr.startswith("error: kubectl is not installed: install it")
 
 
