@@ -8,6 +8,9 @@
     ├── DataError               65   training data missing or damaged
     ├── CheckpointError         65   no usable checkpoint
     ├── DivergedError           66   the loss became NaN or Inf
+    ├── PlatformError           69   a platform does not answer, or refuses; holds its own words
+    │   ├── ClientMissingError  69   the platform's own program or package is not installed
+    │   └── JobNotFoundError    69   the platform knows no such job, or none of tfps
     ├── StorageError            74   model_dir cannot be written
     └── RetryableError         128+  the same command, started again, may succeed
         ├── StoppedError       143   told to stop (SIGTERM, SIGINT, SIGHUP); state is saved
@@ -65,6 +68,27 @@ class DivergedError(TfpsError):
     """The loss is NaN or Inf."""
 
     exit_code = 66
+
+
+class PlatformError(TfpsError):
+    """A platform that jobs are submitted to does not answer, or refuses. Holds its words, one plain line each.
+
+    ``sysexits.h`` calls the exit code EX_UNAVAILABLE. The command line may be right: the same one may work later.
+    """
+
+    exit_code = 69
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class ClientMissingError(PlatformError):
+    """The program or the package that a platform is asked with is not installed on this machine."""
+
+
+class JobNotFoundError(PlatformError):
+    """The platform knows no job of this handle, or tfps has not submitted it."""
 
 
 class StorageError(TfpsError):

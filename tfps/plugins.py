@@ -1,78 +1,100 @@
-"""Tables of names: the classes of tfps by name, and those that other packages add through entry points.
+"""Tables of names: the classes of tfps by name, and those that other distributions offer through entry points.
 
-A class is imported when it is used: the command line checks names without importing what they stand for.
+A class is imported when it is used: the command line checks names without importing what they stand for. What other
+distributions offer is read when a name is not a built-in one, or when a class is loaded.
 """
 
 import importlib
-from collections.abc import Collection, Iterator, Mapping
-from importlib import metadata
-from typing import Any, Generic, TypeVar, cast
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tfps.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _T = TypeVar("_T")
 
 
 class Registry(Collection[str], Generic[_T]):
-    """Classes of one kind by name. Iterating gives the names: the built-in ones, then those of other packages.
+    """Classes of one kind by name. Iterating gives the names: the built-in ones, then those of other distributions.
 
     Args:
-        base: The class that they all derive from.
-        flag: The flag whose value is the name, for messages.
+        base: The class that they derive from; each has its name as ``name``, and is made without arguments.
+        kind: What they are, for messages.
+        flag: The flag whose value is a name, for messages.
         builtin: By name, ``module:Class``.
-        group: The group of entry points in which other packages declare theirs.
+        group: The group of entry points in which other distributions offer theirs.
 
-    Example:
-        >>> MODES = Registry(Mode, "mode", {"sync": "tfps.modes.synchronous:SyncMode"}, "tfps.modes")
-        >>> MODES.load("sync").is_blocking
-        True
+    Example::
+
+        MODES = Registry(Mode, "mode", "mode", {"sync": "tfps.modes.synchronous:SyncMode"}, "tfps.modes")
+        MODES.load("sync").is_blocking
     """
 
-    def __init__(self, base: type[Any], flag: str, builtin: Mapping[str, str], group: str) -> None:
-        self._base, self._flag, self.builtin, self._group = base, flag, builtin, group
-        self._loaded: dict[str, _T] = {}
+    def __init__(self, base: type[Any], kind: str, flag: str, builtin: Mapping[str, str], group: str) -> None:
+        self.base, self.builtin, self.group = base, builtin, group
+        self._kind, self._flag = kind, flag
 
     def __contains__(self, name: object) -> bool:
-        return name in self.builtin or name in self._added()
+        return name in self.builtin or any(point.name == name for point in self._offered())
 
     def __iter__(self) -> Iterator[str]:
         yield from self.builtin
-        yield from sorted(self._added())
+        yield from sorted({point.name for point in self._offered()} - set(self.builtin))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
-    def _added(self) -> Mapping[str, metadata.EntryPoint]:
-        """Return the entry points of other packages; a built-in name keeps its meaning."""
-        found = metadata.entry_points(group=self._group)
-        return {entry.name: entry for entry in found if entry.name not in self.builtin}
-
     def load(self, name: str) -> _T:
-        """Return the one instance of a class, which takes no arguments.
+        """Return a new instance of the class with a name that is in the table.
 
         Raises:
-            ConfigError: If there is no such name, or what another package gives for it is no such class.
+            ConfigError: If a distribution offers it that cannot be imported, or is no such class, or more than one
+                offers it; names the distribution.
         """
-        if name not in self._loaded:
-            self._loaded[name] = self._new(name)
-        return self._loaded[name]
-
-    def _new(self, name: str) -> _T:
-        if path := self.builtin.get(name):
-            module, _, attribute = path.partition(":")
-            return cast(_T, getattr(importlib.import_module(module), attribute)())
-        entry = self._added().get(name)
-        if entry is None:
+        offered = [point for point in self._offered() if point.name == name]
+        if len(offered) + (name in self.builtin) > 1:
+            others = ", ".join(map(_origin, offered))
+            whose = f"tfps itself and {others} offer" if name in self.builtin else f"{others} offer"
+            fix = "uninstall one, or rename it"
+            raise ConfigError(f"--{self._flag}={name}: {whose} a {self._kind} of this name: {fix}.")
+        if not offered and name not in self.builtin:
             raise ConfigError(f"--{self._flag}={name} is not one of {', '.join(self)}.")
-        source = f"--{self._flag}={name}: {entry.value}, which the package {_package(entry)} declares,"
+        found = self._load_offered(offered[0]) if offered else self._load_builtin(name)
+        return found()
+
+    def _offered(self) -> Sequence["EntryPoint"]:
+        from importlib import metadata  # noqa: PLC0415  most commands have no use for it
+
+        return list(metadata.entry_points(group=self.group))
+
+    def _load_builtin(self, name: str) -> type[_T]:
+        module, _, attribute = self.builtin[name].partition(":")
+        found: type[_T] = getattr(importlib.import_module(module), attribute)
+        return found
+
+    def _load_offered(self, point: "EntryPoint") -> type[_T]:
+        """Import the class of an entry point, and check it."""
+        source = f"the {self._kind} {point.name} of {_origin(point)}, {point.value},"
         try:
-            made: _T = entry.load()()
-        except Exception as error:
-            raise ConfigError(f"{source} cannot be loaded: {type(error).__name__}: {error}") from None
-        if not isinstance(made, self._base):
-            raise ConfigError(f"{source} is not a {self._base.__module__}.{self._base.__qualname__}.")
-        return made
+            found: Any = point.load()
+        except Exception as error:  # a module may raise anything as it is imported
+            fix = "repair that distribution, or uninstall it"
+            raise ConfigError(f"{source} cannot be imported: {type(error).__name__}: {error}: {fix}.") from error
+        if not (isinstance(found, type) and issubclass(found, self.base)):
+            base = f"{self.base.__module__}.{self.base.__qualname__}"
+            raise ConfigError(f"{source} is no subclass of {base}: {found!r}.")
+        if inspect.isabstract(found):
+            missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
+            raise ConfigError(f"{source} lacks {missing}.")
+        if getattr(found, "name", None) != point.name:
+            told = getattr(found, "name", None)
+            raise ConfigError(f"{source} has another name, {told!r}: handles and summaries have that.")
+        return found
 
 
-def _package(entry: metadata.EntryPoint) -> str:
-    return entry.dist.name if entry.dist else "?"
+def _origin(point: "EntryPoint") -> str:
+    """Return the distribution that offers an entry point."""
+    return f"the distribution {point.dist.name} {point.dist.version}" if point.dist else "a distribution without a name"

@@ -23,7 +23,7 @@ from tfps.optimizers.registry import OPTIMIZERS
 _BASE = ("tfps.errors", "tfps.config")
 _OUTSIDE = (*_BASE, "tfps.report", "tfps.cluster")  # what is known of a job outside its tasks
 _CONTENT = ("tfps.models", "tfps.optimizers", "tfps.data")  # what a job trains
-_PLATFORM = (*_OUTSIDE, "tfps.models.loader", "tfps.jobs", "tfps.launchers.common")
+_PLATFORM = (*_OUTSIDE, "tfps.models.loader", "tfps.jobs", "tfps.launchers.base", "tfps.launchers.common")
 _TASK = (*_OUTSIDE, *_CONTENT, "tfps.modes", "tfps.tf_types", "tfps.runtime.process")
 _TASKS = (*_TASK, "tfps.runtime.graph", "tfps.runtime.checkpoint", "tfps.runtime.coordination")
 ALLOWED: Mapping[str, tuple[str, ...]] = {
@@ -39,7 +39,9 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.modes": (*_BASE, "tfps.cluster", "tfps.plugins", "tfps.tf_types"),
     "tfps.jobs": _OUTSIDE,
     "tfps.launchers": (),
-    "tfps.launchers.common": (*_OUTSIDE, "tfps.models.loader", "tfps.jobs"),
+    "tfps.launchers.base": ("tfps.jobs",),
+    "tfps.launchers.registry": ("tfps.plugins", "tfps.launchers.base"),
+    "tfps.launchers.common": (*_OUTSIDE, "tfps.models.loader", "tfps.jobs", "tfps.launchers.base"),
     "tfps.launchers.docker": _PLATFORM,
     "tfps.launchers.kubernetes": _PLATFORM,
     "tfps.launchers.local": _PLATFORM,
@@ -63,6 +65,7 @@ NO_TENSORFLOW = (
     *("tfps.cluster", "tfps.jobs", "tfps.launchers"),
 )
 
+_LAUNCHER_MODULES = [place.partition(":")[0] for place in LAUNCHERS.builtin.values()]
 # What runs as TensorFlow: the only modules that import it as they are imported.
 _MODELS = (*loader.BUILTIN.values(), "tfps.optimizers.adagrad", "tfps.optimizers.lazy_adam")
 _MODES = tuple(f"tfps.modes.{name}" for name in ("accumulators", "async_step", "atomic_update", "moments", "sync_step"))
@@ -153,7 +156,7 @@ def test_tensorflow_is_imported_late() -> None:
 
 def test_the_command_line_and_the_launchers_do_not_load_tensorflow() -> None:
     """In a fresh interpreter, importing the package, the command line and the launchers leaves TensorFlow alone."""
-    names = ["tfps", "tfps.cli.main", "tfps.cli.tables", *LAUNCHERS.values(), "tfps.jobs.follow", "tfps.jobs.display"]
+    names = ["tfps", "tfps.cli.main", "tfps.cli.tables", *_LAUNCHER_MODULES, "tfps.jobs.follow", "tfps.jobs.display"]
     code = f"import sys, {', '.join(names)}; print(sorted(n for n in sys.modules if n.startswith('tensorflow')))"
     ended = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
     assert ended.stdout == "[]\n"
@@ -170,12 +173,8 @@ def test_the_choices_of_the_command_line_are_the_tables() -> None:
 
 def test_the_tables_name_what_exists() -> None:
     """Every module and function that a table or a list names as text is there."""
-    named = {
-        *(path.partition(":")[0] for path in MODES.builtin.values()),
-        *loader.BUILTIN.values(),
-        *LAUNCHERS.values(),
-        *task_process.PRELOAD,
-    }
+    places = (*MODES.builtin.values(), *LAUNCHERS.builtin.values())
+    named = {*(path.partition(":")[0] for path in places), *loader.BUILTIN.values(), *task_process.PRELOAD}
     functions = [check.split(":") for check in loader.DATA_CHECKS.values()]
     assert named | {module for module, _ in functions} <= set(modules())
     for module, function in functions:

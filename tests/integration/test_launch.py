@@ -28,7 +28,7 @@ from support.processes import (
 
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import JobConfig
-from tfps.launchers.local import launcher
+from tfps.launchers.local.job import LocalJob, Plan
 
 
 def test_a_mistake_in_the_users_model_shows_the_users_line_once(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_too_few_open_files_are_told(tmp_path: Path) -> None:
 def test_a_worker_that_signs_off_as_a_ps_is_lost_comes_back_when_it_has_ended() -> None:
     """It is done and yet to end its process: nobody would miss it before its start timed out for the others."""
     tasks = [Task("ps", 0), Task("ps", 1), Task("worker", 0), Task("worker", 1)]
-    job = launcher.LocalJob(launcher.Plan(JobConfig(num_ps=2, num_workers=2), dict.fromkeys(tasks, ())))
+    job = LocalJob(Plan(JobConfig(num_ps=2, num_workers=2), dict.fromkeys(tasks, ())))
     ended = {Task("worker", 0): 0, Task("worker", 1): None}
     job._processes |= {task: mock.Mock(exitcode=code) for task, code in ended.items()}
     job._signed_off |= set(ended)

@@ -129,7 +129,7 @@ def test_half_a_job_is_taken_back(platform: str, cluster: Cluster) -> None:
     other = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "theirs"}}
     cluster.create("v1", "services", "team", other)
     cluster.refused[KINDS[platform][-1]] = "admission webhook denied the request: no quota"
-    told = submit(platform, code=2)
+    told = submit(platform, code=69)
     assert told.startswith("error: kubectl create: Error from server (Forbidden): ")
     assert "no quota" in told
     assert [found["metadata"]["name"] for found in cluster.objects.values()] == ["theirs"]
@@ -142,7 +142,7 @@ def test_what_was_there_before_a_job_is_never_deleted(cluster: Cluster) -> None:
     cluster.create("v1", "services", "team", other)
     assert 'services "mnist" already exists' in submit("kubernetes", code=2)
     assert list(cluster.objects.values()) == [other]
-    assert "knows no such job" in tfps("cancel", "kubernetes:mnist", code=2)
+    assert "knows no such job" in tfps("cancel", "kubernetes:mnist", code=69)
     assert list(cluster.objects.values()) == [other]
 
 
@@ -150,17 +150,17 @@ def test_what_was_there_before_a_job_is_never_deleted(cluster: Cluster) -> None:
 def test_a_missing_operator_is_said_in_kubectls_words(platform: str, cluster: Cluster) -> None:
     """Without the platform's resource in the cluster, kubectl says so, and nothing is left of the job."""
     cluster.missing.add(GROUPS[platform])
-    said = submit(platform, code=2)  # the second, where it has known the resource a moment ago
+    said = submit(platform, code=69)  # the second, where it has known the resource a moment ago
     assert "no matches for kind" in said or "could not find the requested resource" in said
     assert cluster.objects == {}
-    assert "the server doesn't have a resource type" in tfps("status", f"{platform}:mnist", code=2)
+    assert "the server doesn't have a resource type" in tfps("status", f"{platform}:mnist", code=69)
 
 
 def test_a_cluster_that_is_down_is_said_in_kubectls_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When nobody answers, every command passes on why, on one plain line, with exit code 2."""
+    """When nobody answers, every command passes on why, on one plain line, with exit code 69."""
     with held_ports(1) as [port]:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, port)))
-        for told in (submit("kubernetes", code=2), *(tfps(verb, "tfjob:mnist", code=2) for verb in VERBS)):
+        for told in (submit("kubernetes", code=69), *(tfps(verb, "tfjob:mnist", code=69) for verb in VERBS)):
             assert re.fullmatch("error: kubectl (create|get [a-z.,]+): .*refused.*\n", told)
 
 
@@ -290,7 +290,7 @@ def test_cancel_tries_everything(
     monkeypatch.setattr(kubectl, "_END_SECS", 2)
     submit(platform)
     cluster.stuck.add(stuck)
-    told = tfps("cancel", f"{platform}:mnist", code=2)
+    told = tfps("cancel", f"{platform}:mnist", code=69)
     assert "timed out" in told
     assert f"{platform}:mnist is told to end, but not all of it has gone: cancel it again." in told
     assert [(found["kind"], found["metadata"]["name"]) for found in cluster.objects.values()] == [stuck]
@@ -298,16 +298,18 @@ def test_cancel_tries_everything(
 
 
 def test_an_unknown_job_is_an_error(cluster: Cluster) -> None:
-    """A job that is not there is an error of every command, with exit code 2."""
+    """A job that is not there is an error of every command, with exit code 69."""
     for verb in VERBS:
-        assert "knows no such job" in tfps(verb, "kubernetes:team/nobody", code=2)
+        assert "knows no such job" in tfps(verb, "kubernetes:team/nobody", code=69)
 
 
 @every_platform
 def test_logs_are_each_tasks_own(platform: str, cluster: Cluster) -> None:
     """Logs of all tasks have each line after its task's name; those of one have them bare; a waiting one says why."""
     submit(platform)
-    assert "worker/0 has not started: ContainerCreating" in tfps("logs", f"{platform}:mnist", "--task=worker:0", code=2)
+    assert "worker/0 has not started: ContainerCreating" in tfps(
+        "logs", f"{platform}:mnist", "--task=worker:0", code=69
+    )
     for pod in cluster.pods.values():
         pod.run()
         pod.say(f"I am {pod.name[:14]}")

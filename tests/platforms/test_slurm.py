@@ -223,23 +223,23 @@ def test_what_no_node_has_is_refused(engine: Slurm, tmp_path: Path, flags: tuple
 
 
 def test_a_slurm_that_is_down_says_so(engine: Slurm, tmp_path: Path) -> None:
-    """Without slurmctld every command ends with 2 and Slurm's own words, at once."""
+    """Without slurmctld every command ends with 69 and Slurm's own words, at once."""
     down = tmp_path / "slurm.conf"
     down.write_text(re.sub("SlurmctldPort=.*", "SlurmctldPort=1", engine.conf.read_text()))
     for argv in (("submit", "--to=slurm"), ("status", "slurm:1"), ("logs", "slurm:1"), ("cancel", "slurm:1")):
         told = run_tfps(*argv, SLURM_CONF=str(down))
-        assert (told.returncode, told.stdout) == (2, "")
+        assert (told.returncode, told.stdout) == (69, "")
         assert re.fullmatch(r"error: scontrol ping: Slurmctld\(primary\) at \S+ is DOWN\n", told.stderr), told.stderr
 
 
 def test_a_job_that_there_is_not_is_refused(engine: Slurm) -> None:
     """Status of a job that Slurm has never had is an error; of another program's job, too."""
     told = run_tfps("status", "slurm:999999", **conf(engine))
-    assert told.returncode == 2
+    assert told.returncode == 69
     assert "Slurm has had no such job yet" in told.stderr
     other = engine.ask("sbatch", "--parsable", "--output=/dev/null", "--wrap=true").strip()
     told = run_tfps("cancel", f"slurm:{other}", **conf(engine))
-    assert told.returncode == 2
+    assert told.returncode == 69
     assert "is another program's job" in told.stderr
 
 
@@ -250,7 +250,7 @@ def test_a_job_without_a_script_is_not_taken_for_ones_own(engine: Slurm) -> None
     try:
         for verb in ("status", "logs", "cancel"):
             told = run_tfps(verb, f"slurm:{theirs}", **conf(engine))
-            assert (told.returncode, told.stdout) == (2, "")
+            assert (told.returncode, told.stdout) == (69, "")
             assert f"slurm:{theirs} is another program's job" in told.stderr
         assert engine.field(theirs, "JobState") == "RUNNING"
     finally:

@@ -103,11 +103,11 @@ def test_values_arrive_as_given(ssh: dict[str, str], hosts: list[str], tmp_path:
 
 
 def test_a_host_that_cannot_be_reached_is_told_before_anything_starts(ssh: dict[str, str], tmp_path: Path) -> None:
-    """One of three hosts refuses: its name and ssh's own words, exit 2, and no task was started on the others."""
+    """One of three hosts refuses: its name and ssh's own words, exit 69, and no task was started on the others."""
     hosts = ["--ps_hosts=127.0.0.1:1025", "--worker_hosts=127.0.0.2:1025,127.0.0.9:1025"]
     began = time.monotonic()
     ended = run_tfps("submit", "--to=hosts", "--ssh", *hosts, f"--model_dir={tmp_path / 'm'}", cwd=tmp_path, **ssh)
-    assert ended.returncode == 2
+    assert ended.returncode == 69
     assert "error: 127.0.0.9: ssh: " in ended.stderr
     assert "Connection refused" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -120,5 +120,5 @@ def test_no_ssh(tmp_path: Path) -> None:
     """Without ssh the command says what to install."""
     hosts = ["--ps_hosts=127.0.0.1:1025", "--worker_hosts=127.0.0.2:1025"]
     ended = run_tfps("submit", "--to=hosts", "--ssh", *hosts, cwd=tmp_path, PATH=str(tmp_path))
-    assert ended.returncode == 2
+    assert ended.returncode == 69
     assert ended.stderr == "error: ssh is not installed: apt-get install openssh-client.\n"

@@ -1,7 +1,6 @@
 """What the tests of the Kubernetes platforms share: two jobs, their plans, and what is in them."""
 
 import dataclasses
-import importlib
 from typing import Any
 
 import yaml
@@ -9,6 +8,7 @@ from support.processes import ECHO, NASTY
 
 from tfps.config.job_config import JobConfig
 from tfps.jobs.spec import Job
+from tfps.launchers.base import Plan
 from tfps.launchers.registry import LAUNCHERS
 
 Object = dict[str, Any]
@@ -43,9 +43,9 @@ def changed(job: Job, source: str | None = None, **changes: Any) -> Job:
     return dataclasses.replace(job, config=job.config.replace(**changes), model_source=source)
 
 
-def plan_of(platform: str, job: Job) -> Any:
+def plan_of(platform: str, job: Job) -> Plan:
     """Return a platform's plan of a job."""
-    return importlib.import_module(LAUNCHERS[platform]).plan(job)
+    return LAUNCHERS.load(platform).plan(job)
 
 
 def objects_of(platform: str, job: Job) -> list[Object]:

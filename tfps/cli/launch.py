@@ -11,6 +11,7 @@ from tfps.cli.validation import ProblemCollector, check_model
 from tfps.cluster import ports
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, StoppedError, StorageError
+from tfps.jobs.spec import Job
 from tfps.report import LOGS, SUMMARY, final_lines, make_dir, plural, read_json, remove, write_json
 from tfps.runtime import task
 from tfps.runtime.checkpoint import ownership
@@ -39,7 +40,7 @@ def _launch(argv: Sequence[str]) -> int:
 
 def _follow(job: JobConfig, began: float) -> int:
     from tfps.jobs import display, follow  # noqa: PLC0415  other verbs have no use for it
-    from tfps.launchers.local import launcher  # noqa: PLC0415  other verbs have no use for it
+    from tfps.launchers.local.launcher import LocalLauncher  # noqa: PLC0415  other verbs have no use for it
 
     directory = Path(job.model_dir or ".")
     ownership.check(job.model_dir, force=job.force)
@@ -48,7 +49,8 @@ def _follow(job: JobConfig, began: float) -> int:
     workers = plural(job.num_workers or 2, "worker")
     print(f"{job.model}: {job.num_ps} ps, {workers}, {job.mode}; model_dir {job.model_dir}", flush=True)
     with ports.held_ports((job.num_ps or 1) + (job.num_workers or 2)) as held:
-        plan = launcher.plan(job, held)
+        launcher = LocalLauncher(held)
+        plan = launcher.plan(Job(directory.name, job))
         shown = display.job_view(job, plan.commands, began)
         outcome = follow.follow(launcher.submit(plan), shown)
     keep = _is_kept_for(directory, [f"127.0.0.1:{port}" for port in held])

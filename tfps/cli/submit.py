@@ -1,20 +1,20 @@
 """``tfps submit``: hand a job to a platform."""
 
-import importlib
 import re
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tfps.cli.command import JOB, Command, working_directory
-from tfps.cli.validation import ProblemCollector
+from tfps.cli.validation import CHOICES, ProblemCollector
 from tfps.cli.watch import run_to_completion, wait_for
 from tfps.config import job_config
 from tfps.config.job_config import JobConfig
 from tfps.errors import DataError
+from tfps.jobs.handle import RunningJob
 from tfps.jobs.spec import Job
+from tfps.launchers.base import Launcher, Plan
 from tfps.launchers.registry import LAUNCHERS
 from tfps.models import loader
 
@@ -27,39 +27,40 @@ def _submit(argv: Sequence[str]) -> int:
     problems = ProblemCollector()
     asked = problems.read(COMMAND.flags, argv)
     if asked.to is None:
-        problems.add(f"--to is missing: say where the job runs, one of {', '.join(LAUNCHERS)}.")
+        problems.add(f"--to is missing: say where the job runs, one of {', '.join(CHOICES['to'])}.")
     problems.settle()
-    launcher = importlib.import_module(LAUNCHERS[asked.to or ""])
+    launcher = LAUNCHERS.load(asked.to or "")
     job = _job(asked, launcher, problems)
     plan = problems.of(launcher.plan, job)
     problems.settle()
+    assert plan is not None  # else there was a problem
     if missing := loader.beside(Path(asked.model)) if job.model_source else []:
         print(f"warning: {asked.model} goes into the containers alone: {_BESIDE.format(missing[0])}", file=sys.stderr)
-    if asked.dry_run or not launcher.sends(job):
+    if asked.dry_run or plan.is_printed_only:
         print(plan)
         return 0
     return _send(launcher, plan, job)
 
 
-def _send(launcher: Any, plan: Any, job: Job) -> int:
+def _send(launcher: Launcher[Plan], plan: Plan, job: Job) -> int:
     began = time.monotonic()
     submitted = launcher.submit(plan)
-    if hasattr(submitted, "events"):  # no platform holds it: it lasts as long as this command
+    if isinstance(submitted, RunningJob):  # no platform holds it: it lasts as long as this command
         return run_to_completion(submitted, job, began)
-    for warning in getattr(submitted, "warnings", ()):
+    for warning in submitted.warnings:
         print(warning, file=sys.stderr)
     print(submitted.handle, flush=True)
     return wait_for(submitted, job, began) if job.config.wait else 0
 
 
-def _job(asked: JobConfig, launcher: Any, problems: ProblemCollector) -> Job:
+def _job(asked: JobConfig, launcher: Launcher[Plan], problems: ProblemCollector) -> Job:
     """Return the job, looked at as far as this machine can tell."""
     for flag in job_config.fields_of(_PLATFORM):
-        if getattr(asked, flag) != job_config.FIELDS[flag].default and flag not in (*_EVERYWHERE, *launcher.FLAGS):
+        if getattr(asked, flag) != job_config.FIELDS[flag].default and flag not in (*_EVERYWHERE, *launcher.options):
             problems.add(f"--{flag} means nothing with --to={asked.to}: leave it out.")
     name, directory = asked.name or _name(asked.model), working_directory()
     is_file = asked.model.endswith(".py")
-    if "volumes" in launcher.FLAGS:
+    if not launcher.shares_files:
         if is_file or asked.model in loader.BUILTIN:  # a dotted module may be in the image alone
             problems.of(loader.check, asked.model)
         source = Path(asked.model).read_text(encoding="utf-8") if is_file and Path(asked.model).is_file() else None

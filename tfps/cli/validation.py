@@ -5,7 +5,7 @@ from typing import Any, TextIO, TypeVar
 
 from tfps.config import job_config
 from tfps.config.job_config import JobConfig
-from tfps.errors import ConfigError, DataError, StoppedError, TfpsError
+from tfps.errors import ConfigError, DataError, PlatformError, StoppedError, TfpsError
 from tfps.launchers.registry import LAUNCHERS
 from tfps.models import loader
 from tfps.modes.registry import MODES, mode_of
@@ -14,7 +14,7 @@ from tfps.optimizers.registry import OPTIMIZERS
 _T = TypeVar("_T")
 
 CHOICES: Mapping[str, Collection[str]] = {
-    "to": tuple(LAUNCHERS),
+    "to": LAUNCHERS,
     "mode": MODES,
     "optimizer": tuple(OPTIMIZERS),
     "ps_strategy": ("greedy", "round_robin"),
@@ -25,7 +25,7 @@ CHOICES: Mapping[str, Collection[str]] = {
 
 def lines_of(error: TfpsError) -> Sequence[str]:
     """Return an error's problems, one plain line each."""
-    return error.problems if isinstance(error, ConfigError) else [str(error)]
+    return error.problems if isinstance(error, (ConfigError, PlatformError)) else [str(error)]
 
 
 def print_error(error: TfpsError, stream: TextIO) -> int:

@@ -3,7 +3,6 @@
 Works on nothing but what tasks say and how they end, so it serves every launcher.
 """
 
-import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import JobConfig
+from tfps.jobs.events import TaskExited, TaskRestarted, TaskStalled
 from tfps.jobs.output import Output
 from tfps.report import count, duration, format_progress, parse_progress, state_of
 
@@ -101,7 +101,8 @@ class JobView:
         self.doing, view = "", self.tasks[task]
         progress = parse_progress(line)
         if progress is None:
-            self._note_loss(task, line)
+            if state_of(line) == "training":
+                self._back(task)
             self._state(task, line)
             return
         self._back(task, *(away for away in self._away if away.job == "ps"))  # without which it could not train
@@ -110,20 +111,27 @@ class JobView:
         if self.first_step_secs is None and "loss" in progress:
             self.first_step_secs = time.monotonic() - self.began
 
-    def _note_loss(self, task: Task, line: str) -> None:
-        """Take the time while some task is away: from its end until it trains, or serves, again."""
-        state = state_of(line)
-        if silent := re.match(r"stalled: no sign of life for (\d+) s", line):
-            self._lost(task, float(silent[1]))
-        elif state == "restarted":
-            self._lost(task)
-            reason = re.match(r"restarted after (.+?)( \(|, |$)", line)
-            stalled = ["no sign of life"] if self.tasks[task].state == "stalled" else []
-            self.tasks[task].restarted_after += stalled or ([reason[1]] if reason else [])
-        elif state == "training":
-            self._back(task)
+    def stalled(self, event: TaskStalled) -> None:
+        """Take in that a task stood still, for which time it was as good as lost."""
+        self.doing = ""
+        self._lost(event.task, event.secs)
+        self.tasks[event.task].state = "stalled"
+
+    def restarted(self, event: TaskRestarted) -> None:
+        """Take in that a task is started again, of which the process before has said all that it will."""
+        self.doing, view = "", self.tasks[event.task]
+        self._lost(event.task)
+        reason = "no sign of life" if view.state == "stalled" else event.reason
+        view.restarted_after += [reason] if reason else []
+        view.state, view.error = "restarted", ""
+
+    def failed(self, event: TaskExited) -> None:
+        """Take in why a task has failed, where it could not say so itself."""
+        view = self.tasks[event.task]
+        view.state, view.error = "error", f"{view.error}\n{event.error}" if view.error else event.error
 
     def _lost(self, task: Task, secs_ago: float = 0.0) -> None:
+        """Take the time while some task is away: from its end until it trains, or serves, again."""
         if not self._away:
             self._away_since = time.monotonic() - secs_ago
         self._away.add(task)
@@ -142,7 +150,7 @@ class JobView:
         view = self.tasks[task]
         state = state_of(line)
         view.state = state or view.state
-        if state == "restarted":
+        if state == "restarted":  # where each task has a supervisor, that one says so
             view.error, view.values, view.loss_step = "", {}, 0  # those of the process before
         if self.is_of_error(task, line):
             told = line.removeprefix("error: ")

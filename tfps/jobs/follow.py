@@ -13,7 +13,8 @@ from tfps.cluster.resolver import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, PeerLostError, StoppedError, stopping_signals
 from tfps.jobs.display import JobView, Plain, Terminal, screen
-from tfps.jobs.handle import LogLine, Note, RunningJob, TaskExited, how_it_ended
+from tfps.jobs.events import LogLine, Note, TaskExited, TaskRestarted, TaskStalled, how_it_ended
+from tfps.jobs.handle import RunningJob
 from tfps.report import LOGS, SCHEMA_VERSION, SUMMARY, read_json, utc
 
 _SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one: Ctrl-C may come from the shell and a person
@@ -54,6 +55,8 @@ def follow(job: RunningJob, view: JobView) -> Outcome:
                 shown.note(event.text)
             elif isinstance(event, LogLine):
                 _take_line(event, view, shown, errors)
+            elif isinstance(event, (TaskRestarted, TaskStalled)):
+                _take_loss(event, view, shown, errors)
             elif isinstance(event, TaskExited):
                 _take_end(event, job, view, outcome, errors)
             errors.show_old()
@@ -113,8 +116,20 @@ def _take_line(event: LogLine, view: JobView, shown: Plain | Terminal, errors: _
     shown.line(event.task, event.text)
 
 
+def _take_loss(event: TaskRestarted | TaskStalled, view: JobView, shown: Plain | Terminal, errors: _Errors) -> None:
+    errors.show(event.task)
+    if isinstance(event, TaskRestarted):
+        view.restarted(event)
+    else:
+        view.stalled(event)
+    shown.line(event.task, event.text)
+
+
 def _take_end(event: TaskExited, job: RunningJob, view: JobView, outcome: Outcome, errors: _Errors) -> None:
     outcome.exit_codes[event.task] = event.exit_code
+    if event.error:
+        view.failed(event)
+        errors.hold(event.task, f"error: {event.error}")
     if event.task.is_chief:
         outcome.of_chief = _of_chief(view.config.model_dir)  # another job may have the directory in the end
     if event.exit_code and not outcome.exit_code:

@@ -1,11 +1,11 @@
 """What a launcher gives back for a job, and what such a job tells: the same for every platform."""
 
-import signal
-from collections.abc import Iterator, Mapping
+import abc
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from tfps.cluster.resolver import Task
+from tfps.jobs.events import JobEvent, LogLine
 
 # TorchX's names. The last three are the end of a job.
 PENDING, RUNNING, UNKNOWN, SUCCEEDED, FAILED, CANCELLED = (
@@ -18,49 +18,30 @@ PENDING, RUNNING, UNKNOWN, SUCCEEDED, FAILED, CANCELLED = (
 )
 
 
-@dataclass(frozen=True)
-class LogLine:
-    """A line that a task said."""
+class RunningJob(abc.ABC):
+    """A job that this process sees through to its end.
 
-    task: Task
-    text: str
+    Example::
 
-
-@dataclass(frozen=True)
-class TaskExited:
-    """A task has ended for good; ``exit_code`` is negative for a signal."""
-
-    task: Task
-    exit_code: int
-
-
-@dataclass(frozen=True)
-class Note:
-    """What the launcher itself does now."""
-
-    text: str
-
-
-def how_it_ended(code: int) -> str:
-    """Return an exit code in words: ``SIGKILL`` of a negative one, ``exit code 170``."""
-    if code >= 0:
-        return f"exit code {code}"
-    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-
-
-class RunningJob(Protocol):
-    """A job that this process sees through to its end."""
+        for event in job.events():
+            if isinstance(event, LogLine):
+                print(event.task, event.text)
+    """
 
     @property
+    @abc.abstractmethod
     def restarts(self) -> Mapping[Task, int]:
         """How often it has started each task again."""
 
-    def events(self) -> Iterator[LogLine | TaskExited | Note | None]:
-        """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
+    @abc.abstractmethod
+    def events(self) -> Iterator[JobEvent | None]:
+        """Yield what happens, until all tasks have ended; ``None`` when nothing happened for a while."""
 
+    @abc.abstractmethod
     def cancel(self) -> None:
         """Ask every task to save and end."""
 
+    @abc.abstractmethod
     def kill(self) -> None:
         """End every task at once."""
 
@@ -98,30 +79,47 @@ class Status:
         return self.state in (SUCCEEDED, FAILED, CANCELLED)
 
 
-class SubmittedJob(Protocol):
-    """A job on a platform; what is known of it is asked of the platform, so any process can hold its handle."""
+class SubmittedJob(abc.ABC):
+    """A job on a platform; what is known of it is asked of the platform, so any process can hold its handle.
+
+    Attributes:
+        warnings: What the platform warned of when this process submitted the job.
+
+    Example::
+
+        job = launcher.find("4711")
+        while not job.status().ended:
+            time.sleep(1.0)
+    """
+
+    warnings: Sequence[str] = ()
 
     @property
+    @abc.abstractmethod
     def handle(self) -> str:
         """``PLATFORM:ID``, what ``tfps status`` takes."""
 
+    @abc.abstractmethod
     def status(self) -> Status:
         """Ask the platform.
 
         Raises:
-            ConfigError: If it does not answer, or knows no such job.
+            PlatformError: If it does not answer, or knows no such job.
         """
 
+    @abc.abstractmethod
     def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
         """Yield what the tasks, or only ``task``, have said; with ``follow``, until the job ends.
 
         Raises:
-            ConfigError: If the platform does not answer, or knows no such job or task.
+            ConfigError: If the job has no such task.
+            PlatformError: If the platform does not answer, or knows no such job.
         """
 
+    @abc.abstractmethod
     def cancel(self) -> None:
         """End the job, its tasks having the time to save; nothing of it stays on the platform but what it wrote.
 
         Raises:
-            ConfigError: If the platform does not answer, or knows no such job.
+            PlatformError: If the platform does not answer, or knows no such job.
         """

@@ -4,18 +4,19 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tfps.cluster.resolver import Task
-from tfps.errors import ClusterFormError, ConfigError, PeerLostError, StoppedError
-from tfps.jobs.handle import CANCELLED, PENDING, SUCCEEDED, LogLine, Status, SubmittedJob, TaskExited
+from tfps.errors import ClusterFormError, PeerLostError, PlatformError, StoppedError
+from tfps.jobs.events import JobEvent, LogLine, TaskExited, TaskRestarted
+from tfps.jobs.handle import CANCELLED, PENDING, SUCCEEDED, RunningJob, Status, SubmittedJob
 
 _ASK_EVERY_SECS = 1.0
 _SILENT_SECS = 60.0  # a platform that does not answer for so long is given up
 _LAST_LINES_SECS = 10.0  # logs may come a little after the end
 
 
-class JobPoller:
+class JobPoller(RunningJob):
     """A submitted job as ``follow`` takes it. To cancel it is to stop watching: the job goes on."""
 
     def __init__(self, job: SubmittedJob) -> None:
@@ -26,13 +27,18 @@ class JobPoller:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._status = Status("UNKNOWN")
         self._answered = time.monotonic()
-        self.restarts: dict[Task, int] = {}
+        self._restarts: dict[Task, int] = {}
 
-    def events(self) -> Iterator[LogLine | TaskExited | None]:
+    @property
+    def restarts(self) -> Mapping[Task, int]:
+        """How often the platform has started each task again."""
+        return self._restarts
+
+    def events(self) -> Iterator[JobEvent | None]:
         """Yield what the tasks say, and how they ended once the job has; ``None`` when nothing happened for a while.
 
         Raises:
-            ConfigError: If the platform has not answered for a minute.
+            PlatformError: If the platform has not answered for a minute.
         """
         self._reader.start()
         while not self.left and not self._ask().ended:
@@ -51,13 +57,15 @@ class JobPoller:
         """Stop watching, unless the job has ended: then its end is told."""
         self.left = self.left or not self._status.ended
 
-    kill = cancel
+    def kill(self) -> None:
+        """Stop watching, as ``cancel`` does."""
+        self.cancel()
 
     def _ask(self) -> Status:
         try:
             self._status = self._job.status()
             self._answered = time.monotonic()
-        except ConfigError:
+        except PlatformError:
             if time.monotonic() - self._answered > _SILENT_SECS:
                 raise
         return self._status
@@ -71,12 +79,12 @@ class JobPoller:
             except queue.Empty:
                 return
 
-    def _restarted(self) -> Iterator[LogLine]:
+    def _restarted(self) -> Iterator[TaskRestarted]:
         for task, known in self._status.tasks.items():
-            if known.restarts > self.restarts.get(task, 0):
-                code = "" if known.exit_code is None else f" after exit code {known.exit_code}"
-                yield LogLine(task, f"restarted{code}, the {known.restarts}. time")
-                self.restarts[task] = known.restarts
+            if known.restarts > self._restarts.get(task, 0):
+                reason = "" if known.exit_code is None else f"exit code {known.exit_code}"
+                yield TaskRestarted(task, reason, count=known.restarts)
+                self._restarts[task] = known.restarts
 
     def _waits(self) -> Iterator[LogLine]:
         """Yield why the platform does not run the job, or part of it, when that is another reason than before."""
@@ -88,7 +96,7 @@ class JobPoller:
 
     def _read(self) -> None:
         """Run in a thread: read the logs. A platform that does not answer any more is noticed by ``_ask``."""
-        with contextlib.suppress(ConfigError):
+        with contextlib.suppress(PlatformError):
             for line in self._job.logs(None, follow=True):
                 self._lines.put(line)
 

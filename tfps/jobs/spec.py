@@ -7,7 +7,9 @@ from typing import Any
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import JobConfig
 
-RESOURCES = frozenset({"ps_cpu", "ps_memory", "worker_cpu", "worker_memory", "worker_gpu"})  # flags, for FLAGS
+RESOURCES = frozenset(
+    {"ps_cpu", "ps_memory", "worker_cpu", "worker_memory", "worker_gpu"}
+)  # flags, for Launcher.options
 PATIENCE_SECS = 600.0  # tasks may wait long for their machines, each for its own
 MOST_RESTARTS = 10  # of each task, in its own container or on its own host
 KILLED = (137, 143, 255)  # exit codes of a task that was killed with what starts it again, or told to stop, or so lost

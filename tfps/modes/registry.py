@@ -1,5 +1,7 @@
 """The modes by name. Does not import TensorFlow."""
 
+import functools
+
 from tfps.config.job_config import JobConfig
 from tfps.modes.base import Mode
 from tfps.plugins import Registry
@@ -7,9 +9,13 @@ from tfps.plugins import Registry
 MODES: Registry[Mode] = Registry(
     Mode,
     "mode",
+    "mode",
     {"async": "tfps.modes.asynchronous:AsyncMode", "sync": "tfps.modes.synchronous:SyncMode"},
     "tfps.modes",
 )
+
+
+_load = functools.cache(MODES.load)
 
 
 def mode_of(config: JobConfig) -> Mode:
@@ -18,4 +24,4 @@ def mode_of(config: JobConfig) -> Mode:
     Raises:
         ConfigError: If another package gives it, and that cannot be loaded.
     """
-    return MODES.load(config.mode)
+    return _load(config.mode)

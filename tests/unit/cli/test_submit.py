@@ -1,6 +1,5 @@
 """``tfps submit``, ``status``, ``logs`` and ``cancel``, as far as they are the same for every platform."""
 
-import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -40,14 +39,14 @@ def test_a_dry_run_needs_nothing_and_prints_the_plan_alone(tmp_path: Path, platf
 
 @pytest.mark.parametrize("platform", [name for name in LAUNCHERS if name != "hosts"])
 def test_without_the_platform_it_says_what_to_install(tmp_path: Path, platform: str) -> None:
-    """Where the platform's own program or package is missing: its name and how to get it, exit 2, nothing else."""
+    """Where the platform's own program or package is missing: its name and how to get it, exit 69, nothing else."""
     (tmp_path / "blocked" / "ray").mkdir(parents=True)
     (tmp_path / "blocked" / "ray" / "__init__.py").write_text("raise ImportError('no ray here')\n")
     env = {"PATH": str(tmp_path), "PYTHONPATH": f"{tmp_path / 'blocked'}{os.pathsep}{REPO}"}
     handle = f"{platform}:a/b" if platform in ("kubernetes", "tfjob", "volcano", "jobset") else f"{platform}:1"
     for argv in (job_flags(platform), ["status", handle]):
         ended = run_tfps(*argv, cwd=tmp_path, **env)
-        assert ended.returncode == 2, ended.stderr
+        assert ended.returncode == 69, ended.stderr
         assert "not installed: " in ended.stderr
         assert "Traceback" not in ended.stderr
         assert ended.stdout == ""
@@ -56,14 +55,14 @@ def test_without_the_platform_it_says_what_to_install(tmp_path: Path, platform: 
 @pytest.mark.parametrize("platform", LAUNCHERS)
 def test_flags_that_mean_nothing_there_are_refused(platform: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each flag of other platforms that is given anyway is named, all of them at once, and none is ignored."""
-    launcher = importlib.import_module(LAUNCHERS[platform])
+    launcher = LAUNCHERS.load(platform)
     values = {"ssh": "1", "worker_gpu": "1", "ps_memory": "1Gi", "worker_memory": "1Gi", "namespace": "a"}
     values |= {"ps_cpu": "1", "worker_cpu": "1", "volumes": "a:/b", "image": "a", "queue": "a", "address": "a"}
     values |= {"network_policy": "0", "ps_hosts": "a:1", "worker_hosts": "b:1"}
     common = {"to", "name", "dry_run", "wait"}
     assert set(values) == set(fields_of(("platform", "resources", "cluster"))) - common
-    assert set(values) >= launcher.FLAGS
-    foreign = [flag for flag in values if flag not in launcher.FLAGS]
+    assert set(values) >= launcher.options
+    foreign = [flag for flag in values if flag not in launcher.options]
     argv = [f"--{flag}={values[flag]}" for flag in foreign]
     assert main.main([*job_flags(platform)[:4], *(HOSTS if platform == "hosts" else []), *argv]) == 2
     err = capsys.readouterr().err

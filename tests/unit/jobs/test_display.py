@@ -18,8 +18,8 @@ from tfps.cluster.resolver import Task
 from tfps.config.job_config import JobConfig
 from tfps.jobs import display as viewing
 from tfps.jobs.display import JobView, Terminal, job_view
+from tfps.jobs.events import JobEvent, LogLine, Note, TaskExited, TaskRestarted, TaskStalled
 from tfps.jobs.follow import Outcome, complete_summary, follow, log_tail
-from tfps.jobs.handle import LogLine, Note, TaskExited
 
 PS, CHIEF, WORKER = Task("ps", 0), Task("worker", 0), Task("worker", 1)
 MISTAKE = ("error: --model=m.py: m.py, line 3: NameError: x", "    loss = x")
@@ -28,12 +28,12 @@ MISTAKE = ("error: --model=m.py: m.py, line 3: NameError: x", "    loss = x")
 class Script:
     """A job whose events are given; remembers what it was told. An event that can be called is called."""
 
-    def __init__(self, events: Sequence[LogLine | TaskExited | Note | Callable[[], None] | None]) -> None:
+    def __init__(self, events: Sequence[JobEvent | Callable[[], None] | None]) -> None:
         self._events = events
         self.told: list[str] = []
         self.restarts = {WORKER: 2}
 
-    def events(self) -> Iterator[LogLine | TaskExited | Note | None]:
+    def events(self) -> Iterator[JobEvent | None]:
         """Yield the events in order."""
         for event in self._events:
             if callable(event):
@@ -187,7 +187,11 @@ def test_a_tasks_state_is_its_lines_first_word(line: str, state: str) -> None:
 def test_what_a_process_said_of_its_end_is_not_said_of_the_next() -> None:
     """A task that is started again has that state, and no error: why it ends in the end is what the last one says."""
     view = shown()
-    for line in (*MISTAKE, "restarted after exit code 170 (1 of 5)"):
+    for line in MISTAKE:
+        view.said(WORKER, line)
+    view.restarted(TaskRestarted(WORKER, "exit code 170", 1, 5))
+    assert (view.tasks[WORKER].state, view.tasks[WORKER].error) == ("restarted", "")
+    for line in (*MISTAKE, "restarted after exit code 170 (1 of 5)"):  # its supervisor says so
         view.said(WORKER, line)
     assert (view.tasks[WORKER].state, view.tasks[WORKER].error) == ("restarted", "")
 
@@ -432,28 +436,54 @@ def test_the_time_lost_to_recovery_is_taken_once(monkeypatch: pytest.MonkeyPatch
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     view = shown()
-    for at, task, line in (
-        (101.0, PS, "restarted after SIGKILL (1 of 5)"),
-        (102.0, WORKER, "restarted after exit code 170 (1 of 5)"),
-        (103.0, PS, "training: serving 2 workers"),
-        (105.0, WORKER, "training: mode sync, 2 workers, 1 ps"),
-        (110.0, WORKER, "restarted after exit code 170, as others were lost"),
-        (110.0, WORKER, "restarted after exit code 137, the 2. time"),
-        (111.0, CHIEF, "step=3 loss=1"),
-        (112.0, WORKER, "step=4 loss=1"),
+    for at, event in (
+        (101.0, TaskRestarted(PS, "SIGKILL", 1, 5)),
+        (102.0, TaskRestarted(WORKER, "exit code 170", 1, 5)),
+        (103.0, LogLine(PS, "training: serving 2 workers")),
+        (105.0, LogLine(WORKER, "training: mode sync, 2 workers, 1 ps")),
+        (110.0, TaskRestarted(WORKER, "exit code 170", because="as others were lost")),
+        (110.0, TaskRestarted(WORKER, "exit code 137", count=2)),
+        (110.5, TaskRestarted(WORKER)),
+        (111.0, LogLine(CHIEF, "step=3 loss=1")),
+        (112.0, LogLine(WORKER, "step=4 loss=1")),
     ):
         now[0] = at
-        view.said(task, line)
+        if isinstance(event, LogLine):
+            view.said(event.task, event.text)
+        else:
+            view.restarted(event)
     assert view.recovery_secs == 4.0 + 2.0
-    for at, line in ((150.0, "stalled: no sign of life for 15 s, killed"), (150.5, "restarted after SIGKILL (1 of 5)")):
-        now[0] = at
-        view.said(CHIEF, line)
+    now[0] = 150.0
+    view.stalled(TaskStalled(CHIEF, 15.0))
+    now[0] = 150.5
+    view.restarted(TaskRestarted(CHIEF, "SIGKILL", 1, 5))
     now[0] = 152.0
     view.said(CHIEF, "training: mode sync, 2 workers, 1 ps")
     assert view.recovery_secs == 4.0 + 2.0 + 17.0, "it stood still for 15 s before it was killed"
     assert view.tasks[CHIEF].restarted_after == ["no sign of life"]
     assert view.tasks[PS].restarted_after == ["SIGKILL"]
     assert view.tasks[WORKER].restarted_after == ["exit code 170", "exit code 170", "exit code 137"]
+
+
+def test_what_a_task_says_is_no_loss_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that says what a launcher says of a lost one loses no time, and was not started again."""
+    view = shown()
+    for line in ("stalled: no sign of life for 15 s, killed", "restarted after SIGKILL (1 of 5)", "training"):
+        view.said(WORKER, line)
+    assert (view.recovery_secs, view.tasks[WORKER].restarted_after) == (0.0, [])
+
+
+def test_a_tasks_loss_is_shown_as_a_line_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """That it stalled, that it is started again, and why it failed where it could not say so, each after its name."""
+    events = [TaskStalled(WORKER, 15.0), TaskRestarted(WORKER, "SIGKILL", 1, 5), TaskExited(PS, 0)]
+    error = "ended with exit code 0 before it was done"
+    outcome = follow(Script([*events, TaskExited(CHIEF, 170, error), TaskExited(WORKER, 170, "another")]), shown())
+    assert capsys.readouterr().out.splitlines() == [
+        "worker/1 | stalled: no sign of life for 15 s, killed",
+        "worker/1 | restarted after SIGKILL (1 of 5)",
+        "worker/1 | error: another",
+    ]
+    assert (outcome.exit_code, outcome.error) == (170, f"worker/0: {error}")
 
 
 def test_another_job_takes_nothing_from_a_summary(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from tfps.cluster.resolver import Task
-from tfps.errors import ConfigError
+from tfps.errors import PlatformError
 from tfps.jobs import poller
-from tfps.jobs.handle import LogLine, Status, TaskExited, TaskStatus
+from tfps.jobs.events import LogLine, TaskExited, TaskRestarted
+from tfps.jobs.handle import Status, TaskStatus
 from tfps.jobs.poller import JobPoller
 
 PS, CHIEF = Task("ps", 0), Task("worker", 0)
@@ -20,13 +21,13 @@ class Scripted:
 
     handle = "scripted:1"
 
-    def __init__(self, *answers: Status | ConfigError, lines: tuple[LogLine, ...] = ()) -> None:
+    def __init__(self, *answers: Status | PlatformError, lines: tuple[LogLine, ...] = ()) -> None:
         self.answers, self.lines, self.cancelled = list(answers), lines, False
 
     def status(self) -> Status:
         """Give the next answer."""
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, ConfigError):
+        if isinstance(answer, PlatformError):
             raise answer
         return answer
 
@@ -98,16 +99,16 @@ def test_restarts_are_told_once() -> None:
     again = Status("RUNNING", {PS: TaskStatus("RUNNING"), CHIEF: TaskStatus("RUNNING", 137, restarts=1)})
     done = ended("SUCCEEDED", TaskStatus("SUCCEEDED", 0), TaskStatus("SUCCEEDED", 0, restarts=1))
     events = happened(Scripted(RUNNING, again, again, done))
-    assert [event for event in events if isinstance(event, LogLine)] == [
-        LogLine(CHIEF, "restarted after exit code 137, the 1. time")
+    assert [event for event in events if not isinstance(event, TaskExited)] == [
+        TaskRestarted(CHIEF, "exit code 137", count=1)
     ]
 
 
 def test_a_platform_may_be_away_for_a_while() -> None:
     """A few questions without an answer end nothing; no answer for long is raised, in the platform's words."""
-    away, done = ConfigError("connection refused"), TaskStatus("SUCCEEDED", 0)
+    away, done = PlatformError("connection refused"), TaskStatus("SUCCEEDED", 0)
     assert len(happened(Scripted(RUNNING, away, away, ended("SUCCEEDED", done, done)))) == 2
-    with pytest.raises(ConfigError, match="connection refused"):
+    with pytest.raises(PlatformError, match="connection refused"):
         happened(Scripted(RUNNING, away))
 
 

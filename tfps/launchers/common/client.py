@@ -5,7 +5,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
-from tfps.errors import ConfigError
+from tfps.errors import ClientMissingError, PlatformError
 
 TIMEOUT_SECS = 120.0
 
@@ -14,11 +14,11 @@ def require_tool(tool: str, to_get_it: str) -> str:
     """Return the path of a program.
 
     Raises:
-        ConfigError: If it is not installed; says how ``to_get_it``.
+        ClientMissingError: If it is not installed; says how ``to_get_it``.
     """
     path = shutil.which(tool)
     if path is None:
-        raise ConfigError(f"{tool} is not installed: {to_get_it}.")
+        raise ClientMissingError(f"{tool} is not installed: {to_get_it}.")
     return path
 
 
@@ -39,7 +39,7 @@ def run_client(
         complained: Takes the lines of its standard error, where it does not fail.
 
     Raises:
-        ConfigError: If it fails, with its own words, or takes longer than ``timeout_secs``.
+        PlatformError: If it fails, with its own words, or takes longer than ``timeout_secs``.
     """
     try:
         ended = subprocess.run(
@@ -53,10 +53,10 @@ def run_client(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{_named(argv)} has not answered for {timeout_secs:g} s: is the platform up?") from None
+        raise PlatformError(f"{_named(argv)} has not answered for {timeout_secs:g} s: is the platform up?") from None
     if ended.returncode:
         said = ended.stderr.strip() or ended.stdout.strip() or f"exit code {ended.returncode}"
-        raise ConfigError([f"{_named(argv)}: {line}" for line in said.splitlines()[-10:] if line.strip()])
+        raise PlatformError([f"{_named(argv)}: {line}" for line in said.splitlines()[-10:] if line.strip()])
     if complained is not None:
         complained += ended.stderr.splitlines()
     return ended.stdout

@@ -11,7 +11,7 @@ from tfps.config.job_config import JobConfig, show
 from tfps.errors import ConfigError
 from tfps.jobs.spec import Job
 
-FLAGS = frozenset({"image", "volumes"})
+OPTIONS = frozenset({"image", "volumes"})
 HOME = "/tfps"  # where the image has a directory for what jobs leave
 MODEL_DIR = "/opt/model"  # where the user's model file is mounted
 

@@ -10,20 +10,19 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import JobConfig, show
-from tfps.errors import ConfigError
+from tfps.errors import ClientMissingError, ConfigError, PlatformError
 from tfps.jobs.spec import PORT, RESOURCES, Job, Role
+from tfps.launchers.base import Launcher
 from tfps.launchers.common import client, containers
 from tfps.launchers.common.containers import Volume
 from tfps.launchers.common.yaml_writer import to_yaml
 from tfps.launchers.docker import job as docker
 from tfps.launchers.docker.job import GRACE_SECS, PROJECT, TASK, DockerJob
 from tfps.models import loader
-
-FLAGS = containers.FLAGS | RESOURCES
 
 _DATA_DIR = "/opt/data"  # where a directory of this machine is mounted
 _NETWORK = "training"
@@ -42,37 +41,67 @@ class Plan:
     image: str
     document: Mapping[str, Any]
     data_dir: str = ""
+    is_printed_only: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return to_yaml([self.document], _COMMENT)
 
 
-def sends(job: Job) -> bool:
-    """Tell that jobs are sent."""
-    del job
-    return True
+class ComposeLauncher(Launcher[Plan]):
+    """Docker Compose on one machine."""
 
+    name = "compose"
+    options = containers.OPTIONS | RESOURCES
+    shares_files = False
 
-def plan(job: Job) -> Plan:
-    """Return the Compose file of a job.
+    def plan(self, job: Job) -> Plan:
+        """Return the Compose file of a job.
 
-    Raises:
-        ConfigError: If the volumes or the directories are wrong, or Docker would refuse a resource.
-    """
-    config = containers.task_config(job)
-    _check_memory(job)
-    data_dir = _of_this_machine(job, config.data_dir, containers.volumes(config))
-    config = config.replace(data_dir=_DATA_DIR) if data_dir else config
-    volumes = [*containers.volumes(config), *_mounted_files(job, data_dir)]
-    services = {
-        _service(task): _container(job, config, role, task, volumes) for role in job.roles for task in role.tasks()
-    }
-    document = {
-        "services": _literal(services),
-        "networks": {_NETWORK: {"internal": True}},
-        "volumes": {volume.source: {} for volume in volumes if not volume.on_host},
-    }
-    return Plan(job, containers.image(config), {key: value for key, value in document.items() if value}, data_dir)
+        Raises:
+            ConfigError: If the volumes or the directories are wrong, or Docker would refuse a resource.
+        """
+        config = containers.task_config(job)
+        _check_memory(job)
+        data_dir = _of_this_machine(job, config.data_dir, containers.volumes(config))
+        config = config.replace(data_dir=_DATA_DIR) if data_dir else config
+        volumes = [*containers.volumes(config), *_mounted_files(job, data_dir)]
+        services = {
+            _service(task): _container(job, config, role, task, volumes) for role in job.roles for task in role.tasks()
+        }
+        document = {
+            "services": _literal(services),
+            "networks": {_NETWORK: {"internal": True}},
+            "volumes": {volume.source: {} for volume in volumes if not volume.on_host},
+        }
+        return Plan(job, containers.image(config), {key: value for key, value in document.items() if value}, data_dir)
+
+    def submit(self, plan: Plan) -> DockerJob:
+        """Start the containers of a job; a job of the same name that has ended makes room for it.
+
+        Raises:
+            ConfigError: If the name is taken, or Docker's machine does not have what is asked for.
+            PlatformError: If Docker or Compose is not there, or refuses; nothing is left of the job then.
+            DataError: If ``--data_dir`` is not there, or not what the model reads.
+        """
+        compose = _compose()
+        _check_machine(plan.job)
+        loader.check_data(plan.job.config.model, plan.data_dir, plan.job.worker.replicas)
+        ended = _ended_before(plan.job)
+        _get_image(plan)
+        if ended:
+            docker.ask("rm", *ended)
+        job = DockerJob(plan.job.name)
+        try:
+            options = [f"--project-name={plan.job.name}", "--file=-"]
+            client.run_client([*compose, *options, "up", "--detach", "--no-build"], given=str(plan))
+        except BaseException:
+            job.remove()
+            raise
+        return job
+
+    def find(self, job_id: str) -> DockerJob:
+        """Return the job of a Compose project."""
+        return DockerJob(job_id)
 
 
 def _check_memory(job: Job) -> None:
@@ -157,44 +186,23 @@ def _literal(value: Any) -> Any:
     return [_literal(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def submit(plan: Plan) -> DockerJob:
-    """Start the containers of a job; a job of the same name that has ended makes room for it.
-
-    Raises:
-        ConfigError: If Docker or Compose is not there or refuses, or the name is taken; nothing is left of it then.
-        DataError: If ``--data_dir`` is not there, or not what the model reads.
-    """
-    compose = _compose()
-    _check_machine(plan.job)
-    loader.check_data(plan.job.config.model, plan.data_dir, plan.job.worker.replicas)
-    ended = _ended_before(plan.job)
-    _get_image(plan)
-    if ended:
-        docker.ask("rm", *ended)
-    job = DockerJob(plan.job.name)
-    try:
-        options = [f"--project-name={plan.job.name}", "--file=-"]
-        client.run_client([*compose, *options, "up", "--detach", "--no-build"], given=str(plan))
-    except BaseException:
-        job.remove()
-        raise
-    return job
-
-
 def _compose() -> Sequence[str]:
     """Return the command that is Compose here."""
     if subprocess.run([docker.client(), "compose", "version"], capture_output=True, check=False).returncode == 0:
         return docker.client(), "compose"
     if (classic := shutil.which("docker-compose")) is not None:
         return (classic,)
-    raise ConfigError("docker compose is not installed: apt-get install docker-compose-plugin, or docker-compose.")
+    raise ClientMissingError(
+        "docker compose is not installed: apt-get install docker-compose-plugin, or docker-compose."
+    )
 
 
 def _check_machine(job: Job) -> None:
     """Look whether Docker's machine has what the job asks for.
 
     Raises:
-        ConfigError: If it has not, or Docker does not answer.
+        ConfigError: If it has not.
+        PlatformError: If Docker does not answer.
     """
     machine = json.loads(docker.ask("info", "--format={{json .}}"))
     problems = [
@@ -230,21 +238,20 @@ def _ended_before(job: Job) -> Sequence[str]:
 
 
 def _get_image(plan: Plan) -> None:
-    """Pull the image if it is not there."""
+    """Pull the image if it is not there.
+
+    Raises:
+        PlatformError: If it cannot be pulled.
+    """
     try:
         docker.ask("image", "inspect", "--format={{.Id}}", plan.image)
         return
-    except ConfigError:
+    except PlatformError:
         pass
     try:
         docker.ask("pull", "--quiet", plan.image, timeout_secs=None)
-    except ConfigError as error:
+    except PlatformError as error:
         own = plan.job.config.image is None
         fix = f"docker build -t {plan.image} -f docker/Dockerfile . in tfps's repository makes it." if own else ""
         told = f"the image {show(plan.image)} is not on Docker's machine and cannot be pulled. {fix}".rstrip()
-        raise ConfigError([*error.problems, told]) from None
-
-
-def find(name: str) -> DockerJob:
-    """Return the job of a Compose project."""
-    return DockerJob(name)
+        raise PlatformError([*error.problems, told]) from None

@@ -11,8 +11,9 @@ from typing import Any
 
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
-from tfps.errors import ConfigError
-from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, LogLine, Status, TaskStatus
+from tfps.errors import ConfigError, JobNotFoundError, PlatformError
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, SubmittedJob, TaskStatus
 from tfps.launchers.common import client as command
 
 PROJECT = "com.docker.compose.project"  # the label that Compose gives to all that it makes of a file
@@ -34,7 +35,7 @@ def client() -> str:
     """Return the path of Docker's client.
 
     Raises:
-        ConfigError: If it is not installed.
+        ClientMissingError: If it is not installed.
     """
     return command.require_tool("docker", "see https://docs.docker.com/engine/install")
 
@@ -43,12 +44,12 @@ def ask(*arguments: str, timeout_secs: float | None = command.TIMEOUT_SECS) -> s
     """Return what ``docker`` says.
 
     Raises:
-        ConfigError: If it fails, with its own words.
+        PlatformError: If it fails, with its own words.
     """
     return command.run_client([client(), *arguments], timeout_secs=timeout_secs)
 
 
-class DockerJob:
+class DockerJob(SubmittedJob):
     """The containers of a job, by their project's name."""
 
     def __init__(self, name: str) -> None:
@@ -63,7 +64,7 @@ class DockerJob:
         """Ask Docker.
 
         Raises:
-            ConfigError: If it does not answer, or knows no such job.
+            PlatformError: If it does not answer, or knows no such job.
         """
         known = json.loads(ask("inspect", *self._containers().values()))
         tasks = {Task.parse(each["Config"]["Labels"][TASK]): _task_status(each) for each in known}
@@ -73,7 +74,8 @@ class DockerJob:
         """Yield what the tasks, or only ``task``, have said; with ``follow``, until they have ended for good.
 
         Raises:
-            ConfigError: If Docker does not answer, or knows no such job or task.
+            ConfigError: If the job has no such task.
+            PlatformError: If Docker does not answer, or knows no such job.
         """
         known = self._containers()
         if task is not None and task not in known:
@@ -85,16 +87,16 @@ class DockerJob:
         """Stop the tasks, which save, and remove their containers and their network; volumes stay.
 
         Raises:
-            ConfigError: If Docker does not answer, or knows no such job.
+            PlatformError: If Docker does not answer, or knows no such job.
         """
         known, problems = self._containers().values(), list[str]()
         for step in (lambda: ask("stop", f"--time={GRACE_SECS}", *known), self.remove):
             try:
                 step()
-            except ConfigError as error:  # what does not go keeps nothing else from going
+            except PlatformError as error:  # what does not go keeps nothing else from going
                 problems += error.problems
         if problems:
-            raise ConfigError(
+            raise PlatformError(
                 [*problems, f"{self.handle} is told to end, but not all of it has gone: cancel it again."]
             )
 
@@ -112,7 +114,7 @@ class DockerJob:
         form = f"--format={{{{.ID}}}} {{{{.Label {json.dumps(TASK)}}}}}"
         found = [line.split() for line in ask("ps", "--all", "--no-trunc", *mine, form).splitlines()]
         if not found:
-            raise ConfigError(f"{show(self.handle)} is not known to Docker: it was cancelled, or runs elsewhere.")
+            raise JobNotFoundError(f"{show(self.handle)} is not known to Docker: it was cancelled, or runs elsewhere.")
         return dict(sorted((Task.parse(task), container) for container, task in found))
 
 

@@ -1,11 +1,11 @@
 """Kubernetes without any operator: an Indexed Job for each role, and a headless Service that gives pods their names."""
 
-from tfps.jobs.spec import PORT, Job, Role
-from tfps.launchers.kubernetes import kubectl, manifests, status
-from tfps.launchers.kubernetes.kubectl import KubeJob, Platform
-from tfps.launchers.kubernetes.manifests import Object, Plan
+from collections.abc import Mapping, Sequence
 
-FLAGS = manifests.FLAGS
+from tfps.jobs.spec import PORT, Job, Role
+from tfps.launchers.kubernetes import manifests, status
+from tfps.launchers.kubernetes.launcher import KubernetesLauncher
+from tfps.launchers.kubernetes.manifests import Object
 
 _WHY = f"""
 The parameter servers end by themselves, though plain Jobs know nothing of each other: with 0 when every worker has said
@@ -15,26 +15,36 @@ that it is done; with a worker's exit code when it has failed for good; and when
 """
 
 
-def sends(job: Job) -> bool:  # noqa: ARG001
-    """Tell that there is something to send."""
-    return True
+class JobsLauncher(KubernetesLauncher):
+    """Plain Kubernetes: an Indexed Job for each role."""
 
+    name = "kubernetes"
+    resource = "jobs.batch"
+    why = _WHY
 
-def plan(job: Job) -> Plan:
-    """Return the objects of a job.
+    def objects(self, job: Job) -> Sequence[Object]:
+        """Return the objects of a job.
 
-    Raises:
-        ConfigError: If the cluster would refuse one of them.
-    """
-    job = manifests.with_container_paths(job)
-    hosts = {f"{role.name}_hosts": [_host(job, role, index) for index in range(role.replicas)] for role in job.roles}
-    objects = [
-        *manifests.config_maps(job, hosts),
-        *manifests.network_policies(job),
-        _service(job),
-        *(_job(job, role) for role in job.roles),
-    ]
-    return manifests.plan(job, "kubernetes", objects, _WHY)
+        Raises:
+            ConfigError: If the cluster would refuse one of them.
+        """
+        hosts = {
+            f"{role.name}_hosts": [_host(job, role, index) for index in range(role.replicas)] for role in job.roles
+        }
+        return [
+            *manifests.config_maps(job, hosts),
+            *manifests.network_policies(job),
+            _service(job),
+            *(_job(job, role) for role in job.roles),
+        ]
+
+    def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
+        """Return how many tasks each role has."""
+        return {manifests.role_of(job): job["spec"]["completions"] for job in found}
+
+    def state(self, found: Sequence[Object]) -> tuple[str, str]:
+        """Return how a job is: done when its workers are, failed when either Job is."""
+        return status.by_conditions(found, [job for job in found if manifests.role_of(job) == "worker"])
 
 
 def _host(job: Job, role: Role, index: int) -> str:
@@ -55,33 +65,3 @@ def _job(job: Job, role: Role) -> Object:
     return manifests.api_object(
         job, "batch/v1", "Job", role.name, spec=manifests.indexed_job(job, role, subdomain=job.name)
     )
-
-
-def _replicas(found: list[Object]) -> dict[str, int]:
-    return {manifests.role_of(job): job["spec"]["completions"] for job in found}
-
-
-def _state(found: list[Object]) -> tuple[str, str]:
-    """Tell how a job is: done when its workers are, failed when either Job is."""
-    return status.by_conditions(found, [job for job in found if manifests.role_of(job) == "worker"])
-
-
-_PLATFORM = Platform("kubernetes", "jobs.batch", _replicas, _state)
-
-
-def submit(plan: Plan) -> KubeJob:
-    """Create the objects of a job, all or none.
-
-    Raises:
-        ConfigError: If kubectl is not installed, or the cluster refuses one of them.
-    """
-    return kubectl.submit(_PLATFORM, plan)
-
-
-def find(name: str) -> KubeJob:
-    """Return the job of a handle.
-
-    Raises:
-        ConfigError: If it is not ``NAME`` or ``NAMESPACE/NAME``.
-    """
-    return kubectl.find(_PLATFORM, name)

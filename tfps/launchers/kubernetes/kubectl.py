@@ -5,13 +5,15 @@ What belongs to a job is found, and deleted, by its labels: nothing that this pa
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
-from tfps.errors import ConfigError
-from tfps.jobs.handle import CANCELLED, PENDING, LogLine, Status, TaskStatus
+from tfps.errors import ConfigError, JobNotFoundError, PlatformError
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import CANCELLED, PENDING, Status, SubmittedJob, TaskStatus
 from tfps.launchers.common import client
 from tfps.launchers.common.yaml_writer import to_yaml
 from tfps.launchers.kubernetes import logs as pod_logs
@@ -25,21 +27,22 @@ _KLOG = re.compile(r"kubectl [^:]*: [IWEF]\d{4} ")  # kubectl's own log, which o
 _BESIDE = "configmaps,services,networkpolicies.networking.k8s.io"
 
 
-@dataclass(frozen=True)
-class Platform:
-    """A kind of job.
+class Platform(Protocol):
+    """A kind of job, as far as it is asked for here: see ``KubernetesLauncher``."""
 
-    Attributes:
-        name: The launcher's.
-        resource: What kubectl calls the objects that run the tasks.
-        replicas: Tells, of those of a job, how many tasks each role has.
-        state: Tells the job's state, ``""`` while its pods are what tells it, and the reason.
-    """
+    @property
+    def name(self) -> str:
+        """The launcher's name."""
 
-    name: str
-    resource: str
-    replicas: Callable[[list[Object]], Mapping[str, int]]
-    state: Callable[[list[Object]], tuple[str, str]]
+    @property
+    def resource(self) -> str:
+        """What kubectl calls the objects that run the tasks."""
+
+    def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
+        """Return how many tasks each role of the job with these objects has."""
+
+    def state(self, found: Sequence[Object]) -> tuple[str, str]:
+        """Return the state of the job with these objects, and the reason."""
 
 
 def _kubectl(namespace: str, *args: str, given: str = "", complained: list[str] | None = None) -> str:
@@ -49,16 +52,17 @@ def _kubectl(namespace: str, *args: str, given: str = "", complained: list[str] 
     where = [f"--namespace={namespace}"] if namespace else []
     try:
         return client.run_client([path, *args, *where], given, complained=complained)
-    except ConfigError as error:
+    except PlatformError as error:
         said = [problem for problem in error.problems if not _KLOG.match(problem)]
-        raise ConfigError(said or error.problems) from None
+        raise PlatformError(said or error.problems) from None
 
 
 def submit(platform: Platform, plan: Plan) -> "KubeJob":
     """Create the objects of a plan, one after the other; if one is refused, delete those that this created.
 
     Raises:
-        ConfigError: If kubectl is not installed, or the cluster refuses an object.
+        ConfigError: If the job's name is taken.
+        PlatformError: If kubectl is not installed, or the cluster does not answer, or refuses an object.
     """
     namespace, uid, created, said = plan.namespace or "", "", list[str](), list[str]()
     try:
@@ -77,12 +81,12 @@ def submit(platform: Platform, plan: Plan) -> "KubeJob":
 
 def _taken(platform: Platform, namespace: str, name: str, error: BaseException) -> BaseException:
     """Return an error that tells what to do, if a job's name is taken."""
-    if not isinstance(error, ConfigError) or not any("AlreadyExists" in problem for problem in error.problems):
+    if not isinstance(error, PlatformError) or not any("AlreadyExists" in problem for problem in error.problems):
         return error
     job = KubeJob(platform, namespace, name)
     try:
         job.status()
-    except ConfigError:
+    except PlatformError:
         return ConfigError([*error.problems, f"--name={name} is taken by another program's object: give another name."])
     return ConfigError(
         f"--name={name} is taken: a job of this name exists. Give another name, or end that one and take its objects "
@@ -103,9 +107,9 @@ def _undo(namespace: str, created: Sequence[str], error: BaseException) -> None:
         return
     try:
         _kubectl(namespace, "delete", *reversed(created), "--ignore-not-found", "--wait=false", _ASK)
-    except ConfigError as left:
-        told = error.problems if isinstance(error, ConfigError) else []
-        raise ConfigError([*told, *left.problems, f"left behind: {', '.join(created)}; delete them."]) from None
+    except PlatformError as left:
+        told = error.problems if isinstance(error, PlatformError) else []
+        raise PlatformError([*told, *left.problems, f"left behind: {', '.join(created)}; delete them."]) from None
 
 
 def find(platform: Platform, name: str) -> "KubeJob":
@@ -120,7 +124,7 @@ def find(platform: Platform, name: str) -> "KubeJob":
     return KubeJob(platform, namespace, name)
 
 
-class KubeJob:
+class KubeJob(SubmittedJob):
     """A job on Kubernetes.
 
     Attributes:
@@ -129,7 +133,7 @@ class KubeJob:
 
     def __init__(self, platform: Platform, namespace: str, name: str, warnings: Sequence[str] = ()) -> None:
         self._platform, self._namespace, self._name = platform, namespace, name
-        self.warnings = list(warnings)
+        self.warnings: list[str] = list(warnings)
         self._last: Status | None = None
         self._pods: Sequence[Object] = ()  # each task's last that has not failed, when the cluster was asked last
         self._seen: dict[Task, set[str]] = {}  # the pods of each task that were ever seen: operators delete them
@@ -149,7 +153,7 @@ class KubeJob:
         patch = json.dumps({"metadata": {"ownerReferences": [reference]}})
         try:
             _kubectl(self._namespace, "patch", *names, "--type=merge", f"--patch={patch}", "-o", "name", _ASK)
-        except ConfigError as error:
+        except PlatformError as error:
             told = (
                 f"{', '.join(names)} will stay when the job's other objects go: tfps cancel {self.handle} deletes them."
             )
@@ -159,7 +163,7 @@ class KubeJob:
         """Ask the cluster.
 
         Raises:
-            ConfigError: If it does not answer, or knows no such job.
+            PlatformError: If it does not answer, or knows no such job.
         """
         return self._look()[0]
 
@@ -174,7 +178,9 @@ class KubeJob:
         elif self._last:
             self._last = replace(self._last, state=CANCELLED, reason="deleted")
         else:
-            raise ConfigError(f"{self.handle}: the cluster knows no such job; kubectl get {self._platform.resource}.")
+            raise JobNotFoundError(
+                f"{self.handle}: the cluster knows no such job; kubectl get {self._platform.resource}."
+            )
         return self._last, running
 
     def _status(self, owners: list[Object], running: Mapping[Task, list[Object]]) -> Status:
@@ -196,7 +202,7 @@ class KubeJob:
             asked = _kubectl(
                 self._namespace, "get", "events", "--field-selector=reason=FailedCreate", "-o", "json", _ASK
             )
-        except ConfigError:  # not everyone may
+        except PlatformError:  # not everyone may
             return ""
         names = {one["metadata"]["name"] for one in owners}
         newest = max((str(pod["metadata"].get("creationTimestamp", "")) for pod in self._pods), default="")
@@ -216,7 +222,8 @@ class KubeJob:
         """Yield what the tasks, or only ``task``, have said; with ``follow``, until the job ends.
 
         Raises:
-            ConfigError: If the cluster does not answer, or knows no such job or task.
+            ConfigError: If the job has no such task.
+            PlatformError: If the cluster does not answer, or knows no such job, or the task has not started.
         """
         status, running = self._look()
         if task and task not in status.tasks:
@@ -225,7 +232,7 @@ class KubeJob:
             yield from pod_logs.follow(self._look, self._log, [task] if task else list(status.tasks))
             return
         if task and status.tasks[task].state == PENDING:
-            raise ConfigError(f"{task} has not started: {status.tasks[task].reason or 'it waits for its pod'}.")
+            raise PlatformError(f"{task} has not started: {status.tasks[task].reason or 'it waits for its pod'}.")
         for one in [task] if task else status.tasks:
             for pod in filter(pod_state.has_started, running.get(one, [])):
                 yield from (LogLine(one, text) for text in self._said(pod))
@@ -244,7 +251,7 @@ class KubeJob:
         What does not go keeps nothing else from going.
 
         Raises:
-            ConfigError: If the cluster does not answer, or knows no such job, or some of it does not go.
+            PlatformError: If the cluster does not answer, or knows no such job, or some of it does not go.
         """
         self.status()
         wait = ("--cascade=foreground", "--wait=true", f"--timeout={_END_SECS}s")
@@ -253,7 +260,7 @@ class KubeJob:
             problems += self._deleted(self._platform.resource, *wait, role=role)
         problems += self._deleted(_BESIDE, "--wait=false")
         if problems:
-            raise ConfigError(
+            raise PlatformError(
                 [*problems, f"{self.handle} is told to end, but not all of it has gone: cancel it again."]
             )
 
@@ -261,6 +268,6 @@ class KubeJob:
         """Delete objects; returns what went wrong."""
         try:
             self._ask("delete", what, "--ignore-not-found", *args, role=role)
-        except ConfigError as error:
+        except PlatformError as error:
             return error.problems
         return ()

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tfps.cluster.resolver import Task
-from tfps.jobs.handle import LogLine, Status
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import Status
 from tfps.launchers.kubernetes import status as pod_state
 from tfps.launchers.kubernetes.manifests import Object
 
@@ -32,7 +33,7 @@ def follow(look: _Look, log: _Command, tasks: Sequence[Task]) -> Iterator[LogLin
         tasks: Whose.
 
     Raises:
-        ConfigError: If the cluster does not answer.
+        PlatformError: If the cluster does not answer.
     """
     followed = sorted(tasks, key=lambda task: (task.index, task.job == "ps"))[:MOST]
     if len(followed) < len(tasks):

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
@@ -20,7 +20,7 @@ from tfps.report import plural
 
 Object = dict[str, Any]
 
-FLAGS = containers.FLAGS | RESOURCES | {"namespace", "network_policy"}
+OPTIONS = containers.OPTIONS | RESOURCES | {"namespace", "network_policy"}
 RETRIES = 3  # how often the pod of a task is replaced; the task itself is started again inside
 TTL_SECS = 7 * 24 * 3600  # a job that has ended can be asked for so long
 CONTAINER = "tensorflow"  # Kubeflow's operator looks for this name, and for the port's
@@ -46,6 +46,7 @@ class Plan:
     namespace: str | None
     objects: Sequence[Object]
     comment: str
+    is_printed_only: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return to_yaml(self.objects, self.comment)

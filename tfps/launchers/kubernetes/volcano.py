@@ -1,16 +1,15 @@
 """Volcano's Job (``batch.volcano.sh/v1alpha1``): its tasks are scheduled all together, and told TF_CONFIG."""
 
 import re
+from collections.abc import Mapping, Sequence
 
 from tfps.config.job_config import show
 from tfps.errors import ConfigError
 from tfps.jobs import handle
 from tfps.jobs.spec import KILLED, PORT, Job, Role
-from tfps.launchers.kubernetes import kubectl, manifests
-from tfps.launchers.kubernetes.kubectl import KubeJob, Platform
-from tfps.launchers.kubernetes.manifests import Object, Plan
-
-FLAGS = manifests.FLAGS | {"queue"}
+from tfps.launchers.kubernetes import manifests
+from tfps.launchers.kubernetes.launcher import KubernetesLauncher
+from tfps.launchers.kubernetes.manifests import Object
 
 _WHY = f"""
 The parameter servers end with the job: by themselves when every worker has said that it is done, and by Volcano, which
@@ -33,33 +32,44 @@ _PHASES = {
 }
 
 
-def sends(job: Job) -> bool:  # noqa: ARG001
-    """Tell that there is something to send."""
-    return True
+class VolcanoLauncher(KubernetesLauncher):
+    """Volcano: all tasks of a job are scheduled together, in a queue."""
 
+    name = "volcano"
+    resource = "jobs.batch.volcano.sh"
+    why = _WHY
+    options = manifests.OPTIONS | {"queue"}
 
-def plan(job: Job) -> Plan:
-    """Return the objects of a job.
+    def objects(self, job: Job) -> Sequence[Object]:
+        """Return the objects of a job.
 
-    Raises:
-        ConfigError: If the cluster would refuse one of them.
-    """
-    job = manifests.with_container_paths(job)
-    manifests.check_tf_config(job, job.name)
-    spec = {
-        "schedulerName": "volcano",
-        **_queue(job),
-        "minAvailable": len(job.tasks()),
-        "maxRetry": manifests.RETRIES,
-        "ttlSecondsAfterFinished": manifests.TTL_SECS,
-        "plugins": _PLUGINS,
-        "policies": _policies(),
-        "tasks": [_task(job, role) for role in job.roles],
-    }
-    volcano = manifests.api_object(job, "batch.volcano.sh/v1alpha1", "Job", spec=spec)
-    return manifests.plan(
-        job, "volcano", [*manifests.config_maps(job), *manifests.network_policies(job), volcano], _WHY
-    )
+        Raises:
+            ConfigError: If the cluster would refuse one of them.
+        """
+        manifests.check_tf_config(job, job.name)
+        spec = {
+            "schedulerName": "volcano",
+            **_queue(job),
+            "minAvailable": len(job.tasks()),
+            "maxRetry": manifests.RETRIES,
+            "ttlSecondsAfterFinished": manifests.TTL_SECS,
+            "plugins": _PLUGINS,
+            "policies": _policies(),
+            "tasks": [_task(job, role) for role in job.roles],
+        }
+        volcano = manifests.api_object(job, "batch.volcano.sh/v1alpha1", "Job", spec=spec)
+        return [*manifests.config_maps(job), *manifests.network_policies(job), volcano]
+
+    def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
+        """Return how many tasks each role has."""
+        return {task["name"]: task.get("replicas", 1) for task in found[0]["spec"]["tasks"]}
+
+    def state(self, found: Sequence[Object]) -> tuple[str, str]:
+        """Return how a job is, as its phase tells."""
+        told = found[0].get("status", {}).get("state", {})
+        words = ": ".join(str(told[name]) for name in ("reason", "message") if told.get(name))
+        phase = str(told.get("phase", ""))
+        return _PHASES.get(phase, ""), words or (phase if phase in _PHASES and phase != "Completed" else "")
 
 
 def _queue(job: Job) -> Object:
@@ -83,35 +93,3 @@ def _task(job: Job, role: Role) -> Object:
     completes = [{"event": "TaskCompleted", "action": "CompleteJob"}] if role.name == "worker" else []
     ending = {"policies": completes} if completes else {}
     return {"name": role.name, "replicas": role.replicas, **ending, "template": template}
-
-
-def _replicas(found: list[Object]) -> dict[str, int]:
-    return {task["name"]: task.get("replicas", 1) for task in found[0]["spec"]["tasks"]}
-
-
-def _state(found: list[Object]) -> tuple[str, str]:
-    told = found[0].get("status", {}).get("state", {})
-    words = ": ".join(str(told[name]) for name in ("reason", "message") if told.get(name))
-    phase = str(told.get("phase", ""))
-    return _PHASES.get(phase, ""), words or (phase if phase in _PHASES and phase != "Completed" else "")
-
-
-_PLATFORM = Platform("volcano", "jobs.batch.volcano.sh", _replicas, _state)
-
-
-def submit(plan: Plan) -> KubeJob:
-    """Create the objects of a job, all or none.
-
-    Raises:
-        ConfigError: If kubectl is not installed, or the cluster refuses one of them.
-    """
-    return kubectl.submit(_PLATFORM, plan)
-
-
-def find(name: str) -> KubeJob:
-    """Return the job of a handle.
-
-    Raises:
-        ConfigError: If it is not ``NAME`` or ``NAMESPACE/NAME``.
-    """
-    return kubectl.find(_PLATFORM, name)

@@ -8,6 +8,7 @@ train was not lost by itself. Pure but for the clock.
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from tfps.cluster.resolver import Task
 from tfps.errors import ClusterFormError, PeerLostError, RetryableError
@@ -17,6 +18,19 @@ _FOLLOWS_SECS, _SHORT_PAUSE_SECS = 30.0, 0.2
 _MOST_IN_VAIN = 3  # as many ends with 170 in a row, before the task trains again, are of one loss of another task
 _MOST_UNFORMED = 2  # tries of --start_timeout_secs in which the cluster has not formed
 _LASTED_SECS = 30.0  # a process that has lived so long was not lost by what it was started for
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A task may be started again.
+
+    Attributes:
+        used: How much of its budget is used with that; ``None`` if it costs nothing, as others were lost.
+        budget: How often it may be started again.
+    """
+
+    used: int | None
+    budget: int
 
 
 class RestartPolicy:
@@ -53,7 +67,7 @@ class RestartPolicy:
         """Note that a process of a task has been started."""
         self._began[task] = time.monotonic()
 
-    def grant(self, task: Task, code: int) -> str | None:
+    def grant(self, task: Task, code: int) -> Grant | None:
         """Let a task whose process has ended be started again, if that may help and it was not too often.
 
         Args:
@@ -61,7 +75,7 @@ class RestartPolicy:
             code: Its exit code; minus a signal's number.
 
         Returns:
-            What there is to say of its budget; ``None`` if it is not started again.
+            What it costs; ``None`` if it is not started again.
         """
         self._unformed[task] = self._unformed[task] + 1 if code == ClusterFormError.exit_code else 0
         if 0 <= code < RetryableError.exit_code or self._unformed[task] >= _MOST_UNFORMED:
@@ -72,9 +86,9 @@ class RestartPolicy:
         self.counts[task] += 1
         self._due[task] = time.monotonic() + (_SHORT_PAUSE_SECS if free else self._pause(task)), code
         if free:
-            return ", as others were lost"
+            return Grant(None, self.budget)
         self.used[task], self._lost_at[task] = self.used[task] + 1, time.monotonic()
-        return f" ({self.used[task]} of {self.budget})"
+        return Grant(self.used[task], self.budget)
 
     def _follows_others(self, task: Task) -> bool:
         """Return whether a task that has lost a peer was not lost by itself."""
@@ -130,7 +144,7 @@ class Alone(RestartPolicy):
         super().began(task)
         self.has_trained = False
 
-    def grant(self, task: Task, code: int) -> str | None:
+    def grant(self, task: Task, code: int) -> Grant | None:
         """Let the task be started again, as ``RestartPolicy`` does."""
         self._never_formed += code == ClusterFormError.exit_code
         if code == ClusterFormError.exit_code and self._never_formed >= _MOST_UNFORMED:

@@ -3,7 +3,7 @@
 ``tfps run --max_restarts=N`` is this: a small process that starts the task in another one, and again when it is lost or
 ends with a code from 128 up. A platform takes long for that: it makes a new container, imports TensorFlow anew, and
 waits for minutes before it tries again. Here a task is forked from a process that has imported TensorFlow, as
-``launchers.local.launcher`` does it, which also kills a task that gives no sign of life.
+``launchers.local.job`` does it, which also kills a task that gives no sign of life.
 
 What the task says is passed on as it is. SIGTERM, SIGINT and SIGHUP are the task's: it saves, and is not started again.
 """
@@ -21,8 +21,8 @@ from types import FrameType
 from tfps.cluster.resolver import Cluster, Task, hosts_flags
 from tfps.config.job_config import JobConfig
 from tfps.errors import RetryableError, StoppedError, stopping_signals
-from tfps.jobs.handle import LogLine, TaskExited
-from tfps.launchers.local.launcher import LocalJob, Plan
+from tfps.jobs.events import LogLine, TaskExited, TaskRestarted, TaskStalled
+from tfps.launchers.local.job import LocalJob, Plan
 from tfps.launchers.local.restart_policy import Alone
 from tfps.report import LOGS, temporary_directory
 
@@ -69,10 +69,12 @@ class Supervisor:
     def _see_through(self, job: LocalJob) -> int:
         code = -signal.SIGTERM  # it has not begun
         for event in job.events():
-            if isinstance(event, LogLine):
+            if isinstance(event, (LogLine, TaskRestarted, TaskStalled)):
                 self._pass_on(event.text)
             elif isinstance(event, TaskExited):
                 code = event.exit_code
+                if event.error:
+                    self._pass_on(f"error: {event.error}")
         if self.told and code == -signal.SIGTERM:  # it had not come to listen
             return StoppedError.exit_code
         return code if code >= 0 else 128 - code

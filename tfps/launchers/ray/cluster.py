@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tfps.errors import ConfigError
+from tfps.errors import ClientMissingError, ConfigError, PlatformError, TfpsError
 from tfps.report import one_line
 
 # By role: how many tasks, and what each takes of its node.
@@ -26,27 +26,27 @@ def words() -> Iterator[None]:
     """Pass on what Ray's client complains of inside, on one plain line; its errors have no base in common.
 
     Raises:
-        ConfigError: If it does.
+        PlatformError: If it does.
     """
     try:
         yield
-    except ConfigError:
+    except TfpsError:
         raise
     except Exception as error:
-        raise ConfigError(f"ray: {one_line(str(error))[:1000] or type(error).__name__}") from None
+        raise PlatformError(f"ray: {one_line(str(error))[:1000] or type(error).__name__}") from None
 
 
 def find(address: str | None) -> Any:
     """Return a client of the cluster at an address, or of the one that Ray finds without; ``None`` if there is none.
 
     Raises:
-        ConfigError: If ray is not installed, or the cluster does not answer.
+        PlatformError: If ray is not installed, or the cluster does not answer.
     """
     _use_token()
     try:
         submission = importlib.import_module("ray.job_submission")
     except ImportError:
-        raise ConfigError("ray is not installed: pip install 'tfps[ray]'.") from None
+        raise ClientMissingError("ray is not installed: pip install 'tfps[ray]'.") from None
     logging.disable(logging.WARNING)
     if address:
         os.environ[_VARIABLES[0]] = address if "://" in address else f"http://{address}"  # to Ray, this wins
@@ -72,7 +72,7 @@ def start(bundles: Bundles) -> Any:
     It has a core for every one that the tasks ask for: on one machine, they share what is there.
 
     Raises:
-        ConfigError: If it does not start.
+        PlatformError: If it does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # who asked for a job did not ask to be counted
     cores = sum(count * bundle["CPU"] for count, bundle in bundles.values())

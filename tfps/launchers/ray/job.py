@@ -8,8 +8,19 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
 from tfps.cluster.resolver import Task
-from tfps.errors import ConfigError
-from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, LogLine, Status, TaskExited, TaskStatus
+from tfps.errors import ConfigError, JobNotFoundError, PlatformError
+from tfps.jobs.events import JobEvent, LogLine
+from tfps.jobs.handle import (
+    CANCELLED,
+    FAILED,
+    PENDING,
+    RUNNING,
+    SUCCEEDED,
+    RunningJob,
+    Status,
+    SubmittedJob,
+    TaskStatus,
+)
 from tfps.jobs.poller import JobPoller
 from tfps.launchers.ray import cluster
 from tfps.launchers.ray.log_protocol import Reader, is_protocol
@@ -21,7 +32,7 @@ _CANCEL_SECS = 60.0
 _SILENT_SECS = 90.0  # longer than a watch, which asks for the status, bears it
 
 
-class RayJob:
+class RayJob(SubmittedJob):
     """A submitted job."""
 
     def __init__(self, client: Any, id_: str) -> None:
@@ -38,7 +49,7 @@ class RayJob:
         """Ask for the job's state, and read its log for what became of its tasks.
 
         Raises:
-            ConfigError: If the cluster does not answer, or knows no such job.
+            PlatformError: If the cluster does not answer, or knows no such job.
         """
         info = self._info()
         reader = self._following
@@ -57,7 +68,8 @@ class RayJob:
         """Yield what the tasks have said; with ``follow``, until the job ends.
 
         Raises:
-            ConfigError: If the cluster does not answer, or knows no such job or task.
+            ConfigError: If the job has no such task.
+            PlatformError: If the cluster does not answer, or knows no such job.
         """
         reader = self._reader(self._info())
         if task is not None and task not in reader.tasks:
@@ -75,20 +87,22 @@ class RayJob:
         """Stop the job, and wait until its tasks have saved and ended.
 
         Raises:
-            ConfigError: If the cluster does not answer, knows no such job, or does not end it.
+            PlatformError: If the cluster does not answer, knows no such job, or does not end it.
         """
         self.stop()
         deadline = time.monotonic() + _CANCEL_SECS
         while not self._info().status.is_terminal():
             if time.monotonic() > deadline:
-                raise ConfigError(f"{self.handle} has not ended {_CANCEL_SECS:g} s after it was told to: ask Ray why.")
+                raise PlatformError(
+                    f"{self.handle} has not ended {_CANCEL_SECS:g} s after it was told to: ask Ray why."
+                )
             time.sleep(_ASK_EVERY_SECS)
 
     def stop(self) -> None:
         """Tell the job to stop.
 
         Raises:
-            ConfigError: If the cluster does not answer, or knows no such job.
+            PlatformError: If the cluster does not answer, or knows no such job.
         """
         with cluster.words():
             self._client.stop_job(self._id)
@@ -101,12 +115,12 @@ class RayJob:
         """Return a reader of the job's log.
 
         Raises:
-            ConfigError: If tfps did not submit the job.
+            JobNotFoundError: If tfps did not submit the job.
         """
         told = info.metadata or {}
         sizes = {"ps": told.get("num_ps", ""), "worker": told.get("num_workers", "")}
         if not all(size.isdigit() for size in sizes.values()):
-            raise ConfigError(f"{self.handle} is no job of tfps: ray job list shows which there are.")
+            raise JobNotFoundError(f"{self.handle} is no job of tfps: ray job list shows which there are.")
         return Reader(Task(job, index) for job, size in sizes.items() for index in range(int(size)))
 
     def _log(self) -> list[str]:
@@ -117,7 +131,7 @@ class RayJob:
         """Yield the lines of the log until the job ends, over as many connections as it takes.
 
         Raises:
-            ConfigError: If the cluster has not answered for a while.
+            PlatformError: If the cluster has not answered for a while.
         """
         seen, answered = 0, time.monotonic()
         while True:
@@ -130,7 +144,7 @@ class RayJob:
                 if self._info().status.is_terminal():
                     return
                 answered = time.monotonic()
-            except ConfigError:
+            except PlatformError:
                 if time.monotonic() - answered > _SILENT_SECS:
                     raise
             time.sleep(_ASK_EVERY_SECS)
@@ -182,7 +196,7 @@ def _why(tasks: Mapping[Task, TaskStatus], message: str) -> str:
     return said[0] if said else one_line(" ".join(lines[-2:]))[:500]
 
 
-class OwnCluster:
+class OwnCluster(RunningJob):
     """A job on a cluster that was started for it, and that ends with it."""
 
     def __init__(self, job: RayJob) -> None:
@@ -194,7 +208,7 @@ class OwnCluster:
         """How often each task was started again."""
         return self._watch.restarts
 
-    def events(self) -> Iterator[LogLine | TaskExited | None]:
+    def events(self) -> Iterator[JobEvent | None]:
         """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
         try:
             yield from self._watch.events()

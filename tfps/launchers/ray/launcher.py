@@ -12,17 +12,16 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tfps.config.job_config import show
-from tfps.errors import ConfigError
+from tfps.errors import ConfigError, PlatformError
 from tfps.jobs.handle import RunningJob, SubmittedJob
 from tfps.jobs.spec import RESOURCES, Job, Role
+from tfps.launchers.base import Launcher
 from tfps.launchers.common.yaml_writer import to_yaml
 from tfps.launchers.ray import cluster
 from tfps.launchers.ray.job import OwnCluster, RayJob
-
-FLAGS = frozenset({"address"}) | RESOURCES
 
 _STOP_SECS = 30  # how long Ray waits between asking the driver to end and killing it; tasks take up to 12
 
@@ -33,36 +32,76 @@ class Plan:
 
     job: Job
     request: Mapping[str, Any]
+    is_printed_only: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return to_yaml([self.request])
 
 
-def sends(job: Job) -> bool:  # noqa: ARG001
-    """Return whether there is anything to do but to print the plan."""
-    return True
+class RayLauncher(Launcher[Plan]):
+    """Ray's Jobs API."""
 
+    name = "ray"
+    options = frozenset({"address"}) | RESOURCES
 
-def plan(job: Job) -> Plan:
-    """Return what is to be sent.
+    def plan(self, job: Job) -> Plan:
+        """Return what is to be sent.
 
-    Raises:
-        ConfigError: If ``--address`` is no dashboard's, or Ray would refuse the resources.
-    """
-    problems = [*_bad_address(job.config.address), *_bad_cpus(job)]
-    if problems:
-        raise ConfigError(problems)
-    roles = [{"name": role.name, "replicas": role.replicas, "bundle": _bundle(role)} for role in job.roles]
-    spec = json.dumps({"directory": job.directory, "command": job.command(), "roles": roles})
-    driver = shlex.join([job.python, "-m", "tfps.launchers.ray.driver", spec])
-    return Plan(
-        job,
-        {
-            "entrypoint": f"cd {shlex.quote(job.directory)} && exec {driver}",
-            "metadata": {"job_name": job.name, "num_ps": str(job.ps.replicas), "num_workers": str(job.worker.replicas)},
-            "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_SECS)}},
-        },
-    )
+        Raises:
+            ConfigError: If ``--address`` is no dashboard's, or Ray would refuse the resources.
+        """
+        problems = [*_bad_address(job.config.address), *_bad_cpus(job)]
+        if problems:
+            raise ConfigError(problems)
+        roles = [{"name": role.name, "replicas": role.replicas, "bundle": _bundle(role)} for role in job.roles]
+        spec = json.dumps({"directory": job.directory, "command": job.command(), "roles": roles})
+        driver = shlex.join([job.python, "-m", "tfps.launchers.ray.driver", spec])
+        return Plan(
+            job,
+            {
+                "entrypoint": f"cd {shlex.quote(job.directory)} && exec {driver}",
+                "metadata": {
+                    "job_name": job.name,
+                    "num_ps": str(job.ps.replicas),
+                    "num_workers": str(job.worker.replicas),
+                },
+                "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_SECS)}},
+            },
+        )
+
+    def submit(self, plan: Plan) -> SubmittedJob | RunningJob:
+        """Submit the job.
+
+        Raises:
+            ConfigError: If the cluster can never hold the job, or a job of this name runs there.
+            PlatformError: If ray is not installed, or the cluster does not answer, or does not take the job.
+        """
+        bundles = {role.name: (role.replicas, _bundle(role)) for role in plan.job.roles}
+        client = cluster.find(plan.job.config.address)
+        own = client is None
+        client = client or cluster.start(bundles)
+        with cluster.words():
+            cluster.check_room(client, bundles)
+            cluster.check_name(client, plan.job.name)
+            job = RayJob(client, client.submit_job(**plan.request))
+        return OwnCluster(job) if own else job
+
+    def find(self, job_id: str) -> SubmittedJob:
+        """Return a job by what is after ``ray:`` in its handle, ``ID`` or ``ID@host:port``.
+
+        Raises:
+            ConfigError: If it is no handle's.
+            PlatformError: If ray is not installed, or there is no such cluster.
+        """
+        name, at, address = job_id.partition("@")
+        if not re.fullmatch(r"[\w.-]+", name) or _bad_address(address if at else None):
+            raise ConfigError(f"ray:{show(job_id)} is no handle: tfps submit --to=ray prints it, ray:ID@host:port.")
+        client = cluster.find(address or None)
+        if client is None:
+            raise PlatformError(
+                "no Ray runs on this machine: give the handle with the cluster's address, ray:ID@host:port."
+            )
+        return RayJob(client, name)
 
 
 def _bad_address(address: str | None) -> list[str]:
@@ -85,36 +124,3 @@ def _bundle(role: Role) -> dict[str, float]:
     cpu = 1 if role.cpu is None else int(role.cpu) if role.cpu == int(role.cpu) else role.cpu
     asked = {"CPU": cpu, "GPU": role.gpu, "memory": role.memory_bytes}
     return {name: amount for name, amount in asked.items() if amount is not None}
-
-
-def submit(plan: Plan) -> SubmittedJob | RunningJob:
-    """Submit the job.
-
-    Raises:
-        ConfigError: If ray is not installed, the cluster does not answer, does not take the job or can never hold it,
-            or a job of this name runs there.
-    """
-    bundles = {role.name: (role.replicas, _bundle(role)) for role in plan.job.roles}
-    client = cluster.find(plan.job.config.address)
-    own = client is None
-    client = client or cluster.start(bundles)
-    with cluster.words():
-        cluster.check_room(client, bundles)
-        cluster.check_name(client, plan.job.name)
-        job = RayJob(client, client.submit_job(**plan.request))
-    return OwnCluster(job) if own else job
-
-
-def find(id_: str) -> SubmittedJob:
-    """Return a job by what is after ``ray:`` in its handle, ``ID`` or ``ID@host:port``.
-
-    Raises:
-        ConfigError: If it is no handle's, ray is not installed, or there is no such cluster.
-    """
-    name, at, address = id_.partition("@")
-    if not re.fullmatch(r"[\w.-]+", name) or _bad_address(address if at else None):
-        raise ConfigError(f"ray:{show(id_)} is no handle: tfps submit --to=ray prints it, ray:ID@host:port.")
-    client = cluster.find(address or None)
-    if client is None:
-        raise ConfigError("no Ray runs on this machine: give the handle with the cluster's address, ray:ID@host:port.")
-    return RayJob(client, name)

@@ -16,7 +16,8 @@ import re
 from collections.abc import Iterable
 
 from tfps.cluster.resolver import Task
-from tfps.jobs.handle import PENDING, LogLine, TaskStatus
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import PENDING, TaskStatus
 
 _DRIVER = "tfps"
 _LINE = re.compile(rf"({_DRIVER}|(?:ps|worker)/[0-9]{{1,9}}) *\| (.*)", re.DOTALL)

@@ -1,17 +1,22 @@
 """What Slurm knows of its nodes and of a job, and what the job's own files tell: Slurm has no word on each task."""
 
+import contextlib
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tfps.cluster.resolver import Task
-from tfps.errors import ConfigError
-from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, LogLine, Status, TaskStatus
+from tfps.errors import JobNotFoundError, PlatformError
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, SubmittedJob
 from tfps.launchers.common import client
+from tfps.launchers.common.job_files import Files, Told, follow_lines, with_tasks
 
+_SAVE_SECS = 20.0  # a task ends within 10
+_POLL_SECS = 0.5
 _STATES = {  # Slurm's states; the others are failures
     "PENDING": PENDING,
     "CONFIGURING": PENDING,
@@ -28,7 +33,6 @@ _STATES = {  # Slurm's states; the others are failures
     "COMPLETED": SUCCEEDED,
     "CANCELLED": CANCELLED,
 }
-_TOLD = re.compile(r"(?:(ps|worker)/(\d+) (started|ended with (\d+)) on (.*)|(run|over with) (\d+))")
 
 
 @dataclass(frozen=True)
@@ -46,114 +50,23 @@ class Node:
         return min(self.cpus // cpus, self.gpus // gpus if gpus else self.cpus)  # not all sites count memory
 
 
-class Tail:
-    """Reads what is added to a file that may not be there yet."""
-
-    def __init__(self, path: Path, task: Task) -> None:
-        self._path, self._task = path, task
-        self._read = 0
-        self._rest = b""
-
-    def lines(self, whole: bool = False) -> Iterator[LogLine]:
-        """Yield the lines that have come; with ``whole``, also one without an end."""
-        if not self._path.is_file():
-            return
-        with open(self._path, "rb") as file:
-            file.seek(self._read)
-            new = file.read()
-        self._read += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        if whole and self._rest:
-            lines.append(self._rest)
-        yield from (LogLine(self._task, line.decode(errors="replace").rstrip("\r")) for line in lines)
-
-
-@dataclass(frozen=True)
-class Files:
-    """What a job writes: ``slurm-ID.out`` tells how the tasks are, ``slurm-ID-ROLE-K.out`` is what each says.
-
-    Attributes:
-        logs: The directory.
-        roles: How many tasks each role has, in the order of their ranks.
-    """
-
-    logs: str
-    roles: Mapping[str, int]
-
-    def tasks(self) -> Sequence[Task]:
-        """Return all tasks, the parameter servers first."""
-        return [Task(role, index) for role in sorted(self.roles) for index in range(self.roles[role])]
-
-    def readers(self, job_id: str, task: Task | None) -> Sequence[Tail]:
-        """Return a reader of each task's file, or of that of only one.
-
-        Raises:
-            ConfigError: If the job has no such task.
-        """
-        if task is not None and task not in self.tasks():
-            raise ConfigError(f"--task={task}: the job has only {', '.join(map(str, self.tasks()[:10]))}.")
-        chosen = self.tasks() if task is None else [task]
-        return [Tail(Path(self.logs, f"slurm-{job_id}-{t.job}-{t.index}.out"), t) for t in chosen]
-
-    def told(self, job_id: str) -> "Told":
-        """Return what the job has told of its tasks."""
-        told = Told({}, [], "", "")
-        path = Path(self.logs, f"slurm-{job_id}.out")
-        for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
-            told.take(line)
-        return told
-
-
-@dataclass
-class Told:
-    """What a job has told of its tasks: of each, its state, and the cause of the job's failure first."""
-
-    tasks: dict[Task, TaskStatus]
-    failed: list[Task]
-    over: str
-    error: str
-
-    def take(self, line: str) -> None:
-        """Take in a line."""
-        match = _TOLD.fullmatch(line)
-        if match and match[1]:
-            task = Task(match[1], int(match[2]))
-            before = self.tasks.get(task, TaskStatus(PENDING))
-            code = before.exit_code if match[4] is None else int(match[4])
-            state = RUNNING if match[4] is None else FAILED if code else SUCCEEDED
-            self.tasks[task] = TaskStatus(state, code, where=match[5])
-            self.failed += [task] if match[4] and code else []
-        elif match and match[6] == "run":
-            self.tasks = {task: TaskStatus(PENDING, known.exit_code) for task, known in self.tasks.items()}
-            self.failed, self.over, self.error = [], "", ""
-        elif match:
-            self.over = match[7]
-        elif "error:" in line:
-            self.error = self.error or line
-
-    def cause(self) -> list[Task]:
-        """Return the task that made the job fail, as a list: the first that cannot be helped, or that failed."""
-        final = [task for task in self.failed if (self.tasks[task].exit_code or 0) < 128]
-        return (final or self.failed)[:1]
-
-
 def check_up() -> None:
     """Ask whether slurmctld answers: most of Slurm's commands try for long to reach it.
 
     Raises:
-        ConfigError: If it does not.
+        PlatformError: If it does not.
     """
     try:
         client.run_client(["scontrol", "ping"])
-    except ConfigError as error:
-        raise ConfigError([line for line in error.problems if not line.endswith("*")]) from None
+    except PlatformError as error:
+        raise PlatformError([line for line in error.problems if not line.endswith("*")]) from None
 
 
 def nodes(partition: str | None) -> Sequence[Node]:
     """Return the nodes of a partition, or of the default one; of one that shares CPUs among jobs, none.
 
     Raises:
-        ConfigError: If Slurm does not tell.
+        PlatformError: If Slurm does not tell.
     """
     which = [f"--partition={partition}"] if partition else []
     answer = client.run_client(["sinfo", "--noheader", "--Node", "--format=%c|%m|%G|%P|%h", *which])
@@ -171,11 +84,11 @@ def ask(job_id: str) -> Mapping[str, str] | None:
     """Return what Slurm knows of a job, or ``None`` if it has forgotten it, or never had it.
 
     Raises:
-        ConfigError: If Slurm does not answer.
+        PlatformError: If Slurm does not answer.
     """
     try:
         answer = client.run_client(["scontrol", "show", "job", "--oneliner", job_id])
-    except ConfigError as error:
+    except PlatformError as error:
         if "Invalid job id" not in str(error):
             raise
         return _accounted(job_id)
@@ -193,7 +106,7 @@ def _accounted(job_id: str) -> Mapping[str, str] | None:
     asked = ["--noheader", "--parsable2", "--allocations", f"--jobs={job_id}", "--format=State,ExitCode"]
     try:
         rows = client.run_client(["sacct", *asked]).splitlines()
-    except ConfigError:
+    except PlatformError:
         return None
     state, _, code = rows[0].partition("|") if rows else ("", "", "")
     return {"JobState": state.split()[0], "ExitCode": code} if state.strip() else None
@@ -203,7 +116,7 @@ def files_of(job_id: str) -> Files | None:
     """Return where a job's files are, from its script; ``None`` if Slurm has forgotten it.
 
     Raises:
-        ConfigError: If Slurm does not answer, or tfps has not written that script.
+        PlatformError: If Slurm does not answer, or tfps has not written that script.
     """
     script = client.run_client(["scontrol", "write", "batch_script", job_id, "-"])
     if not script:
@@ -213,24 +126,26 @@ def files_of(job_id: str) -> Files | None:
         raise foreign(job_id)
     words = shlex.shlex(script[match.end() :], posix=True)
     words.whitespace_split, words.commenters = True, ""
-    return Files(next(words).partition("=")[2], {match[1]: int(match[2]), match[3]: int(match[4])})
+    return Files(next(words).partition("=")[2], {match[1]: int(match[2]), match[3]: int(match[4])}, "slurm")
 
 
-def foreign(job_id: str) -> ConfigError:
+def foreign(job_id: str) -> JobNotFoundError:
     """Return the error that a job is none of tfps's."""
-    return ConfigError(f"slurm:{job_id} is another program's job: tfps has not submitted it. squeue --me lists yours.")
+    return JobNotFoundError(
+        f"slurm:{job_id} is another program's job: tfps has not submitted it. squeue --me lists yours."
+    )
 
 
 def forgotten(job_id: str) -> Status:
     """Return what can be said of a job that Slurm does not know.
 
     Raises:
-        ConfigError: If there has never been such a job.
+        JobNotFoundError: If there has never been such a job.
     """
     config = client.run_client(["scontrol", "show", "config"])
     following = re.search(r"^NEXT_JOB_ID\s*=\s*(\d+)", config, re.MULTILINE)
     if following and int(job_id) >= int(following[1]):
-        raise ConfigError(f"slurm:{job_id}: Slurm has had no such job yet; its next is {following[1]}.")
+        raise JobNotFoundError(f"slurm:{job_id}: Slurm has had no such job yet; its next is {following[1]}.")
     kept = re.search(r"^MinJobAge\s*=\s*(.*)", config, re.MULTILINE)
     age = kept[1].strip() if kept else "a while"
     return Status(UNKNOWN, reason=f"Slurm forgets a job {age} after its end; see logs and summary.json in --model_dir")
@@ -244,10 +159,7 @@ def status(job_id: str, known: Mapping[str, str] | None, files: Files | None) ->
     slurm = known["JobState"]
     state = _STATES.get(slurm, FAILED) if slurm else UNKNOWN
     whole = Status(state, reason=_reason(slurm, known, told))
-    order = [*(told.cause() if whole.ended else []), *(files.tasks() if files else [])]
-    restarts = int(known.get("Restarts", 0))
-    tasks = {task: _task(whole, told.tasks.get(task), restarts) for task in dict.fromkeys(order)}
-    return Status(state, tasks, whole.reason)
+    return with_tasks(whole, told, files.tasks() if files else [], int(known.get("Restarts", 0)))
 
 
 def _reason(slurm: str, known: Mapping[str, str], told: Told) -> str:
@@ -262,14 +174,75 @@ def _reason(slurm: str, known: Mapping[str, str], told: Told) -> str:
     return ", ".join([*words, *([told.error] if failed else [])])
 
 
-def _task(job: Status, told: TaskStatus | None, restarts: int) -> TaskStatus:
-    """Return how a task is: what it has told, as far as the job's state lets it be so still."""
-    told = told or TaskStatus(PENDING)
-    state = told.state
-    if job.state == PENDING or (job.state == RUNNING and state == PENDING):
-        state = PENDING
-    elif job.state == UNKNOWN:
-        state = UNKNOWN if state in (PENDING, RUNNING) else state
-    elif job.ended and state != SUCCEEDED:
-        state = job.state
-    return TaskStatus(state, told.exit_code, restarts, told.where if job.state != PENDING else "")
+class SlurmJob(SubmittedJob):
+    """A job that Slurm holds."""
+
+    def __init__(self, job_id: str, files: Files | None = None) -> None:
+        self._id = job_id
+        self._known = files
+
+    @property
+    def handle(self) -> str:
+        """What ``tfps status`` takes."""
+        return f"slurm:{self._id}"
+
+    @property
+    def _files(self) -> Files | None:
+        """Where the job's files are, read from its script as long as Slurm keeps that."""
+        if self._known is None:
+            self._known = files_of(self._id)
+        return self._known
+
+    def status(self) -> Status:
+        """Ask Slurm, and read in the logs how the tasks are.
+
+        Raises:
+            PlatformError: If Slurm does not answer, or has never had such a job.
+        """
+        check_up()
+        known, files = ask(self._id), self._files
+        if known is None and files is None:
+            return forgotten(self._id)
+        self._check_ours(known, files)
+        return status(self._id, known, files)
+
+    def _check_ours(self, known: Mapping[str, str] | None, files: Files | None) -> None:
+        """Refuse a job that slurmctld has, but no script of it: salloc or srun made it."""
+        if files is None and known is not None and "JobId" in known:
+            raise foreign(self._id)
+
+    def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
+        """Yield what the tasks have said, in all runs of a job that was requeued.
+
+        Raises:
+            ConfigError: If the job has no such task.
+            PlatformError: If Slurm does not answer, or has no such job.
+        """
+        check_up()
+        files = self._files
+        if files is None:
+            self._check_ours(ask(self._id), files)
+            raise JobNotFoundError(f"{self.handle}: {forgotten(self._id).reason}.")
+        readers = files.readers(self._id, task)
+        yield from follow_lines(readers, follow, lambda: self.status().ended)
+
+    def cancel(self) -> None:
+        """Have the tasks save and end, then end the job; one that ends by itself, or waits, is just ended.
+
+        Raises:
+            PlatformError: If Slurm does not answer, or has no such job.
+        """
+        state = self.status().state
+        if state == RUNNING:
+            self._ask_to_save()
+        if state in (PENDING, RUNNING) and self.status().state in (PENDING, RUNNING):
+            client.run_client(["scancel", self._id])
+
+    def _ask_to_save(self) -> None:
+        """Tell the script why, then the tasks; the script ends the job when they have ended."""
+        for whom in (["--batch", "--signal=USR1"], ["--signal=TERM"]):
+            with contextlib.suppress(PlatformError):  # it may just have ended
+                client.run_client(["scancel", *whom, self._id])
+        until = time.monotonic() + _SAVE_SECS
+        while self.status().state == RUNNING and time.monotonic() < until:
+            time.sleep(_POLL_SECS)

@@ -8,30 +8,24 @@ Memory is asked for per CPU, as ``--mem`` is of a node, on which several tasks m
 themselves: ``srun --output`` has no pattern that tells a role, and gives ``%`` a meaning.
 """
 
-import contextlib
 import math
 import os
 import re
 import shlex
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from tfps.cluster.resolver import Task
 from tfps.config.job_config import show
 from tfps.errors import ConfigError
-from tfps.jobs.handle import PENDING, RUNNING, LogLine, Status
 from tfps.jobs.spec import RESOURCES, Job, Role
+from tfps.launchers.base import Launcher
 from tfps.launchers.common import client
+from tfps.launchers.common.job_files import Files
 from tfps.launchers.slurm import job as slurm_job
-from tfps.launchers.slurm.job import Files
+from tfps.launchers.slurm.job import SlurmJob
 
-FLAGS = frozenset({"queue", *RESOURCES})
-
-_SAVE_SECS = 20.0  # a task ends within 10
-_POLL_SECS = 0.5
-_LATER_SECS = 2.0  # between two questions to slurmctld, which all its users share
 _INSTALL = "use a login node of the cluster (Debian: apt-get install slurm-client)"
 
 # Neighbouring jobs get ports apart for 16 tasks a node, all below those that Linux gives out by itself (32768).
@@ -109,6 +103,7 @@ class Plan:
 
     job: Job
     files: Files
+    is_printed_only: ClassVar[bool] = False
 
     def __str__(self) -> str:
         job, files = self.job, self.files
@@ -126,23 +121,48 @@ class Plan:
         ).rstrip("\n")
 
 
-def sends(job: Job) -> bool:
-    """Tell that there is something to submit."""
-    del job
-    return True
+class SlurmLauncher(Launcher[Plan]):
+    """Slurm, through sbatch."""
 
+    name = "slurm"
+    options = frozenset({"queue", *RESOURCES})
 
-def plan(job: Job) -> Plan:
-    """Return the script of a job.
+    def plan(self, job: Job) -> Plan:
+        """Return the script of a job.
 
-    Raises:
-        ConfigError: If ``--queue`` is no partition's name.
-    """
-    queue = job.config.queue
-    if queue is not None and not re.fullmatch(r"[\w.+@,-]+", queue):
-        raise ConfigError(f"--queue={show(queue)} is not the name of a partition: sinfo lists them.")
-    model_dir = job.config.model_dir or str(Path(job.directory, "runs", job.name))
-    return Plan(job, Files(f"{model_dir}/logs", {role.name: role.replicas for role in _in_order(job)}))
+        Raises:
+            ConfigError: If ``--queue`` is no partition's name.
+        """
+        queue = job.config.queue
+        if queue is not None and not re.fullmatch(r"[\w.+@,-]+", queue):
+            raise ConfigError(f"--queue={show(queue)} is not the name of a partition: sinfo lists them.")
+        model_dir = job.config.model_dir or str(Path(job.directory, "runs", job.name))
+        return Plan(job, Files(f"{model_dir}/logs", {role.name: role.replicas for role in _in_order(job)}, self.name))
+
+    def submit(self, plan: Plan) -> SlurmJob:
+        """Submit a job.
+
+        Raises:
+            ConfigError: If Slurm has no nodes that could ever run the job.
+            PlatformError: If Slurm is not installed or not up, or refuses the job.
+        """
+        client.require_tool("sbatch", _INSTALL)
+        slurm_job.check_up()
+        _check_room(plan.job)
+        answer = client.run_client(["sbatch", "--parsable"], str(plan))
+        return SlurmJob(answer.strip().partition(";")[0], plan.files)
+
+    def find(self, job_id: str) -> SlurmJob:
+        """Return the job of a handle.
+
+        Raises:
+            ConfigError: If it is no job's id.
+            PlatformError: If Slurm is not installed.
+        """
+        if not re.fullmatch("[1-9][0-9]{0,9}", job_id):
+            raise ConfigError(f"slurm:{show(job_id)} is no handle: write slurm:JOBID, like slurm:4711.")
+        client.require_tool("scontrol", _INSTALL)
+        return SlurmJob(job_id)
 
 
 def _differ(job: Job) -> bool:
@@ -191,19 +211,6 @@ def _step(job: Job) -> Iterator[str]:
         yield " ".join((*group, *component, '"${each[@]}"'))
 
 
-def submit(plan: Plan) -> "SlurmJob":
-    """Submit a job.
-
-    Raises:
-        ConfigError: If Slurm is not installed or not up, or refuses the job, or has no nodes that could ever run it.
-    """
-    client.require_tool("sbatch", _INSTALL)
-    slurm_job.check_up()
-    _check_room(plan.job)
-    answer = client.run_client(["sbatch", "--parsable"], str(plan))
-    return SlurmJob(answer.strip().partition(";")[0], plan.files)
-
-
 def _check_room(job: Job) -> None:
     """Look whether the nodes are large enough: Slurm lets a job of several tasks wait for ever if they are not."""
     queue = job.config.queue or os.environ.get("SBATCH_PARTITION")
@@ -218,94 +225,3 @@ def _check_room(job: Job) -> None:
             problems.append(f"{role.name}: {where} has room for {room} of {role.replicas} tasks of {asked}: see sinfo.")
     if problems:
         raise ConfigError(problems)
-
-
-def find(name: str) -> "SlurmJob":
-    """Return the job of a handle.
-
-    Raises:
-        ConfigError: If it is no job's id, or Slurm is not installed.
-    """
-    if not re.fullmatch("[1-9][0-9]{0,9}", name):
-        raise ConfigError(f"slurm:{show(name)} is no handle: write slurm:JOBID, like slurm:4711.")
-    client.require_tool("scontrol", _INSTALL)
-    return SlurmJob(name)
-
-
-class SlurmJob:
-    """A job that Slurm holds."""
-
-    def __init__(self, job_id: str, files: Files | None = None) -> None:
-        self._id = job_id
-        self._known = files
-
-    @property
-    def handle(self) -> str:
-        """What ``tfps status`` takes."""
-        return f"slurm:{self._id}"
-
-    @property
-    def _files(self) -> Files | None:
-        """Where the job's files are, read from its script as long as Slurm keeps that."""
-        if self._known is None:
-            self._known = slurm_job.files_of(self._id)
-        return self._known
-
-    def status(self) -> Status:
-        """Ask Slurm, and read in the logs how the tasks are.
-
-        Raises:
-            ConfigError: If Slurm does not answer, or has never had such a job.
-        """
-        slurm_job.check_up()
-        known, files = slurm_job.ask(self._id), self._files
-        if known is None and files is None:
-            return slurm_job.forgotten(self._id)
-        self._check_ours(known, files)
-        return slurm_job.status(self._id, known, files)
-
-    def _check_ours(self, known: Mapping[str, str] | None, files: Files | None) -> None:
-        """Refuse a job that slurmctld has, but no script of it: salloc or srun made it."""
-        if files is None and known is not None and "JobId" in known:
-            raise slurm_job.foreign(self._id)
-
-    def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
-        """Yield what the tasks have said, in all runs of a job that was requeued.
-
-        Raises:
-            ConfigError: If Slurm does not answer, or has no such job, or the job no such task.
-        """
-        slurm_job.check_up()
-        files = self._files
-        if files is None:
-            self._check_ours(slurm_job.ask(self._id), files)
-            raise ConfigError(f"{self.handle}: {slurm_job.forgotten(self._id).reason}.")
-        readers = files.readers(self._id, task)
-        asked, ended = -math.inf, not follow
-        while not ended:
-            if time.monotonic() - asked > _LATER_SECS:
-                asked, ended = time.monotonic(), self.status().ended
-            yield from (line for reader in readers for line in reader.lines())
-            time.sleep(0 if ended else _POLL_SECS)
-        yield from (line for reader in readers for line in reader.lines(whole=True))
-
-    def cancel(self) -> None:
-        """Have the tasks save and end, then end the job; one that ends by itself, or waits, is just ended.
-
-        Raises:
-            ConfigError: If Slurm does not answer, or has no such job.
-        """
-        state = self.status().state
-        if state == RUNNING:
-            self._ask_to_save()
-        if state in (PENDING, RUNNING) and self.status().state in (PENDING, RUNNING):
-            client.run_client(["scancel", self._id])
-
-    def _ask_to_save(self) -> None:
-        """Tell the script why, then the tasks; the script ends the job when they have ended."""
-        for whom in (["--batch", "--signal=USR1"], ["--signal=TERM"]):
-            with contextlib.suppress(ConfigError):  # it may just have ended
-                client.run_client(["scancel", *whom, self._id])
-        until = time.monotonic() + _SAVE_SECS
-        while self.status().state == RUNNING and time.monotonic() < until:
-            time.sleep(_POLL_SECS)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from tfps.cluster import resolver
 from tfps.cluster.resolver import Cluster, Task
-from tfps.errors import ConfigError
-from tfps.jobs.handle import LogLine, SubmittedJob, TaskExited
+from tfps.errors import ConfigError, PlatformError
+from tfps.jobs.events import LogLine, TaskExited
+from tfps.jobs.handle import RunningJob, SubmittedJob
 from tfps.jobs.spec import Job
+from tfps.launchers.base import Launcher
 from tfps.launchers.common import client
-
-FLAGS = frozenset({"ps_hosts", "worker_hosts", "ssh"})
 
 _KILL_AFTER_SECS = 20.0  # the hosts' shells kill after 12
 # Never asks, as there may be no terminal. Users, keys and ports are those of ssh's own configuration.
@@ -41,6 +41,11 @@ class Plan:
     hosts: Mapping[Task, str]
     argv: Mapping[Task, Sequence[str]]
 
+    @property
+    def is_printed_only(self) -> bool:
+        """Whether the user starts the tasks."""
+        return not self.job.config.ssh
+
     def __str__(self) -> str:
         return "\n".join(self._line(task) for task in self.argv)
 
@@ -60,31 +65,52 @@ def _ssh(host: str, script: str) -> Sequence[str]:
     return (*_SSH, "--", host, shlex.join(["sh", "-c", script]))
 
 
-def sends(job: Job) -> bool:
-    """Return whether there is anything to do but to print the plan."""
-    return job.config.ssh
+class HostsLauncher(Launcher[Plan]):
+    """Hosts that the user names: the lines are printed, or run over ssh."""
 
+    name = "hosts"
+    options = frozenset({"ps_hosts", "worker_hosts", "ssh"})
 
-def plan(job: Job) -> Plan:
-    """Return the lines of a job.
+    def plan(self, job: Job) -> Plan:
+        """Return the lines of a job.
 
-    Raises:
-        ConfigError: If ``--ps_hosts`` or ``--worker_hosts`` is missing or wrong.
-    """
-    config = job.config
-    given = {"ps_hosts": config.ps_hosts, "worker_hosts": config.worker_hosts}
-    if missing := [flag for flag, hosts in given.items() if hosts is None]:
-        raise ConfigError([f"--{flag} is missing: give --{flag}=host:port,host:port." for flag in missing])
-    sizes = config.num_ps, config.num_workers
-    members, _ = resolver.resolve(config.ps_hosts, config.worker_hosts, "worker", 0, *sizes, {})
-    hosts = {task: members.address(task).rpartition(":")[0].strip("[]") for task in members.tasks()}
-    sized = Job(
-        job.name,
-        config.replace(num_ps=members.num_ps, num_workers=members.num_workers),
-        python=job.python if config.ssh else "python",
-        directory=job.directory,
-    )
-    return Plan(sized, hosts, {task: _argv(sized, members, task) for task in members.tasks()})
+        Raises:
+            ConfigError: If ``--ps_hosts`` or ``--worker_hosts`` is missing or wrong.
+        """
+        config = job.config
+        given = {"ps_hosts": config.ps_hosts, "worker_hosts": config.worker_hosts}
+        if missing := [flag for flag, hosts in given.items() if hosts is None]:
+            raise ConfigError([f"--{flag} is missing: give --{flag}=host:port,host:port." for flag in missing])
+        sizes = config.num_ps, config.num_workers
+        members, _ = resolver.resolve(config.ps_hosts, config.worker_hosts, "worker", 0, *sizes, {})
+        hosts = {task: members.address(task).rpartition(":")[0].strip("[]") for task in members.tasks()}
+        sized = Job(
+            job.name,
+            config.replace(num_ps=members.num_ps, num_workers=members.num_workers),
+            python=job.python if config.ssh else "python",
+            directory=job.directory,
+        )
+        return Plan(sized, hosts, {task: _argv(sized, members, task) for task in members.tasks()})
+
+    def submit(self, plan: Plan) -> "SshJob":
+        """Start every task over ssh.
+
+        Raises:
+            PlatformError: If ssh is not installed, or a host cannot be reached or has no tfps; no task is started then.
+        """
+        client.require_tool("ssh", "apt-get install openssh-client")
+        _check_hosts(plan)
+        return SshJob(plan)
+
+    def find(self, job_id: str) -> SubmittedJob:
+        """Refuse: a job over ssh is watched and ended by the command that started it.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"hosts:{job_id} is no handle: a job over ssh lives, and ends, with the command that started it."
+        )
 
 
 def _argv(job: Job, members: Cluster, task: Task) -> Sequence[str]:
@@ -92,52 +118,40 @@ def _argv(job: Job, members: Cluster, task: Task) -> Sequence[str]:
     return job.command(**hosts, job_name=task.job, task_index=task.index)
 
 
-def submit(plan: Plan) -> "SshJob":
-    """Start every task over ssh.
+def _check_hosts(plan: Plan) -> None:
+    """Log in to every host, at the same time, and import tfps there.
 
     Raises:
-        ConfigError: If ssh is not installed, or a host cannot be reached or has no tfps; no task is started then.
+        PlatformError: If that fails; holds every problem of all of them.
     """
-    client.require_tool("ssh", "apt-get install openssh-client")
-    _check_hosts(plan)
-    return SshJob(plan)
-
-
-def _check_hosts(plan: Plan) -> None:
-    """Log in to every host, at the same time, and import tfps there; tells every problem of all of them."""
     script = f"cd {shlex.quote(plan.job.directory)} && {shlex.quote(plan.job.python)} -c 'import tfps'"
 
     def problems(host: str) -> Sequence[str]:
         try:
             client.run_client(_ssh(host, script))
-        except ConfigError as error:
+        except PlatformError as error:
             return [f"{host}: {problem}" for problem in error.problems[-2:]]
         return []
 
     with ThreadPoolExecutor(max_workers=32) as pool:
         found = [problem for told in pool.map(problems, dict.fromkeys(plan.hosts.values())) for problem in told]
     if found:
-        raise ConfigError(found)
+        raise PlatformError(found)
 
 
-def find(name: str) -> SubmittedJob:
-    """Refuse: a job over ssh is watched and ended by the command that started it.
-
-    Raises:
-        ConfigError: Always.
-    """
-    raise ConfigError(f"hosts:{name} is no handle: a job over ssh lives, and ends, with the command that started it.")
-
-
-class SshJob:
+class SshJob(RunningJob):
     """The running tasks of a job, each behind its connection."""
 
     def __init__(self, plan: Plan) -> None:
         """Start every task."""
         self._said: queue.Queue[LogLine | TaskExited] = queue.Queue()
         self._kill_at: float | None = None
-        self.restarts: Mapping[Task, int] = {}  # nobody starts them again
         self._connections = {task: self._start(task, plan.ssh(task)) for task in plan.argv}
+
+    @property
+    def restarts(self) -> Mapping[Task, int]:
+        """Nothing: nobody starts them again."""
+        return {}
 
     def _start(self, task: Task, argv: Sequence[str]) -> "subprocess.Popen[str]":
         connection = subprocess.Popen(

@@ -10,7 +10,7 @@ from support.processes import NASTY, REPO, golden, run_tfps
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.spec import Job
-from tfps.launchers.docker import compose
+from tfps.launchers.docker.compose import ComposeLauncher
 
 SHIPPED = ("--to=compose", "--name=tfps", "--model=mnist")
 
@@ -18,7 +18,7 @@ SHIPPED = ("--to=compose", "--name=tfps", "--model=mnist")
 def planned(source: str | None = None, **flags: Any) -> dict[str, Any]:
     """Return the Compose file of a job as a reader of YAML has it."""
     job = Job("first", JobConfig(**flags), source, directory="/here")
-    document: dict[str, Any] = yaml.safe_load(str(compose.plan(job)))
+    document: dict[str, Any] = yaml.safe_load(str(ComposeLauncher().plan(job)))
     return document
 
 
@@ -46,7 +46,7 @@ def test_a_large_job_is_planned_as_before() -> None:
         mode="sync",
         learning_rate=0.5,
     )
-    plan = str(compose.plan(Job("large", config, model_source="...", directory="/home/me")))
+    plan = str(ComposeLauncher().plan(Job("large", config, model_source="...", directory="/home/me")))
     assert plan == golden("compose-large.yaml", plan)
 
 
@@ -119,8 +119,8 @@ def test_too_little_memory_is_refused_before_anything_is_sent() -> None:
 
 
 def test_without_docker_it_says_what_to_install() -> None:
-    """Without a client of Docker's: exit 2, on one line, without a traceback."""
+    """Without a client of Docker's: exit 69, on one line, without a traceback."""
     ended = run_tfps("submit", *SHIPPED, PATH="")
-    assert ended.returncode == 2
+    assert ended.returncode == 69
     assert ended.stderr.startswith("error: docker is not installed: ")
     assert ended.stderr.count("\n") == 1

@@ -2,7 +2,7 @@
 
 from support.kubernetes_jobs import FULL, SMALL, Object, kind_of, templates
 
-from tfps.launchers.kubernetes import jobs
+from tfps.launchers.kubernetes.jobs import JobsLauncher
 
 
 def test_every_pod_has_the_name_that_the_hosts_say() -> None:
@@ -44,16 +44,16 @@ def job(role: str, condition: str = "", completions: int = 1) -> Object:
 
 def test_the_workers_decide_when_it_is_done() -> None:
     """It has succeeded when the workers' Job is complete, and failed when either Job has; else the pods tell."""
-    assert jobs._state([job("ps"), job("worker", "Complete")]) == ("SUCCEEDED", "")
-    assert jobs._state([job("ps", "Failed"), job("worker", "Complete")]) == ("SUCCEEDED", "")
-    assert jobs._state([job("ps", "Complete"), job("worker")]) == ("", "")
-    assert jobs._state([job("ps", "Failed"), job("worker")]) == ("FAILED", "Why: so")
-    assert jobs._state([job("ps"), job("worker", "Failed")]) == ("FAILED", "Why: so")
-    assert jobs._state([job("ps"), job("worker", "Suspended")]) == ("PENDING", "Why: so")
-    assert jobs._replicas([job("ps"), job("worker", "", 3)]) == {"ps": 1, "worker": 3}
+    assert JobsLauncher().state([job("ps"), job("worker", "Complete")]) == ("SUCCEEDED", "")
+    assert JobsLauncher().state([job("ps", "Failed"), job("worker", "Complete")]) == ("SUCCEEDED", "")
+    assert JobsLauncher().state([job("ps", "Complete"), job("worker")]) == ("", "")
+    assert JobsLauncher().state([job("ps", "Failed"), job("worker")]) == ("FAILED", "Why: so")
+    assert JobsLauncher().state([job("ps"), job("worker", "Failed")]) == ("FAILED", "Why: so")
+    assert JobsLauncher().state([job("ps"), job("worker", "Suspended")]) == ("PENDING", "Why: so")
+    assert JobsLauncher().replicas([job("ps"), job("worker", "", 3)]) == {"ps": 1, "worker": 3}
 
 
 def test_the_jobs_are_the_last_to_be_created() -> None:
     """Addresses, policy and files are there before the first pod is."""
-    plan = jobs.plan(SMALL)
+    plan = JobsLauncher().plan(SMALL)
     assert [made["kind"] for made in plan.objects] == ["ConfigMap", "NetworkPolicy", "Service", "Job", "Job"]

@@ -6,7 +6,7 @@ from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 from support.kubernetes_jobs import FULL, SMALL, Object, kind_of
 
 from tfps.jobs.spec import Job
-from tfps.launchers.kubernetes import jobset
+from tfps.launchers.kubernetes.jobset import JobSetLauncher
 
 
 @pytest.mark.parametrize("job", [SMALL, FULL])
@@ -53,5 +53,5 @@ def test_the_workers_end_the_set() -> None:
 def test_the_conditions_tell_how_it_is(condition: str, state: str) -> None:
     """A JobSet's condition says how it is, and why if it has not succeeded."""
     found: Object = {"status": {"conditions": [{"type": condition, "status": "True", "reason": "Why"}]}}
-    assert jobset._state([found]) == (state, "" if state == "SUCCEEDED" else "Why")
-    assert jobset._replicas([kind_of("jobset", FULL, "JobSet")]) == {"ps": 2, "worker": 3}
+    assert JobSetLauncher().state([found]) == (state, "" if state == "SUCCEEDED" else "Why")
+    assert JobSetLauncher().replicas([kind_of("jobset", FULL, "JobSet")]) == {"ps": 2, "worker": 3}

@@ -12,7 +12,8 @@ from tfps.cluster.resolver import Task, resolve
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.spec import Job
-from tfps.launchers.kubernetes import kubectl, manifests
+from tfps.launchers.kubernetes import manifests
+from tfps.launchers.registry import LAUNCHERS
 
 CORE = ("ConfigMap", "NetworkPolicy", "Service")
 
@@ -213,7 +214,7 @@ def test_a_dry_run_needs_no_kubectl(platform: str) -> None:
     printed = run_tfps(*argv, "--dry_run", PATH="/nowhere")
     assert (printed.returncode, printed.stderr, printed.stdout) == (0, "", f"{plan_of(platform, SMALL)}\n")
     refused = run_tfps(*argv, PATH="/nowhere")
-    assert (refused.returncode, refused.stdout) == (2, "")
+    assert (refused.returncode, refused.stdout) == (69, "")
     assert refused.stderr.startswith("error: kubectl is not installed: install it")
 
 
@@ -222,7 +223,7 @@ def test_a_dry_run_needs_no_kubectl(platform: str) -> None:
 def test_a_handle_is_read_strictly(platform: str, name: str) -> None:
     """What is no NAME or NAMESPACE/NAME never reaches kubectl's command line."""
     with pytest.raises(ConfigError, match="is no handle: write"):
-        kubectl.find(kubectl.Platform(platform, "jobs", lambda _: {}, lambda _: ("", "")), name)
+        LAUNCHERS.load(platform).find(name)
 
 
 def test_a_flag_of_another_platform_is_refused() -> None:

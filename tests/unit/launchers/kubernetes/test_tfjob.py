@@ -9,7 +9,7 @@ import pytest
 from support.kubernetes_jobs import FULL, SMALL, Object, kind_of, templates
 
 from tfps.jobs.spec import Job
-from tfps.launchers.kubernetes import tfjob
+from tfps.launchers.kubernetes.tfjob import TFJobLauncher
 
 _PLAIN = {"str": str, "int": int, "bool": bool, "object": object}
 
@@ -72,9 +72,9 @@ def test_the_conditions_tell_how_it_is(condition: str, state: str) -> None:
     """A TFJob's condition that is true says how it ended; one that is no more says nothing."""
     told = [{"type": "Failed", "status": "False"}, {"type": condition, "status": "True", "message": "so"}]
     found: Object = {"status": {"conditions": told}}
-    assert tfjob._state([found]) == (state, "so" if state == "FAILED" else "")
+    assert TFJobLauncher().state([found]) == (state, "so" if state == "FAILED" else "")
 
 
 def test_the_roles_are_counted() -> None:
     """What the cluster tells of a TFJob says how many tasks there are."""
-    assert tfjob._replicas([kind_of("tfjob", FULL, "TFJob")]) == {"ps": 2, "worker": 3}
+    assert TFJobLauncher().replicas([kind_of("tfjob", FULL, "TFJob")]) == {"ps": 2, "worker": 3}

@@ -10,7 +10,7 @@ from support.processes import REPO
 
 from tfps.errors import ConfigError
 from tfps.jobs.spec import Job
-from tfps.launchers.kubernetes import volcano
+from tfps.launchers.kubernetes.volcano import VolcanoLauncher
 
 _SPEC = yaml.safe_load((REPO / "tests/support/volcano_job.yaml").read_text())
 # What users may write: pkg/webhooks/admission/jobs/validate/util.go.
@@ -87,7 +87,7 @@ def test_a_queue_that_cannot_be_is_refused(queue: str) -> None:
 )
 def test_the_phase_tells_how_it_is(phase: str, state: str) -> None:
     """A phase that is an end is one of the job; while it runs, the pods tell."""
-    assert volcano._state([{"status": {"state": {"phase": phase}}}])[0] == state
-    assert volcano._state([{"status": {"state": {"phase": "Running"}}}]) == ("", "")
-    assert volcano._state([{}]) == ("", "")
-    assert volcano._replicas([kind_of("volcano", FULL, "Job")]) == {"ps": 2, "worker": 3}
+    assert VolcanoLauncher().state([{"status": {"state": {"phase": phase}}}])[0] == state
+    assert VolcanoLauncher().state([{"status": {"state": {"phase": "Running"}}}]) == ("", "")
+    assert VolcanoLauncher().state([{}]) == ("", "")
+    assert VolcanoLauncher().replicas([kind_of("volcano", FULL, "Job")]) == {"ps": 2, "worker": 3}

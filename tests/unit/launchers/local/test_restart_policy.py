@@ -4,7 +4,7 @@ import pytest
 
 from tfps.cluster.resolver import Task
 from tfps.launchers.local import restart_policy
-from tfps.launchers.local.restart_policy import Alone, RestartPolicy
+from tfps.launchers.local.restart_policy import Alone, Grant, RestartPolicy
 
 PS, WORKER = Task("ps", 0), Task("worker", 1)
 
@@ -61,7 +61,7 @@ def test_who_is_lost_with_another_pays_nothing(clock: Clock) -> None:
         assert policy.grant(PS, -9)
         for _ in range(3):
             clock.now += 5
-            assert policy.grant(WORKER, 170) == ", as others were lost"
+            assert policy.grant(WORKER, 170) == Grant(None, policy.budget)
             clock.now += 0.3
             assert WORKER in list(policy.due())
     assert policy.used == {PS: 2, WORKER: 0}
@@ -81,7 +81,7 @@ def test_who_loses_nobody_but_itself_pays(clock: Clock) -> None:
     for turn in (1, 2, 3):
         policy.began(WORKER)
         clock.now += 2
-        assert policy.grant(WORKER, 170) == f" ({turn} of 3)"
+        assert policy.grant(WORKER, 170) == Grant(turn, 3)
         since = clock.now
         while not list(policy.due()):
             clock.now += 0.5
@@ -136,11 +136,11 @@ def test_alone_what_others_lose_costs_nothing(clock: Clock) -> None:
         policy.began(WORKER)
         policy.trained()
         clock.now += 60
-        assert policy.grant(WORKER, 170) == ", as others were lost"
+        assert policy.grant(WORKER, 170) == Grant(None, policy.budget)
         clock.now += 0.3
         assert list(policy.due()) == [WORKER]
     assert policy.used == {WORKER: 0}
-    assert policy.grant(WORKER, -9) == " (1 of 1)"
+    assert policy.grant(WORKER, -9) == Grant(1, 1)
     assert policy.grant(WORKER, -9) is None
 
 
@@ -152,9 +152,9 @@ def test_alone_a_task_that_never_trains_pays(clock: Clock) -> None:
     for _ in range(6):
         policy.began(WORKER)
         told.append(policy.grant(WORKER, 170))
-    assert told == [", as others were lost"] * 3 + [" (1 of 2)", " (2 of 2)", None]
+    assert told == [Grant(None, 2)] * 3 + [Grant(1, 2), Grant(2, 2), None]
     policy.trained()
-    assert policy.grant(WORKER, 170) == ", as others were lost"
+    assert policy.grant(WORKER, 170) == Grant(None, policy.budget)
 
 
 def test_alone_a_cluster_that_does_not_form_is_tried_twice(clock: Clock) -> None:
@@ -162,10 +162,10 @@ def test_alone_a_cluster_that_does_not_form_is_tried_twice(clock: Clock) -> None
     del clock
     policy = Alone(PS, 10)
     policy.began(PS)
-    assert policy.grant(PS, 171) == " (1 of 10)"
+    assert policy.grant(PS, 171) == Grant(1, 10)
     assert policy.grant(PS, 171) is None
     policy.trained()
-    assert policy.grant(PS, 171) == " (2 of 10)"
+    assert policy.grant(PS, 171) == Grant(2, 10)
 
 
 @pytest.mark.parametrize("code", range(128))

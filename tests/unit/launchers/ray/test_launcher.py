@@ -12,9 +12,11 @@ from support.processes import NASTY, environment, golden, run_tfps
 from tfps.cluster.resolver import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
-from tfps.jobs.handle import FAILED, PENDING, RUNNING, LogLine, TaskStatus
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import FAILED, PENDING, RUNNING, TaskStatus
 from tfps.jobs.spec import Job
-from tfps.launchers.ray import cluster, launcher
+from tfps.launchers.ray import cluster
+from tfps.launchers.ray.launcher import Plan, RayLauncher
 from tfps.launchers.ray.log_protocol import Reader, format_line, format_status, is_protocol
 
 GIB = 2**30
@@ -24,7 +26,7 @@ def _job(python: str = "/usr/bin/python3", directory: str = "/home/me", **flags:
     return Job("demo", JobConfig(**{"model": "mnist", "model_dir": "/shared/demo", **flags}), None, python, directory)
 
 
-def _spec(plan: launcher.Plan) -> Any:
+def _spec(plan: Plan) -> Any:
     """Return what the driver gets, by way of a real shell, whose ``python`` is a script that prints its arguments."""
     ended = subprocess.run(["sh", "-c", plan.request["entrypoint"]], capture_output=True, text=True, check=True)
     *module, spec = ended.stdout.removesuffix("\0").split("\0")
@@ -34,14 +36,14 @@ def _spec(plan: launcher.Plan) -> Any:
 
 def test_a_plan() -> None:
     """The plan of 1 PS and 2 workers is the checked-in one."""
-    plan = str(launcher.plan(_job()))
+    plan = str(RayLauncher().plan(_job()))
     assert plan == golden("ray.yaml", plan)
 
 
 def test_a_plan_with_resources() -> None:
     """Two machines of 8 GPUs and 1 PS, and values that YAML and shells could spoil, as checked in."""
     resources = {"ps_cpu": 4.0, "ps_memory": 8 * GIB, "worker_cpu": 0.5, "worker_memory": 64 * GIB, "worker_gpu": 8}
-    plan = str(launcher.plan(_job(**resources, model_dir=f"/shared/{NASTY}", num_workers=2)))
+    plan = str(RayLauncher().plan(_job(**resources, model_dir=f"/shared/{NASTY}", num_workers=2)))
     assert plan == golden("ray-full.yaml", plan)
 
 
@@ -53,7 +55,7 @@ def test_the_driver_gets_every_value_as_given(tmp_path: Path) -> None:
     python.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
     python.chmod(0o755)
     job = _job(str(python), str(directory), model_dir=f"/shared/{NASTY}", num_ps=2)
-    spec = _spec(launcher.plan(job))
+    spec = _spec(RayLauncher().plan(job))
     assert spec["command"] == list(job.command())
     assert f"--model_dir=/shared/{NASTY}" in spec["command"]
     assert spec["directory"] == str(directory)
@@ -62,7 +64,7 @@ def test_the_driver_gets_every_value_as_given(tmp_path: Path) -> None:
 
 def test_the_entrypoint_is_one_line() -> None:
     """Ray writes the entrypoint into the job's log, where no value of the user's may look like a line of a task."""
-    entrypoint = launcher.plan(_job(model_dir="/shared/x\nworker/0  | step=1")).request["entrypoint"]
+    entrypoint = RayLauncher().plan(_job(model_dir="/shared/x\nworker/0  | step=1")).request["entrypoint"]
     assert "\n" not in entrypoint
 
 
@@ -77,12 +79,12 @@ def _without(modules: str, *args: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_dry_run_needs_neither_ray_nor_tensorflow() -> None:
-    """``--dry_run`` prints the plan where neither is installed; to send it, ray is asked for, with exit code 2."""
+    """``--dry_run`` prints the plan where neither is installed; to send it, ray is asked for, with exit code 69."""
     shown = _without("ray tensorflow", "submit", "--to=ray", "--name=demo", "--dry_run")
     assert shown.returncode == 0, shown.stderr
     assert "job_name: demo" in shown.stdout
     sent = _without("ray tensorflow", "submit", "--to=ray")
-    assert sent.returncode == 2
+    assert sent.returncode == 69
     assert sent.stderr == "error: ray is not installed: pip install 'tfps[ray]'.\n"
 
 
@@ -109,7 +111,7 @@ def test_what_ray_would_refuse(flag: str, problem: str) -> None:
 def test_what_is_no_handle(id_: str) -> None:
     """A handle that cannot be one is refused without asking a cluster."""
     with pytest.raises(ConfigError, match="is no handle"):
-        launcher.find(id_)
+        RayLauncher().find(id_)
 
 
 def test_tasks_that_no_node_can_hold() -> None:

@@ -17,9 +17,10 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN
 from tfps.jobs.spec import Job
+from tfps.launchers.common.job_files import Files
 from tfps.launchers.slurm import job as slurm_job
-from tfps.launchers.slurm import launcher
-from tfps.launchers.slurm.job import Files, Node
+from tfps.launchers.slurm.job import Node
+from tfps.launchers.slurm.launcher import Plan, SlurmLauncher
 
 SMALL = JobConfig(model="mnist", model_dir="/shared/m")
 FULL = SMALL.replace(
@@ -35,9 +36,9 @@ FULL = SMALL.replace(
 )
 
 
-def planned(config: JobConfig) -> launcher.Plan:
+def planned(config: JobConfig) -> Plan:
     """Return the plan of a job."""
-    return launcher.plan(Job("mnist", config, python="/venv/bin/python", directory="/home/me"))
+    return SlurmLauncher().plan(Job("mnist", config, python="/venv/bin/python", directory="/home/me"))
 
 
 @pytest.mark.parametrize(("name", "config"), [("small", SMALL), ("full", FULL)])
@@ -45,7 +46,7 @@ def test_golden(name: str, config: JobConfig) -> None:
     """A job of like tasks, and one of 2 machines of 8 GPUs and 2 parameter servers without any."""
     plan = str(planned(config))
     assert plan == golden(f"slurm-{name}.sh", plan)
-    assert launcher.sends(planned(config).job)
+    assert not planned(config).is_printed_only
 
 
 @pytest.mark.parametrize("config", [SMALL, FULL])
@@ -75,7 +76,7 @@ def test_the_script_tells_where_its_files_are(logs: str, tmp_path: Path) -> None
     expected = f"{logs}/logs" if logs else "/home/me/runs/mnist/logs"
     bin_dir = fake(tmp_path, "scontrol", f"cat <<'END'\n{script}\nEND\n")
     told = with_path(bin_dir, lambda: slurm_job.files_of("7"))
-    assert told == Files(expected, {"worker": 2, "ps": 2})
+    assert told == Files(expected, {"worker": 2, "ps": 2}, "slurm")
 
 
 def test_ports_of_neighbouring_jobs_are_apart() -> None:
@@ -93,7 +94,7 @@ def test_without_slurm_a_plan_is_printed_and_a_job_is_refused(tmp_path: Path) ->
     assert printed.returncode == 0
     assert printed.stdout.startswith("#!/bin/bash\n")
     refused = run_tfps("submit", "--to=slurm", cwd=tmp_path, PATH=str(tmp_path))
-    assert (refused.returncode, refused.stdout) == (2, "")
+    assert (refused.returncode, refused.stdout) == (69, "")
     assert refused.stderr.startswith("error: sbatch is not installed: use a login node")
     refused = run_tfps("status", "slurm:7", cwd=tmp_path, PATH=str(tmp_path))
     assert refused.stderr.startswith("error: scontrol is not installed: use a login node")
@@ -103,7 +104,7 @@ def test_without_slurm_a_plan_is_printed_and_a_job_is_refused(tmp_path: Path) ->
 def test_a_handle_is_a_number(name: str) -> None:
     """Another is refused with an example."""
     with pytest.raises(ConfigError, match="like slurm:4711"):
-        launcher.find(name)
+        SlurmLauncher().find(name)
 
 
 def test_room_on_nodes() -> None:
@@ -150,7 +151,7 @@ def test_status_is_slurms_word_and_the_jobs_own(
 ) -> None:
     """The job's state is Slurm's, or its script's where Slurm has forgotten it; each task's is what it told."""
     (tmp_path / "slurm-7.out").write_text(RUN + more)
-    told = slurm_job.status("7", known, Files(str(tmp_path), {"worker": 1, "ps": 1}))
+    told = slurm_job.status("7", known, Files(str(tmp_path), {"worker": 1, "ps": 1}, "slurm"))
     assert (told.state, told.reason) == (state, reason)
     if (known or {}).get("JobState") != "COMPLETED" and known is not None:
         task = told.tasks[Task("worker", 0)]
@@ -160,7 +161,7 @@ def test_status_is_slurms_word_and_the_jobs_own(
 def test_the_cause_of_a_failure_comes_first(tmp_path: Path) -> None:
     """Of tasks that failed, the first that cannot be helped; it is what the command that waits exits with."""
     (tmp_path / "slurm-7.out").write_text(RUN)
-    files = Files(str(tmp_path), {"ps": 1, "worker": 2})
+    files = Files(str(tmp_path), {"ps": 1, "worker": 2}, "slurm")
     assert next(iter(slurm_job.status("7", {"JobState": "FAILED"}, files).tasks)) == Task("ps", 0)
     (tmp_path / "slurm-7.out").write_text(RUN.replace("74", "170"))
     assert next(iter(slurm_job.status("7", {"JobState": "FAILED"}, files).tasks)) == Task("worker", 0)
@@ -222,7 +223,7 @@ def test_what_the_script_makes_of_exit_codes(codes: str, count: str, code: int, 
     fake(tmp_path, "srun", SRUN)
     bin_dir = fake(tmp_path, "scontrol", f'echo "$@" >>{shlex.quote(str(tmp_path))}/asked\n')
     config = SMALL.replace(model_dir=str(tmp_path / "m"))
-    script = str(launcher.plan(Job("mnist", config, python=str(python), directory=str(tmp_path))))
+    script = str(SlurmLauncher().plan(Job("mnist", config, python=str(python), directory=str(tmp_path))))
     env = {**os.environ, "PATH": f"{bin_dir}:{os.environ['PATH']}", "ORDER": "0 1 2", "SLURM_JOB_ID": "7"}
     env["SLURM_RESTART_COUNT"] = count
     ended = subprocess.run(["bash", "-c", script], env=env, timeout=20, check=False)

@@ -13,7 +13,7 @@ from tfps.cluster.resolver import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.spec import Job
-from tfps.launchers.ssh import launcher
+from tfps.launchers.ssh.launcher import HostsLauncher
 
 SMALL = JobConfig(
     ps_hosts="h0:2222", worker_hosts="h1:2222,[fe80::1]:2223", model="mnist", mode="sync", model_dir="/shared/m"
@@ -23,9 +23,9 @@ SMALL = JobConfig(
 @pytest.mark.parametrize("ssh", [False, True])
 def test_golden(ssh: bool) -> None:
     """A PS and two workers, to be started by hand and over ssh."""
-    plan = launcher.plan(Job("mnist", SMALL.replace(ssh=ssh), python="/venv/bin/python", directory="/home/me"))
+    plan = HostsLauncher().plan(Job("mnist", SMALL.replace(ssh=ssh), python="/venv/bin/python", directory="/home/me"))
     assert str(plan) == golden(f"hosts{'-ssh' if ssh else ''}.sh", str(plan))
-    assert launcher.sends(plan.job) is ssh
+    assert plan.is_printed_only is not ssh
 
 
 def test_lines_run_in_a_shell_with_every_value_as_given(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_lines_run_in_a_shell_with_every_value_as_given(tmp_path: Path) -> None:
 def test_ssh_commands_are_quoted_for_two_shells() -> None:
     """What ssh hands to the host's shell gives, read twice as shells do, the very arguments of the task."""
     job = Job("a", SMALL.replace(ssh=True, data_dir=NASTY), python="/p y", directory="/d'ir")
-    plan = launcher.plan(job)
+    plan = HostsLauncher().plan(job)
     for task, argv in plan.argv.items():
         *_, host, remote = plan.ssh(task)
         assert host == {Task("ps", 0): "h0", Task("worker", 0): "h1", Task("worker", 1): "fe80::1"}[task]
@@ -86,7 +86,7 @@ def test_ssh_commands_are_quoted_for_two_shells() -> None:
 def test_hosts_that_cannot_be_meant(changes: dict[str, object], says: str) -> None:
     """Missing, malformed and contradicting hosts are told with their flag."""
     with pytest.raises(ConfigError, match=r"^--") as error:
-        launcher.plan(Job("a", SMALL.replace(**changes)))
+        HostsLauncher().plan(Job("a", SMALL.replace(**changes)))
     assert says in str(error.value)
 
 
@@ -103,4 +103,4 @@ def test_what_hosts_have_no_use_for_is_refused(tmp_path: Path) -> None:
 def test_there_is_no_handle() -> None:
     """A job over ssh has no handle, and who asks for one is told why."""
     with pytest.raises(ConfigError, match="lives, and ends, with the command that started it"):
-        launcher.find("x")
+        HostsLauncher().find("x")

@@ -1,0 +1,289 @@
+"""Launchers of batch schedulers, which are all alike: ``qsub``, ``bsub`` and their like take a script, and give an id.
+
+The division of labor is PSI/J's (``psij.executors.batch``): a launcher of one scheduler says how its commands are
+written and read, and all else is here. The script runs a driver (``batch_driver``), which starts the tasks on the job's
+hosts and writes into the job's ``--model_dir`` how they are and what they say (``job_files``). So a job's handle has
+that directory, ``pbs:4711.server@/shared/runs/mnist``, and all machines must see it under this path.
+"""
+
+import abc
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from tfps.cluster.resolver import Task
+from tfps.config.job_config import show
+from tfps.errors import ConfigError, JobNotFoundError, PlatformError, StoppedError
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import CANCELLED, FAILED, SUCCEEDED, UNKNOWN, Status, SubmittedJob
+from tfps.jobs.spec import Job
+from tfps.launchers.base import Launcher
+from tfps.launchers.common import client
+from tfps.launchers.common.batch_driver import Spec
+from tfps.launchers.common.job_files import Files, Told, follow_lines, with_tasks
+from tfps.report import LOGS, make_dir
+
+_CANCEL_SECS = 60.0  # schedulers leave a job some time to end, often 10 s
+_POLL_SECS = 0.5
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The script of a job, and where the job writes."""
+
+    text: str
+    files: Files
+    is_printed_only: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class BatchLauncher(Launcher[BatchPlan]):
+    """A batch scheduler. A subclass writes and reads its scheduler's commands; see ``tests/support/pbs_launcher.py``.
+
+    Attributes:
+        states: The scheduler's states as those of a job; what is missing is ``UNKNOWN``.
+        no_such_job: A regular expression: what the status command says, as it fails, of a job that it does not know.
+        to_get_it: How to get the scheduler's commands.
+
+    Example::
+
+        class PbsLauncher(BatchLauncher):
+            name = "pbs"
+            options = frozenset({"queue"})
+            states = {"Q": PENDING, "R": RUNNING}
+            no_such_job = "Unknown Job Id"
+
+            def script(self, job: Job) -> str:
+                body = self.body(job, "$PBS_JOBID", '$(cat "$PBS_NODEFILE")')
+                return os.linesep.join(["#!/bin/bash", f"#PBS -N {job.name}", body])
+
+            def submit_command(self) -> Sequence[str]:
+                return ["qsub"]
+
+            def parse_job_id(self, output: str) -> str:
+                return output.strip()
+
+            def status_command(self, job_id: str) -> Sequence[str]:
+                return ["qstat", "-f", job_id]
+
+            def parse_status(self, output: str) -> Status:
+                return Status(self.state_of(output.partition("job_state = ")[2][:1]))
+
+            def cancel_command(self, job_id: str) -> Sequence[str]:
+                return ["qdel", job_id]
+    """
+
+    states: ClassVar[Mapping[str, str]]
+    no_such_job: ClassVar[str]
+    to_get_it: ClassVar[str] = "use a login node of the cluster"
+
+    @abc.abstractmethod
+    def script(self, job: Job) -> str:
+        """Return the job's script: the scheduler's directives, then ``body``.
+
+        Raises:
+            ConfigError: If the scheduler would refuse a flag's value.
+        """
+
+    @abc.abstractmethod
+    def submit_command(self) -> Sequence[str]:
+        """Return the command that takes a script as its standard input."""
+
+    @abc.abstractmethod
+    def parse_job_id(self, output: str) -> str:
+        """Return the id of the job in the submit command's output; empty if there is none."""
+
+    @abc.abstractmethod
+    def status_command(self, job_id: str) -> Sequence[str]:
+        """Return the command that prints the state of a job, also of one that has ended."""
+
+    @abc.abstractmethod
+    def parse_status(self, output: str) -> Status:
+        """Return the job's state in the status command's output, and the reason in the scheduler's words.
+
+        Raises:
+            JobNotFoundError: If the output says, without an error, that there is no such job.
+        """
+
+    @abc.abstractmethod
+    def cancel_command(self, job_id: str) -> Sequence[str]:
+        """Return the command that sends SIGTERM to a job's processes, then, after a while, SIGKILL."""
+
+    def state_of(self, word: str) -> str:
+        """Return the state of a job in the scheduler's word."""
+        return self.states.get(word, UNKNOWN)
+
+    def body(self, job: Job, job_id: str, hosts: str, remote: Sequence[str] = ()) -> str:
+        """Return the end of a script: what runs the tasks.
+
+        Args:
+            job: The job.
+            job_id: The job's id as the shell has it: ``$PBS_JOBID``.
+            hosts: A host for each task, separated by white space, the parameter servers first, as the shell has them:
+                ``$(cat "$PBS_NODEFILE")``.
+            remote: The command that starts a task on another of the job's hosts; without it, the script must ask for
+                all its places on one.
+        """
+        files = self._files(job)
+        spec = Spec(
+            self.name, files.logs, files.roles, job.command(), job.directory, tuple(remote), job.config.port_base
+        )
+        logs, out = shlex.quote(files.logs), f'{shlex.quote(f"{files.logs}/{self.name}-")}"{job_id}".out'
+        driver = shlex.join([job.python, "-m", "tfps.launchers.common.batch_driver", spec.to_json()])
+        return (
+            f"mkdir -p -- {logs} && exec >>{out} 2>&1 || exit 74\n"
+            f"cd -- {shlex.quote(job.directory)} || exit 2\n"
+            "unset TF_CONFIG\n"
+            "export PYTHONUNBUFFERED=1\n"
+            f'exec {driver} "{job_id}" "{hosts}"'
+        )
+
+    def _files(self, job: Job) -> Files:
+        model_dir = job.config.model_dir or str(Path(job.directory, "runs", job.name))
+        if "://" in model_dir:
+            raise ConfigError(
+                f"--model_dir={show(model_dir)} has no place for logs: give a directory that all hosts see."
+            )
+        return Files(f"{model_dir}/{LOGS}", {role.name: role.replicas for role in job.roles}, self.name)
+
+    def plan(self, job: Job) -> BatchPlan:
+        """Return the script of a job.
+
+        Raises:
+            ConfigError: If the scheduler would refuse a flag's value, or ``--model_dir`` is no directory.
+        """
+        return BatchPlan(self.script(job).rstrip("\n"), self._files(job))
+
+    def submit(self, plan: BatchPlan) -> "BatchJob":
+        """Submit a job.
+
+        Raises:
+            PlatformError: If the scheduler's commands are not installed, or it does not answer, or refuses the job.
+            StorageError: If ``--model_dir`` cannot be written.
+        """
+        argv = self.submit_command()
+        client.require_tool(argv[0], self.to_get_it)
+        make_dir(Path(plan.files.logs))
+        answer = client.run_client(argv, str(plan))
+        job_id = self.parse_job_id(answer)
+        if not job_id:
+            raise PlatformError(f"{argv[0]} told no job's id: {show(answer.strip())}.")
+        roles = " ".join(f"{role} {count}" for role, count in plan.files.roles.items())
+        append(plan.files.of_job(job_id), f"roles {roles}")  # the job may have to wait for long
+        return BatchJob(self, job_id, plan.files)
+
+    def find(self, job_id: str) -> "BatchJob":
+        """Return the job of a handle.
+
+        Raises:
+            ConfigError: If it is not ``ID@DIRECTORY``.
+            PlatformError: If that directory has no such job's files, or the scheduler's commands are not installed.
+        """
+        id_, _, directory = job_id.partition("@")
+        if not re.fullmatch(r"\w[\w.\[\]-]*", id_) or not directory.startswith("/"):
+            raise ConfigError(
+                f"{self.name}:{show(job_id)} is no handle: write {self.name}:ID@DIRECTORY, as tfps submit printed it."
+            )
+        client.require_tool(self.status_command(id_)[0], self.to_get_it)
+        return BatchJob(self, id_, self._known_files(id_, Path(directory)))
+
+    def _known_files(self, job_id: str, directory: Path) -> Files:
+        """Return the files of a job, as far as they tell which tasks it has."""
+        logs = directory / LOGS
+        path = Files(str(logs), {}, self.name).of_job(job_id)
+        text = path.read_text(errors="replace") if path.is_file() else ""
+        match = re.search(r"^roles ps (\d+) worker (\d+)$", text, re.MULTILINE)
+        if not match:
+            raise JobNotFoundError(f"{self.name}:{job_id}: {path} is not there, or tells of no tasks: see the handle.")
+        return Files(str(logs), {"ps": int(match[1]), "worker": int(match[2])}, self.name)
+
+
+def append(path: Path, line: str) -> None:
+    """Add a line to a file that the job itself may write to."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+
+
+class BatchJob(SubmittedJob):
+    """A job that a batch scheduler holds."""
+
+    def __init__(self, launcher: BatchLauncher, job_id: str, files: Files) -> None:
+        self._launcher, self._id, self._files = launcher, job_id, files
+        self._was_known = False  # to the scheduler
+
+    @property
+    def handle(self) -> str:
+        """``NAME:ID@DIRECTORY``."""
+        return f"{self._launcher.name}:{self._id}@{Path(self._files.logs).parent}"
+
+    def status(self) -> Status:
+        """Ask the scheduler, and read in the job's files how the tasks are.
+
+        Raises:
+            PlatformError: If the scheduler does not answer.
+        """
+        whole, told = self._ask(), self._files.told(self._id)
+        self._was_known = self._was_known or whole is not None
+        if whole is None:
+            whole = _by_files(told)
+            if whole.state == UNKNOWN and self._was_known:  # it does not come back
+                whole = Status(FAILED, reason="the scheduler has ended it, and its files do not tell how")
+        elif whole.state == FAILED and (told.cancelled or told.over == str(StoppedError.exit_code)):
+            whole = Status(CANCELLED, reason=whole.reason)
+        return with_tasks(whole, told, self._files.tasks(), told.runs)
+
+    def _ask(self) -> Status | None:
+        """Return what the scheduler says of the job; ``None`` if it does not know it, or not any more."""
+        try:
+            return self._launcher.parse_status(client.run_client(self._launcher.status_command(self._id)))
+        except JobNotFoundError:
+            return None
+        except PlatformError as error:
+            if re.search(self._launcher.no_such_job, str(error)):
+                return None
+            raise
+
+    def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
+        """Yield what the tasks have said, in all runs of a job that was requeued.
+
+        Raises:
+            ConfigError: If the job has no such task.
+            PlatformError: If the scheduler does not answer.
+        """
+        yield from follow_lines(self._files.readers(self._id, task), follow, self._has_ended)
+
+    def _has_ended(self) -> bool:
+        status = self.status()
+        return status.ended or status.state == UNKNOWN
+
+    def cancel(self) -> None:
+        """Have the scheduler end the job, whose tasks save, and wait until it has.
+
+        Raises:
+            PlatformError: If the scheduler does not answer, or does not end the job.
+        """
+        if self._has_ended():
+            return
+        append(self._files.of_job(self._id), "cancelled")
+        client.run_client(self._launcher.cancel_command(self._id))
+        deadline = time.monotonic() + _CANCEL_SECS
+        while not self._has_ended():
+            if time.monotonic() > deadline:
+                raise PlatformError(f"{self.handle} has not ended {_CANCEL_SECS:g} s after it was told to.")
+            time.sleep(_POLL_SECS)
+
+
+def _by_files(told: Told) -> Status:
+    """Return the state of a job that the scheduler does not know any more, as its files tell it."""
+    if told.over:
+        states = {"0": SUCCEEDED, str(StoppedError.exit_code): CANCELLED}
+        return Status(states.get(told.over, FAILED), reason="" if told.over == "0" else f"exit code {told.over}")
+    if told.cancelled:
+        return Status(CANCELLED)
+    return Status(UNKNOWN, reason="the scheduler does not know the job any more, and its files do not tell its end")

@@ -1,0 +1,208 @@
+"""What runs inside a job of a batch scheduler: starts the tasks on the job's hosts, and sees them through to their end.
+
+The job's script runs it, as ``python -m tfps.launchers.common.batch_driver SPEC JOB_ID HOSTS``. ``HOSTS`` has a host
+for each task, the parameter servers first, as the scheduler's own node file has them: a host occurs as often as it has
+tasks. Where all are one host, which is the script's own, the tasks are started as they are. Where they are several,
+each is started by the scheduler's ``remote`` command (``pbs_tmrsh``, ``blaunch``), so that the scheduler accounts for
+it and ends it with the job. What goes through that command is free of characters that a shell would take for its own:
+some of these commands have a shell read their arguments, and some do not.
+
+The first task that fails ends the job. SIGTERM and SIGINT are passed on: the tasks save. What happens is written as
+``job_files`` reads it. All hosts must see the same files.
+"""
+
+import base64
+import collections
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from tfps.cluster.resolver import Cluster, Task, hosts_flags
+from tfps.errors import ConfigError, StoppedError
+from tfps.launchers.common.job_files import Files, Told
+
+_LOOK_SECS = 0.1
+_KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
+_ME = "tfps.launchers.common.batch_driver"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A job as the driver needs it: all but its id and its hosts, which the scheduler picks.
+
+    Attributes:
+        prefix: What the files' names begin with: the launcher's name.
+        logs: The directory of the files.
+        roles: How many tasks each role has, the parameter servers first.
+        command: What each task runs, beside the flags that tell it the cluster.
+        directory: Where.
+        remote: The scheduler's command that starts a task on another of the job's hosts; the host's name follows.
+        port_base: Port of the first task on each host; ``None`` for one that depends on the job's id.
+    """
+
+    prefix: str
+    logs: str
+    roles: Mapping[str, int]
+    command: Sequence[str]
+    directory: str
+    remote: Sequence[str] = ()
+    port_base: int | None = None
+
+    def to_json(self) -> str:
+        """Return the specification as one argument."""
+        return json.dumps(asdict(self))
+
+
+def cluster_on(hosts: Sequence[str], roles: Mapping[str, int], port_base: int) -> Cluster:
+    """Return the cluster whose tasks run on ``hosts``, in their order: the k-th on a host listens on the k-th port.
+
+    Raises:
+        ConfigError: If there are fewer hosts than tasks.
+    """
+    if len(hosts) < sum(roles.values()):
+        raise ConfigError(
+            f"the scheduler gave {len(hosts)} places, {' '.join(hosts)}, for {sum(roles.values())} tasks."
+        )
+    slots: collections.Counter[str] = collections.Counter()
+    addresses = []
+    for host in hosts[: sum(roles.values())]:
+        addresses.append(f"{host}:{port_base + slots[host]}")
+        slots[host] += 1
+    return Cluster(tuple(addresses[: roles["ps"]]), tuple(addresses[roles["ps"] :]))
+
+
+def port_of(job_id: str) -> int:
+    """Return the port of the first task on a host: neighbouring jobs get ports apart, all below 32768."""
+    digits = "".join(letter for letter in job_id.partition(".")[0] if letter.isdigit())
+    return 8888 + int(digits or 0) % 1400 * 16
+
+
+class Driver:
+    """A job's tasks, by their processes here: the tasks themselves, or the remote commands."""
+
+    def __init__(self, spec: Spec, job_id: str, hosts: Sequence[str]) -> None:
+        self._spec, self._job_id = spec, job_id
+        self._files = Files(spec.logs, spec.roles, spec.prefix)
+        port = port_of(job_id) if spec.port_base is None else spec.port_base
+        self._cluster = cluster_on(hosts, spec.roles, port)
+        self._hosts = {task: self._cluster.address(task).rpartition(":")[0] for task in self._cluster.tasks()}
+        if len(set(self._hosts.values())) > 1 and not spec.remote:
+            raise ConfigError("the job has several hosts, but its launcher can start tasks on one alone.")
+        self._told = Told({}, [], "", "")
+        self._processes: dict[Task, subprocess.Popen[bytes]] = {}
+        self._kill_at: float | None = None
+        self._is_told_to_stop = False
+
+    def run(self) -> int:
+        """Run the tasks; returns the job's exit code: that of the task that made it fail, or 143 if told to stop."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        path = self._files.of_job(self._job_id)
+        runs = path.read_text(errors="replace").count("\nrun ") if path.is_file() else 0
+        self._say("roles " + " ".join(f"{role} {count}" for role, count in self._spec.roles.items()))
+        self._say(f"run {runs}")
+        for task in self._cluster.tasks():
+            if not self._is_told_to_stop:
+                self._processes[task] = self._start(task)
+                self._say(f"{task} started on {self._hosts[task]}")
+        self._see_through()
+        code = self._exit_code()
+        self._say(f"over with {code}")
+        return code
+
+    def _see_through(self) -> None:
+        """Wait until all tasks have ended; those that have not, a while after they were asked to, are killed."""
+        left = dict(self._processes)
+        while left:
+            for task in [task for task, process in left.items() if process.poll() is not None]:
+                self._take_end(task, left.pop(task).returncode)
+            if self._kill_at and time.monotonic() > self._kill_at:
+                self._signal(signal.SIGKILL)
+            time.sleep(_LOOK_SECS)
+
+    def _exit_code(self) -> int:
+        cause = self._told.cause()
+        code = (self._told.tasks[cause[0]].exit_code or 0) if cause else 0
+        was_stopped = self._is_told_to_stop and (code or not self._processes)
+        return StoppedError.exit_code if was_stopped else code
+
+    def _start(self, task: Task) -> "subprocess.Popen[bytes]":
+        me = (f"--job_name={task.job}", f"--task_index={task.index}")
+        argv = [*self._spec.command, *hosts_flags(self._cluster), *me]
+        log = str(self._files.of_task(self._job_id, task))
+        if len(set(self._hosts.values())) > 1:
+            return subprocess.Popen(
+                [*self._spec.remote, self._hosts[task], *remote_command(argv, self._spec.directory, log)],
+                stdin=subprocess.DEVNULL,
+            )
+        with open(log, "ab") as file:
+            return subprocess.Popen(
+                argv, cwd=self._spec.directory, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+            )
+
+    def _take_end(self, task: Task, code: int) -> None:
+        self._say(f"{task} ended with {code if code >= 0 else 128 - code} on {self._hosts[task]}")
+        if code:
+            self._end()
+
+    def _say(self, line: str) -> None:
+        """Write a line into the job's file, and take it in."""
+        self._told.take(line)
+        with open(self._files.of_job(self._job_id), "a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._is_told_to_stop = True
+        self._end()
+
+    def _end(self) -> None:
+        """Ask every task to save and end, once."""
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + _KILL_AFTER_SECS
+            self._signal(signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(number)
+
+
+def remote_command(argv: Sequence[str], directory: str, log: str) -> Sequence[str]:
+    """Return what runs a command on another host, in words that mean the same to a shell and without one."""
+    told = base64.urlsafe_b64encode(json.dumps([list(argv), directory, log]).encode()).decode()
+    return (sys.executable, "-m", _ME, told)
+
+
+def _be(told: str) -> None:
+    """Become the command that ``remote_command`` was given; its output goes to its log."""
+    argv, directory, log = json.loads(base64.urlsafe_b64decode(told))
+    os.chdir(directory)
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.execvp(argv[0], argv)  # noqa: S606
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a job, or be one of its tasks; returns the exit code."""
+    if len(argv) == 1:
+        _be(argv[0])
+    spec, job_id, hosts = argv
+    Path(json.loads(spec)["logs"]).mkdir(parents=True, exist_ok=True)
+    try:
+        return Driver(Spec(**json.loads(spec)), job_id, hosts.split()).run()
+    except ConfigError as error:
+        print(f"error: {error}", flush=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

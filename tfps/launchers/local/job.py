@@ -1,0 +1,305 @@
+"""A job on this machine.
+
+TensorFlow is imported once, in a fork server (``fork_server``), and every task is forked from it: a task starts in a
+fraction of a second. Worker 0 is the first, and the others follow when it has built its graph: a mistake in the model
+is told once, before there is a cluster. Ports are picked without a race: each is bound here, and held until the tasks
+have ended, so the kernel gives it to nobody else; with ``SO_REUSEADDR``, and as nobody listens on it yet, gRPC can bind
+it too.
+
+Each task is the very command of a task anywhere else, ``python -m tfps run FLAGS``; ``str(plan)`` shows them.
+
+A task that is lost, or ends with a code that says that starting it again may help, is started again up to
+``--max_restarts`` times (``restart_policy``). One that gives no sign of life is killed, and so lost: a
+thread in it writes a byte every second, which one that is stopped, or stuck where Python cannot run, does not. One
+that computes all the while lives, although Python cannot run. With a lost PS all others are started again, whose
+variables are of no use without its, and workers that are done.
+"""
+
+import contextlib
+import errno
+import os
+import selectors
+import shlex
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import ClassVar
+
+from tfps.cluster.resolver import Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import ConfigError, PeerLostError, RetryableError, error_for_limits
+from tfps.jobs.events import JobEvent, LogLine, Note, TaskExited, TaskRestarted, TaskStalled, how_it_ended
+from tfps.jobs.handle import RunningJob
+from tfps.launchers.local import task_process
+from tfps.launchers.local.fork_server import ForkServer
+from tfps.launchers.local.output import TaskOutput
+from tfps.launchers.local.restart_policy import RestartPolicy
+from tfps.report import LOGS
+
+KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
+_MOST_RESTARTS = 5
+_SILENT_SECS = 15.0
+_BUSY = 0.2  # whoever uses so much of a core computes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The tasks of a job and the arguments of ``tfps run`` for each."""
+
+    config: JobConfig
+    commands: Mapping[Task, Sequence[str]]
+    is_printed_only: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return "\n".join(shlex.join(["tfps", "run", *argv]) for argv in self.commands.values())
+
+
+class LocalJob(RunningJob):
+    """The tasks of a job on this machine; ``events`` starts them.
+
+    Args:
+        plan: The tasks.
+        restarts: When they are started again; by default as ``--max_restarts`` says.
+        log: Where TensorFlow's words go as it is imported; by default ``launch.log`` among the job's logs.
+    """
+
+    def __init__(self, plan: Plan, restarts: RestartPolicy | None = None, log: Path | None = None) -> None:
+        self._plan = plan
+        self._server = ForkServer(log or Path(plan.config.model_dir or ".") / LOGS / "launch.log")
+        self._processes: dict[Task, ForkServerProcess] = {}
+        self._selector = selectors.DefaultSelector()
+        self._kill_at: float | None = None
+        self._looked = time.monotonic()
+        self._last_sign: dict[Task, tuple[float, float]] = {}  # when, and the seconds of CPU that were used then
+        self._restarts = _policy(plan) if restarts is None else restarts
+        self._given_up: list[TaskExited] = []
+        self._lost_with: dict[Task, Task] = {}  # PS that were killed, by the one that was lost
+        self._started: set[Task] = set()
+        self._signed_off: set[Task] = set()
+        self._not_begun: list[Task] = []  # they wait until worker 0 has built its graph
+
+    def _start(self, task: Task) -> None:
+        try:
+            process, ours, life = self._forked(task)
+        except (EOFError, ConnectionError):
+            raise self._server.ended() from None
+        except OSError as error:
+            if limit := error_for_limits(error):
+                raise limit from None
+            fix = "raise the limit on open files, see ulimit -n" if error.errno == errno.EMFILE else "see the machine"
+            raise ConfigError(f"{task} cannot be started: {error.strerror}: {fix}.") from None
+        self._restarts.began(task)
+        self._started.add(task)
+        self._signed_off.discard(task)
+        os.set_blocking(life.fileno(), False)
+        self._processes[task] = process
+        output = TaskOutput(task, ours)
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._said(output))
+        self._selector.register(life, selectors.EVENT_READ, lambda: self._lives(task, life))
+        self._selector.register(process.sentinel, selectors.EVENT_READ, lambda: self._ended(output, process, life))
+
+    def _forked(self, task: Task) -> tuple[ForkServerProcess, Connection, Connection]:
+        """Return a task's process, what it says, and its signs of life."""
+        context = self._server.context
+        ours, theirs = context.Pipe()
+        life, sign = context.Pipe(duplex=False)
+        given = list(self._plan.commands[task]), theirs, sign, task in self._started
+        process = context.Process(target=task_process.task_main, args=given, name=str(task), daemon=True)
+        process.start()
+        theirs.close()
+        sign.close()
+        return process, ours, life
+
+    def events(self, every_secs: float = 0.25) -> Iterator[JobEvent | None]:
+        """Start every task; yield what they say and how they end, until all have.
+
+        ``None`` when nothing happened for a while.
+
+        Raises:
+            ConfigError: If TensorFlow cannot be imported.
+            StorageError: If the log of its import cannot be written.
+        """
+        self._server.start()
+        yield Note("importing TensorFlow")
+        while self._kill_at is None and not self._server.is_ready(every_secs):
+            yield None
+        if self._kill_at is None:
+            self._begin()
+        while self._selector.get_map() or self._restarts or self._given_up:
+            while self._given_up:
+                yield self._given_up.pop()
+            ready = self._selector.select(every_secs)
+            for key, _ in ready:
+                yield from key.data()
+            if self._kill_at and time.monotonic() > self._kill_at:
+                self.kill()
+            yield from self._silent()
+            self._start_those_due()
+            if not ready:
+                yield None
+
+    def _begin(self) -> None:
+        """Start worker 0, and all others if the job has none."""
+        first = Task("worker", 0)
+        self._not_begun = [task for task in self._plan.commands if task != first]
+        if first in self._plan.commands:
+            self._start(first)
+        else:
+            self._start_others()
+
+    def _start_others(self) -> None:
+        while self._not_begun:
+            self._start(self._not_begun.pop(0))
+
+    def _lives(self, task: Task, life: Connection) -> Iterator[LogLine]:
+        """Take in a task's signs of life; there are none any more when it has ended."""
+        with contextlib.suppress(BlockingIOError):
+            if not self._took_sign(task, life):
+                self._forget(life)
+        yield from ()
+
+    def _took_sign(self, task: Task, life: Connection) -> bool:
+        """Take in what there is of a task's signs; return whether there was something."""
+        signs = b"" if life.closed else os.read(life.fileno(), 1 << 10)
+        if signs:
+            self._last_sign[task] = time.monotonic(), self._cpu_secs(task)
+        if task_process.SIGNED_OFF in signs:
+            self._signed_off.add(task)
+        if task_process.BUILT in signs:
+            self._start_others()
+        return bool(signs)
+
+    def _forget(self, life: Connection) -> None:
+        """Listen to no more signs of a process that has ended; one that it left behind may hold the other end."""
+        if not life.closed:
+            self._selector.unregister(life)
+            life.close()
+
+    def _silent(self) -> Iterator[TaskStalled]:
+        """Kill tasks that give no sign of life; yield each."""
+        now, before = time.monotonic(), self._looked
+        self._looked = now
+        if now - before > _SILENT_SECS / 2:  # it was this process that was stopped
+            self._last_sign = {task: (now, self._cpu_secs(task)) for task in self._last_sign}
+        for task in [task for task, (when, _) in self._last_sign.items() if now - when > _SILENT_SECS]:
+            used = self._cpu_secs(task)
+            if used - self._last_sign.pop(task)[1] > _BUSY * _SILENT_SECS:
+                self._last_sign[task] = now, used
+                continue
+            yield TaskStalled(task, _SILENT_SECS)
+            self._signal(signal.SIGKILL, task)
+
+    def _cpu_secs(self, task: Task) -> float:
+        """Return how much CPU a task has used; 0.0 where the system does not tell."""
+        try:
+            fields = Path(f"/proc/{self._processes[task].pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def _start_those_due(self) -> None:
+        for task in self._restarts.due():
+            self._start(task)
+            if self._kill_at:
+                self._signal(signal.SIGTERM, task)
+
+    def _said(self, output: TaskOutput) -> Iterator[LogLine]:
+        yield from (LogLine(output.task, text) for text in output.read())
+        if output.at_end:
+            self._selector.unregister(output.connection)
+
+    def _ended(self, output: TaskOutput, process: ForkServerProcess, life: Connection) -> Iterator[JobEvent]:
+        """Yield a task's last words and its end; processes that it left behind end with it."""
+        self._selector.unregister(process.sentinel)
+        process.join()
+        if process.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # a task has a process group of its own
+        while not output.at_end and (lines := output.read()):
+            yield from (LogLine(output.task, text) for text in lines)
+        if not output.at_end:
+            self._selector.unregister(output.connection)
+        with contextlib.suppress(BlockingIOError):  # of a process that it left behind
+            while self._took_sign(output.task, life):
+                pass
+        self._forget(life)
+        self._last_sign.pop(output.task, None)
+        lost_with = self._lost_with.pop(output.task, None)
+        yield from self._replaced(output.task, process.exitcode or 0, lost_with)
+        if output.task.job == "ps" and output.task in self._restarts and not lost_with:
+            self._end_other_ps(output.task)
+            yield from self._recalled(output.task)
+
+    def _replaced(self, task: Task, code: int, lost_with: Task | None) -> Iterator[TaskRestarted | TaskExited]:
+        """Let a task that has ended be started again, if that may help and it was not too often.
+
+        One that ends with 0 and has not signed off is lost, too: something in it has ended the process.
+        """
+        if lost_with and not self._kill_at:
+            self._restarts.recall(task)
+            yield TaskRestarted(task, f"the loss of {lost_with}")
+            return
+        early = code == 0 and task not in self._signed_off
+        grant = None if self._kill_at else self._restarts.grant(task, RetryableError.exit_code if early else code)
+        how = f"{how_it_ended(code)}{' before it was done' if early else ''}"
+        if grant is not None:
+            because = "as others were lost" if grant.used is None else ""
+            yield TaskRestarted(task, how, grant.used, grant.budget, because)
+        elif early:
+            yield TaskExited(task, PeerLostError.exit_code, f"ended with {how}")
+        else:
+            yield TaskExited(task, code)
+
+    def _end_other_ps(self, lost: Task) -> None:
+        """End the PS that live: else a worker would have to come back first, and find that one lacks its variables."""
+        for task in [task for task, code in self.status().items() if code is None and task.job == "ps"]:
+            self._lost_with[task] = lost
+            self._signal(signal.SIGKILL, task)
+
+    def _recalled(self, lost: Task) -> Iterator[TaskRestarted]:
+        """Let workers that are done be started again: the job may begin anew from a checkpoint, and needs all.
+
+        One that has signed off and has yet to end is, when it has.
+        """
+        for task in [task for task in self._signed_off if task.job == "worker"]:
+            if self.status()[task] is None:
+                self._lost_with[task] = lost
+            elif self.status()[task] == 0 and task not in self._restarts:
+                self._restarts.recall(task)
+                yield TaskRestarted(task, how_it_ended(0), because="with the PS that was lost")
+
+    @property
+    def restarts(self) -> Mapping[Task, int]:
+        """How often each task was started again."""
+        return self._restarts.counts
+
+    def status(self) -> Mapping[Task, int | None]:
+        """Return each task's exit code, ``None`` while it runs."""
+        return {task: process.exitcode for task, process in self._processes.items()}
+
+    def cancel(self) -> None:
+        """Ask every task to save and end; those that have not after a while are killed."""
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + KILL_AFTER_SECS
+            self._not_begun.clear()
+            self._given_up += [TaskExited(task, code) for task, code in self._restarts.give_up().items()]
+            self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End every task at once."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int, task: Task | None = None) -> None:
+        for process in [self._processes[task]] if task else self._processes.values():
+            if process.exitcode is None and process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+
+def _policy(plan: Plan) -> RestartPolicy:
+    asked = plan.config.max_restarts
+    return RestartPolicy(plan.commands, _MOST_RESTARTS if asked is None else asked)
