@@ -111,6 +111,27 @@ def test_dry_runs_run(
     assert "tfps" in out
 
 
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_other_commands_are_right(file: Path) -> None:
+    """A line of an ``sh`` block that is no command of tfps is one of a few kinds, of which all parts exist."""
+    extras = re.findall(
+        r"^(\w+) = \[", (REPO / "pyproject.toml").read_text().partition("optional-dep")[2], re.MULTILINE
+    )
+    harness = (REPO / "tests/faults/harness/main.py").read_text()
+    image = f"docker build -t tfps:{tfps.__version__} -f docker/Dockerfile ."
+    for line in (line for block in blocks(file) if block.language == "sh" for line in block.text.splitlines()):
+        if line.startswith(tuple(f"{prefix} " for prefix in PREFIX)):
+            continue
+        if match := re.fullmatch(r"pip install 'tfps\[(\w+)\]'", line):
+            assert match[1] in extras
+        elif match := re.fullmatch(r"(scripts/\w+|\.ci/run)(?: (.*))?", line):
+            assert (REPO / match[1]).is_file()
+            flags = re.findall(r"--\w+", match[2] or "") if match[1] == "scripts/faults" else []
+            assert [flag for flag in flags if f'"{flag}"' not in harness] == []
+        else:
+            assert line in (image, "python -m tfps.cli.reference > tfps/docs/flags.md")
+
+
 def test_there_are_commands_to_check() -> None:
     """The README and the pages have many, of every command, and a dry run for every platform."""
     names = {words[1] for words in ALL_COMMANDS}
