@@ -39,10 +39,14 @@ def pattern_of(phrase: str) -> re.Pattern[str]:
     return re.compile(r"\b(?:" + phrase.replace(" ", r"\s+") + ")", re.IGNORECASE)
 
 
+def _blanked(block: re.Match[str]) -> str:
+    return "\n" * block[0].count("\n")  # so that the lines keep their numbers
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_no_phrase_comes_back(file: Path) -> None:
-    """No phrase of the list is in a file."""
-    text = file.read_text()
+    """No phrase of the list is in a file, but for what a page quotes of a program's output."""
+    text = re.sub(r"^```text\n(.*?)^```$", _blanked, file.read_text(), flags=re.MULTILINE | re.DOTALL)
     found = [
         f"{file.name}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]!r}: write {instead}"
         for phrase, instead in PHRASES.items()
