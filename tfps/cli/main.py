@@ -3,19 +3,18 @@
 import errno
 import io
 import os
-import shutil
 import signal
 import sys
-import textwrap
 from collections.abc import Sequence
 
 import tfps
+from tfps.cli.help import command_help, show_help, usage
 from tfps.cli.registry import COMMANDS
-from tfps.cli.run import ROLE
 from tfps.cli.validation import CHOICES, print_error
 from tfps.config import job_config
 from tfps.errors import ConfigError, StoppedError, StorageError, TfpsError, error_for_limits
-from tfps.models import loader
+
+__all__ = ["CHOICES", "COMMANDS", "main"]
 
 _NOT_WRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO)  # a file's own errors are told where they are met
 
@@ -48,20 +47,9 @@ def _take_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
 
-def _act(argv: list[str]) -> int:
-    args = _as_flag(argv)
-    verb, rest = (args[0], args[1:]) if args and not args[0].startswith("-") else ("run", args)
+def _act(args: Sequence[str]) -> int:
     try:
-        if "--version" in args or args == ["version"]:
-            print(f"tfps {tfps.__version__}")
-            return 0
-        if verb not in COMMANDS:
-            meant = job_config.did_you_mean(verb, COMMANDS)
-            raise ConfigError(f"{job_config.show(verb)} is not a command of tfps.{meant} See tfps --help.")
-        if {"-h", "--help", "-help", "--helpfull"} & set(rest) or (not args and not _in_a_cluster()):
-            print(_usage() if not args or args[0].startswith("-") else _help(verb))
-            return 0
-        return COMMANDS[verb].act(rest)
+        return _dispatch(args)
     except (TfpsError, RuntimeError) as error:
         return print_error(_of_user(error), sys.stderr)
     except KeyboardInterrupt:
@@ -70,6 +58,23 @@ def _act(argv: list[str]) -> int:
         if error.errno not in _NOT_WRITTEN or error.filename:
             raise
         return _not_written(error)
+
+
+def _dispatch(args: Sequence[str]) -> int:
+    """Run the command that the arguments name."""
+    name, rest = (args[0], args[1:]) if args and not args[0].startswith("-") else ("run", args)
+    if "--version" in args or list(args) == ["version"]:
+        print(f"tfps {tfps.__version__}")
+        return 0
+    if name == "help":
+        return show_help(rest)
+    if name not in COMMANDS:
+        meant = job_config.did_you_mean(name, COMMANDS)
+        raise ConfigError(f"{job_config.show(name)} is not a command of tfps.{meant} See tfps --help.")
+    if {"-h", "--help", "-help", "--helpfull"} & set(rest) or (not args and not _in_a_cluster()):
+        print(usage() if not args or args[0].startswith("-") else command_help(name))
+        return 0
+    return COMMANDS[name].act(rest)
 
 
 def _of_user(error: TfpsError | RuntimeError) -> TfpsError:
@@ -98,30 +103,5 @@ def _not_written(error: OSError) -> int:
     return print_error(StorageError(f"standard output cannot be written: {error.strerror}."), sys.stderr)
 
 
-def _as_flag(args: list[str]) -> list[str]:
-    """Return ``help [COMMAND]`` as ``[COMMAND] --help``."""
-    return [*args[1:], "--help"] if args[:1] == ["help"] else args
-
-
 def _in_a_cluster() -> bool:
     return bool({"TF_CONFIG", "SLURM_STEP_NUM_TASKS"} & set(os.environ))
-
-
-def _usage() -> str:
-    verbs = "\n".join(f"  {name:<8} {verb.summary}" for name, verb in COMMANDS.items())
-    return (
-        "TensorFlow 1.x-style parameter-server training, on today's TensorFlow.\n\n"
-        f"usage: tfps COMMAND [--flag=value ...]\n\n{verbs}\n\n"
-        f"Try it:\n  {COMMANDS['launch'].example}\n\n"
-        f'Without a command, tfps runs "run"; the classic command line works unchanged:\n  python -m tfps {ROLE}\n\n'
-        'Run "tfps COMMAND --help" for its flags.'
-    )
-
-
-def _help(verb: str) -> str:
-    told = COMMANDS[verb]
-    choices = {**CHOICES, "model": tuple(loader.BUILTIN)}
-    width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns))
-    flags = job_config.describe(told.flags, choices, width)
-    details = textwrap.fill(told.details, width)
-    return f"tfps {verb}: {told.summary}\n\n{details}\n\n  {told.example}\n{flags}"

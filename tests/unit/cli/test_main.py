@@ -449,14 +449,14 @@ def test_tf_config_makes_a_task_of_a_bare_command(tmp_path: Path) -> None:
     assert run_tfps(cwd=tmp_path).stdout.startswith("TensorFlow 1.x-style parameter-server training")
 
 
-def test_help_and_version_are_verbs_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """``tfps help``, ``tfps help plan`` and ``tfps version`` say what the flags do."""
-    for words, flags in ((["help"], ["--help"]), (["help", "plan"], ["plan", "--help"]), (["version"], ["--version"])):
-        said = []
+def test_help_and_version_are_commands_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """``tfps help plan`` and ``tfps version`` show what the flags do, and ``tfps help`` the same and the pages."""
+    for words, flags in ((["help", "plan"], ["plan", "--help"]), (["version"], ["--version"]), (["help"], ["--help"])):
+        shown = []
         for argv in (words, flags):
             assert main.main(argv) == 0
-            said.append(capsys.readouterr().out)
-        assert said[0] == said[1] != ""
+            shown.append(capsys.readouterr().out)
+        assert shown[0] == shown[1] != "" or (words == ["help"] and shown[0].startswith(shown[1]))
 
 
 def test_a_path_goes_up_from_where_a_link_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

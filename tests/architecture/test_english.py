@@ -1,0 +1,61 @@
+"""The prose that users read is plain: phrases that were replaced do not come back."""
+
+import re
+from pathlib import Path
+
+import pytest
+from support.processes import REPO
+
+# What is checked; the docstrings and messages of a package follow when its prose has been revised.
+FILES = [
+    REPO / "README.md",
+    REPO / "CHANGELOG.md",
+    REPO / "CONTRIBUTING.md",
+    *sorted((REPO / "tfps/docs").glob("*.md")),
+]
+
+# A phrase as a regular expression, and what to write.
+PHRASES = {
+    r"anew": "again",
+    r"(?:is|are|was|were|be|been|being) told": "gets, is reported, the message says",
+    r"(?:is|are|was|were) said": "is reported, the log says",
+    r"tells? of": "names, shows",
+    r"as ever": "(leave it out)",
+    r"of (?:its|their) own accord": "without help",
+    r"at once\b": "immediately, or: at the same time",
+    r"for ever\b": "without end, forever",
+    r"in silence": "without a message",
+    r"in vain": "without result",
+    r"who reads it": "readers",
+    r"is (?:to be )?looked at": "is checked",
+    r"(?:the )?\d+\. (?:time|run|step)\b": "the third time, restart 3",
+    r"colour|behaviour|favour|regularis|normalis|initialis|optimis|serialis": "American spelling",
+    r"licence": "license",
+}
+
+
+def pattern_of(phrase: str) -> re.Pattern[str]:
+    """Return what finds a phrase in any case, at the beginning of a word, and across the end of a line."""
+    return re.compile(r"\b(?:" + phrase.replace(" ", r"\s+") + ")", re.IGNORECASE)
+
+
+def _blanked(block: re.Match[str]) -> str:
+    return "\n" * block[0].count("\n")  # so that the lines keep their numbers
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_no_phrase_comes_back(file: Path) -> None:
+    """No phrase of the list is in a file, but for what a page quotes of a program's output."""
+    text = re.sub(r"^```text\n(.*?)^```$", _blanked, file.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found = [
+        f"{file.name}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]!r}: write {instead}"
+        for phrase, instead in PHRASES.items()
+        for match in re.finditer(pattern_of(phrase), text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_plain_characters(file: Path) -> None:
+    """A file has no emoji, no curly quotes and no dashes that a keyboard does not have."""
+    assert [character for character in file.read_text() if ord(character) > 0x17F or character in "\u00a0\u00ad"] == []

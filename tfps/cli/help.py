@@ -1,0 +1,102 @@
+"""``tfps help``: the list of commands and pages, a page, or a command's flags. Does not import TensorFlow.
+
+The pages are the Markdown files in ``tfps/docs``, which the package carries. ``index.md`` gives their order.
+"""
+
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from importlib import resources
+
+from tfps.cli.registry import COMMANDS
+from tfps.cli.run import ROLE
+from tfps.cli.validation import CHOICES
+from tfps.config import job_config
+from tfps.errors import ConfigError
+from tfps.models import loader
+
+INDEX = "index"
+ALIASES: Mapping[str, str] = {"compose": "docker", "hosts": "ssh", "tfjob": "kubeflow"}  # platforms, by --to
+_DOCS = resources.files("tfps") / "docs"
+
+
+def show_help(words: Sequence[str]) -> int:
+    """Show what is behind ``tfps help WORDS``; returns the exit code.
+
+    Raises:
+        ConfigError: If there is no such page or command.
+    """
+    names = [word for word in words if not word.startswith("-")]
+    if len(names) > 1:
+        raise ConfigError(f"tfps help takes one name, not {len(names)}: {job_config.show(' '.join(names))}.")
+    if not names:
+        print(usage() if words else f"{usage()}\n\n{_list_pages()}")
+    elif names[0] in COMMANDS:
+        print(command_help(names[0]))
+    else:
+        _print_paged(read_page(names[0]))
+    return 0
+
+
+def usage() -> str:
+    """Return what ``tfps --help`` shows: one screen."""
+    commands = "\n".join(f"  {name:<8} {command.summary}" for name, command in COMMANDS.items())
+    return (
+        "TensorFlow 1.x-style parameter-server training, on today's TensorFlow.\n\n"
+        f"usage: tfps COMMAND [--flag=value ...]\n\n{commands}\n\n"
+        f"Try it:\n  {COMMANDS['launch'].example}\n\n"
+        f'Without a command, tfps runs "run"; the classic command line works unchanged:\n  python -m tfps {ROLE}\n\n'
+        'Run "tfps COMMAND --help" for its flags, "tfps help" for a list of pages.'
+    )
+
+
+def command_help(name: str) -> str:
+    """Return what ``tfps COMMAND --help`` shows."""
+    command = COMMANDS[name]
+    choices = {**CHOICES, "model": tuple(loader.BUILTIN)}
+    width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns))
+    flags = job_config.describe(command.flags, choices, width)
+    details = textwrap.fill(command.details, width)
+    return f"tfps {name}: {command.summary}\n\n{details}\n\n  {command.example}\n{flags}"
+
+
+def page_summaries() -> Mapping[str, str]:
+    """Return what is on each page, by the page's name, as the index lists them; the index is the first."""
+    listed = re.findall(r"^- \[[^\]]+\]\(([\w-]+)\.md\): (.+)$", _text(INDEX), re.MULTILINE)
+    return {INDEX: "this list, with links", **{name: summary.replace("`", "") for name, summary in listed}}
+
+
+def read_page(name: str) -> str:
+    """Return a page's text.
+
+    Raises:
+        ConfigError: If there is no page of that name.
+    """
+    page = ALIASES.get(name, name)
+    pages = page_summaries()
+    if page in pages:
+        return _text(page)
+    close = job_config.did_you_mean(name, [*pages, *ALIASES, *COMMANDS])
+    shown = job_config.show(name)
+    raise ConfigError(f"{shown} is neither a page nor a command of tfps.{close} Run tfps help for a list.")
+
+
+def _list_pages() -> str:
+    lines = [f"  {name:<16} {summary}" for name, summary in page_summaries().items()]
+    return "\n".join(['Pages, for "tfps help PAGE":', *lines])
+
+
+def _text(name: str) -> str:
+    return (_DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
+def _print_paged(text: str) -> None:
+    """Print a text, through the user's pager if a person reads it on a terminal."""
+    if sys.stdout.isatty():
+        import pydoc  # noqa: PLC0415  other commands do not need it
+
+        pydoc.pager(text)
+    else:
+        print(text, end="")

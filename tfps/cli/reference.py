@@ -1,0 +1,54 @@
+"""The pages that are made from the code: ``python -m tfps.cli.reference > tfps/docs/flags.md``.
+
+Does not import TensorFlow.
+"""
+
+from collections.abc import Iterator
+
+from tfps.cli.registry import COMMANDS
+from tfps.cli.validation import CHOICES
+from tfps.config import job_config
+from tfps.models import loader
+
+_HEAD = """# Flags
+
+Every flag, by group. Write `--flag=value` or `--flag value`; a dash in a name is the same as an underscore. A boolean
+flag may stand alone. A flag that a command does not have is an error, as is a flag that is given twice.
+
+This page is made from `tfps/config/job_config.py` by `python -m tfps.cli.reference > tfps/docs/flags.md`.
+"""
+_WIDE = 100_000  # columns: no line is wrapped
+
+
+def flags_page() -> str:
+    """Return the page of flags, as Markdown."""
+    groups = dict.fromkeys(str(field.metadata["group"]) for field in job_config.FIELDS.values())
+    return "\n".join([_HEAD, *(line for group in groups for line in _table(group))])
+
+
+def _table(group: str) -> Iterator[str]:
+    """Yield the lines of one group: a heading, the commands that take it, a row for each flag."""
+    yield f"## {group}"
+    yield ""
+    yield f"Taken by {', '.join(f'`tfps {name}`' for name in _commands_with(group))}."
+    yield ""
+    yield "| flag | meaning |"
+    yield "|---|---|"
+    for name in job_config.fields_of([group]):
+        yield f"| `--{name}` | {help_text(name)} |"
+    yield ""
+
+
+def _commands_with(group: str) -> Iterator[str]:
+    return (name for name, command in COMMANDS.items() if group in command.groups)
+
+
+def help_text(name: str) -> str:
+    """Return what ``--help`` says of a flag, with its choices and its default, on one line."""
+    choices = {**CHOICES, "model": tuple(loader.BUILTIN)}
+    line = job_config.describe([name], choices, _WIDE).splitlines()[-1]
+    return line.partition(f"--{name}")[2].strip()
+
+
+if __name__ == "__main__":
+    print(flags_page(), end="")
