@@ -77,7 +77,7 @@ def test_what_a_model_does_is_not_taken_for_another_s(how: str, kind: type[Excep
     """Neither a directory where a file should be for a lost PS, nor Python's ``StopIteration`` for the input's end."""
     ended = run_job(at_fault(how), num_workers=1, max_steps=4)
     assert isinstance(ended["worker/0"], kind), ended
-    [line] = [n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.strip().startswith(code)]
+    line, *_ = [n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.strip().startswith(code)]
     assert re.search(f"{__file__}, line {line}: {told}", str(ended["worker/0"]))
 
 
