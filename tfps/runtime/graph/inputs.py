@@ -15,7 +15,7 @@ from tfps.runtime.graph.passes import side_effects
 from tfps.tf_types import Dataset, Graph, Tensor
 
 _MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of the op types of datasets
-_END = ("PyFunc", "IteratorGetNext", "Dequeue", "ReaderRead")  # parts of the op types with which a function may end the input
+_END = ("PyFunc", "IteratorGetNext", "Dequeue", "ReaderRead")  # likewise, with which a function may end the input
 _MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
 
 
