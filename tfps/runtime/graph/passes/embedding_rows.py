@@ -13,7 +13,7 @@ sent as often, and summed by row on the PS. This pass changes both:
     after    worker: ids --Unique--> [7, 2] ---> PS: ResourceGather --2 rows--> worker: Gather [0, 1, 0]
              worker: sum by row --2 sums-------> PS: apply to rows 7 and 2
 
-The second needs an optimizer that sums gradients by row. All of TensorFlow's do, except plain gradient descent, which
+Rewrite 2 needs an optimizer that sums gradients by row. All of TensorFlow's do, except plain gradient descent, which
 applies them one after another. The order of the sums is TensorFlow's, so the result is the same to the bit.
 """
 
