@@ -25,8 +25,8 @@ class CancelSafeIterator:
     """Iterates over a task's training input. Create and use it on the device of the dataset.
 
     Do not use it in a session without a server. Closing that session hangs if a function of the dataset has been used,
-    as of 2.21 (``DynamicDeviceMgr`` in tensorflow/core/common_runtime holds its lock while it deletes the iterator,
-    which asks it for a device).
+    as of 2.21. ``DynamicDeviceMgr`` in tensorflow/core/common_runtime holds its lock while it deletes the iterator,
+    which asks it for a device.
 
     Args:
         dataset: ``tf.data.Dataset``.

@@ -1,7 +1,7 @@
 """The place of each variable. Each worker builds a separate graph, and all workers have to agree on the places.
 
-A variable is found on a PS by its name. If a worker's model creates its variables in another order than the chief's,
-that worker may expect a variable on another PS, or at another place in a packed variable. It would train the wrong
+A variable is found on a PS by its name. A worker's model may create its variables in another order than the chief's.
+The worker may then expect a variable on another PS, or at another place in a packed variable. It would train the wrong
 values without a message. So the chief stores its layout on the PS, and every worker compares its layout with it before
 it takes a step.
 """
