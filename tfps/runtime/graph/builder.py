@@ -160,6 +160,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         placement.place_unplaced_ops(graph, task.device)
         if packing:
             apart = [] if step.update is None else [step.update]
+            # Initializers of local variables may read packed variables, too.
             first = [variable.initializer for variable in tf.local_variables()]
             packing.redirect(placement.ancestors([step.train_op, *apart, *shown, *first]))
         if config.wire != "plain":

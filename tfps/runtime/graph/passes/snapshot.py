@@ -214,6 +214,7 @@ def _tensor(saveable: SaveableObject, spec: SaveSpec) -> Any:
 def _value(handle: Any, dtype: Any) -> Any:
     """Return the current value of a variable without copying it."""
     with tf.device(handle.device):
+        # Sparse access turns on copy-on-read, and a read would copy the whole table.
         unshared = tf.raw_ops.DisableCopyOnRead(resource=handle)
         with tf.control_dependencies([unshared]):
             return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype.base_dtype)

@@ -15,7 +15,7 @@ Control edges are drawn as ``|`` and ``v``::
                                   |                        |
                                   '-----------+------------'  all uses of v
                                               v
-             tfps/step_1       read v --> gradient --> apply to v     (the edges end at both uses)
+             tfps/step_1       read v --> gradient --> apply to v     the edges end at both uses
 """
 
 import re

@@ -2,8 +2,8 @@
 
 TensorFlow sends each tensor that crosses tasks with a separate call (RecvTensor). For small tensors the call costs more
 than the bytes. Here the small ones of one direction travel together. They are flattened and concatenated at the source,
-sent as one tensor, and split at the target. Neither the model nor the optimizer sees it: the same variables are read
-and the same gradients applied, bit for bit::
+sent as one tensor, and split at the target. Neither the model nor the optimizer sees it. The same variables are read
+and the same gradients applied, bit for bit unless ``halved`` selects a tensor::
 
     before   PS: read a --> worker,  read b --> worker                         2 calls
     after    PS: read a, read b --> concat "pull" --> worker: split --> users  1 call
@@ -18,8 +18,8 @@ over the step. Larger tensors go alone and uncopied. A tensor that depends on an
 sending it would make a cycle.
 
 ``embedding_rows`` prepares rows of embedding tables, whose number differs from step to step. They travel together like
-other tensors; all of the same kind form one, however large. Their number is known from the ids, which are sent with it
-in front. Only tensors without ids are sent with another tensor that holds their lengths. Tensors in a branch or a loop
+other tensors; all of the same kind form one, however large. Their number is known from the ids, which are sent after
+their lengths. Only tensors without ids need another tensor with their lengths. Tensors in a branch or a loop
 travel alone. But ``loop_hoisting`` has moved the reads of loops before them.
 """
 
