@@ -1,1 +1,1 @@
-"""How gradients become updates: one module per mode."""
+"""Modes: how gradients become updates, one module per mode."""

@@ -1,8 +1,8 @@
-"""Accumulators on the PS, which make one mean of the workers' gradients.
+"""Accumulators on the PS, which average the gradients of the workers.
 
-A mean is always the sum of one gradient of each worker, divided by their number, in both kinds::
+A mean is always the sum of one gradient per worker, divided by the number of workers. This holds for both kinds::
 
-    dense                             sparse, rows are added up by index first
+    dense                             sparse, summed by row index first
     worker/0: [1, 3]                  worker/0: row 0: 2
     worker/1: [3, 5]                  worker/1: row 0: 4, row 7: 6
     mean:     [2, 4]                  mean:     row 0: 3, row 7: 3
@@ -26,10 +26,10 @@ class MeanAccumulator:
     Attributes:
         variable: The variable.
         accumulator: ``tf.ConditionalAccumulator`` or ``tf.SparseConditionalAccumulator``.
-        push: Operation: adds this worker's gradient, if its stamp is not stale.
-        mean: The mean, when all workers' gradients are there; taking it empties the accumulator.
-        unblock: Operation: adds zeros, whatever the stamp.
-        drop: Operation: removes what is there; waits if nothing is.
+        push: Operation that adds this worker's gradient, unless its stamp is stale.
+        mean: The mean, available when the gradients of all workers have arrived. Taking it empties the accumulator.
+        unblock: Operation that adds zeros, whatever the stamp.
+        drop: Operation that removes the content. It waits if the accumulator is empty.
     """
 
     variable: Variable
@@ -43,12 +43,12 @@ class MeanAccumulator:
 def accumulate(
     gradients: Sequence[tuple[Gradient, Variable]], stamp: Tensor, num_workers: int
 ) -> Sequence[MeanAccumulator]:
-    """Add an accumulator to the graph for each gradient, beside its variable; all workers share it by name.
+    """Add an accumulator per gradient to the graph, on the PS of its variable. All workers share it by name.
 
     Args:
-        gradients: Pairs, as ``compute_gradients`` returns them, without those that have no gradient.
-        stamp: int64 scalar: the step that the gradients are computed at.
-        num_workers: How many gradients make a mean.
+        gradients: Pairs as ``compute_gradients`` returns them, without those that have no gradient.
+        stamp: int64 scalar: the step at which the gradients are computed.
+        num_workers: The number of gradients in a mean.
     """
     names = _distinct([f"{variable.op.name}/mean" for _, variable in gradients])
     return [
@@ -63,7 +63,7 @@ def values_of(gradient: Gradient) -> Tensor:
 
 
 def _distinct(names: Sequence[str]) -> Sequence[str]:
-    """Return names of which none is twice: a variable may have several gradients."""
+    """Return unique names. A variable may have several gradients, so its name may occur more than once."""
     return [
         f"{name}_{names[:index].count(name)}" if name in names[:index] else name for index, name in enumerate(names)
     ]
@@ -108,12 +108,12 @@ def _sparse(gradient: Gradient, variable: Variable, stamp: Tensor, num_workers: 
 
 
 def _sum_dtype(dtype: Any) -> Any:
-    """Return the type in which gradients are summed: numbers of 16 bits may be finite, and their sum not."""
+    """Return the type in which gradients are summed. A sum of finite 16-bit numbers can overflow."""
     return dtype if dtype.size > 2 else tf.float32
 
 
 def _summed_by_row(gradient: Gradient) -> Gradient:
-    """Return a sparse gradient with each row once."""
+    """Return a sparse gradient in which each row occurs once."""
     rows, place = tf.unique(gradient.indices)
     sums = tf.unsorted_segment_sum(gradient.values, place, tf.size(rows))
     return tf.IndexedSlices(sums, rows, gradient.dense_shape)

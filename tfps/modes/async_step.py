@@ -1,11 +1,11 @@
-"""Asynchronous training: each worker's gradient is applied as it comes, to whatever the parameters are by then.
+"""Asynchronous training: apply each gradient when it arrives, to the parameters as they are then.
 
-No worker waits for another. A gradient was computed at parameters that other workers may have changed since (it is
-*stale*), and k gradients make k updates: the sum, one by one. Downpour SGD, Dean et al. 2012, section 4.1.
+No worker waits for another. Other workers may have changed the parameters since a gradient was computed (it is
+*stale*). k gradients make k updates, applied one by one. Downpour SGD, Dean et al. 2012, section 4.1.
 
-To end after exactly ``max_steps`` updates, workers draw numbered tickets from a counter beside ``global_step``;
-``ResourceCountUpTo`` hands out each number once (tensorflow/core/kernels/count_up_to_op.cc). The next tickets are
-drawn in the run of the present steps, so they cost no extra round trip.
+To end after exactly ``max_steps`` updates, workers draw numbered tickets from a counter beside ``global_step``.
+``ResourceCountUpTo`` hands out each number once (tensorflow/core/kernels/count_up_to_op.cc). The run of the current
+steps also draws the next tickets, so they cost no extra round trip.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from tfps.modes.base import Copy, Fence, ModeContext, PartialUpdates, Step
 from tfps.modes.moments import Moments
 from tfps.tf_types import Optimizer, Tensor, Variable
 
-_STALEST = 31  # and more are counted as one
+_STALEST = 31  # larger values are counted together with this one
 
 
 def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:
@@ -28,11 +28,14 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
     Args:
         optimizer: ``tf.compat.v1.train.Optimizer``.
         loss: Scalar float tensor.
-        global_step: int64 resource variable; counts the updates applied.
+        global_step: int64 resource variable that counts the applied updates.
         context: The cluster and the worker.
 
     Returns:
-        The step; its tickets number the job's updates from 0.
+        The step. Its tickets number the updates of the job, starting at 0.
+
+    Raises:
+        ValueError: If the loss depends on no variable.
     """
     cluster, task = context.cluster, context.task
     with tf.device(global_step.device):
@@ -57,13 +60,13 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
             staleness.assign(tf.zeros_like(staleness), read_value=False),
             total.assign(first, read_value=False),
         )
-    # A worker that comes late has counted nothing, which a checkpoint has to find.
+    # Reset the counts of all workers: a late worker has counted nothing yet, and a checkpoint must see zeros.
     start = tf.group(start, moments.reset(range(cluster.num_workers))) if task.is_chief else start
 
     gone = tf.placeholder(tf.int64, [None], name="tfps/gone")
 
     def draw(count: int, in_hand: int = 0, after: Sequence[Any] = ()) -> Any:
-        del in_hand  # no ticket is handed out twice
+        del in_hand  # the counter never hands out a ticket twice
         with tf.device(global_step.device):
             drawn = [_draw(counter) for _ in range(count)]
             for ticket in drawn:
@@ -71,7 +74,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
             return tf.stack(drawn)
 
     def draw_after(count: int, copy: Copy) -> Any:
-        # Steps that fail have drawn nothing. A pass over the graph may leave the group out, but none of its operations.
+        # Draw last, so that failed steps draw nothing. Wait for the leaves: a graph pass may drop the group itself.
         done = [copy(op) for op in atomic_update.leaves(train_op)]
         with tf.device(global_step.device):
             with tf.control_dependencies(done):
@@ -101,10 +104,10 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
 
 
 def _counted(seen: Any, update: Any, global_step: Variable) -> tuple[Any, Any]:
-    """Return a variable, int64 [n], and an operation that counts a step there by its staleness.
+    """Return an int64 [n] variable, and an operation that counts a step there by its staleness.
 
-    All of it is on the PS of ``global_step``, so nothing more travels. An update of another worker in the very moment
-    of this one's may be counted as one before it.
+    Both are on the PS of ``global_step``, so no extra data crosses the wire. If another worker updates at the same
+    moment, its update may be counted as an earlier one.
     """
     with tf.device(global_step.device):
         counts = tf.Variable(

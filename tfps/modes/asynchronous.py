@@ -1,4 +1,4 @@
-"""Asynchronous training: each worker's gradient is applied when it arrives. ``async_step`` has the operations."""
+"""Asynchronous training: apply each worker's gradient when it arrives. ``async_step`` has the operations."""
 
 import importlib
 from typing import ClassVar
@@ -14,6 +14,6 @@ class AsyncMode(Mode):
     is_blocking: ClassVar[bool] = False
 
     def build_step(self, optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:
-        """Build the step of ``async_step``, whose tickets number the job's updates from 0."""
+        """Build the step of ``async_step``. Its tickets number the updates of the job, starting at 0."""
         step: Step = importlib.import_module("tfps.modes.async_step").build(optimizer, loss, global_step, context)
         return step

@@ -1,24 +1,24 @@
-"""One update as one moment on each PS: no update is lost to another, and a checkpoint holds all of one or none of it.
+"""Make an update atomic on each PS: concurrent updates are not lost, and a checkpoint has all of an update or none.
 
-An update changes many variables, each by an operation of its own. A reader in the middle of it would see some variables
-with the update and others without it. And two workers that change one row at the same time may both begin with the
-same value: one change is lost (TensorFlow takes no lock, tensorflow/core/kernels/resource_variable_ops.cc). So each PS
-has a lock (``MutexLock``, tensorflow/core/kernels/mutex_ops.cc) for what an update does there::
+An update changes many variables, each with a separate operation. A reader in the middle of it would see some variables
+with the update and others without it. Also, two workers that change a row at the same time may both start from the same
+value, and one change is lost. TensorFlow takes no lock (tensorflow/core/kernels/resource_variable_ops.cc). So each PS
+has a lock (``MutexLock``, tensorflow/core/kernels/mutex_ops.cc) for its part of an update::
 
     worker 0:  gradients arrive | lock | begun[0] += 1 | apply, apply | applied[0] += 1, global_step += 1 | unlock
     worker 1:  gradients arrive | lock | begun[1] += 1 | apply, apply | applied[1] += 1, global_step += 1 | unlock
     reader:                       lock | refer to all values                                              | unlock
 
-``global_step`` is raised last, as ``apply_gradients`` does it: an optimizer that reads it finds the steps before. One
-that reads it after it has changed something on another PS, as Lookahead does, has it raised when all of that is done,
-by a lock of its own; until then its PS has not counted the update, either.
+``global_step`` is raised last, as in ``apply_gradients``: an optimizer that reads it gets the number of earlier steps.
+Some optimizers, such as Lookahead, read it after they have changed something on another PS. For these, a separate lock
+raises it after all changes are done. Until then its PS does not count the update either.
 
-A PS takes its lock when all that the update needs is there, and waits for no other task while it holds it, so locks
-never wait for each other in a circle, and a lost worker holds none. What one PS changes only after another has changed
-something (Adam's powers of beta, with several PS) is therefore a second moment there, and the update is counted as
-applied after that: who reads in between finds that not all PS have it.
+A PS takes its lock when all inputs of the update have arrived. It waits for no other task while it holds the lock. So
+locks cannot deadlock, and a lost worker holds none. Some changes on a PS have to follow a change on another PS, such as
+Adam's powers of beta with several PS. They form a second critical section on that PS, and the update counts as applied
+after it. A reader between the two sections finds that not all PS have the update.
 
-``moments`` has the locks, what a reader does, and the counts.
+``moments`` has the locks, the part of the reader, and the counts.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -39,9 +39,10 @@ class Update:
     """The operations that apply one worker's gradients.
 
     Attributes:
-        counted: Operation that ends when its part on the PS of ``global_step``, which it raises, has been applied.
-        others: Operations that end when its parts on the other PS have been applied.
-        counts_last: Whether the PS of ``global_step`` has nothing else to change: it counts when the others are done.
+        counted: Operation that ends when the part on the PS of ``global_step`` is applied. This part raises the step.
+        others: Operations that end when the parts on the other PS are applied.
+        counts_last: Whether ``counted`` follows changes on other PS: the PS of ``global_step`` has no part that can
+            start before them, or raises the step with a separate lock.
         device: The PS of ``global_step``.
     """
 
@@ -58,14 +59,14 @@ def apply(
     moments: Moments,
     worker: int,
 ) -> Update:
-    """Apply gradients and raise ``global_step``, in one moment on each PS.
+    """Apply gradients and raise ``global_step``, atomically on each PS.
 
     Args:
-        optimizer: ``tf.compat.v1.train.Optimizer`` that does not raise ``global_step``, though it is given.
+        optimizer: ``tf.compat.v1.train.Optimizer`` that gets ``global_step`` but does not raise it.
         pairs: Gradients and variables, as its ``compute_gradients`` returns them.
         global_step: int64 resource variable.
         moments: The locks and counts.
-        worker: The index of the worker that has computed the gradients.
+        worker: The index of the worker that computed the gradients.
 
     Returns:
         The update.
@@ -106,25 +107,25 @@ def apply(
 
 
 def _section(made: Collection[Any], device: str) -> Collection[Any]:
-    """Return what an update does on one PS, from its first read to its last change, without waiting for another task.
+    """Return the part of an update on one PS, from its first read to its last change, that waits for no other task.
 
-    Empty, if it changes nothing there.
+    Return an empty set if the update changes nothing there.
     """
     elsewhere = [op for op in made if _is_writer(op) and _place(op) != device]
     late = _descendants(elsewhere)
     found = {op for op in made if _place(op) == device and op not in late and not op._get_control_flow_context()}
     asked = [t.op for op in found for t in op.inputs if t.op in made and t.op not in found and t.dtype != tf.resource]
     found -= set(_ancestors(asked))
-    # What is made of gradients alone comes before; what waits for a write of the section is of it, as a constant may.
+    # Ops on gradients alone run before the lock. Ops that wait for a write in the section belong to it, even constants.
     begun = _descendants(op for op in found if op.type in _READS or _is_writer(op))
     found = {op for op in found if op in begun or _is_writer(op)}
     return found if any(_is_writer(op) for op in found) else set()
 
 
 def _tail(made: Collection[Any], device: str) -> Collection[Any]:
-    """Return what an update does on one PS after another PS has changed something, without waiting for one again.
+    """Return the part of an update on one PS that follows a change on another PS, and waits for no other PS again.
 
-    Empty, if it changes nothing there then.
+    Return an empty set if there is no such change.
     """
     late = _descendants(op for op in made if _is_writer(op) and _place(op) != device)
     found = {op for op in late & set(made) if _place(op) == device and not op._get_control_flow_context()}
@@ -136,20 +137,20 @@ def _tail(made: Collection[Any], device: str) -> Collection[Any]:
 
 
 def _awaited(tail: Collection[Any]) -> Sequence[Any]:
-    """Return what has to be there, or to have ended, before a tail begins."""
+    """Return the operations that must end before a tail starts."""
     before = {op.name: op for each in tail for op in each.control_inputs if op not in tail}
     return [*_arrived(tail), *(op for _, op in sorted(before.items()))]
 
 
 def _arrived(section: Collection[Any]) -> Sequence[Any]:
-    """Return what has to be there before a section begins, each by an identity, so that graph passes see it used."""
+    """Return the inputs of a section, each as an identity, so that graph passes see that they are used."""
     inputs = {t.name: t for op in section for t in op.inputs if t.op not in section and not _is_handle(t)}
     inputs = {name: tensor for name, tensor in inputs.items() if tensor.op.type != "Const"}
     return [tf.identity(tensor).op for _, tensor in sorted(inputs.items())]
 
 
 def _reads(variable: Variable, ops: Collection[Operation]) -> Sequence[Any]:
-    """Return which operations read a variable before any of them has changed something."""
+    """Return the operations that read a variable before any of the operations changes something."""
     changed = _descendants(op for op in ops if _is_writer(op))
     return [op for op in ops if _is_read_of(variable, op) and op not in changed]
 
@@ -166,15 +167,15 @@ def _locked(
     ended: Sequence[Any],
     checked: Sequence[Any] = (),
 ) -> Any:
-    """Let a section wait for a lock, which is taken when all has arrived; returns what gives it back in the end.
+    """Make a section wait for a lock, which is taken when all inputs have arrived. Return the operation that unlocks.
 
     Args:
         lock: The lock.
-        arrived: What it waits for.
-        begun: Counters that are raised before anything else.
+        arrived: The operations that the lock waits for.
+        begun: Counters to raise before all other changes.
         section: Operations.
-        ended: Counters that are raised last.
-        checked: Operations that may fail, before anything is changed.
+        ended: Counters to raise last.
+        checked: Operations that run before any change, and may fail.
     """
     counted = [counter.assign_add(1, read_value=False) for counter in begun]
     raised = [counter.assign_add(1, read_value=False) for counter in ended]
@@ -190,7 +191,7 @@ def _locked(
 
 
 def _let_wait(ops: Iterable[Operation], before: Sequence[Any]) -> None:
-    """Let operations wait for others, themselves: ``tf.control_dependencies`` may let one of their constants wait."""
+    """Add control edges directly to operations: ``tf.control_dependencies`` may add them to a constant instead."""
     for op in ops:
         op._add_control_inputs(before)
 
@@ -204,7 +205,7 @@ def _is_handle(tensor: Tensor) -> bool:
 
 
 def _place(op: Operation) -> str:
-    """Return the device of an operation's task; one that works on a resource runs where the resource is."""
+    """Return the device of an operation's task. An operation on a resource runs where the resource is."""
     handle = next((tensor.op for tensor in op.inputs if _is_handle(tensor)), None)
     if handle is not None:
         return _place(handle)
@@ -213,17 +214,17 @@ def _place(op: Operation) -> str:
 
 
 def leaves(op: Operation) -> Sequence[Any]:
-    """Return what an operation waits for, without the groups in between."""
+    """Return the operations that an operation waits for, looking through groups."""
     return [leaf for other in op.control_inputs for leaf in leaves(other)] if op.type == "NoOp" else [op]
 
 
 def _ancestors(ops: Iterable[Operation]) -> Sequence[Any]:
-    """Return operations, and all that have to run before them."""
+    """Return the operations, and all operations that must run before them."""
     return _closure(ops, lambda op: [tensor.op for tensor in op.inputs] + list(op.control_inputs))
 
 
 def _descendants(ops: Iterable[Operation]) -> set[Any]:
-    """Return operations, and all that run after them because they use them or wait for them."""
+    """Return the operations, and all operations that use them or wait for them."""
     users = lambda op: [user for output in op.outputs for user in output.consumers()] + list(op._control_outputs)  # noqa: E731
     return set(_closure(ops, users))
 
@@ -231,7 +232,7 @@ def _descendants(ops: Iterable[Operation]) -> set[Any]:
 def _closure(ops: Iterable[Operation], next_to: Any) -> Sequence[Any]:
     todo = list(dict.fromkeys(ops))
     seen = set(todo)
-    for op in todo:  # grows while it is read
+    for op in todo:  # grows during the loop
         new = [other for other in dict.fromkeys(next_to(op)) if other not in seen]
         seen.update(new)
         todo.extend(new)

@@ -1,7 +1,7 @@
-"""What a mode gives to the training loop. Does not import TensorFlow.
+"""The interface between a mode and the training loop. Does not import TensorFlow.
 
-The loop knows nothing of modes. It holds tickets, integers; for each that is below ``max_steps`` it takes a step, and
-in the run of the last of these it draws as many again::
+The loop is independent of the mode. It holds tickets, which are integers. For each ticket below ``max_steps`` it takes
+one step. The run that takes the last of these steps also draws the same number of new tickets::
 
     tickets = run(draw(n, 0))
     while all(ticket < max_steps for ticket in tickets):
@@ -18,26 +18,25 @@ from tfps.config.job_config import JobConfig
 from tfps.tf_types import Operation, Optimizer, Tensor, Variable
 
 Copy = Callable[[Any], Any]
-"""From a tensor or an operation of a step to that of a copy of the step."""
+"""Maps a tensor or an operation of a step to its counterpart in a copy of the step."""
 
 
 @dataclass(frozen=True)
 class SyncRecovery:
-    """How workers that wait for one another restart together after one of them was lost.
+    """How workers that wait for one another restart together after one of them is lost.
 
-    A PS may not know yet that a worker is lost. The requests of that worker still wait there, and would take what is
-    meant for its replacement. So the chief first satisfies them with values of no effect: it runs ``unblock`` until
-    what it adds is no longer taken, and then ``clear``.
+    A PS may not know yet that a worker is lost. The pending requests of that worker would take data meant for its
+    replacement. So the chief first satisfies them with values that have no effect. It runs ``unblock`` until the added
+    elements stay, and then runs ``clear``.
 
     Attributes:
-        generation: int64 placeholder: how often the workers have restarted. Feed it to ``Step.chief_init`` and
+        generation: int64 placeholder: the number of restarts of the workers. Feed it to ``Step.chief_init`` and
             ``Step.update``.
-        counts: int64 [n]: how many elements each of n queues and accumulators holds.
-        unblock: n operations: each adds one element of no effect.
-        unblock_count: Once each holds this many elements, no request waits any more.
-        clear: n operations: each removes one element, or all.
-        partially_applied: Scalar bool: an update has started and not finished, so some variables may have it and
-            others not.
+        counts: int64 [n]: the number of elements in each of n queues and accumulators.
+        unblock: n operations, each of which adds one element that has no effect.
+        unblock_count: When each holds this many elements, no request is pending any more.
+        clear: n operations, each of which removes one element, or all.
+        partially_applied: Scalar bool: an update has started but not finished, so some variables may lack it.
     """
 
     generation: Tensor
@@ -50,13 +49,14 @@ class SyncRecovery:
 
 @dataclass(frozen=True)
 class PartialUpdates:
-    """Updates that are made in part: their step was broken off when some variables had them, and others had not.
+    """Updates that are partially applied: the step was interrupted after some variables had changed, but not all.
 
     Attributes:
-        untold: int64 [workers]: how many of each worker's, when no run of it is under way, that it has not told yet.
-        total: int64 variable: how many of all workers' the variables hold, as these have told.
-        first: int64 scalar placeholder: how many the variables hold in the beginning, for ``Step.chief_init``.
-        settle: Adds to the graph, and returns, an operation by which this worker has told its own.
+        untold: int64 [workers]: how many of them each worker has not reported yet. Valid while no run of the worker is
+            in progress.
+        total: int64 variable: the reported number in the variables, summed over all workers.
+        first: int64 scalar placeholder for ``Step.chief_init``: the number that the variables hold at the start.
+        settle: Adds an operation to the graph and returns it; it marks those of this worker as reported.
     """
 
     untold: Tensor
@@ -67,11 +67,11 @@ class PartialUpdates:
 
 @dataclass(frozen=True)
 class Fence:
-    """What keeps updates off that workers which were taken for lost may still have on their way.
+    """Blocks updates that may still be in flight from workers that were considered lost.
 
     Attributes:
-        workers: int64 [n] placeholder: which workers.
-        raise_: Operation after which none of these workers changes anything any more, until it has begun anew.
+        workers: int64 [n] placeholder: indices of the workers.
+        raise_: Operation after which these workers change nothing any more, until they start again.
     """
 
     workers: Tensor
@@ -80,35 +80,38 @@ class Fence:
 
 @dataclass(frozen=True)
 class Step:
-    """The operations of one mode in one worker's graph. What a mode does not need keeps its default.
+    """The operations of one mode in one worker's graph. Fields that a mode does not need keep their defaults.
 
     Attributes:
-        train_op: Operation; one step: read the parameters, compute gradients, send them.
-        draw: Adds to the graph, and returns, n tickets, int64 [n], as they are between steps. Its second argument is
-            how many other tickets the worker holds.
-        draw_after: Tickets drawn at the end of a run whose last step is a copy of this one, int64 [n]; where
-            ``tells_step``, int64 [1 + n]: before them, the global step that the run has reached.
-        give_back: Adds to the graph, and returns, what a worker runs whose input has ended, with n tickets left.
-        chief_init: Operation that the chief runs when the variables have their values and before any worker takes a
-            step; with ``recovery``, also when the workers restart together. What was started before does not count.
+        train_op: Operation that takes one step: read the parameters, compute gradients, send them.
+        draw: Adds n tickets to the graph and returns them, int64 [n], for use between steps. The second argument is the
+            number of other tickets that the worker holds.
+        draw_after: Returns tickets drawn at the end of a run whose last step is a copy of this one, int64 [n]. With
+            ``tells_step``, int64 [1 + n]: the global step that the run has reached comes first.
+        give_back: Adds an operation to the graph and returns it. A worker runs it when its input has ended and n
+            tickets are left.
+        chief_init: Operation that the chief runs after the variables have their values and before any worker takes a
+            step. With ``recovery``, it also runs when the workers restart together. Steps that started earlier do not
+            count.
         worker_init: Operation that every worker runs before its first step, and when the workers restart.
-        read_barrier: Operations of a step that have to end before the next one reads any parameter.
-        tells_step: Whether a run tells the global step that it has reached. Needed where a ticket does not tell it,
+        read_barrier: Operations of a step that must end before the next step reads any parameter.
+        tells_step: Whether a run returns the global step that it has reached. Needed where a ticket does not give it,
             because other workers take the steps of earlier tickets later, or never.
-        fence: What another worker runs before it takes the steps that lost ones have left; ``None`` where requests
-            that are still on their way change nothing.
-        update: Operation that the chief keeps running in the background; in a generation that is over, it fails.
-        update_starts: Operations with which ``update`` starts: what it reads of the PS, it has to read after them.
-        recovery: How the workers restart together; ``None`` where no worker waits for another.
-        updates_ahead: int64 [workers]: for how many updates to come each worker has sent its part. The others wait
-            for those that have sent none. ``None`` where no worker waits for another.
-        staleness: int64 [n]: how many of the job's steps have seen 0, 1, ... other updates between reading the
-            parameters and updating them; the last counts those with so many or more. ``None`` where it is 0.
-        any_worker_can_finish: Whether any worker alone can take the steps that others have left.
-        steps_taken: int64 [workers]: how many steps each worker has taken in this run; ``None`` where only they know.
-        moments: ``moments.Moments``, which keep updates off a PS while its variables are read; ``None`` where no
-            update can arrive while the chief saves.
-        partial: Updates that were made in part; ``None`` where an update is made by the chief alone.
+        fence: Operations that another worker runs before it takes the steps that lost workers have left. ``None`` where
+            requests in flight change nothing.
+        update: Operation that the chief repeats in the background. It fails if its generation is over.
+        update_starts: Operations that start ``update``. It must read the PS after them.
+        recovery: How the workers restart together. ``None`` where no worker waits for another.
+        updates_ahead: int64 [workers]: the number of future updates to which each worker has already contributed. The
+            others wait for workers that have 0. ``None`` where no worker waits for another.
+        staleness: int64 [n]: how many steps of the job have seen 0, 1, ... other updates between reading and updating
+            the parameters. The last element counts that many or more. ``None`` where staleness is always 0.
+        any_worker_can_finish: Whether any single worker can take the steps that the others have left.
+        steps_taken: int64 [workers]: the number of steps that each worker has taken in this run. ``None`` where only
+            the workers know.
+        moments: ``moments.Moments``, which block updates on a PS while its variables are read. ``None`` where no update
+            can arrive while the chief saves.
+        partial: Partially applied updates. ``None`` where only the chief applies updates.
     """
 
     train_op: Operation
@@ -133,12 +136,12 @@ class Step:
 
 @dataclass(frozen=True)
 class ModeContext:
-    """For whom a step is built.
+    """The job and the worker for which a step is built.
 
     Attributes:
         config: The job.
-        cluster: Its tasks.
-        task: The worker in whose graph the step is.
+        cluster: The tasks of the job.
+        task: The worker that owns the graph.
     """
 
     config: JobConfig
@@ -147,16 +150,16 @@ class ModeContext:
 
 
 class Mode(abc.ABC):
-    """How gradients become updates.
+    """The rule by which gradients become updates.
 
-    A mode has one instance, without state. Its module does not import TensorFlow at its top level where the command
-    line should stay quick: ``build_step`` may import what it needs. Another package adds a mode with an entry point in
-    the group ``tfps.modes``.
+    A mode has one instance, without state. Its module must not import TensorFlow at the top level, where that would
+    slow down the command line. ``build_step`` may import what it needs. Another package adds a mode with an entry point
+    in the group ``tfps.modes``.
 
     Attributes:
         name: The value of ``--mode``.
-        is_blocking: Whether workers wait for one another. They then restart together when one is lost, and a
-            checkpoint is saved between two steps.
+        is_blocking: Whether workers wait for one another. If so, they restart together when one is lost, and
+            checkpoints are saved between two steps.
 
     Example, ``pyproject.toml`` of a package that has ``class MyMode(Mode)`` in ``my_package/my_mode.py``::
 
@@ -173,12 +176,12 @@ class Mode(abc.ABC):
         return not self.is_blocking
 
     def gradients_per_update(self, num_workers: int) -> int:
-        """Return of how many workers' gradients an update is made, which is also how many batches a global step has."""
+        """Return the number of workers' gradients in an update, which is also the number of batches per global step."""
         del num_workers
         return 1
 
     def validate(self, config: JobConfig) -> Sequence[str]:
-        """Return what is wrong with a job's options in this mode, one message each: flag, value, and what to do."""
+        """Return the problems of a job's options in this mode, one message each: flag, value, and how to fix it."""
         del config
         return ()
 
@@ -189,8 +192,8 @@ class Mode(abc.ABC):
         Args:
             optimizer: ``tf.compat.v1.train.Optimizer``.
             loss: Scalar float tensor.
-            global_step: int64 resource variable; counts the updates applied.
-            context: For whom.
+            global_step: int64 resource variable that counts the applied updates.
+            context: The job and the worker.
 
         Raises:
             ValueError: If the loss depends on no variable.

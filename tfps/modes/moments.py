@@ -1,18 +1,20 @@
-"""The lock of each PS, by which an update is one moment there, and the counts of updates that were made.
+"""The lock of each PS, which makes an update atomic there, and the counts of updates.
 
-A reader holds the lock only while it refers to the values: an update that comes later leaves what is referred to as
-it is, and changes a copy (tensorflow/core/kernels/training_op_helpers.h). TensorFlow unlocks when a step fails.
+A reader holds the lock only while it takes references to the values. A later update leaves the referenced buffers
+unchanged and changes a copy (tensorflow/core/kernels/training_op_helpers.h). TensorFlow releases the lock when a step
+fails.
 
-``applied`` counts a worker's updates on a PS. Values that were read from several PS belong to the same updates if the
-counts are the same on all of them. On the PS of ``global_step`` they tell how many steps each worker has taken, and sum
-up to what all workers have added to it.
+``applied`` counts the updates of a worker on a PS. Values read from several PS belong to the same updates if the counts
+are equal on all of them. On the PS of ``global_step`` the counts show how many steps each worker has taken. Their sum
+is what all workers have added to it.
 
-A worker that is silent may still have an update on its way. Who takes the steps that it has left undone *fences* it off
-before: on each PS, under the lock, and an update of a fenced worker fails before it changes anything there.
+A silent worker may still have an update in flight. Before another worker takes its remaining steps, it *fences* that
+worker on each PS, under the lock. An update of a fenced worker fails before it changes anything there.
 
-A connection that is reset, or a worker that is killed, may break off a step in the middle of an update: between the PS,
-or between two variables of one. No PS can take back what it has applied. But then a worker's counts, ``applying`` and
-``applied`` on every PS, are not all the same when nothing of it runs any more: that is ``partial``, which is told.
+A connection reset or a killed worker may interrupt a step in the middle of an update: between the PS, or between two
+variables of one PS. No PS can undo what it has applied. But then the counts of the worker, ``applying`` and ``applied``
+on every PS, stay different after all its operations have ended. ``partial`` returns that difference, and the job
+reports it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +29,7 @@ _KINDS = (BEGUN, APPLIED)
 
 
 class Moments:
-    """The locks of every PS and the counts of updates there, in one graph.
+    """The locks and the counts of updates of all PS, in one graph.
 
     Args:
         num_ps: The number of PS.
@@ -43,10 +45,10 @@ class Moments:
         self._updating: list[str] = []
 
     def lock(self, device: str) -> Any:
-        """Add to the graph, and return, the lock of a PS: no update begins there until ``unlock``.
+        """Add the lock of a PS to the graph and return it. No update starts there until ``unlock``.
 
-        All locks of a PS are of one mutex, by which several steps of a run come in order: a step that held one while it
-        waits for the step before would keep that from ending.
+        All locks of a PS share one mutex, which puts the steps of a run in order. Otherwise a step could hold the lock
+        while it waits for the step before, which could then never end.
         """
         if device not in self._mutexes:
             with tf.control_dependencies(None), tf.device(device):
@@ -55,12 +57,12 @@ class Moments:
             return tf.raw_ops.MutexLock(mutex=self._mutexes[device])
 
     def unlock(self, lock: Any) -> Any:
-        """Add to the graph, and return, an operation that gives a lock back."""
+        """Add an operation that releases a lock to the graph, and return it."""
         with tf.device(lock.device):
             return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
     def counts(self, device: str) -> Any:
-        """Add to the graph, and return, the counts of each worker on a PS, begun and applied: int64 [2, workers]."""
+        """Add the counts of each worker on a PS to the graph and return them, begun and applied: int64 [2, workers]."""
         counters = [self.counter(kind, device, worker) for kind in _KINDS for worker in range(self._num_workers)]
         with tf.device(device):
             return tf.reshape(tf.stack([counter.read_value() for counter in counters]), [len(_KINDS), -1])
@@ -70,7 +72,7 @@ class Moments:
         return device in self._updating
 
     def steps(self, device: str) -> Any:
-        """Add to the graph, and return, how many steps each worker has taken: int64 [workers].
+        """Add the number of steps that each worker has taken to the graph, and return it: int64 [workers].
 
         Args:
             device: The PS of ``global_step``.
@@ -78,14 +80,14 @@ class Moments:
         return self.counts(device)[_KINDS.index(APPLIED)]
 
     def reset(self, workers: Iterable[int]) -> Any:
-        """Add to the graph, and return, an operation that sets the counts of some workers to 0 on all PS."""
+        """Add an operation that sets the counts of some workers to 0 on all PS and lifts all fences, and return it."""
         with tf.control_dependencies(None):
             places = [(kind, device, worker) for worker in workers for device in self.devices for kind in _KINDS]
             fences = [self._fence(device).initializer for device in self.devices]
             return tf.group(*(self.counter(*place).initializer for place in places), *fences)
 
     def fence(self, workers: Any, off: bool = True) -> Any:
-        """Add to the graph, and return, an operation that fences workers off, int64 [n], or lets them in again."""
+        """Add an operation that fences workers, int64 [n], or admits them again, and return it."""
         ends = []
         for device in self.devices:
             lock = self.lock(device)
@@ -97,13 +99,13 @@ class Moments:
         return tf.group(*ends)
 
     def check(self, device: str, worker: int) -> Any:
-        """Add to the graph, and return, a read and an operation that fails if a PS has fenced a worker off."""
+        """Add a read and an operation that fails if a PS has fenced a worker, and return both."""
         with tf.device(device):
             read = self._fence(device).sparse_read(worker)
             return read.op, tf.raw_ops.Assert(condition=tf.logical_not(read), data=[FENCED])
 
     def _fence(self, device: str) -> Any:
-        """Return the bool variable [workers] of a PS: which workers are fenced off."""
+        """Return the bool variable [workers] of a PS that marks the fenced workers."""
         if device not in self._fences:
             name, count = f"tfps/fenced_{self.devices.index(device)}", self._num_workers
             with tf.control_dependencies(None), tf.device(device):
@@ -113,16 +115,17 @@ class Moments:
         return self._fences[device]
 
     def settle(self, worker: int, device: str) -> Any:
-        """Add to the graph, and return, an operation that sets a worker's counts on all PS to what one has applied."""
+        """Add an operation that sets a worker's counts on all PS to the applied count of one PS, and return it."""
         steps = self.counter(APPLIED, device, worker).read_value()
         places = [(kind, place, worker) for place in self.devices for kind in _KINDS]
         others = [self.counter(*place) for place in places if place != (APPLIED, device, worker)]
         return tf.group(*(counter.assign(steps, read_value=False) for counter in others))
 
     def partial(self) -> Any:
-        """Add to the graph, and return, how many updates of each worker are made in part: int64 [workers].
+        """Add the number of partially applied updates of each worker to the graph and return it: int64 [workers].
 
-        That is so if no run of the worker is under way, and after ``apply`` has told which PS an update changes.
+        It is valid while no run of the worker is in progress. Call this after ``apply``, which notes the PS that an
+        update changes.
         """
         return partial([self.counts(device) for device in self._updating])
 
@@ -131,7 +134,7 @@ class Moments:
         self._updating.append(device)
 
     def counter(self, kind: str, device: str, worker: int) -> Any:
-        """Return the int64 variable that counts the updates of a worker that a PS has begun, or applied."""
+        """Return the int64 variable that counts the updates of a worker that a PS has begun or applied."""
         place = kind, device, worker
         if place not in self._counters:
             with tf.control_dependencies(None), tf.device(device):
@@ -146,6 +149,6 @@ class Moments:
 
 
 def partial(counts: Sequence[Any]) -> Any:
-    """Return how many updates of each worker are made in part, int64 [workers], by ``counts`` of every PS."""
+    """Return the number of partially applied updates of each worker, int64 [workers], from the counts of every PS."""
     every = tf.concat(list(counts), axis=0)
     return tf.reduce_max(every, axis=0) - tf.reduce_min(every, axis=0)

@@ -22,6 +22,6 @@ def mode_of(config: JobConfig) -> Mode:
     """Return the mode in which a job trains.
 
     Raises:
-        ConfigError: If another package gives it, and that cannot be loaded.
+        ConfigError: If the mode is from another package and cannot be loaded.
     """
     return _load(config.mode)

@@ -1,38 +1,38 @@
 """Synchronous training: an update is the mean of the gradients of all workers, computed at the same parameters.
 
-The protocol of TensorFlow's ``SyncReplicasOptimizer`` (tensorflow/python/training/sync_replicas_optimizer.py; Chen et
-al. 2016, "Revisiting Distributed Synchronous SGD"). The two sides, N workers:
+This is the protocol of TensorFlow's ``SyncReplicasOptimizer`` (tensorflow/python/training/sync_replicas_optimizer.py;
+Chen et al. 2016, "Revisiting Distributed Synchronous SGD"). The two sides, with N workers:
 
-1. A worker computes a gradient and puts it into an accumulator on the PS, stamped with the step it was computed at;
-   an older stamp than the accumulator's is dropped.
-2. The chief's background run takes N gradients as their mean, applies it once, raises ``global_step`` to g and puts a
-   token of value g into each worker's queue.
-3. The worker takes its token, whose value is the step that its next gradient counts for.
+1. A worker computes a gradient and pushes it into an accumulator on the PS. The gradient is stamped with the step at
+   which it was computed. The accumulator drops gradients with an older stamp than its own.
+2. The background run of the chief takes the mean of N gradients and applies it once. It raises ``global_step`` to g and
+   puts a token of value g into each worker's queue.
+3. The worker takes its token. Its value is the step to which the worker's next gradient belongs.
 
-Drawn, with two workers::
+With two workers::
 
     worker/0   gradient --push--> [accumulator, stamp g]                  [queue 0] --token g+1--> stamp, next step
     worker/1   gradient --push--> [  of each variable  ]                  [queue 1] --token g+1--> stamp, next step
     chief's update:        take the mean of 2 -> apply -> global_step = g+1 -> put g+1 into each queue
 
-Three things differ from TensorFlow's, so that a mean is always one gradient of each worker, divided by N:
+There are three differences from TensorFlow, so that a mean is always one gradient of each worker, divided by N:
 
-- There, tokens have no owner: a quick worker can take a slow one's, compute twice in one step, and make the mean one of
-  its own gradients alone. Here each worker has a queue of its own.
-- ``SparseConditionalAccumulator`` divides each row by the number of gradients it saw that row in, and merges rows only
-  if their indices come sorted. Here it adds up, which is right in any order; what comes out is merged by row (an
-  optimizer may take its norm), and the sum is divided by N.
-- The stamp is kept on the PS, beside the tokens, and does not travel with every gradient.
+- There, tokens have no owner. A fast worker can take the token of a slow one, compute twice in one step, and make a
+  mean of its gradients alone. Here each worker has a separate queue.
+- ``SparseConditionalAccumulator`` divides each row by the number of gradients that had the row, and merges rows only if
+  their indices are sorted. Here it sums, which is correct in any order. The result is merged by row, because an
+  optimizer may take its norm, and the sum is divided by N.
+- The stamp is kept on the PS, beside the tokens, and is not sent with every gradient.
 
-A worker may be lost with its token, or with a part of its gradient sent, and the chief in the middle of an update. The
-workers then restart together, in the next *generation*. Its stamps start from a higher base, so gradients that are
-still on their way from before are dropped as stale. What has arrived is cleared, and every worker computes the gradient
-of the present step again. A PS may not know yet that a worker is lost, and still have its requests in line: they get
-tokens and gradients of zeros. An update of another generation than the PS's fails before it changes anything.
+A worker may be lost with its token, or after it has sent a part of its gradient. The chief may be in the middle of an
+update. The workers then restart together, in the next *generation*. Its stamps start from a higher base, so gradients
+still in flight are dropped as stale. Gradients that have arrived are cleared, and every worker computes the gradient of
+the current step again. A PS may not know yet that a worker is lost, and still have its requests pending. These get
+tokens and gradients of zeros. An update of another generation than that of the PS fails before it changes anything.
 
-An update starts on all PS or on none: when each has all its means. From then on it needs nobody but the chief, which
-lets it finish when all workers have interrupted their steps. Only if the chief is lost in the middle of an update
-(``partially_applied``), the variables are of two steps and cannot be used.
+An update starts on all PS or on none, when each has all its means. After that it needs only the chief, which lets it
+finish after all workers have interrupted their steps. If the chief itself is lost in the middle of an update
+(``partially_applied``), the variables belong to two steps and cannot be used.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ from tfps.modes.accumulators import MeanAccumulator, accumulate, values_of
 from tfps.modes.base import Copy, ModeContext, Step, SyncRecovery
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
 
-_BASE = 1 << 40  # more than there are steps
+_BASE = 1 << 40  # more than the steps of any job
 _OVER = "the update is of a generation that is over"
 
 
@@ -52,13 +52,13 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
     """Build one synchronous step; see ``Mode.build_step``.
 
     Args:
-        optimizer: ``tf.compat.v1.train.Optimizer``, which gets the mean gradient, and does not raise ``global_step``.
+        optimizer: ``tf.compat.v1.train.Optimizer``, which gets the mean gradient and does not raise ``global_step``.
         loss: Scalar float tensor.
-        global_step: int64 resource variable; counts the updates applied.
-        context: The worker, and the cluster, whose number of workers is the number of gradients in a mean.
+        global_step: int64 resource variable that counts the applied updates.
+        context: The worker and the cluster. The number of workers is the number of gradients in a mean.
 
     Returns:
-        The step; its tickets are the tokens, and no tokens are handed out in advance, so no gradient is stale at start.
+        The step. Its tickets are the tokens. None is handed out in advance, so no gradient is stale at the start.
 
     Raises:
         ValueError: If the loss depends on no variable.
@@ -112,10 +112,10 @@ def _number(name: str) -> Variable:
 
 
 class _Tokens:
-    """A queue for each worker, in which the chief puts a token when an update is made.
+    """One queue per worker, into which the chief puts a token after each update.
 
     Args:
-        global_step: int64 resource variable, whose value is a token's.
+        global_step: int64 resource variable, whose value is the value of a token.
         num_workers: The number of queues.
     """
 
@@ -125,7 +125,7 @@ class _Tokens:
         self.queues = [tf.FIFOQueue(-1, tf.int64, shapes=[], name=name, shared_name=name) for name in names]
 
     def hand_out(self, applied: Operation) -> Operation:
-        """Raise ``global_step`` when an update is applied, and then put a token into each queue."""
+        """Raise ``global_step`` after an update is applied, and then put a token into each queue."""
         with tf.control_dependencies([applied]):
             raised = self._global_step.assign_add(1, read_value=False)
         with tf.control_dependencies([raised]):
@@ -133,14 +133,14 @@ class _Tokens:
             return tf.group(*(queue.enqueue(token) for queue in self.queues))
 
     def take(self, worker: int, pushed: Variable, pushes: Sequence[Operation]) -> Tensor:
-        """Count a worker's gradient when all of it has arrived, and return the token that the worker takes then."""
+        """Count a worker's gradient when all of it has arrived, and then return the token that the worker takes."""
         with tf.control_dependencies(pushes):
             counted = pushed.assign_add(1, read_value=False)
         with tf.control_dependencies([counted]):
             return self.queues[worker].dequeue()
 
     def close(self, count: int) -> Operation:
-        """Wake the others when a worker's input has ended: no mean can be made without that worker."""
+        """Wake the other workers when one worker's input has ended: no mean is possible without that worker."""
         del count
         return tf.group(*(queue.close(cancel_pending_enqueues=True) for queue in self.queues))
 
@@ -152,7 +152,7 @@ def _chief_init(
     starts: Sequence["_Start"],
     accumulators: Sequence[MeanAccumulator],
 ) -> Operation:
-    """Return an operation that starts a generation: gradients with stamps of earlier ones are dropped from then on."""
+    """Return an operation that starts a generation. From then on, gradients with stamps of earlier ones are dropped."""
     with tf.control_dependencies([base.assign(generation * _BASE, read_value=False)]):
         first = base + global_step
     return tf.group(
@@ -186,9 +186,9 @@ class _Start:
     """How an update starts on one PS.
 
     Attributes:
-        generation: Variable: the generation in which the PS is.
-        count: Variable: how many updates have started there.
-        start: Operation with which one starts.
+        generation: Variable: the generation of the PS.
+        count: Variable: the number of updates that have started there.
+        start: Operation that starts one.
     """
 
     generation: Variable
@@ -199,16 +199,16 @@ class _Start:
 def _start_together(
     accumulators: Sequence[MeanAccumulator], generation: Tensor
 ) -> tuple[Sequence[_Start], Sequence[tuple[Gradient, Variable]]]:
-    """Let an update start on all PS or on none: when each has all its means, and is in the update's generation.
+    """Start an update on all PS or on none: when each has all its means and is in the generation of the update.
 
-    Each PS tells each other when it has them, so nothing waits for more than one message of each::
+    Each PS notifies every other PS when its means are complete, so nothing waits for more than one message of each::
 
         ps/0:  means complete, generation right --.   .--> started[0] += 1 --> means of ps/0 are applied
                                                    >-<
         ps/1:  means complete, generation right --'   '--> started[1] += 1 --> means of ps/1 are applied
 
     Returns:
-        For each PS how an update starts there; the means of an update that has started, with their variables.
+        How an update starts on each PS, and the means of a started update with their variables.
     """
     by_ps: dict[str, list[MeanAccumulator]] = {}
     for each in sorted(accumulators, key=lambda each: str(each.variable.device)):

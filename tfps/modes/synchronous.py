@@ -10,23 +10,23 @@ from tfps.tf_types import Optimizer, Tensor, Variable
 
 
 class SyncMode(Mode):
-    """Workers wait for one another: N gradients, one of each worker, make one update with their mean."""
+    """Workers wait for one another: N gradients, one per worker, make one update with their mean."""
 
     name: ClassVar[str] = "sync"
     is_blocking: ClassVar[bool] = True
 
     def gradients_per_update(self, num_workers: int) -> int:
-        """Return one for each worker."""
+        """Return the number of workers: an update has one gradient of each."""
         return num_workers
 
     def validate(self, config: JobConfig) -> Sequence[str]:
-        """Refuse several runs in flight: the next run needs the parameters that this one's update makes."""
+        """Return an error for several runs in flight: the next run needs the parameters that this one updates."""
         if (config.runs_in_flight or 1) == 1:
             return ()
         given = f"--runs_in_flight={config.runs_in_flight} is for --mode=async"
         return (f"{given}: in sync a step begins when the one before has ended. Leave it out.",)
 
     def build_step(self, optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:
-        """Build the step of ``sync_step``, whose tickets are the tokens of its protocol."""
+        """Build the step of ``sync_step``. Its tickets are the tokens of the protocol."""
         step: Step = importlib.import_module("tfps.modes.sync_step").build(optimizer, loss, global_step, context)
         return step

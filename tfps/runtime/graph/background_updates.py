@@ -1,4 +1,4 @@
-"""The updates that the chief keeps running in the background, in the modes that have such: several in a run."""
+"""The updates that the chief repeats in the background, in the modes that have them: several per run."""
 
 import functools
 import threading
@@ -23,15 +23,16 @@ _OF_A_BATCH = (
 
 
 class UpdateRunner:
-    """Runs an operation again and again, in a thread and a session of its own, until it fails or is ended.
+    """Runs an operation repeatedly, in a separate thread and session, until it fails or ``end`` is called.
 
     Args:
-        session: On the chief, for this alone; when workers break off a step, the update that has begun goes on.
+        session: A session on the chief, used only here. When workers interrupt a step, the update in progress
+            continues.
         update: The operation.
-        now: Placeholders that it is run with, and their values.
+        now: Placeholders to feed, and their values.
 
     Attributes:
-        error: Why there are no more updates, if that is an error.
+        error: The error that ended the updates, or ``None``.
     """
 
     def __init__(self, session: Session, update: Any, now: Mapping[Any, Any]) -> None:
@@ -44,32 +45,33 @@ class UpdateRunner:
         try:
             while True:
                 self._run()
-        except (tf.errors.CancelledError, RuntimeError):  # the session is closed, or the queue of the updates
+        except (tf.errors.CancelledError, RuntimeError):  # the session, or the queue of the updates, was closed
             return
         except tf.errors.OpError as error:
             self.error = error
 
     def end(self) -> None:
-        """Close the session: the update that is under way is broken off."""
+        """Close the session, which interrupts the update in progress."""
         self._session.close()
 
 
 def unrolled(graph: Graph, step: Step, packed: bool) -> Any:
-    """Return several updates of a mode as one operation, so that between most of them no Python is waited for.
+    """Return several updates of a mode as one operation, so that most of them do not wait for Python.
 
-    Each is a copy. What an update shares with the worker's step, as a learning rate that the model keeps in a variable,
-    the step reads when it begins, and the update when that begins: when it has the gradients.
+    Each update is a copy. An update and a worker's step may share a value, such as a learning rate that the model keeps
+    in a variable. The step reads it when it starts. The update reads it when the update starts: when it has the
+    gradients.
 
     Args:
         graph: The training graph.
-        step: The mode's.
-        packed: Whether what crosses tasks travels packed.
+        step: The step of the mode.
+        packed: Whether tensors that cross tasks are packed.
 
     Returns:
-        The operation; ``None`` where the mode has no such updates.
+        The operation, or ``None`` if the mode has no such updates.
 
     Raises:
-        ValueError: If an update would take a batch of its own.
+        ValueError: If an update would read a batch from the input.
     """
     if step.update is None:
         return None
@@ -85,13 +87,14 @@ def unrolled(graph: Graph, step: Step, packed: bool) -> Any:
         copy = steps.copy(number)
         for op in late:
             copy(op)._add_control_inputs([copy(begin) for begin in step.update_starts])
+    # The last copy runs the copies before it: it waits for them through the resources that all of them use.
     return copy(step.update)
 
 
 def _after(begins: Sequence[Operation], ops: Sequence[Operation]) -> set[Any]:
-    """Return those of some operations that need others anyway."""
+    """Return the operations of ``ops`` that already depend on ``begins``."""
     known, found, todo = set(ops), set(begins), list(begins)
-    for op in todo:  # grows while it is read
+    for op in todo:  # grows during the loop
         users = [user for output in op.outputs for user in output.consumers()] + list(op._control_outputs)
         new = [user for user in dict.fromkeys(users) if user in known and user not in found]
         found.update(new)
@@ -100,10 +103,10 @@ def _after(begins: Sequence[Operation], ops: Sequence[Operation]) -> set[Any]:
 
 
 def _uses_ps(op: Operation) -> bool:
-    """Return whether an operation uses what a PS holds, and is in no branch and no loop.
+    """Return whether an operation uses a resource on a PS, outside all branches and loops.
 
-    To count something, or to call a function that reads a learning rate, takes no gradient, and would come an update
-    early.
+    Operations that count something, or call a function that reads a learning rate, take no gradient. Without a control
+    edge they would run one update too early.
     """
     handles = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
     return any(placement.task_of(handle).startswith("ps/") for handle in handles) and is_in_every_step(op)

@@ -37,7 +37,7 @@ from tfps.runtime.graph.passes.variable_packing import Packing, can_pack
 from tfps.tf_types import Graph, Operation, Optimizer, Tensor, Variable
 
 _T = TypeVar("_T")
-_WORKER_STRIDE = 7_368_787  # between the seeds of two workers
+_WORKER_STRIDE = 7_368_787  # difference between the seeds of two workers
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,18 @@ class TrainGraph:
     """The graph in which one worker trains.
 
     Attributes:
-        batches: int64 scalar: how many the input has, or ``tf.data.experimental``'s INFINITE or UNKNOWN_CARDINALITY.
-        examples: int64 scalar: how many examples a step's batch has.
+        batches: int64 scalar: the number of batches in the input, or INFINITE or UNKNOWN_CARDINALITY of
+            ``tf.data.experimental``.
+        examples: int64 scalar: the number of examples in the batch of a step.
         next_ticket: int64 [1], drawn at the end of a step.
-        updates: Operation that the chief keeps running in the background, several of the mode's, or ``None``.
-        load: Operation for when the variables have their first values; see ``variable_packing``.
-        store: Operation for before somebody looks at the variables by their names.
-        places: By a variable's name, where it lives if it is packed.
-        layout: Where each variable is, for people; the same on all workers.
-        may_be_inf: The names of the model's own variables, which no optimizer updates: Inf in them may be meant.
-        keeps_order: Whether a step must not begin before the one before it has ended, as the model itself changes what
-            its optimizer does.
+        updates: Operation that the chief repeats in the background, several updates of the mode, or ``None``.
+        load: Operation to run when the variables have their first values; see ``variable_packing``.
+        store: Operation to run before the variables are read by their names.
+        places: Maps the name of a packed variable to its place.
+        layout: The place of each variable, in readable form. It is the same on all workers.
+        may_be_inf: Names of the model's variables that no optimizer updates. Inf in them may be intended.
+        keeps_order: Whether a step must start after the one before it has ended, because the model itself makes changes
+            that two concurrent steps could lose; see ``model_updates.need_order``.
     """
 
     graph: Graph
@@ -79,23 +80,23 @@ class TrainGraph:
 
     @property
     def fetches(self) -> list[Any]:
-        """What the loop fetches of one step."""
+        """The fetches of one step in the training loop."""
         return [self.next_ticket, self.spec.loss, self.step.train_op]
 
 
 @dataclass(frozen=True)
 class EvalGraph:
-    """The graph that evaluates a model, on live parameters or on a checkpoint's.
+    """The graph that evaluates a model, on live parameters or on those of a checkpoint.
 
     Attributes:
         model: The model.
         graph: The graph.
-        global_step: Its variable.
-        iterator: Over the evaluation input.
-        batches: int64 scalar: how many batches that has; below 0 if that is not known, or it has no end.
-        metrics: By name, a metric's value, and the operation that takes a batch into it.
-        on_cluster: Whether its variables live on a cluster's PS, which may be lost.
-        batch_size: Of the job.
+        global_step: The variable of the global step.
+        iterator: Iterator over the evaluation input.
+        batches: int64 scalar: the number of batches in that input. Negative if it is unknown or infinite.
+        metrics: Maps a name to the value of a metric and the operation that adds a batch to it.
+        on_cluster: Whether the variables live on the PS of a cluster, which may be lost.
+        batch_size: The batch size of the job.
     """
 
     model: Model
@@ -112,7 +113,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
     """Build a worker's training graph.
 
     Raises:
-        ModelError: If the model fails, or gives back something else than its contract says.
+        ModelError: If the model fails, or returns something that its contract does not allow.
     """
     mode = mode_of(config)
     with _new_graph(config) as graph:
@@ -120,13 +121,13 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             global_step = tf.train.get_or_create_global_step()
             source = inputs.input_of(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
             iterator, batches, batch = source
-            with model_calls.seeded(_seed(config, task)):  # the input is the same on all workers, which share it
+            with model_calls.seeded(_seed(config, task)):  # after the input, which must be the same on all workers
                 spec = model_calls.spec(model, ModeKeys.TRAIN, config, *batch)
             own = {saved_name(variable) for variable in tf.global_variables()}
             if task.is_chief:
                 variable_splitting.tell(graph, spec.optimizer, config)
             examples = tf.convert_to_tensor(inputs.examples_of(*batch), tf.int64)
-            loop_hoisting.hoist_loop_reads(graph)
+            loop_hoisting.hoist_loop_reads(graph)  # before there are gradients
             checked = model_updates.check(graph)
             spec, updates = _with_own_updates(graph, spec, on_ps=task.is_chief or not mode.is_blocking)
             _only_with(_next_of(iterator), [spec.loss, *updates])
@@ -135,7 +136,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         if problem := embedding_rows.problem([*shown, *updates]):
             raise ModelError(f"--model={model.name}: {model.line_of('model_fn')}: {problem}")
         variable_check.check_first_values(model, graph, placement.ancestors([*shown, *updates]))
-        # Slots go where their variables are; the strategy must not count them again.
+        # Slots live with their variables, so the strategy must not count them again.
         with (
             tf.device(placement.device_setter(cluster, task, lambda _op: 0)),
             placement.local_variables_on(task.device),
@@ -159,6 +160,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         placement.place_unplaced_ops(graph, task.device)
         if packing:
             apart = [] if step.update is None else [step.update]
+            # Initializers of local variables may read packed variables, too.
             first = [variable.initializer for variable in tf.local_variables()]
             packing.redirect(placement.ancestors([step.train_op, *apart, *shown, *first]))
         if config.wire != "plain":
@@ -192,16 +194,19 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
 
 
 def _with_own_updates(graph: Graph, spec: ModelSpec, on_ps: bool) -> tuple[ModelSpec, Sequence[Operation]]:
-    """Return a model's own updates, and what it gave back, without tensors to log that would change a PS otherwise."""
+    """Return the model's spec and its own updates. Unless ``on_ps``, drop logged tensors that change a PS."""
     logged = {n: t for n, t in spec.log_tensors.items() if on_ps or not model_updates.changes_ps(graph, t)}
     summaries = graph.get_collection(tf.GraphKeys.SUMMARIES)
     updates = model_updates.of_step(graph, on_ps, spec.loss, [*logged.values(), *summaries])
-    # What is shown is fetched, and what is fetched cannot be redirected.
+    # Passes cannot redirect a fetched tensor, so fetch an identity of each logged tensor.
     return dataclasses.replace(spec, log_tensors={n: tf.identity(t) for n, t in logged.items()}), updates
 
 
 def _with_updates(step: Step, updates: Sequence[Operation]) -> Step:
-    """Return a step with which the model's own updates run; what another run applies may read what they change."""
+    """Return a step that also runs the model's own updates.
+
+    The chief's background update may read what they change, so the next step waits for them.
+    """
     barrier = (
         step.read_barrier
         if step.update is None
@@ -211,12 +216,12 @@ def _with_updates(step: Step, updates: Sequence[Operation]) -> Step:
 
 
 def _seed(config: JobConfig, task: Task) -> int:
-    """Return the seed of a worker's random numbers: noise that were the same on all workers would not average out."""
+    """Return the random seed of a worker. Noise that is equal on all workers would not average out."""
     return (config.seed + _WORKER_STRIDE * task.index) % (INT32_MAX - 1)
 
 
 def _room(config: JobConfig, summed: int) -> float:
-    """Return by how much gradients may grow and have to stay finite: some are summed, bfloat16 rounds up."""
+    """Return the factor by which gradients may grow and must stay finite: some are summed, and bfloat16 rounds up."""
     return summed * (1.01 if config.wire == "bfloat16" else 1.0)
 
 
@@ -237,16 +242,16 @@ def evaluation(
 
     Args:
         config: The job.
-        cluster: Where the variables live; ``None`` is this machine.
+        cluster: The cluster that holds the variables; ``None`` means this machine.
         task: The worker that evaluates.
         model: The model.
-        like: A training graph on the same cluster, whose variables are evaluated, each on the PS where it lives.
+        like: A training graph on the same cluster. Its variables are evaluated, each on the PS where it lives.
 
     Returns:
         The graph, or ``None`` if the model's ``input_fn`` returns ``None`` for ``mode='eval'``.
 
     Raises:
-        ModelError: If the model fails, or gives back something else than its contract says.
+        ModelError: If the model fails, or returns something that its contract does not allow.
     """
     strategy = placement.same_as(like) if like is not None else None
     with _new_graph(config) as graph, _on_cluster(config, cluster, task, strategy):
@@ -258,7 +263,7 @@ def evaluation(
         iterator, batches, batch = source
         spec = model_calls.spec(model, ModeKeys.EVAL, config, *batch)
         size = inputs.examples_of(*batch)
-        loss = tf.metrics.mean(spec.loss, weights=size if tf.is_tensor(size) else 1)  # a last batch may have fewer
+        loss = tf.metrics.mean(spec.loss, weights=size if tf.is_tensor(size) else 1)  # the last batch may be smaller
         metrics = {"loss": loss, **(spec.eval_metric_ops or {})}
         read = _next_of(iterator)
         _only_with(read, [update for _, update in metrics.values()])
@@ -269,16 +274,19 @@ def evaluation(
 
 
 def _only_with(read: Tensor, updates: Sequence[Operation]) -> None:
-    """Let a step change nothing where there is no batch any more, although it may not look at it: metrics, counters."""
+    """Make changes such as metrics and counters wait for the batch, even if they do not use it.
+
+    A step that finds no more batches then changes nothing.
+    """
     for op in set(placement.ancestors(updates)) - set(placement.ancestors([read])):
         lasts = any(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype for tensor in op.inputs)
-        in_loop = op._get_control_flow_context() is not None  # which takes no edge from outside
+        in_loop = op._get_control_flow_context() is not None  # no control edge may enter it
         if lasts and side_effects.changes(op) and not in_loop:
             op._add_control_input(read)
 
 
 def _check_values(model: Model, read: Tensor, metrics: Mapping[str, tuple[Any, Any]]) -> None:
-    """Make sure that no metric's value needs a batch: it is asked for when there is none any more."""
+    """Check that no metric's value needs a batch: values are read after the last batch."""
     of_batch = [
         name for name, (value, _) in metrics.items() if read in placement.ancestors([tf.convert_to_tensor(value)])
     ]
@@ -296,7 +304,7 @@ def _next_of(iterator: Any) -> Any:
 
 
 def prediction(config: JobConfig, model: Model) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
-    """Build the serving graph: placeholders shaped as the evaluation input's features, batch dimension free.
+    """Build the serving graph. Placeholders have the shapes of the evaluation features, with a free batch dimension.
 
     Returns:
         The graph, its inputs by name, its predictions by name.
@@ -324,10 +332,10 @@ def _new_graph(config: JobConfig) -> Iterator[Any]:
 
 
 def _name_keras_layers_anew() -> None:
-    """Let Keras count from the first name again, as TensorFlow does in a new graph.
+    """Reset Keras's layer counters, as TensorFlow does in a new graph.
 
-    Keras counts its layers over the whole process: those without a name would have another in each graph, and other
-    variables in training than in evaluation. It comes when it is used; see ``tensorflow_import``.
+    Keras counts layers across the whole process. Without a reset, unnamed layers would get other names in each graph,
+    and evaluation other variables than training. Keras is imported only when it is used; see ``tensorflow_import``.
     """
     if naming := sys.modules.get("keras.src.utils.naming"):
         naming.reset_uids()
@@ -337,7 +345,7 @@ def _name_keras_layers_anew() -> None:
 def _on_cluster(
     config: JobConfig, cluster: Cluster | None, task: Task, strategy: placement.Strategy | None = None
 ) -> Iterator[None]:
-    """Place variables on the PS, split large ones; without a cluster, leave everything on this machine."""
+    """Place variables on the PS and split large ones. Without a cluster, leave everything on this machine."""
     if cluster is None:
         yield
         return
@@ -351,7 +359,7 @@ def _on_cluster(
 
 
 def _features(model: Model, config: JobConfig) -> tuple[Any, Any]:
-    """Return types and shapes of the evaluation input's features; its pipeline is no part of what is served."""
+    """Return types and shapes of the evaluation features. The input pipeline is not part of the serving graph."""
     with _new_graph(config):
         dataset = model_calls.dataset(model, ModeKeys.EVAL, config, 1, 0)
         if dataset is None:
@@ -364,7 +372,7 @@ def _features(model: Model, config: JobConfig) -> tuple[Any, Any]:
 
 
 def _unservable(features: Any) -> str:
-    """Return why features cannot be inputs of a signature, which are dense tensors by name; nothing if they can."""
+    """Return why features cannot be inputs of a signature (dense tensors by name), or an empty string if they can."""
     named = features if isinstance(features, dict) else {"features": features}
     odd = [name for name, spec in named.items() if not isinstance(spec, tf.TensorSpec)]
     if not odd:
@@ -388,7 +396,7 @@ def _placeholder(name: str, dtype: Any, shape: Any) -> Any:
 
 
 def _built(model: Model, build: Callable[[], _T]) -> _T:
-    """Build what a mode makes of a model; what fails in there is the model's loss or optimizer."""
+    """Build what a mode adds for a model. Errors in there come from the model's loss or optimizer."""
     try:
         return build()
     except (ValueError, TypeError, NotImplementedError) as error:

@@ -1,8 +1,8 @@
-"""An iterator that outlasts the steps and the sessions that use it.
+"""An iterator that survives the steps and sessions that use it.
 
-TensorFlow's own does not: a step that is cancelled while it waits for an element cancels the iterator for good, which
-from then on says that it has ended (``IteratorResource::GetNext`` in tensorflow/core/kernels/data/iterator_ops.cc). A
-multi-device iterator gets its elements in a thread of its own, some ahead, and a cancelled step only stops waiting
+TensorFlow's iterator does not. A step that is cancelled while it waits for an element cancels the iterator permanently,
+which then reports its end (``IteratorResource::GetNext`` in tensorflow/core/kernels/data/iterator_ops.cc). A
+multi-device iterator gets its elements in a background thread, some in advance, and a cancelled step only stops waiting
 (``MultiDeviceIterator`` in tensorflow/core/kernels/data/multi_device_iterator_ops.cc). Here it has one device.
 """
 
@@ -15,25 +15,25 @@ from tensorflow.python.data.util import structure
 
 from tfps.tf_types import Dataset
 
-INPUTS = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard")  # operations that give a batch
+INPUTS = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard")  # operations that return a batch
 _END = re.compile("End of sequence|is closed and has insufficient elements")  # of a dataset, of a queue
 _NAME, _INCARNATION = "tfps/input", "tfps/incarnation"
-_AUTOMATIC = 4  # for tf.data.AUTOTUNE, or none
+_AUTOMATIC = 4  # instead of tf.data.AUTOTUNE or an unset size
 
 
 class CancelSafeIterator:
-    """Gives the elements of a task's training input; make it, and use it, on the device where the dataset is.
+    """Iterates over a task's training input. Create and use it on the device of the dataset.
 
-    Not in a session without a server: to close that hangs where a function of the dataset has been used, as of 2.21
-    (``DynamicDeviceMgr`` in tensorflow/core/common_runtime holds its lock while it deletes the iterator, which asks it
-    for a device).
+    Do not use it in a session without a server. Closing that session hangs if a function of the dataset has been used,
+    as of 2.21. ``DynamicDeviceMgr`` in tensorflow/core/common_runtime holds its lock while it deletes the iterator,
+    which asks it for a device.
 
     Args:
         dataset: ``tf.data.Dataset``.
 
     Attributes:
-        initializer: Operation that begins at the dataset's first element.
-        resource: What gives them.
+        initializer: Operation that starts at the first element of the dataset.
+        resource: The iterator resource.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -55,7 +55,7 @@ class CancelSafeIterator:
     def get_next(self) -> Any:
         """Return the next element.
 
-        When run, it raises ``tf.errors.OutOfRangeError`` if there is none.
+        At run time, it raises ``tf.errors.OutOfRangeError`` if there is none.
         """
         tensors = tf.raw_ops.MultiDeviceIteratorGetNextFromShard(
             multi_device_iterator=self.resource,
@@ -67,21 +67,21 @@ class CancelSafeIterator:
 
 
 def is_end(error: Any) -> bool:
-    """Return whether an error is the end of an input, and not of a generator that a model's Python function reads."""
+    """Return whether an error is the end of an input, and not that of a generator read by a model's Python function."""
     return isinstance(error, tf.errors.OutOfRangeError) and _END.search(error.message) is not None
 
 
 def is_of_another(error: Any) -> bool:
-    """Return whether an end is that of another worker's input, with which a queue between them was closed."""
+    """Return whether an end comes from another worker's input, which closed a queue between the workers."""
     return is_end(error) and "End of sequence" not in error.message
 
 
 def _without_prefetch(dataset: Dataset) -> tuple[Any, Any]:
-    """Return a dataset without the ``prefetch`` at its end, and how many elements to keep ready instead: int64.
+    """Return a dataset without the ``prefetch`` at its end, and the number of elements to keep ready instead: int64.
 
-    Two threads that hand each element on cost a short step (``tfps launch --model=mnist``) about a tenth of its time.
+    Two threads that pass each element on cost a short step (``tfps launch --model=mnist``) about a tenth of its time.
     """
-    last = getattr(dataset, "_dataset", dataset)  # that of TensorFlow 1.x wraps the newer one
+    last = getattr(dataset, "_dataset", dataset)  # the TensorFlow 1.x class wraps the newer one
     if not isinstance(last, _PrefetchDataset):
         return dataset, tf.constant(1, tf.int64)
     return last._input_dataset, tf.where(last._buffer_size > 0, last._buffer_size, tf.constant(_AUTOMATIC, tf.int64))

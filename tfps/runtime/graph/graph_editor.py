@@ -1,4 +1,4 @@
-"""Change a graph that is built: what a tensor's users use instead."""
+"""Edit a finished graph: replace a tensor where it is used."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from tfps.tf_types import Operation, Tensor
 
 
 def device(task: str) -> str:
-    """Return a task's device."""
+    """Return the device of a task."""
     job, index = task.split("/")
     return f"/job:{job}/task:{index}"
 
@@ -21,7 +21,7 @@ def is_in_every_step(op: Operation) -> bool:
 
 
 def replace(old: Any, new: Any, where: Callable[[Any], bool]) -> None:
-    """Let the users of a tensor that ``where`` is true of use another one instead."""
+    """Make the users of a tensor for which ``where`` is true use another tensor instead."""
     for user in old.consumers():
         if where(user):
             for index, tensor in enumerate(user.inputs):
@@ -35,16 +35,16 @@ def flat(tensors: Sequence[Tensor], name: str | None = None) -> Any:
 
 
 def unflat(vector: Any, like: Sequence[Any]) -> Sequence[Any]:
-    """Return the parts of such a vector, which have the fixed shapes of other tensors, or variables."""
+    """Return the parts of such a vector, with the static shapes of other tensors or variables."""
     parts = tf.split(vector, [int(one.shape.num_elements()) for one in like])
     return [tf.reshape(part, one.shape) for part, one in zip(parts, like, strict=True)]
 
 
 def independent(tensors: Sequence[Tensor], target: str) -> Sequence[Any]:
-    """Return the tensors that depend on nothing which ``target`` makes of another one of them."""
+    """Return the tensors that do not depend on operations of ``target`` that use another one of them."""
     users = [user for tensor in tensors for user in tensor.consumers() if task_of(user) == target]
     after: set[Any] = set(users)
-    for op in (todo := list(after)):  # grows while it is read
+    for op in (todo := list(after)):  # grows during the loop
         new = [user for output in op.outputs for user in output.consumers()] + list(op._control_outputs)
         todo.extend(user for user in dict.fromkeys(new) if user not in after)
         after.update(new)

@@ -1,4 +1,4 @@
-"""A model's input pipeline, in the graph of whoever reads it."""
+"""A model's input pipeline, in the graph of the task that reads it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,13 +14,13 @@ from tfps.runtime.graph.cancel_safe_iterator import CancelSafeIterator
 from tfps.runtime.graph.passes import side_effects
 from tfps.tf_types import Dataset, Graph, Tensor
 
-_MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of operations' names, of datasets
-_END = ("PyFunc", "IteratorGetNext", "Dequeue", "ReaderRead")  # likewise, of what a function may end the input by
+_MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of the op types of datasets
+_END = ("PyFunc", "IteratorGetNext", "Dequeue", "ReaderRead")  # likewise, with which a function may end the input
 _MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
 
 
 def input_of(model: Model, mode: str, config: JobConfig, device: str, pipelines: int, index: int) -> Any:
-    """Build the input pipeline on the task's own CPU; returns iterator, number of batches and the next, or ``None``."""
+    """Build the input pipeline on the task's CPU. Return iterator, number of batches and next batch, or ``None``."""
     with tf.device(f"{device}/cpu:0" if "cpu" not in device else device):
         dataset = model_calls.dataset(model, mode, config, pipelines, index)
         if dataset is None:
@@ -32,10 +32,10 @@ def input_of(model: Model, mode: str, config: JobConfig, device: str, pipelines:
 
 
 def examples_of(features: Any, labels: Tensor) -> Any:
-    """Return how many examples a batch has: a number, or an int64 scalar where it may be another in another batch.
+    """Return the number of examples in a batch: a number, or an int64 scalar if it may differ between batches.
 
-    That is the first dimension of the labels, or of the features where no label has one; of several, of one that may
-    have another in another batch, if there is one.
+    It is the first dimension of the labels, or of the features if no label has one. If there are several parts, one
+    whose size may differ between batches is preferred.
     """
     kinds = [[part for part in tf.nest.flatten(kind) if part is not None] for kind in (labels, features)]
     sized = [[part for part in parts if part.shape.rank != 0] for parts in kinds]
@@ -45,15 +45,15 @@ def examples_of(features: Any, labels: Tensor) -> Any:
             return tf.cast(part.nrows(), tf.int64)
         if not part.shape[:1].is_fully_defined():
             sizes = part.dense_shape if isinstance(part, tf.SparseTensor) else tf.shape(part, out_type=tf.int64)
-            return tf.reduce_prod(sizes[:1])  # 1 of a scalar
+            return tf.reduce_prod(sizes[:1])  # 1 for a scalar
     return parts[0].shape[:1].num_elements() if parts else 1
 
 
 def _batches(dataset: Dataset) -> Any:
-    """Return how many batches a dataset has, as far as its word is good: int64 scalar.
+    """Return the number of batches in a dataset, as far as its cardinality is reliable: int64 scalar.
 
-    One that chooses among others ends with one of them, and a Python function may give nothing the next time, though
-    ``repeat()`` after either says that there is no end.
+    A dataset that selects from others ends when one of them ends. A Python function may return nothing the next time.
+    ``repeat()`` after either still reports an infinite dataset.
     """
     told = tf.data.experimental.cardinality(dataset)
     graph = tf.get_default_graph().as_graph_def()
@@ -65,10 +65,10 @@ def _batches(dataset: Dataset) -> Any:
 
 
 def _keep_cardinality(graph: Graph) -> None:
-    """Let ``map`` leave the number of elements as it is.
+    """Make ``map`` keep the number of elements.
 
-    With TensorFlow 1.x's it is unknown after it, for its function may end the input: one that calls Python, or takes
-    from something that may end.
+    In TensorFlow 1.x the number is unknown after ``map``, because its function may end the input. That needs a call to
+    Python, or an operation that takes elements from something that may end.
     """
     for op in graph.get_operations():
         inner = _nodes(graph, op.node_def) if op.type in _MAPS else ()
@@ -77,9 +77,9 @@ def _keep_cardinality(graph: Graph) -> None:
 
 
 def _nodes(graph: Graph, node: Any) -> Iterator[Any]:
-    """Yield the operations in the functions that an operation calls, and in those that they call."""
+    """Yield the operations in the functions that an operation calls, directly or indirectly."""
     todo = [called.name for called in side_effects.functions_of(node)]
-    for name in todo:  # grows while it is read
+    for name in todo:  # grows during the loop
         for inner in graph._get_function(name).definition.node_def:
             yield inner
             todo += [f.name for f in side_effects.functions_of(inner) if f.name not in todo]

@@ -1,8 +1,9 @@
-"""Where each variable is: what the workers of a job have to agree on, each of which builds its own graph.
+"""The place of each variable. Each worker builds a separate graph, and all workers have to agree on the places.
 
-A variable is found on a PS by its name. A worker whose model makes its variables in another order than the chief's may
-count on another PS for one, or on another place in a packed variable: it would train something else in silence. The
-chief leaves its layout on the PS, and every worker compares its own with that before it takes a step.
+A variable is found on a PS by its name. A worker's model may create its variables in another order than the chief's.
+The worker may then expect a variable on another PS, or at another place in a packed variable. It would train the wrong
+values without a message. So the chief stores its layout on the PS, and every worker compares its layout with it before
+it takes a step.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from tfps.runtime.graph.variable_check import kind
 from tfps.tf_types import Graph
 
 _SHOWN = 2
-_OWN = "tfps/"  # variables that are alike on all workers, or made on some only
+_OWN = "tfps/"  # variables that are the same on all workers, or exist only on some
 _FIX = (
     "every worker has to make the same variables in the same order (that of a set differs from process to process: "
     "sort it), and from the same file"
@@ -26,11 +27,11 @@ Layout = Mapping[str, str]
 
 
 def of(graph: Graph, places: Mapping[str, Place]) -> Layout:
-    """Return by the name of each variable on a PS what it is, and where.
+    """Return the type, shape and place of each variable on a PS, by its name.
 
     Args:
         graph: A training graph.
-        places: By a variable's name, where it lives if it is packed.
+        places: Maps the name of a packed variable to its place.
     """
     ops = [op for op in graph.get_operations() if op.type in VARIABLES and not op.name.startswith(_OWN)]
     on_ps = {op.name: op for op in ops if task_of(op).startswith("ps/")}
@@ -38,10 +39,10 @@ def of(graph: Graph, places: Mapping[str, Place]) -> Layout:
 
 
 def check(mine: Layout, chiefs: Layout, model: Model) -> None:
-    """Make sure that a worker finds each variable where the chief has it.
+    """Check that a worker expects each variable where the chief has it.
 
     Raises:
-        ModelError: If not; the text names variables, with both.
+        ModelError: If not. The message names variables with both places.
     """
     odd = [name for name, where in mine.items() if chiefs.get(name, where) != where]
     if odd:

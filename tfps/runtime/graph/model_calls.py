@@ -1,4 +1,4 @@
-"""Call a model's functions, here and nowhere else, and check what they give back: mistakes are told with their line."""
+"""Call a model's functions, only here, and check their results. Errors name the line of the model."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ _OPTIMIZER_FLAGS = ("optimizer", "learning_rate")
 
 
 class _Asked(dict[str, Any]):
-    """Flags, and which of them a model has asked for."""
+    """The flags, and the names of those that a model has read."""
 
     def __init__(self, flags: Mapping[str, Any]) -> None:
         super().__init__(flags)
@@ -54,22 +54,22 @@ class _Asked(dict[str, Any]):
 
 
 def params_of(config: JobConfig) -> Mapping[str, Any]:
-    """Return what a model gets as ``params``: every flag of the job, read-only."""
+    """Return the ``params`` of a model: every flag of the job, read-only."""
     return MappingProxyType(_Asked(config.to_dict()))
 
 
 def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: int) -> Any:
-    """Return what ``input_fn`` gives: a dataset of pairs (features, labels), or ``None`` where there is no evaluation.
+    """Return the result of ``input_fn``: a dataset of pairs (features, labels), or ``None`` if there is no evaluation.
 
     Args:
         model: The model.
         mode: One of ``ModeKeys``.
         config: The job.
-        pipelines: How many workers read such an input.
-        index: Which of them this is.
+        pipelines: The number of workers that read such an input.
+        index: The index of this worker among them.
 
     Raises:
-        ModelError: If it gives something else.
+        ModelError: If the result is something else.
     """
     context = tf.distribute.InputContext(pipelines, index, mode_of(config).gradients_per_update(pipelines))
     given = model.input_fn(mode, params_of(config), context)
@@ -89,10 +89,10 @@ def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: i
 
 
 def spec(model: Model, mode: str, config: JobConfig, features: Any, labels: Tensor) -> ModelSpec:
-    """Return what ``model_fn`` gives for one batch; its loss is a scalar, where there has to be one.
+    """Return the result of ``model_fn`` for one batch. Its loss is a scalar where a loss is required.
 
     Raises:
-        ModelError: If it gives something else.
+        ModelError: If the result is something else.
     """
     asked = _Asked(config.to_dict())
     given: ModelSpec = model.model_fn(features, labels, mode, MappingProxyType(asked))
@@ -107,7 +107,7 @@ def spec(model: Model, mode: str, config: JobConfig, features: Any, labels: Tens
 
 
 def _check_used(model: Model, config: JobConfig, asked: Container[str]) -> None:
-    """Make sure that a model has looked at the flags of its optimizer that are given; in silence they say nothing.
+    """Check that a model has read the given optimizer flags, which would otherwise be ignored without a message.
 
     Raises:
         ModelError: If it has not.
@@ -124,9 +124,9 @@ def _check_used(model: Model, config: JobConfig, asked: Container[str]) -> None:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let the operations made inside draw the same numbers in each run.
+    """Make the operations created inside draw the same numbers in each run.
 
-    Keras draws the seeds of its initial weights from Python's random numbers, which go on as before afterwards.
+    Keras draws the seeds of initial weights from Python's random numbers. Their state is restored afterwards.
     """
     before = random.getstate()
     random.seed(seed)
@@ -138,7 +138,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _scalar(value: Any) -> Any:
-    """Return what may be logged as a scalar tensor."""
+    """Return a loggable value as a scalar tensor."""
     tensor = tf.convert_to_tensor(value)
     return tf.reshape(tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor, [])
 
@@ -161,7 +161,7 @@ def _optimizer_problem(optimizer: Optimizer) -> str:
     if not isinstance(optimizer, tf.train.Optimizer):
         fix = ": the optimizer itself, not what its minimize() returns" if isinstance(optimizer, tf.Operation) else ""
         return f"optimizer={_named(optimizer)}; it must be a tf.compat.v1.train.Optimizer{fix}."
-    if isinstance(optimizer, tf.train.SyncReplicasOptimizer):  # whose queues and hooks nobody would run
+    if isinstance(optimizer, tf.train.SyncReplicasOptimizer):  # tfps would not run its queues and hooks
         return (
             f"optimizer={_named(optimizer)}; return the optimizer that it wraps: --issync=1 does what "
             "SyncReplicasOptimizer does."

@@ -1,7 +1,7 @@
-"""Which variable lives on which parameter server, and what a step moves over the wire.
+"""Where each variable lives (on which parameter server), and the tensors that a step sends between tasks.
 
-``replica_device_setter`` asks a strategy for the PS of each variable as the graph is built. Every task builds the same
-graph in the same order, so all of them get the same answer without a word between them.
+``replica_device_setter`` asks a strategy for the PS of each variable while the graph is built. Every task builds the
+same graph in the same order, so all get the same answer without communication.
 """
 
 from collections import Counter
@@ -19,19 +19,19 @@ VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _OLD_TABLES = ("MutableHashTable", "MutableHashTableOfTensors", "MutableDenseHashTable")
 TABLES = (*_OLD_TABLES, *(f"{table}V2" for table in _OLD_TABLES))
 
-_KERAS_SEED = "seed_generator_state"  # the name of a variable
-_ON_PS = frozenset(STANDARD_PS_OPS)  # what replica_device_setter asks a strategy for
+_KERAS_SEED = "seed_generator_state"  # name of Keras's variable
+_ON_PS = frozenset(STANDARD_PS_OPS)  # op types for which replica_device_setter asks a strategy
 _CALLS = (
     *("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf"),
     *("Case", "StatelessCase", "While", "StatelessWhile"),
 )
-_COPIED_SIZE = 16  # elements of a constant that TensorFlow would rather copy than send
+_COPIED_SIZE = 16  # maximum elements of a constant that TensorFlow copies instead of sending it
 
 Strategy = Callable[[Any], int]
 
 
 class RoundRobin:
-    """Hands out the parameter servers in turn, whatever the variables' sizes."""
+    """Assigns variables to the parameter servers in turn, regardless of their sizes."""
 
     def __init__(self, num_ps: int) -> None:
         self._num_ps = num_ps
@@ -45,9 +45,9 @@ class RoundRobin:
 
 
 class GreedyByBytes:
-    """Gives each variable to the PS that holds the fewest bytes so far.
+    """Assigns each variable to the PS that holds the fewest bytes so far.
 
-    As ``GreedyLoadBalancingStrategy`` with ``byte_size_load_fn`` of the former tf.contrib.training.
+    Same as ``GreedyLoadBalancingStrategy`` with ``byte_size_load_fn`` of the former tf.contrib.training.
     """
 
     def __init__(self, num_ps: int) -> None:
@@ -64,7 +64,7 @@ STRATEGIES: Mapping[str, Callable[[int], Strategy]] = {"greedy": GreedyByBytes, 
 
 
 def same_as(graph: Graph) -> Strategy:
-    """Return a strategy that puts each variable and table where a graph on the same cluster has the one of its name."""
+    """Return a strategy that puts each variable and table where another graph on the same cluster has it, by name."""
     devices = {op.name: tf.DeviceSpec.from_string(op.device) for op in graph.get_operations() if op.type in _ON_PS}
     ps_of = {name: device.task or 0 for name, device in devices.items() if device.job == "ps"}
     return lambda op: ps_of.get(op.name, 0)
@@ -78,14 +78,14 @@ def variable_bytes(op: Operation) -> int:
 
 
 def device_setter(cluster: Cluster, task: Task, strategy: Strategy) -> Any:
-    """Return the device function of one worker: variables on the PS that ``strategy`` names, all else on the worker."""
+    """Return the device function of a worker: variables go to the PS of ``strategy``, the rest to the worker."""
     return tf.train.replica_device_setter(
         cluster=tf.train.ClusterSpec(cluster.spec()), worker_device=task.device, ps_strategy=strategy
     )
 
 
 def local_variables_on(device: str) -> Any:
-    """Return a scope in which variables that are local to a task (metrics, sync's local step) stay on ``device``."""
+    """Return a scope in which a task's local variables (metrics, sync's local step) stay on ``device``."""
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
@@ -98,16 +98,16 @@ def local_variables_on(device: str) -> Any:
 
 
 def keras_seeds_local() -> Any:
-    """Return a scope in which the states of Keras's random numbers are local to a task, and no part of a checkpoint.
+    """Return a scope in which Keras's random states are local to a task, and not part of a checkpoint.
 
-    On a PS all workers would draw the same numbers.
+    On a PS, all workers would draw the same numbers.
     """
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("name") != _KERAS_SEED:
             return next_creator(**kwargs)
         graph, given = tf.get_default_graph(), kwargs["initial_value"]
-        shift = graph.seed or 0
+        shift = graph.seed or 0  # differs between workers, so their states differ, too
 
         def initial_value() -> Any:
             value = tf.convert_to_tensor(given() if callable(given) else given)
@@ -124,7 +124,7 @@ def keras_seeds_local() -> Any:
 
 @dataclass(frozen=True)
 class PlacedVariable:
-    """One variable (or one slice of one) and where it lives."""
+    """One variable, or one slice of a variable, and its place."""
 
     name: str
     shape: tuple[int, ...]
@@ -134,7 +134,7 @@ class PlacedVariable:
 
 
 def variables(graph: Graph) -> list[PlacedVariable]:
-    """Return every saved variable of a graph, optimizer slots included, in the order of creation."""
+    """Return every saved variable of a graph, including optimizer slots, in the order of creation."""
     return [
         PlacedVariable(
             name=variable.op.name,
@@ -151,7 +151,7 @@ def variables(graph: Graph) -> list[PlacedVariable]:
 class Transfer:
     """One tensor that one step sends from one task to another.
 
-    ``num_bytes`` is ``None`` where the size is known only as the step runs (sparse gradients, for one).
+    ``num_bytes`` is ``None`` if the size is known only at run time, as for sparse gradients.
     """
 
     tensor: str
@@ -161,9 +161,9 @@ class Transfer:
 
 
 def place_unplaced_ops(graph: Graph, device: str) -> None:
-    """Put what has no device, such as a ``tf.TensorArray``, where a session of that task would put it: on the task.
+    """Place operations without a device, such as a ``tf.TensorArray``, on the task, as its session would.
 
-    What works on a resource is where that is, and needs none.
+    Operations on a resource run on the device of the resource, and need none.
     """
     for op in graph.get_operations():
         if not op.device and resource_of(op) is None:
@@ -173,8 +173,9 @@ def place_unplaced_ops(graph: Graph, device: str) -> None:
 def transfers(fetches: Iterable[Any]) -> list[Transfer]:
     """Return what one ``session.run`` of ``fetches`` sends between tasks: one entry, one RecvTensor call, each.
 
-    A tensor used twice on a task is sent once. A control edge between tasks is sent as an empty tensor. What grappler
-    changes is not seen: it looks through identities and no-ops, and may add control edges where it folds constants.
+    A tensor used twice on a task is sent once. A control edge between tasks is sent as an empty tensor. The changes of
+    grappler are not included: it looks through identities and no-ops, and may add control edges where it folds
+    constants.
     """
     found: dict[tuple[str, str], Transfer] = {}
     ops = ancestors(fetches)
@@ -188,16 +189,16 @@ def transfers(fetches: Iterable[Any]) -> list[Transfer]:
 
 
 def fetched(tensor: Tensor, target: str) -> Transfer | None:
-    """Return the crossing that fetching ``tensor`` on task ``target`` causes, or ``None`` if it is there already."""
+    """Return the transfer that fetching ``tensor`` on task ``target`` causes, or ``None`` if it is already there."""
     source = task_of(tensor.op)
     return Transfer(tensor.name, source, target, tensor_bytes(tensor.shape, tensor.dtype)) if source != target else None
 
 
 def ancestors(fetches: Iterable[Any]) -> list[Any]:
-    """Return the operations that fetching some tensors or operations runs."""
+    """Return the operations that run when some tensors or operations are fetched."""
     todo = [fetch if isinstance(fetch, tf.Operation) else fetch.op for fetch in fetches]
     seen = set(todo)
-    for op in todo:  # grows while it is read
+    for op in todo:  # grows during the loop
         new = [parent for parent in [t.op for t in op.inputs] + list(op.control_inputs) if parent not in seen]
         seen.update(new)
         todo.extend(dict.fromkeys(new))
@@ -205,7 +206,7 @@ def ancestors(fetches: Iterable[Any]) -> list[Any]:
 
 
 def _copied(ops: Iterable[Operation]) -> set[str]:
-    """Return the constants that TensorFlow copies to where they are used: small ones that several tasks use.
+    """Return the constants that TensorFlow copies to the tasks that use them: small ones that several tasks use.
 
     tensorflow/core/common_runtime/replicate_constants_pass.cc
     """
@@ -217,7 +218,8 @@ def _copied(ops: Iterable[Operation]) -> set[str]:
 def _inputs(op: Operation) -> Sequence[tuple[str, str, int | None]]:
     """Return name, source task and bytes of each edge into an operation.
 
-    Resource handles do not travel; but a function that runs elsewhere gets the value of a variable that it is given.
+    Resource handles are not sent. But a function that runs on another task gets the value of a variable among its
+    arguments.
     """
     data = [(t.name, task_of(t.op), tensor_bytes(t.shape, t.dtype)) for t in op.inputs if t.dtype != tf.resource]
     if resource_of(op) is None:
@@ -227,7 +229,7 @@ def _inputs(op: Operation) -> Sequence[tuple[str, str, int | None]]:
 
 
 def task_of(op: Operation) -> str:
-    """Return where an operation runs; one that works on a resource runs where the resource is."""
+    """Return the task on which an operation runs. An operation on a resource runs where the resource is."""
     if (resource := resource_of(op)) is not None:
         return task_of(resource.op)
     device = tf.DeviceSpec.from_string(op.device)
@@ -235,11 +237,12 @@ def task_of(op: Operation) -> str:
 
 
 def resource_of(op: Operation) -> Any:
-    """Return the resource that an operation works on, and runs where that is; ``None`` if it works on none.
+    """Return the resource on which an operation works, and with which it is colocated; ``None`` if there is none.
 
-    A call of a function does not: it runs where its device says, whatever resources its function is given, and what
-    works on these in the function runs where they are (``REGISTER_INPUT_COLOCATION_EXEMPTION``,
-    tensorflow/core/kernels/partitioned_function_ops.cc; conditions and loops become operations of the graph first).
+    A function call has none: it runs on the device assigned to it, whatever resources are among its arguments. The
+    operations on these inside the function run where the resources are (``REGISTER_INPUT_COLOCATION_EXEMPTION``,
+    tensorflow/core/kernels/partitioned_function_ops.cc; TensorFlow first turns conditions and loops into operations of
+    the graph).
     """
     if op.type in _CALLS or op.graph._is_function(op.type):
         return None
@@ -247,7 +250,7 @@ def resource_of(op: Operation) -> Any:
 
 
 def tensor_bytes(shape: Any, dtype: Any) -> int | None:
-    """Return the size of a tensor, ``None`` if it is not known before it is there."""
+    """Return the size of a tensor in bytes, or ``None`` if it is not known before run time."""
     if not shape.is_fully_defined() or dtype.base_dtype in (tf.string, tf.variant):
         return None
     return int(shape.num_elements()) * int(dtype.base_dtype.size)

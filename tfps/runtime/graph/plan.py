@@ -1,4 +1,4 @@
-"""What goes where before anything starts: each variable's PS, and what a worker's step moves over the wire."""
+"""The plan of a job, made before anything starts: each variable's PS, and the transfers of a worker's step."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ class Plan:
     Attributes:
         variables: Every variable or slice, in the order of creation.
         ps_bytes: Bytes by PS index.
-        packed_bytes: By PS index, those of the variables beside these that small ones live in.
-        pulled: What the PS send one worker in a step.
-        pushed: What one worker sends the PS in a step.
-        plain: The same job with ``--wire=plain``; ``None`` if it is that.
+        packed_bytes: Bytes by PS index of the packed variables, which hold small variables and exist beside them.
+        pulled: The tensors that the PS send to one worker in a step.
+        pushed: The tensors that one worker sends to the PS in a step.
+        plain: The plan of the same job with ``--wire=plain``; ``None`` if this is that plan.
     """
 
     variables: Sequence[placement.PlacedVariable]
@@ -33,10 +33,10 @@ class Plan:
 
 
 def make(config: JobConfig, cluster: Cluster, model: Model) -> Plan:
-    """Build the graphs of worker 0, start nothing, and read the plan off that of training.
+    """Build the graphs of worker 0, start nothing, and derive the plan from the training graph.
 
     Raises:
-        ModelError: If training, or its evaluation, would find a mistake in the model as it builds its graphs.
+        ModelError: If building the graphs for training or its evaluation finds an error in the model.
     """
     task = Task("worker", 0)
     built, _ = model_check.build_once(config, cluster, model)
@@ -45,7 +45,7 @@ def make(config: JobConfig, cluster: Cluster, model: Model) -> Plan:
     for variable in variables:
         totals[variable.ps] += variable.num_bytes
     transfers = placement.transfers(built.fetches)
-    # What a fetch brings home crosses the wire like any other tensor.
+    # Fetched tensors cross the wire like any others.
     fetched = [placement.fetched(tensor, str(task)) for tensor in (built.next_ticket, built.spec.loss)]
     transfers += [transfer for transfer in fetched if transfer is not None and transfer not in transfers]
     return Plan(

@@ -1,4 +1,4 @@
-"""Whether every variable has a first value, and evaluation and prediction only what training gives values to."""
+"""Check that every variable has a first value, and that evaluation and prediction use only trained variables."""
 
 import difflib
 import re
@@ -20,16 +20,17 @@ _COLLECT = "leave out collections=[], or add it to tf.GraphKeys.GLOBAL_VARIABLES
 
 
 def check(model: Model, mode: str, graph: Graph, trained: Any) -> None:
-    """Make sure that training has every variable and table that another graph of the same model has.
+    """Check that training has every variable and table that another graph of the same model has.
 
     Args:
         model: The model.
-        mode: What ``graph`` was built for.
+        mode: The mode for which ``graph`` was built.
         graph: The graph.
         trained: The training graph.
 
     Raises:
-        ModelError: If it lacks one, or has it with another shape or type; the text names it, and the line that made it.
+        ModelError: If training lacks one, or has it with another shape or type. The message names it and the line that
+            created it.
     """
     mine, theirs = _of(graph, VARIABLES), _of(trained, VARIABLES)
     problems = [(op, _lacks("variable", op, theirs, mine, mode)) for name, op in mine.items() if name not in theirs]
@@ -40,7 +41,7 @@ def check(model: Model, mode: str, graph: Graph, trained: Any) -> None:
     ]
     problems += [(mine[first], _ambiguous(first, other, mode)) for first, other in _numbered(theirs, mine)]
     tables, filled = _of(graph, TABLES), _of(trained, TABLES)
-    if filled.keys() - tables.keys():  # else it is a table of the evaluation's own, which it may fill itself
+    if filled.keys() - tables.keys():  # else evaluation may have a private table, and fill it itself
         problems += [(op, _lacks("table", op, filled, tables, mode)) for n, op in tables.items() if n not in filled]
     _raise(model, problems)
 
@@ -51,7 +52,7 @@ def _raise(model: Model, problems: Sequence[tuple[Any, str]]) -> None:
 
 
 def check_first_values(model: Model, graph: Graph, run: Iterable[Any]) -> None:
-    """Make sure that each variable which a step uses is initialized.
+    """Check that each variable used by a step is initialized.
 
     Args:
         model: The model.
@@ -59,9 +60,9 @@ def check_first_values(model: Model, graph: Graph, run: Iterable[Any]) -> None:
         run: The operations of a step.
 
     Raises:
-        ModelError: If one is in none of the collections of variables, and nothing else assigns it; see ``check``.
+        ModelError: If a variable is in no collection of variables, and nothing else assigns it; see ``check``.
     """
-    used = {op for op in run if not op.name.startswith("tfps/")}  # which are initialized otherwise
+    used = {op for op in run if not op.name.startswith("tfps/")}  # tfps initializes these elsewhere
     known = {v.op for key in _INITIALIZED for v in graph.get_collection(key)}
     first = {*used, *placement.ancestors(graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS))}
     _raise(
@@ -75,7 +76,7 @@ def check_first_values(model: Model, graph: Graph, run: Iterable[Any]) -> None:
 
 
 def _is_assigned(variable: Variable, run: Container[Any]) -> bool:
-    """Return whether operations assign a variable, as a function that gets it may."""
+    """Return whether operations assign a variable. A function that gets the variable may do so."""
     users = [user for tensor in variable.outputs for user in tensor.consumers()]
     return any(user in run and user.type not in ("ReadVariableOp", "VarIsInitializedOp", "Identity") for user in users)
 
@@ -87,7 +88,7 @@ def _lacks(kind: str, op: Operation, theirs: Iterable[str], mine: Iterable[str],
 
 
 def _numbered(theirs: Iterable[str], mine: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Return pairs of variables of Keras layers that it has numbered, of which only the first is in both graphs."""
+    """Return pairs of Keras variables, unnumbered and numbered, of which only the first is in both graphs."""
     if "keras" not in sys.modules:
         return []
     missing = [(re.sub(r"(_[0-9]+)+(?=/)", "", name), name) for name in sorted(set(theirs) - set(mine))]
@@ -102,13 +103,13 @@ def _ambiguous(first: str, other: str, mode: str) -> str:
 
 
 def _of(graph: Graph, types: Iterable[str]) -> Mapping[str, Any]:
-    """Return a graph's operations of some types by name, without the variables that are a task's own."""
+    """Return a graph's operations of some types by name, without the local variables of a task."""
     local = {variable.op.name for variable in graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)}
     return {op.name: op for op in graph.get_operations() if op.type in types and op.name not in local}
 
 
 def kind(op: Operation) -> str:
-    """Return a variable's type and shape, for people; of the operation that makes it."""
+    """Return the type and shape of a variable, in readable form, from the operation that creates it."""
     return f"{op.get_attr('dtype').name} of shape {tf.TensorShape(op.get_attr('shape'))}"
 
 

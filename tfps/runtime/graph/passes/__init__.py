@@ -1,1 +1,1 @@
-"""Rewrites of the training graph."""
+"""Passes that rewrite the training graph."""

@@ -1,13 +1,20 @@
-"""Rows of embedding tables on the wire: each one once a step.
+"""Send each row of an embedding table once per step.
 
-Click logs name the same few ids again and again. A lookup on a PS would send each row as often as it is named; a
-gradient would be sent as often, and summed by row on the PS. Here
+Click logs repeat the same few ids. A lookup on a PS would send each row as often as its id occurs. A gradient would be
+sent as often, and summed by row on the PS. This pass changes both:
 
-1. the worker makes the ids of a lookup unique, asks the PS for those rows, and puts them where they are named;
-2. it sums the gradient of each row, and sends the sums to the rows that it asked for: the PS updates each row once.
+1. The worker makes the ids of a lookup unique, requests those rows from the PS, and gathers them into place.
+2. The worker sums the gradient of each row and sends the sums for the requested rows. The PS updates each row once.
 
-The second is for optimizers that sum gradients by row, all of TensorFlow's but plain gradient descent, which applies
-them one after another. The order of the sums is TensorFlow's, so is every bit of the result.
+::
+
+    before   worker: ids [7, 2, 7] ------------> PS: ResourceGather --3 rows--> worker
+             worker: 3 rows of gradient -------> PS: sum by row --> apply to rows 7 and 2
+    after    worker: ids --Unique--> [7, 2] ---> PS: ResourceGather --2 rows--> worker: Gather [0, 1, 0]
+             worker: sum by row --2 sums-------> PS: apply to rows 7 and 2
+
+Rewrite 2 needs an optimizer that sums gradients by row. All of TensorFlow's do, except plain gradient descent, which
+applies them one after another. The order of the sums is TensorFlow's, so the result is the same to the bit.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +28,9 @@ from tfps.tf_types import Operation, Tensor
 
 
 def problem(fetches: Iterable[Any]) -> str:
-    """Return which table is read whole although its rows are looked up, and by what, or nothing.
+    """Return which table is read as a whole although its rows are looked up, and by which op, or an empty string.
 
-    The PS would copy all of it in every step, as rows of it change while it is sent.
+    The PS would copy the whole table in every step, because rows of it change while it is sent.
     """
     ops = ancestors(fetches)
     tables = {op.inputs[0].op for op in ops if op.type == "ResourceGather"}
@@ -39,7 +46,7 @@ def problem(fetches: Iterable[Any]) -> str:
 
 
 def _users(read: Tensor) -> Any:
-    """Yield what uses a read; identities are looked through."""
+    """Yield the users of a read, looking through identities."""
     for user in read.outputs[0].consumers():
         yield from _users(user) if user.type == "Identity" else [user]
 
@@ -48,7 +55,7 @@ def make_unique(ops: Sequence[Operation]) -> Mapping[str, Any]:
     """Rewrite the lookups of a step, and the sums of gradients by row; ``ops`` are all its operations.
 
     Returns:
-        By the name of each tensor of such rows or sums [n, ...], the worker's unique ids [n] that they are of.
+        Maps the name of each tensor of such rows or sums [n, ...] to the worker's unique ids [n] of these rows.
     """
     places: dict[str, tuple[Any, Any]] = {}
     ids_of: dict[str, Any] = {}
@@ -77,14 +84,14 @@ def _is_lookup(op: Operation) -> bool:
 
 
 def _unique(ids: Tensor) -> tuple[Any, Any]:
-    """Return the ids, each once, as a vector, and the place of each in it; no place if they are unique as they are."""
+    """Return the unique ids as a vector, and the position of each id in it, or ``None`` if they are already unique."""
     if ids.op.type == "Unique" and ids.value_index == 0:
         return ids, None
     return tuple(tf.unique(tf.reshape(ids, [-1])))
 
 
 def _look_up(op: Operation, unique: Any, place: Any) -> Any:
-    """Let a lookup be one of unique ids; returns the rows that the PS gives."""
+    """Make a lookup use unique ids. Return the rows that the PS sends."""
     ids, found = op.inputs[1], op.outputs[0]
     if place is None:
         return found
@@ -97,9 +104,9 @@ def _look_up(op: Operation, unique: Any, place: Any) -> Any:
 
 
 def _sums_by_row(op: Operation) -> bool:
-    """Return whether an operation sums values by unique ids, as TensorFlow's ``_deduplicate_indexed_slices``.
+    """Return whether an operation sums values by unique ids, like TensorFlow's ``_deduplicate_indexed_slices``.
 
-    There are as many sums as ids; another number of them, or sums by something else, is a model's own.
+    There, the number of sums is the number of ids. With another number, or other segments, the op belongs to the model.
     """
     place = op.inputs[1] if op.type == "UnsortedSegmentSum" and is_in_every_step(op) else None
     if place is None or place.op.type != "Unique" or place.value_index != 1:
@@ -113,10 +120,10 @@ def _sums_by_row(op: Operation) -> bool:
 
 
 def _sum_on_worker(op: Operation, places: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Let the worker sum, and send the sums for the ids that it has asked for, if it has asked for these alone.
+    """Make the worker sum. Send the sums for the ids of its lookup if the ids are the same.
 
     Returns:
-        These ids, and the sums.
+        The ids and the sums.
     """
     values, was = op.inputs[0], op.inputs[1].op
     ids = was.inputs[0]

@@ -1,11 +1,16 @@
-"""Variables that a loop reads: once a step, before the loop.
+"""Read the variables of a loop once per step, before the loop.
 
-In the body of a ``tf.while_loop``, of a recurrent net for one, a resource variable is read anew in each turn: a call to
-its PS, which thus takes part in the loop and is sent its condition in each turn, too (``tensorflow/core/graph/
-graph_partition.cc``). What a step does nothing but read is read before the loop instead, as TensorFlow 1.x's own
-variables were: the loop stays on the worker. In a branch of ``tf.cond`` it is read only where that is taken, as ever.
+The body of a ``tf.while_loop``, such as a recurrent net, reads a resource variable again in each iteration. That is a
+call to its PS, so the PS takes part in the loop and also gets its condition in each iteration
+(``tensorflow/core/graph/graph_partition.cc``). Variables that a step only reads are read before the loop instead, as
+TensorFlow 1.x's own variables were. The loop then stays on the worker::
 
-It is done before there are gradients: their sums would be in another order after it, and the last bit another.
+    before   handle (PS) --> Enter --> [loop:  ReadVariableOp (PS) --> body]
+    after    handle (PS) --> ReadVariableOp (PS) --> Enter --> [loop:  body]
+
+A read in a branch of ``tf.cond`` still happens only where the branch is taken.
+
+The pass runs before there are gradients. Afterwards, their sums would be in another order and differ in the last bit.
 """
 
 from typing import Any
@@ -19,9 +24,9 @@ _READS = ("ReadVariableOp", "VarIsInitializedOp", "ResourceGather", "ResourceGat
 
 
 def hoist_loop_reads(graph: Graph) -> None:
-    """Let the loops of a graph use values read before them; not of variables that the graph itself changes.
+    """Make loops use values read before them, except values of variables that the graph itself changes.
 
-    What that takes beside the reads is placed by the device scope of the caller.
+    The caller's device scope places the new operations other than the reads.
     """
     first = {variable.initializer for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
     values: dict[Any, Any] = {}
@@ -37,21 +42,21 @@ def hoist_loop_reads(graph: Graph) -> None:
 
 
 def is_unused(op: Operation) -> bool:
-    """Return whether nothing uses (any more) what an operation reads, or asks, of a variable, or brings into a loop."""
+    """Return whether nothing uses what an operation reads or queries of a variable, or brings into a loop, any more."""
     users = [user for output in op.outputs for user in output.consumers()]
     asks = op.type in ("Enter", "ReadVariableOp", "VarIsInitializedOp")
     return asks and not op._control_outputs and all(map(is_unused, users))
 
 
 def _entered(tensor: Tensor) -> Any:
-    """Return the tensor that is brought into the loops in which this one is used."""
+    """Return the tensor outside the loops that a chain of ``Enter`` operations brings in as this one."""
     while tensor.op.type == "Enter":
         tensor = tensor.op.inputs[0]
     return tensor
 
 
 def _is_only_read(op: Operation, first: set[Any]) -> bool:
-    """Return whether all that is done to what an operation brings, beside giving it its first value, is to read it."""
+    """Return whether an operation's output is only read, except by its initializer."""
     if op.type not in ("VarHandleOp", "Enter", "Switch"):
         return op.type in _READS or op in first
     return all(_is_only_read(user, first) for output in op.outputs for user in output.consumers())

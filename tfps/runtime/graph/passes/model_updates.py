@@ -1,13 +1,21 @@
-"""What a model changes itself, beside what its optimizer does: moving averages, counters, states.
+"""A model's own updates, beside those of its optimizer: moving averages, counters, states.
 
-TensorFlow 1.x's layers leave such changes in the collection ``UPDATE_OPS``, for the training program to run with each
-step. Keras's layers leave them nowhere: a Keras training step would run them. Both are run here. So is what a logged
-tensor or a summary changes (``tf.metrics``, counters): how often one is shown must not change what it counts.
+TensorFlow 1.x's layers put such updates in the collection ``UPDATE_OPS``, and the training program runs them with each
+step. Keras's layers do not collect them; a Keras training step would run them. This module runs both. It also runs the
+changes of logged tensors and summaries (``tf.metrics``, counters), so that a counter does not depend on how often it is
+shown.
 
-With ``--mode=sync``, one update of the parameters is made of a batch of each worker; those on a PS are then the
-chief's alone, as one average of one stream of batches. State of a worker's own is each worker's.
+With ``--mode=sync``, one update of the parameters uses a batch of each worker. Then only the chief runs the updates on
+a PS, as one average of one stream of batches. Each worker runs the updates of its local state.
 
-No NaN reaches a PS by such a change: what a worker sends for it is looked at before.
+No NaN reaches a PS by such an update: the worker checks the values before it sends them.
+
+The pass only adds control edges (``==>``) and checks::
+
+    before          update                                   gradients --> gates --> apply
+    put_before      update ==> readers, gates --> apply      where one would see the change of the other
+    put_after       checks of loss and gradients ==> update  unless these need the update
+    check           worker: value --> CheckNumerics ==> Identity(value) --> PS: update
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,13 +33,13 @@ _FIRST_WEIGHTS = ("set_weights", "load_weights", "load_own_variables")
 
 
 def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequence[Tensor] = ()) -> Sequence[Operation]:
-    """Return the operations that have to run with each step of a model, once its ``model_fn`` has returned.
+    """Return the operations to run with each step of a model, after its ``model_fn`` has returned.
 
     Args:
         graph: The training graph.
-        on_ps: Whether what changes a PS is among them.
-        loss: What each step computes anyway.
-        shown: Tensors that are read now and then.
+        on_ps: Whether to include operations that change a PS.
+        loss: The loss, which each step computes anyway.
+        shown: Tensors that are read in some steps.
     """
     lasting = side_effects.Lasting(graph)
     changes = _changes(graph, lasting)
@@ -59,18 +67,19 @@ def changes_ps(graph: Graph, tensor: Tensor) -> bool:
 def put_before(
     graph: Graph, updates: Sequence[Operation], made: Sequence[Any], gates: Sequence[Operation], apart: Any
 ) -> None:
-    """Let a model's own updates end before what its optimizer makes of the step, where one would see the other.
+    """Make a model's own updates end before the work of its optimizer, where one would see the other.
 
-    As ``with tf.control_dependencies(update_ops): optimizer.minimize(...)`` does it; but an update that has nothing to
-    do with the optimizer, as batch norm's averages, is not waited for. A weight that is clipped, read before an update
-    of the optimizer and written after it, would lose that; and so would a learning rate be the one before.
+    This is the effect of ``with tf.control_dependencies(update_ops): optimizer.minimize(...)``. But nothing waits for
+    an update that is unrelated to the optimizer, such as the averages of batch norm. Without the edges, a clipped
+    weight could be read before an update of the optimizer and written after it, which would lose that update. A
+    learning rate could be the previous one.
 
     Args:
         graph: The training graph.
-        updates: What ``of_step`` returned.
-        made: The operations by which the optimizer computes and applies gradients.
-        gates: Those of them that give the gradients, which all that is applied waits for.
-        apart: The operation of a run of its own, on the chief, that applies them; ``None`` if the step does.
+        updates: The result of ``of_step``.
+        made: The operations with which the optimizer computes and applies gradients.
+        gates: Operations among ``made`` that return the gradients. All operations that apply them wait for these.
+        apart: The operation that applies gradients in a separate run on the chief; ``None`` if the step does.
     """
     lasting = side_effects.Lasting(graph)
     uses = {op: found for op in made if (found := {lasting.origin(h) for h in op.inputs if side_effects.is_handle(h)})}
@@ -91,14 +100,14 @@ def put_before(
 
 
 def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Any]) -> None:
-    """Let a model's own updates wait until it is known that the step is finite: one that is skipped changes nothing.
+    """Make a model's own updates wait for the checks of the step, so that a skipped step changes nothing.
 
-    All but what the loss or a gradient itself waits for. To be called after ``put_before``.
+    Updates that the loss or a gradient waits for are excluded. Call this after ``put_before``.
 
     Args:
         graph: The training graph.
-        updates: What ``of_step`` returned.
-        checks: Operations that fail where the loss or a gradient is not finite.
+        updates: The result of ``of_step``.
+        checks: Operations that fail if the loss or a gradient is not finite.
     """
     lasting, early = side_effects.Lasting(graph), set(ancestors(checks))
     for op in ancestors(updates) if checks else ():
@@ -110,21 +119,21 @@ def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Any])
 
 
 def _ways_in(op: Operation) -> Sequence[Any]:
-    """Return by which operations what is in a branch or a loop gets anything from outside: it waits for all of them."""
+    """Return the ops through which a branch or loop around ``op`` gets its inputs. ``op`` waits for all of them."""
     ways = [one for one in ancestors([op]) if one.type in ("Switch", "RefSwitch", "Enter", "RefEnter")]
     return [one for one in ways if all(is_in_every_step(tensor.op) for tensor in one.inputs)]
 
 
 def need_order(graph: Graph, fetches: Sequence[Tensor | Operation], variables: Sequence[Variable]) -> bool:
-    """Return whether two steps of a worker at once could lose one of a model's own changes, or some variables' updates.
+    """Return whether concurrent steps of a worker could lose a model's own change, or an update of some variables.
 
-    So it is where a variable, a row or a table's entry gets a value that was made of the one it had, or where it is one
-    of those given. Adding to it loses nothing, and neither does a function that only adds.
+    This is so if a variable, a row or a table's entry gets a value computed from its previous value, or if it is one of
+    ``variables``. Additions lose nothing, and neither does a function that only adds.
 
     Args:
         graph: The training graph.
         fetches: The loss and the model's own updates.
-        variables: Those that an optimizer updates.
+        variables: The variables that an optimizer updates.
     """
     places = {variable.op for variable in variables}
     lasting = side_effects.Lasting(graph)
@@ -145,13 +154,13 @@ def need_order(graph: Graph, fetches: Sequence[Tensor | Operation], variables: S
 
 
 class Exact:
-    """Which tensors may lose bits on their way, and which may not: those of what a model changes itself.
+    """Selects the tensors that may lose bits on the wire. Values that the model itself changes may not.
 
-    An average to which a little is added each step would stand still.
+    An average to which each step adds a small amount would stop changing.
 
     Args:
-        graph: The training graph, before anything on the wire is changed.
-        updates: What ``of_step`` returned.
+        graph: The training graph, before any pass changes the transfers.
+        updates: The result of ``of_step``.
         trained: The variables that only the optimizer changes.
     """
 
@@ -160,7 +169,7 @@ class Exact:
         self._read = {one.op for one in trained if not _change(graph, updates, one)}
 
     def may_be_halved(self, tensor: Tensor) -> bool:
-        """Return whether a tensor that crosses is a trained variable's, or goes to the optimizer alone."""
+        """Return whether a transferred tensor comes from a trained variable, or goes only to the optimizer."""
         task = task_of(tensor.op)
         if not task.startswith("ps/"):
             return tensor.op not in self._sent
@@ -174,7 +183,7 @@ def _change(graph: Graph, updates: Sequence[Operation], variable: Variable) -> b
 
 
 def _read_before(write: Any, handles: Iterable[Any]) -> None:
-    """Let a change of a variable wait for what reads it in the same step, as in a Keras training step."""
+    """Make a change of a variable wait for its reads in the same step, as in a Keras training step."""
     after = set(_users_of(write))
     users = [user for handle in handles for user in handle.consumers()]
     reads = [op for op in users if op.type == "ReadVariableOp" and op not in after]
@@ -182,19 +191,20 @@ def _read_before(write: Any, handles: Iterable[Any]) -> None:
 
 
 def _users_of(op: Operation) -> Iterable[Any]:
-    """Return an operation, and what runs after it."""
+    """Return an operation, and all operations that run after it."""
     todo = [op]
-    for each in todo:  # grows while it is read
+    for each in todo:  # grows during the loop
         users = [user for output in each.outputs for user in output.consumers()] + list(each._control_outputs)
         todo += [user for user in dict.fromkeys(users) if user not in todo]
     return todo
 
 
 def check(graph: Graph) -> Sequence[tuple[Any, str]]:
-    """Let the changes of a PS that a model makes itself fail where a worker would send NaN for one.
+    """Make the model's own changes of a PS fail if a worker would send NaN for one.
 
     Returns:
-        What is sent, and what it is for: before the optimizer changes anything, it should know that no NaN is in it.
+        The sent tensors and what they are for. The optimizer should know that they hold no NaN before it changes
+        anything.
     """
     found: dict[str, tuple[Any, str]] = {}
     lasting, first = side_effects.Lasting(graph), _initializers(graph)
@@ -213,7 +223,7 @@ def check(graph: Graph) -> Sequence[tuple[Any, str]]:
 
 
 def _without_nan(tensor: Tensor, name: str) -> Any:
-    """Return a tensor that can be had if it holds no NaN; Inf may be meant."""
+    """Return a tensor whose evaluation fails if it holds NaN. Inf may be intended."""
     reals = tf.stack([tf.real(tensor), tf.imag(tensor)]) if tensor.dtype.is_complex else tensor
     numbers = tf.where(tf.is_inf(reals), tf.zeros_like(reals), reals)
     with tf.control_dependencies([tf.check_numerics(numbers, f"tfps: {name}")]):
@@ -221,10 +231,10 @@ def _without_nan(tensor: Tensor, name: str) -> Any:
 
 
 def _sent(write: Any, value: Any) -> Iterable[tuple[Any, Any, int]]:
-    """Yield each tensor of floats that a worker sends for the value of a write, its user on the PS, and which input."""
+    """Yield each float tensor that a worker sends for the value of a write, its user on the PS, and the input index."""
     todo = [(value, write)]
     seen = set()
-    for tensor, user in todo:  # grows while it is read
+    for tensor, user in todo:  # grows during the loop
         index = next(index for index, given in enumerate(user.inputs) if given is tensor or given.name == tensor.name)
         if (tensor.name, user) in seen or tensor.dtype == tf.resource:
             continue
@@ -236,9 +246,9 @@ def _sent(write: Any, value: Any) -> Iterable[tuple[Any, Any, int]]:
 
 
 def _changes(graph: Graph, lasting: side_effects.Lasting) -> Mapping[Any, Sequence[Any]]:
-    """Return by each operation that changes a variable, a table or the like, what has made those that it changes.
+    """Return the operations that change a variable, a table or the like, with the creators of the changed resources.
 
-    Where that is decides whose the change is: a function that a worker calls may change what is on a PS.
+    The place of the creator decides who owns the change: a function that a worker calls may change a resource on a PS.
     """
     found = {op: lasting.changed(op) for op in graph.get_operations()}
     return {op: [lasting.origin(handle) for handle in handles] for op, handles in found.items() if handles}
@@ -254,7 +264,7 @@ def _initializers(graph: Graph) -> Collection[Any]:
 
 
 def _is_of_layer(op: Operation) -> bool:
-    """Return whether an operation was made by Keras as a layer was called, and not to give it its first weights."""
+    """Return whether Keras created an operation in the call of a layer, and not to set its first weights."""
     calls = [call for call in op.traceback or () if _KERAS in call.filename.replace("\\", "/")]
     return bool(calls) and not any(call.name in _FIRST_WEIGHTS for call in calls)
 

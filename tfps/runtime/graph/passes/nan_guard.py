@@ -1,8 +1,13 @@
-"""No NaN or Inf reaches a parameter server: a step whose loss or gradient holds one fails before any of it is applied.
+"""Keep NaN and Inf off the parameter servers: a step with a bad loss or gradient fails before any of it is applied.
 
-A worker checks what a step has computed, all of it, before it sends any of it. ``CheckNumerics``
-(tensorflow/core/kernels/check_numerics_op.cc) fails the run, nothing of that step was applied, and ``complaint`` tells
-from the error what was found, and in which step of a run of several.
+A worker checks the complete result of a step before it sends any of it. ``CheckNumerics``
+(tensorflow/core/kernels/check_numerics_op.cc) fails the run, and nothing of that step is applied. ``find_non_finite``
+derives from the error which value was bad, and in which step of a run with several.
+
+Edges marked ``==>`` are control edges::
+
+    before   gradient --> apply (PS)
+    after    loss, all gradients --> checks ==> Identity of each gradient ("gate") --> apply (PS)
 """
 
 import re
@@ -21,19 +26,19 @@ _TOLD = re.compile(r"tfps: ([^\n]*?) : Tensor had (NaN|Inf|Inf and NaN) values\s
 
 
 class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
-    """A ``tf.compat.v1.train.Optimizer`` that applies what another one does, if the loss and all gradients are finite.
+    """A ``tf.compat.v1.train.Optimizer`` that applies another one's updates if the loss and all gradients are finite.
 
     Args:
-        optimizer: The other one.
-        name_of: From a variable to its name for people.
-        room: How many times as large as they are gradients have to be finite: they may be summed, or rounded.
-        sent: Tensors that are looked at elsewhere, and have to be finite before anything is applied, and operations
-            that have to end well before.
+        optimizer: The other optimizer.
+        name_of: Function from a variable to its name in messages.
+        room: The gradients must stay finite when multiplied by this factor, because they may be summed or rounded.
+        sent: Tensors that are checked elsewhere and must be finite before anything is applied, and operations that must
+            succeed before that.
 
     Attributes:
-        gates: Operations that give the gradients, once these have been computed.
-        checks: Operations that fail if the loss or a gradient is not finite, likewise.
-        updated: The model's variables that it updates, once gradients have been computed.
+        gates: Operations that return the gradients; set when these have been computed.
+        checks: Operations that fail if the loss or a gradient is not finite; set at the same time.
+        updated: The model's variables that the optimizer updates; set when gradients have been computed.
     """
 
     def __init__(
@@ -47,7 +52,7 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         self._found: Sequence[tuple[Gradient, Variable]] = ()
 
     def compute_gradients(self, loss: Tensor, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
-        """Return pairs of gradient and variable, none of which can be had before all of them are checked."""
+        """Return pairs of gradient and variable. No gradient is available before all of them are checked."""
         self._found = list(self._optimizer.compute_gradients(loss, *args, **kwargs))
         pairs = [pair for pair in self._found if pair[0] is not None]
         self.updated = getattr(self._optimizer, "updated", [variable for _, variable in pairs])
@@ -57,7 +62,7 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
             before = [*self._sent]
             checks = [tf.check_numerics(loss, "tfps: the loss")] if loss.dtype.is_floating else []
             if named:
-                with tf.control_dependencies(checks):  # the loss is told rather than what follows from it
+                with tf.control_dependencies(checks):  # report the loss rather than its consequences
                     checks.append(_checked(named, self._room))
             self.checks = [check.op for check in checks]
             before += checks
@@ -67,16 +72,16 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         return given
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Variable = None, name: str | None = None) -> Any:
-        """Apply them as the other optimizer does.
+        """Apply the gradients as the other optimizer does.
 
-        It gets them in the order in which it has computed them, whatever the order here, and with the variables that
-        have no gradient: it may go by the place of a pair.
+        The other optimizer gets the pairs in the order in which it computed them, whatever the order here. It also gets
+        the variables without a gradient, because it may rely on the position of a pair.
 
-        It gets ``global_step`` too, if it has an ``apply_gradients`` of its own, which may go by it. But to raise the
-        step is the mode's.
+        It gets ``global_step`` if it overrides ``apply_gradients``, because it may use the step. But only the mode
+        raises the step.
 
         Raises:
-            ValueError: If it raises the step in a function.
+            ValueError: If the optimizer raises the step in a function.
         """
         pairs = self._in_order(grads_and_vars)
         method = getattr(self._optimizer.apply_gradients, "__func__", None)
@@ -89,7 +94,7 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         return _without_raising(graph, applied, made, global_step)
 
     def _in_order(self, given: Sequence[tuple[Gradient, Variable]]) -> Sequence[tuple[Gradient, Variable]]:
-        """Return pairs in the order of ``compute_gradients``, with those that have no gradient; see there."""
+        """Return pairs in the order of ``compute_gradients``, including those that have no gradient."""
         gradients: dict[Any, list[Any]] = {}
         for gradient, variable in given:
             gradients.setdefault(variable.ref(), []).append(gradient)
@@ -97,7 +102,7 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
 
 
 def _without_raising(graph: Graph, applied: Any, made: Sequence[Any], global_step: Variable) -> Any:
-    """Return what has applied gradients, without what raises ``global_step``, and without what waits for that."""
+    """Return ``applied`` without the operations that raise ``global_step``, and remove control edges from these."""
     lasting = side_effects.Lasting(graph)
     raising = {op for op in made if any(lasting.origin(h) is global_step.op for h in lasting.changed(op))}
     if any(True for op in raising for _ in side_effects.functions_of(op.node_def)):
@@ -120,9 +125,9 @@ def _without_raising(graph: Graph, applied: Any, made: Sequence[Any], global_ste
 
 
 def _read_as_raised(made: Sequence[Any], raising: Collection[Any], global_step: Variable) -> None:
-    """Let what reads ``global_step`` after an optimizer has raised it find it raised, though the mode does so later."""
+    """Make reads after the optimizer has raised ``global_step`` return the raised value: the mode raises it later."""
     after, todo = set(raising), list(raising)
-    for op in todo:  # grows while it is read
+    for op in todo:  # grows during the loop
         users = [user for output in op.outputs for user in output.consumers()] + list(op._control_outputs)
         new = [user for user in dict.fromkeys(users) if user not in after]
         after.update(new)
@@ -136,10 +141,10 @@ def _read_as_raised(made: Sequence[Any], raising: Collection[Any], global_step: 
 
 
 def _checked(named: Sequence[tuple[Any, str]], room: float) -> Any:
-    """Return a tensor that can be had if some tensors are finite.
+    """Return a tensor whose evaluation fails unless some tensors are finite.
 
-    Their squares are summed, which is quick; only where the sum is not finite, which large numbers do as well, each
-    number is looked at.
+    Sum their squares first, which is fast. Large numbers may also overflow the sum, so check each number only if the
+    sum is not finite.
     """
     squares = tf.add_n([tf.cast(tf.nn.l2_loss(numbers), tf.float32) for numbers, _ in named])
 
@@ -152,7 +157,7 @@ def _checked(named: Sequence[tuple[Any, str]], room: float) -> Any:
 
 
 def _with_room(numbers: Any, room: float) -> Any:
-    """Return numbers as large as their sum may be; those of few bits are summed as float32."""
+    """Return numbers as large as their sum may become. Types of 16 bits are summed as float32 and need no room."""
     return numbers * room if room > 1 and numbers.dtype.size > 2 else numbers
 
 
@@ -161,7 +166,7 @@ def _numbers(gradient: Gradient) -> Any:
 
 
 def _reals(gradient: Gradient) -> Tensor:
-    """Return the numbers of a gradient, those of a complex one as two real ones each."""
+    """Return the numbers of a gradient. A complex number counts as two real ones."""
     numbers = _numbers(gradient)
     return tf.stack([tf.real(numbers), tf.imag(numbers)]) if numbers.dtype.is_complex else numbers
 
@@ -174,16 +179,16 @@ def _same(gradient: Gradient) -> Any:
 
 @dataclass(frozen=True)
 class NonFiniteValue:
-    """What was not finite, for people, and in which step of its run, from 0."""
+    """A non-finite value in readable form, and the index of its step within the run, starting at 0."""
 
     what: str
     index: int
 
 
 def find_non_finite(error: Any) -> NonFiniteValue | None:
-    """Return what an error of a run says of numbers that are not finite; ``None`` if it is about something else.
+    """Return the non-finite value that an error of a run reports; ``None`` if the error is about something else.
 
-    It may be of any class: what was cancelled for that error is told along with it, and sometimes first.
+    The error may be of any class: errors of operations cancelled because of it are reported with it, sometimes first.
     """
     told = _TOLD.search(error.message)
     if told is None:

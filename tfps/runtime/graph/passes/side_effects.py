@@ -1,6 +1,12 @@
-"""What operations do beside giving tensors: change state of the worker's own, call Python, print, draw random numbers.
+"""Side effects of operations: they change state on the worker, call Python, print, or draw random numbers.
 
-Steps of one run follow each other in this, and where there is such state or such a call, one run follows the other.
+Steps of one run keep the order of these effects. Runs with such state or such calls follow each other.
+
+The module mostly answers questions of the passes; only ``reseed`` changes a node. An example of ``Lasting``::
+
+    VarHandleOp "v" --> Identity "i" --> PartitionedCall f        f(x): AssignAddVariableOp(x)
+        changed(call) = ["i:0"], the handle that the call gets    origin("i:0") = VarHandleOp "v"
+    reseed:  RandomUniform(seed2=5) becomes RandomUniform(seed2=5 + shift)
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -42,7 +48,7 @@ _READS = (
     "NextIteration",
     "RefNextIteration",
 )
-_OF_A_STEP = ("TensorArrayV3", "StackV2", "TemporaryVariable")  # what they make is gone when the step ends
+_OF_A_STEP = ("TensorArrayV3", "StackV2", "TemporaryVariable")  # their resources end with the step
 _ADDS = (
     "AssignAdd",
     "AssignAddVariableOp",
@@ -64,7 +70,7 @@ _LOOKS_AT_NAN = ("IsNan", "IsFinite")
 
 
 def acts(op: Operation) -> bool:
-    """Return whether an operation acts outside TensorFlow (calls Python, prints), so that its order counts.
+    """Return whether an operation acts outside TensorFlow (calls Python, prints), so that its order matters.
 
     It may do so in a function that it calls.
     """
@@ -80,26 +86,26 @@ def changes(op: Operation) -> bool:
 
 
 def only_adds(op: Operation) -> bool:
-    """Return whether what an operation changes is only added to, so that two of them at once lose nothing."""
+    """Return whether an operation only adds to the resources it changes, so that concurrent ones lose nothing."""
     if is_call(op):
         return all(node.op in (*_READS, *_ADDS) for node in _nodes(op) if _uses_handle(node))
     return op.type in _ADDS
 
 
 def has_hidden_state(op: Operation) -> bool:
-    """Return whether an operation, or one in a function that it calls, keeps state that no copy of it would share."""
+    """Return whether an operation, or one in a function that it calls, keeps state that its copies do not share."""
     return op.type in _HIDDEN_STATE or any(node.op in _HIDDEN_STATE for node in _nodes(op))
 
 
 def may_be_nan(tensor: Tensor) -> bool:
-    """Return whether a tensor's type has NaN."""
+    """Return whether the type of a tensor has NaN."""
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
 class Lasting:
-    """What the operations of a graph do to what outlasts a step: variables, tables and the like.
+    """The effects of a graph's operations on resources that outlast a step: variables, tables and the like.
 
-    A function that an operation calls is looked into, and so are those that it calls itself.
+    It includes the effects of functions that an operation calls, directly or indirectly.
 
     Args:
         graph: The graph.
@@ -110,7 +116,7 @@ class Lasting:
         self._bodies: dict[str, Any] = {}
 
     def changed(self, op: Operation) -> Sequence[Any]:
-        """Return the handles that an operation is given of what it may change."""
+        """Return those handles among an operation's inputs whose resources it may change."""
         handles = _handles(op) if changes(op) else []
         handles = [handle for handle in handles if self.origin(handle).type not in _OF_A_STEP]
         called = self._called(op) if handles else []
@@ -120,18 +126,18 @@ class Lasting:
         return [handle for handle in handles if handle.name in found]
 
     def _changed_by(self, op: Operation, body: Any) -> Iterator[Any]:
-        """Yield what an operation gives to a function that it calls, and the function changes."""
+        """Yield the handles that an operation passes to a called function that changes their resources."""
         given = _given(op, body)
         for inner in body.get_operations():
             for handle in self.changed(inner):
                 maker = self.origin(handle)
                 if maker in given:
                     yield given[maker]
-                elif maker.type == "Placeholder":  # it is not known what is given for it: it may be any
+                elif maker.type == "Placeholder":  # the argument is unknown: it may be any handle
                     yield from _handles(op)
 
     def origin(self, handle: Any) -> Any:
-        """Return the operation that has made a handle, which others may have passed on, functions among them."""
+        """Return the operation that created a handle. Other operations, including functions, may have passed it on."""
         op, index = handle.op, handle.value_index
         if body := next((body for body in self._called(op) if index < len(body.outputs)), None):
             inner = self.origin(body.outputs[index])
@@ -143,19 +149,19 @@ class Lasting:
         return self.origin(passed[0]) if passed else op
 
     def values(self, op: Operation, makers: Collection[Any]) -> Sequence[Any]:
-        """Return the tensors of floats that decide what becomes of what an operation changes.
+        """Return the float tensors that determine the new values of the resources that an operation changes.
 
         Args:
-            op: The operation. Of a function that it calls, only what runs in each call counts, and no value of which
-                the function itself asks whether it is NaN.
-            makers: What has made the handles of what it changes.
+            op: The operation. In a called function, only operations that run in each call count, and no value that the
+                function itself tests for NaN.
+            makers: The operations that created the handles of the changed resources.
         """
         floats = [tensor for tensor in op.inputs if may_be_nan(tensor) and not is_handle(tensor)]
         called = self._called(op)
         if not called:
             return floats
         if op.type not in _PLAIN_CALLS and not self._graph._is_function(op.type):
-            return []  # branches, of which one is taken, or a loop
+            return []  # a condition, which takes one branch, or a loop
         used = {before.name for value in self._values_in(op, called[0], makers) for before in _before(value)}
         args = zip(called[0].inputs, op.inputs, strict=True)
         names = {outer.name for inner, outer in args if inner.op.name in used}
@@ -171,7 +177,7 @@ class Lasting:
                         yield value
 
     def _called(self, op: Operation) -> Sequence[Any]:
-        """Return the functions that an operation calls, as graphs; it may be a condition, or a loop."""
+        """Return the functions that an operation calls, as graphs. The operation may be a condition or a loop."""
         names = [called.name for called in functions_of(op.node_def)]
         names += [op.type] if self._graph._is_function(op.type) else []
         return [self._body(name) for name in dict.fromkeys(names) if self._graph._is_function(name)]
@@ -184,12 +190,12 @@ class Lasting:
 
 
 def draws(graph: Graph, name: str) -> bool:
-    """Return whether a function of a graph draws random numbers by a seed, or calls one that does."""
+    """Return whether a function of a graph draws seeded random numbers, directly or indirectly."""
     return any(_seed(node) for node in _nodes_of(graph, name, set()))
 
 
 def reseed(node: Any, shift: int) -> None:
-    """Let an operation that draws random numbers by a seed draw others."""
+    """Make an operation that draws seeded random numbers draw other numbers."""
     if _seed(node):
         node.attr["seed2"].i += shift
 
@@ -223,15 +229,15 @@ def _seed(node: Any) -> bool:
 
 
 def is_handle(tensor: Tensor) -> bool:
-    """Return whether a tensor stands for what outlasts a step: a variable, a table, an iterator or the like."""
+    """Return whether a tensor refers to a resource that outlasts a step: a variable, table, iterator or the like."""
     return bool(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype)
 
 
 def _before(value: Any) -> Collection[Any]:
-    """Return the operations that a tensor is computed by."""
+    """Return the operations that compute a tensor."""
     todo = [value.op]
     seen = set(todo)
-    for op in todo:  # grows while it is read
+    for op in todo:  # grows during the loop
         new = [parent for parent in dict.fromkeys(tensor.op for tensor in op.inputs) if parent not in seen]
         seen.update(new)
         todo += new
@@ -239,7 +245,7 @@ def _before(value: Any) -> Collection[Any]:
 
 
 def _handles(op: Operation) -> Sequence[Any]:
-    """Return the handles among an operation's inputs; a variable of TensorFlow 1.x may be given for its value, too."""
+    """Return the handles among an operation's inputs, without TensorFlow 1.x variables that are passed by value."""
     found = [(index, tensor) for index, tensor in enumerate(op.inputs) if is_handle(tensor)]
     known = op_def_registry.get(op.type) if found else None
     args = [] if known is None else known.input_arg
@@ -248,9 +254,10 @@ def _handles(op: Operation) -> Sequence[Any]:
 
 
 def _given(op: Operation, body: Any) -> Mapping[Any, Any]:
-    """Return by the arguments of a function, as operations, the handles that it is given for them.
+    """Return a mapping from a function's arguments, as operations, to the handles that the call passes for them.
 
-    Handles are passed on in their order, whatever else comes before them or between them; empty, if they are not.
+    Handles keep their order, whatever other arguments come between them. If their numbers differ, return an empty
+    mapping.
     """
     outer = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
     inner = [tensor.op for tensor in body.inputs if tensor.dtype == tf.resource]
@@ -263,7 +270,7 @@ def is_call(op: Operation) -> bool:
 
 
 def _nodes(op: Operation) -> Iterator[Any]:
-    """Yield all that runs in the functions which an operation calls, but for what only calls others."""
+    """Yield all operations in the functions that an operation calls, except those that only call others."""
     seen: set[str] = set()
     for called in functions_of(op.node_def):
         for node in _nodes_of(op.graph, called.name, seen):

@@ -1,10 +1,14 @@
-"""What a checkpoint holds: all saved variables, on each PS as they are at one moment.
+"""The content of a checkpoint: all saved variables, those of each PS as they are at one moment.
 
-The values are referred to, not copied, while no update runs on that PS (``modes.moments``). Writing them takes
-longer; training goes on meanwhile. Packed variables are read as they live, and saved in parts under the names of the
-variables that the model made.
+The snapshot takes references to the values, not copies, while no update runs on that PS (``modes.moments``). Writing
+the values takes longer, and training continues during that time. Packed variables are read as they live, and saved in
+parts under the names of the model's variables::
 
-Several PS are read at several moments. ``same_updates`` tells whether the same updates are in all of them.
+    before           read variables --> SaveV2
+    after, per PS    lock ==> read plain and packed values, counts ==> unlock       (==> is a control edge)
+                     plain values, packed values --> split into parts --> SaveV2
+
+Different PS are read at different moments. ``same_updates`` shows whether all of them have the same updates.
 """
 
 import contextlib
@@ -31,12 +35,12 @@ _STEP = "global_step"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a packed variable lives.
+    """The place of a packed variable.
 
     Attributes:
         whole: The variable that holds it.
         parts: All variables that ``whole`` holds, in order.
-        index: Which of them it is.
+        index: The index of this variable in ``parts``.
     """
 
     whole: Variable
@@ -45,23 +49,24 @@ class Place:
 
 
 class Snapshot:
-    """Reads all saved variables of a graph. Make it while that is the default.
+    """Reads all saved variables of a graph. Create it while that graph is the default.
 
     Args:
-        moments: What keeps updates off a PS; ``None`` where none can come while this reads.
-        places: By a variable's name, where it lives if it is packed.
+        moments: Blocks updates on a PS; ``None`` if no update can arrive during the read.
+        places: Maps the name of a packed variable to its place.
         may_be_inf: The names of variables that may hold Inf.
-        partial: What is known of updates that are made in part; ``None`` where there are none.
+        partial: The known partially applied updates; ``None`` if there are none.
 
     Attributes:
-        saveables: What a ``tf.train.Saver`` is to save and restore.
+        saveables: The objects for a ``tf.train.Saver`` to save and restore.
         step: int64 scalar: ``global_step``; 0 without such a variable.
-        same_updates: bool [workers]: whether the same updates of each worker are in the values of all PS; empty where
-            there is one PS, or no update can come.
-        counts: int64 [PS, 2, workers]: by which counts of updates that is known; empty likewise.
-        partial_updates: int64 scalar: how many updates are in some of the values, and not in others.
-        broken: By the names of some variables, a bool vector: whether each holds NaN, or Inf that it may not hold.
-        reads: Operations that let updates go on as soon as all has been read; run them with whatever uses the values.
+        same_updates: bool [workers]: whether the values of all PS have the same updates of each worker. Empty if there
+            is one PS, or if no update can arrive.
+        counts: int64 [PS, 2, workers]: the counts of updates from which that is known. Empty in the same cases.
+        partial_updates: int64 scalar: the number of updates that some of the values have and others lack.
+        broken: Maps the names of some variables to a bool vector: whether each holds NaN, or Inf that it may not hold.
+        reads: Operations that let updates continue as soon as all values are read. Run them with every use of the
+            values.
     """
 
     def __init__(
@@ -90,18 +95,18 @@ class Snapshot:
         return self._values[spec]
 
     def builder(self, after: Sequence[Any] = ()) -> BulkSaverBuilder:
-        """Return what makes a ``tf.train.Saver`` write these values, after some operations."""
+        """Return the builder that makes a ``tf.train.Saver`` write these values, after some operations."""
         return _Builder(self, after)
 
     def _partial(self, partial: PartialUpdates | None) -> Any:
-        """Return how many updates are in the values in part: those that were told, and what the counts tell."""
+        """Return the number of partially applied updates: those reported, and those that the counts show."""
         if partial is None or not self._counts:
             return tf.constant(0, tf.int64)
         with tf.control_dependencies(self._counts), tf.device(partial.total.device):
             return partial.total.read_value() + tf.reduce_sum(partial_of(self._counts))
 
     def _read(self, device: str, saveables: Sequence[SaveableObject]) -> None:
-        """Refer to all that one PS holds, at one moment."""
+        """Take references to all values of one PS, at one moment."""
         packed = [saveable for saveable in saveables if isinstance(saveable, _Packed)]
         wholes = {saveable.place.whole.ref(): saveable.place for saveable in packed}
         with self._moment(device) as read:
@@ -114,7 +119,7 @@ class Snapshot:
 
     @contextlib.contextmanager
     def _moment(self, device: str) -> Iterator[list[Any]]:
-        """Add reads to the graph that happen while no update does; the caller tells which they are."""
+        """Add reads that run while no update does. The caller appends them to the yielded list."""
         moments = self._moments if self._moments and device in self._moments.devices else None
         lock = moments.lock(device) if moments else None
         read: list[Any] = []
@@ -126,7 +131,7 @@ class Snapshot:
             self.reads.append(moments.unlock(lock) if moments else tf.no_op())
 
     def _look(self, device: str, specs: Sequence[SaveSpec]) -> None:
-        """Take in the step, if it is here, and look for numbers that are not finite."""
+        """Note the step, if it is on this PS, and look for non-finite numbers."""
         self.step = next((self._values[spec] for spec in specs if spec.name == _STEP), self.step)
         floats = {spec.name: self._values[spec] for spec in specs if spec.dtype.is_floating or spec.dtype.is_complex}
         if floats:
@@ -136,7 +141,7 @@ class Snapshot:
 
 
 class _Packed(SaveableObject):  # type: ignore[misc]
-    """A variable whose value is a part of another one, and that is restored by itself."""
+    """A variable whose value is a part of another variable, and which is restored separately."""
 
     def __init__(self, variable: Variable, place: Place) -> None:
         self.place, self._variable = place, variable
@@ -151,14 +156,14 @@ class _Packed(SaveableObject):  # type: ignore[misc]
         super().__init__(variable, [spec], variable.op.name)
 
     def restore(self, restored_tensors: Sequence[Any], restored_shapes: Any) -> Any:
-        """Return an operation that gives the variable itself a value."""
+        """Return an operation that assigns a value to the variable itself."""
         del restored_shapes
         with tf.device(self._variable.device):
             return self._variable.assign(tf.identity(restored_tensors[0]), read_value=False)
 
 
 class _Builder(BulkSaverBuilder):  # type: ignore[misc]
-    """Writes the values of a snapshot, instead of reading the variables once more."""
+    """Writes the values of a snapshot instead of reading the variables again."""
 
     def __init__(self, snapshot: Snapshot, after: Sequence[Any]) -> None:
         super().__init__()
@@ -174,13 +179,13 @@ class _Builder(BulkSaverBuilder):  # type: ignore[misc]
 
 
 def saved_name(variable: Variable) -> str:
-    """Return the name under which a checkpoint has a variable; slices of one share it."""
+    """Return the name of a variable in a checkpoint. Slices of one variable share it."""
     part = variable._get_save_slice_info()
     return str(part.full_name if part else variable.op.name)
 
 
 def _saveables(places: Mapping[str, Place]) -> Sequence[SaveableObject]:
-    """Return what a saver of the default graph saves, each under a name of its own: slices share a variable's."""
+    """Return the objects that a saver of the default graph saves. Each gets a unique name, since slices share one."""
     packed: list[Any] = []
     plain: list[Any] = []
     for one in variables_lib._all_saveable_objects():
@@ -201,24 +206,25 @@ def _by_device(saveables: Sequence[SaveableObject]) -> Mapping[str, Sequence[Sav
 
 
 def _tensor(saveable: SaveableObject, spec: SaveSpec) -> Any:
-    """Return what is saved for a part of a saveable: a variable's value now, not one that some step has read."""
+    """Return the value to save for a part of a saveable: the current value, not one that some step has read."""
     handle = getattr(saveable, "handle_op", None)
     return spec.tensor if handle is None else _value(handle, spec.dtype)
 
 
 def _value(handle: Any, dtype: Any) -> Any:
-    """Return a variable's value as it is now, without a copy of it."""
+    """Return the current value of a variable without copying it."""
     with tf.device(handle.device):
+        # Sparse access turns on copy-on-read, and a read would copy the whole table.
         unshared = tf.raw_ops.DisableCopyOnRead(resource=handle)
         with tf.control_dependencies([unshared]):
             return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype.base_dtype)
 
 
 def _is_broken(value: Any, may_be_inf: bool) -> Any:
-    """Return whether a tensor of floats holds NaN, or Inf that it may not hold.
+    """Return whether a float tensor holds NaN, or Inf that it may not hold.
 
-    Its sum is quick to have, and not finite where a number is not. Large numbers may have such a sum, too: only then
-    each number is looked at.
+    The sum is fast to compute, and non-finite if a number is. The sum of large numbers may be non-finite, too, so only
+    then check each number.
     """
     value = tf.stack([tf.real(value), tf.imag(value)]) if value.dtype.is_complex else value
     wide = tf.float64 if value.dtype.base_dtype == tf.float64 else tf.float32

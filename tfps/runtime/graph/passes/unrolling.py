@@ -1,12 +1,21 @@
 """Several steps in one ``session.run``: copies of a step's operations, each after the one before it.
 
-A run costs a call to each task and its clean-up, whatever it does, so short steps are better taken several at a time.
-A ``tf.while_loop`` across tasks would send its condition to each of them in each turn; copies send nothing.
+Each run costs one call per task and a clean-up, whatever its size, so several short steps per run are faster. A
+``tf.while_loop`` across tasks would send its condition to each of them in each iteration. Copies send nothing.
 
-Copies share what lasts: variables, iterators, tables, queues, accumulators. What uses one of these in a step waits for
-all that used it in the step before, on the task where it lives, so nothing crosses the wire for it. A copy thus reads
-what its PS have then, other workers' updates included, as a run of its own would. What calls Python or prints comes in
-the order of the steps, too. Random numbers are others in each copy, also in the functions that it calls.
+Copies share resources: variables, iterators, tables, queues, accumulators. Each use of a resource waits for all its
+uses in the step before, on the task of the resource, so nothing crosses the wire for it. A copy thus reads the current
+values of its PS, including other workers' updates, as a separate run would. Calls of Python and prints keep the order
+of the steps, too. Each copy draws other random numbers, also in the functions that it calls.
+
+Control edges are drawn as ``|`` and ``v``::
+
+    before   step              read v --> gradient --> apply to v
+    after    step (copy 0)     read v --> gradient --> apply to v
+                                  |                        |
+                                  '-----------+------------'  all uses of v
+                                              v
+             tfps/step_1       read v --> gradient --> apply to v     the edges end at both uses
 """
 
 import re
@@ -29,23 +38,23 @@ _DEEPER = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
 
 
 class UnrolledStep:
-    """Copies of a step, made when they are asked for.
+    """Copies of a step, created on demand.
 
     Args:
-        graph: The graph of the step, which the copies are added to.
-        fetches: The tensors and operations that are the step.
-        gate: Operations of a step that all use of the PS's resources in the next one has to wait for; the worker's
-            own input need not.
-        apart: Whether the step itself is not run with its copies: the first of them waits for nothing.
-        shown: Tensors that are read of a step now and then, of all copies in a run or of none. What calls Python or
-            prints for them alone is not run otherwise.
+        graph: The graph of the step, to which the copies are added.
+        fetches: The tensors and operations that form the step.
+        gate: Operations of a step that all uses of PS resources in the next step must wait for. The worker's input need
+            not.
+        apart: Whether the step itself does not run with its copies. Then the first copy waits for nothing.
+        shown: Tensors read for all copies of a run, or for none. Calls of Python and prints that only they need do not
+            run otherwise.
 
     Attributes:
-        in_order: Whether copies are the same steps: not where a resource is used in a branch of ``tf.cond`` or in a
-            loop, and the end of that is not known, nor where an operation has state that its copies do not share.
-        keeps_order: Whether steps have to follow each other, run by run: they change state of the worker's own, or
-            call Python.
-        size: How many operations a step has.
+        in_order: Whether the copies are equivalent to the step. False if a branch of ``tf.cond`` or a loop uses a
+            resource and the end of this use is unknown. Also false if an operation has state that its copies do not
+            share.
+        keeps_order: Whether runs have to follow each other, because steps change state on the worker, or call Python.
+        size: The number of operations in a step.
     """
 
     def __init__(
@@ -71,20 +80,20 @@ class UnrolledStep:
         branched = any(op._get_control_flow_context() is not None for op in self._acts)
         self.in_order = not (branched or hidden) and all(self._ends(op) for op in self._ops if self._uses(op))
         own = [op for op in self._ops if any(self._is_workers(name) for name in self._lasting(op))]
-        several = sum(op.type in INPUTS for op in self._ops) > 1  # each step has what they give at the same turn
+        several = sum(op.type in INPUTS for op in self._ops) > 1  # a step needs the same index from all
         self.keeps_order = several or hidden or bool(self._acts) or any(side_effects.changes(op) for op in own)
 
     def _lasting(self, op: Operation) -> Sequence[str]:
-        """Return the names of the resources that an operation uses, also those that another one passes on to it."""
+        """Return the names of the resources that an operation uses, directly or passed on by another operation."""
         found = [name for tensor in op.inputs for name in self._passed_on.get(tensor.name, ())]
         lasting = [tensor for tensor in op.inputs if tensor.name in self._shared]
         return list(dict.fromkeys([*(t.name for t in lasting if side_effects.is_handle(t)), *found]))
 
     def _handles_passed_on(self) -> Mapping[str, Sequence[str]]:
-        """Return by the name of a tensor which resources' handles it is, though an operation of the step makes it.
+        """Return the names of the resources behind each handle that an operation of the step returns, by tensor name.
 
-        ``tf.assign_add`` on a variable that is no resource gives the variable itself, which is read when it is used.
-        What a loop or a branch takes in is left: see ``_ends``.
+        ``tf.assign_add`` on a non-resource variable returns the variable itself, which is read when it is used. Inputs
+        of loops and branches are not included: see ``_ends``.
         """
         found: dict[str, Sequence[str]] = {}
         for op in (op for op in self._ops if op.type not in _CONTROL):
@@ -94,16 +103,16 @@ class UnrolledStep:
         return found
 
     def _uses(self, op: Operation) -> Sequence[str]:
-        """Return the names of what an operation uses and has to wait for: its resources, and its turn to act."""
+        """Return the names of everything an operation waits for: its resources, and its turn to act."""
         return [*self._lasting(op), *([f"{_TURNS}{task_of(op)}"] if op in self._acts else [])]
 
     def _is_workers(self, name: str) -> bool:
-        """Return whether what an operation uses is on the worker; a function may use some that is, and some not."""
+        """Return whether a used resource is on the worker. A function may use some that are and some that are not."""
         place = task_of(self._shared[name].op) if name in self._shared else name.removeprefix(_TURNS)
         return place.startswith("worker/")
 
     def copy(self, index: int) -> Callable[[Any], Any]:
-        """Return a function from a tensor or operation of the step to that of its ``index``-th copy; 0 is itself."""
+        """Return a function from a tensor or operation of the step to that of copy ``index``; copy 0 is the step."""
         while len(self._copies) <= index:
             self._add()
         ops = self._copies[index]
@@ -129,7 +138,7 @@ class UnrolledStep:
         self._copies.append(copy)
 
     def _node(self, op: Operation, number: int) -> Any:
-        """Return an operation's definition as the copy has it."""
+        """Return the definition of an operation for the copy."""
         node = tf.NodeDef()
         node.CopyFrom(op.node_def)
         mine = self._copies[0]
@@ -141,13 +150,13 @@ class UnrolledStep:
             near = [place for place in places if place.decode().removeprefix("loc:@") in mine]
             del places[:]
             places.extend(near)
-        if "frame_name" in node.attr:  # loops of one name would run as one
+        if "frame_name" in node.attr:  # loops with the same name would run as one
             node.attr["frame_name"].s += f"/step_{number}".encode()
         side_effects.reseed(node, number * _SEED_STRIDE)
         return node
 
     def _reseed_functions(self, node: Any, number: int, library: Any) -> None:
-        """Let an operation call copies of functions that draw random numbers; they are added to a library."""
+        """Make an operation call copies of the functions that draw random numbers. Add the copies to a library."""
         for called in side_effects.functions_of(node):
             if side_effects.draws(self._graph, called.name):
                 original, called.name = called.name, f"{called.name}_{_SCOPE.replace('/', '_')}{number}"
@@ -160,13 +169,15 @@ class UnrolledStep:
                         self._reseed_functions(inner, number, library)
 
     def _put_after(self, copy: dict[str, Any], before: dict[str, Any]) -> None:
-        """Let what uses a resource in one copy wait for all that used it in the one before."""
+        """Make each use of a resource in one copy wait for all uses in the copy before."""
         users: dict[str, list[str]] = defaultdict(list)
         for op in self._ops:
             for name in self._uses(op):
                 users[name].append(op.name)
         gate = [before[name] for name in self._gate]
         for used, names in users.items():
+            # Acts that run only if shown do not hold back the others: an edge from them would make them run in every
+            # step.
             for if_shown in (False, True):
                 first = [name for name in names if if_shown or name not in self._acts_if_shown]
                 ends = [before[end] for name in first for end in self._ends(self._copies[0][name])]
@@ -176,9 +187,10 @@ class UnrolledStep:
                         copy[name]._add_control_inputs(before_it)
 
     def _ends(self, op: Operation) -> Sequence[str]:
-        """Return the names of the operations with which an operation's use of its resources ends; none if not known.
+        """Return the names of the operations that end an operation's use of its resources; empty if unknown.
 
-        That is the operation itself; of one by which a loop is entered, those by which what it brings is left.
+        This is the operation itself. For one that enters a loop, it is the operations through which its input leaves
+        the loop.
         """
         if op.type in ("Switch", "RefSwitch"):
             return []
@@ -186,7 +198,7 @@ class UnrolledStep:
             return [op.name]
         todo, ends = [(op, 1)], []
         seen = {op}
-        for inner, depth in todo:  # grows while it is read
+        for inner, depth in todo:  # grows during the loop
             for user in (user for output in inner.outputs for user in output.consumers()):
                 level = depth + _DEEPER.get(user.type, 0)
                 if user.name not in self._copies[0] or user in seen:
@@ -200,15 +212,15 @@ class UnrolledStep:
 
 
 def copy_number(name: str) -> int:
-    """Return which copy of a step an operation of that name is part of; 0 is the step itself."""
+    """Return the number of the copy that contains an operation of that name; 0 is the step itself."""
     named = re.match(rf"{_SCOPE}(\d+)[/_]", name)
     return int(named[1]) if named else 0
 
 
 def _lasts(op: Operation) -> bool:
-    """Return whether an operation is the same in every step: what it makes outlives the step, or never changes.
+    """Return whether an operation is the same in every step: its output outlives the step, or never changes.
 
-    What outlives a step has a name by which another operation could share it, or needs nothing to be made.
+    An operation whose output outlives a step has a name by which others can share it, or no inputs.
     """
     if op.type in ("Const", "Placeholder"):
         return not op.control_inputs

@@ -1,17 +1,20 @@
-"""How small dense variables live on a PS: packed, several in one variable.
+"""Pack small dense variables on a PS: several live in one variable.
 
-A PS pays for each variable that it reads and for each gradient that it applies, as long as these are small more than
-for their bytes. So the small ones of a PS become one variable, and so do their slots: a step reads it once, and one
-gradient updates it.
+A PS has a cost for each variable that it reads and for each gradient that it applies. For small ones this exceeds the
+cost of their bytes. So the small variables of a PS become one variable, and so do their slots. A step reads it once,
+and one gradient updates it::
 
-1. The variables that the model made, and their slots, get their first values under their own names, from their
-   initializers or a checkpoint.
-2. The packed ones are filled from them, and their memory is freed: ``load``.
-3. A step uses the packed ones alone. So does a checkpoint, which saves their parts under the plain names: ``places``.
-4. Before somebody looks at the plain ones, an evaluation, they are filled again: ``store``.
+    before   PS: a [2, 3], b [4]               read a, read b            apply to a, apply to b
+    after    PS: tfps/packed [10] = a then b   one read, split, reshape  gradients concatenated, one apply
 
-No number differs, to the bit, because only optimizers are packed that treat each element by itself. A variable that
-the model itself changes, reads in parts or constrains stays as it is, as does a large one.
+1. The model's variables and their slots get their first values under their names, from initializers or a checkpoint.
+2. ``load`` fills the packed variables from them, and frees their memory.
+3. A step uses only the packed variables. So does a checkpoint, which saves their parts under the plain names:
+   ``places``.
+4. ``store`` fills the plain variables again before they are read, for example by an evaluation.
+
+All numbers are the same to the bit, because variables are packed only for optimizers that treat each element
+separately. A variable that the model itself changes, reads in parts or constrains stays as it is. So does a large one.
 """
 
 from collections import Counter
@@ -30,7 +33,7 @@ from tfps.runtime.graph.placement import task_of, variable_bytes
 from tfps.tf_types import Gradient, Graph, Operation, Optimizer, Tensor, Variable
 
 _NAME = "tfps/packed"
-_NAMED = 3  # of packed variables
+_NAMED = 3  # packed variables that a message names
 
 _ELEMENTWISE = (
     tf.train.GradientDescentOptimizer,
@@ -44,18 +47,18 @@ _ELEMENTWISE = (
 
 
 def can_pack(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer's update of an element depends, to the bit, on nothing but this element.
+    """Return whether an optimizer's update of an element depends, to the bit, only on that element.
 
-    TensorFlow's Adagrad and an FTRL with a power of its own do not: the last few elements of a tensor, which fill no
-    vector register, are computed by another approximation than the rest. A class of the user's may do anything, and so
-    may a function that takes the place of a method, of the optimizer or of its class.
+    This is false for TensorFlow's Adagrad, and for FTRL with a non-default power. The last few elements of a tensor,
+    which do not fill a vector register, are computed with another approximation. It is also false for user classes, and
+    if a function replaces a method of the optimizer or its class: these may do anything.
     """
     as_made = type(optimizer) in _ELEMENTWISE and not _is_patched(optimizer)
     return as_made and getattr(optimizer, "_learning_rate_power", -0.5) == -0.5
 
 
 def _is_patched(optimizer: Optimizer) -> bool:
-    """Return whether a method of an optimizer, or one of its classes, is not what it was before a model was loaded."""
+    """Return whether a method of an optimizer, or one of its classes, has changed since this module was imported."""
     own = any(callable(getattr(type(optimizer), name, None)) for name in vars(optimizer))
     return own or any(_members(kind) != _AS_THEY_WERE[kind] for kind in type(optimizer).__mro__[:-1])
 
@@ -68,14 +71,14 @@ _AS_THEY_WERE = {one: _members(one) for kind in _ELEMENTWISE for one in kind.__m
 
 
 class Packing(tf.train.Optimizer):  # type: ignore[misc]
-    """A ``tf.compat.v1.train.Optimizer`` that updates packed variables by means of another one.
+    """A ``tf.compat.v1.train.Optimizer`` that updates packed variables with another optimizer.
 
     Args:
-        optimizer: The model's own, of which ``can_pack`` is true.
-        scalars: Whether scalars are packed, too.
+        optimizer: The model's optimizer, for which ``can_pack`` is true.
+        scalars: Whether to pack scalars, too.
 
     Attributes:
-        updated: The model's variables that it updates, once gradients have been computed.
+        updated: The model's variables that it updates; set when gradients have been computed.
     """
 
     def __init__(self, optimizer: Optimizer, scalars: bool) -> None:
@@ -85,7 +88,7 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
         self._packs: Sequence[_Pack] = ()
 
     def compute_gradients(self, loss: Tensor, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
-        """Return pairs of gradient and variable as any optimizer does; some of the variables are packed ones."""
+        """Return pairs of gradient and variable as any optimizer does. Some of the variables are packed ones."""
         pairs = [pair for pair in self._optimizer.compute_gradients(loss, *args, **kwargs) if pair[0] is not None]
         self.updated = [variable for _, variable in pairs]
         gradients = {variable.ref(): gradient for gradient, variable in pairs}
@@ -94,20 +97,20 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
         return packed + [pair for pair in pairs if pair[1].ref() in gradients]
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Variable = None, name: str | None = None) -> Any:
-        """Apply what ``compute_gradients`` gave, or means of it; the packed variables' slots are in no collection."""
-        del global_step  # none of those that can be packed goes by it
+        """Apply the result of ``compute_gradients``, or means of it. Slots of packed variables are in no collection."""
+        del global_step  # no optimizer that can be packed uses it
         with tf.init_scope():
             self._optimizer._create_slots(self.updated)
         with tf.variable_creator_scope(lambda create, **kwargs: create(**{**kwargs, "collections": []})):
             return self._optimizer.apply_gradients(grads_and_vars, None, name)
 
     def name_of(self, variable: Variable) -> str:
-        """Return a variable's name for people; of a packed one, the names of those that live in it."""
+        """Return the name of a variable in messages. For a packed one, return the names of the variables in it."""
         names = next(([v.op.name for v in p.variables] for p in self._packs if p.whole is variable), [variable.op.name])
         return ", ".join(names[:_NAMED]) + (f" or {len(names) - _NAMED} others" if len(names) > _NAMED else "")
 
     def redirect(self, ops: Iterable[Operation]) -> None:
-        """Let operations of a step use the packed variables instead of the plain ones; call it once, at the end."""
+        """Make operations of a step use the packed variables instead of the plain ones. Call it once, at the end."""
         places = {v.handle.op: (pack, i) for pack in self._packs for i, v in enumerate(pack.variables)}
         for user in list(ops):
             for index, tensor in enumerate(user.inputs):
@@ -121,7 +124,7 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
         return [pack.whole for pack in self._packs]
 
     def load(self) -> Any:
-        """Return an operation that fills the packed variables and slots from the plain ones, and frees these."""
+        """Return an operation that fills the packed variables and slots from the plain ones, and frees those."""
         return tf.group(*(pack.load(slot) for pack in self._packs for slot in self._views()))
 
     def store(self) -> Any:
@@ -129,7 +132,7 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
         return tf.group(*(pack.store(slot) for pack in self._packs for slot in self._views()))
 
     def places(self) -> Mapping[str, Place]:
-        """Return by the name of each packed variable, or slot of one, where it lives."""
+        """Return the place of each packed variable, and of each slot of one, by name."""
         found: dict[str, Place] = {}
         for pack in self._packs:
             for slot in self._views():
@@ -144,7 +147,7 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
 
 
 class _Pack:
-    """Variables of one PS and type as one, ``whole``."""
+    """Variables of one PS and type, packed into one variable, ``whole``."""
 
     def __init__(self, variables: Sequence[Variable]) -> None:
         self.variables = variables
@@ -160,7 +163,7 @@ class _Pack:
         self._values: dict[Any, Sequence[Any]] = {}
 
     def values(self, read: Tensor, task: str) -> Sequence[Any]:
-        """Return, on a task, what the variables are when a read of one of them happens: one read of ``whole``."""
+        """Return the values of the variables on a task at the time of a read of one of them: one read of ``whole``."""
         when = task, tuple(op.name for op in read.control_inputs)
         if when not in self._values:
             with tf.control_dependencies(None), tf.control_dependencies(read.control_inputs), tf.device(device(task)):
@@ -181,7 +184,7 @@ class _Pack:
 
 
 def sizes(graph: Graph) -> Counter[int]:
-    """Return how many bytes the packed variables of a graph and their slots have, by PS index."""
+    """Return the size in bytes of a graph's packed variables and their slots, by PS index."""
     found: Counter[int] = Counter()
     for op in graph.get_operations():
         if op.type == "VarHandleOp" and _NAME in op.name:
@@ -190,12 +193,12 @@ def sizes(graph: Graph) -> Counter[int]:
 
 
 def _buckets(pairs: Sequence[tuple[Gradient, Variable]], scalars: bool) -> Iterable[Sequence[Any]]:
-    """Yield variables that can live together, at least two: of one PS and type, with dense gradients.
+    """Yield groups of at least two variables that can live together: of one PS and type, with dense gradients.
 
-    They are in the order of their names: every worker packs alike, in whatever order its model makes them.
+    They are sorted by name, so that every worker packs them the same way, in whatever order its model creates them.
     """
     routes: dict[tuple[str, str], list[Any]] = {}
-    times = Counter(variable.ref() for _, variable in pairs)  # one may be trained twice
+    times = Counter(variable.ref() for _, variable in pairs)  # a variable may have several gradients
     for gradient, variable in sorted(pairs, key=lambda pair: str(pair[1].name)):
         alike = isinstance(gradient, tf.Tensor) and gradient.dtype == variable.dtype.base_dtype
         once = times[variable.ref()] == 1
@@ -206,7 +209,7 @@ def _buckets(pairs: Sequence[tuple[Gradient, Variable]], scalars: bool) -> Itera
 
 
 def _is_only_read(variable: Variable) -> bool:
-    """Return whether all that is done to a variable, beside its initialisation, is to read it whole."""
+    """Return whether a variable is only read as a whole, apart from its initialization."""
     handle = getattr(variable, "handle", None)
     if handle is None or variable.constraint is not None or not variable.shape.is_fully_defined():
         return False

@@ -1,9 +1,14 @@
-"""Large variables, each split along its first dimension over the parameter servers.
+"""Split large variables along their first dimension over the parameter servers.
 
-Nothing but the place of a variable's elements may depend on that. But TensorFlow makes the first values of a slice as
-if it were a variable by itself: with a seed, those of one slice come again in the next; an initializer that looks at
-the whole shape, as an orthogonal one, does not see it; and a constant one has too many values. So where it is not known
-that each element is drawn by itself, the whole is made, and a slice taken of it.
+::
+
+    before   ps/0: w [1000, 8]
+    after    ps/0: w/part_0 [500, 8], rows 0 to 499      ps/1: w/part_1 [500, 8], rows 500 to 999
+
+A split may change only the place of a variable's elements. But TensorFlow initializes a slice like a separate variable.
+With a seed, the values of one slice repeat in the next. An initializer that depends on the whole shape, such as an
+orthogonal one, does not see it. A constant initializer has too many values. So the whole value is created and sliced,
+unless the initializer is known to draw each element separately.
 """
 
 import copy
@@ -22,7 +27,7 @@ from tfps.cluster.resolver import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.tf_types import Graph, Optimizer, Tensor, Variable
 
-_EACH_BY_ITSELF = (  # by the whole shape, which they are told, not that of the slice
+_EACH_BY_ITSELF = (  # these get the whole shape, and use it instead of that of the slice
     tf.zeros_initializer,
     tf.ones_initializer,
     tf.random_uniform_initializer,
@@ -33,7 +38,7 @@ _EACH_BY_ITSELF = (  # by the whole shape, which they are told, not that of the 
     tf.glorot_normal_initializer,
 )
 _ADDITIVE = ("L1", "L2", "L1L2")  # Keras's
-_SPLIT = "tfps/split"  # collection of names
+_SPLIT = "tfps/split"  # collection of the names of split variables
 _NAMED = 3
 
 log = logging.getLogger(__name__)
@@ -42,8 +47,9 @@ log = logging.getLogger(__name__)
 def getter(config: JobConfig, cluster: Cluster) -> Any:
     """Return a getter for ``tf.variable_scope`` that splits large variables along their first dimension.
 
-    A variable becomes at most one slice a PS, each of at least ``min_slice_mb``; a smaller one stays whole. So does one
-    that the model splits itself, and one with a constraint or a regularizer: these may be about the whole variable.
+    A variable becomes at most one slice per PS, each of at least ``min_slice_mb``. A smaller variable stays whole. So
+    does one that the model splits itself, and one with a constraint or a regularizer, which may apply to the whole
+    variable.
     """
     smallest = max(1, int(config.min_slice_mb * 2**20))
     partitioner = tf.min_max_variable_partitioner(max_partitions=cluster.num_ps, axis=0, min_slice_size=smallest)
@@ -60,7 +66,7 @@ def getter(config: JobConfig, cluster: Cluster) -> Any:
 
 
 def tell(graph: Graph, optimizer: Optimizer, config: JobConfig) -> None:
-    """Log which variables are split where that may make a difference: for an optimizer of the user's own."""
+    """Log the split variables if a split may matter: if the optimizer is not from TensorFlow or tfps."""
     names = sorted(set(graph.get_collection(_SPLIT)))
     if names and not type(optimizer).__module__.startswith(("tensorflow.", "tfps.")):
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
@@ -72,18 +78,18 @@ def tell(graph: Graph, optimizer: Optimizer, config: JobConfig) -> None:
 
 
 def _may_be_split(kwargs: dict[str, Any]) -> bool:
-    """Return whether the arguments of ``tf.get_variable`` ask for nothing that is about the variable as a whole."""
+    """Return whether no argument of ``tf.get_variable`` applies to the variable as a whole."""
     regularizer = kwargs.get("regularizer")
     adds_up = regularizer is None or type(regularizer).__name__ in _ADDITIVE
     return adds_up and kwargs.get("partitioner") is None and kwargs.get("constraint") is None
 
 
 def _of_slices(initializer: Any) -> Any:
-    """Return what makes the first values of slices as an initializer makes those of the whole."""
+    """Return an initializer for slices that works as a given initializer does for the whole variable."""
     made = initializer() if inspect.isclass(initializer) else initializer
     if not callable(made):
-        return made  # TensorFlow's own default, which draws each element; or a tensor, which it slices itself
-    wholes: list[Variable] = []  # one, of which all slices are: without a seed, another would be another draw
+        return made  # TensorFlow's default, which draws each element, or a tensor, which TensorFlow slices
+    wholes: list[Variable] = []  # at most one, shared by all slices: without a seed, another would be another draw
 
     def first(shape: Sequence[int], dtype: Any = tf.float32, partition_info: Any = None) -> Any:
         if partition_info is None:
@@ -91,7 +97,7 @@ def _of_slices(initializer: Any) -> Any:
         if type(made) in _EACH_BY_ITSELF:
             return _with_seed_of(made, partition_info.var_offset[0])(shape, dtype=dtype, partition_info=partition_info)
         whole = _constant(made, partition_info.full_shape)
-        if whole is not None:  # of which only the slice is to be in the graph
+        if whole is not None:  # add only the slice to the graph
             return tf.constant(whole[partition_info.var_offset[0] :][: shape[0]], dtype)
         if not wholes:
             wholes.append(made(partition_info.full_shape, dtype=dtype))
@@ -101,7 +107,7 @@ def _of_slices(initializer: Any) -> Any:
 
 
 def _constant(initializer: Any, shape: Sequence[int]) -> Any:
-    """Return the numbers of a constant initializer, the last of which TensorFlow repeats; ``None`` of another."""
+    """Return the numbers of a constant initializer (TensorFlow repeats the last one), or ``None`` for any other."""
     if type(initializer) is not tf.constant_initializer:
         return None
     numbers = np.ravel(initializer.value)
@@ -110,7 +116,7 @@ def _constant(initializer: Any, shape: Sequence[int]) -> Any:
 
 
 def _with_seed_of(initializer: Any, offset: int) -> Any:
-    """Return an initializer that draws other numbers, by a seed, for the slice that begins at some row."""
+    """Return an initializer with another seed for the slice that starts at a row, if the initializer has a seed."""
     if getattr(initializer, "seed", None) is None:
         return initializer
     other = copy.copy(initializer)
@@ -119,12 +125,13 @@ def _with_seed_of(initializer: Any, offset: int) -> Any:
 
 
 def patch_embedding_lookup() -> None:
-    """Make ``tf.nn.embedding_lookup`` look for a row of a split variable in the slice that holds it.
+    """Make ``tf.nn.embedding_lookup`` find a row of a split variable in the slice that holds it.
 
-    Slices are runs of rows, but TensorFlow 1.x's default ``partition_strategy``, "mod", deals rows out in turn. It
-    would train, yet the table would be wrong in every checkpoint and for every other number of PS, in silence. Sparse
-    lookups and sampled losses make a list of the slices first. What the model itself splits, and a list of tables, for
-    which "mod" was made, are left alone. To be called once, before a model's graph is built.
+    Slices are runs of rows, but the default ``partition_strategy`` of TensorFlow 1.x, "mod", assigns rows to slices in
+    turn. Training would work, but the table would be wrong in every checkpoint and for every other number of PS,
+    without a message. Sparse lookups and sampled losses first make a list of the slices. Variables that the model
+    splits itself, and lists of tables, for which "mod" was made, are unchanged. Call this once, before the graph of a
+    model is built.
     """
     original = embedding_ops._embedding_lookup_and_transform
     if hasattr(original, "finds_rows_in_slices"):
@@ -139,7 +146,7 @@ def patch_embedding_lookup() -> None:
 
 
 def _whole_name(params: Any) -> str | None:
-    """Return the name of the variable whose slices are looked up, which TensorFlow's own functions may have listed."""
+    """Return the name of the variable whose slices are looked up. TensorFlow's functions may have listed the slices."""
     if isinstance(params, PartitionedVariable):
         return str(params.name)
     if not isinstance(params, list) or not all(hasattr(one, "_get_save_slice_info") for one in params):

@@ -1,23 +1,26 @@
-"""The wire: what a step sends between a worker and each PS, packed into few tensors.
+"""Pack the tensors that a step sends between a worker and each PS into a few.
 
-TensorFlow sends every tensor that crosses tasks by a call of its own (RecvTensor), which costs more than its bytes as
-long as these are few. Here the small ones of one direction travel together: they are flattened and concatenated where
-they are made, sent as one tensor, and split where they are used. Neither the model nor the optimizer sees it: the same
-variables are read, the same gradients applied, bit for bit.
+TensorFlow sends each tensor that crosses tasks with a separate call (RecvTensor). For small tensors the call costs more
+than the bytes. Here the small ones of one direction travel together. They are flattened and concatenated at the source,
+sent as one tensor, and split at the target. Neither the model nor the optimizer sees it. The same variables are read
+and the same gradients applied, bit for bit unless ``halved`` selects a tensor::
+
+    before   PS: read a --> worker,  read b --> worker                         2 calls
+    after    PS: read a, read b --> concat "pull" --> worker: split --> users  1 call
 
 - *pull*: every read of a variable that a step uses on the worker. Reads of one variable become one.
 - *push*: every dense tensor of the worker that a step uses on a PS: gradients, a decayed learning rate.
-- Constants that only one other task uses are made there.
-- What waits for operations on several tasks waits for each of them, not for a third task that has waited for all.
+- Constants that only one other task uses are created there.
+- An operation that waits for a group on another task waits for the members of the group directly.
 
-A bucket holds tensors of one type, of up to ``BUCKET_BYTES`` together: the transfer of a large model is still spread
-over the step. What is larger goes alone, uncopied. What would make a circle, sending a tensor that depends on another
-of its bucket, is left out.
+A bucket holds tensors of one type, up to ``BUCKET_BYTES`` together, so the transfer of a large model is still spread
+over the step. Larger tensors go alone and uncopied. A tensor that depends on another of its bucket is left out, because
+sending it would make a cycle.
 
-Rows of embedding tables, of which there are more or fewer in each step, are prepared by ``embedding_rows``, and travel
-together like other tensors, all that are alike in one, however large. Their number is known from the ids, which begin
-with it; only what is of no ids is sent with another tensor of its lengths. What is in a branch or a loop travels by
-itself, but ``loop_hoisting`` has let what a loop reads be read before it.
+``embedding_rows`` prepares rows of embedding tables, whose number differs from step to step. They travel together like
+other tensors; all of the same kind form one, however large. Their number is known from the ids, which are sent after
+their lengths. Only tensors without ids need another tensor with their lengths. Tensors in a branch or a loop
+travel alone. But ``loop_hoisting`` has moved the reads of loops before them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,13 +37,13 @@ BUCKET_BYTES = 1 << 20
 
 
 def pack(graph: Graph, fetches: Sequence[Any], halved: Callable[[Any], bool] | None = None) -> None:
-    """Pack what crosses between tasks when a graph's ``fetches`` are run, in place.
+    """Pack the tensors that cross between tasks when a graph's ``fetches`` are run, in place.
 
     Args:
-        graph: The training graph of one worker, whole: what is added later is not packed.
+        graph: The complete training graph of one worker. Operations added later are not packed.
         fetches: The tensors and operations of one step.
-        halved: Which float32 tensors, but scalars, to send as bfloat16, if any: half the bytes, 8 bits of each number's
-            24.
+        halved: Selects the float32 tensors, except scalars, to send as bfloat16: half the bytes, 8 of the 24 bits of
+            each number's significand. ``None`` selects none.
     """
     is_short = lambda tensor: halved is not None and _can_be_short(tensor) and halved(tensor)  # noqa: E731
     with graph.as_default(), tf.device(None), tf.name_scope("tfps/wire/"):
@@ -67,7 +70,7 @@ def _move_constants(ops: Iterable[Operation]) -> None:
 
 
 def _wait_directly(ops: Iterable[Operation]) -> None:
-    """Let what waits for a group of operations wait for these themselves: those on its own task cost nothing."""
+    """Make operations that wait for a group wait for its members instead. Members on the same task cost nothing."""
     for op in ops:
         waited_for = [leaf for other in op.control_inputs for leaf in _leaves(other, task_of(op))]
         if waited_for != list(op.control_inputs):
@@ -82,13 +85,13 @@ def _leaves(op: Operation, task: str) -> Sequence[Any]:
 
 
 def _device_of(op: Operation) -> str:
-    """Return the device of an operation, or that of the resource that it works on."""
+    """Return the device of an operation, or that of the resource on which it works."""
     resource = resource_of(op)
     return str((resource is not None and resource.op.device) or op.device)
 
 
 def _is_read(tensor: Tensor) -> bool:
-    """Return whether a tensor is a variable's value as the step begins: a read that waits for nothing."""
+    """Return whether a tensor is the value of a variable at the start of a step: a read that waits for nothing."""
     op = tensor.op
     return op.type == "ReadVariableOp" and not op.control_inputs and op.inputs[0].op.type == "VarHandleOp"
 
@@ -98,7 +101,7 @@ def _is_of_worker(tensor: Tensor) -> bool:
 
 
 def _merge_reads(ops: Iterable[Operation]) -> None:
-    """Let all that use a variable's value as the step begins use one read of it."""
+    """Make all uses of a variable's value at the start of a step share one read."""
     first: dict[Any, Any] = {}
     for op in sorted(ops, key=lambda op: op._id):
         if op.outputs and _is_read(op.outputs[0]):
@@ -116,12 +119,12 @@ def _pushed(tensor: Tensor) -> Any:
 
 
 def _fixed(tensor: Tensor) -> Any:
-    """Return what tensors of fixed shape that travel together have in common, or ``None``."""
+    """Return the common key of fixed-shape tensors that travel together, or ``None``."""
     return (tensor.dtype, tensor.shape.rank == 0) if tensor_bytes(tensor.shape, tensor.dtype) else None
 
 
 def _unfixed(tensor: Tensor) -> Any:
-    """Return what tensors of unknown length that travel together have in common, or ``None``."""
+    """Return the common key of tensors of unknown length that travel together, or ``None``."""
     shape = tensor.shape
     alike = shape.rank and shape[0].value is None and shape[1:].is_fully_defined()
     return (tensor.dtype, tuple(shape[1:].as_list())) if alike else None
@@ -130,9 +133,9 @@ def _unfixed(tensor: Tensor) -> Any:
 def _by_route(
     ops: Sequence[Operation], kind: Callable[[Any], Any], is_short: Callable[[Any], bool]
 ) -> Iterable[tuple[str, str, bool, Sequence[Any]]]:
-    """Yield the tensors that cross from one task to another, by source, target and kind; not those without a kind.
+    """Yield source, target, whether to send as bfloat16, and the tensors that cross tasks on this route.
 
-    And between these, whether they are to be sent as bfloat16.
+    Each item has tensors of one kind. Tensors without a kind are left out.
     """
     routes: dict[tuple[str, str, bool, Any], dict[Any, Any]] = {}
     for op in sorted(ops, key=lambda op: op._id):
@@ -156,7 +159,7 @@ def _send(name: str, source: str, target: str, tensors: Sequence[Tensor], short:
 
 
 def _send_unfixed(source: str, target: str, tensors: Sequence[Tensor], short: bool, ids_of: Mapping[str, Any]) -> None:
-    """Send tensors of unknown length as one, one after another; ids last, so that all that uses them gets them so."""
+    """Send tensors of unknown length as one, concatenated. Ids come last, so that all their users get the sent ids."""
     if _go_as_they_are(tensors, short):
         return
     if _are_ids(tensors):
@@ -167,7 +170,7 @@ def _send_unfixed(source: str, target: str, tensors: Sequence[Tensor], short: bo
 
 
 def _sent_with_lengths(source: str, target: str, ids: Sequence[Any]) -> Any:
-    """Return what the target gets of several vectors; their lengths go before them."""
+    """Return several vectors on the target. The source sends their lengths in front of them."""
     count = len(ids)
     with tf.device(device(source)):
         packed = tf.concat([tf.cast(_lengths(ids), ids[0].dtype), *ids], 0, name="ids")
@@ -176,7 +179,7 @@ def _sent_with_lengths(source: str, target: str, ids: Sequence[Any]) -> Any:
 
 
 def _sent_as_rows(source: str, target: str, tensors: Sequence[Tensor], short: bool, ids: Sequence[Any]) -> Any:
-    """Return what the target gets of several tensors; it knows how many rows each has if both sides have their ids."""
+    """Return several tensors on the target. It knows their numbers of rows if both sides have the ids."""
     with tf.device(device(source)):
         lengths = _lengths(tensors) if None in ids else None
         packed = tf.concat(tensors, 0, name="rows")
@@ -203,7 +206,7 @@ def _go_as_they_are(tensors: Sequence[Tensor], short: bool) -> bool:
 
 
 def _across(packed: Any, source: str, target: str, short: bool) -> Any:
-    """Return what the target gets of a tensor: itself, or what bfloat16 leaves of it."""
+    """Return a tensor on the target: unchanged, or as rounded by bfloat16."""
     if not short:
         return packed
     with tf.device(device(source)):
@@ -213,14 +216,14 @@ def _across(packed: Any, source: str, target: str, short: bool) -> Any:
 
 
 def _arrive(target: str, tensors: Sequence[Tensor], parts: Sequence[Any]) -> None:
-    """Let all of the target's operations use what has arrived."""
+    """Make all operations of the target use the received tensors."""
     for tensor, part in zip(tensors, parts, strict=True):
         part.set_shape(tensor.shape)
         replace(tensor, part, lambda user: task_of(user) == target)
 
 
 def buckets(tensors: Sequence[Tensor]) -> Iterable[Sequence[Any]]:
-    """Yield tensors that travel together; what is larger than half a bucket does alone."""
+    """Yield tensors that travel together. A tensor larger than half a bucket is alone."""
     bucket: list[Any] = []
     room = BUCKET_BYTES
     for tensor in tensors:
