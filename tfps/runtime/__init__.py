@@ -1,4 +1,4 @@
 """Run one process as one task of a cluster.
 
-This is the only package that imports TensorFlow, apart from the models and modes that it runs.
+Apart from the models, modes, optimizers and data that it uses, only this package imports TensorFlow.
 """

@@ -70,8 +70,7 @@ def translate_error(error: Any, cluster: Cluster, model: Model, graph: Graph, ba
 def is_of_peers(error: Any, graph: Graph) -> bool:
     """Return whether an error of a run on a cluster means a lost task, and not a fault of the model or the data.
 
-    TensorFlow reports lost state on a PS with the same error types as a file that is a directory. In that case, the
-    failed operation decides.
+    Lost state on a PS has the same error type as a file that is a directory. Then the failed operation decides.
     """
     cause = _cause(error)
     named = _named_in(cause, graph) if isinstance(error, _LOST) else []

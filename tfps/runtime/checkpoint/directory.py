@@ -9,9 +9,8 @@ A checkpoint exists when its index exists. It is published in these steps:
 4. The state file, which TensorFlow's own tools read, is renamed. Old checkpoints are deleted, each index first.
 
 The state file is written last in step 1 and renamed last. While it is in that directory, all of the checkpoint is on
-the disk, here or there. So if a chief was killed in between, the next one publishes the rest. Even where a checkpoint
-of the same step had to be removed first, one is whole at any time. A chief that was killed earlier left nothing of use.
-Does not import TensorFlow.
+the disk, here or there. If a chief was killed then, the next one publishes the rest. One checkpoint is whole at any
+time, even if one of the same step is removed first. A chief killed earlier left nothing of use. Imports no TensorFlow.
 """
 
 import contextlib

@@ -7,8 +7,7 @@ time, and deletes it when it ends. So a holder that was killed is known to be de
   containers reuse the same names and process ids;
 - elsewhere, if the file was not renewed for 20 s, by the clock of the file system.
 
-The file is written under a lock, which is a file that only one process can create. So one of two simultaneous claims
-wins.
+The file is written under a lock, a file that only one process can create, so one of two simultaneous claims wins.
 """
 
 import contextlib

@@ -1,11 +1,11 @@
-"""Checks that the tasks of a job have the same terms, however each of them was started.
+"""Check that the tasks of a job have the same terms, however each of them was started.
 
 A task with another mode, wire format or optimizer than the others builds another graph. The job would then hang, or
 train something else without a message. So:
 
 1. A PS writes its own terms, as JSON, next to the job's other state (``job_state.PsState.terms``).
 2. A worker reads the terms of every PS before it joins one. If they differ from its own, it does not join. It exits
-   with a list of all differences, or, if that PS exits by then (it belonged to an earlier job), with a lost PS.
+   with a list of all differences, or with a lost PS if that PS exits by then (it belonged to an earlier job).
 
 Addresses are not terms: one host may have many names, and ``probe`` has already checked which task is where. Options
 that may differ between tasks are not terms either: paths, batch sizes, how often to save and to report.

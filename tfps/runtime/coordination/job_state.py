@@ -230,7 +230,7 @@ class JobState:
         return lambda told: beat([told.steps, told.global_step, told.when, told.secs])
 
     def beats(self, session: Session) -> Callable[[], list[WorkerPace]]:
-        """Return a function that returns each worker's last heartbeat; ``restart_state_reader`` explains why."""
+        """Return a function that reads each worker's last heartbeat; ``restart_state_reader`` explains why."""
         read = session.make_callable(self._beats)
         return lambda: [WorkerPace(int(steps), int(step), when, secs) for steps, step, when, secs in read().tolist()]
 
@@ -251,7 +251,7 @@ class JobState:
         return int(session.run(self._arrive)[1])
 
     def restart_state_reader(self, session: Session) -> Callable[[], RestartState]:
-        """Return a function that returns how far a restart of all workers has come.
+        """Return a function that reads how far a restart of all workers has come.
 
         It can be called while another thread adds to the graph. ``session.run`` cannot, because it would take in
         incomplete operations.
@@ -280,8 +280,8 @@ class JobState:
         """Return whether every PS can receive from this worker, for which it connects to the worker's address.
 
         Raises:
-            tf.errors.UnavailableError: If a PS cannot be reached. TensorFlow's master never again registers a graph
-                there after it has failed to (master_session.cc), so no later run would show more.
+            tf.errors.UnavailableError: If a PS cannot be reached. TensorFlow's master keeps a graph that it failed to
+                register there in that state for good (master_session.cc), so no later run would show more.
         """
         try:
             session.run(self._find, {self._sent: 0})

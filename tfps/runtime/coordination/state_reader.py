@@ -1,4 +1,4 @@
-"""Reads the PS for a task whose own session may be blocked: in another session, and with a short timeout."""
+"""Read the PS for a task whose own session may be blocked: in another session, and with a short timeout."""
 
 import contextlib
 import threading

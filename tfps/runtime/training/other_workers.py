@@ -53,7 +53,7 @@ class OtherWorkers:
         return self._are_fenced_off(session, self._of(session, AT_WORK))
 
     def _are_fenced_off(self, session: Session, tasks: Sequence[Task]) -> bool:
-        """Return whether ``tasks`` are gone; if so, prevent that their updates still on the way are applied."""
+        """Return whether ``tasks`` are gone; if so, block their updates that are still on the way."""
         if not self._are_gone(tasks, _GONE_AFTER_SECS):
             return False
         if self._fence and tasks:

@@ -26,8 +26,7 @@ def observations(
 ) -> dict[str, Any]:
     """Return what the PS and the chief know about the workers' progress, by its name in the summary.
 
-    ``before`` is what an earlier process of the chief left when it was lost. Without it, a process that was started for
-    the last steps only would look slow.
+    ``before`` is the last heartbeat of a lost chief. Without it, a process started for the last steps would look slow.
     """
     tally, own = state.tally(session), loop.progress
     taken = [(told.steps, told.secs) for told in tally]
