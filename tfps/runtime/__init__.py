@@ -1,4 +1,4 @@
-"""One process = one task of a cluster.
+"""Run one process as one task of a cluster.
 
-With the models and modes that it runs, the only package that imports TensorFlow.
+Apart from the models, modes, optimizers and data that it uses, only this package imports TensorFlow.
 """

@@ -1,4 +1,4 @@
-"""What an error of TensorFlow means for the job: a lost PS, or the model's own line."""
+"""Translate an error of TensorFlow to its meaning for the job: a lost PS, or a line of the model."""
 
 import re
 import sys
@@ -27,14 +27,14 @@ _TAKEN_FOR_LOST = (
 )
 _POLL_SECS = 0.02
 _GONE_AFTER_SECS = 2.0
-_PART = re.compile(r"^(?=[A-Z_]+: From /job:)", re.MULTILINE)  # of an error that several tasks tell, each its own
+_PART = re.compile(r"^(?=[A-Z_]+: From /job:)", re.MULTILINE)  # one task's part of an error that several tasks report
 _NODE = re.compile(r"\[\[(?:\{\{node )?([^}\]]+)")
-_COPY = re.compile(r"^tfps/step_[0-9]+(_[0-9]+)?/")  # of an operation, in a further step of a run; see unroll
+_COPY = re.compile(r"^tfps/step_[0-9]+(_[0-9]+)?/")  # an operation of a run's further steps; see ``unrolling``
 _PYTHON = re.compile(r'^ *File "([^"]+)", line ([0-9]+)', re.MULTILINE)
-_TASK = re.compile(r"^(?:[A-Z_]+: )?From /job:\S+:\s*")  # where it ran, which is this task
+_TASK = re.compile(r"^(?:[A-Z_]+: )?From /job:\S+:\s*")  # names where it ran, which is this task
 _INPUTS = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard", "MakeIterator", "MultiDeviceIteratorInit")
-_STATE = re.compile("variable|initialized|[Rr]esource")  # that a PS no longer has
-_MEMORY = re.compile("OOM|alloc|[Mm]emory")  # and not a disk that is full, or too many open files
+_STATE = re.compile("variable|initialized|[Rr]esource")  # state that a PS no longer has
+_MEMORY = re.compile("OOM|alloc|[Mm]emory")  # rather than a full disk, or too many open files
 _LOST = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -44,14 +44,14 @@ _LOST = (
 
 
 def translate_error(error: Any, cluster: Cluster, model: Model, graph: Graph, batch_size: int) -> TfpsError:
-    """Return what an error of a run means; the log gets all of it.
+    """Return the error that the job ends with for an error of a run; log the original in full.
 
     Args:
         error: A ``tf.errors.OpError``.
-        cluster: Whose PS may be lost.
-        model: Whose operations may have failed.
-        graph: Of the run.
-        batch_size: Of the job.
+        cluster: The cluster, whose PS may be lost.
+        model: The model, whose operations may have failed.
+        graph: The graph of the run.
+        batch_size: The job's batch size.
     """
     if FENCED in error.message:
         _log(error)
@@ -68,9 +68,9 @@ def translate_error(error: Any, cluster: Cluster, model: Model, graph: Graph, ba
 
 
 def is_of_peers(error: Any, graph: Graph) -> bool:
-    """Return whether an error of a run on a cluster is another task's loss, and not the model's or the data's fault.
+    """Return whether an error of a run on a cluster means a lost task, and not a fault of the model or the data.
 
-    What a task has lost with a PS is told with the same types as a file that is a directory: then it tells who failed.
+    Lost state on a PS has the same error type as a file that is a directory. Then the failed operation decides.
     """
     cause = _cause(error)
     named = _named_in(cause, graph) if isinstance(error, _LOST) else []
@@ -82,13 +82,13 @@ def is_of_peers(error: Any, graph: Graph) -> bool:
 
 
 def failed(error: Any, model: Model, graph: Graph, batch_size: int) -> TfpsError:
-    """Return what an operation's error means: the data's fault where the input failed, else the model's.
+    """Return the error for a failed operation: a ``DataError`` if the input failed, else one of the model.
 
     Args:
         error: A ``tf.errors.OpError``.
         model: The model.
-        graph: Of the run.
-        batch_size: Of the job.
+        graph: The graph of the run.
+        batch_size: The job's batch size.
     """
     _log(error)
     text = _TASK.sub("", brief(error))
@@ -110,9 +110,9 @@ def _has_input(ops: Iterable[Operation]) -> bool:
 
 
 def _cause(error: Any) -> str:
-    """Return what an error tells of its cause, without what other tasks tell, which broke off because of it.
+    """Return the part of an error about its cause, without those of other tasks, which stopped because of it.
 
-    TensorFlow lists the tasks' errors behind one another, each with its code, those first whose code the error has
+    TensorFlow joins the errors of several tasks, each with its code. Those with the code of the whole error come first
     (``StatusGroup::as_summary_status`` in tsl's status.cc). A lost PS is followed by the input that was waited for.
     """
     _, *parts = _PART.split(error.message)
@@ -121,9 +121,9 @@ def _cause(error: Any) -> str:
 
 
 def _named_in(text: str, graph: Graph) -> Sequence[Any]:
-    """Return the operations of a graph that an error's text names; that they failed is not always told otherwise.
+    """Return the operations of a graph that an error's text names; often nothing else shows which ones failed.
 
-    For a copy it is the operation that was copied: only that one knows where it was made.
+    For a copy, return the operation that was copied, because only that one knows where it was created.
     """
     made = {op.name: op for op in graph.get_operations()}
     named = [(name, _COPY.sub("", name)) for name in _NODE.findall(text)]
@@ -131,7 +131,7 @@ def _named_in(text: str, graph: Graph) -> Sequence[Any]:
 
 
 def _in_input(error: Any, graph: Graph) -> Sequence[Any]:
-    """Return where the input failed: in Python's own traceback, else where its functions' operation was made."""
+    """Return where the input failed: from Python's traceback, or else where the failed operation was created."""
     cause = _cause(error)
     told = [traceback.FrameSummary(file, int(line), "") for file, line in _PYTHON.findall(cause)]
     if told:
@@ -142,12 +142,12 @@ def _in_input(error: Any, graph: Graph) -> Sequence[Any]:
 
 
 def _frames(op: Operation) -> Sequence[Any]:
-    """Return where an operation was made; nothing of one that came with a graph that was imported."""
+    """Return where an operation was created; empty for an operation of an imported graph."""
     return [traceback.FrameSummary(call.filename, call.lineno, call.name) for call in op.traceback or ()]
 
 
 def _lost_ps(cluster: Cluster) -> Sequence[Task]:
-    """Return the PS that do not answer; one that was just killed may take a moment to be gone."""
+    """Return the PS that do not answer; wait briefly, because a PS that was just killed may answer for a moment."""
     deadline = time.monotonic() + _GONE_AFTER_SECS
     servers = [task for task in cluster.tasks() if task.job == "ps"]
     while not (absent := rendezvous.missing(cluster, servers)) and time.monotonic() < deadline:

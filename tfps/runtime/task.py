@@ -1,6 +1,6 @@
-"""One process = one task: become a parameter server, a worker or the evaluator.
+"""Run one process as one task: a parameter server, a worker or the evaluator.
 
-Importing this module does not import TensorFlow; being a task does, after the logs are in place.
+Importing this module does not import TensorFlow. Running a task does, after the logs are set up.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ from tfps.runtime.process.shutdown import PS_GRACE_SECS, StopRequest, run_superv
 
 
 def require_tensorflow() -> None:
-    """Make sure that TensorFlow is installed, without importing it.
+    """Check that TensorFlow is installed, without importing it.
 
     Raises:
         ConfigError: If it is not.
@@ -25,14 +25,14 @@ def require_tensorflow() -> None:
 
 
 def run(config: JobConfig, cluster: Cluster, task: Task, is_new_dir: bool, on_built: Callable[[], None]) -> None:
-    """Be one task of a cluster until the job is done.
+    """Run one task of a cluster until the job is done.
 
     Args:
         config: The job.
         cluster: The cluster.
         task: The task.
-        is_new_dir: Whether ``--model_dir`` was made for this process, as none was given.
-        on_built: Called when a worker has built its graphs, before it meets the others.
+        is_new_dir: Whether ``--model_dir`` was made for this process, because none was given.
+        on_built: Called when a worker has built its graphs, before it meets the other tasks.
 
     Raises:
         TfpsError: See the classes of ``tfps.errors``; a failed chief has written ``summary.json``.
@@ -46,7 +46,7 @@ def run(config: JobConfig, cluster: Cluster, task: Task, is_new_dir: bool, on_bu
 
 
 def _ps(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # a PS would take all the memory of the workers' GPUs
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # else a PS would take all the memory of the workers' GPUs
     _set_up_memory(cluster, task)
     tensorflow_import.load_v1()
     from tfps.runtime.training import parameter_server  # noqa: PLC0415
@@ -82,7 +82,7 @@ def _worker(
 
 
 def _set_up_memory(cluster: Cluster, task: Task) -> None:
-    """Set up the heap before TensorFlow's threads are there, each of which would take one of its own."""
+    """Set up the heap before TensorFlow starts its threads, because each of them would create another heap."""
     if malloc.keep_freed(heaps=thread_count.pool_sizes(cluster, task, overlap=True)[0] or 1):
         malloc.ask_for_large_pages()
 

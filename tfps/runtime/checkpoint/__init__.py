@@ -1,1 +1,1 @@
-"""Checkpoints: complete, or not there at all; and whose directory they are in."""
+"""Checkpoints, which are either complete or not there, and the ownership of their directory."""

@@ -1,4 +1,4 @@
-"""Do something beside training, and hear of what goes wrong there."""
+"""Run a task beside training, and raise its errors later."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -8,25 +8,25 @@ from tfps.runtime.process.thread_pool import ThreadPool
 
 
 class BackgroundThread:
-    """Does one thing at a time in a thread of its own; what goes wrong there is raised where somebody looks."""
+    """Run one task at a time in a separate thread; ``is_idle`` and ``wait`` raise what it raised."""
 
     def __init__(self) -> None:
         self._pool: ThreadPool[Any] = ThreadPool("save")
         self._under_way: Future[Any] | None = None
 
     def start(self, act: Callable[[], Any]) -> None:
-        """Do something; only when nothing is under way."""
+        """Start a task; call this only when none is running."""
         self._under_way = self._pool.submit(act)
 
     def is_idle(self) -> bool:
-        """Return whether nothing is under way; raises what the last thing raised."""
+        """Return whether no task is running; raise what the last one raised."""
         idle = self._under_way is None or self._under_way.done()
         if idle:
             self.wait()
         return idle
 
     def wait(self) -> None:
-        """Wait until nothing is under way; raises what the last thing raised."""
+        """Wait until no task is running; raise what the last one raised."""
         last, self._under_way = self._under_way, None
         if last is not None:
             last.result()

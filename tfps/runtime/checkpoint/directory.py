@@ -1,16 +1,16 @@
-"""What ``--model_dir`` holds, and how a checkpoint comes into it: whole, or not at all. Does not import TensorFlow.
+"""The contents of ``--model_dir``, and how a checkpoint is published in it: whole, or not at all.
 
-A checkpoint is there when its index is. It is brought in so:
+A checkpoint exists when its index exists. It is published in these steps:
 
-1. All is written in a directory of its own below ``--model_dir``, and flushed: the data, the index, the manifest, and
-   the next ``checkpoint`` state file.
-2. The data files are renamed to where they belong; then the manifest.
-3. The index is renamed: now there is a checkpoint.
-4. The state file is renamed, which TensorFlow's own tools read. What is too old is deleted, each index first.
+1. Everything is written to a separate directory below ``--model_dir``, and flushed: the data, the index, the manifest,
+   and the next ``checkpoint`` state file.
+2. The data files are renamed to their final names, and then the manifest.
+3. The index is renamed. From now on, the checkpoint exists.
+4. The state file, which TensorFlow's own tools read, is renamed. Old checkpoints are deleted, each index first.
 
-The state file is written last in 1. and renamed last: while it is in that directory, all of the checkpoint is on the
-disk, here or there. So the next chief brings in the rest if one was killed meanwhile; even where a checkpoint of the
-same step had to go first, one is whole at any time. A chief that was killed earlier has left nothing of use.
+The state file is written last in step 1 and renamed last. While it is in that directory, all of the checkpoint is on
+the disk, here or there. If a chief was killed then, the next one publishes the rest. One checkpoint is whole at any
+time, even if one of the same step is removed first. A chief killed earlier left nothing of use. Imports no TensorFlow.
 """
 
 import contextlib
@@ -32,22 +32,22 @@ from tfps.runtime.checkpoint.manifest import INDEX, MANIFEST, file_of, listed, p
 
 BASE = "model.ckpt"
 _STATE, _WRITTEN, _STAGING = "checkpoint", "checkpoint.written", ".saving-"
-_NO_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # as of shared folders of virtual machines, and FUSE
+_NO_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # raised by shared folders of virtual machines, and by FUSE
 _NAME = re.compile(r"model\.ckpt-(\d+)\.(index|manifest\.json|data-\d{5}-of-\d{5})")
 
-_BEGAN = time.monotonic()  # this process
+_BEGAN = time.monotonic()  # when this process started
 
 log = logging.getLogger(__name__)
 
 
 def list_checkpoints(model_dir: str | None) -> list[str]:
-    """Return the paths of a directory's checkpoints, by their steps, the newest last; some may be damaged.
+    """Return the paths of a directory's checkpoints in the order of their steps; some may be damaged.
 
-    The files count, not the ``checkpoint`` state file: a damaged one must not send a job back to step 0. Nor must a
-    lost index: what is left of its checkpoint counts, too.
+    The files count, not the ``checkpoint`` state file: a damaged one must not send a job back to step 0. Neither must a
+    lost index, so the remaining files of its checkpoint count, too.
 
     Raises:
-        StorageError: If there is a directory that cannot be read.
+        StorageError: If the directory exists and cannot be read.
     """
     if not model_dir:
         return []
@@ -58,7 +58,7 @@ def list_checkpoints(model_dir: str | None) -> list[str]:
 
 
 def _names(directory: str | Path) -> Sequence[str]:
-    """Return what a directory holds; nothing if it is not there, or not any more."""
+    """Return the names in a directory; none if it does not exist, or no longer does."""
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -68,13 +68,13 @@ def _names(directory: str | Path) -> Sequence[str]:
 
 
 def _stagings(model_dir: str) -> Sequence[Path]:
-    """Return the directories in which a checkpoint is being saved, or was when the chief was killed; no links."""
+    """Return the directories in which a checkpoint is saved now, or was when the chief was killed; no links."""
     found = [Path(model_dir) / name for name in _names(model_dir) if name.startswith(_STAGING)]
     return [path for path in found if not path.is_symlink()]
 
 
 def _unfinished(staged: Path) -> Sequence[int]:
-    """Return the step that is saved in such a directory while its index has yet to be renamed."""
+    """Return the step that is saved in a staging directory, as long as its index has not been renamed."""
     return [int(found[1]) for name in _names(staged) if (found := _NAME.fullmatch(name)) and found[2] == INDEX]
 
 
@@ -84,15 +84,15 @@ def path_of(model_dir: str | Path, step: int) -> str:
 
 
 def step_in(path: str) -> int:
-    """Return the step that is a checkpoint's name."""
+    """Return the step in a checkpoint's name."""
     return int(path.rpartition("-")[2])
 
 
 def ended(config: JobConfig) -> bool:
-    """Return whether the job has come to its end, and not long ago, as its summary says.
+    """Return whether the job's summary reports that the job ended, and not long ago.
 
-    A task that was lost near the end of its job and is started again finds nobody. One that is started for the first
-    time, after that end, is of another run, which goes on if there is something left to train.
+    A task that was lost near the end of its job and then restarted finds no other task. A task that is started for the
+    first time after that end belongs to another run, which continues if there is something left to train.
     """
     path = Path(config.model_dir or ".") / SUMMARY
     summary = read_json(path) if config.model_dir else None
@@ -102,12 +102,12 @@ def ended(config: JobConfig) -> bool:
     is_later = age_secs > time.monotonic() - _BEGAN and not os.environ.get(STARTED_AGAIN)
     if is_later and int(summary.get("global_step") or 0) < config.max_steps:
         return False
-    is_there = os.path.isfile(file_of(str(summary.get("checkpoint")), INDEX))  # else it is to begin again
+    is_there = os.path.isfile(file_of(str(summary.get("checkpoint")), INDEX))  # else the job has to start again
     return is_there and age_secs < config.patience_secs
 
 
 def select_checkpoint(config: JobConfig) -> str:
-    """Return the checkpoint that ``--checkpoint_path`` means, or the newest whole one in ``--model_dir``.
+    """Return the checkpoint that ``--checkpoint_path`` names, or the newest intact one in ``--model_dir``.
 
     Raises:
         CheckpointError: If there is none.
@@ -132,10 +132,10 @@ def select_checkpoint(config: JobConfig) -> str:
 
 
 class Finder:
-    """Finds the newest whole checkpoint of a directory, any number of times: each is read once, and told once.
+    """Find the newest intact checkpoint of a directory, any number of times; read and report each one only once.
 
     Attributes:
-        damaged: Those that were passed over, with what is wrong.
+        damaged: The checkpoints that were skipped, with the damage of each.
     """
 
     def __init__(self, model_dir: str | None) -> None:
@@ -144,7 +144,7 @@ class Finder:
         self.damaged: dict[str, str] = {}
 
     def newest(self) -> str | None:
-        """Return the newest whole checkpoint's path, ``None`` if there is none."""
+        """Return the path of the newest intact checkpoint, or ``None`` if there is none."""
         self.damaged = {}
         for path in reversed(list_checkpoints(self._dir)):
             why = self._problem(path)
@@ -157,13 +157,13 @@ class Finder:
         key = path, _written(path)
         if key not in self._known:
             self._known[key] = why = problem(path)
-            if why is not None and path in list_checkpoints(self._dir):  # it may have been deleted meanwhile
+            if why is not None and path in list_checkpoints(self._dir):  # else it was deleted while it was read
                 warn_about_damage(path, why)
         return self._known[key]
 
 
 def _written(path: str) -> int:
-    """Return a time in ns that differs when a step has been saved anew; 0 without an index."""
+    """Return a time in ns that changes when a step is saved again; 0 without an index."""
     try:
         return file_of(path, INDEX).stat().st_mtime_ns
     except OSError:
@@ -171,12 +171,12 @@ def _written(path: str) -> int:
 
 
 def warn_about_damage(path: str, why: str) -> None:
-    """Log that a checkpoint is passed over."""
+    """Log that a damaged checkpoint is skipped."""
     log.warning("checkpoint %s is damaged: %s. The one before it is looked at.", path, why)
 
 
 def warn_about_state_file(model_dir: str | None) -> None:
-    """Log it if the ``checkpoint`` state file is damaged; nothing depends on it here."""
+    """Log a warning if the ``checkpoint`` state file is damaged; nothing here depends on it."""
     path = Path(model_dir or "") / _STATE
     if not model_dir or not os.path.isfile(path):
         return
@@ -185,7 +185,7 @@ def warn_about_state_file(model_dir: str | None) -> None:
 
 
 def sealed(model_dir: str | None) -> Sequence[str]:
-    """Return the checkpoints that are all on the disk, and not in their places: the job was lost as it saved them."""
+    """Return the checkpoints that are fully on the disk but not in place, because the job was lost as it saved them."""
     return [path for staged in _stagings(model_dir or "") for path in _sealed(staged)] if model_dir else []
 
 
@@ -204,7 +204,7 @@ def _state_problem(path: Path) -> str | None:
 
 
 def no_intact_checkpoint(model_dir: str | None, damaged: Mapping[str, str]) -> CheckpointError:
-    """Return the error that there are checkpoints, and none can be used."""
+    """Return the error that there are checkpoints but none can be used."""
     told = ", ".join(f"{Path(path).name} ({why})" for path, why in damaged.items())
     return CheckpointError(
         f"--model_dir={show(model_dir or '', 200)} holds no whole checkpoint: {told}. "
@@ -213,10 +213,10 @@ def no_intact_checkpoint(model_dir: str | None, damaged: Mapping[str, str]) -> C
 
 
 def stage(model_dir: str) -> Path:
-    """Return a new directory in which to save ``model.ckpt``; what a killed chief has left is brought in, or deleted.
+    """Return a new directory in which to save ``model.ckpt``; first publish or delete what a killed chief has left.
 
     Raises:
-        StorageError: If ``--model_dir`` is not there, and cannot be made.
+        StorageError: If ``--model_dir`` does not exist and cannot be created.
         OSError: If it cannot be written.
     """
     make_dir(Path(model_dir))
@@ -227,31 +227,31 @@ def stage(model_dir: str) -> Path:
 
 
 def publish(staged: Path, path: str, kept: Sequence[str], partial_updates: int = 0) -> None:
-    """Bring in the checkpoint that was saved in a directory of ``stage``; what there is of the same step goes first.
+    """Publish the checkpoint that was saved in a directory of ``stage``; first remove files of the same step.
 
     Args:
         staged: The directory.
-        path: What the checkpoint is to be.
-        kept: The checkpoints, in the order of their steps, that there are to be then; this is the last.
+        path: The final path of the checkpoint.
+        kept: The checkpoints to exist afterwards, in the order of their steps; the last is this one.
         partial_updates: See ``manifest.seal``.
 
     Raises:
-        OSError: If that fails; what was sealed then is brought in by the next ``stage``, or the next chief.
-        StorageError: If the checkpoint is in its place, and only the state file is not.
+        OSError: If that fails; a checkpoint that was sealed is published by the next ``stage``, or the next chief.
+        StorageError: If the checkpoint is in place, and only the state file is not.
     """
     final = Path(path)
     for file in list(staged.glob(f"{BASE}.*")):
         os.replace(file, staged / file.name.replace(BASE, final.name, 1))
     seal(staged / final.name, partial_updates)
     write_flushed(staged / _WRITTEN, _state(kept))
-    os.replace(staged / _WRITTEN, staged / _STATE)  # all of it, or none: there may be no room
+    os.replace(staged / _WRITTEN, staged / _STATE)  # in one step, as the disk may have been full while writing
     _bring_in(staged, path)
 
 
 def _bring_in(staged: Path, path: str) -> None:
-    """Move the files of a checkpoint to where they belong, or those that are not there yet."""
+    """Move the files of a checkpoint that are not yet in place."""
     sealed, model_dir = staged / Path(path).name, staged.parent
-    if file_of(sealed, MANIFEST).exists():  # else only the index is left to move
+    if file_of(sealed, MANIFEST).exists():  # else only the index and the state file remain
         files = [file_of(sealed, suffix) for suffix in listed(file_of(sealed, MANIFEST)) if suffix != INDEX]
         waiting = [file for file in files if file.exists()]
         remove(path, keep={file.name for file in files} - {file.name for file in waiting})
@@ -269,14 +269,14 @@ def _bring_in(staged: Path, path: str) -> None:
 
 
 def _state(kept: Sequence[str]) -> str:
-    """Return a state file as TensorFlow's own, a CheckpointState, with names relative to its directory."""
+    """Return the text of a state file like TensorFlow's (a CheckpointState), with names relative to its directory."""
     names = [Path(path).name for path in kept]
     lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
     return "\n".join(lines) + "\n"
 
 
 def mend_state(kept: Sequence[str]) -> None:
-    """Write the state file, if it does not name the last of some checkpoints: TensorFlow's own tools read nothing else.
+    """Write the state file if it does not name the last of ``kept``: TensorFlow's own tools read nothing else.
 
     Raises:
         StorageError: If it cannot be written.
@@ -289,7 +289,7 @@ def mend_state(kept: Sequence[str]) -> None:
 
 
 def _flush(directory: Path) -> None:
-    """Bring the names in a directory to the disk, where the file system can."""
+    """Flush the names in a directory to the disk, where the file system supports it."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -301,37 +301,37 @@ def _flush(directory: Path) -> None:
 
 
 def discard_staging(staged: Path) -> None:
-    """Delete a directory of ``stage``, unless a checkpoint is in it that is sealed and in no other place."""
+    """Delete a directory of ``stage``, unless it holds the only copy of a sealed checkpoint."""
     with contextlib.suppress(OSError, StorageError):
         if _sealed(staged):
             return
-        (staged / _STATE).unlink(missing_ok=True)  # first of all: so it is not taken for sealed when half is gone
+        (staged / _STATE).unlink(missing_ok=True)  # first: otherwise a half-deleted directory would count as sealed
         for path in [path_of(staged.parent, step) for step in _unfinished(staged)]:
-            if not file_of(path, INDEX).exists():  # else it was not reached: this is an earlier checkpoint
+            if not file_of(path, INDEX).exists():  # else publishing had not started, and this is an earlier checkpoint
                 remove(path)
     shutil.rmtree(staged, ignore_errors=True)
 
 
 def _sealed(staged: Path) -> Sequence[str]:
-    """Return the checkpoint that has yet to be brought in from a directory, all of it being on the disk."""
+    """Return the checkpoint in a directory that is fully on the disk and not yet published."""
     if not (staged / _STATE).exists():
         return []
     return [path_of(staged.parent, step) for step in _unfinished(staged)]
 
 
 def recover_staging(model_dir: str) -> None:
-    """Bring in the checkpoint that a killed chief had got to the disk, and delete what else it has left of a save.
+    """Publish the checkpoint that a killed chief had fully written, and delete the rest of its save.
 
     Raises:
-        OSError: If it cannot be brought in.
+        OSError: If it cannot be published.
     """
     for staged in _stagings(model_dir):
         for path in _sealed(staged):
             try:
                 _bring_in(staged, path)
-            except ValueError:  # the manifest is damaged: nothing is known of the other files
+            except ValueError:  # the manifest is damaged, so nothing is known of the other files
                 (staged / _STATE).unlink()
-            except StorageError as error:  # the checkpoint is there: it can be gone on from
+            except StorageError as error:  # only the state file failed, so the job can continue from the checkpoint
                 log.info("%s", error)
             else:
                 log.info("brought in %s, which was saved when the chief was lost", path)
@@ -339,7 +339,7 @@ def recover_staging(model_dir: str) -> None:
 
 
 def remove(path: str, keep: Collection[str] = ()) -> None:
-    """Delete a checkpoint, but for some of its files: first of all its index, so that nothing else takes it for one."""
+    """Delete a checkpoint except some files; delete its index first, so that no reader takes the rest for one."""
     others = Path(path).parent.glob(f"{Path(path).name}.data-*")
     for file in [file_of(path, INDEX), *others, file_of(path, "meta"), file_of(path, MANIFEST)]:
         if file.name not in keep:

@@ -1,4 +1,4 @@
-"""The clock of the file system that a directory is on, from which a host's may differ. Does not import TensorFlow."""
+"""The clock of the file system that holds a directory; a host's may differ from it. Does not import TensorFlow."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ _PREFIX = ".tfps-clock-"
 
 
 def now(directory: str | Path) -> float:
-    """Return the present time as files in a directory are stamped; this host's where nothing can be written.
+    """Return the present time by which files in a directory are stamped, or this host's if nothing can be written.
 
     Returns:
         Seconds since 1970.

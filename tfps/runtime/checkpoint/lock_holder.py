@@ -1,4 +1,4 @@
-"""Who holds a ``--model_dir``, and whether that process still lives; see ``ownership``. Does not import TensorFlow."""
+"""The holder of a ``--model_dir``, and whether its process lives; see ``ownership``. Does not import TensorFlow."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ from tfps.runtime.process.process_identity import ancestors, lives, machine, sta
 OWNER = ".chief"
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 _DEAD_AFTER_SECS = 20.0
-_ORPHANED_SECS = 15.0  # more than a task has to save when its launcher has gone
+_ORPHANED_SECS = 15.0  # longer than a task may take to save after its launcher has gone
 _POLL_SECS = 0.1
 
 log = logging.getLogger(__name__)
@@ -27,18 +27,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a directory.
+    """The holder of a directory.
 
     Attributes:
-        id: Of this claim.
-        job: Of the run that it is for: chiefs of one run that take over from each other have the same.
-        host: Its host's name.
-        pid: Its process.
-        machine: Where the process id counts; empty if that is not known.
-        started: When the process was started, in the kernel's own count.
+        id: The id of this claim.
+        job: The id of the run; chiefs of one run that take over from each other share it.
+        host: The name of its host.
+        pid: Its process id.
+        machine: Where the process id is valid; empty if that is not known.
+        started: When its process started, in the kernel's own count.
         hosts: The addresses of the job's tasks.
         since: When it took the directory, in seconds since 1970.
-        inode: The directory's: a copy of it is not held.
+        inode: The inode of the directory; a copy of the directory has another, and is not held.
         ancestors: The processes that had started it; see ``process_identity.ancestors``.
     """
 
@@ -63,14 +63,14 @@ class Holder:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was found in a directory: its holder, and when that has renewed it, by the file system's clock."""
+    """The holder found in a directory, and when it last renewed its claim, by the file system's clock."""
 
     holder: Holder
     renewed: float
 
 
 def look(model_dir: str) -> Seen | None:
-    """Return who holds a directory; ``None`` if nobody does.
+    """Return the holder of a directory; ``None`` if there is none.
 
     Raises:
         StorageError: If that cannot be read.
@@ -79,7 +79,7 @@ def look(model_dir: str) -> Seen | None:
     if is_no_file(path):
         raise StorageError(f"--model_dir: {path} cannot be read: it is not a regular file. Delete it.")
     try:
-        with open(path, "rb") as file:  # opened, as NFS looks up what is new then
+        with open(path, "rb") as file:  # open it, because NFS looks for newer contents only then
             return Seen(parsed(file.read()), os.fstat(file.fileno()).st_mtime)
     except OSError as error:
         if error.errno in GONE:
@@ -88,15 +88,15 @@ def look(model_dir: str) -> Seen | None:
 
 
 def is_no_file(path: Path) -> bool:
-    """Return whether what is there is no regular file: to open or to read another, as a FIFO, may take for ever."""
+    """Return whether something other than a regular file is there: opening or reading a FIFO may block forever."""
     try:
         return not stat.S_ISREG(path.stat().st_mode)
-    except OSError:  # to open it tells why
+    except OSError:  # opening it reports why
         return False
 
 
 def parsed(text: bytes) -> Holder:
-    """Return what an owner's file says; an older release's, or a damaged one, is its own id."""
+    """Return the holder in an owner's file; a damaged file, or one of an older release, becomes the holder's id."""
     try:
         told = json.loads(text)
         known = {name: told[name] for name in Holder.__dataclass_fields__}
@@ -107,14 +107,15 @@ def parsed(text: bytes) -> Holder:
 
 
 def this_process(holder: Holder) -> Holder:
-    """Return a holder as this process, from now on."""
+    """Return a copy of a holder as this process, starting now."""
     host, pid = socket.gethostname(), os.getpid()
     mine: dict[str, Any] = {"machine": machine(), "started": started(pid) or "", "ancestors": ancestors(pid)}
     return replace(holder, host=host, pid=pid, since=time.time(), **mine)
 
 
 def is_dead(model_dir: str, seen: Seen) -> bool:
-    """Return whether a holder is dead; waits until that is known."""
+    """Return whether a holder is dead; wait until that is known."""
+    # On this machine, a holder lives if its process does, and it holds this directory and not one it was copied from.
     if (known := is_here(seen.holder)) is not None:
         return not (known and seen.holder.inode in (0, place_of(model_dir)[1]) and not _orphan_ends(seen.holder))
     silent_secs = max(file_clock.now(model_dir) - seen.renewed, 0.0)
@@ -137,7 +138,7 @@ def _orphan_ends(holder: Holder) -> bool:
 
 
 def place_of(model_dir: str) -> tuple[int, int]:
-    """Return which file system a directory is on, and which one of these it is, its inode; zeros if there is none."""
+    """Return a directory's file system (device) and inode; zeros if there is no such directory."""
     try:
         found = os.stat(model_dir)
     except OSError:
@@ -146,12 +147,12 @@ def place_of(model_dir: str) -> tuple[int, int]:
 
 
 def is_here(holder: Holder) -> bool | None:
-    """Return whether a holder on this machine lives; ``None`` if it is on another, or that is not known."""
+    """Return whether a holder on this machine lives; ``None`` if it is on another machine, or that is not known."""
     return lives(holder.pid, holder.started) if holder.machine and holder.machine == machine() else None
 
 
 def is_silent(model_dir: str, seen: Seen, secs: float) -> bool:
-    """Return whether a directory is not renewed for some time, or its holder leaves it meanwhile."""
+    """Return whether a directory's claim is not renewed for ``secs``, or its holder leaves it in that time."""
     deadline = time.monotonic() + secs
     while (now := look(model_dir)) == seen and time.monotonic() < deadline:
         time.sleep(_POLL_SECS)

@@ -1,8 +1,8 @@
 """Checkpoints in TensorFlow's own format: ``MODEL_DIR/model.ckpt-STEP``, plain variable names, the last five kept.
 
-Any TensorFlow reads them (``tf.train.load_checkpoint``), whatever the number of PS: slices of a split variable are
-stored under its one name. Who writes the values is told in ``sharded_saver``, how a checkpoint is brought in whole in
-``directory``.
+Every TensorFlow can read them (``tf.train.load_checkpoint``), whatever the number of PS: slices of a split variable are
+stored under one name. ``sharded_saver`` describes which task writes the values, and ``directory`` how a checkpoint is
+published whole.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def step_of(path: str) -> int:
-    """Return the global step that a checkpoint was saved at."""
+    """Return the global step at which a checkpoint was saved."""
     try:
         return _step_of(path)
     except (tf.errors.OpError, ValueError) as error:
@@ -48,7 +48,7 @@ def _step_of(path: str) -> int:
 
 
 def check_name(path: str, step: int) -> None:
-    """Make sure that a checkpoint is of the step in its name: saves, and what is deleted, go by that.
+    """Check that a checkpoint is of the step in its name, because saving and deleting rely on the name.
 
     Raises:
         CheckpointError: If it is not.
@@ -60,7 +60,7 @@ def check_name(path: str, step: int) -> None:
 
 @contextlib.contextmanager
 def _no_pattern(path: str) -> Iterator[str]:
-    """Yield a path by which TensorFlow finds a checkpoint: it takes ``*``, ``?`` and ``[`` in one for a pattern."""
+    """Yield a path by which TensorFlow finds a checkpoint: it reads ``*``, ``?`` and ``[`` in a path as a pattern."""
     folder, name = os.path.split(path)
     if not re.search(r"[*?\[\\]", folder):
         yield path
@@ -72,17 +72,17 @@ def _no_pattern(path: str) -> Iterator[str]:
 
 
 def restore(session: Session, path: str, saver: Any) -> None:
-    """Give the saved variables of a graph a checkpoint's values.
+    """Give the saved variables of a graph the values of a checkpoint.
 
     Raises:
-        CheckpointError: If it is damaged, or holds other variables or shapes than the model's.
+        CheckpointError: If it is damaged, or its variables or shapes differ from the model's.
     """
     if why := _damage(session, path, saver):
         raise CheckpointError(f"checkpoint {path} is damaged: {why}. Give another one: --checkpoint_path.")
 
 
 def _damage(session: Session, path: str, saver: Any) -> str | None:
-    """Restore a checkpoint; returns why that cannot be done, if it is damaged."""
+    """Restore a checkpoint; return why that is impossible if it is damaged."""
     try:
         with _no_pattern(path) as plain:
             misfits = _misfits(session.graph, plain)
@@ -103,7 +103,7 @@ def _damage(session: Session, path: str, saver: Any) -> str | None:
 
 
 def _misfits(graph: Graph, path: str) -> list[str]:
-    """Return how a graph's variables differ from a checkpoint's; to restore another shape would be no error."""
+    """Return how a graph's variables differ from a checkpoint's; TensorFlow restores another shape without error."""
     saved = tf.train.load_checkpoint(path).get_variable_to_shape_map()
     found = []
     for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
@@ -122,16 +122,16 @@ def _message(error: Exception) -> str:
 
 
 class CheckpointManager:
-    """Saves a training session now and then; the chief has one. Make it while the training graph is the default.
+    """Save a training session regularly. Only the chief has one. Make it while the training graph is the default one.
 
     Args:
-        model_dir: Where to; ``None`` for nowhere.
-        every_secs: How often.
-        snapshot: The variables' values; by default all are read as they are, while no update comes.
-        owner: Knows whether the directory is still this chief's.
+        model_dir: The directory to save in; ``None`` to save nothing.
+        every_secs: Seconds between two saves.
+        snapshot: The variables' values; by default all are read as they are, while no update arrives.
+        owner: Knows whether the directory still belongs to this chief.
 
     Attributes:
-        newest: The newest checkpoint that is known; not read yet, if an earlier run has left it.
+        newest: The newest known checkpoint; not read yet if it is from an earlier run.
     """
 
     def __init__(
@@ -142,12 +142,12 @@ class CheckpointManager:
         self._savers = ShardedSaver(snapshot)
         self._one_at_a_time = threading.Lock()
         self._whole: dict[str, bool] = {}
-        self._at_rest: set[str] = set()  # of others, some variables may be of an earlier step than their names say
+        self._at_rest: set[str] = set()  # in other checkpoints, some variables may be of an earlier step
         self.newest = next(reversed(directory.list_checkpoints(model_dir)), None)
 
     @property
     def others(self) -> Sequence[str]:
-        """The checkpoints that are there and were neither saved here nor gone on from."""
+        """The checkpoints in the directory that were neither saved here nor tried by ``resume``."""
         return [path for path in directory.list_checkpoints(self._dir) if path not in self._whole]
 
     def _check_claim(self) -> None:
@@ -155,24 +155,24 @@ class CheckpointManager:
             self._owner.check()
 
     def make_due(self) -> None:
-        """Let it be time to save."""
+        """Make the next save due now."""
         self._next = 0.0
 
     def resume(self, session: Session) -> str | None:
-        """Give the variables the values of the newest whole checkpoint; returns its path, ``None`` if there is none.
+        """Give the variables the values of the newest intact checkpoint; return its path, ``None`` if there is none.
 
         Raises:
-            CheckpointError: If it is another model's; or if there are checkpoints, and none is whole.
+            CheckpointError: If it is another model's, or if there are checkpoints and none is intact.
         """
         self.newest, damaged = None, {}
         if self._dir:
-            with contextlib.suppress(OSError):  # the next save tries again, and tells
+            with contextlib.suppress(OSError):  # the next save tries again, and reports it
                 directory.recover_staging(self._dir)
         directory.warn_about_state_file(self._dir)
         for path in reversed(directory.list_checkpoints(self._dir)):
             why = self._tried(session, path)
             if why is not None:
-                time.sleep(_AGAIN_SECS)  # what cannot be read for a moment is not damaged
+                time.sleep(_AGAIN_SECS)  # a file that is unreadable for a moment is not damaged
                 why = self._tried(session, path)
             self._whole[path] = why is None
             if why is None:
@@ -186,9 +186,9 @@ class CheckpointManager:
         return None
 
     def _tried(self, session: Session, path: str) -> str | None:
-        """Restore a checkpoint; returns why that cannot be done: its manifest names the file, TensorFlow may not."""
+        """Restore a checkpoint; return why that is impossible."""
         why = problem(path, read_data=False) or _damage(session, path, self._savers)
-        return why and (problem(path) or why)
+        return why and (problem(path) or why)  # the manifest names the damaged file, TensorFlow may not
 
     @property
     def due(self) -> bool:
@@ -196,7 +196,7 @@ class CheckpointManager:
         return time.monotonic() >= self._next
 
     def try_save(self, session: Session, global_step: Variable, at_rest: bool = True) -> None:
-        """Save; a failure is told and training goes on, with the last checkpoint still there."""
+        """Save; if that fails, log it and continue training, with the last checkpoint still there."""
         try:
             self.save(session, global_step, at_rest)
         except StorageError as error:
@@ -204,16 +204,16 @@ class CheckpointManager:
         self._next = time.monotonic() + self._every_secs
 
     def save(self, session: Session, global_step: Variable, at_rest: bool = True) -> int:
-        """Save the variables as ``model.ckpt-STEP``, unless that step is saved already; returns the step.
+        """Save the variables as ``model.ckpt-STEP``, unless that step is saved already; return the step.
 
         Args:
-            session: The chief's, or one like it.
-            global_step: What says which step it is.
-            at_rest: Whether no step is taken meanwhile. What is saved otherwise may lack, on some PS, updates that are
-                under way, and is no reason not to save that step at rest.
+            session: The chief's session, or a similar one.
+            global_step: The variable that holds the step.
+            at_rest: Whether no step is taken during the save. Otherwise the checkpoint may lack, on some PS, updates
+                that are on their way, and the same step may be saved again at rest.
 
         Raises:
-            DivergedError: If a variable holds NaN or Inf: nothing is saved, and the last good checkpoint stays.
+            DivergedError: If a variable holds NaN or Inf. Nothing is saved, and the last good checkpoint stays.
             StorageError: If the directory cannot be written.
         """
         with self._one_at_a_time:
@@ -228,20 +228,20 @@ class CheckpointManager:
             except LOST:
                 raise
             except (OSError, ValueError, tf.errors.OpError) as error:
-                self._check_claim()  # it may have been cleared away
+                self._check_claim()  # another chief may have removed the files
                 raise StorageError(f"--model_dir: {path} cannot be written: {_message(error)}") from None
             log.info("saved %s", self.newest)
             return directory.step_in(self.newest or "")
 
     def _is_saved(self, path: str) -> bool:
-        """Return whether a checkpoint is there, whole, and all of its step."""
+        """Return whether a checkpoint exists, is intact, and has all updates of its step."""
         return path in self._at_rest and self._whole[path] and problem(path, read_data=False) is None
 
     def _save(self, session: Session, model_dir: str, at_rest: bool) -> None:
-        """Save, and delete what is too old; what is saved has the step that it is of: training may go on.
+        """Save under the step of the saved values, as training may continue; then delete old checkpoints.
 
         Raises:
-            StorageError: If only the state file cannot be written, also; the checkpoint is there then.
+            StorageError: If the directory cannot be written. If only the state file cannot, the checkpoint is there.
         """
         self._check_claim()
         staged = directory.stage(model_dir)
@@ -264,20 +264,20 @@ class CheckpointManager:
     def _delete_before(self, first: str, model_dir: str) -> None:
         for old in directory.list_checkpoints(model_dir):
             if directory.step_in(old) < directory.step_in(first):
-                with contextlib.suppress(OSError):  # one too many is no failure
+                with contextlib.suppress(OSError):  # one checkpoint too many is no failure
                     directory.remove(old)
                     self._whole.pop(old, None)
                     self._at_rest.discard(old)
 
     def _kept(self, path: str) -> Sequence[str]:
-        """Return the checkpoints to keep, of which a new one is the last; those that are damaged do not count."""
+        """Return the checkpoints to keep, of which the last is the new ``path``; damaged ones do not count."""
         step = directory.step_in(path)
         earlier = [old for old in directory.list_checkpoints(self._dir) if directory.step_in(old) < step]
         return [*[old for old in earlier if self._whole.get(old, True)][1 - _KEEP :], path]
 
 
 def _published(staged: Path, path: str, kept: Sequence[str], partial_updates: int) -> StorageError | None:
-    """Bring a checkpoint in; returns why its state file could not be."""
+    """Publish a checkpoint; return why its state file could not be written, if so."""
     try:
         directory.publish(staged, path, kept, partial_updates)
     except StorageError as error:
@@ -286,7 +286,7 @@ def _published(staged: Path, path: str, kept: Sequence[str], partial_updates: in
 
 
 def _checked(saved: SaveResult) -> SaveResult:
-    """Return what was saved; raises ``DivergedError`` if a variable is not finite: the loss may not tell yet."""
+    """Return ``saved``; raise ``DivergedError`` if a variable is not finite, as the loss may not show that yet."""
     if saved.broken:
         raise DivergedError(f"{saved.broken[0]} holds NaN or Inf at step {saved.step}: try a smaller --learning_rate.")
     return saved

@@ -1,8 +1,8 @@
-"""What the files of a checkpoint were when they were written: ``model.ckpt-STEP.manifest.json``.
+"""The manifest of a checkpoint, ``model.ckpt-STEP.manifest.json``: its files' sizes and checksums when written.
 
-It holds each file's size and checksum, by what follows ``model.ckpt-STEP.`` in its name, and how many updates are in
-some variables and not in others. The checksum is CRC-32, which is fast: it is against damage, not against an attacker.
-A checkpoint without a manifest, written by plain TensorFlow, is held against its own index. Does not import TensorFlow.
+The key of a file is the part of its name after ``model.ckpt-STEP.``. The manifest also holds how many updates are in
+some variables and not in others. The checksum is CRC-32, which is fast; it protects against damage, not attackers. A
+checkpoint without a manifest, written by plain TensorFlow, is compared with its own index. Does not import TensorFlow.
 """
 
 import io
@@ -29,11 +29,11 @@ class _File(NamedTuple):
 
 
 def seal(path: Path, partial_updates: int = 0) -> None:
-    """Bring the files of a checkpoint to the disk, and write its manifest.
+    """Flush the files of a checkpoint to the disk, and write its manifest.
 
     Args:
         path: The checkpoint, without a suffix.
-        partial_updates: How many updates are in some of its variables, and not in others.
+        partial_updates: How many updates are in some of its variables and not in others.
     """
     files = [file for file in path.parent.iterdir() if file.name.startswith(f"{path.name}.")]
     told = {file.name.removeprefix(f"{path.name}."): _flushed(file)._asdict() for file in sorted(files)}
@@ -47,30 +47,30 @@ def _crc32_of(manifest: Mapping[str, Any]) -> int:
 
 
 def file_of(path: str | Path, suffix: str) -> Path:
-    """Return one of a checkpoint's files."""
+    """Return the path of one of a checkpoint's files."""
     return Path(f"{path}.{suffix}")
 
 
 def listed(manifest: Path) -> Collection[str]:
-    """Return what follows ``model.ckpt-STEP.`` in the names of the files that a manifest names.
+    """Return the part after ``model.ckpt-STEP.`` of each file name in a manifest.
 
     Raises:
-        ValueError: If it is damaged.
-        OSError: If it cannot be read.
+        ValueError: If the manifest is damaged.
+        OSError: If the manifest cannot be read.
     """
     return _parsed(read_file(manifest)).keys()
 
 
 def partial_updates(path: str) -> int:
-    """Return how many updates are in some of a checkpoint's variables and not in others, as far as is known."""
+    """Return how many updates are in some of a checkpoint's variables and not in others; 0 if that is not known."""
     try:
         return int(json.loads(read_file(file_of(path, MANIFEST))).get("partial_updates", 0))
     except (OSError, ValueError, AttributeError):
-        return 0  # of plain TensorFlow
+        return 0  # written by plain TensorFlow
 
 
 def write_flushed(path: Path, text: str) -> None:
-    """Write a file and bring it to the disk."""
+    """Write a file and flush it to the disk."""
     with open(path, "w") as file:
         file.write(text)
         file.flush()
@@ -78,7 +78,7 @@ def write_flushed(path: Path, text: str) -> None:
 
 
 def _flushed(path: Path) -> _File:
-    """Bring a file to the disk, and read it meanwhile: it is in memory still."""
+    """Flush a file to the disk, and read it at the same time, while it is still in memory."""
     with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(1) as apart:
         flushing = apart.submit(os.fsync, file.fileno())
         found = _read(file)
@@ -95,12 +95,12 @@ def _read(file: io.FileIO) -> _File:
 
 
 def problem(path: str, read_data: bool = True) -> str | None:
-    """Return what is wrong with a checkpoint, naming the file; ``None`` if it is whole, as far as can be told.
+    """Return the damage of a checkpoint, naming the file; ``None`` if it is intact, as far as can be checked.
 
     Args:
         path: The checkpoint, without a suffix.
         read_data: Whether to read the data files, too, if there is a manifest. Restoring reads them anyway, and
-            TensorFlow compares a checksum of its own then.
+            TensorFlow then compares its own checksum.
     """
     try:
         return _problem(path, read_data)
@@ -125,7 +125,7 @@ def _problem(path: str, read_data: bool) -> str | None:
 
 
 def _parsed(text: bytes) -> Mapping[str, _File]:
-    """Return what a manifest says; raises ``ValueError`` if it is none."""
+    """Return the files in a manifest; raise ``ValueError`` if it is damaged."""
     try:
         manifest = json.loads(text)
         files = {suffix: _File(**told) for suffix, told in manifest["files"].items()}

@@ -1,13 +1,13 @@
-"""Whose ``--model_dir`` is: one job's at a time, and of that job one chief's. Does not import TensorFlow.
+"""Ownership of ``--model_dir``: by one job at a time, and by one chief of that job. Does not import TensorFlow.
 
-``MODEL_DIR/.chief`` says who holds the directory. The chief writes it before it trains, renews it by its time of
-change, and deletes it when it ends. So a holder that was killed is known to be dead:
+``MODEL_DIR/.chief`` names the holder of the directory. The chief writes it before it trains, renews its modification
+time, and deletes it when it ends. So a holder that was killed is known to be dead:
 
-- on the machine that asks, where its process is gone. A machine is a boot of a kernel and a namespace of processes, for
-  containers have the same names and process ids again and again;
-- elsewhere, where the file was not renewed for 20 s, by the clock of the file system.
+- on the same machine, if its process is gone. A machine is one boot of a kernel and one namespace of processes, because
+  containers reuse the same names and process ids;
+- elsewhere, if the file was not renewed for 20 s, by the clock of the file system.
 
-Files are written under a lock, a file that only one process can make, so of two claims at the same moment one wins.
+The file is written under a lock, a file that only one process can create, so one of two simultaneous claims wins.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from tfps.runtime.checkpoint.lock_holder import (
 
 _LOCK = ".chief.lock"
 _RENEW_SECS = 2.0
-_QUIET_SECS = 6.0  # a chief of the same addresses that is silent for so long was started again here
+_QUIET_SECS = 6.0  # a chief of the same addresses that is silent for this long was restarted as this one
 _LOCK_SECS = 5.0
 
 log = logging.getLogger(__name__)
@@ -52,15 +52,15 @@ class HeldError(StorageError):
 
 
 def check(model_dir: str | None, cluster: Cluster | None = None, force: bool = False) -> None:
-    """Make sure that no other job holds a directory; nothing is written there. May take 20 s.
+    """Check that no other job holds a directory; may take 20 s, and leaves nothing there.
 
     Args:
         model_dir: The directory.
-        cluster: The cluster of the job that asks; one at these addresses is no other.
-        force: Whether to take it over in any case.
+        cluster: The cluster of the asking job; a holder at the same addresses is not another job.
+        force: Whether to take the directory over in any case.
 
     Raises:
-        HeldError: If one does.
+        HeldError: If another job holds it.
         StorageError: If that cannot be read.
     """
     seen = look(model_dir) if model_dir else None
@@ -69,7 +69,7 @@ def check(model_dir: str | None, cluster: Cluster | None = None, force: bool = F
 
 
 def is_free_for(model_dir: str | None, hosts: Sequence[str]) -> bool:
-    """Return whether nobody but a job at some addresses holds a directory."""
+    """Return whether a directory has no holder, or only a job at the addresses ``hosts``."""
     try:
         seen = look(model_dir) if model_dir else None
     except StorageError:
@@ -91,17 +91,17 @@ def _held(model_dir: str, holder: Holder) -> HeldError:
 
 @contextlib.contextmanager
 def _locked(model_dir: str) -> Iterator[None]:
-    """Be the only one that writes who holds a directory, for a moment.
+    """Hold the lock under which the holder of a directory is written.
 
     Raises:
-        StorageError: If nothing can be written there, or a lock that was left there cannot be deleted.
+        StorageError: If nothing can be written there, or an abandoned lock cannot be deleted.
     """
     path, since, found = Path(model_dir) / _LOCK, time.monotonic(), None
     while not _made(path):
         with contextlib.suppress(OSError):
             if (now := path.lstat().st_ino) != found:
                 found, since = now, time.monotonic()
-            elif time.monotonic() - since > _LOCK_SECS:  # who made it was killed just then
+            elif time.monotonic() - since > _LOCK_SECS:  # the process that made it was killed
                 _unlock(path)
         time.sleep(0.01)
     try:
@@ -112,7 +112,7 @@ def _locked(model_dir: str) -> Iterator[None]:
 
 
 def _unlock(path: Path) -> None:
-    """Delete a lock that was left; one that stays, as a directory does, would be waited for without end."""
+    """Delete an abandoned lock; raise if it stays, as a directory does, because the wait for it would never end."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -136,12 +136,12 @@ class Ownership:
     """One chief's hold on a directory.
 
     Attributes:
-        model_dir: The directory; ``None`` for none, which is nobody's.
+        model_dir: The directory; ``None`` for none, which has no holder.
         cluster: The chief's cluster.
-        force: Whether to take the directory over from whoever has it.
-        on_loss: Called when the directory had been removed, and was made again.
-        others: Returns the checkpoints there that this chief has neither saved nor gone on from.
-        own: What the chief writes.
+        force: Whether to take the directory over from any holder.
+        on_loss: Called after the directory was removed, and then recreated by this chief.
+        others: Returns the checkpoints there that this chief has neither saved nor tried to resume from.
+        own: The claim that the chief writes.
         error: Why the chief has to end, once another has taken the directory.
     """
 
@@ -157,13 +157,13 @@ class Ownership:
     _claimed: bool = False
     _known: bool = False
     _told: bool = False
-    _place: tuple[int, int] | None = None  # device and inode: which directory it is, whatever its name
+    _place: tuple[int, int] | None = None  # device and inode, which identify the directory whatever its name
 
     def claim(self, job: str = "") -> None:
-        """Take the directory, and keep it: from now on no chief saves there that has claimed it before.
+        """Take the directory and keep it; from now on, no chief that claimed it before saves there.
 
         Args:
-            job: The ``Holder.job`` that this chief goes on with; its earlier chiefs are dead, or cut off.
+            job: The ``Holder.job`` that this chief continues; earlier chiefs of that job are dead, or cut off.
 
         Raises:
             HeldError: If another job holds it.
@@ -174,12 +174,12 @@ class Ownership:
         self.own = this_process(replace(self.own, job=job or self.own.job, hosts=hosts_of(self.cluster)))
         self._known = bool(job)
         if self._known:
-            self._tend()  # which tries again what cannot be written now
+            self._tend()  # tries again if nothing can be written now
         self._take(self.model_dir)
         self._tend()
 
     def _take(self, model_dir: str) -> None:
-        """Take a directory from who has it, or nobody."""
+        """Take a directory from its holder, if there is one."""
         make_dir(Path(model_dir))
         while not self._claimed:
             seen = look(model_dir)
@@ -187,7 +187,7 @@ class Ownership:
                 raise _held(model_dir, seen.holder)
             with _locked(model_dir):
                 now = look(model_dir)
-                if now is None or (seen and now.holder.id == seen.holder.id):  # else another was quicker
+                if now is None or (seen and now.holder.id == seen.holder.id):  # else another chief was faster
                     self._write(model_dir)
                     self._claimed = True
 
@@ -207,7 +207,7 @@ class Ownership:
         return holder.job == self.own.job or holder.hosts == self.own.hosts
 
     def check(self) -> None:
-        """Raise the error that another has taken the directory, if one has."""
+        """Raise an error if another chief has taken the directory."""
         if self.model_dir and self._wanted:
             self._look_after(self.model_dir)
         if self.error:
@@ -222,10 +222,10 @@ class Ownership:
         except HeldError as error:
             self.error = error
         except (OSError, StorageError):
-            return  # it is tried again
+            return  # the next renewal tries again
 
     def _compare(self, holder: Holder) -> None:
-        """See whether the directory is another's; a file that is empty is being written."""
+        """Set the error if the directory belongs to another chief; an empty file is just being written."""
         if holder.id not in (self.own.id, "") and self.error is None:
             self.error = self._taken(holder)
 
@@ -263,17 +263,17 @@ class Ownership:
             self._move(model_dir)
 
     def _move(self, model_dir: str) -> None:
-        """Hold the directory that was put in the place of the one before, as a copy of it: who asks goes by that."""
+        """Write the new inode after a copy has replaced the directory, because other chiefs compare the inode."""
         with _locked(model_dir):
             seen = look(model_dir)
             if seen and seen.holder.id == self.own.id:
                 self._write(model_dir)
 
     def _make_again(self, model_dir: str) -> None:
-        """Make the directory that is gone, unless another has made it meanwhile.
+        """Recreate the directory if it is gone, unless another chief has recreated it.
 
         Raises:
-            HeldError: If another directory has come in its place, with checkpoints of another run.
+            HeldError: If another directory took its place, with checkpoints of another run.
         """
         others = self.others() if self._place != place_of(model_dir) else ()
         if others:
@@ -294,7 +294,7 @@ class Ownership:
         self.on_loss()
 
     def release(self) -> None:
-        """Leave the directory to others."""
+        """Give the directory up for other jobs."""
         self._ended.set()
         with contextlib.suppress(OSError, StorageError):
             if self.model_dir and (seen := look(self.model_dir)) and seen.holder.id == self.own.id:

@@ -1,10 +1,10 @@
-"""Who writes the values of a checkpoint, and who reads them: each PS its own, or the chief those of all.
+"""Write and read the values of a checkpoint: each PS its own, or the chief those of all.
 
-Where the hosts share ``--model_dir`` the values need not go to the chief over the network: each PS writes a shard (a
-data file of its own), all at the same time, and the last of them makes one index of theirs
-(``tf.train.Saver(sharded=True)``); the chief reads the files once, for their checksums. That all share the directory is
-seen anew each time: every PS has to find in a file what the chief finds there. Where one does not, or the chief finds
-not all that the PS have written, the chief does it alone. To who reads it, who wrote a checkpoint makes no difference.
+If the hosts share ``--model_dir``, the values need not go to the chief over the network. Each PS writes a shard (a
+separate data file) at the same time, and the last one makes one index for all (``tf.train.Saver(sharded=True)``). The
+chief reads the files once, for their checksums. Each save checks that all share the directory: every PS has to find in
+a file what the chief wrote there. If one does not, or the chief does not find all that the PS have written, the chief
+saves alone. Readers cannot tell which task wrote a checkpoint.
 """
 
 import logging
@@ -23,24 +23,24 @@ from tfps.runtime.checkpoint.manifest import problem
 from tfps.runtime.graph.passes.snapshot import Snapshot
 from tfps.tf_types import Session
 
-_TRIES_SECS = 3.0  # to find a moment at which the same updates are on all PS
-_STUCK_SECS = 1.0  # an update that is in part for so long stays so: its worker is lost
+_TRIES_SECS = 3.0  # for finding a moment at which all PS have the same updates
+_STUCK_SECS = 1.0  # an update that is partial for this long stays so, because its worker is lost
 _PAUSE_SECS = 0.01
 _NOT_ONE_STEP = "tfps: some updates are on some PS only"
 
-LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)  # errors of a PS, not of storage
+LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)  # from a PS, not from storage
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SaveResult:
-    """What was written, or looked at.
+    """The result of a save, or of checking the variables.
 
     Attributes:
         step: The global step.
-        broken: The names of variables that hold NaN, or Inf that they may not hold.
-        partial_updates: How many updates are in some of the values, and not in others.
+        broken: The names of variables that hold NaN, or an Inf that they may not hold.
+        partial_updates: How many updates are in some of the values and not in others.
     """
 
     step: int
@@ -49,13 +49,13 @@ class SaveResult:
 
 
 class _Stuck:
-    """Which workers have an update on some PS and not on others that stays so."""
+    """Find the workers with an update that is on some PS and not on others, and stays so."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[int, bytes], float] = {}
 
     def look(self, counts: Any) -> Any:
-        """Take in the counts of updates, int64 [PS, 2, workers]; returns bool [workers]."""
+        """Add the counts of updates, int64 [PS, 2, workers]; return bool [workers], whether the update is stuck."""
         now = time.monotonic()
         seen = {(worker, counts[:, :, worker].tobytes()): now for worker in range(counts.shape[2])}
         self._since = {key: self._since.get(key, now) for key in seen}
@@ -64,7 +64,7 @@ class _Stuck:
 
 
 class ShardedSaver:
-    """Write and read the variables of a graph. Make it while that is the default.
+    """Write and read the variables of a graph. Make it while that graph is the default one.
 
     Args:
         snapshot: The variables' values.
@@ -90,22 +90,22 @@ class ShardedSaver:
         self._told = ""
 
     def look(self, session: Session) -> SaveResult:
-        """Look at the variables as ``save`` does, and write nothing."""
+        """Check the variables as ``save`` does, and write nothing."""
         return _saved(session.run(self._look))
 
     def save(self, session: Session, path: str) -> SaveResult:
-        """Write a checkpoint: of one moment of each PS, of the same updates on all of them if that can be had.
+        """Write a checkpoint of one moment on each PS, and of the same updates on all PS if that is possible.
 
         Args:
             session: One that reaches every PS.
-            path: The checkpoint, without a suffix, in a directory of its own.
+            path: The checkpoint, without a suffix, in a directory that holds nothing else.
 
         Returns:
-            What was written.
+            The step and what was found in the written values.
 
         Raises:
-            tf.errors.OpError: If that fails.
-            OSError: Likewise.
+            tf.errors.OpError: If saving fails.
+            OSError: If saving fails.
         """
         word = Path(path).with_name("word")
         word.write_text(word.parent.name)
@@ -142,11 +142,11 @@ class ShardedSaver:
         return None
 
     def restore(self, session: Session, path: str) -> None:
-        """Read a checkpoint, whoever has written it.
+        """Read a checkpoint, regardless of which task has written it.
 
         Raises:
-            tf.errors.OpError: If that fails.
-            ValueError: If there is none.
+            tf.errors.OpError: If reading fails.
+            ValueError: If there is no checkpoint.
         """
         if self._is_shared(session, Path(f"{path}.index")):
             try:
@@ -159,7 +159,7 @@ class ShardedSaver:
         self._by_chief.restore(session, path)
 
     def _is_shared(self, session: Session, file: Path) -> bool:
-        """Return whether every PS finds a file as it is here."""
+        """Return whether every PS finds the same contents in a file as this task."""
         try:
             here, found = read_file(file), session.run(self._found, {self._file: str(file)})
         except LOST:
@@ -180,7 +180,7 @@ def _saved(told: Mapping[str, Any]) -> SaveResult:
 
 
 def _unreadable(path: str) -> str | None:
-    """Return which file of a checkpoint cannot be read here, and why, if there is one."""
+    """Return which file of a checkpoint cannot be read here, and why; ``None`` if all can."""
     try:
         for file in _files(path):
             open_file(file).close()
@@ -190,7 +190,7 @@ def _unreadable(path: str) -> str | None:
 
 
 def _clear(path: str) -> None:
-    """Delete what is there of a checkpoint, which TensorFlow writes aside first."""
+    """Delete the files of a checkpoint, and the directory in which TensorFlow writes them first."""
     for file in _files(path):
         file.unlink(missing_ok=True)
     shutil.rmtree(f"{path}_temp", ignore_errors=True)

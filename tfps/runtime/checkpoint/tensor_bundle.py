@@ -1,8 +1,8 @@
-"""What the index of a checkpoint promises: how many data files there are, and how long each is at least.
+"""Read from a checkpoint's index how many data files it has, and the least size of each.
 
-TensorFlow's own format (tensorflow/core/util/tensor_bundle, tensorflow/core/lib/io/format.cc), read without
-TensorFlow, whose import takes seconds. The index is a table as LevelDB's, in blocks with a checksum each. Under the
-empty key it holds a BundleHeaderProto, under each other key a BundleEntryProto: where a tensor's bytes are.
+The format is TensorFlow's own (tensorflow/core/util/tensor_bundle, tensorflow/core/lib/io/format.cc), read without
+TensorFlow, whose import takes seconds. The index is a table like LevelDB's, in blocks with a checksum each. The empty
+key holds a BundleHeaderProto, and each other key a BundleEntryProto with the place of a tensor's bytes.
 """
 
 import functools
@@ -11,18 +11,18 @@ from collections.abc import Iterator, Sequence
 
 _FOOTER_BYTES = 48
 _MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
-_NUM_SHARDS = 1  # numbers of fields: BundleHeaderProto's,
-_SHARD_ID, _OFFSET, _SIZE = 3, 4, 5  # and BundleEntryProto's
+_NUM_SHARDS = 1  # field number in BundleHeaderProto
+_SHARD_ID, _OFFSET, _SIZE = 3, 4, 5  # field numbers in BundleEntryProto
 
 
 def data_sizes(index: bytes) -> list[int]:
-    """Return by shard how many bytes of its data file are used; 0 for one that is not needed.
+    """Return for each shard how many bytes of its data file are used; 0 if the file is not needed.
 
     Args:
-        index: What an ``.index`` file holds.
+        index: The contents of an ``.index`` file.
 
     Raises:
-        ValueError: If it is garbled; the text says what is wrong.
+        ValueError: If it is garbled; the text gives the reason.
     """
     try:
         entries = {key: _numbers(value) for key, value in _entries(index)}
@@ -36,7 +36,7 @@ def data_sizes(index: bytes) -> list[int]:
 
 
 def _entries(index: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield keys and values of a table; the last of its blocks tells where the others are."""
+    """Yield the keys and values of a table; its last block holds the places of the others."""
     footer = index[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or not footer.endswith(_MAGIC):
         raise ValueError("it does not end as an index does")
@@ -47,7 +47,7 @@ def _entries(index: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _block(index: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield keys and values of a block: a key is told by what differs from the one before."""
+    """Yield the keys and values of a block; a key is stored as its difference from the one before."""
     content = index[offset : offset + size]
     kind, checksum = struct.unpack_from("<BI", index, offset + size)
     if kind or _masked(_crc32c(content + bytes([kind]))) != checksum:
@@ -76,7 +76,7 @@ def _numbers(message: bytes) -> dict[int, int]:
 
 
 def _varints(data: bytes, at: int, count: int) -> tuple[Sequence[int], int]:
-    """Return some numbers of seven bits a byte, and where they end."""
+    """Return ``count`` numbers of seven bits per byte, and the position after them."""
     numbers = []
     for _ in range(count):
         number = shift = 0

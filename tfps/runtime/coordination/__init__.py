@@ -1,1 +1,1 @@
-"""What the tasks of a job agree on, through the parameter servers."""
+"""Agreement of a job's tasks, through the parameter servers."""

@@ -1,18 +1,18 @@
-"""What the tasks of a job have to agree on, however each was started.
+"""Check that the tasks of a job have the same terms, however each of them was started.
 
-A task that has another mode, wire or optimizer than the others builds another graph: the job would hang, or train
-something else in silence. So:
+A task with another mode, wire format or optimizer than the others builds another graph. The job would then hang, or
+train something else without a message. So:
 
-1. A PS writes the terms it was started on, as JSON, beside the job's other state (``job_state.PsState.terms``).
-2. A worker reads the terms of every PS before it joins one. Where they differ from its own it does not join: it ends
-   with every difference told or, if that PS leaves meanwhile (it was of an earlier job), as one that lost it.
+1. A PS writes its own terms, as JSON, next to the job's other state (``job_state.PsState.terms``).
+2. A worker reads the terms of every PS before it joins one. If they differ from its own, it does not join. It exits
+   with a list of all differences, or with a lost PS if that PS exits by then (it belonged to an earlier job).
 
-The addresses are no terms: one host may have many names, and who is where has been asked (``probe``). Neither is
-what each task may have for itself: paths, batch sizes, how often to save and to report.
+Addresses are not terms: one host may have many names, and ``probe`` has already checked which task is where. Options
+that may differ between tasks are not terms either: paths, batch sizes, how often to save and to report.
 
-A chief that is started again finds its own mark on the PS (``job_state``). So does one of a new job that meets the PS
-of an old one, but from another ``--model_dir``, or from one that has seen another run since: ``job.json`` there holds
-a run's id, and so does the PS. Does not import TensorFlow.
+A restarted chief finds its own mark on the PS (``job_state``). So does the chief of a new job that meets the PS of an
+old one. But it comes from another ``--model_dir``, or from one that has seen another run since: ``job.json`` there
+holds a run's id, and so does the PS. Does not import TensorFlow.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ Terms = Mapping[str, Mapping[str, Any]]
 
 
 def fingerprint(config: JobConfig, cluster: Cluster, tensorflow: str) -> str:
-    """Return what a task of a job was started on, as JSON; ``tensorflow`` is that package's version."""
+    """Return the terms of a task as JSON; ``tensorflow`` is that package's version."""
     flags = {name: getattr(config, name) for name in _FLAGS} | {"model": os.path.basename(config.model)}
     sizes = {"ps_hosts": cluster.num_ps, "worker_hosts": cluster.num_workers}
     versions = {"tfps": tfps.__version__, "TensorFlow": tensorflow}
@@ -52,7 +52,7 @@ def fingerprint(config: JobConfig, cluster: Cluster, tensorflow: str) -> str:
 
 
 def digest(model: str) -> str:
-    """Return what tells the file of a model from others; nothing of a module, or where there is no such file."""
+    """Return a hash of a model's file; empty for a module, or if there is no such file."""
     try:
         return hashlib.sha256(Path(model).read_bytes()).hexdigest() if model.endswith(".py") else ""
     except OSError:
@@ -63,13 +63,13 @@ def check(mine: str, theirs: Sequence[str], cluster: Cluster) -> None:
     """Compare a worker's terms with those of every PS.
 
     Args:
-        mine: As ``terms`` gives them.
-        theirs: Those of each PS.
+        mine: The worker's terms, from ``fingerprint``.
+        theirs: The terms of each PS.
         cluster: The cluster.
 
     Raises:
-        ConfigError: If some differ; a line for each difference.
-        PeerLostError: If they do, but the PS has left.
+        ConfigError: If some terms differ; it has a line for each difference.
+        PeerLostError: If some differ, but that PS has exited.
     """
     here = json.loads(mine)
     found: dict[tuple[str, str], list[Task]] = {}
@@ -85,14 +85,14 @@ def check(mine: str, theirs: Sequence[str], cluster: Cluster) -> None:
 
 
 def is_same(mine: str, theirs: str) -> bool:
-    """Return whether a worker's terms are a PS's; ``theirs`` is empty if it has not set them yet."""
+    """Return whether a worker's terms equal those of a PS; ``theirs`` is empty if the PS has not set them yet."""
     return bool(theirs) and not differences(json.loads(mine), json.loads(theirs))
 
 
 def differences(mine: Terms, theirs: Terms) -> list[tuple[str, str]]:
-    """Return how two tasks' terms differ: each as ``... here, ... there``, and what to do.
+    """Return how two tasks' terms differ, each as ``... here, ... there`` and how to fix it.
 
-    TensorFlow may differ in the third part of its version: of those it says itself that they are compatible.
+    TensorFlow versions may differ in their third part: TensorFlow itself documents those as compatible.
     """
     same, install = "give every task the same.", "install the same on every host."
     found = [(f"{_flag(name, a)} here, {_shown(b)}", same) for name, a, b in _unequal(mine, theirs, "flags")]
@@ -124,21 +124,21 @@ def _minor(version: str) -> list[str]:
 
 
 def new_run(model_dir: str | None, step: int = 0) -> dict[str, Any]:
-    """Return what tells a run from all others: an id, and where its results go; and when it began, at which step."""
+    """Return the identity of a new run: an id, where its results go, when it started, and at which step."""
     place = os.path.abspath(model_dir) if model_dir else ""
     return {"id": uuid.uuid4().hex, "model_dir": place, "step": step, "began": process_identity.moment()}
 
 
 def check_run(model_dir: str | None, told: str, server: str) -> None:
-    """Make sure that the variables on the PS are of the run that a chief goes on with.
+    """Check that the variables on the PS belong to the run that a chief continues.
 
     Args:
-        model_dir: The chief's; without one, and where it was lost with its ``job.json``, nothing can be told.
-        told: What that run's chief has left on the PS, as JSON; may be empty.
-        server: The PS, for people.
+        model_dir: The chief's directory. Without one, nothing can be checked; without its ``job.json``, only its path.
+        told: The identity that the run's chief stored on the PS, as JSON; may be empty.
+        server: The PS, as named in the message.
 
     Raises:
-        ConfigError: If they are of another run.
+        ConfigError: If they belong to another run.
     """
     if not told or not model_dir:
         return
@@ -157,7 +157,7 @@ def check_run(model_dir: str | None, told: str, server: str) -> None:
 
 
 def _run_in(path: Path) -> str | None:
-    """Return the run that a ``job.json`` is of; ``None`` if it is lost, or damaged."""
+    """Return the id of the run in a ``job.json``; ``None`` if the file is lost or damaged."""
     try:
         return (read_json(path) or {}).get("run")
     except CheckpointError as error:
@@ -166,7 +166,7 @@ def _run_in(path: Path) -> str | None:
 
 
 def _wait_for_leaving(cluster: Cluster, others: set[Task]) -> None:
-    """Give PS of an earlier job their time to leave; raises if one does."""
+    """Wait for the PS of an earlier job to exit; raise if one does."""
     deadline = time.monotonic() + rendezvous.LEAVING_SECS
     while time.monotonic() < deadline:
         if gone := rendezvous.missing(cluster, sorted(others)):

@@ -1,9 +1,9 @@
-"""Tell the PS that a worker has failed for good, when the worker itself has not come to it, or cannot any more.
+"""Report a worker's permanent failure to the PS when the worker did not reach them, or no longer can.
 
-A worker that has joined the PS tells them itself (``job_state``). One that fails before, as its model is wrong or its
-data is missing, or that is killed once too often, leaves PS behind that would wait for it for long, where no launcher
-and no platform ends them. So who supervises it tells them, in a process of its own. Does not import TensorFlow, but in
-that process.
+A worker that has joined the PS reports to them itself (``job_state``). Another may fail before it joins, because its
+model is wrong or its data is missing, or it may be killed once too often. The PS would wait for it for a long time
+where no launcher or platform ends them. So the supervisor of the worker reports the failure, in a separate process.
+Only that process imports TensorFlow.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ _POLL_SECS = 0.2
 
 
 def tell(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
-    """Tell the PS of a worker's job that it has failed for good; PS that do not answer soon are left alone.
+    """Report to the PS of a worker's job that it has failed permanently; skip PS that do not answer soon.
 
-    PS of another job are not told anything, nor is a job in which another process is that worker.
+    Nothing is reported to the PS of another job, or if another process now runs as that worker.
 
     Args:
-        config: The worker's.
+        config: The worker's options.
         cluster: The cluster.
         task: The worker, whose process has ended.
-        code: Its exit code.
+        code: The worker's exit code.
     """
     if probe.probe_address(cluster.address(task)).task == task:
         return
@@ -45,22 +45,22 @@ def tell(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
 
 def _tell(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # TensorFlow's words
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides TensorFlow's messages
     tensorflow_import.load_v1()
     rendezvous.bypass_proxies(os.environ, cluster)
     servers = [other for other in cluster.tasks() if other.job == "ps"]
     thread = threading.Thread(target=_tell_all, args=(config, cluster, task, code, servers), daemon=True)
     thread.start()
     thread.join(_MOST_SECS)
-    os._exit(0)  # a session may wait for ever
+    os._exit(0)  # a session may wait without end
 
 
 def _tell_all(config: JobConfig, cluster: Cluster, task: Task, code: int, servers: Sequence[Task]) -> None:
-    """Tell each PS as soon as it is there and set up; none if they are of another job."""
+    """Report to each PS as soon as it is up and initialized; stop if they belong to another job."""
     for ps in servers:
         told = None
         while told is None:
-            with contextlib.suppress(Exception):  # not set up yet, or leaving
+            with contextlib.suppress(Exception):  # not initialized yet, or exiting
                 if probe.probe_address(cluster.address(ps)).task == ps:
                     told = _told(config, cluster, task, code, ps)
             time.sleep(_POLL_SECS)
@@ -69,7 +69,7 @@ def _tell_all(config: JobConfig, cluster: Cluster, task: Task, code: int, server
 
 
 def _told(config: JobConfig, cluster: Cluster, task: Task, code: int, ps: Task) -> bool:
-    """Write minus the exit code as the worker's phase; return whether the PS is of this job, else it is not written."""
+    """Write minus the exit code as the worker's phase, if the PS is of this job; return whether it is."""
     import tensorflow.compat.v1 as tf  # noqa: PLC0415
 
     from tfps.runtime.coordination import job_state  # noqa: PLC0415
@@ -90,7 +90,7 @@ def _told(config: JobConfig, cluster: Cluster, task: Task, code: int, ps: Task) 
 
 
 def _is_of_run(config: JobConfig, task: Task, told: str) -> bool:
-    """Return whether the PS hold the run that a chief has begun; only a chief knows."""
+    """Return whether the PS hold the run that this chief's ``--model_dir`` is of; for other workers, return True."""
     try:
         compatibility.check_run(config.model_dir if task.is_chief else None, told, "")
     except TfpsError:

@@ -1,6 +1,6 @@
-"""Each worker's heartbeat on the PS, for whoever waits for it: a pulse, its step, and when that was.
+"""Each worker's heartbeat on the PS, for the tasks that wait for it: a pulse, its step, and the time of that step.
 
-It tells who lives among those who reach the PS, whether they reach each other or not.
+It shows which workers are alive and reach the PS, whether or not they reach each other.
 """
 
 import threading
@@ -19,39 +19,39 @@ _EVERY_SECS, _HEARD_SECS = 1.0, 5.0
 
 
 class Heartbeat:
-    """Beats in a thread of its own, from the first ``use`` until the process ends.
+    """Send heartbeats from a separate thread, from the first ``use`` until the process ends.
 
     Args:
-        state: The job's.
-        progress: Returns how far this process has come; ``None`` if it does not train yet.
+        state: The job's state.
+        progress: Returns the progress of this process; ``None`` if it does not train yet.
 
     Attributes:
-        before: What this worker had left here when it was lost, if it was started again.
-        forgotten: Whether a PS knows nothing of this worker's session any more.
+        before: The last heartbeat of the process that this one replaced, if this worker was restarted.
+        forgotten: Whether a PS no longer knows this worker's session.
     """
 
     def __init__(self, state: JobState, progress: Callable[[], WorkerPace | None]) -> None:
         self._state, self._progress = state, progress
         self._beat: Callable[[WorkerPace], None] | None = None
         self._pulse: Callable[[], list[int]] | None = None
-        self._pulses: dict[int, tuple[int, float]] = {}  # by worker, its last pulse, and when that was new here
+        self._pulses: dict[int, tuple[int, float]] = {}  # by worker: its last pulse, and when that arrived here
         self._heard = 0.0
         self.before = WorkerPace()
         self.forgotten = False
 
     def use(self, session: Session) -> None:
-        """Beat by this session from now on."""
+        """Send heartbeats through this session from now on."""
         first = self._beat is None
         self._beat, self._pulse = self._state.heartbeat_writer(session), self._state.pulse(session)
         if first:
             threading.Thread(target=self._keep_beating, daemon=True, name="heartbeat").start()
 
     def silent_secs(self, worker: int) -> float:
-        """Return for how long a worker has given no sign of life, as far as the PS have told."""
+        """Return for how long a worker had sent no heartbeat when the PS last answered."""
         return self._heard - self._pulses[worker][1] if worker in self._pulses else 0.0
 
     def is_heard(self) -> bool:
-        """Return whether the PS have just heard this worker, or it has not begun to beat."""
+        """Return whether the PS have just answered this worker, or it has not started to send heartbeats."""
         return self._beat is None or time.monotonic() - self._heard < _HEARD_SECS
 
     def _keep_beating(self) -> None:
@@ -60,7 +60,7 @@ class Heartbeat:
             try:
                 self._give_sign()
                 last = self._leave_step(last)
-            except (tf.errors.OpError, RuntimeError) as error:  # of a closed session, or a lost PS
+            except (tf.errors.OpError, RuntimeError) as error:  # a closed session, or a lost PS
                 self.forgotten = self.forgotten or FORGOTTEN in str(error)
             time.sleep(_EVERY_SECS)
 
@@ -74,7 +74,7 @@ class Heartbeat:
         self._heard = now
 
     def _leave_step(self, last: int) -> int:
-        """Leave the present step, if it is another than the last that was left; returns it."""
+        """Write the present step, if it differs from ``last``, and return it."""
         own = self._progress()
         if not (own and self._beat) or own.steps == last:
             return last

@@ -1,9 +1,9 @@
-"""The job's own state, held on the PS as TensorFlow resources, so that the tasks agree on the end among themselves.
+"""The job's state, held on the PS as TensorFlow resources, so that the tasks agree among themselves on the end.
 
-Each PS holds a vector with a phase for each worker; PS 0 also holds what each has done. Start-up::
+Each PS holds a vector with a phase for each worker; PS 0 also holds each worker's tally. Start-up::
 
-    ps         sets its state to zero, and says with which options it was started
-    worker     same options? (``compatibility``) -> reads who has joined which PS -> joins all PS
+    ps         sets its state to zero, and stores the options with which it was started
+    worker     same options? (``compatibility``) -> reads which PS it joined before -> joins all PS
     chief      initializes the variables (first values, or a checkpoint's) -> released = generation 0
     workers    wait until released >= 0 -> train
 
@@ -12,36 +12,36 @@ The end:
 1. In ``async``, a worker that has drawn all tickets is IDLE until ``max_steps`` updates are applied: another worker may
    be lost, or have no more input, while it holds a ticket. When no other worker is RUNNING, the first IDLE one takes
    those steps. The chief is EXHAUSTED when its own input has ended, and waits for the others.
-2. A worker that is done (or told to stop) writes DONE (or STOPPED) on every PS, and leaves. The chief does so last,
+2. A worker that is done (or asked to stop) writes DONE (or STOPPED) on every PS, and exits. The chief does so last,
    when the final checkpoint, the evaluation and the summary are written. A worker that cannot continue, and could not
    after a restart either, writes minus its exit code.
-3. A PS leaves when every worker is DONE, or one has failed.
+3. A PS exits when every worker is DONE, or one has failed.
 
 A worker that finds that it has joined before was restarted, by a platform or a person. If it has joined every PS, the
 PS hold everything, and no step is lost:
 
 - Where no worker waits for another (``async``; before the first step; all others are DONE), it continues alone.
-- In ``sync`` the others wait for what the lost worker took along, so all workers restart together::
+- In ``sync`` the others wait for what the lost worker held, so all workers restart together::
 
       restarted worker   generation += 1 on PS 0
-      every worker       reads the generation now and then -> interrupts its step -> arrived[i] = generation
+      every worker       checks the generation regularly -> interrupts its step -> arrived[i] = generation
       chief              all RUNNING workers have arrived -> lets the update finish that has started
-                         -> clears what interrupted steps have left -> released = generation
+                         -> clears the remains of interrupted steps -> released = generation
       every worker       continues at the present step
 
-  A worker that is lost meanwhile requests the next restart.
+  A worker that is lost during a restart requests the next one.
 
 If it has joined only some PS, the others were restarted and lack their variables. If the chief was lost in an update
 that one PS had finished and another had not, the variables are of two steps. Then the job has to restart from its
-checkpoint: the worker sets ``aborted`` on the PS that it had joined, and exits; so does everyone who misses a PS then.
-The platform restarts them all, and nobody has joined.
+checkpoint: the worker sets ``aborted`` on the PS that it had joined, and exits. Every task that then misses a PS exits,
+too. The platform restarts them all, and no worker has joined.
 
-A process that was taken for lost may come back when it was replaced (it stood still, or was cut off). When its
-replacement opened its first session, the PS forgot the sessions of the process before (TensorFlow's ``SessionMgr``, by
-the task's name and incarnation): its requests fail, and it exits. A session that it opened would take its replacement's
-away. So a worker opens none unless it has just been heard.
+A process that was taken for lost (it was frozen, or cut off) may come back after it was replaced. When its replacement
+opened its first session, the PS forgot the sessions of the process before (TensorFlow's ``SessionMgr``, by the task's
+name and incarnation). Therefore its requests fail, and it exits. A session that it opened would end its replacement's.
+So a worker opens a session only if the PS have just answered its heartbeat.
 
-The variables are in no collection: they are no part of the model and of no checkpoint.
+The variables are in no collection, because they belong neither to the model nor to any checkpoint.
 """
 
 import dataclasses
@@ -68,13 +68,13 @@ def _variable(name: str, first: Any) -> Any:
 
 @dataclass(frozen=True)
 class Tally:
-    """What a worker has done.
+    """The work of a worker so far.
 
     Attributes:
-        steps: Steps that it has taken.
-        skipped: Batches that it has skipped.
-        secs: For how many seconds it has been at it.
-        batch_size: How many examples its batches had, on the average; 0 if it does not know.
+        steps: How many steps it has taken.
+        skipped: How many batches it has skipped.
+        secs: For how many seconds it has trained.
+        batch_size: The mean number of examples in its batches; 0 if that is not known.
     """
 
     steps: int = 0
@@ -85,13 +85,13 @@ class Tally:
 
 @dataclass(frozen=True)
 class RestartState:
-    """Where the workers are in beginning together.
+    """How far a restart of all workers has come.
 
     Attributes:
-        generation: The newest.
-        released: The one in which everyone may go on.
-        arrived: By worker, the one it has come to.
-        phases: By worker.
+        generation: The newest generation.
+        released: The generation in which all workers may continue.
+        arrived: By worker, the generation in which it has arrived.
+        phases: By worker, its phase.
     """
 
     generation: int
@@ -106,9 +106,9 @@ class PsState:
 
     Attributes:
         phase: int32 variable [num_workers]: RUNNING or another phase, or minus an exit code.
-        joined: bool variable [num_workers]: who has joined.
-        aborted: bool variable: the job has to begin anew.
-        terms: string variable: what the PS was started on; see ``compatibility``.
+        joined: bool variable [num_workers]: which workers have joined.
+        aborted: bool variable: whether the job has to restart.
+        terms: string variable: the options that the PS was started with; see ``compatibility``.
     """
 
     phase: Any
@@ -119,16 +119,16 @@ class PsState:
 
 @dataclass(frozen=True)
 class FirstState:
-    """What only PS 0 holds.
+    """The state that only PS 0 holds.
 
     Attributes:
-        tally: float64 variable [num_workers, 4]: each worker's last ``Tally``. Written when it signs off.
+        tally: float64 variable [num_workers, 4]: each worker's last ``Tally``, written together with its phase.
         beats: float64 variable [num_workers, 4]: each worker's last ``stragglers.WorkerPace``.
-        generation: int64 variable: how often a worker has called the others together.
-        arrived: int64 variable [num_workers]: the generation that each worker has come to.
-        released: int64 variable: the generation in which the chief lets everyone go on; before the first, -1.
-        pulse: int64 variable [num_workers]: by worker, how often it has given a sign of life, whatever it does.
-        run: string variable: which run of which job the PS hold the variables of, once they have values.
+        generation: int64 variable: how often a worker has requested a restart of all.
+        arrived: int64 variable [num_workers]: the generation in which each worker has arrived.
+        released: int64 variable: the generation in which the chief lets all continue; -1 before the first.
+        pulse: int64 variable [num_workers]: how many heartbeats each worker has sent, whatever it is doing.
+        run: string variable: the identity of the run whose variables the PS hold, once they have values.
     """
 
     tally: Any
@@ -141,7 +141,7 @@ class FirstState:
 
 
 def on_ps(cluster: Cluster, index: int, terms: str = "") -> PsState:
-    """Add the state of one PS to the default graph; the PS itself gives its terms."""
+    """Add the state of one PS to the default graph; only the PS itself passes its terms."""
     with tf.device(None), tf.device(f"/job:ps/task:{index}/cpu:0"):
         return PsState(
             phase=_variable(f"phase_{index}", np.zeros(cluster.num_workers, np.int32)),
@@ -152,7 +152,7 @@ def on_ps(cluster: Cluster, index: int, terms: str = "") -> PsState:
 
 
 def on_first(cluster: Cluster) -> FirstState:
-    """Add the state that PS 0 holds besides to the default graph."""
+    """Add the state that only PS 0 holds to the default graph."""
     with tf.device(None), tf.device("/job:ps/task:0/cpu:0"):
         return FirstState(
             tally=_variable("tally", np.zeros([cluster.num_workers, 4], np.float64)),
@@ -166,10 +166,10 @@ def on_first(cluster: Cluster) -> FirstState:
 
 
 def of_ps(cluster: Cluster, index: int, terms: str) -> tuple[Any, PsState]:
-    """Add all that a PS holds to the default graph.
+    """Add the whole state of a PS to the default graph.
 
     Returns:
-        Operation with which it sets everything to its first values, and what every PS holds.
+        The operation that sets the state to its initial values, and the part of it that every PS holds.
     """
     state = on_ps(cluster, index, terms)
     held = [*vars(state).values(), *(vars(on_first(cluster)).values() if index == 0 else [])]
@@ -177,14 +177,14 @@ def of_ps(cluster: Cluster, index: int, terms: str) -> tuple[Any, PsState]:
 
 
 class JobState:
-    """The state of all PS, from one worker's side. Build it while the worker's graph is the default one."""
+    """The state on all PS, as one worker accesses it. Build it while the worker's graph is the default one."""
 
     def __init__(self, cluster: Cluster, worker: int) -> None:
         servers, first = [on_ps(cluster, index) for index in range(cluster.num_ps)], on_first(cluster)
         self._phase = tf.placeholder(tf.int32, [], name="tfps/phase")
         self._tally = tf.placeholder(tf.float64, [4], name="tfps/tally")
         tally = first.tally.scatter_update(tf.IndexedSlices(self._tally, worker)).op
-        with tf.control_dependencies([tally]):  # on the same PS; the others do not wait for it
+        with tf.control_dependencies([tally]):  # it is on the same PS; the others do not wait for it
             phases = [servers[0].phase.scatter_update(tf.IndexedSlices(self._phase, worker))]
         phases += [ps.phase.scatter_update(tf.IndexedSlices(self._phase, worker)) for ps in servers[1:]]
         self._write = tf.group(*phases)
@@ -221,40 +221,40 @@ class JobState:
         )
 
     def write(self, session: Session, phase: int, tally: Tally | None = None) -> None:
-        """Tell every PS this worker's phase, and before that PS 0 what it has done."""
+        """Write this worker's tally (zeros by default) to PS 0, and then its phase to every PS."""
         session.run(self._write, {self._phase: phase, self._tally: dataclasses.astuple(tally or Tally())})
 
     def heartbeat_writer(self, session: Session) -> Callable[[WorkerPace], None]:
-        """Return a function that leaves this worker's sign of life; see ``restart_state_reader`` for why."""
+        """Return a function that writes this worker's heartbeat; ``restart_state_reader`` explains why a function."""
         beat = session.make_callable(self._beat, [self._at])
         return lambda told: beat([told.steps, told.global_step, told.when, told.secs])
 
     def beats(self, session: Session) -> Callable[[], list[WorkerPace]]:
-        """Return a function that returns by worker its last sign of life; see ``restart_state_reader`` for why."""
+        """Return a function that reads each worker's last heartbeat; ``restart_state_reader`` explains why."""
         read = session.make_callable(self._beats)
         return lambda: [WorkerPace(int(steps), int(step), when, secs) for steps, step, when, secs in read().tolist()]
 
     def tally(self, session: Session) -> list[Tally]:
-        """Return by worker what it has told when it signed off."""
+        """Return each worker's last tally."""
         return [Tally(int(steps), int(skipped), *rest) for steps, skipped, *rest in session.run(self._tallies).tolist()]
 
     def release(self, session: Session, generation: int = 0) -> None:
-        """Let the workers go on: the variables have their values, and nothing is left of an earlier generation."""
+        """Let the workers continue: the variables have their values, and nothing is left of an earlier generation."""
         session.run(self._release, {self._generation: generation})
 
     def request_restart(self, session: Session) -> None:
-        """Call all workers together."""
+        """Request a restart of all workers."""
         session.run(self._request_restart)
 
     def arrive(self, session: Session) -> int:
-        """Come to the newest generation, and return it."""
+        """Arrive in the newest generation, and return it."""
         return int(session.run(self._arrive)[1])
 
     def restart_state_reader(self, session: Session) -> Callable[[], RestartState]:
-        """Return a function that tells where the workers are in beginning together.
+        """Return a function that reads how far a restart of all workers has come.
 
-        It can be called while another thread adds to the graph: ``session.run`` could not, which would take in
-        operations that are not complete.
+        It can be called while another thread adds to the graph. ``session.run`` cannot, because it would take in
+        incomplete operations.
         """
         look = session.make_callable(self._look)
 
@@ -265,11 +265,11 @@ class JobState:
         return read
 
     def restart_state(self, session: Session) -> RestartState:
-        """Return where the workers are in beginning together."""
+        """Return how far a restart of all workers has come."""
         return self.restart_state_reader(session)()
 
     def is_up(self, session: Session) -> bool:
-        """Return whether every PS has set up its state."""
+        """Return whether every PS has initialized its state."""
         try:
             session.run(self._up)
         except tf.errors.FailedPreconditionError:
@@ -277,11 +277,11 @@ class JobState:
         return True
 
     def is_found(self, session: Session) -> bool:
-        """Return whether every PS can take something from this worker, for which it connects to the worker's address.
+        """Return whether every PS can receive from this worker, for which it connects to the worker's address.
 
         Raises:
-            tf.errors.UnavailableError: If it is a PS that cannot be reached: TensorFlow's master keeps a graph that it
-                could not register there in this state for good (master_session.cc), so no later run would tell more.
+            tf.errors.UnavailableError: If a PS cannot be reached. TensorFlow's master keeps a graph that it failed to
+                register there in that state for good (master_session.cc), so no later run would show more.
         """
         try:
             session.run(self._find, {self._sent: 0})
@@ -292,33 +292,33 @@ class JobState:
         return True
 
     def terms(self, session: Session) -> list[str]:
-        """Return by PS what it was started on."""
+        """Return the terms of each PS."""
         return [terms.decode() for terms in session.run(self._terms)]
 
     def set_run(self, session: Session, run: str) -> None:
-        """Say which run of which job the variables are of; see ``compatibility``."""
+        """Store the identity of the run whose variables the PS hold; see ``compatibility``."""
         session.run(self._set_run, {self._run: run})
 
     def run(self, session: Session) -> str:
-        """Return what ``set_run`` has said last."""
+        """Return what ``set_run`` stored last, or an empty string."""
         told: str = session.run(self._present_run).decode()
         return told
 
     def marked(self, session: Session) -> list[bool]:
-        """Tell by PS whether this worker has joined it before."""
+        """Return for each PS whether this worker has joined it before."""
         return [bool(joined[self._worker]) for joined in session.run(self._joined)]
 
     def join(self, session: Session) -> None:
-        """Leave this worker's mark on every PS."""
+        """Mark this worker as joined on every PS."""
         session.run(self._mark)
 
     def pulse(self, session: Session) -> Callable[[], list[int]]:
-        """Return a function that gives a sign of life, and returns how many each worker has given."""
+        """Return a function that sends a heartbeat, and returns how many each worker has sent."""
         give = session.make_callable(self._pulses)
         return lambda: [int(pulse) for pulse in give()]
 
     def abort_job(self, session: Session, which: Sequence[bool] | None = None) -> None:
-        """Tell all PS to leave, or some of them."""
+        """Ask all PS, or those in ``which``, to exit."""
         chosen = which or [True] * len(self._abort)
         session.run([abort for abort, told in zip(self._abort, chosen, strict=True) if told])
 
@@ -327,7 +327,7 @@ class JobState:
         return self.restart_state(session).released >= 0
 
     def steps(self, session: Session) -> list[int]:
-        """Return by worker how many steps it has taken; of one that is gone, what it had told last."""
+        """Return how many steps each worker has taken; for a worker that is gone, the last number it reported."""
         _, signed = self.read(session)
         return [max(steps, beat.steps) for steps, beat in zip(signed, self.beats(session)(), strict=True)]
 

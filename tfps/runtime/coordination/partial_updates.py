@@ -1,4 +1,4 @@
-"""Updates that are applied in part, as their step was broken off: how many a worker leaves, and that it says so."""
+"""Partial updates, whose step was interrupted while they were applied: log and count those of a worker."""
 
 import logging
 import time
@@ -9,18 +9,18 @@ from tfps.modes.base import Step
 from tfps.report import plural
 from tfps.tf_types import Session
 
-_AT_REST_SECS = 1.0  # what a lost process has asked for has ended by then, or never does
+_AT_REST_SECS = 1.0  # a lost process's requests have finished by then, or never will
 _POLL_SECS = 0.02
 
 log = logging.getLogger(__name__)
 
 
 class PartialUpdates:
-    """Those of one worker. Make it while the training graph is the default one.
+    """The partial updates of one worker. Make it while the training graph is the default one.
 
     Args:
-        step: The mode's.
-        worker: Its index.
+        step: The mode's step.
+        worker: The worker's index.
     """
 
     def __init__(self, step: Step, worker: int) -> None:
@@ -32,7 +32,7 @@ class PartialUpdates:
             self._count = of.settle()
 
     def tell(self, session: Session) -> None:
-        """Say, and count on the PS, how many it has not told yet; no step of it is under way now."""
+        """Log and count on the PS the partial updates not reported yet; call it while no step is in flight."""
         deadline = time.monotonic() + _AT_REST_SECS
         while self._of and (found := int(session.run(self._mine))):
             if time.monotonic() > deadline:

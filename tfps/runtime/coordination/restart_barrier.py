@@ -1,6 +1,6 @@
-"""How the workers begin together, and begin anew when one of them was lost and started again.
+"""Barrier at which workers start together, and restart together after one of them was lost and replaced.
 
-The protocol is in ``job_state``.
+``job_state`` describes the protocol.
 """
 
 import contextlib
@@ -20,40 +20,40 @@ from tfps.runtime.coordination.stragglers import Stragglers, WorkerPace
 from tfps.tf_types import Session
 
 _LISTEN_SECS = 0.5
-_LOOKS_IN_STEP = 5  # while the chief listens once: who is waited for changes within a step
+_LOOKS_IN_STEP = 5  # straggler checks per check for restart requests: the awaited workers change within a step
 _FEW_LOOKS_IN_STEP = 20
-_LISTENS_A_PACE = 4  # a pace is taken over some time
+_LISTENS_A_PACE = 4  # a worker's pace is measured over several checks
 
 log = logging.getLogger(__name__)
 
 
 class Recovery(Protocol):
-    """What the chief does where workers begin together."""
+    """The chief's duties where workers start together."""
 
     def settle_update(self, session: Session) -> bool:
-        """Let the update end that has begun, and no other begin; return whether all variables are of one step."""
+        """Wait for the update that has started, and start no other; return whether all variables are of one step."""
 
     def release_workers(self, session: Session, generation: int) -> None:
-        """Set up the mode for a generation, so that everyone may go on."""
+        """Initialize the mode for a generation, so that all workers may continue."""
 
     def global_step(self, session: Session) -> int:
         """Return how many updates the variables have had."""
 
 
 class RestartBarrier:
-    """One worker's part in it.
+    """One worker's part in the barrier.
 
     Args:
-        state: The job's.
+        state: The job's state.
         chief: The chief's duties, if this worker is the chief.
-        is_blocking: Whether workers wait for one another, and so have to begin anew together.
+        is_blocking: Whether workers wait for one another, and so have to restart together.
         wait_until: Returns when a condition is true; raises the reason to stop, if there is one.
         ahead: ``modes.base.Step.updates_ahead``.
 
     Attributes:
-        interrupted: Whether the session was closed because another worker has called.
+        interrupted: Whether the session was closed because another worker requested a restart.
         over: Whether there is nothing more to train.
-        stragglers: On the chief, who is behind.
+        stragglers: On the chief, which workers are behind.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class RestartBarrier:
         self.interrupted = self.over = False
 
     def begin(self, session: Session) -> None:
-        """Wait until every worker that trains has come to the newest generation, and may go on.
+        """Wait until every worker that trains has arrived in the newest generation, and may continue.
 
         Raises:
-            PeerLostError: If the variables are of no use: the job has to begin anew from its checkpoint.
+            PeerLostError: If the variables are of no use, so that the job has to restart from its checkpoint.
         """
         self._session, self._listening, self.interrupted = session, False, False
         self._look = self._state.restart_state_reader(session)
@@ -91,18 +91,18 @@ class RestartBarrier:
         self._listening = True
 
     def listen(self) -> None:
-        """From now on, break off what the session does when another worker calls; the chief looks who is behind."""
+        """Start to interrupt the session when another worker requests a restart; on the chief, also find stragglers."""
         if self.is_blocking or self._chief:
             threading.Thread(target=self._listen, daemon=True, name="listener").start()
 
     def _listen(self) -> None:
         looks = _LOOKS_IN_STEP if self._chief and self.is_blocking else 1
-        pauses = random.Random()  # noqa: S311  not the model's, which it may have seeded
+        pauses = random.Random()  # noqa: S311  not the global generator, which the model may have seeded
         for turn in itertools.count(1):
             pause = _LISTEN_SECS / looks
             time.sleep(pause * pauses.uniform(0.5, 1.5))  # not always at the same point of a step
             session, look, generation = self._session, self._look, self._generation
-            with contextlib.suppress(tf.errors.OpError, RuntimeError):  # of a closed session
+            with contextlib.suppress(tf.errors.OpError, RuntimeError):  # RuntimeError: the session was closed
                 called = self._listening and turn % looks == 0 and look().generation > generation
                 if called and session is self._session:
                     self._listening, self.interrupted = False, True
@@ -118,7 +118,7 @@ class RestartBarrier:
             self.stragglers.look_apart(self._look_at_beats(), training)
 
     def _arrive(self, session: Session) -> bool:
-        """Come to the newest generation; return whether everyone goes on in it, or has been called again."""
+        """Arrive in the newest generation; return whether all continue in it, and not a newer one was requested."""
         generation = self._generation = self._state.arrive(session)
         if self._chief and self._look().released < generation:
             self._release(self._chief, session, generation)
@@ -130,11 +130,11 @@ class RestartBarrier:
         return seen.released >= generation or self.over
 
     def _is_over(self, seen: RestartState) -> bool:
-        """Return whether the chief has left: it heard no call any more, as all was done."""
+        """Return whether the chief has signed off: all work was done, so it no longer checks for requests."""
         return self._chief is None and seen.phases[0] == DONE
 
     def _release(self, chief: Recovery, session: Session, generation: int) -> None:
-        """Wait for the others, clear what is left of the generation before, and let everyone go on."""
+        """Wait for the others, clear the remains of the earlier generation, and let all workers continue."""
         self._wait_until(lambda: self._all_have_arrived(generation))
         if self._look().generation > generation:
             return

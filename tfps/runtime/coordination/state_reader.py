@@ -1,4 +1,4 @@
-"""What a task asks the PS while its own session may be blocked: in another session, and not for long."""
+"""Read the PS for a task whose own session may be blocked: in another session, and with a short timeout."""
 
 import contextlib
 import threading
@@ -14,13 +14,13 @@ _PATIENCE_SECS = 2.0
 
 
 class JobStateReader:
-    """Asks the PS.
+    """Read the job's state from the PS.
 
     Args:
         new_session: Makes a session on the training graph.
-        state: What is asked.
+        state: The job's state.
         ahead: ``Step.updates_ahead``.
-        may_ask: Tells whether the PS know this process: a session of one that was replaced would end its successor's.
+        may_ask: Returns whether the PS know this process: a session of a replaced one would end its successor's.
     """
 
     def __init__(
@@ -29,26 +29,26 @@ class JobStateReader:
         self._new_session, self._state, self._ahead, self._may_ask = new_session, state, ahead, may_ask
 
     def was_here(self) -> bool:
-        """Return whether every PS knows this worker from before: those that are missing may be through and gone.
+        """Return whether every PS knows this worker from before; then missing workers may be done and gone.
 
-        A PS that goes just then would never answer: that is a no, too.
+        A PS that exits at that moment would never answer, which counts as a no.
         """
         return bool(self._asked(lambda session: self._state.is_up(session) and all(self._state.marked(session))))
 
     def phases(self) -> Sequence[int]:
-        """Return the workers' phases, if the PS tell them."""
+        """Return the workers' phases; empty if the PS do not answer."""
         return self._asked(lambda session: self._state.read(session)[0]) or []
 
     def ahead(self) -> Sequence[int]:
-        """Return ``Step.updates_ahead``, if the PS tell it."""
+        """Return ``Step.updates_ahead``; empty if the PS do not answer."""
         return [] if self._ahead is None else self._asked(lambda session: session.run(self._ahead).tolist()) or []
 
     def beats(self) -> Sequence[WorkerPace]:
-        """Return the workers' heartbeats, if the PS tell them."""
+        """Return the workers' heartbeats; empty if the PS do not answer."""
         return self._asked(lambda session: self._state.beats(session)()) or []
 
     def _asked(self, question: Callable[[Any], Any]) -> Any:
-        """Return what the PS answer within a short time, ``None`` if they do not."""
+        """Return the answer of the PS, or ``None`` if they do not answer within a short time."""
         found: list[Any] = []
         if not self._may_ask():
             return None

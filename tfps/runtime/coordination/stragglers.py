@@ -1,4 +1,4 @@
-"""Which worker holds the others up, or falls behind: the chief looks now and then. Does not import TensorFlow."""
+"""Find the worker that holds the others up, or falls behind: the chief checks regularly. Does not import TensorFlow."""
 
 import statistics
 from collections import Counter
@@ -10,13 +10,13 @@ _HALF = 0.5
 
 @dataclass(frozen=True)
 class WorkerPace:
-    """A worker's last sign of life.
+    """A worker's last heartbeat.
 
     Attributes:
         steps: How many steps it had taken.
-        global_step: The last that it had made.
-        when: When that was, in seconds since 1970; 0.0 if it has made none.
-        secs: For how long it had trained. This and its steps include those before it was started again.
+        global_step: The global step after the last of them.
+        when: When that was, in seconds since 1970; 0.0 if it has taken none.
+        secs: For how long it had trained. This and ``steps`` include the time before it was restarted.
     """
 
     steps: int = 0
@@ -26,10 +26,10 @@ class WorkerPace:
 
 
 class Stragglers:
-    """How often each worker, alone, was behind.
+    """Count how often each worker was the only one behind.
 
     Args:
-        few: With fewer looks than this nothing is said.
+        few: Report nothing after fewer checks than this.
     """
 
     def __init__(self, few: int = 4) -> None:
@@ -38,12 +38,12 @@ class Stragglers:
         self._before: Sequence[WorkerPace] = []
 
     def look_in_step(self, ahead: Sequence[int]) -> None:
-        """Look who is waited for, where workers wait for one another; see ``Step.updates_ahead``."""
-        if len(ahead) > 1:  # else there is nobody who waits
+        """Check which workers the others wait for, where workers do so; see ``Step.updates_ahead``."""
+        if len(ahead) > 1:  # a single worker has none to wait for
             self._note([index for index, count in enumerate(ahead) if count <= 0])
 
     def look_apart(self, beats: Sequence[WorkerPace], training: Sequence[int]) -> None:
-        """Look who of the workers that train goes at less than half the pace of the others, since the last look."""
+        """Check which training workers ran at less than half the usual pace since the last check."""
         before, self._before = self._before, beats
         if not before or not all(before[index].when for index in training):
             return
@@ -59,13 +59,13 @@ class Stragglers:
 
     @property
     def shares(self) -> Mapping[int, float]:
-        """By worker index, in which share of the looks it was behind; nothing after a few looks only."""
+        """By worker index, the share of checks in which it was behind; empty after too few checks."""
         if self._looks < self._few:
             return {}
         return {index: round(count / self._looks, 3) for index, count in sorted(self._behind.items())}
 
 
 def _pace(before: WorkerPace, now: WorkerPace) -> float:
-    """Return steps a second between two beats; 0 if there was none, or the worker was started again meanwhile."""
+    """Return steps per second between two heartbeats; 0 if there was none, or the worker was restarted between them."""
     secs = now.when - before.when
     return max(now.steps - before.steps, 0) / secs if secs > 0 else 0.0

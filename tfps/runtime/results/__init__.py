@@ -1,1 +1,1 @@
-"""What a job leaves beside its checkpoints: evaluations, event files, its summary, exported models."""
+"""The results of a job beside its checkpoints: evaluations, event files, its summary, and exported models."""

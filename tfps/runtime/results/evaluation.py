@@ -1,4 +1,4 @@
-"""Measure a model: on the live parameters at the end of training, or on a checkpoint."""
+"""Evaluate a model: on the live parameters at the end of training, or on a checkpoint."""
 
 import logging
 import time
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def check_end(session: Session, built: builder.EvalGraph) -> None:
-    """Make sure that the evaluation input is not one of those that TensorFlow knows to be without end.
+    """Check that the evaluation input is not one that TensorFlow knows to be infinite.
 
     Raises:
         ModelError: If it is.
@@ -49,12 +49,12 @@ def measure(session: Session, built: builder.EvalGraph) -> dict[str, Any]:
     """Run a model's metrics over the whole evaluation input.
 
     Returns:
-        By name, a float (a count or a bool too), or a list of them for a metric that is not a scalar;
-        ``loss`` is the mean over the examples, of a loss that is the mean over its batch.
+        The metrics by name: a float (also for a count or a bool), or a list of them for a metric that is not a scalar.
+        ``loss`` is the mean over all examples, if the model's loss is the mean over its batch.
 
     Raises:
-        DataError: If the evaluation input is empty, or fails.
-        ModelError: If it has no end, or the model fails.
+        DataError: If the evaluation input is empty or fails.
+        ModelError: If the input is infinite, or the model fails.
     """
     check_end(session, built)
     with built.graph.as_default():
@@ -86,7 +86,7 @@ def of_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Any]:
 
     Raises:
         CheckpointError: If the checkpoint does not fit the model, or is damaged.
-        ModelError: If no checkpoint can: evaluation has a variable that training has not.
+        ModelError: If no checkpoint can fit, because evaluation has a variable that training has not.
     """
     built = builder.evaluation(config, None, Task("worker", 0), model)
     task_log.enable()
@@ -102,13 +102,13 @@ def of_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Any]:
 
 
 def follow(config: JobConfig, cluster: Cluster, model: Model, stop: StopRequest) -> None:
-    """Be the evaluator: evaluate each whole checkpoint as it comes, until the job's summary is there.
+    """Run the evaluator: evaluate each intact checkpoint when it appears, until the job's summary exists.
 
-    The evaluator is no part of the cluster: it sees the job through ``--model_dir`` alone.
+    The evaluator is not part of the cluster: it sees the job only through ``--model_dir``.
 
     Raises:
         PeerLostError: If no PS answers any more and there is no summary.
-        StoppedError: If told to stop.
+        StoppedError: If the task is asked to stop.
     """
     events = EventFile(config.model_dir, "eval")
     finder, began = Finder(config.model_dir), _time_in(config.model_dir or "")
@@ -142,31 +142,31 @@ def _evaluate_one(config: JobConfig, model: Model, path: str, events: EventFile)
 
 
 def _time_in(model_dir: str) -> float:
-    """Return the present time by the file system's clock; 0 of a directory that is not there: all in it is to come."""
+    """Return the time by the file system's clock, or 0 if there is no directory yet, as all its files will be newer."""
     return file_clock.now(model_dir) if Path(model_dir).is_dir() else 0.0
 
 
 def _is_over(config: JobConfig, began: float) -> bool:
-    """Return whether the chief has written its summary since this evaluator began, or training had ended before."""
+    """Return whether the chief wrote its summary after this evaluator started, or training was complete before."""
     path = Path(config.model_dir or "") / SUMMARY
     summary = read_json(path)
     if summary is None or (summary.get("status") == "failed" and _number(summary, "exit_code") >= _MAY_GO_ON):
-        return False  # a job that may go on, when its tasks are started again
+        return False  # the job may continue when its tasks are restarted
     is_done = _number(summary, "global_step") >= config.max_steps
     try:
         return path.stat().st_mtime >= began or (is_done and bool(list_checkpoints(config.model_dir)))
-    except FileNotFoundError:  # the chief has begun
+    except FileNotFoundError:  # a chief that has started removed it
         return False
 
 
 def _number(summary: Mapping[str, Any], name: str) -> float:
-    """Return a number that a summary tells, which people may have edited; 0 if it is none."""
+    """Return a number in a summary, or 0 if it is not one, as people may have edited the file."""
     value = summary.get(name)
     return value if isinstance(value, (int, float)) else 0
 
 
 def _check(cluster: Cluster, stop: StopRequest, last_answer: float, patience_secs: float) -> float:
-    """Return when a PS last answered; raise the reason to end if there is one."""
+    """Return when a PS last answered; raise the reason to stop if there is one."""
     if stop.error:
         raise stop.error
     if len(rendezvous.missing(cluster, [Task("ps", i) for i in range(cluster.num_ps)])) < cluster.num_ps:

@@ -15,16 +15,16 @@ log = logging.getLogger(__name__)
 
 
 class EventFile:
-    """Writes scalars to ``MODEL_DIR`` or a folder in it; nothing without a ``--model_dir``.
+    """Write scalars to ``MODEL_DIR`` or a folder in it, or nothing without a ``--model_dir``.
 
-    Where that fails, from the start or later, it is told once and nothing more is written: no job ends for it.
+    If writing fails, at the start or later, it logs that once and writes nothing more. The job does not end for it.
     """
 
     def __init__(self, model_dir: str | None, folder: str = "") -> None:
         self._writer: Any = None
         if model_dir:
-            with self._or_without(), tf.Graph().as_default():  # the writer refuses to be made in eager mode
-                # Its name has a time in seconds: chief and evaluator would write over each other's.
+            with self._or_without(), tf.Graph().as_default():  # the writer cannot be created in eager mode
+                # The file name has a time in seconds; without the suffix, chief and evaluator could share a file.
                 self._writer = tf.summary.FileWriter(str(Path(model_dir) / folder), filename_suffix=f".{os.getpid()}")
 
     def write(self, step: int, values: Mapping[str, Any], merged: bytes | None = None) -> None:
@@ -40,10 +40,10 @@ class EventFile:
 
     @contextlib.contextmanager
     def _or_without(self) -> Iterator[None]:
-        """Write; a failure is told, and is the last."""
+        """Run the writing code of the context; log a failure, and stop writing."""
         try:
             yield
-        except Exception as error:  # of any class: a file that is too large is an IndexError
+        except Exception as error:  # of any class: for a file that is too large, it is an IndexError
             why = brief(error).rstrip(".")
             log.info("--model_dir: the event file cannot be written: %s. The job goes on without it.", why)
             self._writer = None

@@ -1,4 +1,4 @@
-"""Turn a checkpoint into a SavedModel, which plain ``tf.saved_model.load`` reads and TensorFlow Serving serves."""
+"""Convert a checkpoint to a SavedModel, for plain ``tf.saved_model.load`` and for TensorFlow Serving."""
 
 import contextlib
 import os
@@ -22,8 +22,8 @@ def saved_model(config: JobConfig, model: Model, path: str) -> Path:
     """Write a SavedModel with the signature ``serving_default``: features in, predictions out.
 
     Args:
-        config: The job; ``export_dir`` says where to, by default ``MODEL_DIR/export/STEP``.
-        model: The model; its evaluation input gives the features' names, types and shapes.
+        config: The job; ``export_dir`` is the target, by default ``MODEL_DIR/export/STEP``.
+        model: The model; its evaluation input gives the names, types and shapes of the features.
         path: The checkpoint.
 
     Returns:
@@ -31,7 +31,7 @@ def saved_model(config: JobConfig, model: Model, path: str) -> Path:
 
     Raises:
         CheckpointError: If the checkpoint does not fit the model.
-        ModelError: If the model cannot be served, or predicts with a variable that training has not.
+        ModelError: If the model cannot be served, or its prediction uses a variable that training has not.
         StorageError: If the directory exists or cannot be written.
     """
     directory = Path(config.export_dir or Path(path).parent / "export" / str(manager.step_of(path)))
@@ -61,11 +61,11 @@ def saved_model(config: JobConfig, model: Model, path: str) -> Path:
 
 @contextlib.contextmanager
 def _whole_or_not(directory: Path) -> Iterator[Path]:
-    """Yield a path beside a directory, for what is to be that directory when it is complete; half is deleted."""
+    """Yield a path next to a directory; rename it to that directory if the context succeeds, and delete it if not."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     staged = directory.parent / f".{directory.name}.{uuid.uuid4().hex}"
     try:
         yield staged
-        os.replace(staged, directory)  # which is empty, if it is there
+        os.replace(staged, directory)  # the directory is empty, if it exists
     finally:
         shutil.rmtree(staged, ignore_errors=True)

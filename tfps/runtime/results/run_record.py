@@ -1,6 +1,6 @@
-"""What ``job.json`` and ``summary.json`` tell of a job beside its results: its flags, versions and times.
+"""The entries of ``job.json`` and ``summary.json`` beside a job's results: its flags, versions and times.
 
-Times are UTC, as ISO 8601 has them: ``2026-11-23T17:04:36Z``.
+Times are UTC in ISO 8601 format: ``2026-11-23T17:04:36Z``.
 """
 
 import contextlib
@@ -31,13 +31,13 @@ _OF_TRAINING = (
 
 
 def about() -> Mapping[str, Any]:
-    """Return the schema's version, and those of what the job runs on."""
+    """Return the version of the schema, and those of the software that the job runs on."""
     versions = {"tfps": tfps.__version__, "tensorflow": tf.__version__, "python": platform.python_version()}
     return {"schema_version": SCHEMA_VERSION, "versions": versions}
 
 
 def write_job(config: JobConfig, cluster: Cluster, run: str) -> None:
-    """Write ``job.json``: every flag, and the run's id; nothing without a ``--model_dir``.
+    """Write ``job.json`` with every flag and the run's id, or nothing without a ``--model_dir``.
 
     Raises:
         StorageError: If it cannot be written.
@@ -49,12 +49,12 @@ def write_job(config: JobConfig, cluster: Cluster, run: str) -> None:
 
 
 def changes(config: JobConfig, cluster: Cluster) -> Sequence[str]:
-    """Return what ``job.json`` has otherwise of what a result depends on, as ``--batch_size=64 (was 128)``.
+    """Return how flags that affect the result differ from ``job.json``, as ``--batch_size=64 (was 128)``.
 
-    The file of the model is compared, too.
+    The model's file is compared, too.
     """
     before: Mapping[str, Any] = {}
-    with contextlib.suppress(CheckpointError):  # it is written anew
+    with contextlib.suppress(CheckpointError):  # a damaged file is written again
         before = (read_json(Path(config.model_dir) / JOB) if config.model_dir else None) or {}
     now = _flags(config, cluster)
     names = [name for name in flags.fields_of(_OF_TRAINING) if name not in ("model_dir", "issync", "force")]

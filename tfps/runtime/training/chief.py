@@ -1,4 +1,4 @@
-"""The chief's duties beside training: first values, checkpoints, the final evaluation."""
+"""The chief's duties beside training: initial values, checkpoints, and the final evaluation."""
 
 import contextlib
 import json
@@ -49,14 +49,14 @@ def _say_nothing_is_saved(model_dir: str | None) -> None:
 
 
 class Chief:
-    """What worker 0 does that the others do not. Build it while the training graph is the default one.
+    """The duties that only worker 0 has. Build it while the training graph is the default one.
 
     Args:
         config: The job.
         cluster: The cluster.
         model: The model.
         built: The training graph.
-        new_session: Makes a session on it.
+        new_session: Makes a session on that graph.
     """
 
     def __init__(
@@ -81,20 +81,20 @@ class Chief:
         self.updates: UpdateRunner | None = None
         self.was_restarted = False
         self._began: Mapping[str, Any] | None = None
-        self.began_at = time.time()  # seconds since 1970; of the first chief of this run
+        self.began_at = time.time()  # seconds since 1970, when the first chief of this run started
         self._first_step = 0
         self.resumed_from: str | None = None
         self.resumed_from_step = 0
-        self._found_partial = 0  # updates that the checkpoint which the run goes on from holds in part
-        self.found_step = 0  # that of the variables when this chief came
+        self._found_partial = 0  # partial updates in the checkpoint that the run resumes from
+        self.found_step = 0  # the variables' global step when this chief started
         self._run = ""
 
     def go_on(self, session: Session, run: str) -> None:
-        """Take over from a chief that was lost: the variables have their values, and it had told which run it is.
+        """Take over from a lost chief: the variables have their values, and that chief stored ``run`` on the PS.
 
         Raises:
             HeldError: If another job holds ``--model_dir``.
-            ModelError: If it counts on another place for a variable than the chief before it.
+            ModelError: If this chief expects a variable in another place than the earlier chief did.
         """
         told = json.loads(run) if run else {}
         layout.check(self._built.layout, told.get("layout", {}), self._model)
@@ -102,9 +102,9 @@ class Chief:
             self.owner.claim(told.get("owner", self.owner.own.job))
         except HeldError:
             raise
-        except StorageError:  # training goes on while nothing can be written
+        except StorageError:  # training continues while nothing can be written
             log.info("--model_dir=%s cannot be written now. Training goes on.", self._config.model_dir)
-        self.was_restarted = True  # what others have done meanwhile is not all counted
+        self.was_restarted = True  # the steps that others took until now are not all counted
         step = self.found_step = self.global_step(session)
         self._began, self._first_step = told.get("began"), told.get("step", step)
         self.resumed_from, self.resumed_from_step = told.get("resumed_from"), self._first_step
@@ -113,10 +113,10 @@ class Chief:
         log.info("started again: going on from step %d", step)
 
     def initialize_variables(self, session: Session) -> str:
-        """Give the variables their first values, or the newest whole checkpoint's; returns which run this is.
+        """Give the variables their initial values or those of the newest intact checkpoint; return the run as JSON.
 
         Raises:
-            CheckpointError: If there are checkpoints, and none is whole; or if the newest whole one does not fit.
+            CheckpointError: If there are checkpoints and none is intact, or if the newest intact one does not fit.
             StorageError: If ``--model_dir`` cannot be written.
         """
         self.owner.claim()
@@ -138,7 +138,7 @@ class Chief:
         self._first_step, self._run = self.resumed_from_step, run["id"]
         self._write_job()
         if self._config.model_dir:
-            remove(Path(self._config.model_dir) / SUMMARY)  # that of an earlier run
+            remove(Path(self._config.model_dir) / SUMMARY)  # the summary of an earlier run
         return json.dumps(run)
 
     def _write_job(self) -> None:
@@ -146,23 +146,23 @@ class Chief:
             run_record.write_job(self._config, self._cluster, self._run)
 
     def _write_missing_job(self) -> None:
-        """Leave in a directory that the run was not begun in what ``tfps eval`` needs."""
+        """Write ``job.json``, which ``tfps eval`` needs, where the run started in another directory."""
         with contextlib.suppress(StorageError):
             if self._config.model_dir and not (Path(self._config.model_dir) / JOB).exists():
                 self._write_job()
 
     def _save_anew(self) -> None:
-        """Leave in a directory that was removed, and made again, what there was in it."""
+        """Save the checkpoint and ``job.json`` again after the directory was removed and recreated."""
         self._checkpoints.make_due()
         self._write_job()
 
     def course(self, progress: Progress) -> tuple[int, float]:
-        """Return how many updates this run has made, and in how many seconds, also where chiefs were lost meanwhile."""
+        """Return how many updates this run has made and in how many seconds, including those of earlier chiefs."""
         secs = progress.seconds if self._began is None else max(progress.seconds, secs_since(self._began))
         return progress.global_step - self._first_step, secs
 
     def release_workers(self, session: Session, generation: int) -> None:
-        """Set up the mode, clear what steps that were broken off have left, and start the updates."""
+        """Initialize the mode, clear the remains of interrupted steps, and start the background updates."""
         step, self.was_restarted = self._built.step, generation > 0
         now: dict[Any, int] = {step.recovery.generation: generation} if step.recovery else {}
         if step.partial:
@@ -170,14 +170,14 @@ class Chief:
         session.run(step.chief_init, now)
         if step.recovery and generation:
             _clear(session, step.recovery)
-            session.run(step.chief_init, now)
+            session.run(step.chief_init, now)  # again: clearing an accumulator has advanced its global step
         if self._built.updates is not None:
             self.updates = UpdateRunner(self._new_session(), self._built.updates, now)
 
     def settle_update(self, session: Session) -> bool:
-        """Let the update end that has begun, and no other begin; return whether all variables are of one step.
+        """Wait for the update that has started, and start no other; return whether all variables are of one step.
 
-        They are not where a chief was lost in the middle of an update. One that has begun needs nobody but the PS.
+        They are not if a chief was lost in the middle of an update. An update that has started needs only the PS.
         """
         recovery = self._built.step.recovery
         if recovery is None:
@@ -200,32 +200,32 @@ class Chief:
         return None if counts is None else np.trim_zeros(session.run(counts), "b").tolist()
 
     def partial_updates(self, session: Session) -> int:
-        """Return how many updates the variables hold in part: what workers have told, and what lost ones have left."""
+        """Return how many partial updates the variables hold: those that workers counted, and those of lost workers."""
         partial = self._built.step.partial
         return int(sum(map(np.sum, session.run([partial.total, partial.untold])))) if partial else 0
 
     def steps_taken(self, session: Session) -> list[int]:
-        """Return how many steps each worker has taken in this run; nothing where only they know."""
+        """Return how many steps each worker has taken in this run; empty where only the workers know."""
         taken = self._built.step.steps_taken
         found: list[int] = [] if taken is None else session.run(taken).tolist()
         return found
 
     def save_if_due(self, session: Session) -> None:
-        """Save every ``save_checkpoint_secs``; a failure is told, and training goes on.
+        """Save every ``save_checkpoint_secs``; log a failure, and continue training.
 
-        Where no worker waits for another, training goes on meanwhile: this raises what went wrong the last time.
-        Elsewhere all wait for the chief, and what is saved is of one step.
+        Where no worker waits for another, training continues during the save, and this raises the last save's error.
+        Elsewhere all workers wait for the chief, so the checkpoint is of one step.
         """
         if not (self._background.is_idle() and self._checkpoints.due):
             return
-        self.owner.check()  # a session of a chief that was replaced would end its successor's
+        self.owner.check()  # a session of a replaced chief would end its successor's
         if self._built.step.moments is not None:
             self._background.start(self._save_apart)
         else:
             self._checkpoints.try_save(session, self._built.global_step)
 
     def _save_apart(self) -> None:
-        """Save by a session of its own: training adds to the graph, which a session must not take in half done."""
+        """Save with a separate session: training adds to the graph, and a session must not take in incomplete parts."""
         with self._new_session() as session:
             self._checkpoints.try_save(session, self._built.global_step, at_rest=False)
 
@@ -235,28 +235,28 @@ class Chief:
         return self._checkpoints.newest
 
     def save(self, session: Session) -> int:
-        """Save now, when what is being saved is; returns the global step that was saved.
+        """Save now, after any save in progress; return the global step that was saved.
 
         Raises:
-            StorageError: If that fails.
+            StorageError: If saving fails.
         """
         self._background.wait()
         return self._checkpoints.save(session, self._built.global_step)
 
     def check_evaluation(self, target: str, session_config: Any) -> None:
-        """Look whether the final evaluation could end, before there is something to lose; see ``evaluation``."""
+        """Check that the final evaluation can end, before there is training to lose; see ``evaluation``."""
         if self._eval is not None:
             with sessions.Session(target, graph=self._eval.graph, config=session_config) as eval_session:
                 evaluation.check_end(eval_session, self._eval)
 
     def complete(self, session: Session, target: str, session_config: Any) -> tuple[int, Mapping[str, Any]]:
-        """Save and evaluate; returns the global step and the metrics. What is lost meanwhile is saved again."""
+        """Save and evaluate; return the global step and the metrics. Save again if the checkpoint was lost by then."""
         self.save(session)
         metrics = self.evaluate(session, target, session_config)
         return self.save(session), metrics
 
     def evaluate(self, session: Session, target: str, session_config: Any) -> Mapping[str, Any]:
-        """Measure the model on the live parameters; returns its metrics by name, none if it has no evaluation input."""
+        """Evaluate the live parameters; return the metrics by name, empty if the model has no evaluation input."""
         if self._eval is None:
             return {}
         session.run(self._built.store)
@@ -271,10 +271,10 @@ class Chief:
 
 
 def _clear(session: Session, recovery: SyncRecovery) -> None:
-    """Clear what lost workers have left: first what waits, then what is there.
+    """Remove the requests and elements of lost workers: satisfy the requests, then empty queues and accumulators.
 
     Raises:
-        tf.errors.DeadlineExceededError: If that does not come to an end.
+        tf.errors.DeadlineExceededError: If this does not end in time.
     """
     deadline, stays = time.monotonic() + _CLEAR_SECS, False
     while not stays:

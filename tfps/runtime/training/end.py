@@ -1,7 +1,7 @@
-"""The end of a worker: of its work and of who ends it early, on different threads, one signs off. The other does not.
+"""The end of a worker. Its work and an early end run on different threads, and only one of them signs off.
 
-Else the PS could be told that the chief is done, and leave, while ``summary.json`` says that the job was stopped: the
-chief that is started again would wait for PS that are gone.
+Otherwise the PS could see that the chief is done, and exit, while ``summary.json`` says that the job was stopped. A
+restarted chief would then wait for PS that have exited.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ END_DONE, END_EARLY = "done", "early"
 
 
 class End:
-    """Which end a worker comes to."""
+    """How a worker ends."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
@@ -23,22 +23,22 @@ class End:
 
     @property
     def kind(self) -> str:
-        """``END_DONE``, ``END_EARLY``, or empty while neither has begun."""
+        """``END_DONE``, ``END_EARLY``, or empty while no end has started."""
         return self._kind
 
     @property
     def is_done(self) -> bool:
-        """Whether its work has signed off as done, whatever came then."""
+        """Whether the work has signed off as done, whatever happened later."""
         return self._done.is_set()
 
     def is_done_within(self, secs: float) -> bool:
-        """Return whether its work signs off as done; waits so long for one that has begun that."""
+        """Return whether the work signs off as done; if it has started to, wait for it up to ``secs``."""
         if self._kind == END_DONE:
             self._done.wait(max(secs, 0.0))
         return self.is_done
 
     def take(self, kind: str) -> bool:
-        """Begin an end; return whether that is this worker's, which none has begun before."""
+        """Start an end; return whether it is the first, which makes it this worker's end."""
         with self._lock:
             is_first = not self._kind
             self._kind = self._kind or kind
@@ -46,10 +46,10 @@ class End:
 
     @contextlib.contextmanager
     def of_work(self, stop: StopRequest) -> Iterator[None]:
-        """A context in which work signs off as done; what fails there leaves the end open.
+        """Return a context in which the work signs off as done; an exception there allows another end.
 
         Raises:
-            TfpsError: Why the worker has to end, if another has begun that end.
+            TfpsError: The reason for the end that has already started, if there is one.
         """
         is_free = self.take(END_DONE)
         if stop.error and not is_free:

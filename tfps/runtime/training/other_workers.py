@@ -1,4 +1,4 @@
-"""The other workers of a job, as far as the end of training depends on them: who still trains, and who is gone."""
+"""The other workers of a job, as far as the end of training depends on them: which still train, and which are gone."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -7,21 +7,21 @@ from tfps.modes.base import Fence
 from tfps.runtime.coordination.job_state import AT_WORK, DONE, IDLE, RUNNING, JobState
 from tfps.tf_types import Session
 
-_GONE_AFTER_SECS = 2.0  # at the end of the job, a worker that does not answer for so long is not waited for
+_GONE_AFTER_SECS = 2.0  # at the end of the job, do not wait for a worker that does not answer for this long
 
 
 class OtherWorkers:
-    """Those of one worker.
+    """The workers other than one worker.
 
     Args:
         cluster: The cluster.
         task: The worker.
-        state: The job's.
-        are_gone: Tells whether tasks have not answered for some seconds; see ``peer_monitor.JobPoller``.
-        fence: The mode's.
+        state: The job's state.
+        are_gone: Returns whether tasks have not answered for some seconds; see ``PeerMonitor.are_gone``.
+        fence: The mode's fence.
 
     Attributes:
-        tasks: Who they are.
+        tasks: The other workers.
     """
 
     def __init__(
@@ -36,24 +36,24 @@ class OtherWorkers:
         self._task, self._state, self._are_gone, self._fence = task, state, are_gone, fence
 
     def are_done(self, session: Session) -> bool:
-        """Return whether there are others, and all of them have signed off."""
+        """Return whether there are other workers, and all of them have signed off."""
         return bool(self.tasks) and self._of(session, (DONE,)) == self.tasks
 
     def any_trains(self, session: Session) -> bool:
-        """Return whether one of them takes steps."""
+        """Return whether one of the others takes steps."""
         return bool(self._of(session, (RUNNING,)))
 
     def let_this_one(self, session: Session) -> bool:
-        """Return whether none of them takes steps, or would take the steps that are left before this worker."""
+        """Return whether this worker may take the remaining steps: no other trains, or comes first in order."""
         first = [task for task in self._of(session, (IDLE,)) if task.index < self._task.index]
         return self._are_fenced_off(session, [*first, *self._of(session, (RUNNING,))])
 
     def are_through(self, session: Session) -> bool:
-        """Return whether each of them has signed off, or does not answer any more."""
+        """Return whether each of the others has signed off, or does not answer any more."""
         return self._are_fenced_off(session, self._of(session, AT_WORK))
 
     def _are_fenced_off(self, session: Session, tasks: Sequence[Task]) -> bool:
-        """Return whether some do not answer any more, and let nothing that they have on their way be applied then."""
+        """Return whether ``tasks`` are gone; if so, block their updates that are still on the way."""
         if not self._are_gone(tasks, _GONE_AFTER_SECS):
             return False
         if self._fence and tasks:

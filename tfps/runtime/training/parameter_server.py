@@ -22,21 +22,21 @@ _POLL_SECS = 0.1
 _PROBE_EVERY_SECS = 0.5
 _PROBE_SECS_EACH = 0.1
 _GONE_AFTER_SECS = 1.0
-_FROZEN_AFTER_SECS = 20.0  # so is a worker whose process stands, at the end of the job
+_FROZEN_AFTER_SECS = 20.0  # at the end of the job, a worker whose process is frozen for this long is gone, too
 _LAST_WORDS_SECS = 3.0
 
 log = logging.getLogger(__name__)
 
 
 def serve(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) -> None:
-    """Be a parameter server until the job is over.
+    """Serve as a parameter server until the job is over.
 
     Raises:
-        ClusterFormError: If some task never came.
-        PeerLostError: If every worker that is not done has been gone for ``start_timeout_secs``, or has stood still
-            for ``stall_timeout_secs``; or if the job has to begin anew.
-        TfpsError: If a worker has failed for good, with the same exit code.
-        StoppedError: If told to stop, after the workers have saved and left, or had their time to.
+        ClusterFormError: If some task never started.
+        PeerLostError: If every worker that is not done has been gone for ``start_timeout_secs``, or has been frozen
+            for ``stall_timeout_secs``; or if the job has to restart.
+        TfpsError: If a worker has failed permanently; it has the worker's exit code.
+        StoppedError: If the task is asked to stop, after the workers have saved and exited, or had their time to.
     """
     running = server.start(config, cluster, task)
     with tf.Graph().as_default() as graph:
@@ -59,7 +59,7 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) ->
 
 
 def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, config: JobConfig, stop: StopRequest) -> None:
-    """Return when every worker is done, or gone after the chief was done; see ``serve`` for what is raised."""
+    """Return when every worker is done, or gone after the chief was done; ``serve`` lists the exceptions."""
     peers, others = rendezvous.Peers(cluster), _OtherServers(cluster, task)
     next_probe = 0.0
     while unfinished := _not_done(cluster, phases := _phases(read, peers, others, stop)):
@@ -80,7 +80,7 @@ def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, config: J
 
 
 def _phases(read: Callable[[], Any], peers: rendezvous.Peers, others: "_OtherServers", stop: StopRequest) -> list[int]:
-    """Return the workers' phases; raises if the job cannot go on."""
+    """Return the workers' phases; raise if the job cannot continue."""
     phases, aborted, joined = read()
     if aborted:
         raise PeerLostError("a worker was started again: the job begins anew from its last checkpoint.")
@@ -94,7 +94,7 @@ def _phases(read: Callable[[], Any], peers: rendezvous.Peers, others: "_OtherSer
 
 
 def _failed(phases: Any) -> TfpsError | None:
-    """Return what the job has failed with for good, if a worker has."""
+    """Return the error with which the job has failed permanently, if a worker has."""
     return next(
         (
             error_for_exit_code(-int(phase), f"worker/{index} has failed with exit code {-phase}.")
@@ -106,7 +106,7 @@ def _failed(phases: Any) -> TfpsError | None:
 
 
 class _OtherServers:
-    """The other PS, of which each may be started again, and then lacks its variables: those here are of no use then."""
+    """The other PS. A restarted PS lacks its variables, and then the variables held here are of no use either."""
 
     def __init__(self, cluster: Cluster, task: Task) -> None:
         self._cluster = cluster
@@ -116,14 +116,14 @@ class _OtherServers:
         self._next = 0.0
 
     def check(self, joined: bool) -> None:
-        """Look who they are now and then.
+        """Check now and then whether another PS was restarted.
 
         Args:
-            joined: Whether a worker has joined this PS, and so all of them. Before, there is nothing to lose here: one
-                that left meanwhile, as the job begins anew, is no reason to leave, too, and to send the workers away.
+            joined: Whether a worker has joined this PS, and so all of them. Before that, no state can be lost here. A
+                PS that restarts then, with the whole job, is no reason to exit too, and to send the workers away.
 
         Raises:
-            PeerLostError: If one was started again since then.
+            PeerLostError: If one was restarted since a worker joined.
         """
         if not joined or not self._others or time.monotonic() < self._next:
             return
@@ -134,7 +134,7 @@ class _OtherServers:
 
 
 def _let_it_end_first(stop: StopRequest) -> None:
-    """Wait a little: what a worker that has failed says of why is to come first, and its exit code."""
+    """Wait briefly, so that the failed worker's own message and exit code come first."""
     deadline = time.monotonic() + _LAST_WORDS_SECS
     while not stop.error and time.monotonic() < deadline:
         time.sleep(_POLL_SECS)

@@ -1,4 +1,4 @@
-"""What a worker's main thread looks for while its work goes on in another: lost tasks, and a step that never ends."""
+"""Checks that a worker's main thread makes while another thread trains: lost tasks, and a step that never ends."""
 
 import logging
 import math
@@ -17,25 +17,25 @@ from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.training.stall_detector import StallDetector
 from tfps.runtime.training.training_loop import Progress
 
-_LOST_AFTER_SECS = 10.0  # a PS that does not answer for so long is lost
-_MUTE_AFTER_SECS = 20.0  # so is one whose process stands still; its launcher may have noticed before
-_TELL_AFTER_SECS = 30.0  # a worker that is waited for at the end of the job is named
-_PULSE_SECS = 2.0  # between two signs of life, at most, while all is well
-_REPLACED_AFTER_SECS = 20.0  # so is a worker that others wait for, which may be started again meanwhile
+_LOST_AFTER_SECS = 10.0  # a PS that does not answer for this long is lost
+_MUTE_AFTER_SECS = 20.0  # a PS whose process is frozen for this long is lost, too; its launcher may notice earlier
+_TELL_AFTER_SECS = 30.0  # after this, log which workers the end of the job waits for
+_PULSE_SECS = 2.0  # at most this long between two heartbeats while all is well
+_REPLACED_AFTER_SECS = 20.0  # a worker that others wait for is lost after this; until then it may be restarted
 
 log = logging.getLogger(__name__)
 
 
 class PeerMonitor:
-    """Looks after one worker.
+    """Watch the other tasks for one worker.
 
     Args:
         config: The job.
         cluster: Its tasks.
         task: The worker.
         is_blocking: Whether workers wait for one another.
-        enquiry: Asks the PS.
-        silent_secs: Returns for how long a worker has given no sign of life on the PS.
+        enquiry: Reads the job's state from the PS.
+        silent_secs: Returns for how long a worker has sent no heartbeat to the PS.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class PeerMonitor:
         self._waits_since = self._tell_at = 0.0
 
     def error(self, progress: Progress | None, steps_on: bool) -> TfpsError | None:
-        """Return why the worker cannot go on, or nothing.
+        """Return why the worker cannot continue, or ``None``.
 
         Args:
-            progress: How far it has come; ``None`` if it has not begun to train.
-            steps_on: Whether it takes steps now.
+            progress: The worker's progress; ``None`` if it does not train yet.
+            steps_on: Whether it is taking steps now.
         """
         if lost := self._any_lost(self._servers, _LOST_AFTER_SECS) or self._any_mute():
             return lost
-        if progress is None:  # the chief has yet to set the variables, or others to begin anew together with this one
+        if progress is None:  # waiting for the chief to set the variables, or for others to restart together
             awaited = [other for other in self._others if other.is_chief or self._is_blocking]
             return self._any_silent(awaited, self._patience_secs)
         if self._is_blocking and (lost := self._any_silent(self._others, _REPLACED_AFTER_SECS)):
@@ -73,9 +73,9 @@ class PeerMonitor:
         return self._stall.error(progress.steps, progress.global_step, self._awaited) if steps_on else None
 
     def are_gone(self, tasks: Sequence[Task], after_secs: float) -> bool:
-        """Return whether none of some workers has answered for some time, and none gives signs of life on the PS.
+        """Return whether none of ``tasks`` has answered for ``after_secs``, and none sends heartbeats to the PS.
 
-        One that is frozen can be reached: it is gone when it has given no sign for ``stall_timeout_secs``.
+        A frozen worker can still be reached; it is gone when it has sent no heartbeat for ``stall_timeout_secs``.
         """
         lost = set(self._peers.lost(tasks, after_secs))
         silent_secs = {task: self._silent_secs(task.index) for task in tasks}
@@ -86,7 +86,7 @@ class PeerMonitor:
         )
 
     def _tell_of_waiting(self, tasks: Sequence[Task]) -> None:
-        """Say now and then which workers the end of the job waits for."""
+        """Log now and then which workers the end of the job waits for."""
         now = time.monotonic()
         if tuple(tasks) != self._waits_for:
             self._waits_for, self._waits_since, self._tell_at = tuple(tasks), now, now + _TELL_AFTER_SECS
@@ -97,9 +97,9 @@ class PeerMonitor:
             log.info("waiting: for %s to end", rendezvous.first_few(names))
 
     def _any_silent(self, tasks: Sequence[Task], after_secs: float) -> TfpsError | None:
-        """Return an error if some workers do not answer, nor give signs of life on the PS.
+        """Return an error if some of ``tasks`` neither answer nor send heartbeats to the PS.
 
-        Who cannot be reached from here may still reach the PS, and that is all that training needs.
+        A worker that cannot be reached from here may still reach the PS, and training needs no more than that.
         """
         absent = self._peers.lost(tasks, after_secs)
         silent = [task for task in absent if self._silent_secs(task.index) >= after_secs]
@@ -117,14 +117,14 @@ class PeerMonitor:
         return PeerLostError(f"lost {_named(mute)}: {told}.") if mute else None
 
     def _still_needed(self, lost: Sequence[Task]) -> Sequence[Task]:
-        """Return lost tasks without the workers that had signed off."""
+        """Return the lost tasks, without the workers that had signed off as done."""
         if not lost:
             return lost
         phases = self._enquiry.phases()
         return [task for task in lost if phases and phases[task.index] != job_state.DONE]
 
     def _awaited(self) -> Sequence[str]:
-        """Return the workers that have yet to hand over their part of the present update, if this one has."""
+        """Return the workers that have not sent their part of the present update; empty if this one has not either."""
         behind = [index for index, count in enumerate(self._enquiry.ahead()) if not count]
         if not behind or self._task.index in behind:
             return []

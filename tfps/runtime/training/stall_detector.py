@@ -1,4 +1,4 @@
-"""A worker that takes no step any more says so, shows where it is, and ends. Does not import TensorFlow."""
+"""Detect that a worker takes no more steps: log it, print the stacks, and end it. Does not import TensorFlow."""
 
 import faulthandler
 import logging
@@ -10,17 +10,17 @@ from tfps.report import duration
 
 _TELL_AFTER_SECS = 30.0
 _LONGEST_GAP_SECS = (
-    5.0  # between two looks; the process itself stood still for what is longer, which is no step's fault
+    5.0  # between two checks; during a longer gap the process itself was suspended, so the step is not to blame
 )
 
 log = logging.getLogger(__name__)
 
 
 class StallDetector:
-    """For how long a worker has taken no step, while it could have: the time that it was suspended does not count.
+    """Measure for how long a worker could take a step and did not; time in which it was suspended does not count.
 
     Args:
-        timeout_secs: After how long that is a ``StallError``.
+        timeout_secs: Return a ``StallError`` after this long.
     """
 
     def __init__(self, timeout_secs: float) -> None:
@@ -29,14 +29,14 @@ class StallDetector:
         self._looked_at = time.monotonic()
 
     def error(self, steps: int, global_step: int, awaited: Callable[[], Sequence[str]]) -> StallError | None:
-        """Return why the worker has to end, if it has stood still for too long; the log gets Python's stacks.
+        """Return why the worker has to end, if it has been idle for too long; then the log gets Python's stacks.
 
-        One that waits for others is not to blame: it ends when these have had twice the time.
+        A worker that waits for others is not to blame. It ends when they have had twice the time.
 
         Args:
-            steps: How many it has taken.
-            global_step: The last that it has made.
-            awaited: Returns which other workers it waits for, and what is known of them; nothing if that is not known.
+            steps: How many steps the worker has taken.
+            global_step: The global step after its last one.
+            awaited: Returns which workers this one waits for, and what is known of them; empty if that is not known.
         """
         gap_secs, self._looked_at = time.monotonic() - self._looked_at, time.monotonic()
         self._idle_secs += min(gap_secs, _LONGEST_GAP_SECS)

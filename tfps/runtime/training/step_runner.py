@@ -1,9 +1,9 @@
-"""How many steps a ``session.run`` takes, and how many runs a worker has under way.
+"""Run steps: how many a ``session.run`` takes, and how many runs a worker has in flight.
 
-A run costs calls to every task, whatever it does: short steps are better taken several at a time (``unrolling``), and
-while one run waits for a PS another can compute. Both are chosen by measuring the first steps: as many in a run as fill
-``_RUN_SECS``, if that is not too much to prepare, and two runs where the mode lets gradients be stale by one more. Long
-steps stay as they are.
+A run calls every task, however little it does, so it is better to take several short steps in one run (``unrolling``).
+While one run waits for a PS, another can compute. Both numbers are chosen by measuring the first steps. A run gets as
+many steps as fill ``_RUN_SECS``, unless they take too long to prepare. Two runs are in flight where the mode allows
+gradients to be stale by one more step. Long steps stay as they are.
 """
 
 import math
@@ -24,22 +24,22 @@ from tfps.tf_types import Session
 
 _RUN_SECS = 0.2
 _MOST_STEPS = 16
-_MOST_OPS = 2**14  # of a run: TensorFlow took a second for 2,000 (two workers, two cores), and training waits
+_MOST_OPS = 2**14  # per run; TensorFlow took 1 s to prepare 2,000 (two workers, two cores), while training waits
 _WARM_UP, _MEASURED = 3, 10  # runs of one step
-_WORTH = 20  # as many runs there must be left, for to build a longer one takes as long as some
+_WORTH = 20  # only if at least this many runs remain: building a longer run takes as long as some runs
 
 
 @dataclass(frozen=True)
 class StepResults:
-    """What a run of n steps gave.
+    """The results of a run of n steps.
 
     Attributes:
         losses: float [n].
-        examples: int [n]: how many were in the batch of each.
+        examples: int [n]: the number of examples in each batch.
         tickets: The next tickets; empty if none were drawn.
-        reached: The global step after the last of them; ``None`` where the steps' own tickets tell.
-        logged: By step, the model's own ``log_tensors``; empty if not asked for.
-        summaries: By step, the serialized summary; empty if not asked for, or there is none.
+        reached: The global step after the run; ``None`` where the tickets of the steps give it.
+        logged: For each step, the model's own ``log_tensors``; empty if they were not requested.
+        summaries: For each step, the serialized summary; empty if there is none, or it was not requested.
     """
 
     losses: Sequence[float]
@@ -51,16 +51,16 @@ class StepResults:
 
 
 class StepRunner:
-    """The runs of one worker; may be used by several threads.
+    """Take the steps of one worker; several threads may call it.
 
     Args:
         session: Session on this worker's server.
-        built: Its training graph.
+        built: The worker's training graph.
 
     Attributes:
         can_be_long: Whether a run can take several steps.
-        can_overlap: Whether two runs can be under way at once.
-        most_steps: How many are not too many.
+        can_overlap: Whether two runs can be in flight at the same time.
+        most_steps: The largest number of steps for which a run is not too expensive to prepare.
     """
 
     def __init__(self, session: Session, built: TrainGraph) -> None:
@@ -78,28 +78,28 @@ class StepRunner:
         self._building = threading.Lock()
 
     def use(self, session: Session) -> None:
-        """Go on in another session."""
+        """Continue in another session."""
         self._session, self._calls = session, {}
 
     def draw(self, count: int, in_hand: int = 0) -> Sequence[int]:
-        """Draw tickets between steps, with so many in hand already."""
+        """Draw ``count`` tickets between steps, while the worker holds ``in_hand`` others."""
         with self._built.graph.as_default(), self._building:
             return sorted(self._session.run(self._built.step.draw(count, in_hand)).tolist())
 
     def give_back(self, count: int) -> None:
-        """Let go of tickets, as the input has ended."""
+        """Give ``count`` tickets back because the input has ended."""
         with self._built.graph.as_default(), self._building:
             self._session.run(self._built.step.give_back(count))
 
     def global_step(self) -> int:
         """Return how many updates the variables have had."""
-        with self._building:  # a session takes in what another thread has added by half
+        with self._building:  # a session would take in an incomplete graph while another thread adds to it
             return int(self._session.run(self._built.global_step))
 
     def take(self, count: int, draw: int, shown: bool) -> StepResults:
-        """Take ``count`` steps and draw ``draw`` tickets; ``shown`` also gives what is reported of them."""
+        """Take ``count`` steps and draw ``draw`` tickets; with ``shown``, also return the values to report."""
         with self._building:
-            what = count, draw, shown and bool(self._shown)  # one graph, where both would be the same
+            what = count, draw, shown and bool(self._shown)  # one graph for both where there is nothing to show
             if what not in self._fetches:
                 self._fetches[what] = self._build(*what)
             if what not in self._calls:
@@ -133,7 +133,7 @@ class StepRunner:
 
 
 class Input:
-    """How many batches a worker's input has left, as far as that can be known."""
+    """The number of batches that a worker's input has left, as far as that is known."""
 
     def __init__(self, session: Session, built: TrainGraph) -> None:
         batches = int(session.run(built.batches))
@@ -141,27 +141,27 @@ class Input:
         self._left = batches if batches >= 0 else math.inf
 
     def has(self, count: int) -> bool:
-        """Return whether there are so many."""
+        """Return whether at least ``count`` batches are left, as far as that is known."""
         return self._left >= count
 
     def take(self, count: int) -> None:
-        """Note that so many are used."""
+        """Count ``count`` batches as used."""
         self._left -= count
 
 
 class Pace:
-    """How many steps a run takes, and how many runs are under way: what the flags say, or what suits the first steps.
+    """How many steps a run takes and how many runs are in flight, from the flags or from measuring the first steps.
 
     Args:
         config: The job.
-        num_workers: How many share the steps.
-        many_steps: Whether a run may take several; not where the input could end in the middle of it.
-        many_runs: Whether several may be under way; by itself, a single worker has one, so that nothing is stale.
-        most_steps: How many steps a run takes at most, if the flags do not tell.
+        num_workers: How many workers share the steps.
+        many_steps: Whether a run may take several steps; not where the input could end in the middle of the run.
+        many_runs: Whether several runs may be in flight; without a flag, one worker alone has one, so nothing is stale.
+        most_steps: The most steps of a run, if the flags do not give a number.
 
     Attributes:
         steps: Steps of a run.
-        runs: Runs under way at once.
+        runs: Runs in flight at the same time.
     """
 
     def __init__(
@@ -178,11 +178,11 @@ class Pace:
         return report.pace(**self.to_dict(), num_workers=self._num_workers)
 
     def to_dict(self) -> dict[str, int]:
-        """Return it for the summary."""
+        """Return the pace for the summary."""
         return {"steps_per_run": self.steps, "runs_in_flight": self.runs}
 
     def measure(self, secs: float, left: int) -> bool:
-        """Take in how long a run took, and how many steps the job has left; return whether the pace has changed."""
+        """Add a run's duration, with ``left`` steps to go in the job; return whether the pace has changed."""
         if self._chosen:
             return False
         self._secs.append(secs)

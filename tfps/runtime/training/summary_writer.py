@@ -1,4 +1,4 @@
-"""What the chief leaves at the end, whatever the end is: ``summary.json``."""
+"""Write ``summary.json``, which the chief leaves at the end, however the job ends."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -24,16 +24,16 @@ from tfps.tf_types import Session
 def observations(
     session: Session, state: JobState, chief: Chief, loop: Loop, stragglers: Stragglers, before: WorkerPace
 ) -> dict[str, Any]:
-    """Return what the PS and the chief tell of how the workers went along, by its name in the summary.
+    """Return what the PS and the chief know about the workers' progress, by its name in the summary.
 
-    ``before`` is what the chief had left when it was lost: a process that came for the last steps is not slow.
+    ``before`` is the last heartbeat of a lost chief. Without it, a process started for the last steps would look slow.
     """
     tally, own = state.tally(session), loop.progress
     taken = [(told.steps, told.secs) for told in tally]
     taken[0] = before.steps + own.steps, before.secs + (own.seconds if own.steps else 0.0)
     paces = {index: steps / secs for index, (steps, secs) in enumerate(taken) if steps and secs}
     return {
-        "batches_skipped": sum(told.skipped for told in tally[1:]) + loop.progress.skipped,  # of worker 0: all its own
+        "batches_skipped": sum(told.skipped for told in tally[1:]) + loop.progress.skipped,  # plus worker 0's own
         "batch_size": _mean([(told.steps, told.batch_size) for told in tally[1:]], loop.progress),
         "steps_per_sec": {f"worker/{index}": round(pace, 3) for index, pace in sorted(paces.items())},
         "behind": {f"worker/{index}": share for index, share in stragglers.shares.items()},
@@ -43,7 +43,7 @@ def observations(
 
 
 def _mean(others: Sequence[tuple[int, float]], own: Progress) -> float:
-    """Return how many examples a step of the job had, on the average, of the workers that tell their steps and that."""
+    """Return the mean number of examples in a step of the job, over the workers that reported steps and batch size."""
     known = [(steps, size) for steps, size in [*others, (own.steps, own.batch_size)] if steps and size]
     return sum(steps * size for steps, size in known) / (sum(steps for steps, _ in known) or 1)
 
@@ -57,15 +57,15 @@ def write(
     observed: Mapping[str, Any] = MappingProxyType({}),
     error: TfpsError | None = None,
 ) -> None:
-    """Write ``summary.json``; nothing without a ``--model_dir``.
+    """Write ``summary.json``, or nothing without a ``--model_dir``.
 
     Args:
         config: The job.
         cluster: Its tasks.
-        loop: The chief's own; ``None`` if it has taken no step.
-        chief: ``None`` if the job ended before there was one.
+        loop: The chief's own loop; ``None`` if it has taken no step.
+        chief: The chief; ``None`` if the job ended before there was one.
         steps: By worker index, the steps taken in this run, as far as they are known.
-        observed: What else there is to tell, by its name in the summary.
+        observed: Further entries of the summary, by name.
         error: Why the job ended early.
     """
     if not config.model_dir:
@@ -111,7 +111,7 @@ def write(
 
 
 def dropped(config: JobConfig, chief: Chief | None, progress: Progress, steps: Mapping[int, int]) -> int | None:
-    """Return how many gradients came too late for their update; ``None`` in async, or if not all steps are known."""
+    """Return how many gradients came too late for their update; ``None`` in async, or if some steps are not known."""
     if not mode_of(config).is_blocking or chief is None or chief.was_restarted or len(steps) < chief.num_workers:
         return None
     return sum(steps.values()) - chief.num_workers * (progress.global_step - chief.resumed_from_step)

@@ -1,8 +1,8 @@
-"""The training loop of one worker: take steps, report them, save now and then.
+"""The training loop of one worker: take steps, report them, and save now and then.
 
-It knows nothing of modes: see ``tfps.modes.base`` for the tickets that steps are taken for, and ``step_runner`` for how
-many steps are taken at a time. All that is promised of a step (to end at ``max_steps``, to be reported, to have input)
-is promised of each one, however many a run takes.
+The loop does not depend on the mode. ``tfps.modes.base`` describes the tickets that steps are taken for, and
+``step_runner`` decides how many steps a run takes. Every step keeps its guarantees (it ends at ``max_steps``, is
+reported, and has input), however many steps a run takes.
 """
 
 import contextlib
@@ -32,26 +32,26 @@ from tfps.runtime.training.step_runner import Input, Pace, StepResults, StepRunn
 from tfps.tf_types import Session
 
 _QUIET_SECS = 5.0  # a slow model reports at least this often
-_SHORTEST_SECS = 0.001  # no speed is taken of less
-_MOST_SKIPPED = 100  # batches in a row: then it is not the data
+_SHORTEST_SECS = 0.001  # a shorter interval gives no speed
+_MOST_SKIPPED = 100  # batches in a row; more are not the data's fault
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Progress:
-    """How far a worker has come.
+    """The progress of a worker.
 
     Attributes:
         steps: Steps that this worker has taken.
-        batches: Those of these steps whose batch is known.
-        examples: How many were in these batches.
+        batches: How many of these steps have a known batch size.
+        examples: How many examples were in these batches.
         loss: The loss of its last step.
-        global_step: The global step that its last step made.
+        global_step: The global step after its last step.
         began: Monotonic time when training began, in seconds.
         last_step: Monotonic time of its last step's end.
-        input_ended: Whether its input, or that of a worker it trains in step with, has ended.
-        skipped: Batches whose loss or gradient was NaN or Inf, with which no step was taken.
+        input_ended: Whether the input has ended, of this worker or of one that trains in step with it.
+        skipped: Batches that led to no step because their loss or gradient was NaN or Inf.
     """
 
     steps: int = 0
@@ -66,33 +66,33 @@ class Progress:
 
     @property
     def batch_size(self) -> float:
-        """How many examples a batch of this worker had, on the average; 0 before the first."""
+        """The mean number of examples in a batch of this worker; 0 before the first."""
         return self.examples / self.batches if self.batches else 0.0
 
     @property
     def seconds(self) -> float:
-        """For how long this worker has been taking steps."""
+        """For how many seconds this worker has been taking steps."""
         return max(self.last_step - self.began, 1e-9)
 
     def beat(self) -> WorkerPace:
-        """Return this as a sign of life."""
+        """Return this progress as a heartbeat."""
         ago = time.monotonic() - self.last_step
         return WorkerPace(self.steps, self.global_step, time.time() - ago, self.seconds)
 
 
 class Reporter:
-    """Prints a worker's progress lines and, on the chief, writes the event file, whose speeds are the whole job's."""
+    """Log a worker's progress lines and, on the chief, write the event file; its speeds are those of the whole job."""
 
     def __init__(self, config: JobConfig, events: EventFile | None, num_workers: int = 1) -> None:
         self._every = config.steps_to_validate
-        self._batches = mode_of(config).gradients_per_update(num_workers)  # of a global step
+        self._batches = mode_of(config).gradients_per_update(num_workers)  # per global step
         self._max_steps = config.max_steps
         self._events = events
         self._last: tuple[int, float] = (-1, time.monotonic())  # step and time of the last report
-        self._mark: tuple[int, int, float] | None = None  # since when speeds are taken: step, examples, time
+        self._mark: tuple[int, int, float] | None = None  # start of the speed interval: step, examples, time
 
     def due(self, step: int) -> bool:
-        """Return whether a report is due after ``step``: every ``steps_to_validate``, first, last, or long ago."""
+        """Return whether to report after ``step``: every ``steps_to_validate``, first, last, after ``_QUIET_SECS``."""
         last, when = self._last
         passed = last < 0 or step // self._every > last // self._every
         return step > last and (passed or step >= self._max_steps or time.monotonic() - when > _QUIET_SECS)
@@ -100,12 +100,12 @@ class Reporter:
     def report(
         self, step: int, progress: Progress, values: dict[str, float], merged: bytes | None, ended: float | None = None
     ) -> None:
-        """Report a step, which ended at a monotonic time, or now: the values, and the speed since the last report."""
+        """Report a step's values and the speed since the last report; ``ended`` is a monotonic time, by default now."""
         now = time.monotonic() if ended is None else ended
         self._last = step, now
         last, examples, when = self._mark or (step, progress.examples, now)
         secs = now - when
-        if secs >= _SHORTEST_SECS:  # two runs under way may end together
+        if secs >= _SHORTEST_SECS:  # two runs in flight may end at the same time
             values["examples/s"] = (progress.examples - examples) / secs
             values["steps/s"] = (step - last) / secs
         if self._mark is None or secs >= _SHORTEST_SECS:
@@ -119,9 +119,9 @@ class Reporter:
 
 @dataclass(frozen=True)
 class _Block:
-    """Tickets that a run takes a step for, each.
+    """The tickets of one run, which takes a step for each.
 
-    ``renew``: In the end it draws as many as the pace says. ``last``: No further ticket will be of use.
+    ``renew``: At its end, the run draws as many tickets as the pace says. ``last``: Further tickets are of no use.
     """
 
     tickets: Sequence[int]
@@ -130,7 +130,7 @@ class _Block:
 
 
 class _UnderWay:
-    """A run that has been started, in a thread of a pool or at once."""
+    """A run that has started, in a thread of a pool or in the calling thread."""
 
     def __init__(
         self, block: _Block, act: Callable[[], StepResults], submit: Callable[..., "Future[StepResults]"]
@@ -146,24 +146,24 @@ class _UnderWay:
             self.ended = time.monotonic()
 
     def result(self) -> StepResults:
-        """Wait for its end; raises what it raised."""
+        """Wait for the run to end, and return its results; raise what it raised."""
         return self._future.result()
 
 
 class Loop:
-    """Takes the steps of one worker.
+    """Take the steps of one worker.
 
     Args:
         session: Session on this worker's server.
         built: Its training graph.
         config: The job.
-        reporter: Told of each step that is due to be reported.
-        stop: Looked at between runs.
-        between_runs: Called after every run; the chief saves here.
+        reporter: Reports each step that is due.
+        stop: Checked between runs.
+        between_runs: Called after every run; the chief saves in it.
 
     Attributes:
-        progress: How far it has come.
-        pace: How many steps a run takes, and how many runs are under way.
+        progress: The worker's progress.
+        pace: How many steps a run takes, and how many runs are in flight.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Loop:
         self._input = Input(session, built)
         self._under_way: Sequence[int] = []
         self._workers = built.num_workers if built.step.tells_step else 0
-        self._ahead = 0  # how far the tickets were ahead of the steps
+        self._ahead = 0  # by how much tickets are ahead of steps
         self._pool: ThreadPool[StepResults] = ThreadPool("work")
         self._may_skip, self._skipped_in_a_row = config.on_nan == "skip", 0
         many = self._input.size_is_known and self._runs.can_be_long and not self._may_skip
@@ -194,7 +194,7 @@ class Loop:
             log.info("--runs_in_flight=%d: %s, so one run is under way", config.runs_in_flight, why)
 
     def resume(self, session: Session) -> None:
-        """Go on in another session; the run that was under way in the one before was broken off."""
+        """Continue in another session; the run in flight in the earlier one was interrupted."""
         self._runs.use(session)
         self.progress.global_step = self._runs.global_step()
         self.progress.steps += sum(ticket < self.progress.global_step for ticket in self._under_way)
@@ -213,7 +213,7 @@ class Loop:
         """Take steps until the tickets reach ``max_steps`` or the input ends.
 
         Raises:
-            DivergedError: If the loss or a gradient is NaN or Inf, and is not to be skipped.
+            DivergedError: If the loss or a gradient is NaN or Inf, and may not be skipped.
             TfpsError: The reason to stop, if there is one.
         """
         in_hand = deque(self._blocks(self._runs.draw(self.pace.steps * self.pace.runs)))
@@ -231,13 +231,13 @@ class Loop:
             raise self._stop.error
 
     def take(self, ticket: int) -> None:
-        """Take one step, as of a ticket that another worker has drawn; raises the reason to stop, if there is one."""
+        """Take one step, for a ticket that another worker drew; raise the reason to stop, if there is one."""
         if self._stop.error:
             raise self._stop.error
         self._finish(self._start(deque([_Block([ticket], last=True)]))[0])
 
     def _start(self, in_hand: "deque[_Block]") -> Sequence[_UnderWay]:
-        """Start a run for the first block in hand, or for a part of it; nothing if its tickets are used up."""
+        """Start a run for the first block in hand or a part of it; return no run if the tickets are used up."""
         block = in_hand.popleft()
         usable = [ticket for ticket in block.tickets if ticket < self._max_steps]
         if not usable:
@@ -250,22 +250,22 @@ class Loop:
             block = singles[0]
         self._input.take(len(block.tickets))
         self._under_way = block.tickets
-        draw = 1 if block.last else self.pace.steps if block.renew else 0  # the first runs drew 1: that is built
+        draw = 1 if block.last else self.pace.steps if block.renew else 0  # 1, as that graph exists from the first runs
         act = functools.partial(self._runs.take, len(block.tickets), draw, self._is_to_show(block.tickets))
         return [_UnderWay(block, act, self._pool.submit if self.pace.runs > 1 else at_once)]
 
     def _is_to_show(self, tickets: Sequence[int]) -> bool:
-        """Return whether a run should give what is reported of a step: as far as its tickets tell which steps it makes.
+        """Return whether a run should return the values to report, as far as its tickets predict its steps.
 
-        In async, tickets run ahead of the steps, by as many as all workers have in hand. So the last step may be made
-        by any of the last runs.
+        In async, tickets run ahead of the steps by as many as all workers hold. So any of the last runs may make the
+        last step.
         """
         steps = [ticket + 1 - self._ahead for ticket in (tickets[0], tickets[-1])]
         in_hand = self._workers * self.pace.steps * self.pace.runs
         return any(map(self._reporter.due, steps)) or tickets[-1] + 1 + in_hand >= self._max_steps
 
     def _finish(self, run: _UnderWay, go_on: bool = True) -> Sequence[_Block]:
-        """Take in what a run has given; returns blocks of further tickets."""
+        """Process what a run returned; return blocks of further tickets."""
         try:
             taken = run.result()
         except tf.errors.OpError as error:
@@ -288,7 +288,7 @@ class Loop:
         return self._blocks(self._renewed(run, taken.tickets) if go_on else taken.tickets)
 
     def _renewed(self, run: _UnderWay, tickets: Sequence[int]) -> Sequence[int]:
-        """Return a run's next tickets, and those that are missing if from now on more are in hand."""
+        """Return a run's next tickets, and additional ones if the pace has changed and more are in hand from now on."""
         others = self.pace.runs - 1
         if not self.pace.measure(run.ended - run.began, self._max_steps - run.block.tickets[-1]):
             return tickets
@@ -300,7 +300,7 @@ class Loop:
         return [_Block(tickets[at : at + self.pace.steps]) for at in range(0, len(tickets), self.pace.steps)]
 
     def _note(self, step: int, index: int, taken: StepResults, ended: float) -> None:
-        """Count one step of a run; report it if it is due."""
+        """Count one step of a run, and report it if that is due."""
         loss, progress = taken.losses[index], self.progress
         progress.batches, progress.examples = progress.batches + 1, progress.examples + taken.examples[index]
         progress.steps, progress.global_step = progress.steps + 1, max(step, progress.global_step)
@@ -311,10 +311,10 @@ class Loop:
             self._reporter.report(step, progress, {**logged, "loss": loss}, summary, ended)
 
     def _skip(self, block: _Block, found: NonFiniteValue) -> Sequence[_Block]:
-        """Return a block again whose batch was not finite, and so not applied, for the next batch; or end."""
+        """Return a block to run again with the next batch, because a value was not finite and not applied; or raise."""
         self._under_way = []
         step = block.tickets[found.index] + 1
-        self.progress.steps += found.index  # of its run, these were taken
+        self.progress.steps += found.index  # the run took the steps before this one
         self.progress.global_step = max(self.progress.global_step, step - 1)
         self._skipped_in_a_row += 1
         if not self._may_skip or self._skipped_in_a_row > _MOST_SKIPPED:
@@ -326,24 +326,24 @@ class Loop:
         return [block]
 
     def _end_of_input(self, block: _Block, of_another: bool) -> None:
-        """Say that there is no more input, and let go of the tickets."""
+        """Log that the input has ended, and give the tickets back."""
         self._under_way = []
-        if len(block.tickets) > 1:  # in step with others, one of whose input has ended
+        if len(block.tickets) > 1:  # workers train in step, and another worker's input has ended
             self.progress.global_step = self._runs.global_step()
             self.progress.steps += sum(ticket < self.progress.global_step for ticket in block.tickets)
         if not self.progress.input_ended:
             whose = "another worker's input" if of_another else "the input"
             log.info("%s has ended after %s of this worker", whose, report.plural(self.progress.steps, "step"))
         self.progress.input_ended = True
-        with contextlib.suppress(tf.errors.AbortedError, tf.errors.CancelledError):  # another worker's ended first
+        with contextlib.suppress(tf.errors.AbortedError, tf.errors.CancelledError):  # another worker's input ended
             self._runs.give_back(len(block.tickets))
 
 
 def tell_of_the_end(config: JobConfig, step: int, began_at: int) -> None:
-    """Say that the input ended before ``max_steps``.
+    """Log that the input ended before ``max_steps``.
 
     Raises:
-        DataError: If it was empty: no step was taken.
+        DataError: If the input was empty, so that no step was taken.
     """
     whose = "a worker" if mode_of(config).is_blocking else "all workers"
     if step == began_at:

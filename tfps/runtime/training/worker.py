@@ -1,6 +1,6 @@
-"""A worker: builds its graph, meets the others, trains, and signs off. Worker 0 is the chief.
+"""A worker builds its graph, meets the other tasks, trains, and signs off. Worker 0 is the chief.
 
-What the tasks agree on, and in which order, is told in ``job_state``; the chief's further duties are in ``chief``.
+``job_state`` describes what the tasks agree on, and in which order. The chief's further duties are in ``chief``.
 """
 
 import contextlib
@@ -50,12 +50,12 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """One worker of a cluster; ``work`` is its whole life, the other methods look after it from another thread.
+    """One worker of a cluster. ``work`` trains from start to end; another thread calls the methods that supervise it.
 
     Attributes:
-        is_new_dir: Whether ``--model_dir`` was made for this process, and so is of no run before.
-        on_built: Called when its graphs are built, before it meets the others.
-        end: Which end it comes to.
+        is_new_dir: Whether ``--model_dir`` was made for this process, so that it holds no earlier run.
+        on_built: Called when the worker's graphs are built, before it meets the other tasks.
+        end: How the worker ends.
     """
 
     def __init__(self, config: JobConfig, cluster: Cluster, task: Task, model: Model, stop: StopRequest) -> None:
@@ -75,13 +75,13 @@ class Worker:
 
         Raises:
             ModelError: If the model is wrong.
-            ConfigError: If another task was started otherwise.
-            ClusterFormError: If some task never came.
-            PeerLostError: If a PS went away.
-            DivergedError: If the loss became NaN or Inf.
+            ConfigError: If another task was started with other options.
+            ClusterFormError: If some task never started.
+            PeerLostError: If a PS is lost.
+            DivergedError: If the loss or a gradient became NaN or Inf.
             CheckpointError: If the newest checkpoint cannot be used.
             StorageError: If the last checkpoint cannot be written.
-            StoppedError: If told to stop; the state is saved.
+            StoppedError: If the task is asked to stop; the state is saved if that is possible.
         """
         try:
             self._build()
@@ -95,13 +95,13 @@ class Worker:
             raise self._explained(error) from error
 
     def _build(self) -> None:
-        """Build the graphs, before anything is opened: a mistake in the model is told at once."""
+        """Build the graphs before any connection is opened, so that a mistake in the model is reported early."""
         built = self._built = builder.training(self._config, self._cluster, self._task, self._model)
         with built.graph.as_default():
             self._state = job_state.JobState(self._cluster, self._task.index)
             self._init_tables = tf.tables_initializer()
             self._init_input = tf.group(self._init_tables, built.iterator.initializer)
-            self._init_local = tf.local_variables_initializer()  # may begin with what the PS hold
+            self._init_local = tf.local_variables_initializer()  # initial values may come from variables on the PS
             self._partial = PartialUpdates(built.step, self._task.index)
             if self._task.is_chief:
                 self._chief = Chief(self._config, self._cluster, self._model, built, self._new_session)
@@ -119,7 +119,7 @@ class Worker:
         self._others = OtherWorkers(self._cluster, self._task, self._state, are_gone, fence)
 
     def _join_cluster(self) -> bool:
-        """Start the server, wait for the others, and for the variables to have their values; tell if it came to it."""
+        """Start the server, and wait for the other tasks and the variables' values; return False if the job is over."""
         running = server.start(self._config, self._cluster, self._task)
         patience_secs, over = self._config.patience_secs, lambda: ended(self._config)
         self._session_config, self._target = sessions.config_of(self._task), running.target
@@ -150,10 +150,10 @@ class Worker:
         return True
 
     def _wait_until_found(self, session: Session) -> None:
-        """Wait until every PS finds this worker at its name, which may have moved: they look it up now and then.
+        """Wait until every PS finds this worker at its host name, which may have moved: each PS looks it up repeatedly.
 
         Raises:
-            ClusterFormError: If they do not.
+            ClusterFormError: If some PS does not.
         """
         deadline, told = time.monotonic() + self._config.patience_secs, False
         while not self._state.is_found(session):
@@ -168,7 +168,7 @@ class Worker:
             time.sleep(_FIND_EVERY_SECS)
 
     def _begin(self, session: Session) -> None:
-        """Begin together with the other workers."""
+        """Start together with the other workers."""
         self._heartbeat.use(session)
         self._together.begin(session)
         self._trained = self._together.over
@@ -179,13 +179,13 @@ class Worker:
         return sessions.Session(self._target, graph=self._built.graph, config=self._session_config)
 
     def _rejoin(self, session: Session) -> bool:
-        """Join the PS; return whether the job goes on that this task has been part of before.
+        """Join the PS; return whether the job continues in which this task took part before.
 
         Raises:
-            PeerLostError: If it has to begin anew; the PS that were part of it are told to leave.
+            PeerLostError: If the job has to restart; the PS that were part of it are asked to exit.
             ConfigError: If the PS hold another run.
         """
-        marked = self._state.marked(session)
+        marked = self._state.marked(session)  # by PS, whether this worker joined it before
         if any(marked) and not all(marked):
             self._state.abort_job(session, marked)
             raise PeerLostError("this task was started again: the job begins anew from its last checkpoint.")
@@ -205,8 +205,8 @@ class Worker:
         return again
 
     def _request_restart(self, session: Session) -> None:
-        """Call the others, which wait for what this worker took along when it was lost; unless they are through."""
-        self._trained = self._others.are_done(session)  # all but what the chief does last
+        """Ask the others to restart, unless they are done: they wait for what this worker held when it was lost."""
+        self._trained = self._others.are_done(session)  # then only the chief's last duties are left
         if not self._trained:
             self._state.write(session, job_state.RUNNING)
             self._state.request_restart(session)
@@ -231,7 +231,7 @@ class Worker:
         log.info("done: %s steps of this worker", count(loop.progress.steps))
 
     def _train_until_done(self, loop: Loop) -> bool:
-        """Train to the end and sign off; return whether it came to that, or another worker's call broke it off."""
+        """Train to the end and sign off; return False if another worker's restart request interrupted that."""
         try:
             if self._together.interrupted:
                 self._restart(loop)
@@ -245,21 +245,21 @@ class Worker:
             with self.end.of_work(self._stop):
                 write_summary()
                 self._sign_off(job_state.DONE, loop)
-        except (tf.errors.OpError, RuntimeError):  # of a closed session
+        except (tf.errors.OpError, RuntimeError):  # RuntimeError: the session was closed
             if not self._together.interrupted:
                 raise
             return False
         return True
 
     def _take_what_is_left(self, loop: Loop) -> None:
-        """Stay until ``max_steps`` is reached, and take the steps for which others had drawn a ticket and took none.
+        """Stay until ``max_steps`` is reached; take the steps that other workers drew a ticket for and did not take.
 
-        These are lost, or their input has ended. One worker takes them, when no other one is at work any more.
+        Those workers are lost, or their input has ended. One worker takes the steps when no other one is at work.
         """
         while self._built.step.any_worker_can_finish and not loop.progress.input_ended:
             self._sign_off(job_state.IDLE, loop)
             self._wait_until(lambda: self._step() >= self._config.max_steps or self._others.let_this_one(self._session))
-            if (step := self._step()) >= self._config.max_steps:  # what was on its way is there now, or never will be
+            if (step := self._step()) >= self._config.max_steps:  # updates on their way have arrived, or never will
                 return
             self._steps_on = True
             loop.take(step)
@@ -270,7 +270,7 @@ class Worker:
 
     def _restart(self, loop: Loop) -> None:
         self._session = self._new_session()
-        self._session.run(self._init_tables)  # of those that ended with the session before
+        self._session.run(self._init_tables)  # the tables ended with the earlier session
         self._begin(self._session)
         loop.resume(self._session)
 
@@ -280,12 +280,12 @@ class Worker:
         self._state.write(self._session, phase, tally)
 
     def _finish_job(self, chief: Chief, loop: Loop) -> Callable[[], None]:
-        """Wait for the others, then save and evaluate; returns what writes the summary."""
+        """Wait for the others, then save and evaluate; return the function that writes the summary."""
         if self._built.step.any_worker_can_finish and loop.progress.input_ended:
             self._sign_off(job_state.EXHAUSTED, loop)
         self._wait_until(lambda: self._others.are_through(self._session))
         if (step := self._step()) > loop.progress.global_step:
-            loop.progress.last_step = time.monotonic()  # others have taken the last steps
+            loop.progress.last_step = time.monotonic()  # other workers took the last steps
         if step < self._config.max_steps:
             tell_of_the_end(self._config, step, chief.resumed_from_step)
         loop.progress.global_step, metrics = chief.complete(self._session, self._target, self._session_config)
@@ -312,7 +312,7 @@ class Worker:
             time.sleep(_POLL_SECS)
 
     def _sign_off_early(self, loop: Loop) -> None:
-        """Save, and let the PS know that this worker has left; unless that was begun already, or it is done."""
+        """Save, and sign off as stopped on the PS, unless an end has started already, or the worker is done."""
         if not self.end.take(END_EARLY):
             return
         self._leaving = True
@@ -330,7 +330,7 @@ class Worker:
             self._left.set()
 
     def _let_others_stop(self) -> None:
-        """Wait a little for the others' last steps, if they are told to stop too, so that these are saved."""
+        """Wait briefly for the others' last steps, in case they have to stop too, so that these are saved."""
         deadline = time.monotonic() + _LAST_STEPS_SECS
         while self._others.any_trains(self._session) and time.monotonic() < deadline:
             time.sleep(_POLL_SECS)
@@ -347,19 +347,19 @@ class Worker:
     # The methods below are called from the main thread.
 
     def watch(self) -> TfpsError | None:
-        """Return an error if a task that this one cannot do without is gone, or the background work has failed."""
+        """Return an error if a task that this one depends on is lost, or if background work has failed."""
         if self._chief and self._chief.owner.error:
             return self._chief.owner.error
         if self._chief and self._chief.updates and self._chief.updates.error and not self._together.interrupted:
             return self._explained(self._chief.updates.error)
         if self._session is None:
-            return None  # the others may be on their way
+            return None  # the other tasks may still be starting
         if self._heartbeat.forgotten:
             return PeerLostError(REPLACED)
         return self._watch.error(self._loop.progress if self._loop else None, self._steps_on)
 
     def grace_secs(self) -> float:
-        """Return how long to wait: for a step a few times as long as steps take, for it may never end; then to save."""
+        """Return how long to wait for a step that may never end (a few times its usual length), or for the save."""
         if self._leaving:
             return SAVED_WITHIN_SECS
         progress = self._loop.progress if self._loop else Progress()
@@ -369,7 +369,7 @@ class Worker:
         return min(1.0 + 3 * run_secs, WORKER_GRACE_SECS)
 
     def emergency_save(self) -> None:
-        """Save and sign off although the training thread is blocked, in the time that is left; or let it sign off."""
+        """Save and sign off in the remaining time while the training thread is blocked, or let that thread sign off."""
         left_secs, is_stop = SAVED_WITHIN_SECS - self._stop.waited_secs, isinstance(self._stop.error, StoppedError)
         if self.end.is_done_within(left_secs) or self._loop is None or not is_stop:
             return
@@ -380,20 +380,20 @@ class Worker:
             log.info("no time is left to save: the last steps are lost; the newest checkpoint: %s", newest)
 
     def fail(self, error: TfpsError) -> None:
-        """Let the PS know if this task has failed for good; write the summary of the job, if this is the chief."""
+        """Report a permanent failure of this task to the PS; on the chief, write the job's summary."""
         if not self.end.take(END_EARLY) and self.end.kind == END_DONE:
-            return  # its work is signing off: the PS leave then, and the summary says the same
+            return  # the work is signing off: then the PS exit, and the summary reports the same
         if not isinstance(error, RetryableError) and self._joined:
             thread = threading.Thread(target=self._sign_off_failed, args=(error,), daemon=True)
             thread.start()
             thread.join(_SIGN_OFF_SECS)
         if self._task.is_chief and not (isinstance(error, HeldError) or (self._chief and self._chief.owner.error)):
             steps = self._loop.progress.steps if self._loop else 0
-            with contextlib.suppress(StorageError):  # the error is what the task ends with
+            with contextlib.suppress(StorageError):  # the task exits with the original error
                 told = self._config, self._cluster, self._loop, self._chief, {0: steps}, self._observed
                 summary_writer.write(*told, error=error)
 
     def leave(self) -> None:
-        """Let go of what this task holds, at its end, whatever that is."""
+        """Release what this task holds, however it ends."""
         if self._chief:
             self._chief.owner.release()
