@@ -120,7 +120,7 @@ def _resolve(job: JobConfig) -> tuple[Cluster, Task | None]:
         problems = error.problems
     try:
         return resolve("worker", 0)[0], None
-    except ConfigError as error:  # keep the problems that do not depend on the role
+    except ConfigError as error:  # keep what is wrong with or without a role, or that no cluster is given
         raise ConfigError([line for line in problems if line in error.problems] or problems) from None
 
 

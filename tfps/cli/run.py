@@ -121,7 +121,7 @@ def _be_task(given: JobConfig, members: resolver.Cluster, me: resolver.Task, por
 def _exit(code: int) -> NoReturn:
     """End the process: TensorFlow's server cannot be stopped, and its threads prevent an orderly exit of Python.
 
-    If the launcher is gone, which would otherwise end the model's leftover processes, this function kills them.
+    If the launcher is gone, also kill the processes that the model has left; otherwise the launcher does so.
     """
     if place := os.environ.get(SIGNS):
         with contextlib.suppress(OSError):  # in a program that a model started, the descriptor may be closed

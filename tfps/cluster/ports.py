@@ -20,7 +20,7 @@ def held_ports(count: int) -> Iterator[list[int]]:
     with contextlib.ExitStack() as stack:
         holders = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) for _ in range(count)]
         for holder in holders:
-            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # gRPC releases differ in which one they set
+            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # gRPC releases differ in which of these they set
                 holder.setsockopt(socket.SOL_SOCKET, option, 1)
             holder.bind(("", 0))
         yield [holder.getsockname()[1] for holder in holders]

@@ -124,7 +124,7 @@ def check_data(name: str, data_dir: str, num_workers: int) -> None:
     """Check a model's data for mistakes without TensorFlow.
 
     Raises:
-        DataError: If ``--data_dir`` does not exist, or the built-in model cannot read it.
+        DataError: If ``--data_dir`` does not exist, or is not what the built-in model reads.
     """
     if not data_dir or "://" in data_dir:
         return

@@ -5,7 +5,7 @@ It must learn in all modes with the same settings. The hardest case is gradients
 randomly initialized network they silence the few filters. So the filters start as edge detectors and the dense layer at
 zero (``--seed`` then decides only the order of the examples). For the same reason the optimizer is Adagrad, as in
 Downpour SGD (Dean et al. 2012). 400 updates of batch 128 reach 0.95 and more on MNIST's last 2,000 test images, with
-gradients 3 to 5 steps old as well, and 0.90 and more on the package's digits.
+gradients 3 to 5 steps old as well. On the package's digits they reach 0.90 and more.
 """
 
 from collections.abc import Mapping

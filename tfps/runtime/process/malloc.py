@@ -5,7 +5,7 @@ requests them again, and the system clears every page again. For a large model t
 glibc also keeps a heap for each of many threads, and the free parts of one heap do not serve other threads.
 
 A large model has many pages of 4 kB, and each is cleared and looked up separately. If the system gives pages of 2 MB on
-request (``transparent_hugepage`` is ``madvise``), the heap requests them.
+request (``transparent_hugepage`` is ``madvise``), this module requests them for the heap.
 
 Does not import TensorFlow.
 """
@@ -40,7 +40,7 @@ def keep_freed(heaps: int) -> bool:
 def ask_for_large_pages() -> None:
     """Request large pages where the heap will grow; again after protobuf, which trims the heap, has freed much.
 
-    Extend the heap by half of the machine's memory, unused, mark that as large pages for later use, and free it.
+    Grow the heap by half of the machine's memory, mark that for large pages, and free it without using any of it.
     """
     libc = _libc()
     if libc is None or _is_counted():

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def machine() -> str:
-    """Return an id of the place where process ids are unique, a boot and a PID namespace; empty if unknown."""
+    """Return an id of this boot and PID namespace, within which process ids are unique; empty if unknown."""
     try:
         if os.readlink("/proc/self") != str(os.getpid()):  # /proc belongs to another PID namespace
             return ""

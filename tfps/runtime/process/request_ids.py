@@ -2,10 +2,10 @@
 
 Each request between tasks carries a random id. A task rejects an id that is among the last 100,000 it has seen, as a
 repeated request (tensorflow/core/distributed_runtime/recent_request_ids.cc). But the id of a run is the first number of
-a generator that each of the master's short-lived threads seeds again, with 32 bits (``ThreadLocalNew64`` in tsl's
-random.cc). So one of 43,000 runs is rejected although it is new. A worker may thus reject its own part of a run before
-the master has asked a PS for the others. That PS then waits without end, because a part that is requested after the
-rejection is never canceled (``RunManyGraphs`` in master_session.cc). In a job with 100 runs a second that happened
+a generator. Each of the master's short-lived threads seeds its generator again, with 32 bits (``ThreadLocalNew64`` in
+tsl's random.cc). So one of 43,000 runs is rejected although it is new. A worker may thus reject its own part of a run
+before the master has asked a PS for the others. That PS then waits without end, because a part that is requested after
+the rejection is never canceled (``RunManyGraphs`` in master_session.cc). In a job with 100 runs a second that happened
 within an hour.
 
 So this module redirects the calls of that function to ``New64`` beside it, the one generator of a process. It changes

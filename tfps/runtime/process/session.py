@@ -53,7 +53,7 @@ class Session(tf.Session):  # type: ignore[misc]
         if not feed_list:
             call = super().make_callable(fetches, **kwargs)
             return lambda *inputs: _persistently(call, *inputs)
-        self._extend_graph()
+        self._extend_graph()  # only here, not on each call
         feeds = [(tensor._as_tf_output(), tensor.dtype.as_numpy_dtype) for tensor in feed_list]
         targets = [fetches._c_op]
 

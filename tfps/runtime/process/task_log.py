@@ -43,7 +43,7 @@ class _Tee:
 
 
 def log_file(model_dir: str | None, task: str) -> Path | None:
-    """Return the path of a task's log (for ``worker/0``, say), or ``None`` without a ``--model_dir``."""
+    """Return the path of the log of a task, like ``worker/0``; ``None`` without a ``--model_dir``."""
     return Path(model_dir) / LOGS / f"{task.replace('/', '-')}.log" if model_dir else None
 
 

@@ -1,10 +1,10 @@
 """Make TCP connections fail in time. Does not import TensorFlow.
 
 TensorFlow's gRPC channels have no keepalive. The kernel sends unacknowledged data again and again, each time after
-twice as long. So if the network is cut while data is on its way, a task notices the failure late. After the network is
-back, that takes as long as the cut lasted, although the other side restarted long ago. Linux can bound this for each
-socket: TCP_USER_TIMEOUT, see tcp(7) and RFC 5482. gRPC sets the option only with a keepalive. It also bounds how long a
-stopped peer may leave its full buffer unread.
+twice as long. So if the network is cut while data is on its way, a task notices the failure late. It needs as long
+after the network's return as the cut lasted, although the other side restarted long ago. Linux can bound this for each
+socket: TCP_USER_TIMEOUT, see tcp(7) and RFC 5482. gRPC sets the option only with a keepalive. The option also bounds
+how long a stopped peer may leave its full buffer unread.
 
 A channel also does not notice when the name of its task moves to another host. A worker that restarted at another
 address can be reached only after the connection to the old one has failed. So a task that connects to workers looks up
@@ -72,7 +72,7 @@ def set_user_timeouts() -> None:
 
 
 def follow_names(addresses: Sequence[str]) -> None:
-    """Watch names in a thread; if one changes its address, drop the old connections, so that gRPC looks it up, too."""
+    """Watch names in a thread: drop connections to a name's former address, so that gRPC looks it up again."""
     named = [address for address in addresses if not _is_ip(split(address)[0])]
     if named and os.path.isdir("/proc/self/fd"):
         threading.Thread(target=_follow_names, args=(named,), name="names", daemon=True).start()
