@@ -1,7 +1,7 @@
 """TensorFlow 1.x-style parameter-server training on today's TensorFlow.
 
-A model file needs ``tfps.ModelSpec``, ``tfps.ModeKeys`` and perhaps ``tfps.make_optimizer``; everything else is the
-command line's. Importing this package does not import TensorFlow.
+A model file needs ``tfps.ModelSpec``, ``tfps.ModeKeys`` and perhaps ``tfps.make_optimizer``; the command line does
+everything else. Importing this package does not import TensorFlow.
 """
 
 from tfps.cluster.resolver import Cluster, Task

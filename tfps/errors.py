@@ -1,24 +1,24 @@
-"""What can go wrong, as one tree; each class carries the exit code a task ends with.
+"""The exceptions of tfps, as one tree; each class has the exit code that a task ends with.
 
 ::
 
     TfpsError                    1
-    ├── ConfigError              2   a flag, TF_CONFIG or the environment is wrong; lists every problem at once
+    ├── ConfigError              2   a flag, TF_CONFIG or the environment is wrong; lists all problems together
     │   └── ModelError           2   the user's model file is wrong; shows the user's own line
     ├── DataError               65   training data missing or damaged
     ├── CheckpointError         65   no usable checkpoint
     ├── DivergedError           66   the loss became NaN or Inf
-    ├── PlatformError           69   a platform does not answer, or refuses; holds its own words
+    ├── PlatformError           69   a platform does not answer, or refuses; quotes its messages
     │   ├── ClientMissingError  69   the platform's own program or package is not installed
-    │   └── JobNotFoundError    69   the platform knows no such job, or none of tfps
+    │   └── JobNotFoundError    69   the platform knows no such job, or tfps did not submit it
     ├── StorageError            74   model_dir cannot be written
-    └── RetryableError         128+  the same command, started again, may succeed
-        ├── StoppedError       143   told to stop (SIGTERM, SIGINT, SIGHUP); state is saved
+    └── RetryableError         128+  the same command may succeed if it is run again
+        ├── StoppedError       143   stopped by a signal (SIGTERM, SIGINT, SIGHUP); state is saved
         ├── PeerLostError      170   another task of the cluster is gone
         ├── ClusterFormError   171   the cluster did not form in time
-        └── StallError         172   a worker takes no step any more
+        └── StallError         172   a worker no longer takes steps
 
-Kubeflow's ``ExitCode`` restart policy retries 128 and up and gives up below. Imports nothing of tfps.
+Kubeflow's ``ExitCode`` restart policy retries 128 and up and gives up below. Imports nothing from tfps.
 """
 
 import errno
@@ -28,18 +28,18 @@ from collections.abc import Sequence
 
 
 def without_colors(text: str) -> str:
-    """Return a text without what colors it, or makes it bold, on a terminal: Keras writes its errors so."""
+    """Return a text without terminal codes for colors or bold, which Keras puts into its errors."""
     return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
 
 
 class TfpsError(Exception):
-    """Base of every error tfps raises on purpose: its text is for the user, without a traceback."""
+    """Base of every error that tfps raises on purpose; its text is for the user, without a traceback."""
 
     exit_code = 1
 
 
 class ConfigError(TfpsError):
-    """The job cannot start as asked. Holds every problem found, one plain line each."""
+    """The job cannot start as requested. Holds every problem found, one plain line each."""
 
     exit_code = 2
 
@@ -71,9 +71,9 @@ class DivergedError(TfpsError):
 
 
 class PlatformError(TfpsError):
-    """A platform that jobs are submitted to does not answer, or refuses. Holds its words, one plain line each.
+    """A platform that jobs are submitted to does not answer, or refuses. Holds its messages, one plain line each.
 
-    ``sysexits.h`` calls the exit code EX_UNAVAILABLE. The command line may be right: the same one may work later.
+    ``sysexits.h`` calls the exit code EX_UNAVAILABLE. The command line may be correct, and may work later.
     """
 
     exit_code = 69
@@ -84,11 +84,11 @@ class PlatformError(TfpsError):
 
 
 class ClientMissingError(PlatformError):
-    """The program or the package that a platform is asked with is not installed on this machine."""
+    """The program or package that tfps uses to call a platform is not installed on this machine."""
 
 
 class JobNotFoundError(PlatformError):
-    """The platform knows no job of this handle, or tfps has not submitted it."""
+    """The platform knows no job with this handle, or tfps did not submit that job."""
 
 
 class StorageError(TfpsError):
@@ -98,25 +98,25 @@ class StorageError(TfpsError):
 
 
 def error_for_exit_code(code: int, text: str) -> TfpsError:
-    """Return the error that ends a task with ``code`` because another task has ended so."""
+    """Return the error that ends a task with ``code`` because another task has ended with it."""
     kinds = (ConfigError, DataError, DivergedError, StorageError)
     return next((kind(text) for kind in kinds if kind.exit_code == code), TfpsError(text))
 
 
 class RetryableError(TfpsError):
-    """Something outside this task went wrong: starting the same command again may succeed."""
+    """Something outside this task went wrong; the same command may succeed if it is run again."""
 
     exit_code = 128
 
 
 class StoppedError(RetryableError):
-    """The task was told to stop (SIGTERM, SIGINT or SIGHUP) and has saved its state."""
+    """A signal (SIGTERM, SIGINT or SIGHUP) stopped the task, and the task has saved its state."""
 
     exit_code = 143
 
 
 def error_for_limits(error: BaseException) -> ConfigError | None:
-    """Return what an error of Python's means that comes of a limit on processes; ``None`` of any other."""
+    """Return the error to show if a limit on processes caused a Python error; ``None`` for any other error."""
     told = (
         "no more threads or processes can be started: raise the limit on them, see ulimit -u, or that of the container"
     )
@@ -126,13 +126,13 @@ def error_for_limits(error: BaseException) -> ConfigError | None:
 
 
 def stopping_signals() -> Sequence[signal.Signals]:
-    """Return the signals that tell a process to stop; SIGHUP, of a closed terminal, unless ``nohup`` has it ignored."""
+    """Return the signals that stop a process; SIGHUP, from a closed terminal, unless ``nohup`` ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGTERM, signal.SIGINT, *([] if ignored else [signal.SIGHUP])]
 
 
 class PeerLostError(RetryableError):
-    """Another task of the cluster does not answer any more."""
+    """Another task of the cluster no longer answers."""
 
     exit_code = 170
 

@@ -1,7 +1,7 @@
-"""Tables of names: the classes of tfps by name, and those that other distributions offer through entry points.
+"""Tables of classes by name: those of tfps, and those that other distributions offer through entry points.
 
-A class is imported when it is used: the command line checks names without importing what they stand for. What other
-distributions offer is read when a name is not a built-in one, or when a class is loaded.
+A class is imported when it is used, so that the command line can check names without importing their classes. The
+offers of other distributions are read when a name is not a built-in one, or when a class is loaded.
 """
 
 import importlib
@@ -18,14 +18,14 @@ _T = TypeVar("_T")
 
 
 class Registry(Collection[str], Generic[_T]):
-    """Classes of one kind by name. Iterating gives the names: the built-in ones, then those of other distributions.
+    """Classes of one kind by name. Iteration yields the built-in names, then those of other distributions.
 
     Args:
-        base: The class that they derive from; each has its name as ``name``, and is made without arguments.
-        kind: What they are, for messages.
+        base: Their base class; each class has its name as ``name``, and is created without arguments.
+        kind: The kind of the classes, for messages.
         flag: The flag whose value is a name, for messages.
         builtin: By name, ``module:Class``.
-        group: The group of entry points in which other distributions offer theirs.
+        group: The group of entry points in which other distributions offer their classes.
 
     Example::
 
@@ -48,11 +48,11 @@ class Registry(Collection[str], Generic[_T]):
         return len(list(iter(self)))
 
     def load(self, name: str) -> _T:
-        """Return a new instance of the class with a name that is in the table.
+        """Return a new instance of the class with this name.
 
         Raises:
-            ConfigError: If a distribution offers it that cannot be imported, or is no such class, or more than one
-                offers it; names the distribution.
+            ConfigError: If the name is not in the table, more than one distribution offers it, or the offered class
+                cannot be imported or used; names the distribution.
         """
         offered = [point for point in self._offered() if point.name == name]
         if len(offered) + (name in self.builtin) > 1:
@@ -66,7 +66,7 @@ class Registry(Collection[str], Generic[_T]):
         return found()
 
     def _offered(self) -> Sequence["EntryPoint"]:
-        from importlib import metadata  # noqa: PLC0415  most commands have no use for it
+        from importlib import metadata  # noqa: PLC0415  most commands do not need it
 
         return list(metadata.entry_points(group=self.group))
 
@@ -80,7 +80,7 @@ class Registry(Collection[str], Generic[_T]):
         source = f"the {self._kind} {point.name} of {_origin(point)}, {point.value},"
         try:
             found: Any = point.load()
-        except Exception as error:  # a module may raise anything as it is imported
+        except Exception as error:  # importing a module may raise anything
             fix = "repair that distribution, or uninstall it"
             raise ConfigError(f"{source} cannot be imported: {type(error).__name__}: {error}: {fix}.") from error
         if not (isinstance(found, type) and issubclass(found, self.base)):
@@ -96,5 +96,5 @@ class Registry(Collection[str], Generic[_T]):
 
 
 def _origin(point: "EntryPoint") -> str:
-    """Return the distribution that offers an entry point."""
+    """Return a description of the distribution that offers an entry point."""
     return f"the distribution {point.dist.name} {point.dist.version}" if point.dist else "a distribution without a name"

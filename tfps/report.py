@@ -1,7 +1,7 @@
-"""What a job tells people and programs: progress lines, ``job.json`` and ``summary.json``.
+"""A job's output for users and programs: progress lines, ``job.json`` and ``summary.json``.
 
-A progress line is ``name=value`` pairs, one line a report, the same on every platform; ``parse_progress`` reads it
-back, which is how a launcher follows a task through nothing but its output. Must not import TensorFlow.
+A progress line is ``name=value`` pairs, one line per report, the same on every platform. ``parse_progress`` reads it
+back, so that a launcher can follow a task through its output alone. Must not import TensorFlow.
 """
 
 import errno
@@ -22,24 +22,24 @@ from typing import Any
 from tfps.errors import CheckpointError, StorageError, without_colors
 
 JOB, SUMMARY, LOGS = "job.json", "summary.json", "logs"
-SCHEMA_VERSION = 1  # of job.json and summary.json: while it is the same, a name that is there stays, and means the same
-_SHORT_SECS = 10.0  # a job in which chance decides who is the slowest
-_SLOW, _BEHIND = 0.8, 0.2  # from where on a worker is said to be slow
-# In an error, the calls that made an operation: once, or for each of several operations, before the reason.
+SCHEMA_VERSION = 1  # of job.json and summary.json: within a version, names that exist stay and keep their meaning
+_SHORT_SECS = 10.0  # in a shorter job, chance decides which worker is the slowest
+_SLOW, _BEHIND = 0.8, 0.2  # the thresholds from which a worker is reported as slow
+# In an error, the calls that created an operation, before the reason: once, or for each of several operations.
 _MADE_AT = re.compile(r"^Detected at node .*\n?(?:[ \t].*\n?)*|^Node: '.*'$", re.MULTILINE)
 
-# The first word of a task's line, where it begins a new state of that task.
+# The first word of a task's line, if the line starts a new state of that task.
 STATES = ("waiting", "training", "evaluating", "done", "stopped", "stalled", "restarted", "error")
 
 
 def format_progress(step: int, values: Mapping[str, float]) -> str:
-    """Return ``step=100 loss=0.53 examples/s=12345``."""
+    """Return a progress line like ``step=100 loss=0.53 examples/s=12345``."""
     named = ((re.sub(r"[\s=]", "_", name), value) for name, value in values.items())
     return " ".join([f"step={step}", *(f"{name}={_number(value)}" for name, value in named)])
 
 
 def parse_progress(line: str) -> dict[str, float] | None:
-    """Return the pairs of a progress line, or ``None`` if the line is something else."""
+    """Return the pairs of a progress line, or ``None`` for any other line."""
     if not re.match(r"step=[0-9]{1,19}(\s|\Z)", line):
         return None
     first, *others = (word.partition("=") for word in line.split())
@@ -50,13 +50,13 @@ def parse_progress(line: str) -> dict[str, float] | None:
 
 
 def state_of(line: str) -> str:
-    """Return the state that a task's line begins, one of ``STATES``; empty if it begins none."""
+    """Return the state that a task's line starts, one of ``STATES``; empty if it starts none."""
     word = line.partition(" ")[0].rstrip().rstrip(":")
     return word if word in STATES else ""
 
 
 def is_reserved(line: str) -> bool:
-    """Return whether a line begins as a task's own: with a state, or as a progress line."""
+    """Return whether a line begins like one of a task's own: with a state, or as a progress line."""
     return bool(state_of(line) or re.match(r"step=[0-9]", line))
 
 
@@ -65,17 +65,17 @@ def _number(value: float) -> str:
 
 
 def count(number: float) -> str:
-    """Return a count for people: ``12,345``."""
+    """Return a count in readable form: ``12,345``."""
     return f"{number:,.0f}"
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a number of things: ``1 worker``, ``2 workers``."""
+    """Return a number with its noun: ``1 worker``, ``2 workers``."""
     return f"{count(number)} {noun}" + ("" if number == 1 else "s")
 
 
 def duration(secs: float) -> str:
-    """Return a time for people: ``0.8 s``, ``42 s``, ``3 min 05 s``, ``2 h 04 min``."""
+    """Return a duration in readable form: ``0.8 s``, ``42 s``, ``3 min 05 s``, ``2 h 04 min``."""
     if secs < 10:
         return f"{secs:.1f} s"
     if secs < 120:
@@ -90,10 +90,10 @@ def utc(secs: float) -> str:
 
 
 def make_dir(path: Path) -> None:
-    """Make a directory of the job.
+    """Create a directory of the job.
 
     Raises:
-        StorageError: If it cannot be made.
+        StorageError: If it cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def temporary_directory() -> str:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file as ``write_text`` does. NaN and Inf become null.
+    """Write a JSON file like ``write_text``. NaN and Inf become null.
 
     Raises:
         StorageError: If it cannot be written.
@@ -123,7 +123,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: a temporary file, renamed.
+    """Write a file completely or not at all, through a temporary file that is renamed.
 
     Raises:
         StorageError: If it cannot be written.
@@ -132,7 +132,7 @@ def write_text(path: Path, text: str) -> None:
     try:
         temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
         try:
-            with open(temporary, "x") as file:  # with the rights that the umask leaves
+            with open(temporary, "x") as file:  # with the permissions that the umask leaves
                 file.write(text)
             temporary.replace(path)
         finally:
@@ -142,10 +142,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file of the job, if it is there.
+    """Delete a file of the job, if it exists.
 
     Raises:
-        StorageError: If that cannot be done.
+        StorageError: If it cannot be deleted.
     """
     try:
         path.unlink(missing_ok=True)
@@ -162,22 +162,22 @@ def _finite(value: Any) -> Any:
 
 
 def read_file(path: Path) -> bytes:
-    """Return what a regular file holds; another, as a FIFO, might be waited for without end.
+    """Return the content of a regular file; reading any other, such as a FIFO, might block without end.
 
     Raises:
-        OSError: If it is none, or cannot be read.
+        OSError: If the file is not regular, or cannot be read.
     """
     with open_file(path) as file:
         return file.read()
 
 
 def open_file(path: Path) -> io.FileIO:
-    """Open a regular file to read it.
+    """Open a regular file for reading.
 
     Raises:
-        OSError: If it is none, or cannot be opened.
+        OSError: If the file is not regular, or cannot be opened.
     """
-    try:  # opened first, as NFS looks up what is new then
+    try:  # open first, because NFS looks for new files then
         file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     except OSError as error:
         if error.errno not in (errno.EISDIR, errno.ENXIO):  # a directory, a socket
@@ -190,7 +190,7 @@ def open_file(path: Path) -> io.FileIO:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return what a JSON file holds, or ``None`` if there is no such file.
+    """Return the content of a JSON file, or ``None`` if there is no such file.
 
     Raises:
         CheckpointError: If it is not a JSON object: another program wrote it, or it is damaged.
@@ -208,14 +208,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def pace(steps_per_run: int, runs_in_flight: int, num_workers: int) -> str:
-    """Return how steps are taken, and how much staler a further run of each worker makes gradients, for people."""
+    """Return a description of how steps run, and how much staler each worker's extra runs make gradients."""
     steps = f"{steps_per_run} steps a run" if steps_per_run > 1 else "1 step a run"
     late = f", {runs_in_flight} under way: gradients are about {(runs_in_flight - 1) * num_workers} staler"
     return steps + (late if runs_in_flight > 1 else "")
 
 
 def final_lines(summary: Mapping[str, Any], model_dir: str | None) -> list[str]:
-    """Return the report that a job ends with, from its summary, for people."""
+    """Return the final report of a job for its user, made from the summary."""
     step, secs, rate = (summary.get(name) or 0 for name in ("global_step", "seconds", "examples_per_sec"))
     resumed = summary.get("resumed_from_step")
     lines = [f"done: step {count(step)} after {duration(secs)}"]
@@ -237,7 +237,7 @@ def final_lines(summary: Mapping[str, Any], model_dir: str | None) -> list[str]:
 
 
 def _course(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Return how a job went, for people: what is worth a line."""
+    """Return the notable facts about a job's course for its user."""
     restarted = {task: of for task, of in summary.get("tasks", {}).items() if of.get("restarts")}
     restarts = [f"{task} {of['restarts']}{_after(of.get('restarted_after'))}" for task, of in restarted.items()]
     lost = summary.get("recovery_secs")
@@ -260,7 +260,7 @@ def _after(reasons: Sequence[str] | None) -> str:
 
 
 def _shares(counts: Sequence[int], most: int = 5) -> str:
-    """Return a histogram of the staleness of gradients as shares; nothing where none was stale."""
+    """Return a histogram of the staleness of gradients as shares; empty if none was stale."""
     total = sum(counts)
     if total == (counts[0] if counts else 0):
         return ""
@@ -270,7 +270,7 @@ def _shares(counts: Sequence[int], most: int = 5) -> str:
 
 
 def slowest(summary: Mapping[str, Any]) -> str:
-    """Return which worker is clearly slower than the others, and how that shows; nothing if none is."""
+    """Return which worker is clearly slower than the others, and how that shows; empty if none is."""
     paces, behind = summary.get("steps_per_sec") or {}, summary.get("behind") or {}
     is_blocking = summary.get("is_blocking")
     if len(paces) > 1 and not is_blocking and summary.get("seconds", math.inf) > _SHORT_SECS:
@@ -286,7 +286,7 @@ def slowest(summary: Mapping[str, Any]) -> str:
 
 
 def _metric(value: Any, most: int = 8) -> str:
-    """Return a metric's value for people: a number, or the first of an array; nothing of what is neither."""
+    """Return a metric's value in readable form: a number, or the first ones of an array; else empty."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "not finite"
     if isinstance(value, list):
@@ -303,7 +303,7 @@ def _flat(values: Sequence[Any]) -> Iterator[Any]:
 
 
 def brief(error: BaseException) -> str:
-    """Return the gist of an error on one line, without what TensorFlow puts around it."""
+    """Return the gist of an error on one line, without TensorFlow's additions."""
     text = _MADE_AT.sub("", without_colors(str(getattr(error, "message", error))))
     lines = [line.strip() for line in text.splitlines()]
     telling = [line for line in lines if line.strip("=") and line != "Graph execution error:"]
@@ -311,5 +311,5 @@ def brief(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text as one line, for places that have room for just one."""
+    """Return a text as one line, for places with room for only one."""
     return re.sub(r"\s+", " ", text).strip()

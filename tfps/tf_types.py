@@ -1,4 +1,4 @@
-"""Names for TensorFlow's types in annotations. TensorFlow has no type stubs: for the type checker, each is ``Any``.
+"""Names for TensorFlow's types in annotations. TensorFlow has no type stubs, so the type checker sees ``Any``.
 
 Does not import TensorFlow, so that modules which must not import it can name its types.
 """
@@ -12,7 +12,7 @@ Operation: TypeAlias = Any
 """``tf.Operation``."""
 
 Variable: TypeAlias = Any
-"""``tf.Variable``; a resource variable where nothing else is said."""
+"""``tf.Variable``; a resource variable unless stated otherwise."""
 
 Gradient: TypeAlias = Any
 """``tf.Tensor`` or ``tf.IndexedSlices``."""
@@ -27,7 +27,7 @@ Session: TypeAlias = Any
 """``tf.compat.v1.Session``, or ``runtime.process.session.Session``."""
 
 Fetch: TypeAlias = Any
-"""What ``Session.run`` takes: a tensor, an operation, or a structure of them."""
+"""An argument of ``Session.run``: a tensor, an operation, or a structure of them."""
 
 Dataset: TypeAlias = Any
 """``tf.data.Dataset``."""

@@ -1,1 +1,1 @@
-"""The command line: one module per command. The only package that prints for people or exits."""
+"""The command line: one module per command. The only package that prints for users or exits."""

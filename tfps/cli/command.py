@@ -1,4 +1,4 @@
-"""What a verb is."""
+"""The definition of a command, and functions that several commands share."""
 
 import os
 import time
@@ -18,15 +18,15 @@ JOB = ("job", "training", "mode", "placement", "performance", "timeouts")  # the
 
 @dataclass(frozen=True)
 class Command:
-    """One thing that ``tfps`` does.
+    """One command of ``tfps``.
 
     Attributes:
-        act: Does it, given the flags; returns the exit code.
+        act: Runs the command with the given arguments; returns the exit code.
         groups: The groups of flags that it takes.
         summary: What it does, in a few words.
-        details: And in two sentences.
-        example: A command.
-        argument: What it takes beside flags.
+        details: What it does, in two sentences.
+        example: An example command line.
+        argument: The argument that it takes beside flags.
     """
 
     act: Callable[[Sequence[str]], int]
@@ -43,10 +43,10 @@ class Command:
 
 
 def found_from_anywhere(job: JobConfig) -> JobConfig:
-    """Return a job with absolute paths: a model may change the working directory, ``tfps eval`` be called elsewhere.
+    """Return a job with absolute paths: a model may change directory, and ``tfps eval`` may run in another one.
 
     Raises:
-        ConfigError: If a path is not UTF-8, as TensorFlow needs it, or is relative to a directory that is gone.
+        ConfigError: If a path is not UTF-8, which TensorFlow needs, or is relative to a directory that is gone.
     """
     paths = {name: getattr(job, name) for name in ("model_dir", "checkpoint_path", "export_dir")}
     paths["data_dir"] = job.data_dir if os.path.exists(job.data_dir) else None
@@ -58,13 +58,13 @@ def found_from_anywhere(job: JobConfig) -> JobConfig:
 
 
 def absolute(path: str) -> str:
-    """Return a path that means the same from any working directory.
+    """Return a path that means the same in any working directory.
 
     Raises:
         ConfigError: If it is relative to a directory that is gone.
     """
     joined = path if os.path.isabs(path) else os.path.join(working_directory(), path)
-    # A link's ".." is that of where it leads to.
+    # After a link, ".." is the parent of the link's target.
     return os.path.realpath(joined) if os.pardir in joined.split(os.sep) else os.path.normpath(joined)
 
 
@@ -81,12 +81,12 @@ def working_directory() -> str:
 
 
 def new_model_dir(model: str) -> str:
-    """Return a new directory's name, so that a job without ``--model_dir`` starts afresh."""
+    """Return the name of a new directory, so that a job without ``--model_dir`` starts from scratch."""
     return str(Path("runs") / f"{Path(model).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
 
 
 def with_tensorflow(problems: ProblemCollector) -> None:
-    """Settle the problems, then import TensorFlow, quietly: for verbs that work on a model without a cluster."""
+    """Raise all problems, then import TensorFlow quietly; for commands that use a model without a cluster."""
     problems.of(task.require_tensorflow)
     problems.settle()
     task_log.show()

@@ -1,7 +1,7 @@
-"""``tfps doctor``: is this cluster able to train? Asks what tasks ask of each other, without being one.
+"""``tfps doctor``: check whether this cluster can train. Makes the checks that tasks make, without running one.
 
-A task that is not started yet is no fault: doctor is for before the start as much as for a job that does not form. A
-host without a name or that does not answer is one, as is an address at which something else is found.
+A task that has not started yet is no problem: doctor works before the start and for a job that does not form. A host
+whose name does not resolve or that does not answer is a problem, and so is an address with another listener.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ from tfps.runtime.coordination import compatibility
 
 OK, NOT_YET, WARNING, WRONG = "ok", "-", "warning", "wrong"
 
-_STAY_SECS = 3.0  # in --model_dir, where doctors that are started together meet
-_DEAD_AFTER_SECS = 5.0  # a name service or a file system that takes longer
-_TASKS_PER_SEC = 256  # that can be asked if none answers
-_ALIKE = 10  # tasks of which the same is told, each by a line
+_STAY_SECS = 3.0  # in --model_dir, so that doctors started together find each other
+_DEAD_AFTER_SECS = 5.0  # a name service or file system that takes longer counts as dead
+_TASKS_PER_SEC = 256  # the rate of probes if no task answers
+_ALIKE = 10  # tasks with the same finding that get a line each
 _CLOCK_SECS = 2.0
 _LITTLE_BYTES = 10**9
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly", "tf-nightly-cpu")
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC takes the first
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC uses the first that is set
 _PROXY_OF_ADDRESSES = "GRPC_ADDRESS_HTTP_PROXY"
 _FIXES = {
     probe.UNKNOWN_HOST: "correct the address, or the name service.",
@@ -52,13 +52,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Check:
-    """What was found at one place.
+    """The result of one check.
 
     Attributes:
         state: OK, NOT_YET, WARNING or WRONG.
-        what: What was looked at.
-        told: What was found, and the fix.
-        code: If it is WRONG, what doctor exits with.
+        what: The subject of the check.
+        told: The finding, and the fix.
+        code: The exit code of doctor if the state is WRONG.
     """
 
     state: str
@@ -68,7 +68,7 @@ class Check:
 
 
 def _doctor(argv: Sequence[str]) -> int:
-    """Look at everything at the same time, tell it, and return the exit code of what is wrong."""
+    """Run all checks, the directory's in the background; print them and return the lowest exit code of a problem."""
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv)
     place = problems.of(_place, job)
@@ -80,7 +80,7 @@ def _doctor(argv: Sequence[str]) -> int:
         checks = [_versions(), *_network(*place), _proxies(), *_within(_STAY_SECS + _DEAD_AFTER_SECS, directory)]
     finally:
         enough.set()
-        futures.wait([directory], 1)  # it leaves nothing behind, on Ctrl-C neither
+        futures.wait([directory], 1)  # it deletes its file, on Ctrl-C too
     _print(checks)
     return min((check.code for check in checks if check.code), default=0)
 
@@ -96,10 +96,10 @@ def _print(checks: Sequence[Check]) -> None:
 
 
 def _place(job: JobConfig) -> tuple[Cluster, Task | None, str]:
-    """Return the cluster, this process's task if it is told one, and the flag that says on which port that listens.
+    """Return the cluster, this process's task if one is given, and the flag that sets the task's port.
 
     Raises:
-        ConfigError: With every problem.
+        ConfigError: Lists every problem.
     """
     by_slurm = resolver.is_slurms(job.ps_hosts, job.worker_hosts, os.environ)
     members, me = _resolve(job)
@@ -120,12 +120,12 @@ def _resolve(job: JobConfig) -> tuple[Cluster, Task | None]:
         problems = error.problems
     try:
         return resolve("worker", 0)[0], None
-    except ConfigError as error:  # what is wrong with or without a role, or that there is no cluster at all
+    except ConfigError as error:  # keep what is wrong with or without a role, or that no cluster is given
         raise ConfigError([line for line in problems if line in error.problems] or problems) from None
 
 
 def _versions() -> Check:
-    """Look at what is installed, without importing it."""
+    """Check what is installed, without importing it."""
     here = _installed()
     told = f"tfps {here['tfps']}, Python {platform.python_version()} on {here['host']}"
     if here["TensorFlow"]:
@@ -143,7 +143,7 @@ def _installed() -> Mapping[str, str]:
 
 
 def _network(members: Cluster, me: Task | None, flag: str) -> Iterator[Check]:
-    """Ask at every task's address who is there."""
+    """Probe every task's address."""
     tasks = members.tasks()
     answers = probe.probe_all(members, tasks, _DEAD_AFTER_SECS + len(tasks) / _TASKS_PER_SEC)
     yield _names(members, answers)
@@ -192,7 +192,7 @@ def _port(address: str, flag: str, found: Check) -> Check:
 
 
 def _proxies() -> Check:
-    """Look for proxies that gRPC would use; their addresses may hold a password, and are not shown."""
+    """Check for proxies that gRPC would use. Their addresses may contain a password and are not shown."""
     if os.environ.get(_PROXY_OF_ADDRESSES):
         fix = f"unset it, unless the cluster is not in {_PROXY_OF_ADDRESSES}_ENABLED_ADDRESSES."
         return Check(WARNING, "proxies", f"{_PROXY_OF_ADDRESSES} is set, which tasks obey: {fix}")
@@ -206,7 +206,7 @@ def _num_hosts(members: Cluster) -> int:
 
 
 def _directory(model_dir: str | None, num_hosts: int, enough: threading.Event) -> list[Check]:
-    """Visit ``--model_dir``, for a while or until it is enough."""
+    """Check ``--model_dir``, and stay there for some seconds or until ``enough`` is set."""
     if not model_dir:
         return [Check(NOT_YET, "model_dir", "not given: the job will leave nothing, and cannot go on from anything")]
     here = _installed()
@@ -227,7 +227,7 @@ def _room(model_dir: str, visit: SharedDirProbe) -> Check:
 
 
 def _shared(here: Mapping[str, str], others: Mapping[str, Presence], num_hosts: int) -> Check:
-    """Tell who else is in the directory, and whether they have the same installed."""
+    """Report which other hosts are in the directory, and whether they have the same versions."""
     if not others:
         told = "nobody else is there: start doctor on all hosts at once to see whether they share it"
         return Check(NOT_YET, "shared", told)
@@ -250,7 +250,7 @@ def _unlike(here: Mapping[str, str], there: Mapping[str, str]) -> list[tuple[str
 
 
 def _clocks(host: str, visit: SharedDirProbe, others: Mapping[str, Presence]) -> Check:
-    """Compare the clocks of the hosts with the file system's."""
+    """Compare the clocks of the hosts with the file system's clock."""
     own = visit.own
     if own is None:
         raise StorageError("--model_dir: a file that was just written there cannot be read.")
@@ -266,7 +266,7 @@ def _clocks(host: str, visit: SharedDirProbe, others: Mapping[str, Presence]) ->
 
 
 def _in_background(act: Callable[[], _T]) -> "futures.Future[_T]":
-    """Do something in a thread that does not keep the process alive."""
+    """Run a function in a thread that does not keep the process alive."""
     future: futures.Future[_T] = futures.Future()
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""``tfps eval`` and ``tfps export``: what works on a trained job's directory."""
+"""``tfps eval`` and ``tfps export``: commands that work on the directory of a trained job."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tfps.runtime.checkpoint.manifest import INDEX, file_of
 
 
 def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, loader.Model, str]:
-    """Return the job that a directory holds, as ``job.json`` and the flags tell, its model, and the checkpoint."""
+    """Return a directory's job, from ``job.json`` and the flags, with its model and the checkpoint's path."""
     problems = ProblemCollector()
     given = problems.read(flags, argv)
     problems.settle()
@@ -29,7 +29,7 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, lo
     directory = Path(given.model_dir or str(Path(given.checkpoint_path or "").parent))
     asked = problems.read(flags, argv, _stored(directory / JOB).replace(model_dir=str(directory)))
     path = absolute(model_dir.select_checkpoint(asked))
-    named = asked.model.endswith(".py") and asked.model != given.model  # by job.json alone
+    named = asked.model.endswith(".py") and asked.model != given.model  # by job.json, not by the flags
     if named:
         problems.of(_check_owner, directory / JOB, Path(asked.model))
     job = found_from_anywhere(asked)
@@ -37,21 +37,21 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, lo
     with_tensorflow(problems)
     if named:
         print(f"runs {job.model}, as {directory / JOB} says", file=sys.stderr)
-    if not asked.checkpoint_path and not file_of(path, INDEX).exists():  # the job goes on, and deletes old ones
+    if not asked.checkpoint_path and not file_of(path, INDEX).exists():  # a running job deletes old ones
         path = absolute(model_dir.select_checkpoint(asked))
     return job, loader.load(job.model), path
 
 
 def _stored(path: Path) -> JobConfig:
-    """Return the job that a directory's ``job.json`` tells, which people edit.
+    """Return the job in a directory's ``job.json``, which users may edit; without the file, the defaults.
 
     Raises:
-        CheckpointError: If it tells none.
+        CheckpointError: If the file cannot be read, or a value has the wrong type.
     """
     stored = {name: value for name, value in (read_json(path) or {}).items() if name in job_config.FIELDS}
     kinds = get_type_hints(JobConfig)
     for name, value in stored.items():
-        number = kinds[name] in (float, float | None)  # which may be written without a point
+        number = kinds[name] in (float, float | None)  # a float may be written without a decimal point
         if not isinstance(value, kinds[name] | int if number else kinds[name]):
             told = f"{path} cannot be read: {name} is {json.dumps(value)}"
             raise CheckpointError(f"{told}. Mend it, or move it away and give the flags.")
@@ -59,16 +59,16 @@ def _stored(path: Path) -> JobConfig:
 
 
 def _check_owner(stored: Path, source: Path) -> None:
-    """Make sure that nobody else has chosen the code that is about to run.
+    """Check that no other user has chosen the code that is about to run.
 
     Raises:
-        ConfigError: If the model's file, or what names it, belongs to another user or can be written by any.
+        ConfigError: If the model's file, or the file that names it, belongs to another user or is writable by any user.
     """
     for path in (stored, source):
         try:
             about = path.stat()
         except OSError:
-            continue  # that it is not there is told elsewhere
+            continue  # another check reports a missing file
         if about.st_uid != os.getuid() or about.st_mode & stat.S_IWOTH:
             why = "can be written by any user" if about.st_mode & stat.S_IWOTH else "belongs to another user"
             raise ConfigError(

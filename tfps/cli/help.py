@@ -1,6 +1,6 @@
 """``tfps help``: the list of commands and pages, a page, or a command's flags. Does not import TensorFlow.
 
-The pages are the Markdown files in ``tfps/docs``, which the package carries. ``index.md`` gives their order.
+The pages are the Markdown files in ``tfps/docs``, which are part of the package. ``index.md`` gives their order.
 """
 
 import re
@@ -18,15 +18,15 @@ from tfps.errors import ConfigError
 from tfps.models import loader
 
 INDEX = "index"
-ALIASES: Mapping[str, str] = {"compose": "docker", "hosts": "ssh", "tfjob": "kubeflow"}  # platforms, by --to
+ALIASES: Mapping[str, str] = {"compose": "docker", "hosts": "ssh", "tfjob": "kubeflow"}  # a platform's page, by --to
 _DOCS = resources.files("tfps") / "docs"
 
 
 def show_help(words: Sequence[str]) -> int:
-    """Show what is behind ``tfps help WORDS``; returns the exit code.
+    """Print the help for ``tfps help WORDS``; returns the exit code.
 
     Raises:
-        ConfigError: If there is no such page or command.
+        ConfigError: If there is no such page or command, or more than one name.
     """
     names = [word for word in words if not word.startswith("-")]
     if len(names) > 1:
@@ -41,7 +41,7 @@ def show_help(words: Sequence[str]) -> int:
 
 
 def usage() -> str:
-    """Return what ``tfps --help`` shows: one screen."""
+    """Return the text of ``tfps --help``, which fits on one screen."""
     commands = "\n".join(f"  {name:<8} {command.summary}" for name, command in COMMANDS.items())
     return (
         "TensorFlow 1.x-style parameter-server training, on today's TensorFlow.\n\n"
@@ -53,7 +53,7 @@ def usage() -> str:
 
 
 def command_help(name: str) -> str:
-    """Return what ``tfps COMMAND --help`` shows."""
+    """Return the text of ``tfps COMMAND --help``."""
     command = COMMANDS[name]
     choices = {**CHOICES, "model": tuple(loader.BUILTIN)}
     width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns))
@@ -63,7 +63,7 @@ def command_help(name: str) -> str:
 
 
 def page_summaries() -> Mapping[str, str]:
-    """Return what is on each page, by the page's name, as the index lists them; the index is the first."""
+    """Return each page's summary by the page's name, in the order of the index, which comes first."""
     listed = re.findall(r"^- \[[^\]]+\]\(([\w-]+)\.md\): (.+)$", _text(INDEX), re.MULTILINE)
     return {INDEX: "this list, with links", **{name: summary.replace("`", "") for name, summary in listed}}
 
@@ -93,7 +93,7 @@ def _text(name: str) -> str:
 
 
 def _print_paged(text: str) -> None:
-    """Print a text, through the user's pager if a person reads it on a terminal."""
+    """Print a text, through the user's pager if standard output is a terminal."""
     if sys.stdout.isatty():
         import pydoc  # noqa: PLC0415  other commands do not need it
 

@@ -1,4 +1,4 @@
-"""``tfps status``, ``logs`` and ``cancel``: what is asked of a submitted job, by its handle."""
+"""``tfps status``, ``logs`` and ``cancel``: commands that take the handle of a submitted job."""
 
 import os
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _GIVE = f"give the one that tfps submit printed, like {_EXAMPLE}"
 
 
 def _find(verb: Command, argv: Sequence[str]) -> tuple[SubmittedJob, job_config.JobConfig]:
-    """Return the job of the handle among the arguments, and the flags."""
+    """Return the job whose handle is among the arguments, and the flags."""
     problems = ProblemCollector()
     handles = [arg for arg in argv if not arg.startswith("-")]
     asked = problems.read(verb.flags, [arg for arg in argv if arg not in handles])

@@ -39,13 +39,13 @@ def _launch(argv: Sequence[str]) -> int:
 
 
 def _follow(job: JobConfig, began: float) -> int:
-    from tfps.jobs import display, follow  # noqa: PLC0415  other verbs have no use for it
-    from tfps.launchers.local.launcher import LocalLauncher  # noqa: PLC0415  other verbs have no use for it
+    from tfps.jobs import display, follow  # noqa: PLC0415  other commands do not need it
+    from tfps.launchers.local.launcher import LocalLauncher  # noqa: PLC0415  other commands do not need it
 
     directory = Path(job.model_dir or ".")
     ownership.check(job.model_dir, force=job.force)
     make_dir(directory / LOGS)
-    remove(directory / SUMMARY)  # that of an earlier run
+    remove(directory / SUMMARY)  # an earlier run's
     workers = plural(job.num_workers or 2, "worker")
     print(f"{job.model}: {job.num_ps} ps, {workers}, {job.mode}; model_dir {job.model_dir}", flush=True)
     with ports.held_ports((job.num_ps or 1) + (job.num_workers or 2)) as held:
@@ -69,7 +69,7 @@ def _follow(job: JobConfig, began: float) -> int:
 
 
 def _is_kept_for(directory: Path, hosts: Sequence[str]) -> bool:
-    """Return whether a directory is still a job's at its end: no other job holds it, or held it and ended there."""
+    """Return whether a job still owns its directory at its end: no other job holds it, or held it and ended there."""
     try:
         theirs = (read_json(directory / SUMMARY) or {}).get("hosts")
     except CheckpointError:
@@ -78,7 +78,7 @@ def _is_kept_for(directory: Path, hosts: Sequence[str]) -> bool:
 
 
 def _written(path: Path, summary: Mapping[str, Any]) -> StorageError | None:
-    """Write the summary; returns why that cannot be done: how the job has ended is to be said first."""
+    """Write the summary; returns an error rather than raising it, because the job's outcome is printed first."""
     try:
         write_json(path, summary)
     except StorageError as error:
@@ -87,7 +87,7 @@ def _written(path: Path, summary: Mapping[str, Any]) -> StorageError | None:
 
 
 def _with_checkpoint(job: JobConfig, summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a summary that names the newest checkpoint, also where the chief was lost and has written none."""
+    """Return a summary that names the newest checkpoint, even if the chief was lost and wrote no summary."""
     if "checkpoint" in summary:
         return summary
     path = _saved(job)
@@ -96,7 +96,7 @@ def _with_checkpoint(job: JobConfig, summary: Mapping[str, Any]) -> Mapping[str,
 
 
 def _saved(job: JobConfig) -> str | None:
-    """Return the newest whole checkpoint, or one that is to be brought in; ``None`` if none can be read."""
+    """Return the newest complete checkpoint, in place or still to be published; ``None`` if none can be read."""
     try:
         return max([*sealed(job.model_dir), *filter(None, [Finder(job.model_dir).newest()])], key=step_in, default=None)
     except StorageError:
@@ -104,7 +104,7 @@ def _saved(job: JobConfig) -> str | None:
 
 
 def _stopped(job: JobConfig, step: int) -> str:
-    """Return what there is to say of a job that was told to stop: what is on the disk, and what becomes of it."""
+    """Return the message for a stopped job: what is on the disk, and how to resume."""
     path = _saved(job)
     if path is None:
         return f"stopped at step {step}; nothing was saved: --model_dir={job.model_dir} holds no whole checkpoint."

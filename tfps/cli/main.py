@@ -1,4 +1,4 @@
-"""The command line. Prints for people, as the verbs do, and exits. Does not import TensorFlow until a verb needs it."""
+"""The command line: runs a command, prints for users, and exits. Imports TensorFlow only if a command needs it."""
 
 import errno
 import io
@@ -16,21 +16,21 @@ from tfps.errors import ConfigError, StoppedError, StorageError, TfpsError, erro
 
 __all__ = ["CHOICES", "COMMANDS", "main"]
 
-_NOT_WRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO)  # a file's own errors are told where they are met
+_NOT_WRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO)  # errors of named files are reported elsewhere
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal, file or pipe that takes ASCII alone
+        if isinstance(stream, io.TextIOWrapper):  # a terminal, file or pipe that takes only ASCII
             stream.reconfigure(errors="backslashreplace")
     _take_signals()
     return _written(_act(list(sys.argv[1:] if argv is None else argv)))
 
 
 def _open_streams() -> None:
-    """Let standard streams that are closed lead nowhere: a file that is opened would be taken for one of them."""
+    """Redirect closed standard streams to /dev/null: else the next file opened would take the place of one."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDWR)
@@ -41,8 +41,8 @@ def _open_streams() -> None:
 
 
 def _take_signals() -> None:
-    """Take the signals that whoever started this may have blocked: else it could not be stopped, nor see tasks end."""
-    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # then no exit code of a program is known
+    """Unblock signals that the parent may have blocked: else tfps could not be stopped, nor see tasks end."""
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # with SIG_IGN, exit codes of child processes are lost
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
@@ -78,7 +78,7 @@ def _dispatch(args: Sequence[str]) -> int:
 
 
 def _of_user(error: TfpsError | RuntimeError) -> TfpsError:
-    """Return an error for the user; raises one that is none."""
+    """Return the error to show to the user; raises an error again that is a bug."""
     found = error if isinstance(error, TfpsError) else error_for_limits(error)
     if found is None:
         raise error
@@ -86,7 +86,7 @@ def _of_user(error: TfpsError | RuntimeError) -> TfpsError:
 
 
 def _written(code: int) -> int:
-    """Write what is still in the buffer of standard output; returns the exit code, that of an error if it fails."""
+    """Flush standard output; returns the exit code, or if that is 0 and the flush fails, the error's code."""
     try:
         if sys.stdout:
             sys.stdout.flush()
@@ -96,8 +96,8 @@ def _written(code: int) -> int:
 
 
 def _not_written(error: OSError) -> int:
-    """Say that standard output takes no more, unless nobody reads it any more: tfps ... | head."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    """Report that standard output cannot be written, unless its reader is gone, as in ``tfps ... | head``."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's own flush at exit succeeds
     if isinstance(error, BrokenPipeError):
         return StoppedError.exit_code
     return print_error(StorageError(f"standard output cannot be written: {error.strerror}."), sys.stderr)

@@ -1,4 +1,4 @@
-"""``tfps plan``: show what goes where, without starting."""
+"""``tfps plan``: show where variables go and what a step sends, without starting a job."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from tfps.models import loader
 
 
 def _plan(argv: Sequence[str]) -> int:
-    """Print what goes where."""
+    """Print where variables go and what a step sends."""
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv)
     check_model(job, problems)

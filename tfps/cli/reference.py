@@ -1,4 +1,4 @@
-"""The pages that are made from the code: ``python -m tfps.cli.reference > tfps/docs/flags.md``.
+"""Generate the pages that are made from the code: ``python -m tfps.cli.reference > tfps/docs/flags.md``.
 
 Does not import TensorFlow.
 """
@@ -17,7 +17,7 @@ flag may stand alone. A flag that a command does not have is an error, as is a f
 
 This page is made from `tfps/config/job_config.py` by `python -m tfps.cli.reference > tfps/docs/flags.md`.
 """
-_WIDE = 100_000  # columns: no line is wrapped
+_WIDE = 100_000  # columns, so that no line wraps
 
 
 def flags_page() -> str:
@@ -44,7 +44,7 @@ def _commands_with(group: str) -> Iterator[str]:
 
 
 def help_text(name: str) -> str:
-    """Return what ``--help`` says of a flag, with its choices and its default, on one line."""
+    """Return the ``--help`` text of a flag, with its choices and its default, on one line."""
     choices = {**CHOICES, "model": tuple(loader.BUILTIN)}
     line = job_config.describe([name], choices, _WIDE).splitlines()[-1]
     return line.partition(f"--{name}")[2].strip()

@@ -1,4 +1,4 @@
-"""The verbs of the command line: a file each, or one for a few that belong together, and this one table."""
+"""The table of commands. Each command has its own module; a few related ones share one."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""``tfps run``: be one task."""
+"""``tfps run``: run one task."""
 
 import atexit
 import contextlib
@@ -31,7 +31,7 @@ _EXIT_HOOKS_SECS = 2.0
 
 
 def _run(argv: Sequence[str]) -> int:
-    """Be one task."""
+    """Run one task."""
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv)
     problems.of(loader.check, job.model)
@@ -57,10 +57,10 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _supervise(job: JobConfig, members: resolver.Cluster, me: resolver.Task) -> int:
-    """Start the task in a process of its own, and again when it is lost."""
-    from tfps.launchers.local.supervisor import Supervisor  # noqa: PLC0415  a task by itself has no use for it
+    """Run the task in a child process, and restart it when it is lost."""
+    from tfps.launchers.local.supervisor import Supervisor  # noqa: PLC0415  an unsupervised task does not need it
 
-    if me.is_chief:  # the same directory for all its processes
+    if me.is_chief:  # all its processes use the same directory
         job, kept = _with_directory(found_from_anywhere(job))
         if kept:
             print(kept, flush=True)
@@ -72,7 +72,7 @@ def _supervise(job: JobConfig, members: resolver.Cluster, me: resolver.Task) -> 
 
 
 def on_machines(members: resolver.Cluster, port_base: int | None) -> resolver.Cluster:
-    """Return a Slurm step's cluster, looked up."""
+    """Return a Slurm step's cluster with the addresses of its nodes' machines."""
     nodes = [members.address(task).rpartition(":")[0] for task in members.tasks()]
     return resolver.placed(members, slurm.lookup_nodes(nodes, os.environ), port_base or slurm.PORT_BASE)
 
@@ -82,7 +82,7 @@ def _be_task(given: JobConfig, members: resolver.Cluster, me: resolver.Task, por
         ports.check_port(members.address(me), port_flag)
     job, kept = _with_directory(found_from_anywhere(given)) if me.is_chief else (found_from_anywhere(given), "")
     if me.is_chief:
-        ownership.check(job.model_dir, members, job.force)  # before a word of this job is in another's log
+        ownership.check(job.model_dir, members, job.force)  # before this job writes to another job's log
     console = task_log.open_log(task_log.log_file(job.model_dir, str(me)))
     _tell(kept)
     try:
@@ -90,7 +90,7 @@ def _be_task(given: JobConfig, members: resolver.Cluster, me: resolver.Task, por
         _tell(kept)
         code = 0
         _sign(SIGNED_OFF)
-    except SystemExit as ended:  # of the model, or a library that it uses
+    except SystemExit as ended:  # raised by the model or by a library that it uses
         code = ended.code if isinstance(ended.code, int) and ended.code else PeerLostError.exit_code
         with contextlib.suppress(OSError):
             print_error(
@@ -99,7 +99,7 @@ def _be_task(given: JobConfig, members: resolver.Cluster, me: resolver.Task, por
             )
     except TfpsError as error:
         code = error.exit_code
-        with contextlib.suppress(OSError):  # whoever read it may be gone
+        with contextlib.suppress(OSError):  # the reader may be gone
             print_error(error, console)
     except Exception as error:
         limit = error_for_limits(error)
@@ -119,36 +119,36 @@ def _be_task(given: JobConfig, members: resolver.Cluster, me: resolver.Task, por
 
 
 def _exit(code: int) -> NoReturn:
-    """End: TensorFlow's server cannot be stopped, and its threads do not let the interpreter end in order.
+    """End the process: TensorFlow's server cannot be stopped, and its threads prevent an orderly exit of Python.
 
-    What the model has left running ends too, where the launcher, which would see to that, is not there any more.
+    If the launcher is gone, also kill the processes that the model has left; otherwise the launcher does so.
     """
     if place := os.environ.get(SIGNS):
-        with contextlib.suppress(OSError):  # of a program that a model has started, it may be no file
+        with contextlib.suppress(OSError):  # in a program that a model started, the descriptor may be closed
             try:
                 os.write(int(place), b".")
             except BrokenPipeError:
-                os.killpg(0, signal.SIGKILL)  # a task has a process group of its own; this process is of it
+                os.killpg(0, signal.SIGKILL)  # the task's own process group, with this process
     os._exit(code)
 
 
 def _end_within(secs: float, code: int) -> None:
-    """End the process after some time, whatever the exit hooks of a model or a library do."""
+    """End the process after ``secs``, whatever the exit hooks of a model or a library do."""
     timer = threading.Timer(secs, _exit, [code])
     timer.daemon = True
-    with contextlib.suppress(RuntimeError):  # no more threads may be started
+    with contextlib.suppress(RuntimeError):  # the limit on threads may be reached
         timer.start()
 
 
 def _sign(sign: bytes) -> None:
-    """Let the launcher know how far the task has come, if there is one."""
+    """Report the task's progress to the launcher, if there is one."""
     if place := os.environ.get(SIGNS):
         with contextlib.suppress(OSError):
             os.write(int(place), sign)
 
 
 def _with_directory(job: JobConfig) -> tuple[JobConfig, str]:
-    """Return a chief's job with a directory, and what there is to say if it had to be made; it may not be possible."""
+    """Return a chief's job with a directory, and a message if that was missing: it was made, or cannot be."""
     if job.model_dir:
         return job, ""
     made = job.replace(model_dir=os.path.abspath(new_model_dir(job.model)))

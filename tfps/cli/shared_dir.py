@@ -1,8 +1,8 @@
-"""Whether ``--model_dir`` can hold a job, and whether all hosts mean the same directory by it.
+"""Check whether ``--model_dir`` can hold a job, and whether all hosts mean the same directory by it.
 
-A visitor leaves a card there, with its host, its versions and its clock on it, and takes it away when it goes. Whoever
-finds another host's card shares the directory with that host. When a card was written is told by the file system's own
-clock, so cards also tell how wrong the clocks are. Does not import TensorFlow.
+A visitor leaves a card there, a file with its host, versions and clock, and deletes the card when it leaves. A visitor
+that finds another host's card shares the directory with that host. The file system's own clock dates each card, so
+cards also show how wrong the clocks are. Does not import TensorFlow.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from tfps.errors import CheckpointError
 from tfps.report import read_json, write_json
 
 _CARDS = ".tfps-doctor-*.json"
-_LOST_AFTER_SECS = 300.0  # a card older than that was left by one who did not get to take it away
+_LOST_AFTER_SECS = 300.0  # an older card belongs to a visitor that could not delete it
 
 
 @dataclass(frozen=True)
 class Presence:
-    """What a visitor has left.
+    """The card that a visitor left.
 
     Attributes:
-        told: What it says of itself.
-        written: When, by the file system's clock, in seconds.
-        ahead_secs: By how much its own clock was ahead of that.
+        told: The card's content, as the visitor wrote it.
+        written: The time of writing by the file system's clock, in seconds.
+        ahead_secs: By how much the visitor's own clock was ahead of that.
     """
 
     told: Mapping[str, str]
@@ -37,23 +37,23 @@ class Presence:
 
 
 class SharedDirProbe:
-    """One's own card in a directory, and what else is found there."""
+    """This visitor's own card in a directory, and the cards of others there."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @property
     def own(self) -> Presence | None:
-        """One's own card, as it is read back."""
+        """This visitor's own card, read back from the file."""
         return _read(self._path)
 
     @property
     def free_bytes(self) -> int:
-        """How much more the directory can hold."""
+        """The free space of the directory's file system, in bytes."""
         return shutil.disk_usage(self._path.parent).free
 
     def others(self) -> dict[str, Presence]:
-        """Return the cards of others that are there now, by their files' names."""
+        """Return the current cards of other visitors by file name."""
         now = self._path.stat().st_mtime
         found = {path.name: _read(path) for path in self._path.parent.glob(_CARDS) if path != self._path}
         return {name: card for name, card in found.items() if card and now - card.written < _LOST_AFTER_SECS}
@@ -61,10 +61,10 @@ class SharedDirProbe:
 
 @contextlib.contextmanager
 def visit(directory: Path, told: Mapping[str, str]) -> Iterator[SharedDirProbe]:
-    """Leave a card in a directory, which is made if it is not there, as long as the context lasts.
+    """Leave a card in a directory while the context lasts; creates the directory if it is missing.
 
     Raises:
-        StorageError: If the directory cannot be made, or nothing written there.
+        StorageError: If the directory cannot be created or written to.
     """
     made = [path for path in (directory, *directory.parents) if not os.path.exists(path)]
     own = directory / _CARDS.replace("*", uuid.uuid4().hex)
@@ -75,11 +75,11 @@ def visit(directory: Path, told: Mapping[str, str]) -> Iterator[SharedDirProbe]:
         with contextlib.suppress(OSError):
             own.unlink(missing_ok=True)
             for path in made:
-                path.rmdir()  # unless others have put something there
+                path.rmdir()  # fails if others have put something there
 
 
 def _read(path: Path) -> Presence | None:
-    """Return a card, or ``None`` if there is none, or it is not one."""
+    """Return a card, or ``None`` if the file is missing or is not a card."""
     try:
         told, written = read_json(path) or {}, path.stat().st_mtime
         return Presence({name: str(value) for name, value in told.items()}, written, float(told["clock"]) - written)

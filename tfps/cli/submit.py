@@ -1,4 +1,4 @@
-"""``tfps submit``: hand a job to a platform."""
+"""``tfps submit``: submit a job to a platform."""
 
 import re
 import sys
@@ -33,7 +33,7 @@ def _submit(argv: Sequence[str]) -> int:
     job = _job(asked, launcher, problems)
     plan = problems.of(launcher.plan, job)
     problems.settle()
-    assert plan is not None  # else there was a problem
+    assert plan is not None  # else settle() has raised a problem
     if missing := loader.beside(Path(asked.model)) if job.model_source else []:
         print(f"warning: {asked.model} goes into the containers alone: {_BESIDE.format(missing[0])}", file=sys.stderr)
     if asked.dry_run or plan.is_printed_only:
@@ -45,7 +45,7 @@ def _submit(argv: Sequence[str]) -> int:
 def _send(launcher: Launcher[Plan], plan: Plan, job: Job) -> int:
     began = time.monotonic()
     submitted = launcher.submit(plan)
-    if isinstance(submitted, RunningJob):  # no platform holds it: it lasts as long as this command
+    if isinstance(submitted, RunningJob):  # no platform runs it: the job ends with this command
         return run_to_completion(submitted, job, began)
     for warning in submitted.warnings:
         print(warning, file=sys.stderr)
@@ -54,14 +54,14 @@ def _send(launcher: Launcher[Plan], plan: Plan, job: Job) -> int:
 
 
 def _job(asked: JobConfig, launcher: Launcher[Plan], problems: ProblemCollector) -> Job:
-    """Return the job, looked at as far as this machine can tell."""
+    """Return the job, checked as far as this machine can check it."""
     for flag in job_config.fields_of(_PLATFORM):
         if getattr(asked, flag) != job_config.FIELDS[flag].default and flag not in (*_EVERYWHERE, *launcher.options):
             problems.add(f"--{flag} means nothing with --to={asked.to}: leave it out.")
     name, directory = asked.name or _name(asked.model), working_directory()
     is_file = asked.model.endswith(".py")
     if not launcher.shares_files:
-        if is_file or asked.model in loader.BUILTIN:  # a dotted module may be in the image alone
+        if is_file or asked.model in loader.BUILTIN:  # a dotted module may exist only in the image
             problems.of(loader.check, asked.model)
         source = Path(asked.model).read_text(encoding="utf-8") if is_file and Path(asked.model).is_file() else None
         return Job(name, asked, source, directory=directory)
@@ -71,13 +71,13 @@ def _job(asked: JobConfig, launcher: Launcher[Plan], problems: ProblemCollector)
 
 
 def _check_data(data_dir: str) -> None:
-    """Look whether the data is there; the tasks look into it."""
+    """Check that the data exists; the tasks check its content."""
     if data_dir and "://" not in data_dir and not Path(data_dir).exists():
         raise DataError(f"--data_dir={job_config.show(data_dir)}: no such file or directory.")
 
 
 def _with_absolute_paths(asked: JobConfig, name: str) -> JobConfig:
-    """Return the job with paths that hold in any directory of machines that share this one's."""
+    """Return the job with absolute paths, for machines that share this machine's directories."""
     paths = {"model_dir": asked.model_dir or str(Path("runs") / name)}
     paths |= {"model": asked.model} if Path(asked.model).is_file() else {}
     paths |= {"data_dir": asked.data_dir} if asked.data_dir else {}
@@ -87,7 +87,7 @@ def _with_absolute_paths(asked: JobConfig, name: str) -> JobConfig:
 
 
 def _name(model: str) -> str:
-    """Return a job's name: its model's, and the time."""
+    """Return a job name made of the model's name and the time."""
     stem = Path(model).stem if model.endswith(".py") else model.rpartition(".")[2]
     plain = re.sub("[^a-z0-9]+", "-", stem.lower()).strip("-")[:20].rstrip("-")
     return f"{plain if plain[:1].isalpha() else f'job-{plain}'.rstrip('-')}-{time.strftime('%m%d-%H%M%S')}"

@@ -1,4 +1,4 @@
-"""The tables that ``tfps plan`` and ``tfps status`` print. Drawn by rich; does not import TensorFlow."""
+"""The tables that ``tfps plan`` and ``tfps status`` print. Drawn with rich; does not import TensorFlow."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def print_plan(config: JobConfig, cluster: Cluster, plan: "Plan") -> None:
-    """Print each variable's place, the bytes of each PS, and what a step moves."""
+    """Print each variable's PS, the bytes on each PS, and what a step sends."""
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=160)
     console.print(
@@ -30,7 +30,7 @@ def print_plan(config: JobConfig, cluster: Cluster, plan: "Plan") -> None:
 
 
 def print_status(handle: str, status: "Status") -> None:
-    """Print what a platform knows of a job."""
+    """Print what a platform reports about a job."""
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=1000)
     console.print(f"{handle}  {status.state}{f': {status.reason}' if status.reason else ''}", markup=False)

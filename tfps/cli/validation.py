@@ -1,4 +1,4 @@
-"""All that is wrong with a command line, gathered and told at once."""
+"""Collect all problems with a command line and report them together."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TextIO, TypeVar
@@ -24,12 +24,12 @@ CHOICES: Mapping[str, Collection[str]] = {
 
 
 def lines_of(error: TfpsError) -> Sequence[str]:
-    """Return an error's problems, one plain line each."""
+    """Return an error's problems; those of a ``ConfigError`` or ``PlatformError`` are one plain line each."""
     return error.problems if isinstance(error, (ConfigError, PlatformError)) else [str(error)]
 
 
 def print_error(error: TfpsError, stream: TextIO) -> int:
-    """Print an error, each problem on its own line, and return its exit code."""
+    """Print an error, one problem per line, and return its exit code."""
     if isinstance(error, StoppedError):
         print(error, file=stream, flush=True)
         return error.exit_code
@@ -39,14 +39,14 @@ def print_error(error: TfpsError, stream: TextIO) -> int:
 
 
 class ProblemCollector:
-    """Gathers what several checks complain of, so that all of it is told at once."""
+    """Collects the problems that several checks find, so that all are reported together."""
 
     def __init__(self) -> None:
         self._errors: list[TfpsError] = []
         self._flags: set[str] = set()
 
     def read(self, flags: Collection[str], argv: Sequence[str], defaults: JobConfig | None = None) -> JobConfig:
-        """Read a verb's flags."""
+        """Parse a command's flags, and collect the problems with them."""
         parsed = job_config.parse(argv, flags, CHOICES, defaults)
         self._flags |= set(parsed.problems)
         of_mode = self.of(lambda: mode_of(parsed.config).validate(parsed.config)) or ()
@@ -54,7 +54,7 @@ class ProblemCollector:
         return parsed.config
 
     def of(self, check: Callable[..., _T], *args: Any) -> _T | None:
-        """Return what a check returns, or ``None`` if it complains."""
+        """Run a check; return its result, or ``None`` if it finds a problem."""
         try:
             return check(*args)
         except (ConfigError, DataError) as error:
@@ -62,11 +62,11 @@ class ProblemCollector:
             return None
 
     def add(self, problem: str) -> None:
-        """Take in a problem."""
+        """Add a problem."""
         self._errors.append(ConfigError(problem))
 
     def settle(self) -> None:
-        """Raise what was gathered: a ``DataError`` if it is all about data, else a ``ConfigError`` with every line."""
+        """Raise all problems: a ``DataError`` if all are about data, else a ``ConfigError`` with every line."""
         lines = [line for error in self._errors for line in lines_of(error) if not self._follows(line)]
         if lines and all(isinstance(error, DataError) for error in self._errors):
             raise DataError("\n".join(lines))
@@ -74,11 +74,11 @@ class ProblemCollector:
             raise ConfigError(lines)
 
     def _follows(self, line: str) -> bool:
-        """Return whether a line only says that a flag is missing whose value was bad."""
+        """Return whether a line only reports that a flag is missing, but the flag's value was bad."""
         return any(line.startswith(f"--{name} is missing") for name in self._flags)
 
 
 def check_model(job: JobConfig, problems: ProblemCollector) -> None:
-    """Look at a job's model and data, without TensorFlow."""
+    """Check a job's model and data, without TensorFlow."""
     problems.of(loader.check, job.model)
     problems.of(loader.check_data, job.model, job.data_dir, job.num_workers or 1)

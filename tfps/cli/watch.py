@@ -1,4 +1,4 @@
-"""Show a job that runs elsewhere as ``tfps launch`` shows one that runs here, and end as it does."""
+"""Show a job that runs elsewhere as ``tfps launch`` shows a local one, and exit in the same way."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ from tfps.report import SUMMARY, final_lines, read_json
 
 
 def wait_for(submitted: SubmittedJob, job: Job, began: float) -> int:
-    """Watch a submitted job to its end; returns its exit code, or 143 if told to stop watching."""
+    """Watch a submitted job to its end; returns its exit code, or 143 if a signal stops the watching."""
     view = job_view(job.config, job.tasks(), began)
     watch = JobPoller(submitted)
     outcome = follow(watch, view)
@@ -47,7 +47,7 @@ def _report(view: JobView, job: Job, outcome: Outcome) -> int:
 
 
 def _as_told(view: JobView) -> dict[str, Any]:
-    """Return a summary made of what the tasks have said, for a job whose directory is not seen from here."""
+    """Return a summary from the tasks' reports, for a job whose directory is not visible from here."""
     reported = [values for task in view.tasks.values() for values in task.values.items()]
     metrics = {name.removeprefix("eval/"): value for name, value in reported if name.startswith("eval/")}
     return {"global_step": view.step, "seconds": time.monotonic() - view.began, "loss": view.loss, "eval": metrics}

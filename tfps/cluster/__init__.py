@@ -1,1 +1,1 @@
-"""Who is in the cluster, and who answers there. Does not import TensorFlow."""
+"""Find out which tasks form the cluster and which of them respond. Does not import TensorFlow."""

@@ -1,6 +1,6 @@
-"""Addresses as people write them: ``host:port``, separated by commas; what is wrong with one, and which are the same.
+"""Parse, check and compare addresses as users write them: ``host:port``, separated by commas.
 
-Pure: asks no name server. Must not import TensorFlow.
+Pure: makes no name lookups. Must not import TensorFlow.
 """
 
 import ipaddress
@@ -11,15 +11,15 @@ from tfps.config.job_config import show
 
 MAX_TASKS = 4096
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104  compared with, not bound
+_LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104  compared with hosts, never bound
 
 
 def parse_hosts(flag_name: str, text: str, problems: list[str]) -> tuple[str, ...]:
-    """Return the addresses of a flag like ``--ps_hosts=h1:2222,h2:2222``, good or bad, one for each task.
+    """Return the addresses in a flag like ``--ps_hosts=h1:2222,h2:2222``, one per task, including bad ones.
 
     Args:
         flag_name: The flag's name, without dashes.
-        text: Its value.
+        text: The flag's value.
         problems: Gets a line for each bad address.
     """
     if not text.strip():
@@ -29,7 +29,7 @@ def parse_hosts(flag_name: str, text: str, problems: list[str]) -> tuple[str, ..
 
 
 def check_hosts(place: str, hosts: Sequence[str], problems: list[str]) -> tuple[str, ...]:
-    """Return the addresses of a list, good or bad; ``place`` is how problems name the list."""
+    """Return the addresses of a list, including bad ones; ``place`` is the name of the list in ``problems``."""
     if len(hosts) > MAX_TASKS:
         problems.append(f"{place} has {len(hosts):,} addresses: a cluster can have {MAX_TASKS:,} tasks.")
         return ()
@@ -39,7 +39,7 @@ def check_hosts(place: str, hosts: Sequence[str], problems: list[str]) -> tuple[
 
 
 def first_few(lines: list[str], place: str, most: int = 5) -> list[str]:
-    """Return the first problems of a list, and how many more there are."""
+    """Return the first ``most`` problems of a list, and a line with the number of the others."""
     more = len(lines) - most
     return [*lines[:most], f"{place}: and {more:,} more like these."] if more > 0 else lines
 
@@ -58,7 +58,7 @@ _WRONG = (
 
 
 def address_problem(address: str) -> str:
-    """Return what is wrong with an address and how to write it; nothing if it is right."""
+    """Return the problem with an address and how to fix it; an empty string if the address is valid."""
     for pattern, problem in _WRONG:
         if pattern.search(address):
             return problem
@@ -82,7 +82,7 @@ def _host_problem(host: str) -> str:
 
 
 def normalized(address: str) -> str:
-    """Return one spelling for all of an address: names in lower case without the last dot, one name of loopback."""
+    """Return the canonical form of an address: lower case, no trailing dot, ``localhost`` for all loopback names."""
     host, _, port = address.lower().rpartition(":")
     host = host.strip("[]").removesuffix(".")
     if ":" in host and _is_ip(ipaddress.IPv6Address, host):
@@ -91,7 +91,7 @@ def normalized(address: str) -> str:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Return host and port of a good ``host:port``; an IPv6 address is without its brackets."""
+    """Return the host and port of a valid ``host:port``; an IPv6 address loses its brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 

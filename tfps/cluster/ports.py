@@ -1,7 +1,7 @@
-"""Ports of this machine: hold free ones for tasks, and look whether one is free.
+"""Reserve free ports of this machine for tasks, and check whether a port is free.
 
-``tf.train.Server`` says of a taken port only that it "could not start", and where gRPC sets ``SO_REUSEPORT``, shares it
-in silence. Does not import TensorFlow.
+For a port in use, ``tf.train.Server`` reports only that it "could not start". Where gRPC sets ``SO_REUSEPORT``, it
+shares the port without a message. Does not import TensorFlow.
 """
 
 import contextlib
@@ -16,23 +16,23 @@ from tfps.errors import ConfigError
 
 @contextlib.contextmanager
 def held_ports(count: int) -> Iterator[list[int]]:
-    """Pick free ports that nobody else is given while the context lasts."""
+    """Reserve free ports, which the system assigns to no other process while the context lasts."""
     with contextlib.ExitStack() as stack:
         holders = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) for _ in range(count)]
         for holder in holders:
-            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # gRPC's releases differ in which they set
+            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # gRPC releases differ in which of these they set
                 holder.setsockopt(socket.SOL_SOCKET, option, 1)
             holder.bind(("", 0))
         yield [holder.getsockname()[1] for holder in holders]
 
 
 def check_port(address: str, flag: str) -> None:
-    """Make sure that this machine can listen on a task's port.
+    """Check that this machine can listen on a task's port.
 
-    A port that is bound but not listened on is one that a launcher holds for this task (``held_ports``).
+    A port that is bound but not listened on is reserved by a launcher for this task (``held_ports``).
 
     Raises:
-        ConfigError: If another process listens there, or the port may not be used.
+        ConfigError: If another process listens there, or the port cannot be used.
     """
     port = split(address)[1]
     try:

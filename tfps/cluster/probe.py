@@ -1,12 +1,11 @@
-"""Ask what listens at an address which task of a cluster it is, before any session is opened.
+"""Ask the server at an address which task of a cluster it runs, before any session is opened.
 
-``CreateSession`` waits for ever on what is no TensorFlow server, and takes a server for the task that the caller's list
-of hosts says it is, whatever the server's own list says. But a server tells the names of its devices, in which its job
-and index are, to whoever calls ``GetStatus`` (tensorflow/core/protobuf/worker_service.proto).
+``CreateSession`` waits without end for a listener that is no TensorFlow server. It also trusts the caller's list of
+hosts about which task a server is, whatever the server's own list says. But a server returns the names of its devices,
+which contain its job and index, to any caller of ``GetStatus`` (tensorflow/core/protobuf/worker_service.proto).
 
 That call is gRPC, which is HTTP/2 (RFC 9113): three frames of fixed bytes, sent on a plain socket. A gRPC library would
-do it with threads of its own, the environment's proxies, and state that does not survive a fork. Nothing here imports
-TensorFlow.
+add its own threads, the environment's proxies, and state that does not survive a fork. Nothing here imports TensorFlow.
 """
 
 import re
@@ -22,7 +21,7 @@ from typing import Any
 from tfps.cluster.addresses import split
 from tfps.cluster.resolver import Cluster, Task
 
-PROBE_SECS = 1.0  # a blackholed address costs this long
+PROBE_SECS = 1.0  # the cost of an address that drops all packets
 
 UNKNOWN_HOST = "unknown host"
 REFUSED = "nobody listens there"
@@ -30,14 +29,14 @@ SILENT = "no answer"
 MUTE = "what listens there does not answer"
 OTHER = "something else listens there"
 
-_AT_ONCE = 256  # open sockets; a process may often have 1,024
+_AT_ONCE = 256  # sockets open at the same time; the limit of a process is often 1,024
 _MOST_BYTES = 65536
 _NAME = re.compile(rb"/job:(\w{1,100})/replica:0/task:([0-9]{1,9})/")  # of a device
 _BORN = re.compile(rb"/device:CPU:0\x12\x03CPU.{3,60}?\x31(.{8})", re.DOTALL)  # device_attributes.proto
 
 _HEADERS_FRAME, _SETTINGS_FRAME, _DATA_FRAME = 1, 4, 0
 _END_STREAM, _END_HEADERS = 1, 4
-_EMPTY_MESSAGE = bytes(5)  # gRPC's prefix: not compressed, 0 bytes
+_EMPTY_MESSAGE = bytes(5)  # gRPC's prefix: uncompressed, 0 bytes
 _HEADERS = {
     b":method": b"POST",
     b":scheme": b"http",
@@ -50,12 +49,12 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What was found at an address.
+    """The result of probing an address.
 
     Attributes:
-        task: Which task of its own cluster the TensorFlow server there is; ``None`` if there is none.
-        problem: Why there is none, in a few words.
-        born: The number by which TensorFlow tells this server from those before it there; may be unknown.
+        task: The task of its own cluster that the TensorFlow server there runs; ``None`` if there is no such server.
+        problem: The reason why there is no server, in a few words.
+        born: The number by which TensorFlow distinguishes this server from earlier ones there; empty if unknown.
     """
 
     task: Task | None = None
@@ -67,17 +66,17 @@ def connect(address: str, secs: float = PROBE_SECS) -> socket.socket:
     """Open a connection to ``host:port``.
 
     Raises:
-        OSError: If nobody accepts it.
+        OSError: If the connection fails.
     """
     connection = _first_of(socket.getaddrinfo(*split(address), type=socket.SOCK_STREAM), secs)
-    if connection.getsockname() == connection.getpeername():  # a port can connect to itself
+    if connection.getsockname() == connection.getpeername():  # an unused local port can connect to itself
         connection.close()
         raise ConnectionRefusedError
     return connection
 
 
 def _first_of(places: Sequence[Any], secs: float) -> socket.socket:
-    """Connect to the first of a host's addresses that answers; each has its share of the time, as one may be dead."""
+    """Connect to the first of a host's addresses that answers. Each gets a share of the time: one may be dead."""
     deadline = time.monotonic() + secs
     for left in range(len(places), 0, -1):
         family, kind, protocol, _, place = places[-left]
@@ -95,7 +94,7 @@ def _first_of(places: Sequence[Any], secs: float) -> socket.socket:
 
 
 def probe_address(address: str, secs: float = PROBE_SECS) -> ProbeResult:
-    """Ask what listens at ``host:port`` who it is; takes ``secs`` and what the name service takes, at most."""
+    """Ask the listener at ``host:port`` for its task; takes at most ``secs`` plus the time of the name lookup."""
     deadline = time.monotonic() + secs
     try:
         connection = connect(address, secs)
@@ -112,7 +111,7 @@ def probe_address(address: str, secs: float = PROBE_SECS) -> ProbeResult:
 
 
 def probe_all(cluster: Cluster, tasks: Sequence[Task], secs: float | None = None) -> Mapping[Task, ProbeResult]:
-    """Ask at some tasks' addresses, at the same time; who has not answered after ``secs`` is silent."""
+    """Probe the addresses of some tasks concurrently; a task without an answer after ``secs`` is ``SILENT``."""
     answers = dict.fromkeys(tasks, ProbeResult(problem=SILENT))
     waiting = deque(tasks)
 
@@ -120,7 +119,7 @@ def probe_all(cluster: Cluster, tasks: Sequence[Task], secs: float | None = None
         while waiting:
             try:
                 task = waiting.popleft()
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread took the last task
                 return
             answers[task] = probe_address(cluster.address(task))
 
@@ -134,7 +133,7 @@ def probe_all(cluster: Cluster, tasks: Sequence[Task], secs: float | None = None
 
 
 def _read(connection: socket.socket, deadline: float) -> ProbeResult:
-    """Make the call and read until there is a name."""
+    """Send the call, and read until the answer contains a server's ``born``."""
     told = b""
     try:
         connection.sendall(_CALL)
@@ -147,12 +146,12 @@ def _read(connection: socket.socket, deadline: float) -> ProbeResult:
     except TimeoutError:
         return _named(told) or ProbeResult(problem=OTHER if told else MUTE)
     except OSError:
-        pass  # it has cut the connection
+        pass  # the peer closed the connection
     return _named(told) or ProbeResult(problem=OTHER)
 
 
 def _named(told: bytes) -> ProbeResult | None:
-    """Return who has answered, if that is told."""
+    """Return the task that answered, or ``None`` if the answer does not name one."""
     name, born = _NAME.search(told), _BORN.search(told)
     return ProbeResult(Task(name[1].decode(), int(name[2])), born=born[1] if born else b"") if name else None
 
@@ -163,7 +162,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _field(name: bytes, value: bytes) -> bytes:
-    """Return a header as plain text that needs no table (RFC 7541, section 6.2.2); both are shorter than 127 bytes."""
+    """Return a header as a literal without a table (RFC 7541, section 6.2.2); name and value are under 127 bytes."""
     return bytes([0, len(name)]) + name + bytes([len(value)]) + value
 
 

@@ -1,7 +1,7 @@
-"""Look at the network before TensorFlow does: are the other tasks there, and no others.
+"""Check the network before TensorFlow uses it: all other tasks must be there, and no wrong ones.
 
-``CreateSession`` waits for a missing task for ever. So each task first asks at every address who is there (``probe``).
-Does not import TensorFlow.
+``CreateSession`` waits without end for a missing task. So each task first probes every address (``probe``). Does not
+import TensorFlow.
 """
 
 import logging
@@ -16,22 +16,22 @@ from tfps.cluster.probe import ProbeResult
 from tfps.cluster.resolver import Cluster, Task
 from tfps.errors import ClusterFormError, ConfigError, TfpsError
 
-LEAVING_SECS = 10.0  # what is still there after so long does not leave by itself
+LEAVING_SECS = 10.0  # a wrong task that stays this long does not leave without help
 
 _POLL_SECS = 0.05
-_TELL_AFTER_SECS = 2.0  # waiting shorter than this is not worth a line
-_ASK_MUTE_SECS = 5.0  # at least so often
+_TELL_AFTER_SECS = 2.0  # a shorter wait is not worth a log line
+_ASK_MUTE_SECS = 5.0  # the longest interval between probes
 _ASK_AFTER_SECS = 10.0  # tasks started together have met by then
 
 log = logging.getLogger(__name__)
 
 
 def bypass_proxies(env: MutableMapping[str, str], cluster: Cluster) -> None:
-    """Keep gRPC from sending the cluster's traffic to the proxy that a variable names.
+    """Keep gRPC from sending the cluster's traffic through a proxy that the environment names.
 
-    gRPC reads the first of ``grpc_proxy``, ``https_proxy`` and ``http_proxy``, in lower case only, and goes round it to
-    what the first of ``no_grpc_proxy`` and ``no_proxy`` names (grpc/src/core/handshaker/http_connect/
-    http_proxy_mapper.cc); an IPv6 address has no brackets there.
+    gRPC reads the first of ``grpc_proxy``, ``https_proxy`` and ``http_proxy``, in lower case only. It bypasses that
+    proxy for the hosts in the first of ``no_grpc_proxy`` and ``no_proxy``
+    (grpc/src/core/handshaker/http_connect/http_proxy_mapper.cc). An IPv6 address has no brackets there.
     """
     hosts = [split(cluster.address(task))[0] for task in cluster.tasks()]
     known = [host for name in ("no_grpc_proxy", "no_proxy") for host in env.get(name, "").split(",") if host]
@@ -39,7 +39,7 @@ def bypass_proxies(env: MutableMapping[str, str], cluster: Cluster) -> None:
 
 
 def missing(cluster: Cluster, tasks: Iterable[Task]) -> list[Task]:
-    """Return those of ``tasks`` whose server does not answer; they are asked at the same time."""
+    """Return the tasks in ``tasks`` whose server accepts no connection; checks them concurrently."""
     asked = list(tasks)
     if not asked:
         return []
@@ -56,22 +56,22 @@ def wait_for_peers(
     ended: Callable[[], bool] = lambda: False,
     enough: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Wait until every other task of the cluster is there, and says that it is that task.
+    """Wait until every other task of the cluster is up and confirms that it is that task.
 
     Args:
         cluster: The cluster.
         task: This task, which is not waited for.
-        timeout_secs: For how long.
-        stopping: Returns an error when this task has to end instead.
-        ended: Tells whether the job is over; asked when nobody has come for some time.
-        enough: Tells whether the job goes on without the workers that are missing; asked once, when only workers are.
+        timeout_secs: The longest wait, in seconds.
+        stopping: Returns an error if this task has to end instead.
+        ended: Returns whether the job is over; called only after a long wait.
+        enough: Returns whether the job goes on without the missing workers; called once, when only workers are missing.
 
     Returns:
-        Whether all that are needed are there; if not, the job is over.
+        Whether all required tasks are there; if not, the job is over.
 
     Raises:
         ConfigError: If another task is at some address, and stays.
-        ClusterFormError: If some never answered; names them.
+        ClusterFormError: If some tasks never answered; names them.
     """
     meeting = _Meeting(cluster, task, timeout_secs)
     told = asked = False
@@ -94,7 +94,7 @@ def wait_for_peers(
 
 
 class _Meeting:
-    """The other tasks: who of them is not there yet, and what is found in their place."""
+    """The other tasks: which of them are missing, and what was found in their place."""
 
     def __init__(self, cluster: Cluster, task: Task, timeout_secs: float) -> None:
         self._cluster, self._timeout_secs = cluster, timeout_secs
@@ -102,7 +102,7 @@ class _Meeting:
         self._began = self._wrong_since = time.monotonic()
 
     def is_complete(self) -> bool:
-        """Ask those who were not there; return whether all are now."""
+        """Probe the tasks that were missing; return whether all are there now."""
         found = probe.probe_all(self._cluster, list(self._absent))
         self._absent = {peer: answer for peer, answer in found.items() if answer.task != peer}
         if not any(answer.task for answer in self._absent.values()):
@@ -110,7 +110,7 @@ class _Meeting:
         return not self._absent
 
     def check(self) -> None:
-        """Raise an error if it is no use to wait any longer."""
+        """Raise an error if there is no point in waiting any longer."""
         found = {peer: answer.task for peer, answer in self._absent.items() if answer.task}
         wrong = [
             f"--{peer.job}_hosts: {peer} ({self._cluster.address(peer)}) {stranger(other)}"
@@ -125,23 +125,23 @@ class _Meeting:
             )
 
     def lasts(self, secs: float) -> bool:
-        """Return whether it has lasted longer than ``secs``."""
+        """Return whether the wait has lasted longer than ``secs``."""
         return time.monotonic() - self._began > secs
 
     @property
     def lacks_only_workers(self) -> bool:
-        """Whether all that are not there are workers."""
+        """Whether all missing tasks are workers."""
         return all(peer.job == "worker" for peer in self._absent)
 
     @property
     def missing(self) -> str:
-        """Those who are not there, with their addresses, the first of them; and what is there instead."""
+        """The first missing tasks with their addresses, and the listeners found there instead."""
         notes = {peer: _note(answer) for peer, answer in self._absent.items()}
         return first_few([f"{peer} ({self._cluster.address(peer)}{note})" for peer, note in notes.items()])
 
 
 def stranger(found: Task) -> str:
-    """Return what to tell of an address at which another task is found."""
+    """Return the message for an address where another task was found."""
     return (
         f"says that it is {found}: it was started with another order of hosts, or for another job. Give every task the "
         "same hosts in the same order, and each address to one job."
@@ -149,19 +149,19 @@ def stranger(found: Task) -> str:
 
 
 def first_few(named: Sequence[str], most: int = 10) -> str:
-    """Return some things as one text, the first ``most`` of them, and how many more there are."""
+    """Return some items as one text: the first ``most`` of them, and the number of the others."""
     return ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")
 
 
 def _note(answer: ProbeResult) -> str:
-    """Return what to add to an address; nothing if there is simply nobody."""
+    """Return a note on the listener at an address; empty if nothing listens there."""
     if answer.task:
         return f", which says that it is {answer.task}"
     return "" if answer.problem in ("", probe.REFUSED, probe.SILENT) else f", {answer.problem}"
 
 
 class Peers:
-    """Since when other tasks have not answered."""
+    """Records since when other tasks have not answered."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -174,9 +174,9 @@ class Peers:
         return not self.lost([task], 0.0)
 
     def mute(self, tasks: Sequence[Task], after_secs: float) -> list[Task]:
-        """Return those that can be reached and have not said who they are for ``after_secs``: their process stands.
+        """Return the tasks that accept connections but have not named themselves for ``after_secs``: they hang.
 
-        They are asked a few times in that while. Of a worker that computes little can be told: it may not answer.
+        They are probed a few times in that period. A worker's result says little: while it computes, it may not answer.
         """
         now = time.monotonic()
         if now >= self._ask_at:
@@ -187,7 +187,7 @@ class Peers:
         return [task for task, since in self._mute_since.items() if now - since >= after_secs]
 
     def lost(self, tasks: Sequence[Task], after_secs: float) -> list[Task]:
-        """Return those of ``tasks`` that do not answer now and have not for ``after_secs``."""
+        """Return the tasks in ``tasks`` that do not answer now and have not answered for ``after_secs``."""
         absent = missing(self._cluster, tasks)
         for task in set(tasks) - set(absent):
             self._silent_since.pop(task, None)

@@ -1,7 +1,7 @@
-"""Who is in the cluster, and which of its tasks this process is: from flags, from TF_CONFIG, from Slurm.
+"""Resolve the cluster, and this process's task in it, from flags, TF_CONFIG and Slurm.
 
-What the sources say is merged, a contradiction is an error, and every problem of all of them is reported at once.
-Pure and fast: opens no socket, asks no name server. Must not import TensorFlow.
+The sources are merged, a contradiction is an error, and all problems of all sources are reported together. Pure and
+fast: opens no socket, makes no name lookups. Must not import TensorFlow.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _NOTHING = (
 )
 _NO_STEP = " This is a Slurm job, but no step of it: start the tasks with srun."
 _SPARSE = " (a TFJob with enableDynamicWorker: true hides the workers from a ps: set it to false)"
-_NEEDED = {  # by flag: what it is, its place in TF_CONFIG, how to give it
+_NEEDED = {  # by flag: its label, its place in TF_CONFIG, how to give it
     "ps_hosts": ("ps", "cluster.ps", "the parameter servers: --ps_hosts=host:port,host:port"),
     "worker_hosts": ("workers", "cluster.worker", "the workers: --worker_hosts=host:port,host:port"),
     "job_name": ("job", "task.type", "what this task is: --job_name=ps, worker or evaluator"),
@@ -34,7 +34,7 @@ _NEEDED = {  # by flag: what it is, its place in TF_CONFIG, how to give it
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Task:
-    """One process of a cluster; ``str(task)`` is ``worker/0``."""
+    """One process of a cluster; ``str(task)`` looks like ``worker/0``."""
 
     job: str
     index: int
@@ -49,15 +49,15 @@ class Task:
 
     @property
     def device(self) -> str:
-        """TensorFlow's name of the task: ``/job:worker/task:0``."""
+        """TensorFlow's device name of the task, like ``/job:worker/task:0``."""
         return f"/job:{self.job}/task:{self.index}"
 
     @classmethod
     def parse(cls, text: str) -> "Task":
-        """Read ``worker:1`` or ``worker/1``.
+        """Parse ``worker:1`` or ``worker/1``.
 
         Raises:
-            ConfigError: If it is neither.
+            ConfigError: If the text has neither form.
         """
         match = re.fullmatch(rf"({'|'.join(JOBS)})[:/](0|[1-9][0-9]{{0,8}})", text)
         if not match:
@@ -67,19 +67,19 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The addresses (``host:port``) of the parameter servers and of the workers, by task index."""
+    """The addresses (``host:port``) of the parameter servers and workers, by task index."""
 
     ps: tuple[str, ...]
     workers: tuple[str, ...]
 
     @property
     def num_ps(self) -> int:
-        """How many parameter servers there are."""
+        """The number of parameter servers."""
         return len(self.ps)
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are, the chief included."""
+        """The number of workers, including the chief."""
         return len(self.workers)
 
     def tasks(self) -> tuple[Task, ...]:
@@ -87,22 +87,22 @@ class Cluster:
         return tuple(Task(job, index) for job, hosts in self.spec().items() for index in range(len(hosts)))
 
     def address(self, task: Task) -> str:
-        """Return the address of a ps or a worker; an evaluator has none: ``KeyError``."""
+        """Return the address of a PS or a worker; an evaluator has none and raises ``KeyError``."""
         return {"ps": self.ps, "worker": self.workers}[task.job][task.index]
 
     def spec(self) -> dict[str, list[str]]:
-        """Return what ``tf.train.ClusterSpec`` takes."""
+        """Return the argument for ``tf.train.ClusterSpec``."""
         return {"ps": list(self.ps), "worker": list(self.workers)}
 
 
 def hosts_flags(cluster: Cluster) -> tuple[str, str]:
-    """Return the two flags that say who is in the cluster."""
+    """Return the two flags that define the cluster."""
     return f"--ps_hosts={','.join(cluster.ps)}", f"--worker_hosts={','.join(cluster.workers)}"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Said:
-    """What one source says; a field is ``None`` where it says nothing."""
+    """The values from one source; ``None`` marks a field that the source does not set."""
 
     source: str = ""
     ps_hosts: tuple[str, ...] | None = None
@@ -110,7 +110,7 @@ class _Said:
     job_name: str | None = None
     task_index: int | None = None
     note: str = ""  # how the source itself names this task
-    chiefs: int = 0  # by how much its worker indices are shifted
+    chiefs: int = 0  # the offset of its worker indices
 
 
 def resolve(
@@ -124,20 +124,20 @@ def resolve(
 ) -> tuple[Cluster, Task]:
     """Return the cluster and this process's task in it.
 
-    Flags and TF_CONFIG complete each other and may not contradict each other. Slurm's variables are there whether
-    meant or not: they count only where neither ``--ps_hosts`` nor ``--worker_hosts`` nor TF_CONFIG is given.
+    Flags and TF_CONFIG complete each other and must not contradict each other. Slurm's variables are set whether they
+    are intended or not. They count only without ``--ps_hosts``, ``--worker_hosts`` and TF_CONFIG.
 
     Args:
-        ps_hosts: The flag's value as given; here and below, ``None`` is a flag that is not given.
+        ps_hosts: The flag's value as given; here and below, ``None`` means that the flag is not given.
         worker_hosts: The flag's value as given.
         job_name: The flag's value as given.
         task_index: The flag's value.
-        num_ps: How many tasks of a Slurm step are parameter servers (default 1); elsewhere it must agree.
-        num_workers: Must agree with the cluster.
+        num_ps: The number of parameter servers in a Slurm step (default 1); elsewhere it must match the cluster.
+        num_workers: Must match the cluster.
         env: The environment.
 
     Raises:
-        ConfigError: With every problem.
+        ConfigError: Lists every problem.
     """
     problems: list[str] = []
     flags = _from_flags(ps_hosts, worker_hosts, job_name, task_index, problems)
@@ -167,7 +167,7 @@ def _from_flags(
 
 
 def is_slurms(ps_hosts: object, worker_hosts: object, env: Mapping[str, str]) -> bool:
-    """Return whether the cluster is a Slurm step: neither flags nor TF_CONFIG say who is in it."""
+    """Return whether a Slurm step defines the cluster, because neither flags nor TF_CONFIG do."""
     return ps_hosts is None and worker_hosts is None and not _is_given(env.get("TF_CONFIG", "")) and slurm.in_step(env)
 
 
@@ -179,8 +179,8 @@ def placed(cluster: Cluster, machines: Mapping[str, slurm.Machine], port_base: i
     """Return a Slurm step's cluster with the addresses of its machines.
 
     Args:
-        cluster: As ``resolve`` gives it: each task's host is its node's name.
-        machines: By node; of a node that is not there, the name is its address, and it has a machine of its own.
+        cluster: As returned by ``resolve``: each task's host is the name of its node.
+        machines: The machines by node. A missing node is its own machine, and its name is the address.
         port_base: The first port on each machine.
     """
     addresses = slurm.place([*cluster.ps, *cluster.workers], machines, port_base)
@@ -197,7 +197,7 @@ def _from_environment(flags: _Said, num_ps: int | None, env: Mapping[str, str], 
 
 
 def _merge(flags: _Said, told: _Said, problems: list[str]) -> _Said:
-    """Return what both say together; a contradiction is a problem."""
+    """Return the combined values of both sources; a contradiction is a problem."""
     merged: dict[str, Any] = {}
     for name, (label, *_) in _NEEDED.items():
         mine, theirs = getattr(flags, name), getattr(told, name)
@@ -223,7 +223,7 @@ def _fix(place: str) -> str:
 
 
 def _missing(said: _Said, bad_told: Sequence[str], env: Mapping[str, str]) -> Iterator[str]:
-    """Yield a problem for all that nobody says, unless the source that should has a problem there anyway."""
+    """Yield a problem for each value that no source gives, unless its source already has a problem there."""
     if said == _Said():
         yield _NOTHING + _NO_STEP if "SLURM_JOB_ID" in env else _NOTHING
         return
@@ -240,7 +240,7 @@ def _missing(said: _Said, bad_told: Sequence[str], env: Mapping[str, str]) -> It
 
 
 def _place(flags: _Said, said: _Said, name: str) -> str:
-    """Return where the user can correct some hosts."""
+    """Return where the user can correct a list of hosts."""
     if getattr(flags, name) is not None:
         return f"--{name}"
     return said.source if said.source == _SLURM else f"TF_CONFIG {_NEEDED[name][1]}"
@@ -260,7 +260,7 @@ def _wrong_sizes(jobs: _Jobs, sizes: Iterable[int | None]) -> Iterator[str]:
 
 
 def _repeated(jobs: _Jobs) -> Iterator[str]:
-    """Yield a problem for each address that two tasks have."""
+    """Yield a problem for each address that two tasks share."""
     first: dict[str, tuple[str, str, int]] = {}
     for _, place, hosts in jobs:
         lines: list[str] = []
@@ -309,6 +309,6 @@ def _from_slurm(num_ps: int | None, job_name: str | None, env: Mapping[str, str]
 
 
 def _is_reversed(step: slurm.Step, job_name: str | None) -> bool:
-    """Return whether the workers are the first of two components: each component's ``--job_name`` says so."""
+    """Return whether the workers are the first of two components, according to each component's ``--job_name``."""
     mine = step.rank >= step.components[0]
     return len(step.components) == 2 and job_name == ("worker", "ps")[mine]

@@ -1,11 +1,11 @@
 """Read from a Slurm step's environment where each of its tasks runs, in rank order.
 
-Slurm lists a step's nodes sorted, and the ranks follow that order only in the plain case. In a heterogeneous step
-(``srun A : B``) they follow the components, each in its own node order; ``--distribution`` decides how they go round
-the nodes. What is read is checked against the node and the ranks that Slurm tells this task, so that a rule of Slurm
-not known here ends in an error and never in a wrong cluster. Must not import TensorFlow.
+Slurm lists a step's nodes sorted, but the ranks follow that order only in the plain case. In a heterogeneous step
+(``srun A : B``) they follow the components, each in its own node order. ``--distribution`` decides how ranks are dealt
+to the nodes. The result is checked against the node and the ranks that Slurm gives this task. So a rule of Slurm that
+is unknown here ends in an error and never in a wrong cluster. Must not import TensorFlow.
 
-Nodes of small sites and of test benches may have names that do not resolve, or share a machine: ``ask`` finds out.
+Nodes of small sites and test benches may have names that do not resolve, or share a machine: see ``lookup_nodes``.
 """
 
 import ipaddress
@@ -26,7 +26,7 @@ PORT_BASE = 8888  # TensorFlow's SlurmClusterResolver starts there, too
 
 _ASK_SECS = 30.0
 
-_Nodes = dict[str, int]  # how many tasks each node runs, in Slurm's order of nodes
+_Nodes = dict[str, int]  # the number of tasks by node, in Slurm's order of nodes
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a node is: its ``address``, and the ``name`` of its machine, on which other nodes may be, too."""
+    """The location of a node: its ``address``, and the ``name`` of its machine, which other nodes may share."""
 
     address: str
     name: str
@@ -54,11 +54,11 @@ def in_step(env: Mapping[str, str]) -> bool:
 def read(env: Mapping[str, str], most: int) -> Step:
     """Return the step that the environment describes.
 
-    A task's port is ``PORT_BASE`` plus its place among the tasks of its node.
+    A task's port is ``PORT_BASE`` plus its position among the tasks of its node.
 
     Args:
         env: The environment of a process that ``srun`` started.
-        most: How many tasks a step may have.
+        most: The largest number of tasks that a step may have.
 
     Raises:
         ConfigError: If a variable is missing or malformed, or the step has more tasks.
@@ -73,10 +73,10 @@ def read(env: Mapping[str, str], most: int) -> Step:
 
 
 def place(addresses: Sequence[str], machines: Mapping[str, Machine], port_base: int) -> tuple[str, ...]:
-    """Return addresses of tasks, whose hosts are names of nodes, with what is known of their machines.
+    """Return the addresses of tasks, with node names replaced by the known addresses of their machines.
 
-    A task's port is ``port_base`` plus its place among the tasks of its machine; so those of nodes that share one
-    do not collide.
+    A task's port is ``port_base`` plus its position among the tasks of its machine. So tasks do not collide if their
+    nodes share a machine.
     """
     slots: Counter[str] = Counter()
     placed = []
@@ -89,10 +89,10 @@ def place(addresses: Sequence[str], machines: Mapping[str, Machine], port_base: 
 
 
 def lookup_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> Mapping[str, Machine]:
-    """Ask Slurm where nodes are, if their names alone cannot tell; returns nothing if they can, or Slurm does not.
+    """Ask Slurm for the machines of nodes if their names are ambiguous; empty if they are not, or Slurm fails.
 
-    Every task of a step asks for itself; so what makes one ask may only be what the others see as well: a machine
-    that knows itself by a loopback address, as Debian's do, is no reason.
+    Every task of a step asks separately. So all tasks must see the same reason to ask. A machine that resolves its own
+    name to loopback, as Debian's do, is no reason.
     """
     if not _are_odd(nodes, env.get("SLURMD_NODENAME", "")) or shutil.which("scontrol") is None:
         return {}
@@ -110,7 +110,7 @@ def lookup_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> Mapping[str, M
 
 
 def _are_odd(nodes: Sequence[str], mine: str) -> bool:
-    """Return whether a node's name does not resolve, or resolves to what another's does, or another's to loopback."""
+    """Return whether a name does not resolve, two names share an address, or another node's name is loopback."""
     seen: set[str] = set()
     for node in dict.fromkeys(nodes):
         try:
@@ -124,7 +124,7 @@ def _are_odd(nodes: Sequence[str], mine: str) -> bool:
 
 
 def read_machines(text: str) -> dict[str, Machine]:
-    """Return the machines in what ``scontrol show node --oneliner`` prints, by node."""
+    """Return the machines by node from the output of ``scontrol show node --oneliner``."""
     found = {}
     for line in text.splitlines():
         told = dict(re.findall(r"\b(NodeName|NodeAddr|NodeHostName)=(\S+)", line))
@@ -137,7 +137,7 @@ def expand_nodes(text: str, most: int) -> list[str]:
     """Return the names in a nodelist like ``n[1-2],m5,o[03-06]``, in its order.
 
     Raises:
-        ValueError: If it is malformed or has more than ``most`` names.
+        ValueError: If the list is malformed or has more than ``most`` names.
     """
     names: list[str] = []
     for parts in _items(text, most):
@@ -151,7 +151,7 @@ def expand_counts(text: str, most: int) -> list[int]:
     """Return the numbers in a list like ``3(x2),2,1``: 3, 3, 2, 1.
 
     Raises:
-        ValueError: If it is malformed or the numbers add up to more than ``most``.
+        ValueError: If the list is malformed or its numbers add up to more than ``most``.
     """
     counts: list[int] = []
     for item in text.split(","):
@@ -166,7 +166,7 @@ def expand_counts(text: str, most: int) -> list[int]:
 
 
 def _items(text: str, most: int) -> Iterator[list[list[str]]]:
-    """Yield each name of a nodelist as parts, a part being its alternatives: ``n[1-2]`` is ``[[n], [1, 2]]``."""
+    """Yield each item of a nodelist as parts, each a list of alternatives: ``n[1-2]`` is ``[[n], [1, 2]]``."""
     parts: list[list[str]] = []
     for piece in [*re.findall(r"[^,\[\]]+|\[[^\[\]]*\]|.", text, re.DOTALL), ","]:
         if piece != ",":
@@ -192,7 +192,7 @@ def _alternatives(piece: str, most: int) -> list[str]:
 
 
 def _value(env: Mapping[str, str], *names: str) -> tuple[str, str]:
-    """Return the name and the value of the first of ``names`` that is set: Slurm renamed some."""
+    """Return the name and value of the first of ``names`` that is set, because Slurm renamed some."""
     for name in names:
         if env.get(name):
             return name, env[name]
@@ -211,7 +211,7 @@ def _list_of_nodes(env: Mapping[str, str], most: int, *names: str) -> list[str]:
 
 
 def _nodes(env: Mapping[str, str], most: int) -> _Nodes:
-    """Return the step's nodes and what each runs."""
+    """Return the step's nodes and the number of tasks on each."""
     names = _list_of_nodes(env, most, "SLURM_STEP_NODELIST")
     name, text = _value(env, "SLURM_STEP_TASKS_PER_NODE")
     try:
@@ -252,9 +252,9 @@ def _components(env: Mapping[str, str], nodes: _Nodes, most: int) -> list[_Nodes
 
 
 def _plane(env: Mapping[str, str], components: Sequence[_Nodes], most: int) -> int:
-    """Return how many consecutive ranks go to a node before the next one's turn."""
+    """Return how many consecutive ranks a node gets before the next node's turn."""
     if len(components) > 1:
-        return most  # SLURM_DISTRIBUTION is now one component's, now another's; by default all are dealt in blocks
+        return most  # SLURM_DISTRIBUTION may be any component's; by default Slurm deals all in blocks
     text = env.get("SLURM_DISTRIBUTION") or "block"
     kind = re.split("[:,]", text)[0].lower()
     if kind == "plane":
@@ -285,7 +285,7 @@ def _with_ports(ranks: Sequence[str]) -> Iterator[str]:
 
 
 def _check_self(env: Mapping[str, str], ranks: Sequence[str], rank: int) -> None:
-    """Refuse a reading of the environment that puts this task on another node, or among others, than Slurm did."""
+    """Raise an error if the derived ranks give this task another node, or other neighbors there, than Slurm did."""
     mine = ",".join(str(other) for other, node in enumerate(ranks) if node == ranks[rank])
     for name, read_as in (("SLURMD_NODENAME", ranks[rank]), ("SLURM_GTIDS", mine)):
         told = env.get(name, read_as)

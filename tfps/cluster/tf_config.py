@@ -1,4 +1,4 @@
-"""TF_CONFIG, the variable in which a platform tells a task its cluster, read with every problem at once.
+"""Read TF_CONFIG, the variable in which a platform gives a task its cluster, and report all problems together.
 
 Follows ``tf.distribute.cluster_resolver.TFConfigClusterResolver`` and Kubeflow's TFJob. Must not import TensorFlow.
 """
@@ -13,24 +13,24 @@ from typing import Any
 from tfps.cluster.addresses import check_hosts, first_few
 from tfps.config.job_config import did_you_mean, show
 
-CHIEFS = ("chief", "master")  # names of worker 0, new and old
+CHIEFS = ("chief", "master")  # the new and the old name of worker 0
 _TF_JOBS = (*CHIEFS, "worker", "ps", "evaluator")
 
 
 @dataclasses.dataclass(frozen=True)
 class TfConfig:
-    """What TF_CONFIG says, as flags would; a field is ``None`` where it says nothing."""
+    """The content of TF_CONFIG as flag values; ``None`` marks a field that it does not set."""
 
     ps_hosts: tuple[str, ...] | None
     worker_hosts: tuple[str, ...] | None
     job_name: str | None
     task_index: int | None
-    note: str  # how it names this task itself
-    chiefs: int  # by how much its worker indices are shifted
+    note: str  # its own name for this task
+    chiefs: int  # the offset of its worker indices
 
 
 def read(text: str, problems: list[str]) -> TfConfig:
-    """Read the value of TF_CONFIG; ``problems`` gets a line for each thing that is wrong with it."""
+    """Parse the value of TF_CONFIG; ``problems`` gets a line for each problem with it."""
     config = _load(text, problems)
     if config.get("rpc_layer") not in (None, "", "grpc"):
         problems.append(f"TF_CONFIG rpc_layer is {_kind(config['rpc_layer'])}: tfps speaks grpc, so leave it out.")
@@ -81,7 +81,7 @@ def _object(config: Mapping[str, Any], key: str, problems: list[str]) -> dict[st
 
 
 def _tf_hosts(cluster: Mapping[str, Any], problems: list[str]) -> dict[str, tuple[str, ...]]:
-    """Return the addresses by job, without the evaluator's: some operators list it, but nobody talks to it."""
+    """Return the addresses by job, without the evaluator's: some operators list it, but no task connects to it."""
     unknown = [f"TF_CONFIG cluster has {_unknown_job(job)}" for job in cluster if job not in _TF_JOBS]
     problems += first_few(unknown, "TF_CONFIG cluster")
     hosts = {job: _tf_list(job, cluster[job], problems) for job in _TF_JOBS[:-1] if cluster.get(job) not in (None, [])}
@@ -118,7 +118,7 @@ def _tf_list(job: str, value: object, problems: list[str]) -> tuple[str, ...]:
 def _tf_task(
     task: Mapping[str, Any], cluster: Mapping[str, Any], chiefs: int, problems: list[str]
 ) -> tuple[str | None, int | None, str]:
-    """Return job and index as flags would say it, and how TF_CONFIG says it where that differs."""
+    """Return the job and index as flag values, and TF_CONFIG's own name for the task if that differs."""
     job, index = task.get("type"), _tf_index(task.get("index"), problems)
     if job is not None and job not in _TF_JOBS:
         problems.append(f"TF_CONFIG task.type is {_unknown_job(job)}")

@@ -1,1 +1,1 @@
-"""What the user asked for: the job's options, and how each one is read from the command line."""
+"""The job's options, and how each one is parsed from the command line."""

@@ -1,4 +1,4 @@
-"""How the values of flags are read: each reader takes what was given, and raises ``ValueError`` with what would do."""
+"""Converters for the values of flags: each parses a text, or raises ``ValueError`` with what would be valid."""
 
 import math
 import re
@@ -12,21 +12,21 @@ Converter = Callable[[str], Any]
 
 
 def text(value: str) -> str:
-    """Take any text but an empty one."""
+    """Accept any text that is not blank."""
     if not value.strip():
         raise ValueError("is empty: give a value or leave the flag out")
     return value
 
 
 def directory(value: str) -> str:
-    """Take a path; a URL is none, and would be one of ``gs:`` in the working directory."""
+    """Accept a path but no URL, which would create a directory ``gs:`` in the working directory."""
     if "://" in value:
         raise ValueError("is a URL: give a directory, where the bucket is mounted")
     return text(value)
 
 
 def integer(low: int, high: int) -> Converter:
-    """Return a reader of decimal integers from ``low`` to ``high``."""
+    """Return a converter for decimal integers from ``low`` to ``high``."""
 
     def convert(value: str) -> int:
         if re.fullmatch(r"[+-]?[0-9]{1,30}", value) and low <= int(value) <= high:
@@ -38,7 +38,7 @@ def integer(low: int, high: int) -> Converter:
 
 
 def number(above: float) -> Converter:
-    """Return a reader of finite numbers greater than ``above``."""
+    """Return a converter for finite numbers greater than ``above``."""
 
     def convert(value: str) -> float:
         plain = re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", value)
@@ -51,7 +51,7 @@ def number(above: float) -> Converter:
 
 
 def memory(value: str) -> int:
-    """Read an amount of memory as bytes: ``8Gi`` is 8 * 2^30, ``500M`` is 500 * 10^6."""
+    """Parse an amount of memory into bytes: ``8Gi`` is 8 * 2^30, ``500M`` is 500 * 10^6."""
     match = re.fullmatch(r"([0-9]{1,16}(?:\.[0-9]{1,9})?)([KMGT]i?|)B?", value)
     units = {unit + i: (1024 if i else 1000) ** n for n, unit in enumerate("KMGT", 1) for i in ("", "i")}
     size = int(float(match[1]) * units.get(match[2], 1)) if match else 0
@@ -61,21 +61,21 @@ def memory(value: str) -> int:
 
 
 def plain_name(value: str) -> str:
-    """Take a name that every platform takes."""
+    """Accept a name that every platform accepts."""
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", value):
         raise ValueError("must be up to 40 of a-z, 0-9 and -, begin with a letter and not end with a -")
     return value
 
 
 def dns_label(value: str) -> str:
-    """Take a DNS label (RFC 1123)."""
+    """Accept a DNS label (RFC 1123)."""
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", value):
         raise ValueError("must be a DNS label: up to 63 of a-z, 0-9 and -, not - at either end")
     return value
 
 
 def boolean(value: str) -> bool:
-    """Read 1/0, true/false, yes/no, in any case."""
+    """Parse 1/0, true/false, yes/no, in any case."""
     known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
     if value.lower() not in known:
         raise ValueError("must be 1 or 0")

@@ -1,8 +1,8 @@
-"""The job as one frozen value: a field of ``JobConfig`` is a flag, and everything about that flag derives from it.
+"""The job as one frozen value: each field of ``JobConfig`` is a flag and defines everything about that flag.
 
 Type, bounds, help, group and default are written once, in the field. The absl flags, ``--help``, the checks,
-``to_argv()`` and ``job.json`` are made from there. A flag's value is checked as it is read but never raises: every
-problem of a command line is collected and reported at once. Must not import TensorFlow.
+``to_argv()`` and ``job.json`` derive from it. Parsing checks each value but never raises: all problems of a command
+line are collected and reported together. Must not import TensorFlow.
 """
 
 import dataclasses
@@ -29,33 +29,33 @@ from tfps.config.converters import (
     text,
 )
 
-STARTED_AGAIN = "TFPS_STARTED_AGAIN"  # environment variable of a task that takes the place of one that was lost
+STARTED_AGAIN = "TFPS_STARTED_AGAIN"  # environment variable of a task that replaces a lost one
 
 _T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Invalid:
-    """Stands for a flag's value that could not be read; ``problem`` says why and what would do."""
+    """Placeholder for a flag's value that could not be parsed; ``problem`` gives the reason and the valid values."""
 
     problem: str
 
 
 def show(value: str, limit: int = 100) -> str:
-    """Quote a user's value for one plain line: control characters escaped, cut to ``limit`` characters."""
+    """Quote a user's value for one plain line: escape control characters, cut it to ``limit`` characters."""
     text = value if re.fullmatch(r"[\x21-\x7e]+", value) else repr(value)
     return text if len(text) <= limit else f"{text[:limit]}... ({len(value)} characters)"
 
 
 def _flag(default: _T, group: str, convert: Converter, help_text: str) -> _T:
-    """Declare a field that is a flag."""
+    """Declare a field as a flag."""
     field: _T = dataclasses.field(default=default, metadata={"group": group, "convert": convert, "help": help_text})
     return field
 
 
 @dataclasses.dataclass(frozen=True)
 class JobConfig:
-    """Everything a job is told. Immutable; ``None`` means that the flag was not given."""
+    """All options of a job. Immutable; ``None`` means that the flag was not given."""
 
     to: str | None = _flag(None, "platform", text, "where the job runs")
     name: str | None = _flag(None, "platform", plain_name, "the job's name there (default: the model's, and the time)")
@@ -187,13 +187,13 @@ class JobConfig:
         return self.start_timeout_secs or 60.0
 
     def for_task(self, **changes: Any) -> "JobConfig":
-        """Return a copy without what only those need who start tasks."""
+        """Return a copy without the options that only the starter of the tasks needs."""
         groups = ("size", "platform", "resources", "restarts", "logs")
         others = {name: FIELDS[name].default for name in fields_of(groups)}
         return self.replace(**{**others, **changes})
 
     def to_argv(self) -> list[str]:
-        """Return the command line that gives this very config: ``--name=value`` for each non-default field."""
+        """Return the command line that reproduces this config: ``--name=value`` for each non-default field."""
         given = ((f.name, getattr(self, f.name)) for f in FIELDS.values() if getattr(self, f.name) != f.default)
         return [f"--{name}={int(value) if isinstance(value, bool) else value}" for name, value in given]
 
@@ -204,7 +204,7 @@ class JobConfig:
 
 FIELDS: Mapping[str, "dataclasses.Field[Any]"] = {f.name: f for f in dataclasses.fields(JobConfig)}
 
-_HEADINGS = {  # of other groups, the name
+_HEADINGS = {  # the heading of any other group is its name
     "cluster": "cluster (for run, what TF_CONFIG or srun tells need not be given)",
     "resources": "resources (default: what the platform gives)",
 }
@@ -217,14 +217,14 @@ def fields_of(groups: Collection[str]) -> list[str]:
 
 
 class _Parser(flags.ArgumentParser):  # type: ignore[misc]
-    """Reads one flag's value with its field's converter; a bad one becomes an ``_Invalid``, not an exception."""
+    """Parses one flag's value with its field's converter; a bad value becomes an ``_Invalid``, not an exception."""
 
     def __init__(self, name: str, choices: Collection[str] | None) -> None:
         self._name = name
         self._choices = choices
 
     def parse(self, argument: Any) -> Any:
-        """Return the value, or an ``_Invalid`` that says what is wrong with it."""
+        """Return the value, or an ``_Invalid`` with the problem."""
         try:
             value = FIELDS[self._name].metadata["convert"](str(argument))
         except ValueError as error:
@@ -236,14 +236,14 @@ class _Parser(flags.ArgumentParser):  # type: ignore[misc]
 
 
 def did_you_mean(value: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return `` Did you mean X?`` for a near miss of one of ``known``, else nothing."""
+    """Return `` Did you mean X?`` for a near miss of one of ``known``, else an empty string."""
     close = difflib.get_close_matches(value.lower()[:80], list(known), n=1, cutoff=0.6)
     return f" Did you mean {prefix}{close[0]}?" if close else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Parsed:
-    """A command line as read: the config, in which bad flags are unset, and every problem by its flag's name."""
+    """A parsed command line: the config, in which bad flags are unset, and the problems by flag or argument."""
 
     config: JobConfig
     problems: Mapping[str, str]
@@ -255,14 +255,14 @@ def parse(
     choices: Mapping[str, Collection[str]] | None = None,
     defaults: JobConfig | None = None,
 ) -> Parsed:
-    """Read a command line. Raises nothing: what is wrong with it is in the result.
+    """Parse a command line. Raises nothing: the result contains the problems.
 
     Args:
-        argv: The flags, without the program's name and the verb: ``--name=value`` or ``--name value``, where a name
+        argv: The arguments after the program's and the command's name: ``--name=value`` or ``--name value``. A name
             takes ``-`` or ``_``; a boolean may stand alone.
-        names: The flags that this verb has.
-        choices: By flag, the values it can have.
-        defaults: What unset flags are; by default ``JobConfig()``.
+        names: The flags that this command has.
+        choices: The allowed values by flag.
+        defaults: The values of unset flags; ``JobConfig()`` by default.
     """
     values = flags.FlagValues()
     for name in names:
@@ -286,14 +286,14 @@ def _mode_contradiction(config: JobConfig, mode_given: bool) -> str:
 
 
 def _with_mode(config: JobConfig) -> JobConfig:
-    """Turn ``--issync`` into ``--mode``."""
+    """Translate ``--issync`` into ``--mode``."""
     if config.issync is None:
         return config
     return config.replace(mode="sync" if config.issync else "async", issync=None)
 
 
 def _normal(argv: Sequence[str], names: Collection[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the flags that a verb has as ``--name=value``, and by flag or argument what is wrong with the others."""
+    """Return the flags of a command as ``--name=value``, and the problems of the rest by flag or argument."""
     known: list[str] = []
     problems: dict[str, str] = {}
     seen: dict[str, str] = {}
@@ -311,7 +311,7 @@ def _normal(argv: Sequence[str], names: Collection[str]) -> tuple[list[str], dic
 
 
 def _read(argv: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
-    """Yield each argument with the flag's name in it, if any, and its value, which may be the next argument."""
+    """Yield each argument with the name of its flag, if any, and its value, which may be the next argument."""
     rest = list(reversed(argv))
     while rest:
         arg = rest.pop()
@@ -331,7 +331,7 @@ def _unknown(arg: str, name: str, names: Collection[str]) -> str:
 
 
 def describe(names: Iterable[str], choices: Mapping[str, Collection[str]] | None = None, width: int = 100) -> str:
-    """Return the help text of some flags: by group, a flag's name beside what it is, ``width`` columns wide."""
+    """Return the help text of some flags by group, each name beside its description, ``width`` columns wide."""
     lines: list[str] = []
     for group, members in itertools.groupby(names, lambda name: str(FIELDS[name].metadata["group"])):
         lines += ["", f"{_HEADINGS.get(group, group)}:"]

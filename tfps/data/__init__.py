@@ -1,4 +1,4 @@
-"""Where training data comes from: MNIST's IDX files, the digits that the package carries, and batches of either.
+"""Training data: MNIST's IDX files, the digits in the package, and batches of either.
 
-``idx`` and ``digits`` need numpy alone; only ``batches`` imports TensorFlow.
+``idx`` and ``digits`` need only numpy; only ``batches`` imports TensorFlow.
 """

@@ -1,8 +1,8 @@
-"""Turn arrays of images into batches inside the graph, fast enough never to be what a step waits for.
+"""Turn arrays of images into batches inside the graph, fast enough that no step waits for them.
 
-A worker's share enters TensorFlow once, as bytes, when its iterator is initialised. What runs through ``tf.data`` are
-not images but indices, an epoch at a time; a batch of indices then picks its rows in one ``gather``. An element per
-image costs 3 times more, or 20 if each is cast alone.
+A worker's share enters TensorFlow once, as bytes, when its iterator is initialized. Indices, not images, run through
+``tf.data``, an epoch at a time. One ``gather`` then picks the rows of a batch. An element per image would cost 3 times
+more, or 20 times if each is cast separately.
 """
 
 from typing import Any
@@ -20,17 +20,17 @@ _FOR_EVER = np.iinfo(np.int64).max
 def batches(
     images: Bytes, labels: Bytes, batch_size: int, seed: int = 0, shard: tuple[int, int] = (0, 1), training: bool = True
 ) -> Any:
-    """Make a dataset of batches.
+    """Create a dataset of batches.
 
     Args:
         images: uint8, shape [n, height, width].
         labels: uint8, shape [n].
-        batch_size: Images in a batch; the last one of an evaluation may have fewer.
-        seed: Together with the shard's index, gives the order of every epoch; not used in evaluation.
-        shard: ``(index, count)``: take every ``count``-th example, from ``index`` on. The shares of all indices are
+        batch_size: Images per batch; the last batch of an evaluation may have fewer.
+        seed: Determines, with the shard's index, the order of every epoch; not used in evaluation.
+        shard: ``(index, count)``: take every ``count``-th example, starting at ``index``. The shares of all indices are
             disjoint, and together are everything.
-        training: Whether to shuffle, each epoch anew, and to repeat for ever: every example comes once an epoch, and
-            a batch may span two. Otherwise one pass, in order.
+        training: Whether to shuffle, differently in each epoch, and to repeat without end. Every example comes once per
+            epoch, and a batch may span two epochs. Otherwise one pass, in order.
 
     Returns:
         A ``tf.data.Dataset`` of ``({"image": float32 [batch, height, width, 1], 0 to 1}, labels int32 [batch])``.
@@ -53,9 +53,9 @@ def batches(
 
 
 def _when_initialised(array: Bytes) -> Any:
-    """Return a tensor of an array that the graph itself does not hold.
+    """Return a tensor of an array that the graph itself does not contain.
 
-    As a constant, MNIST would go into every checkpoint's meta graph, the event file and each optimisation pass over the
+    As a constant, MNIST would go into every checkpoint's meta graph, the event file and each optimization pass over the
     graph, which takes seconds. The batches must be made in this process, as those of a task on its own device are.
     """
     tensor = tf.numpy_function(lambda: array, [], tf.uint8)
@@ -64,7 +64,7 @@ def _when_initialised(array: Bytes) -> Any:
 
 
 def _shuffled(size: int, batch_size: int, seed: tuple[int, int]) -> Any:
-    """Make a dataset of batches of indices: one permutation of all of them after another."""
+    """Return a dataset of batches of indices from an endless sequence of permutations."""
 
     def order(epoch: Any) -> Any:
         epoch_seed = tf.random.experimental.stateless_fold_in(tf.constant(seed, tf.int64), epoch)

@@ -1,10 +1,10 @@
-"""Read MNIST's IDX files, and say everything that is wrong with them.
+"""Read MNIST's IDX files, and report every problem with them.
 
 The format (http://yann.lecun.com/exdb/mnist/), all big-endian: two zero bytes, a type code (8 is unsigned byte), the
 number of dimensions, each dimension as an unsigned 32-bit integer, then the values, last dimension fastest. Files are
-often gzipped: their first bytes tell, not their name. What a header promises is believed only as far as the file goes.
+often gzipped: their first bytes show that, not their name. A header is trusted only as far as the file goes.
 
-Bad data is to be answered before TensorFlow is imported, so this module must not import it.
+Bad data must be reported before TensorFlow is imported, so this module must not import it.
 """
 
 import gzip
@@ -36,7 +36,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Images:
-    """Labelled images in two parts.
+    """Labeled images in two parts.
 
     Attributes:
         train_images: uint8, shape [n, 28, 28], 0 is background and 255 is ink.
@@ -52,7 +52,7 @@ class Images:
 
 
 def check(data_dir: str, num_workers: int) -> None:
-    """Read everything in ``--data_dir`` as training would, and throw it away. Takes about a second for MNIST.
+    """Read everything in ``--data_dir`` as training would, and discard it. Takes about a second for MNIST.
 
     Raises:
         DataError: As ``load``, or if there are fewer training images than workers.
@@ -68,12 +68,12 @@ def check(data_dir: str, num_workers: int) -> None:
 def load(data_dir: str) -> Images:
     """Read the images and labels of a directory.
 
-    Files are ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and the same with ``t10k``; a dot may stand
-    before ``idx``, and ``.gz`` at the end. Of two forms of one file the unzipped is taken. ``train`` is for training
-    and ``t10k`` for evaluation; where only one of the two is there, its last fifth is kept for evaluation.
+    Files are ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and the same with ``t10k``. A dot may replace the
+    dash before ``idx``, and ``.gz`` may follow. If a file is there in two forms, the unzipped one is used. ``train`` is
+    for training and ``t10k`` for evaluation. If only one of the two is there, its last fifth is kept for evaluation.
 
     Raises:
-        DataError: With every problem found, a line each.
+        DataError: Lists every problem found, one per line.
     """
     problems: list[str] = []
     pairs = _read_pairs(data_dir, problems)
@@ -83,13 +83,13 @@ def load(data_dir: str) -> Images:
 
 
 def keep_last_fifth(images: Bytes, labels: Bytes) -> Images:
-    """Split one set in order: its last fifth, and at least one example, is for evaluation."""
+    """Split one set in order: its last fifth, at least one example, is for evaluation."""
     at = len(images) - max(1, len(images) // 5)
     return Images(images[:at], labels[:at], images[at:], labels[at:])
 
 
 def _read_pairs(data_dir: str, problems: list[str]) -> list[tuple[Bytes, Bytes]]:
-    """Return the images and labels of ``train``, then ``t10k``; adds to ``problems`` what goes on from the flag."""
+    """Return the images and labels of ``train``, then ``t10k``; adds ``problems`` that continue the flag's text."""
     try:
         names = sorted(os.listdir(data_dir))
     except (OSError, ValueError) as error:
@@ -102,7 +102,7 @@ def _read_pairs(data_dir: str, problems: list[str]) -> list[tuple[Bytes, Bytes]]
 
 
 def _not_listed(error: OSError | ValueError) -> str:
-    """Return why a directory's files cannot be listed."""
+    """Return the reason why a directory's files cannot be listed."""
     if isinstance(error, FileNotFoundError):
         return " does not exist: give the directory that holds the IDX files."
     if isinstance(error, NotADirectoryError):
@@ -127,13 +127,13 @@ def _pair(directory: Path, names: Collection[str], split: str, problems: list[st
 
 
 def _find(names: Collection[str], split: str, kind: str, dimensions: int) -> str | None:
-    """Return the name under which a file of MNIST is there."""
+    """Return the name of the form of an MNIST file that is there, or ``None``."""
     forms = (f"{split}-{kind}{dot}idx{dimensions}-ubyte{end}" for end in ("", ".gz") for dot in "-.")
     return next((form for form in forms if form in names), None)
 
 
 def _read_named(directory: Path, name: str | None, shape: tuple[int, ...], problems: list[str]) -> Bytes | None:
-    """Read one file; if it is damaged, add to ``problems``."""
+    """Read one file; if it is damaged, add its problem to ``problems``."""
     if name is None:
         return None
     try:
@@ -144,7 +144,7 @@ def _read_named(directory: Path, name: str | None, shape: tuple[int, ...], probl
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> Bytes:
-    """Read an IDX file of unsigned bytes whose examples have ``shape``; an error goes on from the file's name."""
+    """Read an IDX file of unsigned bytes with examples of ``shape``; an error's text continues the file's name."""
     try:
         with _open(path) as file:
             count = _header(file, shape)
@@ -182,7 +182,7 @@ def _header(file: BinaryIO, shape: tuple[int, ...]) -> int:
 
 
 def _magic_problem(magic: bytes, dimensions: int) -> str:
-    """Return what is wrong with the first four bytes of a file, or nothing."""
+    """Return the problem with the first four bytes of a file, or an empty string."""
     expected = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
     if len(magic) < 4:
         return f"is cut short: {len(magic)} bytes, less than an IDX header. Copy or download it again."
@@ -198,7 +198,7 @@ def _magic_problem(magic: bytes, dimensions: int) -> str:
 
 
 def _values(file: BinaryIO, expected: int) -> Bytes:
-    """Read the values after a header, in pieces: a header that lies must not make us allocate what it says."""
+    """Read the values after a header in pieces, because a wrong header must not cause a huge allocation."""
     values = bytearray()
     while len(values) <= expected and (piece := file.read(min(_CHUNK_BYTES, expected + 1 - len(values)))):
         values += piece
@@ -211,7 +211,7 @@ def _values(file: BinaryIO, expected: int) -> Bytes:
 
 
 def _label_problems(images: Bytes, labels: Bytes, images_name: str, labels_name: str) -> list[str]:
-    """Return how labels fail to be those of the images."""
+    """Return the problems with the labels of some images."""
     problems = []
     if len(images) != len(labels):
         problems.append(

@@ -1,1 +1,1 @@
-"""What a model file provides, how it is loaded, and the built-in models."""
+"""The interface of model files, their loader, and the built-in models."""

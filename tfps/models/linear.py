@@ -1,7 +1,7 @@
-"""A straight line through noisy points, y = 2x + 10: two parameters, and nothing to download.
+"""Fit a straight line through noisy points, y = 2x + 10: two parameters, and nothing to download.
 
-The smallest model that shows a cluster at work: ``weight`` and ``bias`` start at 0 and can be watched on the way to
-2 and 10. Points are made inside the graph, by seed, another stream for each worker.
+The smallest model that shows a cluster at work: ``weight`` and ``bias`` start at 0 and approach 2 and 10 visibly. The
+graph generates the points from a seed, in a separate stream for each worker.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ import tfps
 from tfps.tf_types import Tensor
 
 WEIGHT, BIAS, NOISE = 2.0, 10.0, 0.33
-EVAL_SEED = (-1, -1)  # no --seed is negative: never a training stream
+EVAL_SEED = (-1, -1)  # --seed is never negative, so never a training stream
 EVAL_BATCHES, EVAL_BATCH_SIZE = 8, 128
 
 
 def input_fn(mode: str, params: Mapping[str, Any], input_context: Any) -> Any:
-    """Return batches of points: this worker's endless stream, or for evaluation always the same few."""
+    """Return batches of points: this worker's endless stream, or always the same few for evaluation."""
     training = mode == tfps.ModeKeys.TRAIN
     seed = (params["seed"], input_context.input_pipeline_id) if training else EVAL_SEED
     size = params["batch_size"] if training else EVAL_BATCH_SIZE

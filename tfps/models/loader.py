@@ -1,11 +1,11 @@
-"""Find a model by name, look at it before TensorFlow is imported, and import it.
+"""Find a model by name, check it before TensorFlow is imported, and import it.
 
 A model is a built-in name, a ``.py`` file or a dotted module, with two functions at its top level::
 
     def input_fn(mode, params, input_context): ...        # -> tf.data.Dataset of (features, labels)
     def model_fn(features, labels, mode, params): ...     # -> tfps.ModelSpec
 
-``check`` reads the source only, so that a mistake is answered at once; ``load`` runs it, which imports TensorFlow.
+``check`` only reads the source, so that a mistake is reported immediately. ``load`` runs it, which imports TensorFlow.
 """
 
 import ast
@@ -28,7 +28,7 @@ from tfps.errors import DataError, ModelError, without_colors
 
 BUILTIN: Mapping[str, str] = {"linear": "tfps.models.linear", "mnist": "tfps.models.mnist"}
 
-# The check of a built-in model's --data_dir that needs no TensorFlow: module:function(data_dir, num_workers).
+# Checks of a built-in model's --data_dir that need no TensorFlow: module:function(data_dir, num_workers).
 DATA_CHECKS: Mapping[str, str] = {"mnist": "tfps.data.idx:check"}
 
 SIGNATURES: Mapping[str, tuple[str, ...]] = {
@@ -39,7 +39,7 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
 _MOST_CHARS = 1000  # of an error's message
 _UNROLL = "a recurrent layer of Keras: give it unroll=True, as in tf.keras.layers.LSTM(..., unroll=True)"
 
-# By what an error says, what to use instead.
+# The replacement to suggest, by a pattern of the error's message.
 _HINTS: Mapping[str, str] = {
     r"PartitionedVariable": "what tfps splits over the PS, a larger --min_slice_mb keeps whole",
     r"is not available with Keras 3": "tf.layers was removed: use tf.keras.layers, or tf.get_variable and tf.nn",
@@ -72,11 +72,11 @@ class Model:
     module: ModuleType
 
     def input_fn(self, *args: Any) -> Any:
-        """Call the module's ``input_fn``; see the module's docstring."""
+        """Call the module's ``input_fn``; see the docstring of this file."""
         return self._call("input_fn", *args)
 
     def model_fn(self, *args: Any) -> Any:
-        """Call the module's ``model_fn``; see the module's docstring."""
+        """Call the module's ``model_fn``; see the docstring of this file."""
         return self._call("model_fn", *args)
 
     def _call(self, function: str, *args: Any) -> Any:
@@ -92,11 +92,11 @@ class Model:
 
 
 def check(name: str) -> None:
-    """Look for mistakes in a model without running it.
+    """Check a model for mistakes without running it.
 
     Raises:
-        ModelError: If there is no such file or module, it does not parse, lacks one of the two functions or has it
-            with other parameters, or ``model_fn`` plainly returns something other than a ``ModelSpec``.
+        ModelError: If there is no such file or module, or it does not parse. Also if one of the two functions is
+            missing or has other parameters, or ``model_fn`` plainly returns something other than a ``ModelSpec``.
     """
     source = find(name)
     try:
@@ -111,7 +111,7 @@ def check(name: str) -> None:
 
 
 def beside(source: Path) -> list[str]:
-    """Return the names of what a model imports from its own directory, which is not there where its file goes alone."""
+    """Return the files in a model's own directory that it imports, which are missing if only its file is sent."""
     nodes = list(ast.walk(ast.parse(source.read_bytes(), str(source))))
     named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     named |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
@@ -121,10 +121,10 @@ def beside(source: Path) -> list[str]:
 
 
 def check_data(name: str, data_dir: str, num_workers: int) -> None:
-    """Look for mistakes in a model's data without TensorFlow.
+    """Check a model's data for mistakes without TensorFlow.
 
     Raises:
-        DataError: If ``--data_dir`` is not there, or not what the built-in model reads.
+        DataError: If ``--data_dir`` does not exist, or is not what the built-in model reads.
     """
     if not data_dir or "://" in data_dir:
         return
@@ -148,11 +148,11 @@ def find(name: str) -> Path:
         return Path(name).resolve()
     if not all(part.isidentifier() for part in name.split(".")):
         raise ModelError(_not_found(name))
-    with contextlib.suppress(FileNotFoundError):  # the working directory is gone, and no module is in it
+    with contextlib.suppress(FileNotFoundError):  # the working directory is gone and holds no module
         _import_from(os.getcwd())
     try:
         spec = importlib.util.find_spec(BUILTIN.get(name, name))
-    except (Exception, SystemExit) as error:  # a dotted name imports its parent packages, which are the user's
+    except (Exception, SystemExit) as error:  # a dotted name imports its parent packages, the user's code
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             raise ModelError(_not_found(name)) from None
         raise _mistake(name, Path(name), error) from None
@@ -165,7 +165,7 @@ def load(name: str) -> Model:
     """Import a model.
 
     Raises:
-        ModelError: As ``check``, or if importing it fails: the text shows the user's own line.
+        ModelError: As ``find``, or if the import fails: the text shows the user's own line.
     """
     source = find(name)
     try:
@@ -175,18 +175,18 @@ def load(name: str) -> Model:
 
 
 def mistake(model: Model, error: BaseException, frames: Sequence[Any]) -> ModelError:
-    """Return an error that the model's code caused, as a plain text that shows the user's own line.
+    """Return a plain error message, with the user's own line, for an error that the model's code caused.
 
     Args:
         model: The model.
-        error: What was raised, by the code itself or by an operation that it built.
-        frames: Where, the innermost last: a traceback's frames, or those of the operation's creation.
+        error: The exception, from the code itself or from an operation that it built.
+        frames: The stack with the innermost frame last: a traceback's frames, or those of the operation's creation.
     """
     return _mistake(model.name, model.source, error, frames)
 
 
 def where(model: Model, frames: Sequence[Any]) -> str:
-    """Return ``file, line N`` of the user's innermost line among some frames; nothing if none is the user's."""
+    """Return ``file, line N`` of the user's innermost line among some frames; empty if no frame is the user's."""
     own = _own(model.source, frames)
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
@@ -209,9 +209,9 @@ def _mistake(name: str, source: Path, error: BaseException, frames: Sequence[Any
 
 
 def _gist(text: str) -> str:
-    """Return a message of any length on one line: a launcher, and ``summary.json``, have all of that.
+    """Return a message of any length as one short line, which launchers and ``summary.json`` keep whole.
 
-    Keras tells the cause in its second line, and the arguments of the call after it; a traceback ends with the cause.
+    Keras gives the cause in its second line, and the arguments of the call after it. A traceback ends with the cause.
     """
     lines = [line.strip() for line in text.partition("\nArguments received by")[0].splitlines()]
     told = " ".join(line for line in lines if line)
@@ -225,7 +225,7 @@ def _is_users(filename: str) -> bool:
 
 
 def _import_from(directory: str) -> None:
-    """Let imports find modules of ``directory`` first, as Python does for a script."""
+    """Make imports search ``directory`` first, as Python does for a script."""
     if directory not in sys.path:
         sys.path.insert(0, directory)
 
@@ -261,13 +261,13 @@ def _syntax_error(name: str, source: Path, error: Exception) -> str:
 
 
 def _function_problems(tree: ast.Module, function: str) -> list[str]:
-    """Return what is wrong with one of the two functions, each as ``, line N: ...``."""
+    """Return the problems with one of the two functions, each as ``, line N: ...``."""
     wanted = f"{function}({', '.join(SIGNATURES[function])})"
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
     if not found:
         return [] if function in _other_names(tree) else [f" defines no {function}: add def {wanted}."]
     node = found[-1]
-    if node.decorator_list:  # which may change what it takes and returns
+    if node.decorator_list:  # a decorator may change parameters and result
         return []
     if not _takes(node.args, len(SIGNATURES[function])):
         return [f", line {node.lineno}: {function} must take {wanted}."]
@@ -275,7 +275,7 @@ def _function_problems(tree: ast.Module, function: str) -> list[str]:
 
 
 def _other_names(tree: ast.Module) -> set[str]:
-    """Return the names that a module binds at its top level other than by ``def``; both functions for ``import *``."""
+    """Return the names that a module binds other than by a top-level ``def``; both functions for ``import *``."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -298,7 +298,7 @@ def _takes(args: ast.arguments, count: int) -> bool:
 
 
 def _return_problem(node: ast.FunctionDef) -> str:
-    """Return what a function's ``return`` statements get wrong, where the source alone proves it."""
+    """Return the problem with a function's ``return`` statements, if the source alone proves it; else empty."""
     returns = [child for child in _own_statements(node) if isinstance(child, ast.Return)]
     expected = "a tfps.ModelSpec" if node.name == "model_fn" else "a tf.data.Dataset"
     if any(isinstance(child, (ast.Yield, ast.YieldFrom)) for child in _own_statements(node)):
@@ -312,13 +312,13 @@ def _return_problem(node: ast.FunctionDef) -> str:
 
 
 def _is_no_spec(value: ast.expr | None) -> bool:
-    """Return whether an expression is plainly something else than a ``ModelSpec``."""
+    """Return whether an expression is plainly something other than a ``ModelSpec``."""
     literal = (ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.JoinedStr, ast.BinOp, ast.Compare)
     return value is None or isinstance(value, literal) or _is_tensor_call(value)
 
 
 def _is_name_of_no_spec(node: ast.FunctionDef, value: ast.expr | None) -> bool:
-    """Return whether an expression is a variable that the function only ever assigns such things to."""
+    """Return whether an expression is a variable, and ``_is_no_spec`` holds for each value assigned to it."""
     if not isinstance(value, ast.Name):
         return False
     stores = [
@@ -329,7 +329,7 @@ def _is_name_of_no_spec(node: ast.FunctionDef, value: ast.expr | None) -> bool:
 
 
 def _is_tensor_call(value: ast.expr) -> bool:
-    """Return whether an expression is a call of one of TensorFlow's own functions, ``tf.reduce_mean(...)``."""
+    """Return whether an expression calls one of TensorFlow's own functions, like ``tf.reduce_mean(...)``."""
     if not isinstance(value, ast.Call):
         return False
     root = value.func
@@ -339,7 +339,7 @@ def _is_tensor_call(value: ast.expr) -> bool:
 
 
 def _own_statements(node: ast.AST) -> list[ast.AST]:
-    """Return the nodes of a function's body, without those of functions and classes inside it."""
+    """Return the nodes of a function's body, without those of nested functions and classes."""
     found: list[ast.AST] = []
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):

@@ -1,11 +1,11 @@
-"""A small ConvNet that reads digits, MNIST's or those that the package carries: 1,960 parameters.
+"""A small ConvNet that reads digits, MNIST's or those in the package: 1,960 parameters.
 
 The network of Ray's parameter-server example: a 3x3 convolution of 3 filters, 3x3 max-pooling, ReLU, one dense layer.
-It must learn in all modes with the same settings, and what asks most of it are gradients several steps old, which in a
-network that begins at random push the few filters into silence. So the filters begin as edge detectors, the dense layer
-at zero (``--seed`` then decides the order of the examples alone), and the optimizer is Adagrad, as in Downpour SGD
-(Dean et al. 2012), for the same reason. 400 updates of batch 128 reach 0.95 and more on MNIST's last 2,000 test images,
-with gradients 3 to 5 steps old as well, and 0.90 and more on the package's digits.
+It must learn in all modes with the same settings. The hardest case is gradients that are several steps old: in a
+randomly initialized network they silence the few filters. So the filters start as edge detectors and the dense layer at
+zero (``--seed`` then decides only the order of the examples). For the same reason the optimizer is Adagrad, as in
+Downpour SGD (Dean et al. 2012). 400 updates of batch 128 reach 0.95 and more on MNIST's last 2,000 test images, with
+gradients 3 to 5 steps old as well. On the package's digits they reach 0.90 and more.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from tfps.data import digits, idx
 from tfps.data.batches import batches
 from tfps.tf_types import Tensor
 
-EDGES = (  # three filters of 3x3, of one size and far from each other: each sees ink end in another direction
+EDGES = (  # three 3x3 filters of equal norm, far apart: each detects where ink ends in another direction
     ((1, 0, -1), (1, 0, -1), (1, 0, -1)),
     ((1, 1, 1), (0, 0, 0), (-1, -1, -1)),
     ((-1, -1, 0), (-1, 0, 1), (0, 1, 1)),
@@ -27,7 +27,7 @@ EDGES = (  # three filters of 3x3, of one size and far from each other: each see
 
 
 def input_fn(mode: str, params: Mapping[str, Any], input_context: Any) -> Any:
-    """Return batches of ``--data_dir``'s images, or of the package's digits without it."""
+    """Return batches of the images in ``--data_dir``, or without that flag of the package's digits."""
     data = idx.load(params["data_dir"]) if params["data_dir"] else digits.load()
     if mode != tfps.ModeKeys.TRAIN:
         return batches(data.eval_images, data.eval_labels, params["batch_size"], training=False)
@@ -68,5 +68,5 @@ def _logits(image: Any) -> Any:
     weights = tf.get_variable("dense/kernel", [192, 10], initializer=tf.zeros_initializer())
     offsets = tf.get_variable("dense/bias", [10], initializer=tf.zeros_initializer())
     net = tf.nn.max_pool2d(tf.nn.conv2d(image, kernel, strides=1, padding="VALID"), 3, strides=3, padding="VALID")
-    net = tf.nn.relu(tf.nn.bias_add(net, bias))  # a bias after pooling is the same as before it, at a ninth of the work
+    net = tf.nn.relu(tf.nn.bias_add(net, bias))  # the same result as before pooling, at a ninth of the work
     return tf.matmul(tf.reshape(net, [-1, 192]), weights) + offsets

@@ -1,4 +1,4 @@
-"""What a model file gives back: ``ModelSpec``, and the three modes it is called in. Does not import TensorFlow."""
+"""The interface of model files: ``ModelSpec``, which they return, and the three modes. Does not import TensorFlow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from tfps.tf_types import Optimizer, Tensor
 
 
 class ModeKeys:
-    """What ``model_fn`` and ``input_fn`` are called for; ``tf.estimator.ModeKeys``' names and values."""
+    """The modes of ``model_fn`` and ``input_fn``, with the names and values of ``tf.estimator.ModeKeys``."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -17,13 +17,13 @@ class ModeKeys:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What ``model_fn`` returns; ``tf.estimator.EstimatorSpec``'s fields.
+    """The result of ``model_fn``, modeled on ``tf.estimator.EstimatorSpec``.
 
     Attributes:
-        loss: Scalar float tensor, the mean over the batch. Needed for training and evaluation.
-        predictions: Tensors by name, first dimension the batch. Needed for export.
+        loss: Scalar float tensor, the mean over the batch. Required for training and evaluation.
+        predictions: Tensors by name, with the batch as first dimension. Required for export.
         eval_metric_ops: By name, the pair that a ``tf.compat.v1.metrics`` function returns: (value, update op).
-        optimizer: A ``tf.compat.v1.train.Optimizer``. Needed for training.
+        optimizer: A ``tf.compat.v1.train.Optimizer``. Required for training.
         log_tensors: Scalars by name, printed with the loss on every progress line.
     """
 

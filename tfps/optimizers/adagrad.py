@@ -1,9 +1,9 @@
-"""Adagrad whose dense update of an element depends on nothing but that element.
+"""Adagrad whose dense update of an element depends only on that element.
 
-TensorFlow's ``AdagradOptimizer`` multiplies by an approximate reciprocal square root (``ResourceApplyAdagrad``), but
-the last elements of a tensor, which do not fill a vector register, by an exact one: where in a tensor an element is
-thus decides its last bit. The newer kernel (``ResourceApplyAdagradV2``) divides by the root, which is exact everywhere,
-so that variables can be updated together (``tfps.runtime.graph.passes.variable_packing``) as they would be alone.
+TensorFlow's ``AdagradOptimizer`` multiplies by an approximate reciprocal square root (``ResourceApplyAdagrad``). But it
+uses an exact one for the last elements of a tensor, which do not fill a vector register. So the position of an element
+decides its last bit. The newer kernel (``ResourceApplyAdagradV2``) divides by the root, which is exact everywhere. So
+variables can be updated together (``tfps.runtime.graph.passes.variable_packing``) with the same result as alone.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ class ExactAdagradOptimizer(tf.train.AdagradOptimizer):  # type: ignore[misc]
     """``tf.compat.v1.train.AdagradOptimizer`` (Duchi et al. 2011); the same arguments and slots."""
 
     def _resource_apply_dense(self, grad: Gradient, var: Variable) -> Any:
-        """Update a variable by a gradient of its shape."""
+        """Update a variable by a gradient of the same shape."""
         kind = grad.dtype.base_dtype
         return tf.raw_ops.ResourceApplyAdagradV2(
             var=var.handle,

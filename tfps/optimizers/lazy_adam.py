@@ -1,9 +1,9 @@
-"""Adam whose sparse updates touch only the rows that a gradient has.
+"""Adam whose sparse updates touch only the rows in the gradient.
 
-TensorFlow's ``AdamOptimizer`` decays the moments of every row at each step, and so reads and writes a whole embedding
-table for a few rows of it. Here a row's moments rest while no gradient has the row (as in the former
-``tf.contrib.opt.LazyAdamOptimizer``; the bias correction still counts the job's steps, Kingma and Ba 2015, section 2).
-Dense variables are updated by TensorFlow's own kernel, and the slots have the same names.
+TensorFlow's ``AdamOptimizer`` decays the moments of every row at each step. So it reads and writes a whole embedding
+table for a few rows of it. Here a row's moments stay unchanged while no gradient has the row, as in the former
+``tf.contrib.opt.LazyAdamOptimizer``. The bias correction still counts the job's steps (Kingma and Ba 2015, section 2).
+TensorFlow's own kernel updates dense variables, and the slots have the same names.
 """
 
 from typing import Any
@@ -32,11 +32,11 @@ class LazyAdamOptimizer(tf.train.AdamOptimizer):  # type: ignore[misc]
         first = self._decayed(self.get_slot(handle, "m"), indices, decay1, grad)
         second = self._decayed(self.get_slot(handle, "v"), indices, decay2, tf.square(grad))
         change = rate * tf.sqrt(1 - power2) / (1 - power1) * first / (tf.sqrt(second) + epsilon)
-        # Not by self._resource_scatter_add, which reads the whole variable afterwards.
+        # self._resource_scatter_add would read the whole variable afterwards.
         return tf.raw_ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=-change)
 
     def _decayed(self, slot: Variable, indices: Tensor, decay: Any, value: Any) -> Any:
-        """Move rows of a moment towards a value; returns them."""
+        """Update rows of a moment toward ``value``; returns the new rows."""
         rows = decay * tf.gather(slot, indices) + (1 - decay) * value
         update = tf.raw_ops.ResourceScatterUpdate(resource=slot.handle, indices=indices, updates=rows)
         with tf.control_dependencies([update]):

@@ -1,4 +1,4 @@
-"""The optimizers that ``--optimizer`` names, as one table. Imports TensorFlow only when one is made."""
+"""The optimizers that ``--optimizer`` names, as one table. Imports TensorFlow only when an optimizer is created."""
 
 import pkgutil
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def make_optimizer(params: Mapping[str, Any], default: str, learning_rate: float) -> Any:
-    """Make the optimizer that the flags ask for, or the model's own.
+    """Create the optimizer that the flags ask for, or the model's own.
 
     Args:
-        params: ``model_fn``'s params: ``optimizer`` and ``learning_rate``, each ``None`` when the flag was not given.
+        params: ``model_fn``'s params: ``optimizer`` and ``learning_rate``, each ``None`` if the flag was not given.
         default: The model's own optimizer, a name of ``OPTIMIZERS``.
         learning_rate: The model's own learning rate.
 
@@ -26,7 +26,7 @@ def make_optimizer(params: Mapping[str, Any], default: str, learning_rate: float
         A ``tf.compat.v1.train.Optimizer``.
 
     Raises:
-        ValueError: If there is none of that name.
+        ValueError: If there is no optimizer of that name.
     """
     name = params.get("optimizer") or default
     if name not in OPTIMIZERS:

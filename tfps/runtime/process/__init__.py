@@ -1,1 +1,1 @@
-"""Prepare this process: before and around TensorFlow."""
+"""Prepare this process, before TensorFlow is imported and around it."""

@@ -1,7 +1,7 @@
-"""What the fork server of ``tfps launch`` imports first: TensorFlow, once for all tasks.
+"""The first import of the fork server of ``tfps launch``: TensorFlow, once for all tasks.
 
-The fork server notices the end of its parent only when all is imported, so a thread looks after that meanwhile. Signals
-to the whole group pass it by: its parent ends it.
+The fork server notices the end of its parent only after all imports, so a thread watches the parent until then. The
+fork server ignores signals to the whole group, because its parent ends it.
 """
 
 import os
@@ -27,7 +27,7 @@ def _load() -> None:
         tensorflow_import.load()
     finally:
         over.set()
-        watch.join()  # no process is forked from one with threads of Python's
+        watch.join()  # a process with Python threads must not fork
 
 
 for _number in (signal.SIGTERM, signal.SIGHUP):

@@ -1,11 +1,11 @@
-"""Freed memory is kept for the next step, in large pages, on Linux with glibc.
+"""Keep freed memory for the next step, in large pages, on Linux with glibc.
 
-Each step takes and frees the same tensors. By default glibc gives large ones back to the system at once and asks for
-them anew, and the system clears every page again: for a large model that costs nearly as much as sending it. It also
-keeps a heap for each of many threads, whose free parts do not serve the others.
+Each step allocates and frees the same tensors. By default glibc returns large ones to the system immediately and
+requests them again, and the system clears every page again. For a large model that costs nearly as much as sending it.
+glibc also keeps a heap for each of many threads, and the free parts of one heap do not serve other threads.
 
-A large model has many pages of 4 kB, each of which is cleared and looked up by itself. Where the system gives pages of
-2 MB to who asks for them (``transparent_hugepage`` is ``madvise``), the heap asks.
+A large model has many pages of 4 kB, and each is cleared and looked up separately. If the system gives pages of 2 MB on
+request (``transparent_hugepage`` is ``madvise``), this module requests them for the heap.
 
 Does not import TensorFlow.
 """
@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h
-_NEVER = -1  # as a size: the largest
-_MOST = 2**25  # bytes: what an old glibc takes as _MMAP_THRESHOLD at most
+_NEVER = -1  # as a size, the largest
+_MOST = 2**25  # bytes: the largest _MMAP_THRESHOLD of an old glibc
 _MADV_HUGEPAGE, _LARGE = 14, 2**21  # sys/mman.h
 _TUNABLES = "GLIBC_TUNABLES"
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
 def keep_freed(heaps: int) -> bool:
-    """Let this process keep what it frees, in at most so many heaps for its threads; return whether that was done.
+    """Keep freed memory in this process, in at most ``heaps`` heaps for its threads; return whether that worked.
 
-    Call it from the main thread, whose heap it is, before there are others. Not where the user has set glibc's own
-    variables (``MALLOC_ARENA_MAX``, ``GLIBC_TUNABLES``), nor with another allocator.
+    Call it from the main thread, which owns the main heap, before other threads exist. Does nothing if the user has set
+    glibc's own variables (``MALLOC_ARENA_MAX``, ``GLIBC_TUNABLES``), or with another allocator.
     """
     libc = _libc()
     mallopt = getattr(libc, "mallopt", None)
@@ -38,9 +38,9 @@ def keep_freed(heaps: int) -> bool:
 
 
 def ask_for_large_pages() -> None:
-    """Ask for large pages where the heap will grow; again when protobuf, which trims the heap, has freed much.
+    """Request large pages where the heap will grow; again after protobuf, which trims the heap, has freed much.
 
-    The heap grows by half of the machine's memory, none of which is used, and is told what to take when it is.
+    Grow the heap by half of the machine's memory, mark that for large pages, and free it without using any of it.
     """
     libc = _libc()
     if libc is None or _is_counted():
@@ -56,13 +56,13 @@ def ask_for_large_pages() -> None:
 
 
 def _libc() -> Any:
-    """Return the C library, or ``None`` where there is none, or the user has told it how to keep memory."""
+    """Return the C library, or ``None`` if there is none or the user has configured how it keeps memory."""
     told = any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc." in os.environ.get(_TUNABLES, "")
     return ctypes.CDLL(None) if os.name == "posix" and not told else None
 
 
 def _is_counted() -> bool:
-    """Return whether memory that is asked for and not used counts: for the system, or for a limit of this process."""
+    """Return whether requested but unused memory counts, for the system or for a limit of this process."""
     if not _OVERCOMMIT.exists() or _OVERCOMMIT.read_text().strip() == "2":
         return True
     import resource  # noqa: PLC0415  not on Windows

@@ -1,7 +1,7 @@
-"""What a model prints, kept apart from what its task says of itself. Does not import TensorFlow.
+"""Keep a model's output apart from its task's own lines. Does not import TensorFlow.
 
-Whoever follows a task reads its output, line by line (``tfps.report``). So a line that a model prints, and that begins
-as one of the task's own, is marked; and the task's own lines begin at the left, whatever the model left unended.
+A follower of a task reads its output line by line (``tfps.report``). So a model's line that begins like one of the
+task's own is marked. The task's own lines start at the left, even if the model left a line unfinished.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ _MARK = "model: "
 
 
 class Printed:
-    """A text stream that takes a model's words to another one.
+    """A text stream that passes a model's output to another stream.
 
     Attributes:
-        stream: That other one, for the task's own lines.
+        stream: The other stream, for the task's own lines.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-        self._is_open = False  # a line has begun and not ended
+        self._is_open = False  # the last line is unfinished
 
     def write(self, text: str) -> int:
-        """Write a text, in which each line that begins as one of the task's own is marked."""
+        """Write a text; mark each line that begins like one of the task's own."""
         lines = text.splitlines(keepends=True)
         marked = [_MARK + line if is_reserved(line) else line for line in lines]
         if lines and self._is_open:
@@ -36,7 +36,7 @@ class Printed:
         return len(text)
 
     def end_line(self) -> None:
-        """End the line that the model has begun, if it has."""
+        """End the model's unfinished line, if there is one."""
         if self._is_open:
             self._is_open = False
             self.stream.write("\n")
@@ -51,18 +51,18 @@ class Printed:
 
 
 class Errors:
-    """A text stream for what a task says of why it ends, on lines of its own.
+    """A text stream for a task's final errors, on separate lines.
 
     Args:
-        stream: The stream that takes it.
-        printed: What the model has printed may be shown before it.
+        stream: The stream to write to.
+        printed: The model's output, which may be shown before the errors.
     """
 
     def __init__(self, stream: TextIO, printed: Printed) -> None:
         self._stream, self._printed = stream, printed
 
     def write(self, text: str) -> int:
-        """Write a text, after the line that the model has begun."""
+        """Write a text, after ending the model's unfinished line."""
         with contextlib.suppress(OSError, ValueError):
             self._printed.end_line()
         return self._stream.write(text)
@@ -72,14 +72,14 @@ class Errors:
 
 
 class OwnLines(logging.StreamHandler[TextIO]):
-    """A log handler that writes the task's own lines to where a model prints."""
+    """A log handler that writes the task's own lines to the stream of the model's output."""
 
     def __init__(self, printed: Printed) -> None:
         super().__init__(printed.stream)
         self._printed = printed
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record on a line of its own."""
-        with contextlib.suppress(OSError, ValueError):  # the next line tells
+        """Write a record on a separate line."""
+        with contextlib.suppress(OSError, ValueError):  # the next call reports it
             self._printed.end_line()
         super().emit(record)

@@ -1,4 +1,4 @@
-"""Which process is which, on this machine and among its earlier ones. Linux tells; elsewhere nothing is known."""
+"""Identify processes on this machine, over time and across restarts. Needs Linux; elsewhere nothing is known."""
 
 import os
 import time
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def machine() -> str:
-    """Return what tells the place where process ids count from all others; empty if that is not known."""
+    """Return an id of this boot and PID namespace, within which process ids are unique; empty if unknown."""
     try:
-        if os.readlink("/proc/self") != str(os.getpid()):  # it is that of another place
+        if os.readlink("/proc/self") != str(os.getpid()):  # /proc belongs to another PID namespace
             return ""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -19,20 +19,20 @@ def machine() -> str:
 
 
 def moment() -> Mapping[str, Any]:
-    """Return the present moment, for ``secs_since`` in another process."""
+    """Return the current moment, for ``secs_since`` in another process."""
     return {"machine": machine(), "uptime": time.monotonic(), "time": time.time()}
 
 
 def secs_since(then: Mapping[str, Any]) -> float:
-    """Return for how many seconds a moment is past: on its machine by a clock that nobody sets."""
+    """Return the seconds since a moment; on the same machine, by a clock that nobody can set."""
     here = then["machine"] and then["machine"] == machine()
     return float(time.monotonic() - then["uptime"] if here else time.time() - then["time"])
 
 
 def started(pid: int) -> str | None:
-    """Return when a process was started, in ticks since the machine was; ``None`` if it has ended.
+    """Return when a process started, in ticks since the machine did; ``None`` if the process has ended.
 
-    Empty if it is there, and that is not told: ``/proc`` may hide other users' processes.
+    Empty if it exists but its start is unknown, because ``/proc`` may hide other users' processes.
     """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -42,7 +42,7 @@ def started(pid: int) -> str | None:
 
 
 def ancestors(pid: int) -> Sequence[int]:
-    """Return a process's parent, and that one's: a task's are a fork server and its launcher. Empty if not told."""
+    """Return a process's parent and grandparent: for a task, fork server and launcher. Empty if unknown."""
     try:
         parent = _parent(pid)
         return parent, _parent(parent) if parent > 1 else 0
@@ -55,7 +55,7 @@ def _parent(pid: int) -> int:
 
 
 def lives(pid: int, when: str) -> bool | None:
-    """Return whether a process lives that was started then; ``None`` if it is not known."""
+    """Return whether the process that started at ``when`` is alive; ``None`` if unknown."""
     now = started(pid)
     if now is None:
         return False
@@ -67,6 +67,6 @@ def _is_there(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it is another user's
+    except OSError:  # another user's process
         return True
     return True

@@ -1,15 +1,16 @@
 """Give TensorFlow's requests ids that do not repeat.
 
-Each request between tasks carries a random id, and a task refuses an id that is among the last 100,000 it has seen, as
-a repeated request (tensorflow/core/distributed_runtime/recent_request_ids.cc). But an id of a run is the first number
-of a generator that each of the master's short-lived threads seeds anew, with 32 bits (``ThreadLocalNew64`` in tsl's
-random.cc): of 43,000 runs, one is refused although it is new. And where it is the worker that refuses its own part of
-a run before the master has asked a PS for the others, that PS waits for ever: what is asked for after the refusal is
-never canceled (``RunManyGraphs`` in master_session.cc). In a job of 100 runs a second it came to that within an hour.
+Each request between tasks carries a random id. A task rejects an id that is among the last 100,000 it has seen, as a
+repeated request (tensorflow/core/distributed_runtime/recent_request_ids.cc). But the id of a run is the first number of
+a generator. Each of the master's short-lived threads seeds its generator again, with 32 bits (``ThreadLocalNew64`` in
+tsl's random.cc). So one of 43,000 runs is rejected although it is new. A worker may thus reject its own part of a run
+before the master has asked a PS for the others. That PS then waits without end, because a part that is requested after
+the rejection is never canceled (``RunManyGraphs`` in master_session.cc). In a job with 100 runs a second that happened
+within an hour.
 
-So the call of that function goes to ``New64`` beside it, the one generator of a process: the entry in the table of
-procedures that libtensorflow_cc calls in other libraries (ELF's ``DT_JMPREL``) is another. Where a release, or a
-machine, has it otherwise, nothing is done.
+So this module redirects the calls of that function to ``New64`` beside it, the one generator of a process. It changes
+the entry in the table of procedures that libtensorflow_cc calls in other libraries (ELF's ``DT_JMPREL``). On a release
+or machine with another layout it does nothing.
 """
 
 import ctypes
@@ -41,7 +42,7 @@ class _LinkMap(ctypes.Structure):
 
 
 def make_unique() -> None:
-    """Let this process, whose TensorFlow is loaded, give each request another id."""
+    """Make the ids of this process's requests unique; TensorFlow must be loaded."""
     try:
         framework = loaded(ctypes.CDLL, FRAMEWORK)
         old, new = (ctypes.cast(framework[name], ctypes.c_void_p).value for name in (_REPEATS, _DOES_NOT))
@@ -54,10 +55,10 @@ def make_unique() -> None:
 
 
 def slot_of(library: Any, name: str) -> Any:
-    """Return where a library keeps the address of a function of another one that it calls: a ``ctypes.c_void_p``.
+    """Return where a library keeps the address of another library's function that it calls: a ``ctypes.c_void_p``.
 
     Raises:
-        KeyError, ValueError: If it does not call it, or that cannot be changed.
+        KeyError, ValueError: If it does not call the function, or the address cannot be changed.
     """
     link = ctypes.cast(library._handle, ctypes.POINTER(_LinkMap)).contents
     tags = _tags(link)
@@ -79,7 +80,7 @@ def slot_of(library: Any, name: str) -> Any:
 
 
 def _tags(link: _LinkMap) -> Mapping[int, int]:
-    """Return a library's dynamic section; its addresses are absolute."""
+    """Return a library's dynamic section, with absolute addresses."""
     found: dict[int, int] = {}
     for entry in iter(_entries(link.dynamic)):
         moved = entry.tag in (_STRTAB, _SYMTAB, _JMPREL) and entry.value < link.base

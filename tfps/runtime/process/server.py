@@ -1,4 +1,4 @@
-"""This task's TensorFlow server."""
+"""Start this task's TensorFlow server."""
 
 import logging
 import os

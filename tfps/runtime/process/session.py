@@ -1,13 +1,13 @@
-"""A session that goes on when TensorFlow takes two different requests for the same one.
+"""A session that tries again when TensorFlow takes two different requests for the same one.
 
-Every RunGraph call carries a random id, and a task refuses an id that is among the last 100,000 it has seen, as a
-repeated request (tensorflow/core/distributed_runtime/recent_request_ids.cc). But the id is the first number of a
-generator that each of the master's short-lived threads seeds with 32 bits only (ThreadLocalNew64 in tsl's random.cc),
-so of 43,000 calls to a busy task one is refused although it is new: Aborted, or Cancelled where the other tasks' parts
-of the step are told first. ``request_ids`` keeps that from happening where it can.
+Every RunGraph call carries a random id. A task rejects an id that is among the last 100,000 it has seen, as a repeated
+request (tensorflow/core/distributed_runtime/recent_request_ids.cc). But the id is the first number of a generator that
+each of the master's short-lived threads seeds with only 32 bits (ThreadLocalNew64 in tsl's random.cc). So one of 43,000
+calls to a busy task is rejected although it is new. The error is Aborted, or Cancelled if the other tasks' parts of the
+step are reported first. ``request_ids`` prevents that where it can.
 
-The refused task has run no part of the step. What hangs on its part, such as ``global_step``, is not done either, and
-the step can be taken again.
+The rejecting task has run no part of the step. Operations that depend on its part, such as ``global_step``, have not
+run either, so the step can be repeated.
 """
 
 import sys
@@ -26,34 +26,34 @@ _TRIES = 10
 
 def config_of(task: Task) -> Any:
     """Return the ``tf.compat.v1.ConfigProto`` of a worker's sessions."""
-    # Without the filter, creating a session would wait for every other worker, for ever.
+    # Without the filter, creating a session would wait without end for every other worker.
     config = tf.ConfigProto(device_filters=["/job:ps", task.device], allow_soft_placement=True)
     config.share_cluster_devices_in_session = True  # a tf.function may use variables on the PS
-    # Grappler's algebra and folding round otherwise where the wire is packed: no bit may depend on that.
+    # Grappler's arithmetic and folding passes round differently on a packed wire; no bit may depend on that.
     rewriting = config.graph_options.rewrite_options
     rewriting.arithmetic_optimization = rewriting.constant_folding = RewriterConfig.OFF
-    rewriting.meta_optimizer_iterations = RewriterConfig.ONE  # no step was faster for a second, which takes long
+    rewriting.meta_optimizer_iterations = RewriterConfig.ONE  # a second pass is slow and made no step faster
     rewriting.memory_optimization = RewriterConfig.NO_MEM_OPT
     return config
 
 
 class Session(tf.Session):  # type: ignore[misc]
-    """A ``tf.compat.v1.Session`` that repeats calls which were refused as repeated."""
+    """A ``tf.compat.v1.Session`` that repeats calls that were rejected as repeated."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run as ``tf.Session.run`` does."""
+        """Run like ``tf.Session.run``, with retries."""
         return _persistently(super().run, *args, **kwargs)
 
     def make_callable(self, fetches: Any, feed_list: Sequence[Any] = (), **kwargs: Any) -> Callable[..., Any]:
-        """Return a callable as ``tf.Session.make_callable`` does; with a ``feed_list``, of one operation.
+        """Return a callable like ``tf.Session.make_callable``; with a ``feed_list``, for one operation.
 
-        TensorFlow's own takes in what has been added to the graph at each call that is fed, also what another thread
-        has added by half: control inputs that come later are of no effect.
+        On each call with feeds, TensorFlow's own callable adds new parts of the graph to the session, even those that
+        another thread has half built. Control inputs that are added later then have no effect.
         """
         if not feed_list:
             call = super().make_callable(fetches, **kwargs)
             return lambda *inputs: _persistently(call, *inputs)
-        self._extend_graph()
+        self._extend_graph()  # only here, not on each call
         feeds = [(tensor._as_tf_output(), tensor.dtype.as_numpy_dtype) for tensor in feed_list]
         targets = [fetches._c_op]
 

@@ -1,7 +1,7 @@
-"""End a task that is told to, or that has lost a peer, even while it is blocked inside TensorFlow.
+"""End a task on request, or after it has lost a peer, even while it is blocked inside TensorFlow.
 
-A blocked ``session.run`` does not return to Python, so signals would never be seen. Therefore the work is done in a
-thread, and the main thread looks after it.
+A blocked ``session.run`` does not return to Python, so Python would never see a signal. Therefore a thread does the
+work, and the main thread supervises it.
 """
 
 import logging
@@ -15,18 +15,18 @@ from typing import Any
 
 from tfps.errors import StoppedError, TfpsError, stopping_signals
 
-# The exit is promised within 10 s: a worker's step has up to 6, its last save what is left of 9; a PS outlives it.
+# A task promises to exit within 10 s: a worker's step has up to 6, its last save the rest of 9; a PS outlives it.
 WORKER_GRACE_SECS = 6.0
 SAVED_WITHIN_SECS = 9.0
 PS_GRACE_SECS = 9.5
-SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one: a shell, a platform and a person may all send it
+SECOND_THOUGHT_SECS = 2.0  # signals that come sooner count as one: shell, platform and user may all send it
 _LOOK_SECS = 1.0
 
 log = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """Whether this task has to end before it is through, and why. Shared by all its threads."""
+    """A request that this task end early, and the reason. Shared by all its threads."""
 
     def __init__(self) -> None:
         self._error: TfpsError | None = None
@@ -40,19 +40,19 @@ class StopRequest:
 
     @property
     def error(self) -> TfpsError | None:
-        """The reason to end, if there is one."""
+        """The reason to end, or ``None``."""
         return self._error
 
     @property
     def waited_secs(self) -> float:
-        """For how long the task has been asked to end, in seconds; 0 if it has not."""
+        """The seconds since the task was asked to end; 0 if it was not."""
         return time.monotonic() - self._since if self._error is not None else 0.0
 
     def on_signals(self) -> None:
-        """Ask for an end on what tells to stop; SIGINT later than ``SECOND_THOUGHT_SECS`` ends the process at once.
+        """Request an end on a stop signal; SIGINT after ``SECOND_THOUGHT_SECS`` ends the process immediately.
 
-        A second SIGTERM does not: platforms send several, and have SIGKILL for what does not end. A process that the
-        model forks, as a pool's, ends by these signals as any other does: nobody would look at its ``StopRequest``.
+        A second SIGTERM does not: platforms send several, and use SIGKILL if a process does not end. In a process that
+        the model forks, as in a pool's, the signals keep their former effect: nothing there checks ``StopRequest``.
         """
         before = {number: signal.signal(number, self._on_signal) or signal.SIG_DFL for number in stopping_signals()}
         os.register_at_fork(after_in_child=lambda: _handle(before))
@@ -76,17 +76,17 @@ def run_supervised(
     emergency_save: Callable[[], None] = lambda: None,
     grace_secs: Callable[[], float] = lambda: WORKER_GRACE_SECS,
 ) -> None:
-    """Run ``work`` in a thread until it ends, or has to.
+    """Run ``work`` in a thread until it ends, or must be ended.
 
     Args:
-        work: What the task does. Looks at ``stop`` between steps and raises its error.
-        stop: Filled by signals and by ``watch``.
+        work: The task's work. Checks ``stop`` between steps and raises its error.
+        stop: Set by signals and by ``watch``.
         watch: Called every second; returns an error when the task cannot go on.
-        emergency_save: Called when ``work`` did not end in time after a request; saves what can be saved.
-        grace_secs: How long ``work`` may take to end after a request.
+        emergency_save: Called if ``work`` does not end in time after a request; saves as much as possible.
+        grace_secs: Returns how long ``work`` may take to end after a request.
 
     Raises:
-        TfpsError: What ``work`` raised, or why it was ended.
+        TfpsError: The error that ``work`` raised, or the reason why it was ended.
     """
     failures: list[BaseException] = []
     thread = threading.Thread(target=_keep_failure, args=(work, failures), name="work", daemon=True)

@@ -1,7 +1,7 @@
-"""Where a task's words go: to its user what matters, to ``MODEL_DIR/logs/<job>-<index>.log`` everything.
+"""Route a task's output: important lines to its user, everything to ``MODEL_DIR/logs/<job>-<index>.log``.
 
-TensorFlow writes to file descriptor 2 from C++, so the log is put there, before TensorFlow is imported. Does not
-import TensorFlow.
+TensorFlow writes to file descriptor 2 from C++. So that descriptor becomes the log before TensorFlow is imported. Does
+not import TensorFlow.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ _log = logging.getLogger("tfps")
 
 
 class _Tee:
-    """A text stream that writes to two others, if it can: no model fails for what it prints.
+    """A text stream that writes to two others, if it can: no model fails because it prints.
 
-    The log has all of it, also where nobody reads the console any more; and the console, where the disk is full.
+    The log gets all of it, even if nobody reads the console any more. The console gets it even if the disk is full.
     """
 
     def __init__(self, console: TextIO, log: TextIO) -> None:
@@ -29,7 +29,7 @@ class _Tee:
 
     def write(self, text: str) -> int:
         for stream in (self._log, self._console):
-            with contextlib.suppress(OSError, ValueError):  # it is full, or a model has closed it
+            with contextlib.suppress(OSError, ValueError):  # the disk is full, or a model has closed the stream
                 stream.write(text)
         return len(text)
 
@@ -43,21 +43,21 @@ class _Tee:
 
 
 def log_file(model_dir: str | None, task: str) -> Path | None:
-    """Return the log of a task (``worker/0``), or ``None`` without a ``--model_dir``."""
+    """Return the path of the log of a task, like ``worker/0``; ``None`` without a ``--model_dir``."""
     return Path(model_dir) / LOGS / f"{task.replace('/', '-')}.log" if model_dir else None
 
 
 def open_log(path: Path | None) -> TextIO:
-    """Send a task's words to where they belong; call it once, before TensorFlow is imported.
+    """Route this task's output; call it once, before TensorFlow is imported.
 
-    Standard output is shown and logged, as are errors; standard error (TensorFlow's noise, warnings, tracebacks) is
-    only logged. Without a log, what Python writes is shown, and TensorFlow's noise is dropped.
+    Standard output is shown and logged, as are errors. Standard error (TensorFlow's noise, warnings, tracebacks) is
+    only logged. Without a log, Python's output is shown, and TensorFlow's noise is dropped.
 
     Args:
         path: The task's log, which is appended to, or ``None``.
 
     Returns:
-        The stream on which an error can be shown to the user; it is logged, too.
+        The stream for errors that the user must see; it is logged, too.
 
     Raises:
         StorageError: If the log cannot be written.
@@ -78,13 +78,13 @@ def open_log(path: Path | None) -> TextIO:
 
 
 def show() -> None:
-    """Show this process's words on standard output, of a verb that is no task; drop TensorFlow's noise."""
+    """Show log messages on standard output, for a command that is not a task; drop TensorFlow's noise."""
     _drop_noise()
     _log_to(_formatted(logging.StreamHandler(sys.stdout), "%(message)s", logging.INFO))
 
 
 def _drop_noise() -> TextIO:
-    """Let what TensorFlow writes from C++ go nowhere; returns standard error, for what Python writes."""
+    """Discard TensorFlow's output from C++; returns standard error, for Python's output."""
     sys.stderr = errors = os.fdopen(os.dup(2), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
@@ -106,14 +106,14 @@ def _formatted(handler: logging.Handler, line: str, level: int = logging.DEBUG) 
 
 
 def enable() -> None:
-    """Let this process's words go to where they belong again: ``logging.config`` in a model turns other loggers off."""
+    """Enable the loggers of tfps again, because ``logging.config`` in a model disables other loggers."""
     for name, logger in logging.root.manager.loggerDict.items():
         if isinstance(logger, logging.Logger) and name.partition(".")[0] == _log.name:
             logger.disabled = False
 
 
 def _log_to(*handlers: logging.Handler) -> None:
-    logging.raiseExceptions = False  # a console that nobody reads any more is no reason for a traceback in the log
+    logging.raiseExceptions = False  # no tracebacks in the log if the console is gone
     _log.handlers[:] = handlers
-    _log.setLevel(logging.DEBUG)  # what is for the log alone
+    _log.setLevel(logging.DEBUG)  # debug lines are for the log only
     _log.propagate = False

@@ -1,13 +1,14 @@
-"""Connections that fail in time. Does not import TensorFlow.
+"""Make TCP connections fail in time. Does not import TensorFlow.
 
-TensorFlow's gRPC channels have no keepalive. What the other side does not acknowledge the kernel sends again and again,
-each time after twice as long. So where the network was cut with something on its way, a task would find out only as
-long after the network's return as it was cut, although the other side has been started again long since. Linux can
-bound that for each socket: TCP_USER_TIMEOUT, see tcp(7) and RFC 5482. gRPC sets it where there is a keepalive only. It
-also bounds how long a side that stands still may leave its full buffer as it is.
+TensorFlow's gRPC channels have no keepalive. The kernel sends unacknowledged data again and again, each time after
+twice as long. So if the network is cut while data is on its way, a task notices the failure late. It needs as long
+after the network's return as the cut lasted, although the other side restarted long ago. Linux can bound this for each
+socket: TCP_USER_TIMEOUT, see tcp(7) and RFC 5482. gRPC sets the option only with a keepalive. The option also bounds
+how long a stopped peer may leave its full buffer unread.
 
-Nor does a channel notice when the name of its task means another host: a worker that was started again at another
-address is reached only when the connection to the old one has failed. So who connects to workers looks their names up.
+A channel also does not notice when the name of its task moves to another host. A worker that restarted at another
+address can be reached only after the connection to the old one has failed. So a task that connects to workers looks up
+their names.
 """
 
 import contextlib
@@ -32,16 +33,16 @@ log = logging.getLogger(__name__)
 
 
 def start() -> None:
-    """Let this process's TCP connections fail when something has not been acknowledged for ``TIMEOUT_SECS``.
+    """Make this process's TCP connections fail when data is not acknowledged for ``TIMEOUT_SECS``.
 
-    Those that come later, too, but for those with a bound of their own; only Linux has such bounds.
+    This covers later connections, too, but none that already has such a bound. Only Linux has these bounds.
     """
     if hasattr(socket, "TCP_USER_TIMEOUT") and os.path.isdir("/proc/self/fd") and not _is_kept():
         threading.Thread(target=_keep_bounded, name=_NAME, daemon=True).start()
 
 
 def allow_many() -> None:
-    """Let this process have as many connections as it may: a PS that 1,024 idle ones fill would take no worker's."""
+    """Raise this process's limit on connections: a PS with 1,024 idle ones could accept no worker's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -60,7 +61,7 @@ def _keep_bounded() -> None:
 
 
 def set_user_timeouts() -> None:
-    """Do it for all that there are now; who listens hands it on, and what is no TCP socket stays as it is."""
+    """Set the timeout on all present TCP sockets that have none; listening sockets pass it on to new ones."""
     libc, option = ctypes.CDLL(None), (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
     present, wanted = ctypes.c_uint(), ctypes.c_uint(int(1000 * TIMEOUT_SECS))
     for descriptor in map(int, os.listdir("/proc/self/fd")):
@@ -71,7 +72,7 @@ def set_user_timeouts() -> None:
 
 
 def follow_names(addresses: Sequence[str]) -> None:
-    """Give up the connections to a name's former address when it has another; then gRPC looks the name up, too."""
+    """Watch names in a thread: drop connections to a name's former address, so that gRPC looks it up again."""
     named = [address for address in addresses if not _is_ip(split(address)[0])]
     if named and os.path.isdir("/proc/self/fd"):
         threading.Thread(target=_follow_names, args=(named,), name="names", daemon=True).start()
@@ -96,7 +97,7 @@ def _follow_names(addresses: Sequence[str]) -> None:
 
 
 def _looked_up(address: str) -> set[str]:
-    """Return the addresses of a name; none while there are none."""
+    """Return the addresses of a name; empty while it has none."""
     try:
         return {str(found[4][0]) for found in socket.getaddrinfo(*split(address), type=socket.SOCK_STREAM)}
     except OSError:
@@ -104,14 +105,14 @@ def _looked_up(address: str) -> set[str]:
 
 
 def give_up(hosts: set[str], port: int) -> None:
-    """End this process's TCP connections to some hosts' port; what waits for them fails now."""
+    """End this process's TCP connections to a port of some hosts, so that calls waiting for them fail now."""
     for descriptor in _remote(hosts, port):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             connection.shutdown(socket.SHUT_RDWR)
 
 
 def _remote(hosts: set[str], port: int) -> Iterator[int]:
-    """Yield the file descriptors of connections to some hosts' port."""
+    """Yield the file descriptors of connections to a port of some hosts."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             host, found, *_ = connection.getpeername()

@@ -1,8 +1,8 @@
-"""Import TensorFlow, quicker than ``import tensorflow`` does: that is what starting a task takes longest for.
+"""Import TensorFlow faster than ``import tensorflow`` does, because the import dominates a task's start-up time.
 
-- Keras comes when it is used. TensorFlow imports all of it in the end, and goes on if that fails; ``tf.keras`` then
-  imports it by itself (tensorflow/__init__.py).
-- No garbage is looked for meanwhile: what an import makes stays.
+- Keras is imported when it is used. TensorFlow imports all of it at the end, and goes on if that fails; ``tf.keras``
+  then imports Keras itself (tensorflow/__init__.py).
+- Garbage collection is off during the import, because the objects that an import creates stay.
 """
 
 import contextlib
@@ -13,19 +13,19 @@ from collections.abc import Iterator
 
 
 def set_environment() -> None:
-    """Set the environment variables that TensorFlow reads as it is imported.
+    """Set the environment variables that TensorFlow reads when it is imported.
 
-    - oneDNN's kernels are on by default only for processors with AVX-512; they are faster on others too. What the user
-      has set stays.
-    - TensorFlow appends to an error what the process has logged of earlier ones (StatusLogSink in platform/status.cc).
-      The cause of an error could be taken from there: a model's mistake would look like the end of an earlier input.
+    - oneDNN's kernels are on by default only for processors with AVX-512, but are faster on others too. A value that
+      the user has set stays.
+    - TensorFlow appends the process's log lines of earlier errors to an error (StatusLogSink in platform/status.cc).
+      They could be mistaken for its cause: a model's mistake would look like the end of an earlier input.
     """
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     os.environ["TF_WORKER_NUM_FORWARDED_LOG_MESSAGES"] = "0"
 
 
 def load() -> None:
-    """Import ``tensorflow.compat.v1``; nothing if it is imported already."""
+    """Import ``tensorflow.compat.v1``, unless TensorFlow is already imported."""
     set_environment()
     if "tensorflow" not in sys.modules:
         with _without_garbage_collection(), _without_keras():
@@ -52,11 +52,11 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 class _NoKeras:
-    """Finds no part of Keras."""
+    """An import finder that hides all parts of Keras."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
-        """Be a finder of ``sys.meta_path``."""
+        """Reject a part of Keras, as a finder of ``sys.meta_path``."""
         del path, target
         if name.startswith("keras."):
             raise ModuleNotFoundError(f"{name} is imported later", name=name)

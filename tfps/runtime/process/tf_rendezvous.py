@@ -1,14 +1,14 @@
-"""Free the rendezvous of past runs, which TensorFlow keeps for ever.
+"""Free the rendezvous of past runs, which TensorFlow never frees.
 
-A run of a distributed session has a rendezvous in every task that takes part, through which tensors pass. When the run
-is over the master cleans up, and each task aborts that rendezvous if something still refers to it, as the end of the
-run itself may for a moment. ``LocalRendezvous::StartAbort`` (tensorflow/core/framework/local_rendezvous.cc) then adds a
-reference to a list, ``aborted_rendezs_``, from which nothing is ever taken: about a kilobyte each, and the worker's
-session with it. Nothing needs it there when the run is over: it is destroyed with its last reference.
+A run of a distributed session has a rendezvous in every participating task, through which tensors pass. After the run
+the master cleans up. Each task aborts that rendezvous if something still refers to it, as the end of the run itself may
+for a moment. ``LocalRendezvous::StartAbort`` (tensorflow/core/framework/local_rendezvous.cc) then adds a reference to a
+list, ``aborted_rendezs_``, from which nothing is ever removed. Each entry keeps about a kilobyte, and the worker's
+session with it. Nothing needs the reference after the run: the rendezvous is destroyed with its last reference.
 
-So this module takes the references out of the list, under the list's own mutex, and drops them as C++ would: not at
-once, for a callback of a run that is being canceled may still be on its way to it, but when they are a minute old. It
-does so through the names that TensorFlow's libraries export; where a release lacks one of them, nothing is done.
+So this module takes the references out of the list, under the list's own mutex, and drops them as C++ would. It drops
+them when they are a minute old, because a callback of a run that is being canceled may still be on its way. It uses the
+names that TensorFlow's libraries export. If a release lacks one of them, it does nothing.
 """
 
 import ctypes
@@ -38,11 +38,11 @@ class _Vector(ctypes.Structure):
 
 
 class Aborted:
-    """The list of aborted rendezvous of this process, whose TensorFlow is loaded.
+    """The list of aborted rendezvous of this process; TensorFlow must be loaded.
 
     Raises:
-        OSError: If TensorFlow's libraries are not there.
-        AttributeError, ValueError: If they do not export what is needed.
+        OSError: If TensorFlow's libraries are missing.
+        AttributeError, ValueError: If they do not export the required names.
     """
 
     def __init__(self) -> None:
@@ -54,14 +54,14 @@ class Aborted:
         self._drop = _of_pointer(rest, _DROP)
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the length of the list."""
         kept = self._list.contents
         return ((kept.end or 0) - (kept.begin or 0)) // ctypes.sizeof(ctypes.c_void_p)
 
     def free(self, most: int) -> int:
-        """Drop the references that are in the list for longest, ``most`` at most; returns how many.
+        """Drop the oldest references in the list, ``most`` at most; returns how many.
 
-        None if the list is in use right now: the next call takes them.
+        Drops none if the list is in use right now: the next call takes them.
         """
         taken = self._take(most)
         for pointer in taken:
@@ -69,7 +69,7 @@ class Aborted:
         return len(taken)
 
     def _take(self, most: int) -> Sequence[int]:
-        """Take the first references out of the list; they are the caller's."""
+        """Take the first references out of the list; the caller then owns them."""
         if not self._try_lock(self._mutex):
             return []
         try:
@@ -86,7 +86,7 @@ class Aborted:
 
 
 def keep_freeing() -> None:
-    """Free them now and then while this process lives, if this release of TensorFlow has what that needs."""
+    """Free old references every minute while this process lives, if this release of TensorFlow allows it."""
     try:
         aborted = Aborted()
     except (OSError, AttributeError, ValueError) as error:
@@ -99,12 +99,12 @@ def _keep_freeing(aborted: Aborted) -> None:
     old = 0
     while True:
         time.sleep(_EVERY_SECS)
-        aborted.free(old)
+        aborted.free(old)  # those that were already there a minute ago
         old = len(aborted)
 
 
 def loaded(kind: Any, name: str) -> Any:
-    """Return a library that TensorFlow has loaded; calls into a ``PyDLL`` keep Python's lock."""
+    """Return a library that TensorFlow has loaded; calls into a ``PyDLL`` keep holding Python's lock."""
     found = importlib.util.find_spec("tensorflow")
     places = found.submodule_search_locations if found else None
     return kind(str(Path(next(iter(places or [""])), name)), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)

@@ -1,7 +1,7 @@
-"""How many threads this task's TensorFlow may use: its share of the machine's cores.
+"""Compute how many threads this task's TensorFlow may use: its share of the machine's cores.
 
-By default TensorFlow takes all cores for every process. Tasks that share a machine then wait for each other's threads:
-each operation is cut into parts for threads that do not run.
+By default every TensorFlow process uses all cores. Tasks that share a machine then wait for each other's threads,
+because each operation is split into parts for threads that do not run.
 """
 
 import os
@@ -14,7 +14,7 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def cores() -> int:
-    """Return how many cores this process may use: its affinity, and its container's quota."""
+    """Return how many cores this process may use, given its affinity and its container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = _QUOTA.read_text().split()
@@ -24,10 +24,10 @@ def cores() -> int:
 
 
 def pool_sizes(cluster: Cluster, task: Task, overlap: bool) -> tuple[int, int]:
-    """Return the numbers of intra-op and inter-op threads of a task; 0, TensorFlow's own choice, if the user set one.
+    """Return a task's intra-op and inter-op thread counts; 0, TensorFlow's own choice, for one that the user set.
 
-    Tasks at the same host name share its cores evenly. Where steps ``overlap``, as in async, there are two inter-op
-    threads at least: one works while the other waits for it.
+    Tasks with the same host name share its cores evenly. If steps ``overlap``, as in async, there are at least two
+    inter-op threads: one works while the other waits for it.
     """
     mine = split(cluster.address(task))[0]
     neighbours = sum(split(cluster.address(other))[0] == mine for other in cluster.tasks())

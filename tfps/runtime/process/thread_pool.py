@@ -1,7 +1,7 @@
-"""Threads that are used again, for what runs sessions.
+"""Reusable threads for calls that run sessions.
 
-TensorFlow keeps some 200 bytes for each thread that has ever run a session: with a new one for each run, a worker of 60
-runs a second grew by most of a megabyte a minute.
+TensorFlow keeps some 200 bytes for each thread that has ever run a session. With a new thread for each run, a worker
+with 60 runs a second grew by most of a megabyte a minute.
 """
 
 import queue
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 def at_once(act: Callable[[], _T]) -> "Future[_T]":
-    """Run a call in this thread; its result, or what it raises, is that of the future."""
+    """Run a call in this thread; the returned future has its result or its exception."""
     future: Future[_T] = Future()
     try:
         future.set_result(act())
@@ -24,12 +24,12 @@ def at_once(act: Callable[[], _T]) -> "Future[_T]":
 
 
 class ThreadPool(Generic[_T]):
-    """Runs each call at once, in a thread that is idle or a new one.
+    """Runs each call immediately, in an idle thread or a new one.
 
     Unlike those of ``concurrent.futures``, its threads do not keep the process from ending, whatever they wait for.
 
     Args:
-        name: Of its threads.
+        name: The name of its threads.
     """
 
     def __init__(self, name: str) -> None:
@@ -38,7 +38,7 @@ class ThreadPool(Generic[_T]):
         self._idle = threading.Semaphore(0)
 
     def submit(self, act: Callable[[], _T]) -> "Future[_T]":
-        """Run a call; its result, or what it raises, is that of the future."""
+        """Run a call in a thread; the returned future gets its result or its exception."""
         future: Future[_T] = Future()
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._work, daemon=True, name=self._name).start()
@@ -49,9 +49,9 @@ class ThreadPool(Generic[_T]):
         while True:
             act, future = self._calls.get()
             told = at_once(act)
-            self._idle.release()
+            self._idle.release()  # before the result is set, so that its receiver finds this thread idle
             if error := told.exception():
                 future.set_exception(error)
             else:
                 future.set_result(told.result())
-            del act, future, told, error  # what they refer to is of no use until the next call
+            del act, future, told, error  # free their objects before waiting for the next call
