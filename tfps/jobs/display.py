@@ -131,7 +131,7 @@ class JobView:
         view.state, view.error = "error", f"{view.error}\n{event.error}" if view.error else event.error
 
     def _lost(self, task: Task, secs_ago: float = 0.0) -> None:
-        """Start the recovery clock if it stands: it runs from the end of a task until all train, or serve, again."""
+        """Start the recovery clock, which runs from the end of a task until all tasks train, or serve, again."""
         if not self._away:
             self._away_since = time.monotonic() - secs_ago
         self._away.add(task)

@@ -4,8 +4,8 @@ The job's script runs it, as ``python -m tfps.launchers.common.batch_driver SPEC
 for each task, the parameter servers first, in the form of the scheduler's own node file: a host appears once per task.
 If all are the same host, it is the script's own, and the driver starts the tasks directly. If there are several, the
 scheduler's ``remote`` command (``pbs_tmrsh``, ``blaunch``) starts each task, so that the scheduler accounts for it and
-ends it with the job. The arguments of that command contain no characters that are special to a shell, because some of
-these commands pass their arguments to a shell, and some do not.
+ends it with the job. The arguments of that command contain no characters that are special to a shell: some of these
+commands pass their arguments to a shell, and some do not.
 
 The first task that fails ends the job. SIGTERM and SIGINT are passed on, and the tasks save. The driver writes what
 happens in the format of ``job_files``. All hosts must see the same files.
@@ -131,7 +131,7 @@ class Driver:
     def _exit_code(self) -> int:
         cause = self._told.cause()
         code = (self._told.tasks[cause[0]].exit_code or 0) if cause else 0
-        # A job that was asked to stop, but whose tasks all finished, is not a stopped one.
+        # The job was not stopped if all its tasks finished first.
         was_stopped = self._is_told_to_stop and (code or not self._processes)
         return StoppedError.exit_code if was_stopped else code
 

@@ -144,7 +144,7 @@ class Told:
             self.error = self.error or line
 
     def cause(self) -> list[Task]:
-        """Return the task that made the job fail, as a list: the first with a code below 128, else the first."""
+        """Return the task that made the job fail, in a list: the first with a code below 128, else the first."""
         final = [task for task in self.failed if (self.tasks[task].exit_code or 0) < 128]
         return (final or self.failed)[:1]
 

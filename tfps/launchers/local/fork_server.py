@@ -51,7 +51,7 @@ class ForkServer:
         threading.Thread(target=self._wait, daemon=True).start()
 
     def _wait(self) -> None:
-        """Run in a thread: start a process that does nothing, which the fork server only does after all imports."""
+        """Run in a thread: start a process that does nothing; the fork server can do that only after all imports."""
         try:
             process = self.context.Process(target=int, daemon=True)
             process.start()

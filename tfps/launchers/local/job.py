@@ -3,8 +3,8 @@
 TensorFlow is imported once, in a fork server (``fork_server``), and every task is forked from it: a task starts in a
 fraction of a second. Worker 0 starts first, and the others follow when it has built its graph: an error in the model
 is reported once, before there is a cluster. Ports are picked without a race. ``tfps launch`` binds each, and holds it
-until the tasks have ended, so the kernel gives it to nobody else. With ``SO_REUSEADDR``, and because nobody listens on
-it yet, gRPC can bind it too.
+until the tasks have ended, so the kernel gives it to no other process. With ``SO_REUSEADDR``, and because nobody
+listens on it yet, gRPC can bind it too.
 
 Each task runs the same command as anywhere else, ``python -m tfps run FLAGS``; ``str(plan)`` shows them.
 

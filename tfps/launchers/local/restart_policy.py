@@ -1,8 +1,8 @@
-"""When and how often a lost task is restarted: a budget, and pauses that double while each process lives briefly.
+"""When and how often a lost task is restarted: a budget, and pauses that double until a process lasts.
 
-A task that ends with ``PeerLostError`` soon after the loss of another restarts almost immediately, and free of charge.
-In a container of its own, where nobody sees the others' losses, the task's own lines decide: a task that had begun to
-train was not the first to be lost. Pure except for the clock.
+A task that ends with ``PeerLostError`` soon after the loss of another restarts almost immediately, and this does not
+use its budget. In a separate container, a task's supervisor does not see the losses of others. There the task's lines
+decide: a task that had begun to train was not the first to be lost. Pure except for the clock.
 """
 
 import time
@@ -72,7 +72,7 @@ class RestartPolicy:
 
         Args:
             task: The task.
-            code: Its exit code; the negative number of a signal.
+            code: Its exit code, or the negative number of a signal.
 
         Returns:
             The cost of the restart; ``None`` if there is none.

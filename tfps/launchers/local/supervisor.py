@@ -27,7 +27,7 @@ from tfps.launchers.local.restart_policy import Alone
 from tfps.report import LOGS, temporary_directory
 
 _SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one
-# The task's own lines about its state; a model prints other words.
+# The task's own lines about its state; a model's output does not match.
 _TRAINS = re.compile(r"training: (mode \w+, [\d,]+ workers?, [\d,]+ ps|serving [\d,]+ workers?)")
 
 

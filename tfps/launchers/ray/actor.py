@@ -116,7 +116,7 @@ def _end_group(group: int) -> None:
 
 
 def _wait_until_free(port: int) -> None:
-    """Wait until nobody listens on a port: a task without its supervisor ends without help, but saves first."""
+    """Wait until nobody listens on a port: a task whose supervisor was killed ends too, but saves first."""
     deadline = time.monotonic() + _END_SECS
     while time.monotonic() < deadline:
         try:

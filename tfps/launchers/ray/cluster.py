@@ -92,7 +92,7 @@ def check_room(client: Any, bundles: Bundles) -> None:
     """Refuse a job that the cluster could not hold even if it were empty.
 
     Raises:
-        ConfigError: If no node can hold a task, or all nodes together not all tasks; nothing would ever start.
+        ConfigError: If a task fits on no node, or all tasks exceed all nodes together; the job would never start.
     """
     nodes = importlib.import_module("ray.util.state").list_nodes(address=client.get_address(), detail=True)
     found = problems([node.resources_total for node in nodes if node.state == "ALIVE"], bundles)

@@ -1,4 +1,4 @@
-"""Slurm's facts about its nodes and a job, and those of the job's own files: Slurm keeps none about each task."""
+"""Slurm's data about its nodes and a job, and the job's own files, because Slurm keeps no state of each task."""
 
 import contextlib
 import re

@@ -143,7 +143,7 @@ class SlurmLauncher(Launcher[Plan]):
         """Submit a job.
 
         Raises:
-            ConfigError: If Slurm has no nodes that could ever run the job.
+            ConfigError: If Slurm has no nodes that can run the job, even when free.
             PlatformError: If Slurm is not installed or not up, or refuses the job.
         """
         client.require_tool("sbatch", _INSTALL)
