@@ -1,1 +1,1 @@
-"""A job as seen from outside, on any platform: what it is, what happens to it, how it is shown."""
+"""A job seen from outside, on any platform: its specification, its events, its status and its display."""

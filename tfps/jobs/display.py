@@ -1,6 +1,6 @@
 """Show a running job: a live view on a terminal (drawn by rich), plain lines with the task's name elsewhere.
 
-Works on nothing but what tasks say and how they end, so it serves every launcher.
+The display uses only the lines that tasks print and the way they end, so it serves every launcher.
 """
 
 import time
@@ -24,14 +24,14 @@ _PROGRESS_EVERY_SECS, _QUIET_SECS = 1.0, 5.0
 
 @dataclass
 class TaskView:
-    """What is known of one task.
+    """The known facts about one task.
 
     Attributes:
         state: One of ``report.STATES``, or ``starting``.
         step: Global step of its last report.
-        values: Its last report, by name.
-        error: What it said of why it failed.
-        restarted_after: Why it was started again, each time.
+        values: The last reported value of each metric, by name.
+        error: The error message that it printed.
+        restarted_after: The reason for each of its restarts.
     """
 
     state: str = "starting"
@@ -44,15 +44,15 @@ class TaskView:
 
 @dataclass
 class JobView:
-    """What is known of a job, gathered from its tasks' lines.
+    """The known facts about a job, gathered from the lines of its tasks.
 
     Attributes:
-        config: The job.
-        tasks: By task.
-        began: Monotonic time of its start.
-        doing: What its launcher does before any task says something.
-        first_step_secs: After how long it took its first step.
-        recovery_secs: For how long some task was lost, or on its way back.
+        config: The config of the job.
+        tasks: The view of each task.
+        began: Monotonic time of the job's start.
+        doing: The launcher's current action, until a task prints something.
+        first_step_secs: Time from the start to the first step; ``None`` before it.
+        recovery_secs: Total time in which at least one task was lost or on its way back.
     """
 
     config: JobConfig
@@ -71,12 +71,12 @@ class JobView:
 
     @property
     def examples_per_sec(self) -> float:
-        """The sum of what the tasks that still train last reported, in examples per second."""
+        """The sum of the last reported rates, in examples per second, of the tasks that still train."""
         return sum(task.values.get("examples/s", 0.0) for task in self.tasks.values() if task.state == "training")
 
     @property
     def loss(self) -> float | None:
-        """The loss in the newest report."""
+        """The loss in the newest report; ``None`` before the first one."""
         return self._newest.values["loss"] if self._newest else None
 
     @property
@@ -88,7 +88,7 @@ class JobView:
 
     @property
     def reported_step(self) -> int:
-        """The step of the newest report: an evaluation's may be later."""
+        """The step of the newest report that has a loss; the step of an evaluation may be later."""
         return self._newest.loss_step if self._newest else 0
 
     @property
@@ -97,7 +97,7 @@ class JobView:
         return max(reports, key=lambda task: task.loss_step) if reports else None
 
     def said(self, task: Task, line: str) -> None:
-        """Take in a line of a task."""
+        """Process a line that a task printed."""
         self.doing, view = "", self.tasks[task]
         progress = parse_progress(line)
         if progress is None:
@@ -105,20 +105,20 @@ class JobView:
                 self._back(task)
             self._state(task, line)
             return
-        self._back(task, *(away for away in self._away if away.job == "ps"))  # without which it could not train
+        self._back(task, *(away for away in self._away if away.job == "ps"))  # the task could not train without the PS
         view.step, view.values = int(progress.pop("step")), {**view.values, **progress}
         view.loss_step = view.step if "loss" in progress else view.loss_step
         if self.first_step_secs is None and "loss" in progress:
             self.first_step_secs = time.monotonic() - self.began
 
     def stalled(self, event: TaskStalled) -> None:
-        """Take in that a task stood still, for which time it was as good as lost."""
+        """Mark a task as stalled; it counts as lost since its last sign of life."""
         self.doing = ""
         self._lost(event.task, event.secs)
         self.tasks[event.task].state = "stalled"
 
     def restarted(self, event: TaskRestarted) -> None:
-        """Take in that a task is started again, of which the process before has said all that it will."""
+        """Mark a task as restarted; its previous process prints nothing more."""
         self.doing, view = "", self.tasks[event.task]
         self._lost(event.task)
         reason = "no sign of life" if view.state == "stalled" else event.reason
@@ -126,12 +126,12 @@ class JobView:
         view.state, view.error = "restarted", ""
 
     def failed(self, event: TaskExited) -> None:
-        """Take in why a task has failed, where it could not say so itself."""
+        """Record why a task failed, where the task could not report the reason."""
         view = self.tasks[event.task]
         view.state, view.error = "error", f"{view.error}\n{event.error}" if view.error else event.error
 
     def _lost(self, task: Task, secs_ago: float = 0.0) -> None:
-        """Take the time while some task is away: from its end until it trains, or serves, again."""
+        """Start the recovery clock, which runs from the end of a task until all tasks train, or serve, again."""
         if not self._away:
             self._away_since = time.monotonic() - secs_ago
         self._away.add(task)
@@ -143,27 +143,27 @@ class JobView:
             self.recovery_secs += time.monotonic() - self._away_since
 
     def is_of_error(self, task: Task, line: str) -> bool:
-        """Return whether a line of a task says why it fails, or goes on with that."""
+        """Return whether a line belongs to a task's error message: its first line, or an indented later one."""
         return line.partition(" ")[0] == "error:" or bool(self.tasks[task].error and line.startswith("    "))
 
     def _state(self, task: Task, line: str) -> None:
         view = self.tasks[task]
         state = state_of(line)
         view.state = state or view.state
-        if state == "restarted":  # where each task has a supervisor, that one says so
-            view.error, view.values, view.loss_step = "", {}, 0  # those of the process before
+        if state == "restarted":  # printed by the task's supervisor, where it has one
+            view.error, view.values, view.loss_step = "", {}, 0  # these belong to the previous process
         if self.is_of_error(task, line):
             told = line.removeprefix("error: ")
             view.error = f"{view.error}\n{told}" if view.error else told
 
 
 def job_view(config: JobConfig, tasks: Iterable[Task], began: float) -> JobView:
-    """Return the view of a job that was started at the monotonic time ``began``."""
+    """Return the view of a job that started at the monotonic time ``began``."""
     return JobView(config, {task: TaskView() for task in tasks}, began)
 
 
 class Plain:
-    """Prints every line as it comes, after the name of its task; of their progress, the job's."""
+    """Prints each line immediately, after the name of its task; progress lines are merged into the job's own."""
 
     def __init__(self, view: JobView) -> None:
         self._view = view
@@ -178,12 +178,12 @@ class Plain:
         self._output.close()
 
     def line(self, task: Task, text: str) -> None:
-        """Show a line that a task said, but for its progress."""
+        """Show a line that a task printed, unless it reports training progress."""
         if parse_progress(text) is None or " eval/" in text:
             self._line(str(task), text)
 
     def refresh(self) -> None:
-        """Show how far the job has come: one line for what several tasks report, and at most one a second."""
+        """Show the progress of the job: one line for the reports of all tasks, and at most one line a second."""
         step, secs = self._view.reported_step, time.monotonic() - self._told_at
         every = self._view.config.steps_to_validate
         due = self._told_step < 0 or step // every > self._told_step // every or secs > _QUIET_SECS
@@ -195,16 +195,16 @@ class Plain:
         self.note(f"{who:<{self._width}} | {text}")
 
     def note(self, text: str) -> None:
-        """Show what the launcher does.
+        """Show a note about what the launcher does.
 
         Raises:
-            BrokenPipeError: If nobody reads standard output any more.
+            BrokenPipeError: If the reader of standard output is gone.
         """
         self._output.write(text)
 
 
 class Terminal:
-    """Draws the job in place; lines that are not mere progress scroll by above."""
+    """Draws the job in place; all lines except progress scroll by above."""
 
     def __init__(self, view: JobView, console: Console) -> None:
         self._view = view
@@ -226,16 +226,16 @@ class Terminal:
         self._live.stop()
 
     def line(self, task: Task, text: str) -> None:
-        """Show a line that a task said."""
+        """Show a line that a task printed, unless it reports progress."""
         if parse_progress(text) is None:
             self._console.print(Text.assemble((f"{task!s:>9} ", "dim"), text))
 
     def note(self, text: str) -> None:
-        """Show what the launcher does, until a task says something."""
+        """Show what the launcher does, until a task prints something."""
         self._view.doing = text
 
     def refresh(self) -> None:
-        """Bring the bar up to date; rich draws by itself."""
+        """Update the progress bar; rich redraws it periodically."""
         self._progress.update(self._bar, completed=min(self._view.step, self._view.config.max_steps))
 
     def _draw(self) -> Group:
@@ -260,6 +260,6 @@ class Terminal:
 
 
 def screen(view: JobView) -> Plain | Terminal:
-    """Return the way to show a job that suits standard output."""
+    """Return the display that suits standard output: a live view on a terminal, else plain lines."""
     console = Console(highlight=False)
     return Terminal(view, console) if console.is_terminal else Plain(view)

@@ -1,7 +1,7 @@
-"""What happens to a job as it runs, for those who follow it: what its launcher knows, and what its tasks say.
+"""The events of a running job, for its followers: facts from its launcher, and lines from its tasks.
 
-A launcher tells what it knows as data; ``text`` is the same as a line for people. What a task says is a ``LogLine``,
-whatever it looks like: no line of a task is taken for what a launcher knows.
+A launcher reports its facts as data; ``text`` is the same fact as a line for people. Each line of a task is a
+``LogLine``, even if it looks like another event: no line of a task is mistaken for a fact from the launcher.
 """
 
 import signal
@@ -12,7 +12,7 @@ from tfps.cluster.resolver import Task
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line that a task said."""
+    """A line that a task printed."""
 
     task: Task
     text: str
@@ -20,15 +20,15 @@ class LogLine:
 
 @dataclass(frozen=True)
 class TaskRestarted:
-    """A task has ended, and is started again.
+    """A task has ended and is started again.
 
     Attributes:
         task: The task.
-        reason: How it ended: ``SIGKILL``, ``exit code 170``, ``the loss of ps/0``; empty if nobody knows.
-        used: How much of its budget of restarts is used with this one; ``None`` if it costs nothing.
-        budget: How often it may be started again.
-        because: Why it costs nothing, in words.
-        count: How often it was started again so far, where a platform counts instead of a budget.
+        reason: How it ended: ``SIGKILL``, ``exit code 170``, ``the loss of ps/0``; empty if unknown.
+        used: The part of its restart budget that is now used; ``None`` if this restart is free.
+        budget: The maximum number of restarts.
+        because: Why the restart is free, in words.
+        count: Number of restarts so far, on a platform that has a count instead of a budget.
 
     Example::
 
@@ -45,7 +45,7 @@ class TaskRestarted:
 
     @property
     def text(self) -> str:
-        """The line that is shown."""
+        """The line to show."""
         after = f" after {self.reason}" if self.reason else ""
         spent = "" if self.used is None else f" ({self.used} of {self.budget})"
         because = f", {self.because}" if self.because else ""
@@ -55,25 +55,25 @@ class TaskRestarted:
 
 @dataclass(frozen=True)
 class TaskStalled:
-    """A task has given no sign of life for ``secs`` seconds, and is killed."""
+    """A task is killed because it has given no sign of life for ``secs`` seconds."""
 
     task: Task
     secs: float
 
     @property
     def text(self) -> str:
-        """The line that is shown."""
+        """The line to show."""
         return f"stalled: no sign of life for {self.secs:.0f} s, killed"
 
 
 @dataclass(frozen=True)
 class TaskExited:
-    """A task has ended for good.
+    """A task has ended and is not started again.
 
     Attributes:
         task: The task.
         exit_code: Its exit code; negative for a signal.
-        error: Why that is a failure, where the task itself could not say so.
+        error: Why the exit is a failure, where the task itself could not report that.
     """
 
     task: Task
@@ -83,7 +83,7 @@ class TaskExited:
 
 @dataclass(frozen=True)
 class Note:
-    """What the launcher itself does now."""
+    """A note about what the launcher does now."""
 
     text: str
 
@@ -92,7 +92,7 @@ JobEvent = LogLine | TaskRestarted | TaskStalled | TaskExited | Note
 
 
 def how_it_ended(code: int) -> str:
-    """Return an exit code in words: ``SIGKILL`` of a negative one, ``exit code 170``."""
+    """Return an exit code in words: ``SIGKILL`` for a negative code, else ``exit code 170``."""
     if code >= 0:
         return f"exit code {code}"
     return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

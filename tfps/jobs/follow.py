@@ -1,4 +1,4 @@
-"""See a running job through to its end: show it, end it when a task fails or the user says so, and say how it ended."""
+"""Follow a running job to its end: show it, stop it if a task fails or the user asks, and report its outcome."""
 
 import re
 import signal
@@ -17,21 +17,21 @@ from tfps.jobs.events import LogLine, Note, TaskExited, TaskRestarted, TaskStall
 from tfps.jobs.handle import RunningJob
 from tfps.report import LOGS, SCHEMA_VERSION, SUMMARY, read_json, utc
 
-_SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one: Ctrl-C may come from the shell and a person
+_SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one: the shell and a person may both send Ctrl-C
 _HELD_SECS = 2.0
 
 
 @dataclass
 class Outcome:
-    """How a job ended.
+    """The outcome of a job.
 
     Attributes:
-        exit_codes: Of every task that has ended; negative for a signal.
-        exit_code: The job's: 0, that of the first task that failed, 170 if it was killed, or 143.
-        error: Why, if not 0.
-        restarts: How often each task was started again.
-        told_at: Monotonic time of the first signal to end it.
-        of_chief: What the chief has left in ``summary.json`` when it ended; ``None`` if nothing.
+        exit_codes: The exit code of every task that has ended; negative for a signal.
+        exit_code: The job's: 0, the code of the first task that failed, 170 if a signal killed that task, or 143.
+        error: The reason, if ``exit_code`` is not 0.
+        restarts: Number of restarts of each task.
+        told_at: Monotonic time of the first signal to stop the job.
+        of_chief: The content of ``summary.json`` when the chief ended; ``None`` if there was none.
     """
 
     exit_codes: dict[Task, int]
@@ -45,7 +45,7 @@ class Outcome:
 def follow(job: RunningJob, view: JobView) -> Outcome:
     """Show a job until it ends.
 
-    The first SIGINT, SIGTERM or SIGHUP ends it in order, with its state saved; one more than 2 s later kills it.
+    The first SIGINT, SIGTERM or SIGHUP stops it in order, with its state saved; one more than 2 s later kills it.
     """
     outcome = Outcome({})
     with _on_signals(lambda: _interrupt(job, outcome)), screen(view) as shown:
@@ -62,14 +62,15 @@ def follow(job: RunningJob, view: JobView) -> Outcome:
             errors.show_old()
             shown.refresh()
     if outcome.exit_codes and not any(outcome.exit_codes.values()):
-        return Outcome(outcome.exit_codes, restarts=job.restarts, of_chief=outcome.of_chief)  # told to stop too late
+        return Outcome(outcome.exit_codes, restarts=job.restarts, of_chief=outcome.of_chief)  # the signal came too late
     return replace(outcome, restarts=job.restarts)
 
 
 class _Errors:
-    """What tasks say of why they fail, which is shown once.
+    """The error messages of tasks, each of which is shown once.
 
-    It is held back until its task has ended, for the first is told with the job's end; or until that takes too long.
+    A message is held back until its task has ended, because the first one is shown with the job's end. It is held for
+    at most ``_HELD_SECS``.
     """
 
     def __init__(self, view: JobView, shown: Plain | Terminal) -> None:
@@ -79,17 +80,17 @@ class _Errors:
         self._told: list[str] = []
 
     def hold(self, task: Task, line: str) -> None:
-        """Take in a line of a task's error."""
+        """Add a line of a task's error message."""
         self._held.setdefault(task, []).append(line)
         self._since.setdefault(task, time.monotonic())
 
     def told(self, task: Task) -> None:
-        """Note that a task's error is told elsewhere."""
+        """Note that another place shows a task's error."""
         self._take(task)
         self._told.append(f"{self._view.tasks[task].error}\n")
 
     def show(self, task: Task) -> None:
-        """Show what is held of a task, unless another's error begins with all of it."""
+        """Show the lines held for a task, unless an error shown before begins with all of them."""
         lines, said = self._take(task), f"{self._view.tasks[task].error}\n"
         if lines and not any(told.startswith(said) for told in self._told):
             self._told.append(said)
@@ -97,7 +98,7 @@ class _Errors:
                 self._shown.line(task, line)
 
     def show_old(self) -> None:
-        """Show what is held for long."""
+        """Show the lines that were held for too long."""
         for task in [task for task, since in self._since.items() if time.monotonic() - since > _HELD_SECS]:
             self.show(task)
 
@@ -131,7 +132,7 @@ def _take_end(event: TaskExited, job: RunningJob, view: JobView, outcome: Outcom
         view.failed(event)
         errors.hold(event.task, f"error: {event.error}")
     if event.task.is_chief:
-        outcome.of_chief = _of_chief(view.config.model_dir)  # another job may have the directory in the end
+        outcome.of_chief = _of_chief(view.config.model_dir)  # another job may own the directory when this one ends
     if event.exit_code and not outcome.exit_code:
         outcome.exit_code = event.exit_code if event.exit_code > 0 else PeerLostError.exit_code
         outcome.error = _why(event, view)
@@ -160,7 +161,7 @@ def _interrupt(job: RunningJob, outcome: Outcome) -> None:
 
 
 def log_tail(config: JobConfig, view: JobView, outcome: Outcome, most: int = 10) -> list[str]:
-    """Return the end of the log of the first task that ended badly without a word of its own."""
+    """Return the end of the log of the first task that failed without an error message."""
     stopped = StoppedError.exit_code
     silent = [t for t, code in outcome.exit_codes.items() if code not in (0, stopped) and not view.tasks[t].error]
     if not silent or outcome.exit_code == stopped:
@@ -172,7 +173,7 @@ def log_tail(config: JobConfig, view: JobView, outcome: Outcome, most: int = 10)
 
 
 class _on_signals:  # noqa: N801  used as a function
-    """A context in which a signal that tells to stop calls a function."""
+    """A context in which each signal that asks the process to stop calls a function."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -192,9 +193,9 @@ class _on_signals:  # noqa: N801  used as a function
 
 
 def complete_summary(config: JobConfig, view: JobView, outcome: Outcome, read: bool = True) -> Mapping[str, Any]:
-    """Return the chief's ``summary.json`` with what only the launcher knows: exit codes, and why the job failed.
+    """Return the chief's ``summary.json`` with the launcher's facts: exit codes, and the reason for a failure.
 
-    Where ``read`` is false, another job has the directory now: the chief's part is what it was when the chief ended.
+    If ``read`` is false, another job owns the directory now: use the chief's part as it was when the chief ended.
     """
     summary = (
         (_of_chief(config.model_dir) if read else None) or outcome.of_chief or _without_chief(config, view, outcome)
@@ -220,7 +221,7 @@ def complete_summary(config: JobConfig, view: JobView, outcome: Outcome, read: b
 
 
 def _of_chief(model_dir: str | None) -> dict[str, Any] | None:
-    """Return what the chief has left, if it has and that can be read."""
+    """Return the chief's summary; ``None`` if there is none or it cannot be read."""
     try:
         return read_json(Path(model_dir or ".") / SUMMARY)
     except CheckpointError:
@@ -228,7 +229,7 @@ def _of_chief(model_dir: str | None) -> dict[str, Any] | None:
 
 
 def _without_chief(config: JobConfig, view: JobView, outcome: Outcome) -> dict[str, Any]:
-    """Return what a summary tells of a job whose chief has left none."""
+    """Return the summary of a job whose chief has left none."""
     return {
         "schema_version": SCHEMA_VERSION,
         "status": "failed" if outcome.exit_code else "done",

@@ -1,4 +1,4 @@
-"""What a launcher gives back for a job, and what such a job tells: the same for every platform."""
+"""The objects that a launcher returns for a job, and the status of such a job: the same for every platform."""
 
 import abc
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ PENDING, RUNNING, UNKNOWN, SUCCEEDED, FAILED, CANCELLED = (
 
 
 class RunningJob(abc.ABC):
-    """A job that this process sees through to its end.
+    """A job that this process follows to its end.
 
     Example::
 
@@ -31,11 +31,11 @@ class RunningJob(abc.ABC):
     @property
     @abc.abstractmethod
     def restarts(self) -> Mapping[Task, int]:
-        """How often it has started each task again."""
+        """Number of times that each task was started again."""
 
     @abc.abstractmethod
     def events(self) -> Iterator[JobEvent | None]:
-        """Yield what happens, until all tasks have ended; ``None`` when nothing happened for a while."""
+        """Yield the events of the job until all tasks have ended; ``None`` when nothing happened for a while."""
 
     @abc.abstractmethod
     def cancel(self) -> None:
@@ -43,16 +43,16 @@ class RunningJob(abc.ABC):
 
     @abc.abstractmethod
     def kill(self) -> None:
-        """End every task at once."""
+        """Kill every task immediately."""
 
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """What a platform knows of a task.
+    """The platform's record of a task.
 
     Attributes:
-        state: One of the six.
-        exit_code: Of its last process that ended.
+        state: One of the six states above.
+        exit_code: The exit code of its last process that ended.
         restarts: How many times the platform has started it again.
         where: The node, container or pod that runs it, in the platform's words.
         reason: Why it is in that state, in the platform's words.
@@ -67,7 +67,7 @@ class TaskStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """What a platform knows of a job; ``reason`` says why it is in that state, in the platform's words."""
+    """The platform's record of a job; ``reason`` is the cause of its state, in the platform's words."""
 
     state: str
     tasks: Mapping[Task, TaskStatus] = field(default_factory=dict)
@@ -75,15 +75,15 @@ class Status:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the job has reached a final state."""
         return self.state in (SUCCEEDED, FAILED, CANCELLED)
 
 
 class SubmittedJob(abc.ABC):
-    """A job on a platform; what is known of it is asked of the platform, so any process can hold its handle.
+    """A job on a platform. All facts about it come from the platform, so any process can hold its handle.
 
     Attributes:
-        warnings: What the platform warned of when this process submitted the job.
+        warnings: The platform's warnings when this process submitted the job.
 
     Example::
 
@@ -97,11 +97,11 @@ class SubmittedJob(abc.ABC):
     @property
     @abc.abstractmethod
     def handle(self) -> str:
-        """``PLATFORM:ID``, what ``tfps status`` takes."""
+        """``PLATFORM:ID``, the argument of ``tfps status``."""
 
     @abc.abstractmethod
     def status(self) -> Status:
-        """Ask the platform.
+        """Ask the platform for the job's status.
 
         Raises:
             PlatformError: If it does not answer, or knows no such job.
@@ -109,7 +109,7 @@ class SubmittedJob(abc.ABC):
 
     @abc.abstractmethod
     def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
-        """Yield what the tasks, or only ``task``, have said; with ``follow``, until the job ends.
+        """Yield the lines of all tasks, or only of ``task``; with ``follow``, until the job ends.
 
         Raises:
             ConfigError: If the job has no such task.
@@ -118,7 +118,7 @@ class SubmittedJob(abc.ABC):
 
     @abc.abstractmethod
     def cancel(self) -> None:
-        """End the job, its tasks having the time to save; nothing of it stays on the platform but what it wrote.
+        """End the job, with time for its tasks to save; only the files that it wrote stay on the platform.
 
         Raises:
             PlatformError: If the platform does not answer, or knows no such job.

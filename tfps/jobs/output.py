@@ -1,4 +1,4 @@
-"""Standard output of a launcher, which nobody may read: a job does not wait for that, and is not lost with it."""
+"""Standard output of a launcher, which may have no reader: the job neither waits for one nor is lost with it."""
 
 import contextlib
 import os
@@ -9,27 +9,27 @@ import sys
 from tfps.report import plural
 
 _PATIENCE_SECS = 2.0
-_CHARACTERS = 1024  # at a time: a pipe that takes anything takes 4 KiB
+_CHARACTERS = 1024  # per write: a pipe that is ready takes at least 4 KiB
 
 
 class Output:
     """Lines on standard output.
 
-    Where a pipe's reader is stuck, lines are left out, which is said when it reads again; where nothing can be written
-    any more, the job goes on without, which is said once. The tasks' logs have everything.
+    If a pipe's reader is stuck, lines are left out, and a note says so when it reads again. If nothing can be written
+    any more, the job continues without output, and standard error says so once. The tasks' logs have everything.
     """
 
     def __init__(self) -> None:
         self._is_open = True
         self._left_out = 0
         self._is_stuck = False
-        self._is_torn = False  # a line, in the middle of which the reader got stuck
+        self._is_torn = False  # the reader got stuck in the middle of a line
 
     def write(self, text: str) -> None:
         """Write a line.
 
         Raises:
-            BrokenPipeError: If nobody will ever read it.
+                BrokenPipeError: If the reader is gone.
         """
         if not self._is_open:
             return
@@ -47,7 +47,7 @@ class Output:
             print(told, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Let what is written from now on not wait for a reader that is stuck."""
+        """Make later writes not wait for a reader that is stuck."""
         if self._is_open and not self._takes():
             self._is_open = False
             with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ class Output:
             _let_go(1)
 
     def _write_parts(self, text: str) -> bool:
-        """Write a text; return whether all of it was taken."""
+        """Write a text; return whether all of it was written."""
         whole = f"\n{text}" if self._is_torn else text
         for at in range(0, len(whole), _CHARACTERS):
             if not self._takes():
@@ -68,7 +68,7 @@ class Output:
         return True
 
     def _takes(self) -> bool:
-        """Return whether standard output takes more; waits a little, unless it has not for long."""
+        """Return whether standard output takes more; wait a little first, unless the last wait failed."""
         if _is_pipe():
             self._is_stuck = not select.select([], [1], [], 0.0 if self._is_stuck else _PATIENCE_SECS)[1]
         return not self._is_stuck
@@ -82,7 +82,7 @@ def _is_pipe() -> bool:
 
 
 def _let_go(descriptor: int) -> None:
-    """Let what is written to a descriptor, what is in Python's buffer too, go nowhere."""
+    """Discard all later writes to a descriptor, and the text that is still in Python's buffer."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

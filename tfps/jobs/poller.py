@@ -1,4 +1,4 @@
-"""Watch a submitted job as if it ran here: made of what its platform can be asked, its state and its logs."""
+"""Follow a submitted job as if it ran here, by polling its state and reading its logs."""
 
 import contextlib
 import queue
@@ -12,17 +12,17 @@ from tfps.jobs.events import JobEvent, LogLine, TaskExited, TaskRestarted
 from tfps.jobs.handle import CANCELLED, PENDING, SUCCEEDED, RunningJob, Status, SubmittedJob
 
 _ASK_EVERY_SECS = 1.0
-_SILENT_SECS = 60.0  # a platform that does not answer for so long is given up
-_LAST_LINES_SECS = 10.0  # logs may come a little after the end
+_SILENT_SECS = 60.0  # then a platform that does not answer is given up
+_LAST_LINES_SECS = 10.0  # logs may arrive shortly after the end
 
 
 class JobPoller(RunningJob):
-    """A submitted job as ``follow`` takes it. To cancel it is to stop watching: the job goes on."""
+    """A submitted job as a running one, for ``follow``. To cancel it only ends the polling: the job continues."""
 
     def __init__(self, job: SubmittedJob) -> None:
         self._job = job
         self.left = False
-        self._told = ""  # the last reason why it waits
+        self._told = ""  # the last reason for waiting
         self._lines: queue.Queue[LogLine] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._status = Status("UNKNOWN")
@@ -31,11 +31,11 @@ class JobPoller(RunningJob):
 
     @property
     def restarts(self) -> Mapping[Task, int]:
-        """How often the platform has started each task again."""
+        """Number of times that the platform has started each task again."""
         return self._restarts
 
     def events(self) -> Iterator[JobEvent | None]:
-        """Yield what the tasks say, and how they ended once the job has; ``None`` when nothing happened for a while.
+        """Yield lines, restarts, and exit codes once the job has ended; ``None`` when nothing happened for a while.
 
         Raises:
             PlatformError: If the platform has not answered for a minute.
@@ -54,11 +54,11 @@ class JobPoller(RunningJob):
         yield from (TaskExited(task, codes[task]) for task in sorted(codes, key=lambda task: _rank(codes[task])))
 
     def cancel(self) -> None:
-        """Stop watching, unless the job has ended: then its end is told."""
+        """Stop polling, unless the job has ended: then ``events`` still yields its end."""
         self.left = self.left or not self._status.ended
 
     def kill(self) -> None:
-        """Stop watching, as ``cancel`` does."""
+        """Stop polling, like ``cancel``."""
         self.cancel()
 
     def _ask(self) -> Status:
@@ -71,7 +71,7 @@ class JobPoller(RunningJob):
         return self._status
 
     def _said(self, secs: float) -> Iterator[LogLine]:
-        """Yield lines that have come, or come within ``secs``."""
+        """Yield lines that have arrived, or arrive within ``secs``."""
         until = time.monotonic() + secs
         while not self.left:
             try:
@@ -87,7 +87,7 @@ class JobPoller(RunningJob):
                 self._restarts[task] = known.restarts
 
     def _waits(self) -> Iterator[LogLine]:
-        """Yield why the platform does not run the job, or part of it, when that is another reason than before."""
+        """Yield the reason why the platform does not run the job, or part of it, when that reason changes."""
         waiting = [task for task, known in self._status.tasks.items() if known.state == PENDING]
         reason = self._status.reason if waiting else ""
         if reason and reason != self._told:
@@ -95,25 +95,25 @@ class JobPoller(RunningJob):
         self._told = reason or self._told
 
     def _read(self) -> None:
-        """Run in a thread: read the logs. A platform that does not answer any more is noticed by ``_ask``."""
+        """Run in a thread: read the logs. ``_ask`` notices a platform that does not answer any more."""
         with contextlib.suppress(PlatformError):
             for line in self._job.logs(None, follow=True):
                 self._lines.put(line)
 
 
 def _exit_code(status: Status, task: Task) -> int:
-    """Return a task's exit code at the end of its job, also where the platform does not tell it."""
+    """Return a task's exit code at the end of its job, even if the platform does not report it."""
     known = status.tasks[task]
     if status.state == SUCCEEDED:
         return 0
-    if known.exit_code is not None and status.state != CANCELLED:  # there it may be of a process before the last
+    if known.exit_code is not None and status.state != CANCELLED:  # a cancelled job's may be of an earlier process
         return known.exit_code
     gone = StoppedError if CANCELLED in (status.state, known.state) else PeerLostError
     return 0 if known.state == SUCCEEDED else gone.exit_code
 
 
 def _rank(code: int) -> int:
-    """Order exit codes: what cannot be helped is why the others ended, and who was only told to end is never."""
+    """Order exit codes by how likely each is the cause: final failures first, stopped and successful tasks last."""
     if 0 < code < 128:
         return 0
     return {PeerLostError.exit_code: 2, ClusterFormError.exit_code: 2, StoppedError.exit_code: 3, 0: 4}.get(code, 1)

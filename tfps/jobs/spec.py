@@ -1,4 +1,4 @@
-"""A job as it is handed to a platform: a name, what each task runs, and what each role asks for."""
+"""A job as a platform gets it: a name, the command of each task, and the resources of each role."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from tfps.config.job_config import JobConfig
 RESOURCES = frozenset(
     {"ps_cpu", "ps_memory", "worker_cpu", "worker_memory", "worker_gpu"}
 )  # flags, for Launcher.options
-PATIENCE_SECS = 600.0  # tasks may wait long for their machines, each for its own
-MOST_RESTARTS = 10  # of each task, in its own container or on its own host
-KILLED = (137, 143, 255)  # exit codes of a task that was killed with what starts it again, or told to stop, or so lost
-PORT = 2222  # where a task has an address of its own, Kubeflow's tfjob-port
+PATIENCE_SECS = 600.0  # tasks may wait long for their machines, each for a different one
+MOST_RESTARTS = 10  # per task, in its own container or on its own host
+KILLED = (137, 143, 255)  # exit codes of a task that was killed with its supervisor, or asked to stop, or lost that way
+PORT = 2222  # used where each task has its own address; Kubeflow's tfjob-port
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Role:
 
     Attributes:
         name: ``ps`` or ``worker``.
-        replicas: How many tasks.
-        cpu: Processor cores of each, ``None`` if nothing was asked for; so for the others.
-        memory_bytes: Memory of each, in bytes.
-        gpu: GPUs of each.
+        replicas: Number of tasks.
+        cpu: Processor cores of each task; ``None``, here and below, if not requested.
+        memory_bytes: Memory of each task, in bytes.
+        gpu: GPUs of each task.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Role:
 
 @dataclass(frozen=True)
 class Job:
-    """What a launcher plans.
+    """The job that a launcher plans.
 
     Attributes:
-        name: Up to 40 of a-z, 0-9 and ``-``: fit for any platform.
-        config: What the user asked for.
-        model_source: What is in the file, if ``--model`` is one of this machine's; given to containers only.
+        name: Up to 40 of a-z, 0-9 and ``-``: valid on any platform.
+        config: The config that the user gave.
+        model_source: The text of the model's file, if ``--model`` is one on this machine; for containers only.
         python: The interpreter that the tasks run.
-        directory: Where they run, on platforms that share this machine's files.
+        directory: The tasks' working directory, on platforms that share this machine's files.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Job:
 
     @property
     def ps(self) -> Role:
-        """The parameter servers; never with a GPU."""
+        """The parameter servers, which never get a GPU."""
         return Role("ps", self.config.num_ps or 1, self.config.ps_cpu, self.config.ps_memory)
 
     @property
@@ -71,7 +71,7 @@ class Job:
 
     @property
     def roles(self) -> tuple[Role, Role]:
-        """Both, the parameter servers first."""
+        """Both roles, the parameter servers first."""
         return self.ps, self.worker
 
     def tasks(self) -> tuple[Task, ...]:
@@ -79,7 +79,7 @@ class Job:
         return self.ps.tasks() + self.worker.tasks()
 
     def command(self, **changes: Any) -> Sequence[str]:
-        """Return a task's command, ``changes`` being fields of its config; it starts the task again by itself."""
+        """Return a task's command, with ``changes`` to its config; the command also restarts a lost task."""
         asked = self.config.max_restarts
         given = {
             "start_timeout_secs": self.config.start_timeout_secs or PATIENCE_SECS,

@@ -1,1 +1,1 @@
-"""Where jobs run: one package per platform. Launchers import neither TensorFlow nor the runtime."""
+"""The platforms that run jobs: one package each. Launchers import neither TensorFlow nor the runtime."""

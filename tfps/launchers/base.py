@@ -1,8 +1,8 @@
-"""What a launcher is: it makes a pure plan of a job, submits the plan, and finds the job again by its handle.
+"""The contract of a launcher: it makes a pure plan of a job, submits the plan, and finds the job again by its handle.
 
-A launcher is stateless: the registry makes one of its class, without arguments, for a command. A launcher never imports
+A launcher is stateless: for each command, the registry creates one from its class, without arguments. It never imports
 TensorFlow or the runtime: its tasks run ``job.command()``, which is ``python -m tfps run`` with the job's flags. That
-command starts a lost task again; a platform's own retries are for containers that were killed and nodes that were lost.
+command restarts a lost task; a platform's own retries are for killed containers and lost nodes.
 """
 
 import abc
@@ -13,9 +13,9 @@ from tfps.jobs.spec import Job
 
 
 class Plan(Protocol):
-    """All that a launcher will do with a job, as data.
+    """Everything that a launcher will do with a job, as data.
 
-    ``str(plan)`` is what ``--dry_run`` prints, and all that is sent.
+    ``str(plan)`` is the text that ``--dry_run`` prints, and everything that is sent.
 
     Example::
 
@@ -30,7 +30,7 @@ class Plan(Protocol):
 
     @property
     def is_printed_only(self) -> bool:
-        """Whether nothing is sent: ``tfps submit`` prints the plan for people who act on it themselves."""
+        """Whether nothing is sent: ``tfps submit`` prints the plan, and people act on it themselves."""
 
     def __str__(self) -> str:
         """Return the script or manifest."""
@@ -40,13 +40,13 @@ PlanT = TypeVar("PlanT", bound=Plan)
 
 
 class Launcher(abc.ABC, Generic[PlanT]):
-    """A platform that jobs are submitted to.
+    """A platform that accepts jobs.
 
     Attributes:
-        name: The platform's name: the value of ``--to``, and what a handle ``NAME:ID`` begins with.
-        options: The flags of ``tfps submit`` it understands, beside those that every platform does. Others are refused.
+        name: The platform's name: the value of ``--to``, and the first part of a handle ``NAME:ID``.
+        options: The flags of ``tfps submit`` that it accepts, beside those of every platform. Others are refused.
         shares_files: Whether tasks see the submitter's files under the same paths. If not, the tasks run in containers,
-            and the plan holds what is in the model's file (``job.model_source``).
+            and the plan holds the text of the model's file (``job.model_source``).
 
     Example::
 
@@ -72,38 +72,38 @@ class Launcher(abc.ABC, Generic[PlanT]):
 
     @abc.abstractmethod
     def plan(self, job: Job) -> PlanT:
-        """Return the plan of a job. Pure: it asks nothing of the platform, and the same job gives the same text.
+        """Return the plan of a job. Pure: it does not ask the platform, and the same job gives the same text.
 
         Args:
-            job: The job; its config is checked as far as that is the same for every platform.
+            job: The job; its config has passed the checks that are the same for every platform.
 
         Raises:
-            ConfigError: If a flag has a value that the platform would refuse. Holds every problem.
+            ConfigError: If the platform would refuse the value of a flag. Holds every problem.
         """
 
     @abc.abstractmethod
     def submit(self, plan: PlanT) -> SubmittedJob | RunningJob:
-        """Send a plan, all of it or nothing.
+        """Submit a plan, all of it or nothing.
 
         Args:
-            plan: One of this launcher's own.
+            plan: A plan made by this launcher.
 
         Returns:
             The job on its platform, or one that lasts only as long as this process.
 
         Raises:
-            ConfigError: If a flag asks for what the platform does not have.
-            PlatformError: If the platform does not answer, or refuses the job, in its own words.
+            ConfigError: If a flag requests something that the platform does not have.
+            PlatformError: If the platform does not answer, or refuses the job; in the platform's words.
         """
 
     @abc.abstractmethod
     def find(self, job_id: str) -> SubmittedJob:
-        """Return the job of a handle ``NAME:JOB_ID``. Does not ask the platform for it yet.
+        """Return the job of a handle ``NAME:JOB_ID``. Does not ask the platform about it yet.
 
         Args:
-            job_id: What comes after the platform's name and the colon.
+            job_id: The part of the handle after the platform's name and the colon.
 
         Raises:
-            ConfigError: If no job of this platform has such an id.
+            ConfigError: If ``job_id`` is not valid on this platform.
             PlatformError: If the platform's client is not installed.
         """

@@ -1,6 +1,6 @@
-"""Where jobs run: the launchers by name. Does not import them.
+"""The launchers by name. This module does not import them.
 
-A distribution offers a launcher by an entry point of the group ``tfps.launchers``; in its ``pyproject.toml``::
+A distribution offers a launcher with an entry point of the group ``tfps.launchers``; in its ``pyproject.toml``::
 
     [project.entry-points."tfps.launchers"]
     pbs = "my_package.pbs:PbsLauncher"

@@ -1,1 +1,1 @@
-"""What several platforms share."""
+"""Code that several platforms share."""

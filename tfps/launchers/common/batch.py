@@ -1,9 +1,9 @@
-"""Launchers of batch schedulers, which are all alike: ``qsub``, ``bsub`` and their like take a script, and give an id.
+"""Launchers of batch schedulers, which are all alike: ``qsub``, ``bsub`` and similar take a script and print an id.
 
-The division of labor is PSI/J's (``psij.executors.batch``): a launcher of one scheduler says how its commands are
-written and read, and all else is here. The script runs a driver (``batch_driver``), which starts the tasks on the job's
-hosts and writes into the job's ``--model_dir`` how they are and what they say (``job_files``). So a job's handle has
-that directory, ``pbs:4711.server@/shared/runs/mnist``, and all machines must see it under this path.
+The division of labor is PSI/J's (``psij.executors.batch``): a launcher of one scheduler builds its commands and parses
+their output, and this module does the rest. The script runs a driver (``batch_driver``), which starts the tasks on the
+job's hosts. The driver writes the tasks' states and lines into the job's ``--model_dir`` (``job_files``). So a job's
+handle contains that directory, ``pbs:4711.server@/shared/runs/mnist``; all machines must see it under this path.
 """
 
 import abc
@@ -27,13 +27,13 @@ from tfps.launchers.common.batch_driver import Spec
 from tfps.launchers.common.job_files import Files, Told, follow_lines, with_tasks
 from tfps.report import LOGS, make_dir
 
-_CANCEL_SECS = 60.0  # schedulers leave a job some time to end, often 10 s
+_CANCEL_SECS = 60.0  # schedulers give a job some time to end, often 10 s
 _POLL_SECS = 0.5
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The script of a job, and where the job writes."""
+    """The script of a job, and the place of its files."""
 
     text: str
     files: Files
@@ -44,11 +44,11 @@ class BatchPlan:
 
 
 class BatchLauncher(Launcher[BatchPlan]):
-    """A batch scheduler. A subclass writes and reads its scheduler's commands; see ``tests/support/pbs_launcher.py``.
+    """A batch scheduler. A subclass builds and parses its scheduler's commands; see ``tests/support/pbs_launcher.py``.
 
     Attributes:
-        states: The scheduler's states as those of a job; what is missing is ``UNKNOWN``.
-        no_such_job: A regular expression: what the status command says, as it fails, of a job that it does not know.
+        states: The job state for each of the scheduler's states; a missing one is ``UNKNOWN``.
+        no_such_job: A regular expression for the error of the status command about a job that it does not know.
         to_get_it: How to get the scheduler's commands.
 
     Example::
@@ -88,47 +88,47 @@ class BatchLauncher(Launcher[BatchPlan]):
         """Return the job's script: the scheduler's directives, then ``body``.
 
         Raises:
-            ConfigError: If the scheduler would refuse a flag's value.
+                ConfigError: If the scheduler would refuse the value of a flag.
         """
 
     @abc.abstractmethod
     def submit_command(self) -> Sequence[str]:
-        """Return the command that takes a script as its standard input."""
+        """Return the command that reads a script from its standard input and submits it."""
 
     @abc.abstractmethod
     def parse_job_id(self, output: str) -> str:
-        """Return the id of the job in the submit command's output; empty if there is none."""
+        """Return the job's id from the output of the submit command; empty if there is none."""
 
     @abc.abstractmethod
     def status_command(self, job_id: str) -> Sequence[str]:
-        """Return the command that prints the state of a job, also of one that has ended."""
+        """Return the command that prints the state of a job, even after the job has ended."""
 
     @abc.abstractmethod
     def parse_status(self, output: str) -> Status:
-        """Return the job's state in the status command's output, and the reason in the scheduler's words.
+        """Return the job's state from the output of the status command, and the reason in the scheduler's words.
 
         Raises:
-            JobNotFoundError: If the output says, without an error, that there is no such job.
+            JobNotFoundError: If the command succeeded, but its output says that there is no such job.
         """
 
     @abc.abstractmethod
     def cancel_command(self, job_id: str) -> Sequence[str]:
-        """Return the command that sends SIGTERM to a job's processes, then, after a while, SIGKILL."""
+        """Return the command that sends SIGTERM to a job's processes and, after a while, SIGKILL."""
 
     def state_of(self, word: str) -> str:
-        """Return the state of a job in the scheduler's word."""
+        """Return the job state for the scheduler's word."""
         return self.states.get(word, UNKNOWN)
 
     def body(self, job: Job, job_id: str, hosts: str, remote: Sequence[str] = ()) -> str:
-        """Return the end of a script: what runs the tasks.
+        """Return the end of a script: the lines that run the tasks.
 
         Args:
             job: The job.
-            job_id: The job's id as the shell has it: ``$PBS_JOBID``.
-            hosts: A host for each task, separated by white space, the parameter servers first, as the shell has them:
+            job_id: Shell expression for the job's id: ``$PBS_JOBID``.
+            hosts: Shell expression for the hosts, one per task, separated by white space, the parameter servers first:
                 ``$(cat "$PBS_NODEFILE")``.
-            remote: The command that starts a task on another of the job's hosts; without it, the script must ask for
-                all its places on one.
+            remote: The command that starts a task on another of the job's hosts; without it, the script must request
+                all its places on one host.
         """
         files = self._files(job)
         spec = Spec(
@@ -156,7 +156,7 @@ class BatchLauncher(Launcher[BatchPlan]):
         """Return the script of a job.
 
         Raises:
-            ConfigError: If the scheduler would refuse a flag's value, or ``--model_dir`` is no directory.
+                ConfigError: If the scheduler would refuse the value of a flag, or ``--model_dir`` is a URL.
         """
         return BatchPlan(self.script(job).rstrip("\n"), self._files(job))
 
@@ -182,8 +182,8 @@ class BatchLauncher(Launcher[BatchPlan]):
         """Return the job of a handle.
 
         Raises:
-            ConfigError: If it is not ``ID@DIRECTORY``.
-            PlatformError: If that directory has no such job's files, or the scheduler's commands are not installed.
+            ConfigError: If the handle is not ``NAME:ID@DIRECTORY``.
+            PlatformError: If that directory has no files of such a job, or the scheduler's commands are not installed.
         """
         id_, _, directory = job_id.partition("@")
         if not re.fullmatch(r"\w[\w.\[\]-]*", id_) or not directory.startswith("/"):
@@ -194,7 +194,7 @@ class BatchLauncher(Launcher[BatchPlan]):
         return BatchJob(self, id_, self._known_files(id_, Path(directory)))
 
     def _known_files(self, job_id: str, directory: Path) -> Files:
-        """Return the files of a job, as far as they tell which tasks it has."""
+        """Return the files of a job, with its number of tasks as the job's own file has it."""
         logs = directory / LOGS
         path = Files(str(logs), {}, self.name).of_job(job_id)
         text = path.read_text(errors="replace") if path.is_file() else ""
@@ -205,17 +205,17 @@ class BatchLauncher(Launcher[BatchPlan]):
 
 
 def append(path: Path, line: str) -> None:
-    """Add a line to a file that the job itself may write to."""
+    """Add a line to a file that the job itself may also write to."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(f"{line}\n")
 
 
 class BatchJob(SubmittedJob):
-    """A job that a batch scheduler holds."""
+    """A job in a batch scheduler."""
 
     def __init__(self, launcher: BatchLauncher, job_id: str, files: Files) -> None:
         self._launcher, self._id, self._files = launcher, job_id, files
-        self._was_known = False  # to the scheduler
+        self._was_known = False  # to the scheduler, at any time before
 
     @property
     def handle(self) -> str:
@@ -223,7 +223,7 @@ class BatchJob(SubmittedJob):
         return f"{self._launcher.name}:{self._id}@{Path(self._files.logs).parent}"
 
     def status(self) -> Status:
-        """Ask the scheduler, and read in the job's files how the tasks are.
+        """Ask the scheduler for the job's state, and read the tasks' states from the job's files.
 
         Raises:
             PlatformError: If the scheduler does not answer.
@@ -232,14 +232,14 @@ class BatchJob(SubmittedJob):
         self._was_known = self._was_known or whole is not None
         if whole is None:
             whole = _by_files(told)
-            if whole.state == UNKNOWN and self._was_known:  # it does not come back
+            if whole.state == UNKNOWN and self._was_known:  # the scheduler will not list it again
                 whole = Status(FAILED, reason="the scheduler has ended it, and its files do not tell how")
         elif whole.state == FAILED and (told.cancelled or told.over == str(StoppedError.exit_code)):
             whole = Status(CANCELLED, reason=whole.reason)
         return with_tasks(whole, told, self._files.tasks(), told.runs)
 
     def _ask(self) -> Status | None:
-        """Return what the scheduler says of the job; ``None`` if it does not know it, or not any more."""
+        """Return the scheduler's status of the job; ``None`` if it does not know the job, or no longer does."""
         try:
             return self._launcher.parse_status(client.run_client(self._launcher.status_command(self._id)))
         except JobNotFoundError:
@@ -250,7 +250,7 @@ class BatchJob(SubmittedJob):
             raise
 
     def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
-        """Yield what the tasks have said, in all runs of a job that was requeued.
+        """Yield the lines of the tasks, from all runs of a job that was requeued.
 
         Raises:
             ConfigError: If the job has no such task.
@@ -263,7 +263,7 @@ class BatchJob(SubmittedJob):
         return status.ended or status.state == UNKNOWN
 
     def cancel(self) -> None:
-        """Have the scheduler end the job, whose tasks save, and wait until it has.
+        """Ask the scheduler to end the job, so that its tasks save, and wait until it has ended.
 
         Raises:
             PlatformError: If the scheduler does not answer, or does not end the job.
@@ -280,7 +280,7 @@ class BatchJob(SubmittedJob):
 
 
 def _by_files(told: Told) -> Status:
-    """Return the state of a job that the scheduler does not know any more, as its files tell it."""
+    """Return the state of a job that the scheduler no longer knows, from the job's files."""
     if told.over:
         states = {"0": SUCCEEDED, str(StoppedError.exit_code): CANCELLED}
         return Status(states.get(told.over, FAILED), reason="" if told.over == "0" else f"exit code {told.over}")

@@ -1,14 +1,14 @@
-"""What runs inside a job of a batch scheduler: starts the tasks on the job's hosts, and sees them through to their end.
+"""The program inside a job of a batch scheduler: it starts the tasks on the job's hosts and follows them to their end.
 
 The job's script runs it, as ``python -m tfps.launchers.common.batch_driver SPEC JOB_ID HOSTS``. ``HOSTS`` has a host
-for each task, the parameter servers first, as the scheduler's own node file has them: a host occurs as often as it has
-tasks. Where all are one host, which is the script's own, the tasks are started as they are. Where they are several,
-each is started by the scheduler's ``remote`` command (``pbs_tmrsh``, ``blaunch``), so that the scheduler accounts for
-it and ends it with the job. What goes through that command is free of characters that a shell would take for its own:
-some of these commands have a shell read their arguments, and some do not.
+for each task, the parameter servers first, in the form of the scheduler's own node file: a host appears once per task.
+If all are the same host, it is the script's own, and the driver starts the tasks directly. If there are several, the
+scheduler's ``remote`` command (``pbs_tmrsh``, ``blaunch``) starts each task, so that the scheduler accounts for it and
+ends it with the job. The arguments of that command contain no characters that are special to a shell: some of these
+commands pass their arguments to a shell, and some do not.
 
-The first task that fails ends the job. SIGTERM and SIGINT are passed on: the tasks save. What happens is written as
-``job_files`` reads it. All hosts must see the same files.
+The first task that fails ends the job. SIGTERM and SIGINT are passed on, and the tasks save. The driver writes what
+happens in the format of ``job_files``. All hosts must see the same files.
 """
 
 import base64
@@ -35,14 +35,14 @@ _ME = "tfps.launchers.common.batch_driver"
 
 @dataclass(frozen=True)
 class Spec:
-    """A job as the driver needs it: all but its id and its hosts, which the scheduler picks.
+    """A job as the driver needs it: everything except its id and its hosts, which the scheduler picks.
 
     Attributes:
-        prefix: What the files' names begin with: the launcher's name.
+        prefix: The first part of the files' names: the launcher's name.
         logs: The directory of the files.
-        roles: How many tasks each role has, the parameter servers first.
-        command: What each task runs, beside the flags that tell it the cluster.
-        directory: Where.
+        roles: Number of tasks of each role, the parameter servers first.
+        command: The command of each task, without the flags that describe the cluster.
+        directory: The tasks' working directory.
         remote: The scheduler's command that starts a task on another of the job's hosts; the host's name follows.
         port_base: Port of the first task on each host; ``None`` for one that depends on the job's id.
     """
@@ -61,7 +61,7 @@ class Spec:
 
 
 def cluster_on(hosts: Sequence[str], roles: Mapping[str, int], port_base: int) -> Cluster:
-    """Return the cluster whose tasks run on ``hosts``, in their order: the k-th on a host listens on the k-th port.
+    """Return the cluster with its tasks on ``hosts``, in order; the k-th task on a host listens on the k-th port.
 
     Raises:
         ConfigError: If there are fewer hosts than tasks.
@@ -79,13 +79,13 @@ def cluster_on(hosts: Sequence[str], roles: Mapping[str, int], port_base: int) -
 
 
 def port_of(job_id: str) -> int:
-    """Return the port of the first task on a host: neighbouring jobs get ports apart, all below 32768."""
+    """Return the port of the first task on a host; jobs with adjacent ids get ports 16 apart, all below 32768."""
     digits = "".join(letter for letter in job_id.partition(".")[0] if letter.isdigit())
     return 8888 + int(digits or 0) % 1400 * 16
 
 
 class Driver:
-    """A job's tasks, by their processes here: the tasks themselves, or the remote commands."""
+    """The tasks of a job, by their processes on this host: the tasks themselves, or the remote commands."""
 
     def __init__(self, spec: Spec, job_id: str, hosts: Sequence[str]) -> None:
         self._spec, self._job_id = spec, job_id
@@ -101,10 +101,11 @@ class Driver:
         self._is_told_to_stop = False
 
     def run(self) -> int:
-        """Run the tasks; returns the job's exit code: that of the task that made it fail, or 143 if told to stop."""
+        """Run the tasks; return the job's exit code: that of the task that made it fail, or 143 if it was stopped."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         path = self._files.of_job(self._job_id)
+        # A roles line comes before every run line, so each run line has a line end before it.
         runs = path.read_text(errors="replace").count("\nrun ") if path.is_file() else 0
         self._say("roles " + " ".join(f"{role} {count}" for role, count in self._spec.roles.items()))
         self._say(f"run {runs}")
@@ -118,7 +119,7 @@ class Driver:
         return code
 
     def _see_through(self) -> None:
-        """Wait until all tasks have ended; those that have not, a while after they were asked to, are killed."""
+        """Wait until all tasks have ended; kill those that still run 12 s after they were asked to end."""
         left = dict(self._processes)
         while left:
             for task in [task for task, process in left.items() if process.poll() is not None]:
@@ -130,6 +131,7 @@ class Driver:
     def _exit_code(self) -> int:
         cause = self._told.cause()
         code = (self._told.tasks[cause[0]].exit_code or 0) if cause else 0
+        # The job was not stopped if all its tasks finished first.
         was_stopped = self._is_told_to_stop and (code or not self._processes)
         return StoppedError.exit_code if was_stopped else code
 
@@ -153,7 +155,7 @@ class Driver:
             self._end()
 
     def _say(self, line: str) -> None:
-        """Write a line into the job's file, and take it in."""
+        """Write a line into the job's file, and process it here as well."""
         self._told.take(line)
         with open(self._files.of_job(self._job_id), "a", encoding="utf-8") as file:
             file.write(f"{line}\n")
@@ -164,7 +166,7 @@ class Driver:
         self._end()
 
     def _end(self) -> None:
-        """Ask every task to save and end, once."""
+        """Ask every task to save and end; later calls do nothing."""
         if self._kill_at is None:
             self._kill_at = time.monotonic() + _KILL_AFTER_SECS
             self._signal(signal.SIGTERM)
@@ -176,13 +178,13 @@ class Driver:
 
 
 def remote_command(argv: Sequence[str], directory: str, log: str) -> Sequence[str]:
-    """Return what runs a command on another host, in words that mean the same to a shell and without one."""
+    """Return a command for another host that runs ``argv`` there, in words that a shell does not change."""
     told = base64.urlsafe_b64encode(json.dumps([list(argv), directory, log]).encode()).decode()
     return (sys.executable, "-m", _ME, told)
 
 
 def _be(told: str) -> None:
-    """Become the command that ``remote_command`` was given; its output goes to its log."""
+    """Replace this process with the command that ``remote_command`` got; its output goes to its log."""
     argv, directory, log = json.loads(base64.urlsafe_b64decode(told))
     os.chdir(directory)
     with open(log, "ab") as file:
@@ -192,7 +194,7 @@ def _be(told: str) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a job, or be one of its tasks; returns the exit code."""
+    """Run a job, or become one of its tasks; return the exit code."""
     if len(argv) == 1:
         _be(argv[0])
     spec, job_id, hosts = argv

@@ -1,4 +1,4 @@
-"""Run a platform's own client, and pass on its words. Users know its configuration, its login and its errors."""
+"""Run a platform's own client, and pass on its output. Users know its configuration, its login and its errors."""
 
 import shutil
 import signal
@@ -14,7 +14,7 @@ def require_tool(tool: str, to_get_it: str) -> str:
     """Return the path of a program.
 
     Raises:
-        ClientMissingError: If it is not installed; says how ``to_get_it``.
+            ClientMissingError: If it is not installed; the message has ``to_get_it``.
     """
     path = shutil.which(tool)
     if path is None:
@@ -29,17 +29,17 @@ def run_client(
     timeout_secs: float | None = TIMEOUT_SECS,
     complained: list[str] | None = None,
 ) -> str:
-    """Return what a program prints, with ``given`` as its standard input.
+    """Return the output of a program that gets ``given`` as its standard input.
 
     Args:
         argv: The program and its arguments.
         given: Its standard input.
         env: Its environment; by default this process's.
-        timeout_secs: How long it may take.
-        complained: Takes the lines of its standard error, where it does not fail.
+        timeout_secs: The longest time that it may take; ``None`` for no limit.
+        complained: Gets the lines of its standard error, if the program succeeds.
 
     Raises:
-        PlatformError: If it fails, with its own words, or takes longer than ``timeout_secs``.
+        PlatformError: If it fails, in its own words, or takes longer than ``timeout_secs``.
     """
     try:
         ended = subprocess.run(
@@ -63,7 +63,7 @@ def run_client(
 
 
 def lines(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Yield the lines of a program's standard output and standard error as they come; closing this ends it."""
+    """Yield the lines of a program's standard output and standard error as they arrive; closing this stops it."""
     with subprocess.Popen(
         argv,
         stdout=subprocess.PIPE,
@@ -82,5 +82,5 @@ def lines(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator
 
 
 def _named(argv: Sequence[str]) -> str:
-    """Return a command as an error names it: the program and what it was to do."""
+    """Return the name of a command in an error: the program and its first plain arguments."""
     return " ".join([argv[0].rpartition("/")[2], *[word for word in argv[1:3] if not word.startswith("-")]])

@@ -1,4 +1,4 @@
-"""What the container platforms share: the image, what its containers mount, and where the job's files are in them."""
+"""Parts that the container platforms share: the image, the mounts, and the paths of the job's files inside."""
 
 import posixpath
 import re
@@ -12,13 +12,13 @@ from tfps.errors import ConfigError
 from tfps.jobs.spec import Job
 
 OPTIONS = frozenset({"image", "volumes"})
-HOME = "/tfps"  # where the image has a directory for what jobs leave
-MODEL_DIR = "/opt/model"  # where the user's model file is mounted
+HOME = "/tfps"  # a directory of the image for the files that jobs leave
+MODEL_DIR = "/opt/model"  # mount point of the user's model file
 
 
 @dataclass(frozen=True)
 class Volume:
-    """Something that every container mounts: ``source`` is a volume's name, or a path of the host."""
+    """A mount of every container: ``source`` is a volume's name, or a path of the host."""
 
     source: str
     target: str
@@ -30,7 +30,7 @@ class Volume:
         return self.source.startswith("/")
 
     def holds(self, path: str) -> bool:
-        """Return whether a path in the containers lies on this volume."""
+        """Return whether a path in the containers is on this volume."""
         return PurePosixPath(posixpath.normpath(path)).is_relative_to(self.target)
 
 
@@ -40,10 +40,11 @@ def image(config: JobConfig) -> str:
 
 
 def volumes(config: JobConfig) -> Sequence[Volume]:
-    """Return what ``--volumes`` says.
+    """Return the volumes that ``--volumes`` lists.
 
     Raises:
-        ConfigError: If a part of it is not ``NAME:/path`` or ``/host/path:/path``, with ``:ro`` or without.
+        ConfigError: If a part of it is not ``NAME:/path`` or ``/host/path:/path``, with or without ``:ro``; or if two
+            have the same path.
     """
     text = f"tfps:{HOME}" if config.volumes is None else config.volumes
     found = [_volume(part) for part in text.split(",")]
@@ -64,10 +65,10 @@ def _volume(text: str) -> Volume:
 
 
 def task_config(job: Job) -> JobConfig:
-    """Return the job's config with the paths that its files have in the containers.
+    """Return the job's config with the paths of its files in the containers.
 
     Raises:
-        ConfigError: If ``--model_dir`` is on no volume that can be written.
+        ConfigError: If ``--model_dir`` is on no writable volume.
     """
     config = job.config
     model_dir = config.model_dir or str(PurePosixPath(_first_writable(config).target) / job.name)
@@ -80,7 +81,7 @@ def task_config(job: Job) -> JobConfig:
 
 
 def model_path(job: Job) -> str:
-    """Return the containers' ``--model``: where the user's file is mounted, if it is one."""
+    """Return ``--model`` for the containers: the mounted path, if the model is a file of the user's."""
     model = job.config.model
     return model if job.model_source is None else f"{MODEL_DIR}/{PurePosixPath(model).name}"
 

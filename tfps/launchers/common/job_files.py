@@ -1,13 +1,13 @@
-"""What a job of a batch scheduler writes, and how that is read: a scheduler knows its jobs, and nothing of their tasks.
+"""The files of a job in a batch scheduler, and their reader: a scheduler knows its jobs, but not their tasks.
 
-``PREFIX-ID.out`` tells how the tasks are, a line for each thing that happens:
+``PREFIX-ID.out`` records the tasks' states, one line per event:
 
-- ``roles ps 1 worker 2``: how many tasks the job has;
-- ``run 0``: the job begins, for the first time, or again as the scheduler has requeued it;
+- ``roles ps 1 worker 2``: the number of tasks of the job;
+- ``run 0``: the job begins, for the first time, or again because the scheduler has requeued it;
 - ``ps/0 started on HOST`` and ``ps/0 ended with 0 on HOST``;
 - ``over with 0``: the job's exit code; ``cancelled``: somebody has asked for its end.
 
-``PREFIX-ID-ROLE-K.out`` is what a task says.
+``PREFIX-ID-ROLE-K.out`` is the output of a task.
 """
 
 import math
@@ -28,7 +28,7 @@ _TOLD = re.compile(r"(?:(ps|worker)/(\d+) (started|ended with (\d+)) on (.*)|(ru
 
 
 class Tail:
-    """Reads what is added to a file that may not be there yet."""
+    """Reads the lines that are added to a file, which may not exist yet."""
 
     def __init__(self, path: Path, task: Task) -> None:
         self._path, self._task = path, task
@@ -36,7 +36,7 @@ class Tail:
         self._rest = b""
 
     def lines(self, whole: bool = False) -> Iterator[LogLine]:
-        """Yield the lines that have come; with ``whole``, also one without an end."""
+        """Yield the new lines; with ``whole``, also a last one without a line end."""
         if not self._path.is_file():
             return
         with open(self._path, "rb") as file:
@@ -50,12 +50,12 @@ class Tail:
 
 
 def follow_lines(readers: Sequence[Tail], follow: bool, has_ended: Callable[[], bool]) -> Iterator[LogLine]:
-    """Yield what tasks have said.
+    """Yield the lines of tasks.
 
     Args:
         readers: One for each task.
-        follow: Whether to go on until the job has ended.
-        has_ended: Asks the scheduler whether it has.
+        follow: Whether to continue until the job has ended.
+        has_ended: Asks the scheduler whether the job has ended.
     """
     asked, ended = -math.inf, not follow
     while not ended:
@@ -68,12 +68,12 @@ def follow_lines(readers: Sequence[Tail], follow: bool, has_ended: Callable[[], 
 
 @dataclass(frozen=True)
 class Files:
-    """Where a job writes.
+    """The files of a job.
 
     Attributes:
         logs: The directory.
-        roles: How many tasks each role has, in the order of their ranks.
-        prefix: What the files' names begin with: the launcher's name.
+        roles: Number of tasks of each role, in the order of their ranks.
+        prefix: The first part of the files' names: the launcher's name.
     """
 
     logs: str
@@ -85,15 +85,15 @@ class Files:
         return [Task(role, index) for role in sorted(self.roles) for index in range(self.roles[role])]
 
     def of_job(self, job_id: str) -> Path:
-        """Return the file that tells how the job's tasks are."""
+        """Return the file that records the states of the job's tasks."""
         return Path(self.logs, f"{self.prefix}-{job_id}.out")
 
     def of_task(self, job_id: str, task: Task) -> Path:
-        """Return the file that has what a task says."""
+        """Return the file with the output of a task."""
         return Path(self.logs, f"{self.prefix}-{job_id}-{task.job}-{task.index}.out")
 
     def readers(self, job_id: str, task: Task | None) -> Sequence[Tail]:
-        """Return a reader of each task's file, or of that of only one.
+        """Return a reader of each task's file, or only of that of ``task``.
 
         Raises:
             ConfigError: If the job has no such task.
@@ -103,7 +103,7 @@ class Files:
         return [Tail(self.of_task(job_id, t), t) for t in (self.tasks() if task is None else [task])]
 
     def told(self, job_id: str) -> "Told":
-        """Return what the job has told of its tasks."""
+        """Return the record that the job has written about its tasks."""
         told = Told({}, [], "", "")
         path = self.of_job(job_id)
         for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
@@ -113,7 +113,7 @@ class Files:
 
 @dataclass
 class Told:
-    """What a job has told of its tasks: of each, its state, and the cause of the job's failure first."""
+    """The record that a job has written: the state of each task, and the data to find the cause of a failure."""
 
     tasks: dict[Task, TaskStatus]
     failed: list[Task]
@@ -123,7 +123,7 @@ class Told:
     runs: int = 0
 
     def take(self, line: str) -> None:
-        """Take in a line."""
+        """Process a line of the job's file."""
         match = _TOLD.fullmatch(line)
         if match and match[1]:
             task = Task(match[1], int(match[2]))
@@ -144,19 +144,19 @@ class Told:
             self.error = self.error or line
 
     def cause(self) -> list[Task]:
-        """Return the task that made the job fail, as a list: the first that cannot be helped, or that failed."""
+        """Return the task that made the job fail, in a list: the first with a code below 128, else the first."""
         final = [task for task in self.failed if (self.tasks[task].exit_code or 0) < 128]
         return (final or self.failed)[:1]
 
 
 def with_tasks(whole: Status, told: Told, tasks: Sequence[Task], restarts: int = 0) -> Status:
-    """Return the state of a job with those of its tasks; in one that has ended the task that caused it comes first.
+    """Return the status of a job with its tasks; after the job's end, the task that made it fail comes first.
 
     Args:
-        whole: What the scheduler says.
-        told: What the job's files tell.
-        tasks: The job's.
-        restarts: How often the scheduler has started the job again.
+        whole: The job's status from the scheduler.
+        told: The record from the job's files.
+        tasks: All tasks of the job.
+        restarts: Number of times that the scheduler has restarted the job.
     """
     order = [*(told.cause() if whole.ended else []), *tasks]
     known = {task: _settled(whole, told.tasks.get(task), restarts) for task in dict.fromkeys(order)}
@@ -164,7 +164,7 @@ def with_tasks(whole: Status, told: Told, tasks: Sequence[Task], restarts: int =
 
 
 def _settled(job: Status, told: TaskStatus | None, restarts: int) -> TaskStatus:
-    """Return how a task is: what it has told, as far as the job's state lets it be so still."""
+    """Return the status of a task: its own record, as far as the job's state still allows it."""
     told = told or TaskStatus(PENDING)
     state = told.state
     if job.state == PENDING or (job.state == RUNNING and state == PENDING):

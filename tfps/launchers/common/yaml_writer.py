@@ -1,7 +1,7 @@
-"""Manifests as text: YAML whose strings no reader takes for something else.
+"""Manifests as text: YAML whose strings every reader takes as strings.
 
-YAML 1.1 and 1.2, PyYAML, Go's and libyaml's readers differ in what ``no``, ``1e3`` or ``012`` mean; what is quoted they
-all read alike.
+Readers of YAML 1.1 and 1.2, PyYAML, Go's and libyaml's differ on the meaning of ``no``, ``1e3`` or ``012``; they all
+read quoted strings alike.
 """
 
 import re
@@ -15,14 +15,14 @@ _NOT_STRINGS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "na
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every string that is not a plain word; writes texts of several lines as such."""
+    """Quotes every string that is not a plain word; writes texts of several lines as blocks."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
         """Indent lists, as people do."""
         super().increase_indent(flow, False)
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
-        """Write a value that occurs twice twice."""
+        """Write a repeated value in full each time."""
         return True
 
 
@@ -36,7 +36,7 @@ _Dumper.add_representer(str, _string)
 
 
 def to_yaml(documents: Sequence[Mapping[str, Any]], comment: str = "") -> str:
-    """Return objects as YAML documents, without an end of line at the end; ``comment``'s lines stand on top."""
+    """Return objects as YAML documents, without a final line end; the lines of ``comment`` come first."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
     text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)
     return head + text.rstrip("\n")

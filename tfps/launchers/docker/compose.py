@@ -1,7 +1,7 @@
 """A cluster of containers on one Docker machine: a Compose file, sent by Docker's own clients.
 
-The file keeps to what ``docker-compose`` 1.29 and ``docker compose`` both read. Once the job is there it is asked of
-Docker alone, by the labels of its containers, so nobody has to keep the file.
+The file uses only features that both ``docker-compose`` 1.29 and ``docker compose`` read. Once the job exists, its
+state comes from Docker alone, by the labels of its containers, so nobody has to keep the file.
 """
 
 import json
@@ -24,9 +24,9 @@ from tfps.launchers.docker import job as docker
 from tfps.launchers.docker.job import GRACE_SECS, PROJECT, TASK, DockerJob
 from tfps.models import loader
 
-_DATA_DIR = "/opt/data"  # where a directory of this machine is mounted
+_DATA_DIR = "/opt/data"  # mount point of a directory of this machine
 _NETWORK = "training"
-_PATIENCE_SECS = 120.0  # all containers of one machine are there at once, and started again within seconds
+_PATIENCE_SECS = 120.0  # the containers of one machine are all there immediately, and restart within seconds
 _LEAST_MEMORY = 6 * 2**20  # Docker refuses less
 _COMMENT = """Made by tfps submit --to=compose --dry_run, for docker-compose 1.29 and docker compose.
 A task that is lost is started again inside its container, at most --max_restarts times.
@@ -35,7 +35,7 @@ Checkpoints stay on the volume."""
 
 @dataclass(frozen=True)
 class Plan:
-    """A Compose file, and what is looked at before it is sent; ``data_dir`` is a directory of this machine."""
+    """A Compose file, and the facts to check before it is sent; ``data_dir`` is a directory of this machine."""
 
     job: Job
     image: str
@@ -76,12 +76,12 @@ class ComposeLauncher(Launcher[Plan]):
         return Plan(job, containers.image(config), {key: value for key, value in document.items() if value}, data_dir)
 
     def submit(self, plan: Plan) -> DockerJob:
-        """Start the containers of a job; a job of the same name that has ended makes room for it.
+        """Start the containers of a job; first remove a job of the same name that has ended.
 
         Raises:
-            ConfigError: If the name is taken, or Docker's machine does not have what is asked for.
-            PlatformError: If Docker or Compose is not there, or refuses; nothing is left of the job then.
-            DataError: If ``--data_dir`` is not there, or not what the model reads.
+            ConfigError: If the name is taken, or Docker's machine lacks something that the job requests.
+            PlatformError: If Docker or Compose is missing, or refuses; then nothing of the job is left.
+            DataError: If ``--data_dir`` does not exist, or the model cannot read it.
         """
         compose = _compose()
         _check_machine(plan.job)
@@ -111,21 +111,21 @@ def _check_memory(job: Job) -> None:
 
 
 def _of_this_machine(job: Job, data_dir: str, volumes: Sequence[Volume]) -> str:
-    """Return the absolute path of a ``--data_dir`` that is on no volume, else nothing."""
+    """Return the absolute path of a ``--data_dir`` that is on no volume, else an empty string."""
     if not data_dir or "://" in data_dir or any(volume.holds(data_dir) for volume in volumes):
         return ""
     return posixpath.normpath(posixpath.join(job.directory, data_dir))
 
 
 def _mounted_files(job: Job, data_dir: str) -> Sequence[Volume]:
-    """Return the mounts of the job's own files on this machine."""
+    """Return the mounts of the job's own files from this machine."""
     model = posixpath.join(job.directory, job.config.model)
     source = [] if job.model_source is None else [Volume(model, containers.model_path(job), read_only=True)]
     return [*source, *([Volume(data_dir, _DATA_DIR, read_only=True)] if data_dir else [])]
 
 
 def _service(task: Task) -> str:
-    """Return the name of a task's service, by which the others find it."""
+    """Return the name of a task's service, which is its host name for the others."""
     return f"{task.job}-{task.index}"
 
 
@@ -136,7 +136,7 @@ def _container(job: Job, config: JobConfig, role: Role, task: Task, volumes: Seq
         "labels": {TASK: str(task)},
         "networks": [_NETWORK],
         "volumes": [_mount(volume) for volume in volumes],
-        "restart": "no",  # Docker cannot tell which failures that mends
+        "restart": "no",  # Docker cannot tell which failures a restart mends
         "stop_grace_period": f"{GRACE_SECS}s",
         "read_only": True,
         "tmpfs": ["/tmp"],  # noqa: S108  the container's own
@@ -166,7 +166,7 @@ def _mount(volume: Volume) -> Mapping[str, Any]:
 
 
 def _resources(role: Role, task: Task) -> Mapping[str, Any]:
-    """Return what a task may use. Docker gives the same GPUs to all who ask for a number, so each gets its own."""
+    """Return a task's limits. Docker gives the same GPUs to all that request a number, so each gets its own ids."""
     found: dict[str, Any] = {} if role.cpu is None else {"cpus": role.cpu}
     if role.memory_bytes is not None:
         found["mem_limit"] = role.memory_bytes
@@ -178,7 +178,7 @@ def _resources(role: Role, task: Task) -> Mapping[str, Any]:
 
 
 def _literal(value: Any) -> Any:
-    """Return a value whose every ``$`` Compose takes as it is."""
+    """Return a value with every ``$`` doubled, so that Compose takes it literally."""
     if isinstance(value, Mapping):
         return {key: _literal(item) for key, item in value.items()}
     if isinstance(value, str):
@@ -187,7 +187,7 @@ def _literal(value: Any) -> Any:
 
 
 def _compose() -> Sequence[str]:
-    """Return the command that is Compose here."""
+    """Return the command that runs Compose here."""
     if subprocess.run([docker.client(), "compose", "version"], capture_output=True, check=False).returncode == 0:
         return docker.client(), "compose"
     if (classic := shutil.which("docker-compose")) is not None:
@@ -198,10 +198,10 @@ def _compose() -> Sequence[str]:
 
 
 def _check_machine(job: Job) -> None:
-    """Look whether Docker's machine has what the job asks for.
+    """Check that Docker's machine has the resources that the job requests.
 
     Raises:
-        ConfigError: If it has not.
+        ConfigError: If it does not have them.
         PlatformError: If Docker does not answer.
     """
     machine = json.loads(docker.ask("info", "--format={{json .}}"))
@@ -223,7 +223,7 @@ def _ended_before(job: Job) -> Sequence[str]:
     """Return the containers of a job of this name that has ended.
 
     Raises:
-        ConfigError: If the name is that of anything else.
+        ConfigError: If a running job or another project has the name.
     """
     form = f"--format={{{{.ID}}}} {{{{.State}}}} {{{{.Label {json.dumps(TASK)}}}}}"
     found = [

@@ -1,4 +1,4 @@
-"""A job that Docker runs, asked of Docker alone by the labels of its containers: nobody has to keep its file."""
+"""A job that Docker runs. All queries go to Docker, by the labels of its containers: nobody has to keep its file."""
 
 import atexit
 import json
@@ -16,9 +16,9 @@ from tfps.jobs.events import LogLine
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, SubmittedJob, TaskStatus
 from tfps.launchers.common import client as command
 
-PROJECT = "com.docker.compose.project"  # the label that Compose gives to all that it makes of a file
+PROJECT = "com.docker.compose.project"  # the label that Compose sets on everything that it creates from a file
 TASK = "tfps.task"  # the label of a task's container
-GRACE_SECS = 20  # a task that is told to stop needs up to 10 to save
+GRACE_SECS = 20  # a task that is asked to stop needs up to 10 to save
 
 _LOOK_SECS = 0.5
 _STATES = {
@@ -41,16 +41,16 @@ def client() -> str:
 
 
 def ask(*arguments: str, timeout_secs: float | None = command.TIMEOUT_SECS) -> str:
-    """Return what ``docker`` says.
+    """Return the output of ``docker``.
 
     Raises:
-        PlatformError: If it fails, with its own words.
+        PlatformError: If it fails, in its own words.
     """
     return command.run_client([client(), *arguments], timeout_secs=timeout_secs)
 
 
 class DockerJob(SubmittedJob):
-    """The containers of a job, by their project's name."""
+    """The containers of a job, found by the name of their project."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -61,7 +61,7 @@ class DockerJob(SubmittedJob):
         return f"compose:{self._name}"
 
     def status(self) -> Status:
-        """Ask Docker.
+        """Ask Docker for the job's status.
 
         Raises:
             PlatformError: If it does not answer, or knows no such job.
@@ -71,7 +71,7 @@ class DockerJob(SubmittedJob):
         return _job_status(dict(sorted(tasks.items())))
 
     def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
-        """Yield what the tasks, or only ``task``, have said; with ``follow``, until they have ended for good.
+        """Yield the lines of all tasks, or only of ``task``; with ``follow``, until they have ended and do not restart.
 
         Raises:
             ConfigError: If the job has no such task.
@@ -93,7 +93,7 @@ class DockerJob(SubmittedJob):
         for step in (lambda: ask("stop", f"--time={GRACE_SECS}", *known), self.remove):
             try:
                 step()
-            except PlatformError as error:  # what does not go keeps nothing else from going
+            except PlatformError as error:  # one failure does not keep the rest from going
                 problems += error.problems
         if problems:
             raise PlatformError(
@@ -101,7 +101,7 @@ class DockerJob(SubmittedJob):
             )
 
     def remove(self) -> None:
-        """Remove containers and network at once."""
+        """Remove containers and network immediately."""
         mine = f"--filter=label={PROJECT}={self._name}"
         if left := ask("ps", "--all", "--quiet", mine, f"--filter=label={TASK}").split():
             ask("rm", "--force", *left)
@@ -124,7 +124,7 @@ def _said(containers: Mapping[Task, str]) -> Iterator[LogLine]:
 
 
 def _task_status(known: Mapping[str, Any]) -> TaskStatus:
-    """Read what ``docker inspect`` tells of a container."""
+    """Return the status of a task from the output of ``docker inspect``."""
     now = known["State"]
     code = now["ExitCode"] if now["Status"] in ("exited", "dead", "restarting") else None
     state = _STATES.get(now["Status"], UNKNOWN)
@@ -137,18 +137,18 @@ def _task_status(known: Mapping[str, Any]) -> TaskStatus:
 
 
 def _job_status(tasks: Mapping[Task, TaskStatus]) -> Status:
-    """Return the state of a job: it goes on as long as a task does, unless one has failed for good."""
+    """Return the status of a job: it runs as long as a task does, unless a task has a final failure."""
     ended = next((task for task, known in tasks.items() if known.state in (FAILED, CANCELLED)), None)
     reason = "" if ended is None else f"{ended} ended with exit code {tasks[ended].exit_code}"
     if any(known.state == FAILED and (known.exit_code or 0) < 128 for known in tasks.values()):
-        return Status(FAILED, tasks, reason)  # the others may yet wait for it, in vain
+        return Status(FAILED, tasks, reason)  # the others may still wait for that task
     states = [known.state for known in tasks.values()]
     order = (RUNNING, PENDING, UNKNOWN, FAILED, CANCELLED, SUCCEEDED)
     return Status(next(state for state in order if state in states), tasks, reason)
 
 
 class _Tail:
-    """What containers say, followed also when they are started again, where Docker's own following ends."""
+    """The output of containers, followed across their restarts, where Docker's own following ends."""
 
     def __init__(self, containers: Mapping[Task, str]) -> None:
         self._containers = containers
@@ -157,7 +157,7 @@ class _Tail:
         self._over = threading.Event()
 
     def lines(self) -> Iterator[LogLine]:
-        """Yield the lines as they come, until all containers have ended for good."""
+        """Yield the lines as they arrive, until all containers have ended for good."""
         atexit.register(self._end)
         for task in self._containers:
             threading.Thread(target=self._follow, args=(task,), daemon=True).start()
@@ -174,7 +174,7 @@ class _Tail:
             atexit.unregister(self._end)
 
     def _follow(self, task: Task) -> None:
-        """Run in a thread: pass on what a container says, with an end mark when it has ended for good."""
+        """Run in a thread: pass on the output of a container, then an end mark once it has ended for good."""
         last = ""
         try:
             live = True
@@ -187,12 +187,12 @@ class _Tail:
             self._said.put(error)
 
     def _is_live(self, task: Task) -> bool:
-        """Return whether a container may say more."""
+        """Return whether a container may print more."""
         state = ask("ps", "--all", f"--filter=id={self._containers[task]}", "--format={{.State}}").strip()
         return state not in ("exited", "dead", "")
 
     def _read(self, task: Task, last: str, live: bool) -> str:
-        """Pass on what a container has said after the time ``last``; returns the time of the last line."""
+        """Pass on a container's lines after the time ``last``; return the time of the last line."""
         options = [*(["--follow"] if live else []), *([f"--since={last}"] if last else [])]
         argv = [client(), "logs", "--timestamps", *options, self._containers[task]]
         with subprocess.Popen(
@@ -200,13 +200,13 @@ class _Tail:
         ) as self._clients[task]:
             for line in self._clients[task].stdout or ():
                 when, _, text = line.rstrip("\n").partition(" ")
-                if re.match(r"\d{4}-", when) and when > last:  # --since gives the line of that time too
+                if re.match(r"\d{4}-", when) and when > last:  # --since repeats the line of that time
                     last = when
                     self._said.put(LogLine(task, text))
         return last
 
     def _end(self) -> None:
-        """End the clients, which would go on as long as the containers."""
+        """Stop the clients, which otherwise run as long as the containers."""
         self._over.set()
         for client_ in self._clients.values():
             client_.terminate()

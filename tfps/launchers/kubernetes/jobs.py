@@ -1,4 +1,4 @@
-"""Kubernetes without any operator: an Indexed Job for each role, and a headless Service that gives pods their names."""
+"""Kubernetes without any operator: an Indexed Job for each role, and a headless Service for the pods' host names."""
 
 from collections.abc import Mapping, Sequence
 
@@ -39,11 +39,11 @@ class JobsLauncher(KubernetesLauncher):
         ]
 
     def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
-        """Return how many tasks each role has."""
+        """Return the number of tasks of each role."""
         return {manifests.role_of(job): job["spec"]["completions"] for job in found}
 
     def state(self, found: Sequence[Object]) -> tuple[str, str]:
-        """Return how a job is: done when its workers are, failed when either Job is."""
+        """Return the state of a job: done when the workers' Job is, failed when either Job is."""
         return status.by_conditions(found, [job for job in found if manifests.role_of(job) == "worker"])
 
 

@@ -42,17 +42,17 @@ class JobSetLauncher(KubernetesLauncher):
         return [*manifests.config_maps(job, hosts), *manifests.network_policies(job), jobset]
 
     def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
-        """Return how many tasks each role has."""
+        """Return the number of tasks of each role."""
         roles = found[0]["spec"]["replicatedJobs"]
         return {role["name"]: role["template"]["spec"]["completions"] for role in roles}
 
     def state(self, found: Sequence[Object]) -> tuple[str, str]:
-        """Return how a job is, as the conditions of its JobSet tell."""
+        """Return the state of a job, from the conditions of its JobSet."""
         return status.by_conditions(found, found)
 
 
 def _host(job: Job, role: Role, index: int) -> str:
-    return f"{job.name}-{role.name}-0-{index}.{job.name}:{PORT}"  # the 0 is the Job's among its replicas
+    return f"{job.name}-{role.name}-0-{index}.{job.name}:{PORT}"  # the 0 is the Job's index among its replicas
 
 
 def _replicated(job: Job, role: Role) -> Object:
@@ -61,7 +61,7 @@ def _replicated(job: Job, role: Role) -> Object:
 
 
 def _inner(job: Job, role: Role) -> Object:
-    """Return a role's Job, which goes with the JobSet, not by itself."""
+    """Return the specification of a role's Job, without a TTL: it is deleted with the JobSet."""
     return {
         name: value for name, value in manifests.indexed_job(job, role).items() if name != "ttlSecondsAfterFinished"
     }

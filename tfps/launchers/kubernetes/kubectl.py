@@ -1,6 +1,6 @@
-"""Jobs on Kubernetes, of any kind, through kubectl: the user's own, with its configuration, login and errors.
+"""Jobs on Kubernetes, of any kind, through the user's own kubectl, with its configuration, login and errors.
 
-What belongs to a job is found, and deleted, by its labels: nothing that this package did not make is ever touched.
+The objects of a job are found, and deleted, by their labels: this module never touches any object of another program.
 """
 
 import json
@@ -22,13 +22,13 @@ from tfps.launchers.kubernetes import status as pod_state
 from tfps.launchers.kubernetes.manifests import Object, Plan
 
 _ASK = "--request-timeout=20s"
-_END_SECS = 90  # of pods that have 30 s to save
-_KLOG = re.compile(r"kubectl [^:]*: [IWEF]\d{4} ")  # kubectl's own log, which only repeats what it says in the end
+_END_SECS = 90  # for pods that have 30 s to save
+_KLOG = re.compile(r"kubectl [^:]*: [IWEF]\d{4} ")  # kubectl's own log, which only repeats its final error
 _BESIDE = "configmaps,services,networkpolicies.networking.k8s.io"
 
 
 class Platform(Protocol):
-    """A kind of job, as far as it is asked for here: see ``KubernetesLauncher``."""
+    """The parts of a job's kind that this module needs: see ``KubernetesLauncher``."""
 
     @property
     def name(self) -> str:
@@ -36,13 +36,13 @@ class Platform(Protocol):
 
     @property
     def resource(self) -> str:
-        """What kubectl calls the objects that run the tasks."""
+        """The name that kubectl uses for the objects that run the tasks."""
 
     def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
-        """Return how many tasks each role of the job with these objects has."""
+        """Return the number of tasks of each role, from the job's objects."""
 
     def state(self, found: Sequence[Object]) -> tuple[str, str]:
-        """Return the state of the job with these objects, and the reason."""
+        """Return the state of the job, and the reason, from the job's objects."""
 
 
 def _kubectl(namespace: str, *args: str, given: str = "", complained: list[str] | None = None) -> str:
@@ -58,7 +58,7 @@ def _kubectl(namespace: str, *args: str, given: str = "", complained: list[str] 
 
 
 def submit(platform: Platform, plan: Plan) -> "KubeJob":
-    """Create the objects of a plan, one after the other; if one is refused, delete those that this created.
+    """Create the objects of a plan, one after the other; if one is refused, delete those created here.
 
     Raises:
         ConfigError: If the job's name is taken.
@@ -75,12 +75,13 @@ def submit(platform: Platform, plan: Plan) -> "KubeJob":
         _undo(namespace, created, error)
         raise _taken(platform, namespace or plan.namespace or "", plan.name, error) from None
     job = KubeJob(platform, namespace, plan.name, [line for line in said if line.startswith("Warning: ")])
+    # The last object owns the others, except a Job, which has its own ttlSecondsAfterFinished.
     job.own(plan.objects[-1], uid, [name for name in created[:-1] if not name.startswith("job.")])
     return job
 
 
 def _taken(platform: Platform, namespace: str, name: str, error: BaseException) -> BaseException:
-    """Return an error that tells what to do, if a job's name is taken."""
+    """Return an error that says how to proceed, if the cause is that a job's name is taken."""
     if not isinstance(error, PlatformError) or not any("AlreadyExists" in problem for problem in error.problems):
         return error
     job = KubeJob(platform, namespace, name)
@@ -95,14 +96,14 @@ def _taken(platform: Platform, namespace: str, name: str, error: BaseException) 
 
 
 def _name(made: Object) -> str:
-    """Return an object as kubectl names it on its command line: ``job.v1.batch/NAME``."""
+    """Return the name of an object on kubectl's command line: ``job.v1.batch/NAME``."""
     group, _, version = made["apiVersion"].rpartition("/")
     full = f"{made['kind']}.{version}.{group}" if group else made["kind"]
     return f"{full.lower()}/{made['metadata']['name']}"
 
 
 def _undo(namespace: str, created: Sequence[str], error: BaseException) -> None:
-    """Delete what was created before an error; if that fails too, the error says what is left."""
+    """Delete the objects created before an error; if that fails too, raise an error that lists the rest."""
     if not created:
         return
     try:
@@ -116,7 +117,7 @@ def find(platform: Platform, name: str) -> "KubeJob":
     """Return the job of a handle.
 
     Raises:
-        ConfigError: If it is not ``NAME`` or ``NAMESPACE/NAME``.
+        ConfigError: If ``name`` is not ``NAME`` or ``NAMESPACE/NAME``.
     """
     if not re.fullmatch("([a-z0-9-]+/)?[a-z]([a-z0-9-]*[a-z0-9])?", name):
         raise ConfigError(f"{platform.name}:{show(name)} is no handle: write {platform.name}:NAMESPACE/NAME.")
@@ -128,24 +129,24 @@ class KubeJob(SubmittedJob):
     """A job on Kubernetes.
 
     Attributes:
-        warnings: What the cluster warned of when the job was submitted.
+        warnings: The cluster's warnings when the job was submitted.
     """
 
     def __init__(self, platform: Platform, namespace: str, name: str, warnings: Sequence[str] = ()) -> None:
         self._platform, self._namespace, self._name = platform, namespace, name
         self.warnings: list[str] = list(warnings)
         self._last: Status | None = None
-        self._pods: Sequence[Object] = ()  # each task's last that has not failed, when the cluster was asked last
-        self._seen: dict[Task, set[str]] = {}  # the pods of each task that were ever seen: operators delete them
+        self._pods: Sequence[Object] = ()  # the newest pod of each task, unless it has failed, at the last query
+        self._seen: dict[Task, set[str]] = {}  # all pods of each task that were ever seen: operators delete some
 
     @property
     def handle(self) -> str:
-        """``PLATFORM:NAMESPACE/NAME``, or without the namespace, which then is kubectl's own."""
+        """``PLATFORM:NAMESPACE/NAME``, or without the namespace, for kubectl's own."""
         where = f"{self._namespace}/" if self._namespace else ""
         return f"{self._platform.name}:{where}{self._name}"
 
     def own(self, owner: Object, uid: str, names: Sequence[str]) -> None:
-        """Let objects beside a job go when it goes, ``ttlSecondsAfterFinished`` after its end."""
+        """Make the job the owner of other objects, deleted with it ``ttlSecondsAfterFinished`` after its end."""
         reference = {name: owner[name] for name in ("apiVersion", "kind")} | {
             "name": owner["metadata"]["name"],
             "uid": uid,
@@ -160,7 +161,7 @@ class KubeJob(SubmittedJob):
             self.warnings += [*error.problems, told]
 
     def status(self) -> Status:
-        """Ask the cluster.
+        """Ask the cluster for the job's status.
 
         Raises:
             PlatformError: If it does not answer, or knows no such job.
@@ -168,7 +169,7 @@ class KubeJob(SubmittedJob):
         return self._look()[0]
 
     def _look(self) -> tuple[Status, dict[Task, list[Object]]]:
-        """Return the job's state, and the pods of each task."""
+        """Return the job's status, and the pods of each task."""
         found = json.loads(self._ask("get", f"{self._platform.resource},pods", "-o", "json"))["items"]
         running = pod_state.by_task([one for one in found if one["kind"] == "Pod"])
         owners = [one for one in found if one["kind"] != "Pod"]
@@ -189,12 +190,12 @@ class KubeJob(SubmittedJob):
         if any(one["metadata"].get("deletionTimestamp") for one in owners):
             state, reason = CANCELLED, "being deleted"
         known = {task: self._task(task, found) for task, found in running.items()}
-        restarted = max(one.get("status", {}).get("retryCount", 0) for one in owners)  # Volcano's, of all tasks
+        restarted = max(one.get("status", {}).get("retryCount", 0) for one in owners)  # Volcano's count, for all tasks
         told = {task: replace(one, restarts=max(one.restarts, restarted)) for task, one in known.items()}
         return pod_state.of_job(state, reason, self._platform.replicas(owners), told, refused)
 
     def _refused(self, owners: list[Object]) -> str:
-        """Return why the cluster makes no pods for tasks that have none, in its words; asks only if some have none."""
+        """Return why the cluster creates no pods for tasks without one, in its words; asks only if there are any."""
         wanted = sum(self._platform.replicas(owners).values())
         if wanted <= len(self._pods):
             return ""
@@ -202,7 +203,7 @@ class KubeJob(SubmittedJob):
             asked = _kubectl(
                 self._namespace, "get", "events", "--field-selector=reason=FailedCreate", "-o", "json", _ASK
             )
-        except PlatformError:  # not everyone may
+        except PlatformError:  # not every user may read events
             return ""
         names = {one["metadata"]["name"] for one in owners}
         newest = max((str(pod["metadata"].get("creationTimestamp", "")) for pod in self._pods), default="")
@@ -219,7 +220,7 @@ class KubeJob(SubmittedJob):
         return _kubectl(self._namespace, verb, what, f"--selector={selector}", *args, _ASK)
 
     def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
-        """Yield what the tasks, or only ``task``, have said; with ``follow``, until the job ends.
+        """Yield the lines of all tasks, or only of ``task``; with ``follow``, until the job ends.
 
         Raises:
             ConfigError: If the job has no such task.
@@ -246,9 +247,9 @@ class KubeJob(SubmittedJob):
         return client.run_client([*self._log(pod), _ASK]).splitlines()
 
     def cancel(self) -> None:
-        """End the job and wait until its pods are gone, which have the time to save; then delete what is beside it.
+        """End the job and wait until its pods are gone, which have time to save; then delete the other objects.
 
-        What does not go keeps nothing else from going.
+        A part that cannot be deleted does not keep the rest from going.
 
         Raises:
             PlatformError: If the cluster does not answer, or knows no such job, or some of it does not go.
@@ -256,7 +257,7 @@ class KubeJob(SubmittedJob):
         self.status()
         wait = ("--cascade=foreground", "--wait=true", f"--timeout={_END_SECS}s")
         problems: list[str] = []
-        for role in ("worker", ""):  # of a Job for each role, the workers first: they save on the parameter servers
+        for role in ("worker", ""):  # if each role has a Job, the workers go first: they save on the parameter servers
             problems += self._deleted(self._platform.resource, *wait, role=role)
         problems += self._deleted(_BESIDE, "--wait=false")
         if problems:
@@ -265,7 +266,7 @@ class KubeJob(SubmittedJob):
             )
 
     def _deleted(self, what: str, *args: str, role: str = "") -> Sequence[str]:
-        """Delete objects; returns what went wrong."""
+        """Delete objects; return the problems."""
         try:
             self._ask("delete", what, "--ignore-not-found", *args, role=role)
         except PlatformError as error:

@@ -1,4 +1,4 @@
-"""What the Kubernetes platforms' launchers share: a plan is objects, kubectl creates them, labels find them."""
+"""The common base of the Kubernetes launchers: a plan is objects, kubectl creates them, labels find them."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from tfps.launchers.kubernetes.manifests import Object, Plan
 
 
 class KubernetesLauncher(Launcher[Plan]):
-    """A kind of job on Kubernetes. A subclass says which objects make one, and reads back what becomes of them.
+    """A kind of job on Kubernetes. A subclass defines the objects of a job, and reads their state back.
 
     Attributes:
-        resource: What kubectl calls the objects that run the tasks.
-        why: Why the parameter servers end, and what starts tasks again; a comment in the manifest.
+        resource: The name that kubectl uses for the objects that run the tasks.
+        why: Why the parameter servers end, and what restarts tasks; a comment in the manifest.
 
     Example::
 
@@ -42,10 +42,10 @@ class KubernetesLauncher(Launcher[Plan]):
 
     @abc.abstractmethod
     def objects(self, job: Job) -> Sequence[Object]:
-        """Return the objects of a job in the order in which they are created; the last owns the others.
+        """Return the objects of a job in the order of their creation; the last one owns the others.
 
         Args:
-            job: The job, with the paths that its files have in the containers.
+            job: The job, with the paths of its files in the containers.
 
         Raises:
             ConfigError: If the cluster would refuse one of them.
@@ -53,7 +53,7 @@ class KubernetesLauncher(Launcher[Plan]):
 
     @abc.abstractmethod
     def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
-        """Return how many tasks each role has.
+        """Return the number of tasks of each role.
 
         Args:
             found: The job's objects of the kind ``resource``, as the cluster has them.
@@ -61,7 +61,7 @@ class KubernetesLauncher(Launcher[Plan]):
 
     @abc.abstractmethod
     def state(self, found: Sequence[Object]) -> tuple[str, str]:
-        """Return the job's state, ``""`` while its pods are what tells it, and the reason.
+        """Return the job's state and the reason; the state is ``""`` while only the pods can show it.
 
         Args:
             found: The job's objects of the kind ``resource``, as the cluster has them.
@@ -89,6 +89,6 @@ class KubernetesLauncher(Launcher[Plan]):
         """Return the job of a handle.
 
         Raises:
-            ConfigError: If it is not ``NAME`` or ``NAMESPACE/NAME``.
+            ConfigError: If ``job_id`` is not ``NAME`` or ``NAMESPACE/NAME``.
         """
         return kubectl.find(self, job_id)

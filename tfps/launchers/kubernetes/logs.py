@@ -1,4 +1,4 @@
-"""Follow what pods say: a ``kubectl logs -f`` for each, begun anew where it breaks off, and for replaced pods."""
+"""Follow the logs of pods: one ``kubectl logs -f`` for each, restarted when it breaks off or a pod is replaced."""
 
 import atexit
 import queue
@@ -15,9 +15,9 @@ from tfps.jobs.handle import Status
 from tfps.launchers.kubernetes import status as pod_state
 from tfps.launchers.kubernetes.manifests import Object
 
-MOST = 64  # tasks that are followed at once: each takes a process
+MOST = 64  # the most tasks followed at the same time: each takes a process
 _LOOK_EVERY_SECS = 2.0
-_LAST_LINES_SECS = 5.0  # what still runs when its job has ended is not waited for longer
+_LAST_LINES_SECS = 5.0  # the longest wait for readers that still run when the job has ended
 _STAMPED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) ?(.*)", re.DOTALL)
 
 _Look = Callable[[], tuple[Status, Mapping[Task, Sequence[Object]]]]
@@ -25,12 +25,12 @@ _Command = Callable[[Object], list[str]]
 
 
 def follow(look: _Look, log: _Command, tasks: Sequence[Task]) -> Iterator[LogLine]:
-    """Yield what tasks say until their job has ended.
+    """Yield the lines of tasks until their job has ended.
 
     Args:
-        look: Tells the job's state and each task's pods, the oldest first.
+        look: Returns the job's status, and the pods of each task, the oldest first.
         log: Returns the command that prints a pod's log.
-        tasks: Whose.
+        tasks: The tasks to follow.
 
     Raises:
         PlatformError: If the cluster does not answer.
@@ -58,12 +58,12 @@ class _Readers:
         self._log = log
         self._lines: queue.Queue[LogLine] = queue.Queue()
         self._reading: dict[Task, _Reader] = {}
-        self._last: dict[str, _Stamp] = {}  # by pod, of its last line
-        self._read: set[str] = set()  # pods that have nothing more to say
-        atexit.register(self.stop)  # who follows in a thread may never come to it
+        self._last: dict[str, _Stamp] = {}  # by pod, the stamp of its last line
+        self._read: set[str] = set()  # pods that are read to the end
+        atexit.register(self.stop)  # a thread that follows may end with the process before it calls stop
 
     def take(self, task: Task, found: Sequence[Object]) -> bool:
-        """Read the oldest of a task's pods that has more to say, unless one is being read; return whether one is."""
+        """Read the oldest pod of a task that has more to read, unless one is being read; return whether one is."""
         before = self._reading.get(task)
         if before and before.runs:
             return True
@@ -79,7 +79,7 @@ class _Readers:
         return False
 
     def said(self, secs: float) -> Iterator[LogLine]:
-        """Yield lines that have come, or come within ``secs``."""
+        """Yield lines that have arrived, or arrive within ``secs``."""
         until = time.monotonic() + secs
         while True:
             try:
@@ -88,7 +88,7 @@ class _Readers:
                 return
 
     def stop(self) -> None:
-        """End every reader."""
+        """Stop every reader."""
         atexit.unregister(self.stop)
         for reader in self._reading.values():
             reader.stop()
@@ -96,7 +96,7 @@ class _Readers:
 
 @dataclass(frozen=True, order=True)
 class _Stamp:
-    """When a line was said."""
+    """The time of a line."""
 
     second: str = ""
     fraction: str = ""
@@ -107,11 +107,11 @@ class _Stamp:
 
 
 class _Reader:
-    """One ``kubectl logs -f``. Its lines come with stamps, so that none is taken twice, nor kubectl's own for a task's.
+    """One ``kubectl logs -f``. Time stamps exclude repeated lines, and kubectl's own messages, which have none.
 
     Attributes:
-        uid: The pod's.
-        to_the_end: Whether the pod had ended before, so that all it has said is read.
+        uid: The uid of the pod.
+        to_the_end: Whether the pod had ended before this began, so that its whole log is read.
         last: The stamp of the last line.
     """
 
@@ -127,7 +127,7 @@ class _Reader:
             stderr=subprocess.DEVNULL,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C is for the command that follows
+            start_new_session=True,  # Ctrl-C is for the command that follows the job
         )
         self._thread = threading.Thread(target=self._run, args=(task, lines), daemon=True)
         self._thread.start()
@@ -143,9 +143,9 @@ class _Reader:
 
     @property
     def runs(self) -> bool:
-        """Whether there may come more of it."""
+        """Whether more lines may arrive."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the process."""
         self._process.terminate()

@@ -1,4 +1,4 @@
-"""What all Kubernetes platforms' manifests are made of: the pod of a task, what it mounts, who may reach it."""
+"""The parts of all Kubernetes platforms' manifests: the pod of a task, its mounts, and its network policy."""
 
 import dataclasses
 import json
@@ -21,10 +21,10 @@ from tfps.report import plural
 Object = dict[str, Any]
 
 OPTIONS = containers.OPTIONS | RESOURCES | {"namespace", "network_policy"}
-RETRIES = 3  # how often the pod of a task is replaced; the task itself is started again inside
-TTL_SECS = 7 * 24 * 3600  # a job that has ended can be asked for so long
-CONTAINER = "tensorflow"  # Kubeflow's operator looks for this name, and for the port's
-INDEX = "$(JOB_COMPLETION_INDEX)"  # of an Indexed Job's pod; the kubelet puts it into commands
+RETRIES = 3  # how often a task's pod is replaced; the task itself restarts inside its pod
+TTL_SECS = 7 * 24 * 3600  # time for which the status of an ended job is kept
+CONTAINER = "tensorflow"  # Kubeflow's operator requires this name, and the port's
+INDEX = "$(JOB_COMPLETION_INDEX)"  # in pods of an Indexed Job; the kubelet expands it in commands
 
 WHY_RESTARTS = f"""\
 A task that is killed, or ends as another is lost, starts again inside its pod within seconds, a limited number of times
@@ -32,15 +32,15 @@ A task that is killed, or ends as another is lost, starts again inside its pod w
 {", ".join(map(str, KILLED))}) up to {RETRIES} times."""
 
 _USER = 1000
-_GRACE_SECS = 30  # the chief saves, a ps waits for it
+_GRACE_SECS = 30  # the chief saves, and a ps waits for it
 _CONFIG_MAP_BYTES = 2**20
-_ARGUMENT_BYTES = 2**17  # the most that Linux takes in one argument or variable, with the zero byte at its end
+_ARGUMENT_BYTES = 2**17  # Linux's limit for one argument or variable, including the zero byte at its end
 _NAME = "app.kubernetes.io/"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The objects of a job, in the order in which they are created; the text is all of them."""
+    """The objects of a job, in the order of their creation; the text contains all of them."""
 
     name: str
     namespace: str | None
@@ -53,10 +53,10 @@ class Plan:
 
 
 def with_container_paths(job: Job) -> Job:
-    """Return the job with the paths that its files have in the pods.
+    """Return the job with the paths of its files in the pods.
 
     Raises:
-        ConfigError: If a path or a volume is none that a pod can have.
+        ConfigError: If a pod cannot have one of the paths or volumes.
     """
     config = job.config
     problems = [problem for volume in containers.volumes(config) if (problem := _problem(volume))]
@@ -73,7 +73,7 @@ def with_container_paths(job: Job) -> Job:
 
 
 def _problem(volume: containers.Volume) -> str:
-    """Return what is wrong with a volume, or nothing."""
+    """Return the problem of a volume; empty if there is none."""
     if volume.on_host:
         bad = ".." in PurePosixPath(volume.source).parts
         return f"--volumes: {show(volume.source)} has a .. in it: write the path without." if bad else ""
@@ -83,24 +83,24 @@ def _problem(volume: containers.Volume) -> str:
 
 
 def labels(job: Job, role: str = "") -> dict[str, str]:
-    """Return what all that belongs to a job, or to one of its roles, is found by."""
+    """Return the labels of every object of a job, or of one of its roles."""
     found = {f"{_NAME}name": "tfps", f"{_NAME}instance": job.name, f"{_NAME}managed-by": "tfps"}
     return {**found, f"{_NAME}component": role} if role else found
 
 
 def selector(name: str, role: str = "") -> str:
-    """Return what finds the objects of the job of a name, or of one of its roles, as kubectl takes it."""
+    """Return kubectl's selector for the objects of the job of that name, or of one of its roles."""
     of_role = f",{_NAME}component={role}" if role else ""
     return f"{_NAME}managed-by=tfps,{_NAME}instance={name}{of_role}"
 
 
 def role_of(found: Mapping[str, Any]) -> str:
-    """Return the role of an object that was found, or nothing."""
+    """Return the role of an object from the cluster; empty if it has none."""
     return str(found.get("metadata", {}).get("labels", {}).get(f"{_NAME}component", ""))
 
 
 def api_object(job: Job, api: str, kind: str, role: str = "", **fields: Any) -> Object:
-    """Return an object of a job: its head, and ``fields``."""
+    """Return an object of a job: the common head, and ``fields``."""
     where = {"namespace": job.config.namespace} if job.config.namespace else {}
     name = f"{job.name}-{role}" if role else job.name
     return {
@@ -115,9 +115,9 @@ def template(job: Job, role: Role, flags: Sequence[str] = (), env: Sequence[Obje
     """Return the template of a role's pods.
 
     Args:
-        job: The job, as placed in containers.
+        job: The job, with its paths in the containers.
         role: The role.
-        flags: Of ``tfps run``, beside the job's own; in these the kubelet puts variables.
+        flags: More flags of ``tfps run``; the kubelet expands variables in these only.
         env: Variables.
         **spec: More of the pod's specification.
     """
@@ -180,7 +180,7 @@ def _memory(size: int) -> str:
 
 
 def _volumes(job: Job) -> Sequence[tuple[Object, Object]]:
-    """Return each volume of a pod, and where it is mounted."""
+    """Return each volume of a pod, and its mount."""
     found = [_volume(f"volume-{n}", volume) for n, volume in enumerate(containers.volumes(job.config))]
     if all(mount["mountPath"] != "/tmp" for _, mount in found):  # noqa: S108
         found.append(({"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": "/tmp"}))  # noqa: S108
@@ -201,19 +201,19 @@ def _volume(name: str, volume: containers.Volume) -> tuple[Object, Object]:
 
 
 def indexed_job(job: Job, role: Role, **spec: Any) -> Object:
-    """Return the specification of the Job that runs a role's tasks, which find their hosts in the ConfigMap."""
+    """Return the specification of the Job that runs a role's tasks; they read their hosts from the ConfigMap."""
     env = [
         {"name": name.upper(), "valueFrom": {"configMapKeyRef": {"name": job.name, "key": name}}}
         for name in ("ps_hosts", "worker_hosts")
     ]
     cluster = ("--ps_hosts=$(PS_HOSTS)", "--worker_hosts=$(WORKER_HOSTS)")
     flags = (*cluster, f"--job_name={role.name}", f"--task_index={INDEX}")
-    final = {"containerName": CONTAINER, "operator": "NotIn", "values": list(KILLED)}  # 0 is never one
+    final = {"containerName": CONTAINER, "operator": "NotIn", "values": list(KILLED)}  # 0 never matches
     return {
         "completionMode": "Indexed",
         "completions": role.replicas,
         "parallelism": role.replicas,
-        "backoffLimitPerIndex": RETRIES,  # else each pod's failure would delay all others
+        "backoffLimitPerIndex": RETRIES,  # otherwise each pod's failure would delay all others
         "maxFailedIndexes": 0,
         "ttlSecondsAfterFinished": TTL_SECS,
         "podFailurePolicy": {
@@ -227,10 +227,10 @@ def indexed_job(job: Job, role: Role, **spec: Any) -> Object:
 
 
 def config_maps(job: Job, hosts: Mapping[str, Sequence[str]] | None = None) -> Sequence[Object]:
-    """Return the ConfigMap with the hosts, by flag, and the model's file; none if there is nothing to put into it.
+    """Return the ConfigMap with the hosts, by flag, and the model's file; none if it would be empty.
 
     Raises:
-        ConfigError: If it is more than a task or a ConfigMap takes.
+        ConfigError: If the content is too large for a task or a ConfigMap.
     """
     data = {flag: ",".join(addresses) for flag, addresses in (hosts or {}).items()}
     for flag, text in data.items():
@@ -248,7 +248,7 @@ def config_maps(job: Job, hosts: Mapping[str, Sequence[str]] | None = None) -> S
 
 
 def tf_config(job: Job, domain: str, task: Task) -> str:
-    """Return what an operator tells a task whose host is ``JOB-ROLE-INDEX.DOMAIN``."""
+    """Return the TF_CONFIG that an operator sets for a task whose host is ``JOB-ROLE-INDEX.DOMAIN``."""
     hosts = {
         role.name: [f"{job.name}-{role.name}-{n}.{domain}:{PORT}" for n in range(role.replicas)] for role in job.roles
     }
@@ -256,19 +256,19 @@ def tf_config(job: Job, domain: str, task: Task) -> str:
 
 
 def check_tf_config(job: Job, domain: str) -> None:
-    """Check that an operator can tell tasks their cluster.
+    """Check that the cluster fits into an operator's TF_CONFIG.
 
     Raises:
-        ConfigError: If there are too many.
+        ConfigError: If there are too many tasks.
     """
     check_argument(job, f"TF_CONFIG={tf_config(job, domain, job.tasks()[-1])}")
 
 
 def check_argument(job: Job, text: str) -> None:
-    """Check that a task can be given all the hosts.
+    """Check that an argument with all the hosts is not too long for a process.
 
     Raises:
-        ConfigError: If there are too many.
+        ConfigError: If there are too many tasks.
     """
     if len(text.encode()) >= _ARGUMENT_BYTES:
         raise ConfigError(
@@ -278,7 +278,7 @@ def check_argument(job: Job, text: str) -> None:
 
 
 def network_policies(job: Job) -> Sequence[Object]:
-    """Return the policy that the job's pods reach, and are reached by, each other alone; none without that flag."""
+    """Return the policy that limits the job's pods to traffic among themselves; none without ``--network_policy``."""
     return [_network_policy(job)] if job.config.network_policy else []
 
 
@@ -286,6 +286,7 @@ def _network_policy(job: Job) -> Object:
     own = [{"podSelector": {"matchLabels": labels(job)}}]
     port = [{"protocol": "TCP", "port": PORT}]
     names = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+    # Name servers are always reachable; a --data_dir that is a URL needs all egress.
     spec: Object = {"podSelector": {"matchLabels": labels(job)}, "policyTypes": ["Ingress"]}
     spec["ingress"] = [{"from": own, "ports": port}]
     if "://" not in job.config.data_dir:
@@ -295,7 +296,7 @@ def _network_policy(job: Job) -> Object:
 
 
 def plan(job: Job, platform: str, objects: Sequence[Object], why: str) -> Plan:
-    """Return the plan of a placed job; ``why`` says why its PS end, and what starts tasks again."""
+    """Return the plan of a job with container paths; ``why`` says why its PS end, and what restarts tasks."""
     sizes = f"{job.ps.replicas} ps, {plural(job.worker.replicas, 'worker')}"
     handle = f"{platform}:{job.config.namespace or 'NAMESPACE'}/{job.name}"
     head = f"{job.name}: {sizes}. kubectl create -f FILE starts it, tfps status {handle} shows it.\n"

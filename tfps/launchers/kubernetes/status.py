@@ -1,4 +1,4 @@
-"""What Kubernetes' objects say of a job's tasks: read from what ``kubectl get -o json`` prints. Pure."""
+"""The state of a job's tasks, from Kubernetes' objects as ``kubectl get -o json`` prints them. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ _PHASES = {"Running": RUNNING, "Succeeded": SUCCEEDED, "Failed": FAILED, "Pendin
 
 
 def by_conditions(found: Sequence[Object], deciding: Sequence[Object]) -> tuple[str, str]:
-    """Return the state that objects' conditions tell, and the reason: done if all of ``deciding`` are; else ``""``."""
+    """Return the state from objects' conditions, and the reason: done if all of ``deciding`` are; ``""`` if unknown."""
     if deciding and all(_condition(one, *_DONE) for one in deciding):
         return SUCCEEDED, ""
     failed = [condition for one in found if (condition := _condition(one, "Failed"))]
@@ -28,13 +28,13 @@ def by_conditions(found: Sequence[Object], deciding: Sequence[Object]) -> tuple[
 
 
 def _condition(found: Object, *types: str) -> Object | None:
-    """Return a condition of an object that is true."""
+    """Return the first true condition of an object among these types."""
     told = found.get("status", {}).get("conditions") or []
     return next((one for one in told if one.get("type") in types and one.get("status") == "True"), None)
 
 
 def _words(told: Mapping[str, Any]) -> str:
-    """Return a reason and a message as one line."""
+    """Return a reason and a message in one line."""
     parts = [str(told[name]) for name in ("reason", "message") if told.get(name)]
     return " ".join(": ".join(parts).split())
 
@@ -61,17 +61,17 @@ def has_started(pod: Object) -> bool:
 
 
 def has_ended(pod: Object) -> bool:
-    """Return whether a pod will say nothing more."""
+    """Return whether a pod will print nothing more."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 def has_failed(pod: Object) -> bool:
-    """Return whether a pod has ended badly."""
+    """Return whether a pod has failed."""
     return bool(pod.get("status", {}).get("phase") == "Failed")
 
 
 def of_task(found: Sequence[Object]) -> TaskStatus:
-    """Return the state of a task with these pods, the oldest first."""
+    """Return the status of the task with these pods, the oldest first."""
     pod = found[-1]
     told = pod.get("status", {})
     codes = [code for one in found if (code := _exit_code(one)) is not None]
@@ -100,7 +100,7 @@ def _exit_code(pod: Object) -> int | None:
 
 
 def _why(pod: Object) -> str:
-    """Return why a pod waits, or has failed."""
+    """Return the reason why a pod waits, or has failed."""
     told, state = pod.get("status", {}), _container(pod).get("state", {})
     if pod["metadata"].get("deletionTimestamp"):
         return "Terminating"
@@ -117,10 +117,10 @@ def refusal(events: Sequence[Object], name: str, owners: Collection[str], since:
     """Return the newest refusal of a pod of a job, in the cluster's words: quota, PodSecurity, LimitRange, a webhook.
 
     Args:
-        events: With the reason FailedCreate.
-        name: The job's; operators name what they make after it.
+        events: Events with the reason FailedCreate.
+        name: The job's name; the names of operators' objects begin with it.
         owners: The names of the job's objects.
-        since: When the newest pod was made: what was refused before is not refused any more.
+        since: Creation time of the newest pod; an older refusal is no longer in effect.
     """
     made = [
         one
@@ -128,7 +128,7 @@ def refusal(events: Sequence[Object], name: str, owners: Collection[str], since:
         if (about := str(one.get("involvedObject", {}).get("name", ""))) in owners or about.startswith(f"{name}-")
     ]
     newest = max(made, key=_when, default=None)
-    return _words(newest) if newest and _when(newest)[:19] >= since[:19] else ""  # to the second
+    return _words(newest) if newest and _when(newest)[:19] >= since[:19] else ""  # compared to the second
 
 
 def _when(event: Object) -> str:
@@ -138,14 +138,14 @@ def _when(event: Object) -> str:
 def of_job(
     state: str, reason: str, replicas: Mapping[str, int], tasks: Mapping[Task, TaskStatus], refused: str = ""
 ) -> Status:
-    """Return the state of a job, given what its object says; in a failed one the tasks that caused it come first.
+    """Return the status of a job, given its object's state; in a failed job, the tasks that caused it come first.
 
     Args:
-        state: What the object says, or nothing.
-        reason: Why, in its words.
-        replicas: How many tasks each role has.
-        tasks: Those that have pods.
-        refused: Why the cluster makes no pods for the others.
+        state: The state of the job's object; empty if that has none.
+        reason: The reason, in the object's words.
+        replicas: Number of tasks of each role.
+        tasks: The tasks that have pods.
+        refused: Why the cluster creates no pods for the others.
     """
     all_tasks = [Task(role, index) for role in ("ps", "worker") for index in range(replicas.get(role, 0))]
     known = {task: tasks.get(task) or _unseen(state, refused) for task in all_tasks}
@@ -161,7 +161,7 @@ def of_job(
 
 
 def _yet_to_come(known: TaskStatus, refused: str) -> TaskStatus:
-    """Return the state of a task whose last pod has failed while the job goes on: it waits for the next."""
+    """Return a task's status while its job continues: after a killed or evicted pod, it waits for the next."""
     if known.state != FAILED or (known.exit_code is not None and known.exit_code not in KILLED):
         return known
     why = refused or "its pod has failed: the cluster makes another after a back-off"
@@ -169,6 +169,6 @@ def _yet_to_come(known: TaskStatus, refused: str) -> TaskStatus:
 
 
 def _unseen(state: str, refused: str) -> TaskStatus:
-    """Return the state of a task without a pod: not made yet, or deleted with its job."""
+    """Return the status of a task without a pod: not created yet, or deleted with its job."""
     ended = {SUCCEEDED: SUCCEEDED, FAILED: CANCELLED, CANCELLED: CANCELLED}
     return TaskStatus(ended.get(state, PENDING), reason="" if state in ended else refused)

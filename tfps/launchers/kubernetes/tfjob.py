@@ -1,4 +1,4 @@
-"""Kubeflow's TFJob (``kubeflow.org/v1``): its operator makes the pods and their services, and tells them TF_CONFIG."""
+"""Kubeflow's TFJob (``kubeflow.org/v1``): its operator creates the pods and their services, and sets TF_CONFIG."""
 
 from collections.abc import Mapping, Sequence
 
@@ -42,12 +42,12 @@ class TFJobLauncher(KubernetesLauncher):
         return [*manifests.config_maps(job), *manifests.network_policies(job), tfjob]
 
     def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
-        """Return how many tasks each role has."""
+        """Return the number of tasks of each role."""
         specs = found[0]["spec"]["tfReplicaSpecs"]
         return {role: specs[kind].get("replicas", 1) for role, kind in _KINDS.items() if kind in specs}
 
     def state(self, found: Sequence[Object]) -> tuple[str, str]:
-        """Return how a job is, as the conditions of its TFJob tell."""
+        """Return the state of a job, from the conditions of its TFJob."""
         return status.by_conditions(found, found)
 
 

@@ -1,4 +1,4 @@
-"""Volcano's Job (``batch.volcano.sh/v1alpha1``): its tasks are scheduled all together, and told TF_CONFIG."""
+"""Volcano's Job (``batch.volcano.sh/v1alpha1``): it schedules its tasks all together, and sets their TF_CONFIG."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ again from its last checkpoint, up to {manifests.RETRIES} times; any other exit 
 """
 _PLUGINS = {
     "env": [],
-    "svc": ["--publish-not-ready-addresses=true", "--disable-network-policy=true"],  # ours is narrower
+    "svc": ["--publish-not-ready-addresses=true", "--disable-network-policy=true"],  # tfps's own policy is narrower
     "tensorflow": ["--ps=ps", "--worker=worker", f"--port={PORT}"],
 }
 _PHASES = {
@@ -61,11 +61,11 @@ class VolcanoLauncher(KubernetesLauncher):
         return [*manifests.config_maps(job), *manifests.network_policies(job), volcano]
 
     def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
-        """Return how many tasks each role has."""
+        """Return the number of tasks of each role."""
         return {task["name"]: task.get("replicas", 1) for task in found[0]["spec"]["tasks"]}
 
     def state(self, found: Sequence[Object]) -> tuple[str, str]:
-        """Return how a job is, as its phase tells."""
+        """Return the state of a job, from its phase."""
         told = found[0].get("status", {}).get("state", {})
         words = ": ".join(str(told[name]) for name in ("reason", "message") if told.get(name))
         phase = str(told.get("phase", ""))
@@ -82,7 +82,7 @@ def _queue(job: Job) -> Object:
 
 
 def _policies() -> list[Object]:
-    """Return what happens when a task ends badly: the first that fits counts."""
+    """Return the actions for a task that ends badly: the first match counts."""
     killed = [{"exitCode": code, "action": "RestartJob"} for code in KILLED]
     evicted = {"events": ["PodEvicted"], "action": "RestartJob"}
     return [*killed, evicted, {"events": ["PodFailed"], "action": "TerminateJob"}]

@@ -1,1 +1,1 @@
-"""This machine: what ``tfps launch`` does."""
+"""This machine: the platform of ``tfps launch``."""

@@ -1,7 +1,7 @@
-"""The process that the tasks of this machine are forked from: ``multiprocessing``'s fork server, with TensorFlow.
+"""The process that forks the tasks of this machine: ``multiprocessing``'s fork server, with TensorFlow imported.
 
-TensorFlow is imported there once, which takes seconds. Whoever waits for it can do other things, and leave: the fork
-server ends with its parent, also while it imports (``forkserver_preload``).
+The import happens there once, and takes seconds. The parent need not wait for it, and may exit: the fork server ends
+with its parent, even during the import (``forkserver_preload``).
 """
 
 import contextlib
@@ -17,18 +17,18 @@ from tfps.errors import ConfigError, StorageError
 from tfps.launchers.local import task_process
 from tfps.report import make_dir, temporary_directory
 
-_LONGEST_TEMPDIR = 60  # bytes; the fork server's socket is in it, whose path has 107 at most
-_SHORT_TEMPDIRS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  the directory in it is made by mkdtemp
+_LONGEST_TEMPDIR = 60  # bytes; the fork server's socket is in it, with a path of at most 107
+_SHORT_TEMPDIRS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  mkdtemp makes the directory in it
 
 
 class ForkServer:
     """The fork server of this process.
 
     Args:
-        log: Where TensorFlow's words go as it is imported.
+        log: The file that gets TensorFlow's output during the import.
 
     Attributes:
-        context: What makes processes of it.
+        context: The ``multiprocessing`` context that creates processes from it.
     """
 
     def __init__(self, log: Path) -> None:
@@ -38,7 +38,7 @@ class ForkServer:
         self._has_ended = False
 
     def start(self) -> None:
-        """Start it, and return at once.
+        """Start the fork server, and return without waiting for the import.
 
         Raises:
             StorageError: If the log cannot be written, or there is no directory for temporary files.
@@ -51,7 +51,7 @@ class ForkServer:
         threading.Thread(target=self._wait, daemon=True).start()
 
     def _wait(self) -> None:
-        """Run in a thread: start a process that does nothing, for which the fork server must have imported all."""
+        """Run in a thread: start a process that does nothing; the fork server can do that only after all imports."""
         try:
             process = self.context.Process(target=int, daemon=True)
             process.start()
@@ -61,10 +61,10 @@ class ForkServer:
         self._ready.set()
 
     def is_ready(self, within_secs: float) -> bool:
-        """Wait a while for it; return whether it has imported TensorFlow.
+        """Wait for at most this time; return whether the fork server has imported TensorFlow.
 
         Raises:
-            ConfigError: If it could not.
+            ConfigError: If the import failed.
         """
         ready = self._ready.wait(within_secs)
         if self._has_ended:
@@ -72,7 +72,7 @@ class ForkServer:
         return ready
 
     def ended(self) -> ConfigError:
-        """Return what there is to say of a fork server that has ended."""
+        """Return the error for a fork server that has ended."""
         return ConfigError(f"TensorFlow cannot be imported: {_last_line(self._log)} (all of it is in {self._log}).")
 
 
@@ -82,13 +82,14 @@ def _last_line(log: Path) -> str:
 
 
 def _keep_reachable() -> None:
-    """Let the fork server be reached when its socket has been deleted, as by what cleans directories of old files."""
+    """Keep the fork server reachable after its socket is deleted, for example by a cleaner of old files."""
     server = vars(forkserver)["_forkserver"]
     address = Path(server._forkserver_address)
+    # /proc/self/fd/N leads to the socket even without its path.
     if hasattr(os, "O_PATH") and address.is_socket() and address.parts[1] != "proc":
         held = Path(f"/proc/self/fd/{os.open(address, os.O_PATH | os.O_CLOEXEC)}")
         server._forkserver_address = str(held) if held.is_socket() else str(address)
-        util.Finalize(None, _make_again, args=(address.parent,), exitpriority=-99)  # it is removed at -100
+        util.Finalize(None, _make_again, args=(address.parent,), exitpriority=-99)  # multiprocessing removes it at -100
 
 
 def _make_again(directory: Path) -> None:
@@ -98,10 +99,10 @@ def _make_again(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _standard_error_to(path: Path) -> Iterator[None]:
-    """Let processes started inside write their standard error to a file.
+    """Send the standard error of processes started inside to a file.
 
     Raises:
-        StorageError: If it cannot be written.
+        StorageError: If the file cannot be written.
     """
     try:
         opened = open(path, "ab")  # noqa: SIM115  closed below
@@ -119,7 +120,7 @@ def _standard_error_to(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _short_tempdir() -> Iterator[None]:
-    """Let ``multiprocessing`` make its directory where a socket's path is short enough, if ``TMPDIR`` is too long."""
+    """Make ``multiprocessing`` use a directory with a short enough path for a socket, if ``TMPDIR`` is too long."""
     before = temporary_directory()
     short = (path for path in _SHORT_TEMPDIRS if os.access(path, os.W_OK | os.X_OK))
     if len(os.fsencode(before)) > _LONGEST_TEMPDIR:

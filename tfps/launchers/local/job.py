@@ -1,18 +1,18 @@
 """A job on this machine.
 
 TensorFlow is imported once, in a fork server (``fork_server``), and every task is forked from it: a task starts in a
-fraction of a second. Worker 0 is the first, and the others follow when it has built its graph: a mistake in the model
-is told once, before there is a cluster. Ports are picked without a race: each is bound here, and held until the tasks
-have ended, so the kernel gives it to nobody else; with ``SO_REUSEADDR``, and as nobody listens on it yet, gRPC can bind
-it too.
+fraction of a second. Worker 0 starts first, and the others follow when it has built its graph: an error in the model
+is reported once, before there is a cluster. Ports are picked without a race. ``tfps launch`` binds each, and holds it
+until the tasks have ended, so the kernel gives it to no other process. With ``SO_REUSEADDR``, and because nobody
+listens on it yet, gRPC can bind it too.
 
-Each task is the very command of a task anywhere else, ``python -m tfps run FLAGS``; ``str(plan)`` shows them.
+Each task runs the same command as anywhere else, ``python -m tfps run FLAGS``; ``str(plan)`` shows them.
 
-A task that is lost, or ends with a code that says that starting it again may help, is started again up to
-``--max_restarts`` times (``restart_policy``). One that gives no sign of life is killed, and so lost: a
-thread in it writes a byte every second, which one that is stopped, or stuck where Python cannot run, does not. One
-that computes all the while lives, although Python cannot run. With a lost PS all others are started again, whose
-variables are of no use without its, and workers that are done.
+A task that is lost, or ends with a code for which a restart may help, is restarted up to ``--max_restarts`` times
+(``restart_policy``). A task that gives no sign of life is killed, and thereby lost. A thread in each task writes a
+byte every second; it stops when the process is stopped, or stuck where Python cannot run. A task that computes counts
+as alive even if Python cannot run. If a PS is lost, all other PS are restarted, because their variables are useless
+without its variables, and so are workers that are done.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ from tfps.report import LOGS
 KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
 _MOST_RESTARTS = 5
 _SILENT_SECS = 15.0
-_BUSY = 0.2  # whoever uses so much of a core computes
+_BUSY = 0.2  # a task that uses this share of a core is computing
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class LocalJob(RunningJob):
 
     Args:
         plan: The tasks.
-        restarts: When they are started again; by default as ``--max_restarts`` says.
-        log: Where TensorFlow's words go as it is imported; by default ``launch.log`` among the job's logs.
+        restarts: The policy for restarts; by default that of ``--max_restarts``.
+        log: The file for TensorFlow's output during its import; by default ``launch.log`` among the job's logs.
     """
 
     def __init__(self, plan: Plan, restarts: RestartPolicy | None = None, log: Path | None = None) -> None:
@@ -74,10 +74,10 @@ class LocalJob(RunningJob):
         self._selector = selectors.DefaultSelector()
         self._kill_at: float | None = None
         self._looked = time.monotonic()
-        self._last_sign: dict[Task, tuple[float, float]] = {}  # when, and the seconds of CPU that were used then
+        self._last_sign: dict[Task, tuple[float, float]] = {}  # when, and the seconds of CPU used by then
         self._restarts = _policy(plan) if restarts is None else restarts
         self._given_up: list[TaskExited] = []
-        self._lost_with: dict[Task, Task] = {}  # PS that were killed, by the one that was lost
+        self._lost_with: dict[Task, Task] = {}  # PS that were killed, and the PS whose loss was the reason
         self._started: set[Task] = set()
         self._signed_off: set[Task] = set()
         self._not_begun: list[Task] = []  # they wait until worker 0 has built its graph
@@ -103,7 +103,7 @@ class LocalJob(RunningJob):
         self._selector.register(process.sentinel, selectors.EVENT_READ, lambda: self._ended(output, process, life))
 
     def _forked(self, task: Task) -> tuple[ForkServerProcess, Connection, Connection]:
-        """Return a task's process, what it says, and its signs of life."""
+        """Return a task's process, the connection with its output, and the one with its signs of life."""
         context = self._server.context
         ours, theirs = context.Pipe()
         life, sign = context.Pipe(duplex=False)
@@ -115,9 +115,9 @@ class LocalJob(RunningJob):
         return process, ours, life
 
     def events(self, every_secs: float = 0.25) -> Iterator[JobEvent | None]:
-        """Start every task; yield what they say and how they end, until all have.
+        """Start every task; yield its lines and its end, until all have ended.
 
-        ``None`` when nothing happened for a while.
+        Yields ``None`` when nothing happened for a while.
 
         Raises:
             ConfigError: If TensorFlow cannot be imported.
@@ -143,7 +143,7 @@ class LocalJob(RunningJob):
                 yield None
 
     def _begin(self) -> None:
-        """Start worker 0, and all others if the job has none."""
+        """Start worker 0, or all tasks if the job has no worker 0."""
         first = Task("worker", 0)
         self._not_begun = [task for task in self._plan.commands if task != first]
         if first in self._plan.commands:
@@ -156,14 +156,14 @@ class LocalJob(RunningJob):
             self._start(self._not_begun.pop(0))
 
     def _lives(self, task: Task, life: Connection) -> Iterator[LogLine]:
-        """Take in a task's signs of life; there are none any more when it has ended."""
+        """Read a task's signs of life; an end of file means that it has ended."""
         with contextlib.suppress(BlockingIOError):
             if not self._took_sign(task, life):
                 self._forget(life)
         yield from ()
 
     def _took_sign(self, task: Task, life: Connection) -> bool:
-        """Take in what there is of a task's signs; return whether there was something."""
+        """Read a task's pending signs; return whether there were any."""
         signs = b"" if life.closed else os.read(life.fileno(), 1 << 10)
         if signs:
             self._last_sign[task] = time.monotonic(), self._cpu_secs(task)
@@ -174,16 +174,16 @@ class LocalJob(RunningJob):
         return bool(signs)
 
     def _forget(self, life: Connection) -> None:
-        """Listen to no more signs of a process that has ended; one that it left behind may hold the other end."""
+        """Stop reading the signs of a process that has ended; one that it left behind may hold the other end."""
         if not life.closed:
             self._selector.unregister(life)
             life.close()
 
     def _silent(self) -> Iterator[TaskStalled]:
-        """Kill tasks that give no sign of life; yield each."""
+        """Kill tasks that give no sign of life; yield an event for each."""
         now, before = time.monotonic(), self._looked
         self._looked = now
-        if now - before > _SILENT_SECS / 2:  # it was this process that was stopped
+        if now - before > _SILENT_SECS / 2:  # this process was stopped, not the tasks
             self._last_sign = {task: (now, self._cpu_secs(task)) for task in self._last_sign}
         for task in [task for task, (when, _) in self._last_sign.items() if now - when > _SILENT_SECS]:
             used = self._cpu_secs(task)
@@ -194,7 +194,7 @@ class LocalJob(RunningJob):
             self._signal(signal.SIGKILL, task)
 
     def _cpu_secs(self, task: Task) -> float:
-        """Return how much CPU a task has used; 0.0 where the system does not tell."""
+        """Return the CPU time that a task has used; 0.0 where the system does not report it."""
         try:
             fields = Path(f"/proc/{self._processes[task].pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -213,17 +213,17 @@ class LocalJob(RunningJob):
             self._selector.unregister(output.connection)
 
     def _ended(self, output: TaskOutput, process: ForkServerProcess, life: Connection) -> Iterator[JobEvent]:
-        """Yield a task's last words and its end; processes that it left behind end with it."""
+        """Yield a task's last lines and its end; kill the processes that it left behind."""
         self._selector.unregister(process.sentinel)
         process.join()
         if process.pid is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # a task has a process group of its own
+                os.killpg(process.pid, signal.SIGKILL)  # each task has its own process group
         while not output.at_end and (lines := output.read()):
             yield from (LogLine(output.task, text) for text in lines)
         if not output.at_end:
             self._selector.unregister(output.connection)
-        with contextlib.suppress(BlockingIOError):  # of a process that it left behind
+        with contextlib.suppress(BlockingIOError):  # a process that it left behind holds the other end
             while self._took_sign(output.task, life):
                 pass
         self._forget(life)
@@ -235,9 +235,9 @@ class LocalJob(RunningJob):
             yield from self._recalled(output.task)
 
     def _replaced(self, task: Task, code: int, lost_with: Task | None) -> Iterator[TaskRestarted | TaskExited]:
-        """Let a task that has ended be started again, if that may help and it was not too often.
+        """Schedule a restart of a task that has ended, if that may help and its budget allows it; yield the event.
 
-        One that ends with 0 and has not signed off is lost, too: something in it has ended the process.
+        A task that ends with 0 but has not signed off is lost, too: something in it has ended the process.
         """
         if lost_with and not self._kill_at:
             self._restarts.recall(task)
@@ -255,15 +255,15 @@ class LocalJob(RunningJob):
             yield TaskExited(task, code)
 
     def _end_other_ps(self, lost: Task) -> None:
-        """End the PS that live: else a worker would have to come back first, and find that one lacks its variables."""
+        """Kill the other PS: otherwise a worker would have to return first, and notice that one lacks its variables."""
         for task in [task for task, code in self.status().items() if code is None and task.job == "ps"]:
             self._lost_with[task] = lost
             self._signal(signal.SIGKILL, task)
 
     def _recalled(self, lost: Task) -> Iterator[TaskRestarted]:
-        """Let workers that are done be started again: the job may begin anew from a checkpoint, and needs all.
+        """Schedule restarts of finished workers: the job may restart from a checkpoint, and then needs all of them.
 
-        One that has signed off and has yet to end is, when it has.
+        A worker that has signed off but still runs is restarted when it has ended.
         """
         for task in [task for task in self._signed_off if task.job == "worker"]:
             if self.status()[task] is None:
@@ -274,7 +274,7 @@ class LocalJob(RunningJob):
 
     @property
     def restarts(self) -> Mapping[Task, int]:
-        """How often each task was started again."""
+        """Number of times that each task was started again."""
         return self._restarts.counts
 
     def status(self) -> Mapping[Task, int | None]:
@@ -282,7 +282,7 @@ class LocalJob(RunningJob):
         return {task: process.exitcode for task, process in self._processes.items()}
 
     def cancel(self) -> None:
-        """Ask every task to save and end; those that have not after a while are killed."""
+        """Ask every task to save and end; those that still run after a while are killed."""
         if self._kill_at is None:
             self._kill_at = time.monotonic() + KILL_AFTER_SECS
             self._not_begun.clear()
@@ -290,7 +290,7 @@ class LocalJob(RunningJob):
             self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End every task at once."""
+        """Kill every task immediately."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int, task: Task | None = None) -> None:

@@ -1,6 +1,6 @@
 """A whole cluster on this machine, as ``tfps launch`` starts it.
 
-It is no choice of ``--to``: ``tfps launch`` holds the tasks' ports, and lasts as long as the job.
+It is not a value of ``--to``: ``tfps launch`` holds the tasks' ports, and lasts as long as the job.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class LocalLauncher(Launcher[Plan]):
     """This machine.
 
     Args:
-        ports: What the tasks listen on, the PS first.
+        ports: The ports of the tasks, those of the PS first.
     """
 
     name = "local"
@@ -35,11 +35,11 @@ class LocalLauncher(Launcher[Plan]):
         return Plan(job.config, commands)
 
     def submit(self, plan: Plan) -> LocalJob:
-        """Return the job of a plan; its tasks start when its events are asked for."""
+        """Return the job of a plan; its tasks start with the first request for its events."""
         return LocalJob(plan)
 
     def find(self, job_id: str) -> SubmittedJob:
-        """Refuse: a job of this machine is watched and ended by the command that started it.
+        """Refuse: only the command that started a job of this machine can watch it and end it.
 
         Raises:
             ConfigError: Always.

@@ -1,11 +1,11 @@
-"""What a task of this machine says, read as lines by a process that waits for several tasks at once."""
+"""The output of a task of this machine, read as lines by a process that waits for several tasks together."""
 
 import os
 from multiprocessing.connection import Connection
 
 from tfps.cluster.resolver import Task
 
-_LONGEST_LINE = 1 << 18  # bytes; what is longer is shown in parts
+_LONGEST_LINE = 1 << 18  # bytes; a longer line is shown in parts
 
 
 class TaskOutput:
@@ -14,11 +14,11 @@ class TaskOutput:
     def __init__(self, task: Task, connection: Connection) -> None:
         self.task, self.connection = task, connection
         self.at_end = False
-        self._begun = bytearray()  # a line whose end has not come
+        self._begun = bytearray()  # the start of an incomplete line
         os.set_blocking(connection.fileno(), False)
 
     def read(self) -> list[str]:
-        """Return the whole lines that have come, and parts of very long ones; at the end, also one without an end."""
+        """Return the new complete lines and parts of very long ones; at the end, also a last one without a line end."""
         try:
             data = os.read(self.connection.fileno(), 1 << 16)
         except BlockingIOError:

@@ -1,11 +1,11 @@
-"""Supervise one task, where no launcher sees all of them: in a container of its own, on a host, in a step of Slurm.
+"""Supervise one task where no launcher sees all of them: in its own container, on a host, in a step of Slurm.
 
-``tfps run --max_restarts=N`` is this: a small process that starts the task in another one, and again when it is lost or
-ends with a code from 128 up. A platform takes long for that: it makes a new container, imports TensorFlow anew, and
-waits for minutes before it tries again. Here a task is forked from a process that has imported TensorFlow, as
-``launchers.local.job`` does it, which also kills a task that gives no sign of life.
+``tfps run --max_restarts=N`` runs this: a small process that starts the task in another one, and again when it is lost
+or ends with a code of 128 or more. A platform takes long for a restart: it makes a new container, imports TensorFlow
+again, and waits for minutes before it retries. Here the task is forked from a process that has imported TensorFlow, by
+``launchers.local.job``, which also kills a task that gives no sign of life.
 
-What the task says is passed on as it is. SIGTERM, SIGINT and SIGHUP are the task's: it saves, and is not started again.
+The task's output is passed on unchanged. SIGTERM, SIGINT and SIGHUP go to the task: it saves, and is not restarted.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ from tfps.launchers.local.restart_policy import Alone
 from tfps.report import LOGS, temporary_directory
 
 _SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one
-# What a task says of itself; a model prints other words.
+# The task's own lines about its state; a model's output does not match.
 _TRAINS = re.compile(r"training: (mode \w+, [\d,]+ workers?, [\d,]+ ps|serving [\d,]+ workers?)")
 
 
 class Supervisor:
-    """Sees one task through to its end.
+    """Follows one task to its end.
 
     Attributes:
-        told: Whether it was told to stop.
+        told: Whether a signal has asked it to stop.
     """
 
     def __init__(self, config: JobConfig, cluster: Cluster, task: Task) -> None:
@@ -48,7 +48,7 @@ class Supervisor:
         self._told_at = 0.0
 
     def run(self) -> int:
-        """Run the task, as often as it takes; returns its last exit code, of a signal as shells do.
+        """Run the task, with its restarts; return its last exit code, for a signal as shells do.
 
         Raises:
             ConfigError: If TensorFlow cannot be imported.
@@ -63,11 +63,11 @@ class Supervisor:
             return self._see_through(self._job)
 
     def has_told(self, code: int) -> bool:
-        """Return whether the PS know from a task itself that it has ended for good with a code."""
+        """Return whether the task itself has reported to the PS that it has ended for good with this code."""
         return self.told or (code < RetryableError.exit_code and self._policy.has_trained)
 
     def _see_through(self, job: LocalJob) -> int:
-        code = -signal.SIGTERM  # it has not begun
+        code = -signal.SIGTERM  # for a task that has not begun
         for event in job.events():
             if isinstance(event, (LogLine, TaskRestarted, TaskStalled)):
                 self._pass_on(event.text)
@@ -75,14 +75,14 @@ class Supervisor:
                 code = event.exit_code
                 if event.error:
                     self._pass_on(f"error: {event.error}")
-        if self.told and code == -signal.SIGTERM:  # it had not come to listen
+        if self.told and code == -signal.SIGTERM:  # it had no signal handler yet
             return StoppedError.exit_code
         return code if code >= 0 else 128 - code
 
     def _pass_on(self, text: str) -> None:
         if _TRAINS.fullmatch(text):
             self._policy.trained()
-        with contextlib.suppress(OSError):  # whoever read it may be gone
+        with contextlib.suppress(OSError):  # the reader may be gone
             print(text, flush=True)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -98,7 +98,7 @@ class Supervisor:
 
 @contextlib.contextmanager
 def _log_of(config: JobConfig, task: Task) -> Iterator[Path]:
-    """Yield the file that takes TensorFlow's words as it is imported: the task's own log, if it has one."""
+    """Yield the file for TensorFlow's output during its import: the task's own log, if it has one."""
     if config.model_dir:
         yield Path(config.model_dir) / LOGS / f"{task.job}-{task.index}.log"
         return

@@ -1,4 +1,4 @@
-"""What a task of ``tfps launch`` does in its process, forked from the fork server, before it is ``tfps run FLAGS``."""
+"""Prepare the process of a task of ``tfps launch``, forked from the fork server, and run ``tfps run FLAGS`` in it."""
 
 import contextlib
 import multiprocessing
@@ -20,21 +20,21 @@ PRELOAD = [
     "tfps.models.linear",
 ]
 BUILT, SIGNED_OFF = b"B", b"D"
-SIGNS = "TFPS_SIGNS"  # environment variable: the file descriptor that these are written to
+SIGNS = "TFPS_SIGNS"  # environment variable: the file descriptor for the two bytes above
 _SIGN_SECS, _MOST_SECS = 1.0, 10.0
 
 
 def task_main(argv: list[str], launcher: Connection, sign: Connection, again: bool = False) -> None:
-    """Be the command ``tfps run ARGV``.
+    """Run the command ``tfps run ARGV`` in this process.
 
     Args:
         argv: Its flags.
-        launcher: Where its output goes; the launcher's end is closed when that ends.
+        launcher: The connection for its output; its other end closes when the launcher ends.
         sign: Gets a byte a second while Python runs here, ``BUILT`` when a worker has built its graph, and
             ``SIGNED_OFF`` when the task has come to its end.
-        again: Whether it takes the place of one that was lost.
+        again: Whether it replaces a task that was lost.
     """
-    multiprocessing.current_process().daemon = False  # a model may have processes of its own, as a pool's
+    multiprocessing.current_process().daemon = False  # a model may have its own processes, such as a pool's
     for ignored in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_DFL)
     os.setsid()  # Ctrl-C is for the launcher, which ends the tasks in order
@@ -46,7 +46,7 @@ def task_main(argv: list[str], launcher: Connection, sign: Connection, again: bo
         os.fdopen(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
         for number in (1, 2)
     )
-    os.environ[SIGNS] = str(sign.fileno())  # an exit by anything else than the task's end says nothing there
+    os.environ[SIGNS] = str(sign.fileno())  # only the task's regular end writes SIGNED_OFF there
     os.environ.update({STARTED_AGAIN: "1"} if again else {})
     for name in [n for n in os.environ if n == "TF_CONFIG" or n.startswith("SLURM_")]:
         del os.environ[name]
@@ -55,15 +55,15 @@ def task_main(argv: list[str], launcher: Connection, sign: Connection, again: bo
 
 
 def _end_with(launcher: Connection) -> None:
-    """Wait for the launcher's end of the connection to close, which is all that it ever does; then end in order.
+    """Wait until the launcher's end of the connection closes, the only thing that can happen to it; then end in order.
 
-    Nobody is there to kill what does not, as a model's module that blocks while it is imported.
+    Nobody else kills a process that does not end, for example in a model's module that blocks during its import.
     """
     with contextlib.suppress(OSError):
         os.read(launcher.fileno(), 1)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_MOST_SECS)
-    os.killpg(0, signal.SIGKILL)  # this process, and what the model has started
+    os.killpg(0, signal.SIGKILL)  # this process, and those that the model has started
 
 
 def _give_signs(sign: Connection) -> None:

@@ -1,1 +1,1 @@
-"""Ray: a driver and one actor per task."""
+"""Ray: a driver, and one actor per task."""

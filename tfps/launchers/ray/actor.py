@@ -1,8 +1,8 @@
-"""A task of a job on Ray: an actor that holds the task's address, and runs the task as a process of its own.
+"""A task of a job on Ray: an actor that holds the task's address, and runs the task in a separate process.
 
-TensorFlow's server cannot be stopped, so a task that is started again needs a new process; the actor, and with it the
-address, stays. The process has a small shell above it, which reads the actor's end of a pipe. When that ends, on
-purpose or with the actor, the driver or the node's Ray, the shell ends the task in order. So nothing is left behind.
+TensorFlow's server cannot be stopped, so the restart of a task needs a new process; the actor, and with it the address,
+stays. The process runs under a small shell, which reads the actor's end of a pipe. When the pipe ends, on purpose or
+with the actor, the driver or the node's Ray, the shell stops the task in order. So nothing is left behind.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import ray
 
 from tfps.cluster.ports import held_ports
 
-# The task's input is empty; the pipe is read for its end. Tasks promise to be gone in 10 s.
+# The task's input is empty; the shell reads the pipe only to see its end. Tasks promise to be gone in 10 s.
 _KEEPER = (
     'exec 3<&0; "$@" </dev/null 3<&- & task=$!; '
     "(cat <&3; kill -TERM $task; "
@@ -28,11 +28,11 @@ _KEEPER = (
     "reader=$!; exec 3<&-; wait $task; code=$?; kill $reader; exit $code"
 )
 _END_SECS = 13.0
-_LAST_WORDS_SECS = 2.0  # what a task left behind may hold its output open
+_LAST_WORDS_SECS = 2.0  # a process that a task left behind may hold its output open
 
 
 class RayTask:
-    """The actor. Two of its calls run at a time: ``stop`` comes while ``read`` waits."""
+    """The actor. Two of its calls can run at the same time: ``stop`` comes while ``read`` waits."""
 
     def __init__(self) -> None:
         """Pick a port and hold it."""
@@ -42,7 +42,7 @@ class RayTask:
         self._process: subprocess.Popen[str] | None = None
 
     def place(self) -> tuple[str, str]:
-        """Return the task's address as the others reach it, and the id of its node."""
+        """Return the task's address for the other tasks, and the id of its node."""
         ip = ray.util.get_node_ip_address()
         host = f"[{ip}]" if ":" in ip else ip
         return f"{host}:{self._port}", ray.get_runtime_context().get_node_id()
@@ -68,11 +68,11 @@ class RayTask:
         threading.Thread(target=self._see_through, args=(self._process,), daemon=True).start()
 
     def _see_through(self, process: "subprocess.Popen[str]") -> None:
-        """Run in a thread: pass on what the process says, then how it ended."""
+        """Run in a thread: pass on the lines of the process, then its exit code."""
         reader = threading.Thread(target=self._listen, args=(process,), daemon=True)
         reader.start()
         code = process.wait()
-        if code < 0:  # the shell was killed: what it looked after still has the address
+        if code < 0:  # the shell was killed: its task still has the address
             _end_group(process.pid)
         reader.join(_LAST_WORDS_SECS)
         self._said.put(code if code >= 0 else 128 - code)
@@ -83,7 +83,7 @@ class RayTask:
             self._said.put(line.rstrip("\n"))
 
     def read(self, secs: float, most: int = 1000) -> tuple[list[str], int | None]:
-        """Return what the task has said since, after at most ``secs``; and its exit code once it has ended."""
+        """Return the task's new lines, after at most ``secs``, and its exit code once it has ended."""
         lines: list[str] = []
         until = time.monotonic() + secs
         with contextlib.suppress(queue.Empty):
@@ -95,7 +95,7 @@ class RayTask:
         return lines, None
 
     def stop(self) -> None:
-        """Ask the task to save and end, and wait until it has; after 12 s it is killed."""
+        """Ask the task to save and end, and wait until it has; its shell kills it after 12 s."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -103,7 +103,7 @@ class RayTask:
 
 
 def _end_group(group: int) -> None:
-    """End the processes of a group that has lost its first, in order, then at once."""
+    """Stop the processes of a group that has lost its first one: in order, then by force."""
     for number, secs in ((signal.SIGTERM, _END_SECS), (signal.SIGKILL, _LAST_WORDS_SECS)):
         deadline = time.monotonic() + secs
         try:
@@ -116,7 +116,7 @@ def _end_group(group: int) -> None:
 
 
 def _wait_until_free(port: int) -> None:
-    """Wait until nobody listens on a port: a task whose supervisor was killed ends by itself, but saves first."""
+    """Wait until nobody listens on a port: a task whose supervisor was killed ends too, but saves first."""
     deadline = time.monotonic() + _END_SECS
     while time.monotonic() < deadline:
         try:

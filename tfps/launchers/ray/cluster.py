@@ -1,6 +1,6 @@
-"""Find a Ray cluster or start one, ask it what it can hold, and pass on its words. Imports ray only where it is used.
+"""Find a Ray cluster or start one, check its resources, and pass on its errors. Imports ray only where needed.
 
-What Ray logs for its developers is not shown; what goes wrong comes as an exception.
+Ray's logs for its developers are not shown; errors come as exceptions.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any
 from tfps.errors import ClientMissingError, ConfigError, PlatformError, TfpsError
 from tfps.report import one_line
 
-# By role: how many tasks, and what each takes of its node.
+# By role: the number of tasks, and the resources that each takes from its node.
 Bundles = Mapping[str, tuple[int, Mapping[str, float]]]
 
 _FLAGS = {"CPU": "cpu", "GPU": "gpu", "memory": "memory"}
@@ -23,10 +23,10 @@ _VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
 @contextlib.contextmanager
 def words() -> Iterator[None]:
-    """Pass on what Ray's client complains of inside, on one plain line; its errors have no base in common.
+    """Convert errors of Ray's client inside to one plain line; they have no common base class.
 
     Raises:
-        PlatformError: If it does.
+        PlatformError: If there is one.
     """
     try:
         yield
@@ -37,7 +37,7 @@ def words() -> Iterator[None]:
 
 
 def find(address: str | None) -> Any:
-    """Return a client of the cluster at an address, or of the one that Ray finds without; ``None`` if there is none.
+    """Return a client of the cluster at an address, by default of the one that Ray finds; ``None`` if there is none.
 
     Raises:
         PlatformError: If ray is not installed, or the cluster does not answer.
@@ -49,7 +49,7 @@ def find(address: str | None) -> Any:
         raise ClientMissingError("ray is not installed: pip install 'tfps[ray]'.") from None
     logging.disable(logging.WARNING)
     if address:
-        os.environ[_VARIABLES[0]] = address if "://" in address else f"http://{address}"  # to Ray, this wins
+        os.environ[_VARIABLES[0]] = address if "://" in address else f"http://{address}"  # Ray prefers this variable
     with words():
         try:
             return submission.JobSubmissionClient()
@@ -60,7 +60,7 @@ def find(address: str | None) -> Any:
 
 
 def _use_token() -> None:
-    """Let Ray send the token that it finds, as ``ray start`` does, unless RAY_AUTH_MODE says otherwise."""
+    """Make Ray send the token that it finds, as ``ray start`` does, unless RAY_AUTH_MODE is set."""
     given = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ)
     if given or (Path.home() / ".ray" / "auth_token").is_file():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -69,12 +69,12 @@ def _use_token() -> None:
 def start(bundles: Bundles) -> Any:
     """Start a cluster on this machine that ends with this process; return a client of it.
 
-    It has a core for every one that the tasks ask for: on one machine, they share what is there.
+    It has at least as many cores as the tasks request, plus one: on one machine, they share the real ones.
 
     Raises:
         PlatformError: If it does not start.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # who asked for a job did not ask to be counted
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a user who submits a job did not agree to be counted
     cores = sum(count * bundle["CPU"] for count, bundle in bundles.values())
     with words():
         context = importlib.import_module("ray").init(
@@ -89,10 +89,10 @@ def start(bundles: Bundles) -> Any:
 
 
 def check_room(client: Any, bundles: Bundles) -> None:
-    """Make sure that the cluster could hold the job if it held nothing else.
+    """Refuse a job that the cluster could not hold even if it were empty.
 
     Raises:
-        ConfigError: If no node can hold a task, or all nodes together not all tasks; nothing would ever start.
+        ConfigError: If a task fits on no node, or all tasks exceed all nodes together; the job would never start.
     """
     nodes = importlib.import_module("ray.util.state").list_nodes(address=client.get_address(), detail=True)
     found = problems([node.resources_total for node in nodes if node.state == "ALIVE"], bundles)
@@ -101,7 +101,7 @@ def check_room(client: Any, bundles: Bundles) -> None:
 
 
 def problems(nodes: list[Mapping[str, float]], bundles: Bundles) -> list[str]:
-    """Return what nodes of such resources can never hold."""
+    """Return the requests that nodes with these resources can never satisfy."""
     found = []
     for role, (_, bundle) in bundles.items():
         for name, amount in bundle.items():
@@ -127,10 +127,10 @@ def _shown(name: str, amount: float) -> str:
 
 
 def check_name(client: Any, name: str) -> None:
-    """Make sure that no job of a name runs: both would write the same files.
+    """Check that no job with this name runs: both would write the same files.
 
     Raises:
-        ConfigError: If one does.
+        ConfigError: If one runs.
     """
     for job in client.list_jobs():
         if (job.metadata or {}).get("job_name") == name and not job.status.is_terminal():

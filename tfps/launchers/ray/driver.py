@@ -1,9 +1,9 @@
-"""The driver of a job on Ray, which is what the launcher submits: places the tasks, and sees them through to their end.
+"""The driver of a job on Ray, which the launcher submits: it places the tasks, and follows them to their end.
 
-It runs on a node of the cluster, as ``python -m tfps.launchers.ray.driver SPEC``. A task that fails retryably starts
-again by itself (``supervisor``); one that is killed with its supervisor starts again from here, on its
-address. An actor that is lost, with its node, takes its address along: then the whole cluster is formed anew, and goes
-on from the last checkpoint. What happens is told in the job's log: see ``log_protocol``.
+It runs on a node of the cluster, as ``python -m tfps.launchers.ray.driver SPEC``. The supervisor of a task restarts it
+after a retryable failure (``supervisor``); the driver restarts a task that was killed with its supervisor, on the same
+address. An actor that is lost with its node takes its address along: then the driver forms the whole cluster again, and
+the job continues from the last checkpoint. The driver reports all events in the job's log: see ``log_protocol``.
 """
 
 import dataclasses
@@ -29,21 +29,21 @@ from tfps.launchers.ray.actor import RayTask
 from tfps.launchers.ray.log_protocol import format_line, format_status
 from tfps.report import one_line
 
-_LOOK_SECS = 1.0  # how soon a request to stop is seen
+_LOOK_SECS = 1.0  # how soon the driver sees a request to stop
 _READ_SECS = 10.0
 _STOP_SECS = 15.0  # tasks are killed after 12
 _FORM_ANEW_SECS = 5.0  # Ray takes a while to notice that a node is gone
 
 
-class ToldToStop(Exception):  # noqa: N818  no error
-    """The job is told to stop before any of its tasks has started."""
+class ToldToStop(Exception):  # noqa: N818  not an error
+    """The job is asked to stop while its tasks are being placed or started."""
 
 
 class Driver:
-    """A job's tasks and what has become of them.
+    """The tasks of a job and their states.
 
     Attributes:
-        told: Whether the job is to stop.
+        told: Whether a signal has asked the job to stop.
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
@@ -54,12 +54,12 @@ class Driver:
         self._groups: list[PlacementGroup] = []
         self._actors: dict[Task, Any] = {}
         self._argv: dict[Task, Sequence[str]] = {}
-        self._errors: dict[Task, str] = {}  # what they said last of why they failed
-        self._lost = 0  # how many times a node was
-        self._code: int | None = None  # once it is known how the job ends
+        self._errors: dict[Task, str] = {}  # the last error message of each task
+        self._lost = 0  # how many times a node was lost
+        self._code: int | None = None  # set once the job's end is decided
 
     def run(self) -> int:
-        """Form the cluster, as often as it takes, and return the job's exit code."""
+        """Form the cluster, again after each loss of a node, and return the job's exit code."""
         while self._code is None:
             try:
                 self._form()
@@ -73,7 +73,7 @@ class Driver:
         return self._code
 
     def fail(self, words: str, code: int = ConfigError.exit_code) -> int:
-        """Tell that the job fails with no task to blame; return its exit code."""
+        """Report that the job fails without a task to blame; return its exit code."""
         print_line(format_line(next(iter(self._tasks)), f"error: {words}"))
         self._code = code
         for task in self._tasks:
@@ -86,7 +86,7 @@ class Driver:
         print_line(format_status(task, status))
 
     def _form(self) -> None:
-        """Get a place for each task, start an actor there, and the tasks once all addresses are known."""
+        """Get a place for each task, start an actor there, and start the tasks once all addresses are known."""
         for role in self._spec["roles"]:
             self._groups.append(placement_group([role["bundle"]] * role["replicas"], strategy="SPREAD"))
         self._wait_for_room()
@@ -116,7 +116,7 @@ class Driver:
             raise ToldToStop
 
     def _get(self, refs: list[Any]) -> list[Any]:
-        """Return the values of object references."""
+        """Return the values of object references; stop waiting if the job is asked to stop."""
         while len(ray.wait(refs, num_returns=len(refs), timeout=_LOOK_SECS)[0]) < len(refs):
             self._check()
         return list(ray.get(refs))
@@ -127,7 +127,7 @@ class Driver:
             self._set(task, state=RUNNING)
 
     def _see_through(self) -> None:
-        """Pass on what the tasks say until all have ended."""
+        """Pass on the tasks' lines until all have ended."""
         reading = {actor.read.remote(_READ_SECS): task for task, actor in self._actors.items()}
         while reading:
             if self.told and self._code is None:
@@ -139,7 +139,7 @@ class Driver:
         self._code = self._code or 0
 
     def _heard(self, task: Task, ref: Any) -> bool:
-        """Take in what a task has said; return whether there is more to come."""
+        """Process a task's new lines and its end; return whether there is more to come."""
         lines, code = ray.get(ref)
         for line in lines:
             print_line(format_line(task, line))
@@ -148,7 +148,7 @@ class Driver:
         return code is None or self._goes_on(task, code)
 
     def _goes_on(self, task: Task, code: int) -> bool:
-        """Start a task again that was killed with what starts it again; end the job if it ended for good and badly."""
+        """Restart a task that was killed with its supervisor and return true; end the job if the task has failed."""
         restarts = self._tasks[task].restarts
         if code in KILLED and self._code is None and restarts < MOST_RESTARTS:
             self._set(task, exit_code=code, restarts=restarts + 1, reason=self._errors.get(task, ""))
@@ -169,10 +169,10 @@ class Driver:
             actor.stop.remote()
 
     def _lose(self, error: RayActorError) -> None:
-        """Get ready to form the cluster anew, or give up."""
+        """Prepare to form the cluster again, or give up."""
         words = _words(error)
         self._lost += 1
-        self._release()  # before the new tasks read what the old ones save
+        self._release()  # before the new tasks read the checkpoint that the old ones save
         if error.actor_init_failed:
             self.fail(words)
         elif self._code is None and self._lost > MOST_RESTARTS:
@@ -183,7 +183,7 @@ class Driver:
             time.sleep(_FORM_ANEW_SECS)
 
     def _release(self) -> None:
-        """End what still runs, with the time to save, and give back what the cluster was formed of."""
+        """Stop the running tasks, with time to save, and give back the cluster's actors and places."""
         stopping = [actor.stop.remote() for actor in self._actors.values()]
         if stopping:
             ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECS)
@@ -195,7 +195,7 @@ class Driver:
 
 
 def _actor(role: Mapping[str, Any], group: PlacementGroup, index: int) -> Any:
-    """Return a new actor in its place."""
+    """Return a new actor in its place of the group."""
     bundle = role["bundle"]
     return (
         ray.remote(RayTask)
@@ -211,20 +211,20 @@ def _actor(role: Mapping[str, Any], group: PlacementGroup, index: int) -> Any:
 
 
 def _words(error: Exception, most: int = 500) -> str:
-    """Return Ray's words on one line; of what happened in an actor, which come with a traceback, the last line."""
+    """Return Ray's message in one line; for an error inside an actor, which has a traceback, the last line."""
     text = str(error).strip()
     inside = isinstance(error, RayTaskError) or (isinstance(error, RayActorError) and error.actor_init_failed)
     return one_line(text.splitlines()[-1] if inside else text)[:most]
 
 
 def print_line(text: str) -> None:
-    """Write a line of the log, at once and in one piece."""
+    """Write a line of the log, in one piece and without delay."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a job; returns its exit code."""
+    """Run a job; return its exit code."""
     driver = Driver(json.loads(argv[0]))
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -233,7 +233,7 @@ def main(argv: Sequence[str]) -> int:
 
     try:
         ray.init(log_to_driver=False, logging_level=logging.WARNING)
-        signal.signal(signal.SIGTERM, stop)  # in place of Ray's own, which ends the driver at once
+        signal.signal(signal.SIGTERM, stop)  # replaces Ray's own handler, which ends the driver immediately
         return driver.run()
     except (RayError, RuntimeError, OSError, ValueError) as error:
         return driver.fail(_words(error))

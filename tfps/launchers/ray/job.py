@@ -1,4 +1,4 @@
-"""A job on Ray as the launcher sees it from outside the cluster, through the Jobs API alone."""
+"""A job on Ray as the launcher sees it from outside the cluster, only through the Jobs API."""
 
 import asyncio
 import dataclasses
@@ -29,16 +29,16 @@ from tfps.report import one_line
 _STATES = {"PENDING": PENDING, "RUNNING": RUNNING, "SUCCEEDED": SUCCEEDED, "FAILED": FAILED, "STOPPED": CANCELLED}
 _ASK_EVERY_SECS = 0.5
 _CANCEL_SECS = 60.0
-_SILENT_SECS = 90.0  # longer than a watch, which asks for the status, bears it
+_SILENT_SECS = 90.0  # longer than JobPoller, which asks for the status, waits for an answer
 
 
 class RayJob(SubmittedJob):
-    """A submitted job."""
+    """A job submitted to Ray."""
 
     def __init__(self, client: Any, id_: str) -> None:
         self._client = client
         self._id = id_
-        self._following: Reader | None = None  # what a log that is being followed has told so far
+        self._following: Reader | None = None  # the state of a log that is being followed
 
     @property
     def handle(self) -> str:
@@ -46,7 +46,7 @@ class RayJob(SubmittedJob):
         return f"ray:{self._id}@{self._client.get_address().removeprefix('http://')}"
 
     def status(self) -> Status:
-        """Ask for the job's state, and read its log for what became of its tasks.
+        """Ask for the job's state, and read the tasks' states from its log.
 
         Raises:
             PlatformError: If the cluster does not answer, or knows no such job.
@@ -65,7 +65,7 @@ class RayJob(SubmittedJob):
         return Status(state, tasks, _why(tasks, info.message or "") if state == FAILED else "")
 
     def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
-        """Yield what the tasks have said; with ``follow``, until the job ends.
+        """Yield the lines of the tasks; with ``follow``, until the job ends.
 
         Raises:
             ConfigError: If the job has no such task.
@@ -99,7 +99,7 @@ class RayJob(SubmittedJob):
             time.sleep(_ASK_EVERY_SECS)
 
     def stop(self) -> None:
-        """Tell the job to stop.
+        """Ask the job to stop.
 
         Raises:
             PlatformError: If the cluster does not answer, or knows no such job.
@@ -128,7 +128,7 @@ class RayJob(SubmittedJob):
             return str(self._client.get_job_logs(self._id)).split("\n")
 
     def _tail(self) -> Iterator[str]:
-        """Yield the lines of the log until the job ends, over as many connections as it takes.
+        """Yield the lines of the log until the job ends, over as many connections as needed.
 
         Raises:
             PlatformError: If the cluster has not answered for a while.
@@ -150,7 +150,7 @@ class RayJob(SubmittedJob):
             time.sleep(_ASK_EVERY_SECS)
 
     def _unsaid(self, task: Task | None) -> Iterator[LogLine]:
-        """Yield why the job failed if that was for no task to say: Ray could not start the driver, or it was killed."""
+        """Yield the job's error if no task reported one: Ray could not start the driver, or the driver was killed."""
         status = self.status()
         first = min(status.tasks)
         if (
@@ -162,7 +162,7 @@ class RayJob(SubmittedJob):
 
 
 def _lines(chunks: AsyncGenerator[str, None]) -> Iterator[str]:
-    """Yield the lines of a text that comes in chunks; one without an end comes whole with the next connection."""
+    """Yield the lines of a text in chunks; the next connection gives an incomplete last line in full."""
     loop = asyncio.new_event_loop()
     rest = ""
     try:
@@ -177,7 +177,7 @@ def _lines(chunks: AsyncGenerator[str, None]) -> Iterator[str]:
 
 
 def _ended(tasks: Mapping[Task, TaskStatus], state: str, code: int | None) -> dict[Task, TaskStatus]:
-    """Return the tasks of an ended job: none runs any more, and those through which it failed come first."""
+    """Return the tasks of an ended job: none still runs, and those that made it fail come first."""
     unblamed = state == FAILED and not any(known.state == FAILED for known in tasks.values())
     closed = {task: _closed(known, state, code if unblamed else None) for task, known in tasks.items()}
     return dict(sorted(closed.items(), key=lambda item: item[1].state != FAILED))
@@ -190,7 +190,7 @@ def _closed(known: TaskStatus, state: str, code: int | None) -> TaskStatus:
 
 
 def _why(tasks: Mapping[Task, TaskStatus], message: str) -> str:
-    """Return why a job failed: its task's words, else the end of Ray's."""
+    """Return why a job failed: its task's error, else the end of Ray's message."""
     said = [f"{task}: {known.reason}" for task, known in tasks.items() if known.state == FAILED and known.reason]
     lines = [line for line in message.split("\n") if line.strip() and not is_protocol(line)]
     return said[0] if said else one_line(" ".join(lines[-2:]))[:500]
@@ -205,11 +205,11 @@ class OwnCluster(RunningJob):
 
     @property
     def restarts(self) -> Mapping[Task, int]:
-        """How often each task was started again."""
+        """Number of times that each task was started again."""
         return self._watch.restarts
 
     def events(self) -> Iterator[JobEvent | None]:
-        """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
+        """Yield the tasks' lines and ends until all have ended; ``None`` when nothing happened for a while."""
         try:
             yield from self._watch.events()
         finally:
@@ -220,5 +220,5 @@ class OwnCluster(RunningJob):
         self._job.stop()
 
     def kill(self) -> None:
-        """End the cluster, and with it every task."""
+        """Stop following the job; the end of ``events`` ends the cluster, and with it every task."""
         self._watch.cancel()

@@ -1,10 +1,10 @@
-"""A Ray cluster, through Ray's own Jobs API: what is submitted is a driver that runs inside the cluster.
+"""A Ray cluster, through Ray's own Jobs API: the submitted job is a driver that runs inside the cluster.
 
-Which cluster: ``--address``, else what Ray's own RAY_API_SERVER_ADDRESS or RAY_ADDRESS says, else the one that runs on
-this machine. Where there is none, a new one is started on this machine; it, and the job in it, lives as long as the
-command that started it, which therefore watches the job to its end, with ``--wait`` or without.
+The cluster is that of ``--address``, else that of Ray's own RAY_API_SERVER_ADDRESS or RAY_ADDRESS, else the one that
+runs on this machine. If there is none, a new one is started on this machine. It lives, with its job, only as long as
+the command that started it, which therefore follows the job to its end, with or without ``--wait``.
 
-The driver is ``driver``, a task ``actor``. This module needs ray only to send the job.
+The driver is in ``driver``, a task in ``actor``. This module needs ray only to send the job.
 """
 
 import json
@@ -23,12 +23,12 @@ from tfps.launchers.common.yaml_writer import to_yaml
 from tfps.launchers.ray import cluster
 from tfps.launchers.ray.job import OwnCluster, RayJob
 
-_STOP_SECS = 30  # how long Ray waits between asking the driver to end and killing it; tasks take up to 12
+_STOP_SECS = 30  # time that Ray gives the driver to end before it kills it; tasks take up to 12
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is sent: the arguments of Ray's ``submit_job``."""
+    """The request to send: the arguments of Ray's ``submit_job``."""
 
     job: Job
     request: Mapping[str, Any]
@@ -45,10 +45,10 @@ class RayLauncher(Launcher[Plan]):
     options = frozenset({"address"}) | RESOURCES
 
     def plan(self, job: Job) -> Plan:
-        """Return what is to be sent.
+        """Return the request to send.
 
         Raises:
-            ConfigError: If ``--address`` is no dashboard's, or Ray would refuse the resources.
+            ConfigError: If ``--address`` is not a dashboard's, or Ray would refuse the resources.
         """
         problems = [*_bad_address(job.config.address), *_bad_cpus(job)]
         if problems:
@@ -87,10 +87,10 @@ class RayLauncher(Launcher[Plan]):
         return OwnCluster(job) if own else job
 
     def find(self, job_id: str) -> SubmittedJob:
-        """Return a job by what is after ``ray:`` in its handle, ``ID`` or ``ID@host:port``.
+        """Return the job of a handle; ``job_id`` is its part after ``ray:``, ``ID`` or ``ID@host:port``.
 
         Raises:
-            ConfigError: If it is no handle's.
+            ConfigError: If ``job_id`` has another form.
             PlatformError: If ray is not installed, or there is no such cluster.
         """
         name, at, address = job_id.partition("@")
@@ -120,7 +120,7 @@ def _bad_cpus(job: Job) -> list[str]:
 
 
 def _bundle(role: Role) -> dict[str, float]:
-    """Return what a task of a role takes of its node; Ray's unit of memory is the byte."""
+    """Return the resources that a task of a role takes from its node; Ray's unit of memory is the byte."""
     cpu = 1 if role.cpu is None else int(role.cpu) if role.cpu == int(role.cpu) else role.cpu
     asked = {"CPU": cpu, "GPU": role.gpu, "memory": role.memory_bytes}
     return {name: amount for name, amount in asked.items() if amount is not None}

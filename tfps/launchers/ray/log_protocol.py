@@ -1,10 +1,10 @@
-"""How the driver inside a Ray cluster tells the launcher outside of it what happens: through the job's log.
+"""The protocol in which the driver inside a Ray cluster reports events to the launcher outside: the job's log.
 
-The log is all that Ray's Jobs API passes on while a job runs.
+The log is the only data that Ray's Jobs API passes on while a job runs.
 
-1. The driver writes each line that a task says after the name of its task: ``worker/0  | step=100 loss=0.5``.
+1. The driver writes each line of a task after the task's name: ``worker/0  | step=100 loss=0.5``.
 2. Whenever a task's status changes, it writes ``tfps      | {"task": "worker/0", "state": "RUNNING", ...}``. No task
-   can be taken for it, as whatever a task says comes after its own name.
+   can imitate that, because each line of a task comes after the task's own name.
 3. The launcher reads both back; other lines in the log are Ray's.
 
 Must not import ray.
@@ -24,22 +24,22 @@ _LINE = re.compile(rf"({_DRIVER}|(?:ps|worker)/[0-9]{{1,9}}) *\| (.*)", re.DOTAL
 
 
 def format_line(task: Task, text: str) -> str:
-    """Return the log's line for a line of a task."""
+    """Return the line of the log for a line of a task."""
     return f"{task!s:<9} | {text}"
 
 
 def format_status(task: Task, status: TaskStatus) -> str:
-    """Return the log's line for what became of a task."""
+    """Return the line of the log for a new status of a task."""
     return f"{_DRIVER:<9} | {json.dumps({'task': str(task), **dataclasses.asdict(status)})}"
 
 
 def is_protocol(text: str) -> bool:
-    """Return whether a line of the log is the driver's."""
+    """Return whether the driver wrote a line of the log."""
     return _LINE.fullmatch(text) is not None
 
 
 class Reader:
-    """What a job's log has told.
+    """The state of a job's log so far.
 
     Attributes:
         tasks: The newest status of each task.
@@ -49,7 +49,7 @@ class Reader:
         self.tasks = dict.fromkeys(tasks, TaskStatus(PENDING))
 
     def take(self, text: str) -> LogLine | None:
-        """Take in a line of the log; return what a task says in it, if one does."""
+        """Process a line of the log; return the task's line in it, if it has one."""
         match = _LINE.fullmatch(text)
         if match is None:
             return None

@@ -1,4 +1,4 @@
-"""What Slurm knows of its nodes and of a job, and what the job's own files tell: Slurm has no word on each task."""
+"""Slurm's data about its nodes and a job, and the job's own files, because Slurm keeps no state of each task."""
 
 import contextlib
 import re
@@ -24,7 +24,7 @@ _STATES = {  # Slurm's states; the others are failures
     "REQUEUE_HOLD": PENDING,
     "REQUEUE_FED": PENDING,
     "RUNNING": RUNNING,
-    "COMPLETING": RUNNING,  # of it; a job that is requeued is completing first, too
+    "COMPLETING": RUNNING,  # not over yet: a requeued job is also COMPLETING first
     "SUSPENDED": RUNNING,
     "STOPPED": RUNNING,
     "STAGE_OUT": RUNNING,
@@ -37,21 +37,21 @@ _STATES = {  # Slurm's states; the others are failures
 
 @dataclass(frozen=True)
 class Node:
-    """What a node has, used or not."""
+    """The resources of a node, used or not."""
 
     cpus: int
     memory_mb: int
     gpus: int
 
     def room(self, cpus: int, memory_mb: int, gpus: int) -> int:
-        """Return how many tasks that need so much it has room for."""
+        """Return the number of tasks of this size that fit on the empty node."""
         if memory_mb > self.memory_mb:
             return 0
         return min(self.cpus // cpus, self.gpus // gpus if gpus else self.cpus)  # not all sites count memory
 
 
 def check_up() -> None:
-    """Ask whether slurmctld answers: most of Slurm's commands try for long to reach it.
+    """Check that slurmctld answers: most of Slurm's commands take long to give up on it.
 
     Raises:
         PlatformError: If it does not.
@@ -63,10 +63,10 @@ def check_up() -> None:
 
 
 def nodes(partition: str | None) -> Sequence[Node]:
-    """Return the nodes of a partition, or of the default one; of one that shares CPUs among jobs, none.
+    """Return the nodes of a partition, by default of the default one; none if it shares CPUs among jobs.
 
     Raises:
-        PlatformError: If Slurm does not tell.
+        PlatformError: If Slurm does not report them.
     """
     which = [f"--partition={partition}"] if partition else []
     answer = client.run_client(["sinfo", "--noheader", "--Node", "--format=%c|%m|%G|%P|%h", *which])
@@ -81,7 +81,7 @@ def nodes(partition: str | None) -> Sequence[Node]:
 
 
 def ask(job_id: str) -> Mapping[str, str] | None:
-    """Return what Slurm knows of a job, or ``None`` if it has forgotten it, or never had it.
+    """Return Slurm's record of a job; ``None`` if it has forgotten the job, or never had it.
 
     Raises:
         PlatformError: If Slurm does not answer.
@@ -92,7 +92,7 @@ def ask(job_id: str) -> Mapping[str, str] | None:
         if "Invalid job id" not in str(error):
             raise
         return _accounted(job_id)
-    # The first component of a heterogeneous job comes first; users' texts are behind what is read here.
+    # The first component of a heterogeneous job comes first; texts of users come after the fields that are read here.
     found: dict[str, str] = {}
     for name, value in re.findall(r"(\w+)=(\S*)", answer.partition("\n")[0]):
         found.setdefault(name, value)
@@ -100,7 +100,7 @@ def ask(job_id: str) -> Mapping[str, str] | None:
 
 
 def _accounted(job_id: str) -> Mapping[str, str] | None:
-    """Return what the accounting knows of a job, where there is any."""
+    """Return the accounting's record of a job, if the site has accounting."""
     if shutil.which("sacct") is None:
         return None
     asked = ["--noheader", "--parsable2", "--allocations", f"--jobs={job_id}", "--format=State,ExitCode"]
@@ -113,10 +113,10 @@ def _accounted(job_id: str) -> Mapping[str, str] | None:
 
 
 def files_of(job_id: str) -> Files | None:
-    """Return where a job's files are, from its script; ``None`` if Slurm has forgotten it.
+    """Return the files of a job, from its script; ``None`` if Slurm has forgotten the job.
 
     Raises:
-        PlatformError: If Slurm does not answer, or tfps has not written that script.
+        PlatformError: If Slurm does not answer, or tfps did not write that script.
     """
     script = client.run_client(["scontrol", "write", "batch_script", job_id, "-"])
     if not script:
@@ -130,14 +130,14 @@ def files_of(job_id: str) -> Files | None:
 
 
 def foreign(job_id: str) -> JobNotFoundError:
-    """Return the error that a job is none of tfps's."""
+    """Return the error for a job that tfps did not submit."""
     return JobNotFoundError(
         f"slurm:{job_id} is another program's job: tfps has not submitted it. squeue --me lists yours."
     )
 
 
 def forgotten(job_id: str) -> Status:
-    """Return what can be said of a job that Slurm does not know.
+    """Return the status of a job that Slurm does not know.
 
     Raises:
         JobNotFoundError: If there has never been such a job.
@@ -152,9 +152,9 @@ def forgotten(job_id: str) -> Status:
 
 
 def status(job_id: str, known: Mapping[str, str] | None, files: Files | None) -> Status:
-    """Return how a job is, from what Slurm knows of it and what its files tell."""
+    """Return the status of a job, from Slurm's record and from the job's files."""
     told = files.told(job_id) if files else Told({}, [], "", "")
-    if known is None:  # the script has the last word
+    if known is None:  # then the script's last line decides
         known = {"JobState": "" if not told.over else "FAILED" if int(told.over) else "COMPLETED"}
     slurm = known["JobState"]
     state = _STATES.get(slurm, FAILED) if slurm else UNKNOWN
@@ -163,7 +163,7 @@ def status(job_id: str, known: Mapping[str, str] | None, files: Files | None) ->
 
 
 def _reason(slurm: str, known: Mapping[str, str], told: Told) -> str:
-    """Return why a job is in its state, in Slurm's words."""
+    """Return the reason for a job's state, in Slurm's words."""
     words = [] if _STATES.get(slurm) == slurm or slurm in ("COMPLETED", "FAILED") else [slurm]
     reason = known.get("Reason", "None")
     words += [reason] if reason != "None" else []
@@ -175,7 +175,7 @@ def _reason(slurm: str, known: Mapping[str, str], told: Told) -> str:
 
 
 class SlurmJob(SubmittedJob):
-    """A job that Slurm holds."""
+    """A job in Slurm."""
 
     def __init__(self, job_id: str, files: Files | None = None) -> None:
         self._id = job_id
@@ -183,18 +183,18 @@ class SlurmJob(SubmittedJob):
 
     @property
     def handle(self) -> str:
-        """What ``tfps status`` takes."""
+        """``slurm:ID``, the argument of ``tfps status``."""
         return f"slurm:{self._id}"
 
     @property
     def _files(self) -> Files | None:
-        """Where the job's files are, read from its script as long as Slurm keeps that."""
+        """The job's files, read from its script as long as Slurm keeps that."""
         if self._known is None:
             self._known = files_of(self._id)
         return self._known
 
     def status(self) -> Status:
-        """Ask Slurm, and read in the logs how the tasks are.
+        """Ask Slurm for the job's state, and read the tasks' states from the logs.
 
         Raises:
             PlatformError: If Slurm does not answer, or has never had such a job.
@@ -207,12 +207,12 @@ class SlurmJob(SubmittedJob):
         return status(self._id, known, files)
 
     def _check_ours(self, known: Mapping[str, str] | None, files: Files | None) -> None:
-        """Refuse a job that slurmctld has, but no script of it: salloc or srun made it."""
+        """Refuse a job that slurmctld has without a script: salloc or srun made it."""
         if files is None and known is not None and "JobId" in known:
             raise foreign(self._id)
 
     def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
-        """Yield what the tasks have said, in all runs of a job that was requeued.
+        """Yield the lines of the tasks, from all runs of a job that was requeued.
 
         Raises:
             ConfigError: If the job has no such task.
@@ -227,7 +227,7 @@ class SlurmJob(SubmittedJob):
         yield from follow_lines(readers, follow, lambda: self.status().ended)
 
     def cancel(self) -> None:
-        """Have the tasks save and end, then end the job; one that ends by itself, or waits, is just ended.
+        """Ask the tasks to save and end, then end the job; a job that waits is ended immediately.
 
         Raises:
             PlatformError: If Slurm does not answer, or has no such job.
@@ -239,9 +239,9 @@ class SlurmJob(SubmittedJob):
             client.run_client(["scancel", self._id])
 
     def _ask_to_save(self) -> None:
-        """Tell the script why, then the tasks; the script ends the job when they have ended."""
+        """Signal the reason to the script, then the end to the tasks; when they have ended, the script ends the job."""
         for whom in (["--batch", "--signal=USR1"], ["--signal=TERM"]):
-            with contextlib.suppress(PlatformError):  # it may just have ended
+            with contextlib.suppress(PlatformError):  # the job may have ended in between
                 client.run_client(["scancel", *whom, self._id])
         until = time.monotonic() + _SAVE_SECS
         while self.status().state == RUNNING and time.monotonic() < until:

@@ -1,11 +1,11 @@
-"""Slurm: an sbatch script whose one step is the cluster; the tasks find each other in the step's environment.
+"""Slurm: an sbatch script whose only step is the cluster; the tasks find each other in the step's environment.
 
-Parameter servers and workers that ask for different things are two components of a heterogeneous job. The workers
-are the first: Slurm places the components one after the other, and a parameter server that came first would take a
-place on the only node that has the workers' GPUs, for ever.
+Parameter servers and workers with different resources are two components of a heterogeneous job. The workers come
+first, because Slurm places the components one after the other. A parameter server that came first could take a place
+on the only node with the workers' GPUs, and block the job forever.
 
-Memory is asked for per CPU, as ``--mem`` is of a node, on which several tasks may run. The tasks write their logs
-themselves: ``srun --output`` has no pattern that tells a role, and gives ``%`` a meaning.
+Memory is requested per CPU, because ``--mem`` is for a node, which may run several tasks. The tasks write their logs
+themselves: ``srun --output`` has no pattern for a role, and gives ``%`` a special meaning.
 """
 
 import math
@@ -28,10 +28,10 @@ from tfps.launchers.slurm.job import SlurmJob
 
 _INSTALL = "use a login node of the cluster (Debian: apt-get install slurm-client)"
 
-# Neighbouring jobs get ports apart for 16 tasks a node, all below those that Linux gives out by itself (32768).
+# Jobs with adjacent ids get ports 16 apart, for 16 tasks a node, all below Linux's range of automatic ports (32768).
 _PORT = "$((8888 + SLURM_JOB_ID % 1400 * 16))"
 
-# In a task's stead until it ends: what it is told is in the step's output, all that the task says in its own file.
+# Runs in the place of a task until it ends: its own lines go to the step's output, the task's to the task's file.
 _TASK = """
 trap : TERM  # the task gets it, too, and saves
 if ((SLURM_PROCID < $2)); then role=$1 k=$SLURM_PROCID; else role=$3 k=$((SLURM_PROCID - $2)); fi
@@ -143,7 +143,7 @@ class SlurmLauncher(Launcher[Plan]):
         """Submit a job.
 
         Raises:
-            ConfigError: If Slurm has no nodes that could ever run the job.
+            ConfigError: If Slurm has no nodes that can run the job, even when free.
             PlatformError: If Slurm is not installed or not up, or refuses the job.
         """
         client.require_tool("sbatch", _INSTALL)
@@ -156,7 +156,7 @@ class SlurmLauncher(Launcher[Plan]):
         """Return the job of a handle.
 
         Raises:
-            ConfigError: If it is no job's id.
+            ConfigError: If ``job_id`` is not a job id of Slurm's.
             PlatformError: If Slurm is not installed.
         """
         if not re.fullmatch("[1-9][0-9]{0,9}", job_id):
@@ -170,12 +170,12 @@ def _differ(job: Job) -> bool:
 
 
 def _in_order(job: Job) -> Sequence[Role]:
-    """Return the roles as their tasks are ranked."""
+    """Return the roles in the order of their tasks' ranks."""
     return (job.worker, job.ps) if _differ(job) else job.roles
 
 
 def _resources(role: Role) -> Sequence[str]:
-    """Return what sbatch and srun are told of each task of a role."""
+    """Return the options of sbatch and srun for each task of a role."""
     cpus, gpus = _cpus(role), role.gpu
     options = [f"--cpus-per-task={cpus}"]
     options += [f"--mem-per-cpu={math.ceil(role.memory_bytes / 2**20 / cpus)}"] if role.memory_bytes else []
@@ -187,14 +187,14 @@ def _cpus(role: Role) -> int:
 
 
 def _components(job: Job) -> Sequence[Sequence[str]]:
-    """Return the options of each component of the job; where the roles ask for the same there is one."""
+    """Return the options of each component of the job; there is one if the roles have the same resources."""
     if _differ(job):
         return [(f"--ntasks={role.replicas}", *_resources(role)) for role in _in_order(job)]
     return [(f"--ntasks={len(job.tasks())}", *_resources(job.ps))]
 
 
 def _options(job: Job) -> Iterator[str]:
-    """Yield what sbatch is told. Of all of it, SBATCH_... variables and sbatch's own flags have the last word."""
+    """Yield the options of sbatch. SBATCH_... variables and flags on sbatch's command line override any of them."""
     yield from (f"--job-name={job.name}", "--output=/dev/null", "--requeue")
     for number, component in enumerate(_components(job)):
         yield from ("hetjob",) if number else ()
@@ -212,7 +212,7 @@ def _step(job: Job) -> Iterator[str]:
 
 
 def _check_room(job: Job) -> None:
-    """Look whether the nodes are large enough: Slurm lets a job of several tasks wait for ever if they are not."""
+    """Check that the nodes are large enough: otherwise Slurm lets a job of several tasks wait without end."""
     queue = job.config.queue or os.environ.get("SBATCH_PARTITION")
     nodes = slurm_job.nodes(queue)
     problems = []

@@ -1,1 +1,1 @@
-"""Shell lines, one per task, started by hand or over ssh."""
+"""Shell lines, one per task, run by hand or over ssh."""

@@ -1,7 +1,7 @@
-"""Plain shell lines, one per task, for people who start tasks by hand or with a tool of their own; or over ssh.
+"""Plain shell lines, one per task, for people who start tasks by hand or with their own tool; or over ssh.
 
-Over ssh each task's life hangs on its connection: a small shell on the host reads the connection's input, and when
-that ends, with the launcher or the network, it ends the task in order. So nothing is left behind.
+Over ssh each task lives only as long as its connection. A small shell on the host reads the connection's input; when
+that ends, because of the launcher or the network, the shell stops the task in order. So nothing is left behind.
 """
 
 import queue
@@ -23,9 +23,9 @@ from tfps.launchers.base import Launcher
 from tfps.launchers.common import client
 
 _KILL_AFTER_SECS = 20.0  # the hosts' shells kill after 12
-# Never asks, as there may be no terminal. Users, keys and ports are those of ssh's own configuration.
+# BatchMode never prompts, as there may be no terminal. Users, keys and ports come from ssh's own configuration.
 _SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=10")
-# The task's input is empty; the connection's is read for its end.
+# The task's input is empty; the shell reads the connection's input only to see its end.
 _REMOTE = (
     "cd {directory} || exit; exec 3<&0; {task} </dev/null 3<&- & task=$!; "
     "(cat <&3; kill -TERM $task; sleep 12; kill -KILL $task) >/dev/null 2>&1 & "
@@ -35,7 +35,7 @@ _REMOTE = (
 
 @dataclass(frozen=True)
 class Plan:
-    """The line of each task, and over ssh the command that starts it."""
+    """The line of each task; over ssh, the command that starts it."""
 
     job: Job
     hosts: Mapping[Task, str]
@@ -43,7 +43,7 @@ class Plan:
 
     @property
     def is_printed_only(self) -> bool:
-        """Whether the user starts the tasks."""
+        """Whether the plan is only printed: without ``--ssh``, the user starts the tasks."""
         return not self.job.config.ssh
 
     def __str__(self) -> str:
@@ -61,12 +61,12 @@ class Plan:
 
 
 def _ssh(host: str, script: str) -> Sequence[str]:
-    """Return the command that runs a shell script on a host, whatever its user's own shell is."""
+    """Return the command that runs a shell script on a host, whatever the login shell of its user is."""
     return (*_SSH, "--", host, shlex.join(["sh", "-c", script]))
 
 
 class HostsLauncher(Launcher[Plan]):
-    """Hosts that the user names: the lines are printed, or run over ssh."""
+    """Hosts that the user lists: the lines are printed, or run over ssh."""
 
     name = "hosts"
     options = frozenset({"ps_hosts", "worker_hosts", "ssh"})
@@ -96,14 +96,14 @@ class HostsLauncher(Launcher[Plan]):
         """Start every task over ssh.
 
         Raises:
-            PlatformError: If ssh is not installed, or a host cannot be reached or has no tfps; no task is started then.
+            PlatformError: If ssh is not installed, or a host is unreachable or has no tfps; then no task is started.
         """
         client.require_tool("ssh", "apt-get install openssh-client")
         _check_hosts(plan)
         return SshJob(plan)
 
     def find(self, job_id: str) -> SubmittedJob:
-        """Refuse: a job over ssh is watched and ended by the command that started it.
+        """Refuse: only the command that started a job over ssh can watch it and end it.
 
         Raises:
             ConfigError: Always.
@@ -119,10 +119,10 @@ def _argv(job: Job, members: Cluster, task: Task) -> Sequence[str]:
 
 
 def _check_hosts(plan: Plan) -> None:
-    """Log in to every host, at the same time, and import tfps there.
+    """Log in to every host, to all in parallel, and import tfps there.
 
     Raises:
-        PlatformError: If that fails; holds every problem of all of them.
+        PlatformError: If that fails; holds every problem of all hosts.
     """
     script = f"cd {shlex.quote(plan.job.directory)} && {shlex.quote(plan.job.python)} -c 'import tfps'"
 
@@ -140,7 +140,7 @@ def _check_hosts(plan: Plan) -> None:
 
 
 class SshJob(RunningJob):
-    """The running tasks of a job, each behind its connection."""
+    """The running tasks of a job, each with its connection."""
 
     def __init__(self, plan: Plan) -> None:
         """Start every task."""
@@ -150,7 +150,7 @@ class SshJob(RunningJob):
 
     @property
     def restarts(self) -> Mapping[Task, int]:
-        """Nothing: nobody starts them again."""
+        """Empty: the launcher restarts no task; the tasks' own commands do."""
         return {}
 
     def _start(self, task: Task, argv: Sequence[str]) -> "subprocess.Popen[str]":
@@ -167,14 +167,14 @@ class SshJob(RunningJob):
         return connection
 
     def _read(self, task: Task, connection: "subprocess.Popen[str]") -> None:
-        """Run in a thread: pass on what a task says, and how it ends."""
+        """Run in a thread: pass on a task's lines, then its end."""
         assert connection.stdout is not None
         for line in connection.stdout:
             self._said.put(LogLine(task, line.rstrip("\n")))
         self._said.put(TaskExited(task, connection.wait()))
 
     def events(self, every_secs: float = 0.25) -> Iterator[LogLine | TaskExited | None]:
-        """Yield what the tasks say and how they end, until all have; ``None`` when nothing happened for a while."""
+        """Yield the tasks' lines and ends until all have ended; ``None`` when nothing happened for a while."""
         left = len(self._connections)
         while left:
             try:
@@ -188,7 +188,7 @@ class SshJob(RunningJob):
             yield event
 
     def cancel(self) -> None:
-        """Ask every task to save and end, by ending its connection's input; its host kills it after a while."""
+        """Ask every task to save and end, by closing its connection's input; after a while its host kills it."""
         if self._kill_at is None:
             self._kill_at = time.monotonic() + _KILL_AFTER_SECS
             for connection in self._connections.values():
@@ -196,6 +196,6 @@ class SshJob(RunningJob):
                 connection.stdin.close()
 
     def kill(self) -> None:
-        """Cut every connection."""
+        """Close every connection by force."""
         for connection in self._connections.values():
             connection.kill()
