@@ -1,18 +1,22 @@
-"""The prose that users read is plain: phrases that were replaced do not come back."""
+"""The prose of pages, docstrings and comments is plain: phrases that were replaced do not come back."""
 
+import ast
+import io
 import re
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.processes import REPO
 
-# What is checked; the docstrings and messages of a package follow when its prose has been revised.
 FILES = [
     REPO / "README.md",
     REPO / "CHANGELOG.md",
     REPO / "CONTRIBUTING.md",
     *sorted((REPO / "tfps/docs").glob("*.md")),
 ]
+MODULES = sorted((REPO / "tfps").rglob("*.py"))
 
 # A phrase as a regular expression, and what to write.
 PHRASES = {
@@ -59,3 +63,25 @@ def test_no_phrase_comes_back(file: Path) -> None:
 def test_plain_characters(file: Path) -> None:
     """A file has no emoji, no curly quotes and no dashes that a keyboard does not have."""
     assert [character for character in file.read_text() if ord(character) > 0x17F or character in "\u00a0\u00ad"] == []
+
+
+def prose_of(source: str) -> Iterator[tuple[int, str]]:
+    """Yield each docstring and comment of a module, with its line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(REPO)))
+def test_no_phrase_comes_back_in_the_code(module: Path) -> None:
+    """No phrase of the list is in a docstring or a comment of a module."""
+    found = [
+        f"line {line}: {match[0]!r}: write {instead}"
+        for line, text in prose_of(module.read_text())
+        for phrase, instead in PHRASES.items()
+        for match in re.finditer(pattern_of(phrase), text)
+    ]
+    assert found == []

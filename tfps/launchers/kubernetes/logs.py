@@ -137,7 +137,7 @@ class _Reader:
         with self._process:
             for line in self._process.stdout:
                 match = _STAMPED.fullmatch(line.rstrip("\n"))
-                if match and (stamp := _Stamp(match[1], (match[2] or "").ljust(10, "0"), match[3])) > self.last:
+                if match and (stamp := _Stamp(match[1], (match[2] or ".").ljust(10, "0"), match[3])) > self.last:
                     self.last = stamp
                     lines.put(LogLine(task, match[4]))
 

@@ -1,8 +1,7 @@
-"""Build the graphs of a job: training on a cluster, evaluation on a cluster or on one machine, and prediction."""
+"""Build the graphs of a job: training on a cluster, and evaluation on a cluster or on one machine."""
 
 import contextlib
 import dataclasses
-import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,7 +115,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         ModelError: If the model fails, or returns something that its contract does not allow.
     """
     mode = mode_of(config)
-    with _new_graph(config) as graph:
+    with new_graph(config) as graph:
         with _on_cluster(config, cluster, task):
             global_step = tf.train.get_or_create_global_step()
             source = inputs.input_of(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
@@ -254,7 +253,7 @@ def evaluation(
         ModelError: If the model fails, or returns something that its contract does not allow.
     """
     strategy = placement.same_as(like) if like is not None else None
-    with _new_graph(config) as graph, _on_cluster(config, cluster, task, strategy):
+    with new_graph(config) as graph, _on_cluster(config, cluster, task, strategy):
         global_step = tf.train.get_or_create_global_step()
         device = task.device if cluster else "/cpu:0"
         source = inputs.input_of(model, ModeKeys.EVAL, config, device, 1, 0)
@@ -303,35 +302,18 @@ def _next_of(iterator: Any) -> Any:
     return next(op for op in resource.consumers() if op.type in INPUTS)
 
 
-def prediction(config: JobConfig, model: Model) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
-    """Build the serving graph. Placeholders have the shapes of the evaluation features, with a free batch dimension.
-
-    Returns:
-        The graph, its inputs by name, its predictions by name.
-
-    Raises:
-        ModelError: If the model fails or returns no predictions.
-    """
-    types, shapes = _features(model, config)
-    with _new_graph(config) as graph:
-        features = _placeholders(types, shapes)
-        spec = model_calls.spec(model, ModeKeys.PREDICT, config, features, None)
-        predictions = spec.predictions if isinstance(spec.predictions, Mapping) else {"output": spec.predictions}
-        inputs = features if isinstance(features, dict) else {"features": features}
-    return graph, inputs, predictions
-
-
 @contextlib.contextmanager
-def _new_graph(config: JobConfig) -> Iterator[Any]:
+def new_graph(config: JobConfig) -> Iterator[Graph]:
+    """Make a graph with the job's seed, the default one in the context."""
     variable_splitting.patch_embedding_lookup()
-    _name_keras_layers_anew()
+    _reset_keras_names()
     graph = tf.Graph()
     with graph.as_default(), placement.keras_seeds_local():
         tf.set_random_seed(config.seed)
         yield graph
 
 
-def _name_keras_layers_anew() -> None:
+def _reset_keras_names() -> None:
     """Reset Keras's layer counters, as TensorFlow does in a new graph.
 
     Keras counts layers across the whole process. Without a reset, unnamed layers would get other names in each graph,
@@ -356,43 +338,6 @@ def _on_cluster(
         tf.variable_scope(tf.get_variable_scope(), custom_getter=variable_splitting.getter(config, cluster)),
     ):
         yield
-
-
-def _features(model: Model, config: JobConfig) -> tuple[Any, Any]:
-    """Return types and shapes of the evaluation features. The input pipeline is not part of the serving graph."""
-    with _new_graph(config):
-        dataset = model_calls.dataset(model, ModeKeys.EVAL, config, 1, 0)
-        if dataset is None:
-            raise ModelError(
-                f"--model={model.name}: input_fn(mode='eval') returned None; export needs its features' shapes."
-            )
-        if problem := _unservable(tf.data.experimental.get_structure(dataset)[0]):
-            raise ModelError(f"--model={model.name}: {model.line_of('input_fn')}: {problem}")
-        return tf.data.get_output_types(dataset)[0], tf.data.get_output_shapes(dataset)[0]
-
-
-def _unservable(features: Any) -> str:
-    """Return why features cannot be inputs of a signature (dense tensors by name), or an empty string if they can."""
-    named = features if isinstance(features, dict) else {"features": features}
-    odd = [name for name, spec in named.items() if not isinstance(spec, tf.TensorSpec)]
-    if not odd:
-        return ""
-    kind = type(named[odd[0]]).__name__.replace("TensorSpec", " tensor").lower()
-    return (
-        f"feature {odd[0]!r} is a {kind}; export takes one dense tensor, or a dict of them: let input_fn(mode='eval') "
-        "give it dense, and model_fn make what it needs of it."
-    )
-
-
-def _placeholders(types: Any, shapes: Any) -> Any:
-    if isinstance(types, dict):
-        return {name: _placeholder(name, types[name], shapes[name]) for name in types}
-    return _placeholder("features", types, shapes)
-
-
-def _placeholder(name: str, dtype: Any, shape: Any) -> Any:
-    free = None if shape.rank is None else [None, *shape.as_list()[1:]]
-    return tf.placeholder(dtype, free, name="serving_" + re.sub("[^A-Za-z0-9_./-]", "_", name))
 
 
 def _built(model: Model, build: Callable[[], _T]) -> _T:

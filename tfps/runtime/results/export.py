@@ -15,7 +15,7 @@ from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys
 from tfps.report import brief
 from tfps.runtime.checkpoint import manager
-from tfps.runtime.graph import builder, model_check
+from tfps.runtime.graph import model_check, serving
 
 
 def saved_model(config: JobConfig, model: Model, path: str) -> Path:
@@ -40,7 +40,7 @@ def saved_model(config: JobConfig, model: Model, path: str) -> Path:
             raise StorageError(f"--export_dir={directory} exists and is not empty: give a new one.")
     except OSError as error:
         raise StorageError(f"--export_dir={directory} cannot be read: {error.strerror}.") from None
-    built, inputs, outputs = builder.prediction(config, model)
+    built, inputs, outputs = serving.prediction(config, model)
     with built.as_default(), tf.Session(graph=built) as session:
         try:
             manager.restore(session, path, tf.train.Saver())

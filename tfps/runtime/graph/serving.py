@@ -1,0 +1,70 @@
+"""Build the graph that serves a model: placeholders instead of the input pipeline, and no variables on a cluster."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.config.job_config import JobConfig
+from tfps.errors import ModelError
+from tfps.models.loader import Model
+from tfps.models.spec import ModeKeys
+from tfps.runtime.graph import model_calls
+from tfps.runtime.graph.builder import new_graph
+from tfps.tf_types import Graph, Tensor
+
+
+def prediction(config: JobConfig, model: Model) -> tuple[Graph, Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """Build the serving graph. Placeholders have the shapes of the evaluation features, with a free batch dimension.
+
+    Returns:
+        The graph, its inputs by name, its predictions by name.
+
+    Raises:
+        ModelError: If the model fails or returns no predictions.
+    """
+    types, shapes = _features(model, config)
+    with new_graph(config) as graph:
+        features = _placeholders(types, shapes)
+        spec = model_calls.spec(model, ModeKeys.PREDICT, config, features, None)
+        predictions = spec.predictions if isinstance(spec.predictions, Mapping) else {"output": spec.predictions}
+        inputs = features if isinstance(features, dict) else {"features": features}
+    return graph, inputs, predictions
+
+
+def _features(model: Model, config: JobConfig) -> tuple[Any, Any]:
+    """Return types and shapes of the evaluation features. The input pipeline is not part of the serving graph."""
+    with new_graph(config):
+        dataset = model_calls.dataset(model, ModeKeys.EVAL, config, 1, 0)
+        if dataset is None:
+            raise ModelError(
+                f"--model={model.name}: input_fn(mode='eval') returned None; export needs its features' shapes."
+            )
+        if problem := _unservable(tf.data.experimental.get_structure(dataset)[0]):
+            raise ModelError(f"--model={model.name}: {model.line_of('input_fn')}: {problem}")
+        return tf.data.get_output_types(dataset)[0], tf.data.get_output_shapes(dataset)[0]
+
+
+def _unservable(features: Any) -> str:
+    """Return why features cannot be inputs of a signature (dense tensors by name), or an empty string if they can."""
+    named = features if isinstance(features, dict) else {"features": features}
+    odd = [name for name, spec in named.items() if not isinstance(spec, tf.TensorSpec)]
+    if not odd:
+        return ""
+    kind = type(named[odd[0]]).__name__.replace("TensorSpec", " tensor").lower()
+    return (
+        f"feature {odd[0]!r} is a {kind}; export takes one dense tensor, or a dict of them: let input_fn(mode='eval') "
+        "give it dense, and model_fn make what it needs of it."
+    )
+
+
+def _placeholders(types: Any, shapes: Any) -> Any:
+    if isinstance(types, dict):
+        return {name: _placeholder(name, types[name], shapes[name]) for name in types}
+    return _placeholder("features", types, shapes)
+
+
+def _placeholder(name: str, dtype: Any, shape: Any) -> Any:
+    free = None if shape.rank is None else [None, *shape.as_list()[1:]]
+    return tf.placeholder(dtype, free, name="serving_" + re.sub("[^A-Za-z0-9_./-]", "_", name))
