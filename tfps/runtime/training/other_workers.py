@@ -45,8 +45,11 @@ class OtherWorkers:
 
     def let_this_one(self, session: Session) -> bool:
         """Return whether this worker may take the remaining steps: no other trains, or comes first in order."""
-        first = [task for task in self._of(session, (IDLE,)) if task.index < self._task.index]
-        return self._are_fenced_off(session, [*first, *self._of(session, (RUNNING,))])
+        # All phases are of one read: a worker that becomes IDLE between two would be missed in both.
+        phases, _ = self._state.read(session)
+        first = [task for task in self.tasks if phases[task.index] == IDLE and task.index < self._task.index]
+        training = [task for task in self.tasks if phases[task.index] == RUNNING]
+        return self._are_fenced_off(session, [*first, *training])
 
     def are_through(self, session: Session) -> bool:
         """Return whether each of the others has signed off, or does not answer any more."""
