@@ -20,6 +20,7 @@ class Phases:
 
     def read(self, session: Any) -> tuple[Sequence[int], Any]:
         """Return the phases of this read; the last ones stay."""
+        del session
         return self._reads.pop(0) if len(self._reads) > 1 else self._reads[0], None
 
 
