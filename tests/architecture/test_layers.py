@@ -21,7 +21,8 @@ from tfps.optimizers.registry import OPTIMIZERS
 # What the modules of a package may import of tfps, at any depth. The longest name that fits a module is its line.
 # Its own package is always allowed.
 _BASE = ("tfps.errors", "tfps.config")
-_OUTSIDE = (*_BASE, "tfps.report", "tfps.cluster")  # what is known of a job outside its tasks
+_FILES = ("tfps.progress", "tfps.report", "tfps.storage", "tfps.text")  # what a job writes, and how
+_OUTSIDE = (*_BASE, *_FILES, "tfps.cluster")  # what is known of a job outside its tasks
 _CONTENT = ("tfps.models", "tfps.optimizers", "tfps.data")  # what a job trains
 _PLATFORM = (*_OUTSIDE, "tfps.models.loader", "tfps.jobs", "tfps.launchers.base", "tfps.launchers.common")
 _TASK = (*_OUTSIDE, *_CONTENT, "tfps.modes", "tfps.tf_types", "tfps.runtime.process")
@@ -29,7 +30,10 @@ _TASKS = (*_TASK, "tfps.runtime.graph", "tfps.runtime.checkpoint", "tfps.runtime
 ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.errors": (),
     "tfps.config": ("tfps.errors",),
-    "tfps.report": ("tfps.errors",),
+    "tfps.text": ("tfps.errors",),
+    "tfps.progress": ("tfps.text",),
+    "tfps.report": ("tfps.text",),
+    "tfps.storage": ("tfps.errors",),
     "tfps.plugins": ("tfps.errors",),
     "tfps.tf_types": (),
     "tfps.cluster": _BASE,
@@ -61,7 +65,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
 }
 # The packages that never import TensorFlow, not even inside a function.
 NO_TENSORFLOW = (
-    *("tfps.errors", "tfps.config", "tfps.report", "tfps.plugins", "tfps.tf_types"),
+    *("tfps.errors", "tfps.config", *_FILES, "tfps.plugins", "tfps.tf_types"),
     *("tfps.cluster", "tfps.jobs", "tfps.launchers"),
 )
 

@@ -31,6 +31,7 @@ from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, Sto
 from tfps.models.loader import Model, mistake
 from tfps.modes.registry import MODES
 from tfps.runtime.graph import builder
+from tfps.runtime.graph.evaluation import evaluation_graph
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results import evaluation, export
 
@@ -167,7 +168,7 @@ def test_metrics_are_over_the_whole_input(trained: Path) -> None:
 
 def test_measuring_twice_gives_the_same(trained: Path) -> None:
     """Each evaluation begins anew: what an earlier one has counted is forgotten."""
-    built = builder.evaluation(JobConfig(), None, Task("worker", 0), MODEL)
+    built = evaluation_graph(JobConfig(), None, Task("worker", 0), MODEL)
     assert built is not None
     with built.graph.as_default(), tf.Session() as session:
         tf.train.Saver().restore(session, newest(trained))
@@ -191,7 +192,7 @@ def test_a_metric_that_ignores_its_input_counts_its_batches() -> None:
         return dataclasses.replace(spec, eval_metric_ops={"two": tf.metrics.mean(tf.constant(2.0))})
 
     model = model_of(slowly_ending, constant)
-    built = builder.evaluation(JobConfig(), None, Task("worker", 0), model)
+    built = evaluation_graph(JobConfig(), None, Task("worker", 0), model)
     assert built is not None
     with built.graph.as_default(), tf.Session(graph=built.graph) as session:
         session.run(tf.global_variables_initializer())

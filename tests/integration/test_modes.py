@@ -34,7 +34,7 @@ from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
 from tfps.optimizers.registry import OPTIMIZERS
-from tfps.report import parse_progress
+from tfps.progress import parse_progress
 from tfps.runtime.graph import builder
 from tfps.runtime.graph.background_updates import UpdateRunner
 from tfps.runtime.training.summary_writer import dropped as gradients_dropped

@@ -14,9 +14,10 @@ from tfps.config import job_config
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, ConfigError
 from tfps.models import loader
-from tfps.report import JOB, format_progress, read_json
+from tfps.progress import format_progress
 from tfps.runtime.checkpoint import directory as model_dir
 from tfps.runtime.checkpoint.manifest import INDEX, file_of
+from tfps.storage import JOB, read_json
 
 
 def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, loader.Model, str]:

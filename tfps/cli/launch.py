@@ -12,10 +12,12 @@ from tfps.cluster import ports
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, StoppedError, StorageError
 from tfps.jobs.spec import Job
-from tfps.report import LOGS, SUMMARY, final_lines, make_dir, plural, read_json, remove, write_json
+from tfps.report import final_lines
 from tfps.runtime import task
 from tfps.runtime.checkpoint import ownership
 from tfps.runtime.checkpoint.directory import Finder, sealed, step_in
+from tfps.storage import LOGS, SUMMARY, make_dir, read_json, remove, write_json
+from tfps.text import plural
 
 MOST_LOCAL_TASKS = 256
 

@@ -19,11 +19,12 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, StorageError, TfpsError, error_for_limits
 from tfps.launchers.local.task_process import BUILT, SIGNED_OFF, SIGNS
 from tfps.models import loader
-from tfps.report import make_dir, one_line
 from tfps.runtime import task
 from tfps.runtime.checkpoint import ownership
 from tfps.runtime.coordination import failure_notice
 from tfps.runtime.process import task_log
+from tfps.storage import make_dir
+from tfps.text import one_line
 
 ROLE = "--ps_hosts=h0:2222 --worker_hosts=h1:2222,h2:2222 --job_name=worker --task_index=0"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfps.errors import CheckpointError
-from tfps.report import read_json, write_json
+from tfps.storage import read_json, write_json
 
 _CARDS = ".tfps-doctor-*.json"
 _LOST_AFTER_SECS = 300.0  # an older card belongs to a visitor that could not delete it

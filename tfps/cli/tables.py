@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tfps.cluster.resolver import Cluster
 from tfps.config.job_config import JobConfig
-from tfps.report import count, plural
+from tfps.text import count, plural
 
 if TYPE_CHECKING:
     from tfps.jobs.handle import Status

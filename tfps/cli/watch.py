@@ -11,7 +11,8 @@ from tfps.jobs.follow import Outcome, follow
 from tfps.jobs.handle import RunningJob, SubmittedJob
 from tfps.jobs.poller import JobPoller
 from tfps.jobs.spec import Job
-from tfps.report import SUMMARY, final_lines, read_json
+from tfps.report import final_lines
+from tfps.storage import SUMMARY, read_json
 
 
 def wait_for(submitted: SubmittedJob, job: Job, began: float) -> int:

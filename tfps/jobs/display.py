@@ -17,7 +17,8 @@ from tfps.cluster.resolver import Task
 from tfps.config.job_config import JobConfig
 from tfps.jobs.events import TaskExited, TaskRestarted, TaskStalled
 from tfps.jobs.output import Output
-from tfps.report import count, duration, format_progress, parse_progress, state_of
+from tfps.progress import format_progress, parse_progress, state_of
+from tfps.text import count, duration
 
 _PROGRESS_EVERY_SECS, _QUIET_SECS = 1.0, 5.0
 

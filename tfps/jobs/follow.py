@@ -15,7 +15,8 @@ from tfps.errors import CheckpointError, PeerLostError, StoppedError, stopping_s
 from tfps.jobs.display import JobView, Plain, Terminal, screen
 from tfps.jobs.events import LogLine, Note, TaskExited, TaskRestarted, TaskStalled, how_it_ended
 from tfps.jobs.handle import RunningJob
-from tfps.report import LOGS, SCHEMA_VERSION, SUMMARY, read_json, utc
+from tfps.storage import LOGS, SCHEMA_VERSION, SUMMARY, read_json
+from tfps.text import utc
 
 _SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one: the shell and a person may both send Ctrl-C
 _HELD_SECS = 2.0

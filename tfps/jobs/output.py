@@ -6,7 +6,7 @@ import select
 import stat
 import sys
 
-from tfps.report import plural
+from tfps.text import plural
 
 _PATIENCE_SECS = 2.0
 _CHARACTERS = 1024  # per write: a pipe that is ready takes at least 4 KiB

@@ -14,9 +14,9 @@ from tfps.cluster.resolver import Cluster, Task
 from tfps.errors import DataError, PeerLostError, TfpsError
 from tfps.models.loader import Model, mistake, where
 from tfps.modes.moments import FENCED
-from tfps.report import brief
 from tfps.runtime.coordination.heartbeat import FORGOTTEN
 from tfps.runtime.graph.placement import task_of
+from tfps.text import brief
 from tfps.tf_types import Graph, Operation
 
 _EITHER = "another process has replaced this task, which was taken for lost, or a PS was started again"

@@ -11,7 +11,7 @@ import timeline
 from attempt import Attempt
 from kills import Act
 
-from tfps.report import read_json
+from tfps.storage import read_json
 
 _END_SECS = 10.0
 

@@ -17,7 +17,7 @@ from result import CLASSIC, TFPS
 from timeline import Line
 
 from tfps.cluster.ports import held_ports
-from tfps.report import read_json
+from tfps.storage import read_json
 
 _PREFIX = re.compile(r"((?:ps|worker|evaluator)/\d+) +\| (.*)")
 _POLL_SECS, _LAST_LINES_SECS = 0.02, 0.5

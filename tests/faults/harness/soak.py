@@ -18,7 +18,7 @@ from attempt import Attempt, HangError, UnexpectedError
 from kills import workers_of
 from result import FAILED, HANG, OK, TFPS, Result, Soak
 
-from tfps.report import read_json
+from tfps.storage import read_json
 
 STEP_SECS = 0.2
 _UNDISTURBED = 3

@@ -25,7 +25,7 @@ from tfps.launchers.base import Launcher
 from tfps.launchers.common import client
 from tfps.launchers.common.batch_driver import Spec
 from tfps.launchers.common.job_files import Files, Told, follow_lines, with_tasks
-from tfps.report import LOGS, make_dir
+from tfps.storage import LOGS, make_dir
 
 _CANCEL_SECS = 60.0  # schedulers give a job some time to end, often 10 s
 _POLL_SECS = 0.5

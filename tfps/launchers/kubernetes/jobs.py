@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from tfps.jobs.spec import PORT, Job, Role
 from tfps.launchers.kubernetes import manifests, status
-from tfps.launchers.kubernetes.launcher import KubernetesLauncher
+from tfps.launchers.kubernetes.launcher import KubernetesLauncher, hosts_by_flag
 from tfps.launchers.kubernetes.manifests import Object
 
 _WHY = f"""
@@ -28,9 +28,7 @@ class JobsLauncher(KubernetesLauncher):
         Raises:
             ConfigError: If the cluster would refuse one of them.
         """
-        hosts = {
-            f"{role.name}_hosts": [_host(job, role, index) for index in range(role.replicas)] for role in job.roles
-        }
+        hosts = hosts_by_flag(job, _host)
         return [
             *manifests.config_maps(job, hosts),
             *manifests.network_policies(job),

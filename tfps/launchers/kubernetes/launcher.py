@@ -1,10 +1,10 @@
 """The common base of the Kubernetes launchers: a plan is objects, kubectl creates them, labels find them."""
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from tfps.jobs.spec import Job
+from tfps.jobs.spec import Job, Role
 from tfps.launchers.base import Launcher
 from tfps.launchers.kubernetes import kubectl, manifests
 from tfps.launchers.kubernetes.kubectl import KubeJob
@@ -92,3 +92,8 @@ class KubernetesLauncher(Launcher[Plan]):
             ConfigError: If ``job_id`` is not ``NAME`` or ``NAMESPACE/NAME``.
         """
         return kubectl.find(self, job_id)
+
+
+def hosts_by_flag(job: Job, host: Callable[[Job, Role, int], str]) -> Mapping[str, Sequence[str]]:
+    """Return the values of ``--ps_hosts`` and ``--worker_hosts`` where the pods' names are known in advance."""
+    return {f"{role.name}_hosts": [host(job, role, index) for index in range(role.replicas)] for role in job.roles}

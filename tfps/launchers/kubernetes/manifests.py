@@ -16,7 +16,7 @@ from tfps.errors import ConfigError
 from tfps.jobs.spec import KILLED, PORT, RESOURCES, Job, Role
 from tfps.launchers.common import containers
 from tfps.launchers.common.yaml_writer import to_yaml
-from tfps.report import plural
+from tfps.text import plural
 
 Object = dict[str, Any]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tfps.errors import ConfigError, StorageError
 from tfps.launchers.local import task_process
-from tfps.report import make_dir, temporary_directory
+from tfps.storage import make_dir, temporary_directory
 
 _LONGEST_TEMPDIR = 60  # bytes; the fork server's socket is in it, with a path of at most 107
 _SHORT_TEMPDIRS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  mkdtemp makes the directory in it

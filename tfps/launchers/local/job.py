@@ -38,7 +38,7 @@ from tfps.launchers.local import task_process
 from tfps.launchers.local.fork_server import ForkServer
 from tfps.launchers.local.output import TaskOutput
 from tfps.launchers.local.restart_policy import RestartPolicy
-from tfps.report import LOGS
+from tfps.storage import LOGS
 
 KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
 _MOST_RESTARTS = 5

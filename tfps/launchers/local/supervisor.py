@@ -24,7 +24,7 @@ from tfps.errors import RetryableError, StoppedError, stopping_signals
 from tfps.jobs.events import LogLine, TaskExited, TaskRestarted, TaskStalled
 from tfps.launchers.local.job import LocalJob, Plan
 from tfps.launchers.local.restart_policy import Alone
-from tfps.report import LOGS, temporary_directory
+from tfps.storage import LOGS, temporary_directory
 
 _SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one
 # The task's own lines about its state; a model's output does not match.

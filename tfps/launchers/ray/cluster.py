@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfps.errors import ClientMissingError, ConfigError, PlatformError, TfpsError
-from tfps.report import one_line
+from tfps.text import one_line
 
 # By role: the number of tasks, and the resources that each takes from its node.
 Bundles = Mapping[str, tuple[int, Mapping[str, float]]]

@@ -27,7 +27,7 @@ from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, Tas
 from tfps.jobs.spec import KILLED, MOST_RESTARTS
 from tfps.launchers.ray.actor import RayTask
 from tfps.launchers.ray.log_protocol import format_line, format_status
-from tfps.report import one_line
+from tfps.text import one_line
 
 _LOOK_SECS = 1.0  # how soon the driver sees a request to stop
 _READ_SECS = 10.0

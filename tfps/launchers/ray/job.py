@@ -24,7 +24,7 @@ from tfps.jobs.handle import (
 from tfps.jobs.poller import JobPoller
 from tfps.launchers.ray import cluster
 from tfps.launchers.ray.log_protocol import Reader, is_protocol
-from tfps.report import one_line
+from tfps.text import one_line
 
 _STATES = {"PENDING": PENDING, "RUNNING": RUNNING, "SUCCEEDED": SUCCEEDED, "FAILED": FAILED, "STOPPED": CANCELLED}
 _ASK_EVERY_SECS = 0.5

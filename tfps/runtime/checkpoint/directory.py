@@ -26,9 +26,9 @@ from pathlib import Path
 
 from tfps.config.job_config import STARTED_AGAIN, JobConfig, show
 from tfps.errors import CheckpointError, StorageError
-from tfps.report import SUMMARY, make_dir, read_file, read_json, write_text
 from tfps.runtime.checkpoint import file_clock
 from tfps.runtime.checkpoint.manifest import INDEX, MANIFEST, file_of, listed, problem, seal, write_flushed
+from tfps.storage import SUMMARY, make_dir, read_file, read_json, write_text
 
 BASE = "model.ckpt"
 _STATE, _WRITTEN, _STAGING = "checkpoint", "checkpoint.written", ".saving-"

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfps.report import open_file, read_file
 from tfps.runtime.checkpoint.tensor_bundle import data_sizes
+from tfps.storage import open_file, read_file
 
 MANIFEST, INDEX = "manifest.json", "index"
 _BLOCK_BYTES = 1 << 20

@@ -23,7 +23,6 @@ from pathlib import Path
 from tfps.cluster.resolver import Cluster
 from tfps.config.job_config import show
 from tfps.errors import PeerLostError, StorageError, TfpsError
-from tfps.report import make_dir, write_json
 from tfps.runtime.checkpoint.lock_holder import (
     GONE,
     OWNER,
@@ -38,6 +37,7 @@ from tfps.runtime.checkpoint.lock_holder import (
     place_of,
     this_process,
 )
+from tfps.storage import make_dir, write_json
 
 _LOCK = ".chief.lock"
 _RENEW_SECS = 2.0

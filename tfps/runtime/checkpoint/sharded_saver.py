@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from tfps.report import brief, open_file, read_file
 from tfps.runtime.checkpoint.manifest import problem
 from tfps.runtime.graph.passes.snapshot import Snapshot
+from tfps.storage import open_file, read_file
+from tfps.text import brief
 from tfps.tf_types import Session
 
 _TRIES_SECS = 3.0  # for finding a moment at which all PS have the same updates

@@ -30,8 +30,8 @@ from tfps.cluster import rendezvous
 from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, ConfigError, PeerLostError
-from tfps.report import JOB, read_json
 from tfps.runtime.process import process_identity
+from tfps.storage import JOB, read_json
 
 _FLAGS = ("model", "optimizer", "learning_rate", "max_steps", "mode", "ps_strategy", "min_slice_mb", "wire")
 _EDITED = "it was changed meanwhile, or is not the same on all hosts. Give every task the same."

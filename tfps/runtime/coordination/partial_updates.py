@@ -6,7 +6,7 @@ import time
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.base import Step
-from tfps.report import plural
+from tfps.text import plural
 from tfps.tf_types import Session
 
 _AT_REST_SECS = 1.0  # a lost process's requests have finished by then, or never will

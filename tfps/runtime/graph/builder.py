@@ -1,9 +1,7 @@
-"""Build the graphs of a job: training on a cluster, and evaluation on a cluster or on one machine."""
+"""Build the graph in which a worker trains: the model, the mode, and the passes over both, in their order."""
 
-import contextlib
 import dataclasses
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,20 +18,19 @@ from tfps.modes.base import Mode, ModeContext, Step
 from tfps.modes.registry import mode_of
 from tfps.runtime.graph import inputs, layout, model_calls, placement, variable_check
 from tfps.runtime.graph.background_updates import unrolled
-from tfps.runtime.graph.cancel_safe_iterator import INPUTS, CancelSafeIterator
+from tfps.runtime.graph.graph_scope import new_graph, on_cluster
 from tfps.runtime.graph.layout import Layout
 from tfps.runtime.graph.passes import (
     embedding_rows,
     loop_hoisting,
     model_updates,
     nan_guard,
-    side_effects,
     variable_splitting,
     wire_packing,
 )
 from tfps.runtime.graph.passes.snapshot import Place, saved_name
 from tfps.runtime.graph.passes.variable_packing import Packing, can_pack
-from tfps.tf_types import Graph, Operation, Optimizer, Tensor, Variable
+from tfps.tf_types import Graph, Operation, Optimizer, Variable
 
 _T = TypeVar("_T")
 _WORKER_STRIDE = 7_368_787  # difference between the seeds of two workers
@@ -83,31 +80,6 @@ class TrainGraph:
         return [self.next_ticket, self.spec.loss, self.step.train_op]
 
 
-@dataclass(frozen=True)
-class EvalGraph:
-    """The graph that evaluates a model, on live parameters or on those of a checkpoint.
-
-    Attributes:
-        model: The model.
-        graph: The graph.
-        global_step: The variable of the global step.
-        iterator: Iterator over the evaluation input.
-        batches: int64 scalar: the number of batches in that input. Negative if it is unknown or infinite.
-        metrics: Maps a name to the value of a metric and the operation that adds a batch to it.
-        on_cluster: Whether the variables live on the PS of a cluster, which may be lost.
-        batch_size: The batch size of the job.
-    """
-
-    model: Model
-    graph: Graph
-    global_step: Variable
-    iterator: Any
-    batches: Any
-    metrics: Mapping[str, tuple[Any, Any]]
-    on_cluster: bool
-    batch_size: int
-
-
 def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> TrainGraph:
     """Build a worker's training graph.
 
@@ -116,7 +88,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
     """
     mode = mode_of(config)
     with new_graph(config) as graph:
-        with _on_cluster(config, cluster, task):
+        with on_cluster(config, cluster, task):
             global_step = tf.train.get_or_create_global_step()
             source = inputs.input_of(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
             iterator, batches, batch = source
@@ -129,7 +101,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             loop_hoisting.hoist_loop_reads(graph)  # before there are gradients
             checked = model_updates.check(graph)
             spec, updates = _with_own_updates(graph, spec, on_ps=task.is_chief or not mode.is_blocking)
-            _only_with(_next_of(iterator), [spec.loss, *updates])
+            inputs.only_with(inputs.next_of(iterator), [spec.loss, *updates])
             summary = tf.summary.merge_all()
         shown = [spec.loss, *spec.log_tensors.values(), *([] if summary is None else [summary])]
         if problem := embedding_rows.problem([*shown, *updates]):
@@ -147,7 +119,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
                 packing or spec.optimizer,
                 packing.name_of if packing else _name_of,
                 room=_room(config, mode.gradients_per_update(cluster.num_workers)),
-                sent=[_next_of(iterator), *(tensor for tensor, _ in checked if tensor.op in used)],
+                sent=[inputs.next_of(iterator), *(tensor for tensor, _ in checked if tensor.op in used)],
             )
             known = set(graph.get_operations())
             step = _built(model, lambda: mode.build_step(optimizer, spec.loss, global_step, context))
@@ -232,112 +204,6 @@ def _packing(optimizer: Optimizer, config: JobConfig) -> Packing | None:
 
 def _name_of(variable: Variable) -> str:
     return str(variable.op.name)
-
-
-def evaluation(
-    config: JobConfig, cluster: Cluster | None, task: Task, model: Model, like: Any = None
-) -> EvalGraph | None:
-    """Build an evaluation graph.
-
-    Args:
-        config: The job.
-        cluster: The cluster that holds the variables; ``None`` means this machine.
-        task: The worker that evaluates.
-        model: The model.
-        like: A training graph on the same cluster. Its variables are evaluated, each on the PS where it lives.
-
-    Returns:
-        The graph, or ``None`` if the model's ``input_fn`` returns ``None`` for ``mode='eval'``.
-
-    Raises:
-        ModelError: If the model fails, or returns something that its contract does not allow.
-    """
-    strategy = placement.same_as(like) if like is not None else None
-    with new_graph(config) as graph, _on_cluster(config, cluster, task, strategy):
-        global_step = tf.train.get_or_create_global_step()
-        device = task.device if cluster else "/cpu:0"
-        source = inputs.input_of(model, ModeKeys.EVAL, config, device, 1, 0)
-        if source is None:
-            return None
-        iterator, batches, batch = source
-        spec = model_calls.spec(model, ModeKeys.EVAL, config, *batch)
-        size = inputs.examples_of(*batch)
-        loss = tf.metrics.mean(spec.loss, weights=size if tf.is_tensor(size) else 1)  # the last batch may be smaller
-        metrics = {"loss": loss, **(spec.eval_metric_ops or {})}
-        read = _next_of(iterator)
-        _only_with(read, [update for _, update in metrics.values()])
-        _check_values(model, read, metrics)
-    if like is not None:
-        variable_check.check(model, ModeKeys.EVAL, graph, like)
-    return EvalGraph(model, graph, global_step, iterator, batches, metrics, cluster is not None, config.batch_size)
-
-
-def _only_with(read: Tensor, updates: Sequence[Operation]) -> None:
-    """Make changes such as metrics and counters wait for the batch, even if they do not use it.
-
-    A step that finds no more batches then changes nothing.
-    """
-    for op in set(placement.ancestors(updates)) - set(placement.ancestors([read])):
-        lasts = any(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype for tensor in op.inputs)
-        in_loop = op._get_control_flow_context() is not None  # no control edge may enter it
-        if lasts and side_effects.changes(op) and not in_loop:
-            op._add_control_input(read)
-
-
-def _check_values(model: Model, read: Tensor, metrics: Mapping[str, tuple[Any, Any]]) -> None:
-    """Check that no metric's value needs a batch: values are read after the last batch."""
-    of_batch = [
-        name for name, (value, _) in metrics.items() if read in placement.ancestors([tf.convert_to_tensor(value)])
-    ]
-    if of_batch:
-        raise ModelError(
-            f"--model={model.name}: {model.line_of('model_fn')}: model_fn(mode='eval') returned eval_metric_ops with "
-            f"{of_batch[0]!r}, whose value depends on the batch; a value is read after the last batch: use "
-            "tf.metrics.mean(...), or give a pair of a variable's value and its update."
-        )
-
-
-def _next_of(iterator: Any) -> Any:
-    resource = iterator.resource if isinstance(iterator, CancelSafeIterator) else iterator._iterator_resource
-    return next(op for op in resource.consumers() if op.type in INPUTS)
-
-
-@contextlib.contextmanager
-def new_graph(config: JobConfig) -> Iterator[Graph]:
-    """Make a graph with the job's seed, the default one in the context."""
-    variable_splitting.patch_embedding_lookup()
-    _reset_keras_names()
-    graph = tf.Graph()
-    with graph.as_default(), placement.keras_seeds_local():
-        tf.set_random_seed(config.seed)
-        yield graph
-
-
-def _reset_keras_names() -> None:
-    """Reset Keras's layer counters, as TensorFlow does in a new graph.
-
-    Keras counts layers across the whole process. Without a reset, unnamed layers would get other names in each graph,
-    and evaluation other variables than training. Keras is imported only when it is used; see ``tensorflow_import``.
-    """
-    if naming := sys.modules.get("keras.src.utils.naming"):
-        naming.reset_uids()
-
-
-@contextlib.contextmanager
-def _on_cluster(
-    config: JobConfig, cluster: Cluster | None, task: Task, strategy: placement.Strategy | None = None
-) -> Iterator[None]:
-    """Place variables on the PS and split large ones. Without a cluster, leave everything on this machine."""
-    if cluster is None:
-        yield
-        return
-    strategy = strategy or placement.STRATEGIES[config.ps_strategy](cluster.num_ps)
-    with (
-        tf.device(placement.device_setter(cluster, task, strategy)),
-        placement.local_variables_on(task.device),
-        tf.variable_scope(tf.get_variable_scope(), custom_getter=variable_splitting.getter(config, cluster)),
-    ):
-        yield
 
 
 def _built(model: Model, build: Callable[[], _T]) -> _T:

@@ -1,6 +1,6 @@
 """A model's input pipeline, in the graph of the task that reads it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -9,10 +9,10 @@ from tensorflow.core.framework import attr_value_pb2
 from tfps.config.job_config import JobConfig
 from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys
-from tfps.runtime.graph import model_calls
-from tfps.runtime.graph.cancel_safe_iterator import CancelSafeIterator
+from tfps.runtime.graph import model_calls, placement
+from tfps.runtime.graph.cancel_safe_iterator import INPUTS, CancelSafeIterator
 from tfps.runtime.graph.passes import side_effects
-from tfps.tf_types import Dataset, Graph, Tensor
+from tfps.tf_types import Dataset, Graph, Operation, Tensor
 
 _MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of the op types of datasets
 _END = ("PyFunc", "IteratorGetNext", "Dequeue", "ReaderRead")  # likewise, with which a function may end the input
@@ -83,3 +83,21 @@ def _nodes(graph: Graph, node: Any) -> Iterator[Any]:
         for inner in graph._get_function(name).definition.node_def:
             yield inner
             todo += [f.name for f in side_effects.functions_of(inner) if f.name not in todo]
+
+
+def next_of(iterator: Any) -> Operation:
+    """Return the operation that gets the next batch of an iterator."""
+    resource = iterator.resource if isinstance(iterator, CancelSafeIterator) else iterator._iterator_resource
+    return next(op for op in resource.consumers() if op.type in INPUTS)
+
+
+def only_with(read: Operation, updates: Sequence[Operation]) -> None:
+    """Make changes such as metrics and counters wait for the batch, even if they do not use it.
+
+    A step that finds no more batches then changes nothing.
+    """
+    for op in set(placement.ancestors(updates)) - set(placement.ancestors([read])):
+        lasts = any(side_effects.is_handle(tensor) for tensor in op.inputs)
+        in_loop = op._get_control_flow_context() is not None  # no control edge may enter it
+        if lasts and side_effects.changes(op) and not in_loop:
+            op._add_control_input(read)

@@ -6,13 +6,12 @@ from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.models.loader import Model
 from tfps.runtime.graph import builder, variable_check
+from tfps.runtime.graph.evaluation import EvalGraph, evaluation_graph
 
 _ALONE = Cluster(("ps:1",), ("worker:1",))  # its tasks are never started
 
 
-def build_once(
-    config: JobConfig, cluster: Cluster, model: Model
-) -> tuple[builder.TrainGraph, builder.EvalGraph | None]:
+def build_once(config: JobConfig, cluster: Cluster, model: Model) -> tuple[builder.TrainGraph, EvalGraph | None]:
     """Build the training and evaluation graphs of worker 0, without starting anything.
 
     Returns:
@@ -24,7 +23,7 @@ def build_once(
     """
     task = Task("worker", 0)
     training = builder.training(config, cluster, task, model)
-    return training, builder.evaluation(config, cluster, task, model, like=training.graph)
+    return training, evaluation_graph(config, cluster, task, model, like=training.graph)
 
 
 def explain_misfit(config: JobConfig, model: Model, mode: str, built: Any) -> None:

@@ -11,7 +11,7 @@ from tfps.errors import ModelError
 from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys
 from tfps.runtime.graph import model_calls
-from tfps.runtime.graph.builder import new_graph
+from tfps.runtime.graph.graph_scope import new_graph
 from tfps.tf_types import Graph, Tensor
 
 

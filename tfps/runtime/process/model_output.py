@@ -1,6 +1,6 @@
 """Keep a model's output apart from its task's own lines. Does not import TensorFlow.
 
-A follower of a task reads its output line by line (``tfps.report``). So a model's line that begins like one of the
+A follower of a task reads its output line by line (``tfps.progress``). So a model's line that begins like one of the
 task's own is marked. The task's own lines start at the left, even if the model left a line unfinished.
 """
 
@@ -8,7 +8,7 @@ import contextlib
 import logging
 from typing import TextIO
 
-from tfps.report import is_reserved
+from tfps.progress import is_reserved
 
 _MARK = "model: "
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from tfps.errors import StorageError
-from tfps.report import LOGS, make_dir
 from tfps.runtime.process.model_output import Errors, OwnLines, Printed
+from tfps.storage import LOGS, make_dir
 
 _log = logging.getLogger("tfps")
 

@@ -15,14 +15,16 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, PeerLostError, RetryableError, TfpsError
 from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys
-from tfps.report import SUMMARY, format_progress, read_json
+from tfps.progress import format_progress
 from tfps.runtime.checkpoint import file_clock, manager
 from tfps.runtime.checkpoint.directory import Finder, list_checkpoints, step_in
 from tfps.runtime.error_translation import failed, is_of_peers
-from tfps.runtime.graph import builder, cancel_safe_iterator, model_check
+from tfps.runtime.graph import cancel_safe_iterator, model_check
+from tfps.runtime.graph.evaluation import EvalGraph, evaluation_graph
 from tfps.runtime.process import task_log
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results.event_file import EventFile
+from tfps.storage import SUMMARY, read_json
 from tfps.tf_types import Session
 
 _POLL_SECS = 0.5
@@ -32,7 +34,7 @@ _TELL_SECS = 30.0
 log = logging.getLogger(__name__)
 
 
-def check_end(session: Session, built: builder.EvalGraph) -> None:
+def check_end(session: Session, built: EvalGraph) -> None:
     """Check that the evaluation input is not one that TensorFlow knows to be infinite.
 
     Raises:
@@ -45,7 +47,7 @@ def check_end(session: Session, built: builder.EvalGraph) -> None:
         )
 
 
-def measure(session: Session, built: builder.EvalGraph) -> dict[str, Any]:
+def measure(session: Session, built: EvalGraph) -> dict[str, Any]:
     """Run a model's metrics over the whole evaluation input.
 
     Returns:
@@ -88,7 +90,7 @@ def of_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Any]:
         CheckpointError: If the checkpoint does not fit the model, or is damaged.
         ModelError: If no checkpoint can fit, because evaluation has a variable that training has not.
     """
-    built = builder.evaluation(config, None, Task("worker", 0), model)
+    built = evaluation_graph(config, None, Task("worker", 0), model)
     task_log.enable()
     if built is None:
         raise ConfigError(f"--model={model.name} has nothing to evaluate on: input_fn(mode='eval') returned None.")

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.report import brief
+from tfps.text import brief
 
 log = logging.getLogger(__name__)
 

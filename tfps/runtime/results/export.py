@@ -13,9 +13,9 @@ from tfps.config.job_config import JobConfig, show
 from tfps.errors import CheckpointError, StorageError
 from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys
-from tfps.report import brief
 from tfps.runtime.checkpoint import manager
 from tfps.runtime.graph import model_check, serving
+from tfps.text import brief
 
 
 def saved_model(config: JobConfig, model: Model, path: str) -> Path:

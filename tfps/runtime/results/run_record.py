@@ -17,8 +17,9 @@ from tfps.cluster.resolver import Cluster
 from tfps.config import job_config as flags
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError
-from tfps.report import JOB, SCHEMA_VERSION, read_json, utc, write_json
 from tfps.runtime.coordination.compatibility import digest
+from tfps.storage import JOB, SCHEMA_VERSION, read_json, write_json
+from tfps.text import utc
 
 _OF_TRAINING = (
     "size",

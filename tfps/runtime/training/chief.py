@@ -17,7 +17,7 @@ from tfps.config.job_config import STARTED_AGAIN, JobConfig
 from tfps.errors import StorageError
 from tfps.models.loader import Model
 from tfps.modes.base import SyncRecovery
-from tfps.report import JOB, SUMMARY, format_progress, remove
+from tfps.progress import format_progress
 from tfps.runtime.checkpoint import manager
 from tfps.runtime.checkpoint.background import BackgroundThread
 from tfps.runtime.checkpoint.manager import CheckpointManager
@@ -26,12 +26,14 @@ from tfps.runtime.checkpoint.ownership import HeldError, Ownership
 from tfps.runtime.coordination import compatibility
 from tfps.runtime.graph import builder, layout
 from tfps.runtime.graph.background_updates import UpdateRunner
+from tfps.runtime.graph.evaluation import evaluation_graph
 from tfps.runtime.graph.passes.snapshot import Snapshot
 from tfps.runtime.process import session as sessions
 from tfps.runtime.process.process_identity import secs_since
 from tfps.runtime.results import evaluation, run_record
 from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training.training_loop import Progress
+from tfps.storage import JOB, SUMMARY, remove
 from tfps.tf_types import Session
 
 _TORN_SECS = 3.0
@@ -76,7 +78,7 @@ class Chief:
         snapshot = Snapshot(built.step.moments, built.places, built.may_be_inf, built.step.partial)
         self._checkpoints = CheckpointManager(config.model_dir, config.save_checkpoint_secs, snapshot, self.owner)
         self._background = BackgroundThread()
-        self._eval = builder.evaluation(config, cluster, Task("worker", 0), model, like=built.graph)
+        self._eval = evaluation_graph(config, cluster, Task("worker", 0), model, like=built.graph)
         self.num_workers = built.num_workers
         self.updates: UpdateRunner | None = None
         self.was_restarted = False

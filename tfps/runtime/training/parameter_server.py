@@ -11,12 +11,12 @@ from tfps.cluster import probe, rendezvous
 from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, TfpsError, error_for_exit_code
-from tfps.report import plural
 from tfps.runtime.checkpoint.directory import ended
 from tfps.runtime.coordination import compatibility, job_state
 from tfps.runtime.process import server
 from tfps.runtime.process import session as sessions
 from tfps.runtime.process.shutdown import PS_GRACE_SECS, StopRequest
+from tfps.text import plural
 
 _POLL_SECS = 0.1
 _PROBE_EVERY_SECS = 0.5

@@ -10,12 +10,12 @@ from tfps.cluster import rendezvous
 from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, TfpsError
-from tfps.report import duration
 from tfps.runtime.coordination import job_state
 from tfps.runtime.coordination.state_reader import JobStateReader
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.training.stall_detector import StallDetector
 from tfps.runtime.training.training_loop import Progress
+from tfps.text import duration
 
 _LOST_AFTER_SECS = 10.0  # a PS that does not answer for this long is lost
 _MUTE_AFTER_SECS = 20.0  # a PS whose process is frozen for this long is lost, too; its launcher may notice earlier

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tfps.errors import StallError
-from tfps.report import duration
+from tfps.text import duration
 
 _TELL_AFTER_SECS = 30.0
 _LONGEST_GAP_SECS = (

@@ -10,7 +10,6 @@ from tfps.cluster.resolver import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.errors import StoppedError, TfpsError
 from tfps.modes.registry import mode_of
-from tfps.report import SUMMARY, utc, write_json
 from tfps.runtime.checkpoint.directory import Finder, step_in
 from tfps.runtime.checkpoint.ownership import hosts_of
 from tfps.runtime.coordination.job_state import JobState
@@ -18,6 +17,8 @@ from tfps.runtime.coordination.stragglers import Stragglers, WorkerPace
 from tfps.runtime.results import run_record
 from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.training_loop import Loop, Progress
+from tfps.storage import SUMMARY, write_json
+from tfps.text import utc
 from tfps.tf_types import Session
 
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 
 import tensorflow.compat.v1 as tf
 
-from tfps import report
 from tfps.config.job_config import JobConfig
 from tfps.errors import DataError, DivergedError
 from tfps.modes.registry import mode_of
-from tfps.report import format_progress
+from tfps.progress import format_progress
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.graph import cancel_safe_iterator
 from tfps.runtime.graph.builder import TrainGraph
@@ -29,6 +28,7 @@ from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.process.thread_pool import ThreadPool, at_once
 from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training.step_runner import Input, Pace, StepResults, StepRunner
+from tfps.text import plural
 from tfps.tf_types import Session
 
 _QUIET_SECS = 5.0  # a slow model reports at least this often
@@ -333,7 +333,7 @@ class Loop:
             self.progress.steps += sum(ticket < self.progress.global_step for ticket in block.tickets)
         if not self.progress.input_ended:
             whose = "another worker's input" if of_another else "the input"
-            log.info("%s has ended after %s of this worker", whose, report.plural(self.progress.steps, "step"))
+            log.info("%s has ended after %s of this worker", whose, plural(self.progress.steps, "step"))
         self.progress.input_ended = True
         with contextlib.suppress(tf.errors.AbortedError, tf.errors.CancelledError):  # another worker's input ended
             self._runs.give_back(len(block.tickets))

@@ -19,7 +19,6 @@ from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ClusterFormError, PeerLostError, RetryableError, StoppedError, StorageError, TfpsError
 from tfps.models.loader import Model
-from tfps.report import brief, count, plural
 from tfps.runtime.checkpoint.directory import ended
 from tfps.runtime.checkpoint.ownership import HeldError
 from tfps.runtime.coordination import compatibility, job_state
@@ -39,6 +38,7 @@ from tfps.runtime.training.end import END_DONE, END_EARLY, End
 from tfps.runtime.training.other_workers import OtherWorkers
 from tfps.runtime.training.peer_monitor import PeerMonitor
 from tfps.runtime.training.training_loop import Loop, Progress, Reporter, tell_of_the_end
+from tfps.text import brief, count, plural
 from tfps.tf_types import Session
 
 _POLL_SECS = 0.02

@@ -27,7 +27,7 @@ from tfps.cluster.resolver import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, DivergedError, PeerLostError, StoppedError, StorageError
 from tfps.models import loader
-from tfps.report import parse_progress
+from tfps.progress import parse_progress
 from tfps.runtime.checkpoint import directory as model_dir
 from tfps.runtime.checkpoint import manager
 from tfps.runtime.checkpoint.background import BackgroundThread

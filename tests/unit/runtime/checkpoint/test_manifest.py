@@ -15,10 +15,10 @@ from support.cluster import tf
 from support.processes import environment
 
 from tfps.errors import CheckpointError
-from tfps.report import read_json
 from tfps.runtime.checkpoint.directory import mend_state
 from tfps.runtime.checkpoint.manifest import partial_updates, problem, seal
 from tfps.runtime.checkpoint.tensor_bundle import data_sizes
+from tfps.storage import read_json
 
 
 def save(directory: Path, sharded: bool = False) -> Path:

@@ -20,11 +20,11 @@ from tfps.cluster.ports import held_ports
 from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, PeerLostError
-from tfps.report import write_json
 from tfps.runtime.coordination import compatibility, job_state
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training import parameter_server
 from tfps.runtime.training.worker import Worker
+from tfps.storage import write_json
 
 HERE = {"model": "mine.py", "max_steps": 100, "learning_rate": 0.5, "optimizer": "adam"}
 

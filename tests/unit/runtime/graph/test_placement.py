@@ -27,6 +27,7 @@ from tfps.modes.registry import MODES
 from tfps.optimizers.registry import OPTIMIZERS
 from tfps.runtime.graph import builder, placement, plan
 from tfps.runtime.graph.background_updates import UpdateRunner
+from tfps.runtime.graph.evaluation import evaluation_graph
 
 SHAPES = ([3, 5], [100], [], [7, 4], [50, 2], [1])
 
@@ -136,7 +137,7 @@ def test_evaluation_finds_variables_where_training_has_them(mode: str) -> None:
     """The evaluation graph has every variable of the model on the PS where the training graph has it."""
     config, cluster = JobConfig(mode=mode, optimizer="adam", **SPLIT), addresses(3, 2)
     training = builder.training(config, cluster, Task("worker", 0), WIDE)
-    evaluated = builder.evaluation(config, cluster, Task("worker", 0), WIDE, like=training.graph)
+    evaluated = evaluation_graph(config, cluster, Task("worker", 0), WIDE, like=training.graph)
     assert evaluated is not None
     there = {v.name: v for v in placement.variables(training.graph)}
     here = placement.variables(evaluated.graph)

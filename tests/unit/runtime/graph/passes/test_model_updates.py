@@ -675,3 +675,15 @@ def test_steps_are_told_that_a_run_with_updates_has_made(tmp_path: Path, mode: s
     shown = {"steps_to_validate": 1, "model_dir": str(tmp_path), "max_steps": STEPS, "mode": mode}
     train(model_of(ramp, showing), 1, 1, **shown, **UNROLLED)
     assert logged(tmp_path)["turns"] == [float(step + 1) for step in range(STEPS)]
+
+
+def test_a_complex_number_may_be_nan() -> None:
+    """NaN in either part of a complex value keeps a worker from sending it; Inf may be meant."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        sent = tf.placeholder(tf.complex64, [2])
+        checked = model_updates._without_nan(sent, "what the model assigns")
+        good = np.array([1 + 2j, complex(np.inf, 0)], np.complex64)
+        assert session.run(checked, {sent: good}).tolist() == good.tolist()
+        for bad in (complex(np.nan, 0), complex(0, np.nan)):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="what the model assigns"):
+                session.run(checked, {sent: np.array([1, bad], np.complex64)})

@@ -1,0 +1,63 @@
+"""Words for people."""
+
+import pytest
+
+from tfps.text import brief, count, duration, one_line, utc
+
+MADE_AT = """Detected at node 'save/SaveV2' defined at (most recent call last):
+    File "/usr/lib/python3.11/threading.py", line 1002, in _bootstrap
+    File "/tfps/runtime/graph/passes/snapshot.py", line 173, in save_op
+"""
+
+
+@pytest.mark.parametrize(
+    ("secs", "text"),
+    [
+        (0, "0.0 s"),
+        (0.84, "0.8 s"),
+        (9.94, "9.9 s"),
+        (42.4, "42 s"),
+        (119, "119 s"),
+        (185, "3 min 05 s"),
+        (3599.9, "60 min 00 s"),
+        (7440, "2 h 04 min"),
+        (90000, "25 h 00 min"),
+    ],
+)
+def test_a_duration_for_people(secs: float, text: str) -> None:
+    """Times are shown in the unit that people would use."""
+    assert duration(secs) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0"), (999.6, "1,000"), (1234567, "1,234,567"), (0.4, "0")])
+def test_a_count_for_people(number: float, text: str) -> None:
+    """Counts have thousands' separators and no fraction."""
+    assert count(number) == text
+
+
+@pytest.mark.parametrize(
+    ("message", "gist"),
+    [
+        ("a plain one", "a plain one"),
+        ("", "ValueError"),
+        ("Graph execution error:\n\n  first\n===\nsecond\nthird", "first second"),
+        (f"Graph execution error:\n\n{MADE_AT}Node: 'save/SaveV2'\n/m/x; File too large", "/m/x; File too large"),
+        (f"Graph execution error:\n\n{MADE_AT}/m/x; File too large", "/m/x; File too large"),
+        (f"{MADE_AT}Node: 'save/SaveV2'\n{MADE_AT}Node: 'save/SaveV2'\n/m/x; File too large", "/m/x; File too large"),
+        (f"{MADE_AT}\n{MADE_AT}=====\nOUT_OF_RANGE: /m/x; File too large\n", "OUT_OF_RANGE: /m/x; File too large"),
+    ],
+)
+def test_the_gist_of_an_error(message: str, gist: str) -> None:
+    """Of a long error the telling lines are kept, at most two, on one line; of an empty one its kind."""
+    assert brief(ValueError(message)) == gist
+
+
+def test_one_line_of_many() -> None:
+    """A text of many lines becomes one."""
+    assert one_line("  a\n\tb   c\n") == "a b c"
+
+
+def test_times_are_utc() -> None:
+    """They are as ISO 8601 has them, to the second, wherever the machine is."""
+    assert utc(0.0) == "1970-01-01T00:00:00Z"
+    assert utc(1795474890.9) == "2026-11-23T23:01:30Z"

@@ -1,0 +1,136 @@
+"""Files of a job: names, and reads and writes that are complete or not there. Does not import TensorFlow."""
+
+import errno
+import io
+import json
+import math
+import os
+import stat
+import tempfile
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfps.errors import CheckpointError, StorageError
+
+JOB, SUMMARY, LOGS = "job.json", "summary.json", "logs"
+SCHEMA_VERSION = 1  # of job.json and summary.json: within a version, names that exist stay and keep their meaning
+
+
+def make_dir(path: Path) -> None:
+    """Create a directory of the job.
+
+    Raises:
+        StorageError: If it cannot be created.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"--model_dir: {path} cannot be made: {error.strerror}.") from None
+
+
+def temporary_directory() -> str:
+    """Return the directory for temporary files.
+
+    Raises:
+        StorageError: If there is none.
+    """
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        raise StorageError("no temporary file can be written: set TMPDIR to a directory where one can.") from None
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file like ``write_text``. NaN and Inf become null.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    write_text(path, json.dumps(_finite(value), indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file completely or not at all, through a temporary file that is renamed.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    make_dir(path.parent)
+    try:
+        temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+        try:
+            with open(temporary, "x") as file:  # with the permissions that the umask leaves
+                file.write(text)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"--model_dir: {path} cannot be written: {error.strerror}.") from None
+
+
+def remove(path: Path) -> None:
+    """Delete a file of the job, if it exists.
+
+    Raises:
+        StorageError: If it cannot be deleted.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"--model_dir: {path} cannot be deleted: {error.strerror}.") from None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a regular file; reading any other, such as a FIFO, might block without end.
+
+    Raises:
+        OSError: If the file is not regular, or cannot be read.
+    """
+    with open_file(path) as file:
+        return file.read()
+
+
+def open_file(path: Path) -> io.FileIO:
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: If the file is not regular, or cannot be opened.
+    """
+    try:  # open first, because NFS looks for new files then
+        file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.ENXIO):  # a directory, a socket
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file
+        file.close()
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the content of a JSON file, or ``None`` if there is no such file.
+
+    Raises:
+        CheckpointError: If it is not a JSON object: another program wrote it, or it is damaged.
+    """
+    try:
+        value = json.loads(read_file(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path} cannot be read: {why}. Move it away, or give another --model_dir.") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds no JSON object. Move it away, or give another --model_dir.")
+    return value

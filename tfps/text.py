@@ -1,0 +1,53 @@
+"""Words for people: counts, durations, times, and errors on one line. Does not import TensorFlow."""
+
+import math
+import re
+import time
+
+from tfps.errors import without_colors
+
+# In an error, the calls that created an operation, before the reason: once, or for each of several operations.
+_MADE_AT = re.compile(r"^Detected at node .*\n?(?:[ \t].*\n?)*|^Node: '.*'$", re.MULTILINE)
+
+
+def number(value: float) -> str:
+    """Return a number in readable form: four digits, or a whole number from 9,999.5 up."""
+    return f"{value:.0f}" if abs(value) >= 9999.5 and math.isfinite(value) else f"{value:.4g}"
+
+
+def count(number: float) -> str:
+    """Return a count in readable form: ``12,345``."""
+    return f"{number:,.0f}"
+
+
+def plural(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 worker``, ``2 workers``."""
+    return f"{count(number)} {noun}" + ("" if number == 1 else "s")
+
+
+def duration(secs: float) -> str:
+    """Return a duration in readable form: ``0.8 s``, ``42 s``, ``3 min 05 s``, ``2 h 04 min``."""
+    if secs < 10:
+        return f"{secs:.1f} s"
+    if secs < 120:
+        return f"{secs:.0f} s"
+    minutes, rest = divmod(round(secs), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def utc(secs: float) -> str:
+    """Return a time, in seconds since 1970, as ``2026-11-23T17:04:36Z``."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(secs))
+
+
+def brief(error: BaseException) -> str:
+    """Return the gist of an error on one line, without TensorFlow's additions."""
+    text = _MADE_AT.sub("", without_colors(str(getattr(error, "message", error))))
+    lines = [line.strip() for line in text.splitlines()]
+    telling = [line for line in lines if line.strip("=") and line != "Graph execution error:"]
+    return " ".join(telling[:2]) or type(error).__name__
+
+
+def one_line(text: str) -> str:
+    """Return a text as one line, for places with room for only one."""
+    return re.sub(r"\s+", " ", text).strip()
