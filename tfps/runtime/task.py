@@ -74,7 +74,7 @@ def _worker(
     try:
         run_supervised(worker.work, stop, worker.watch, worker.emergency_save, worker.grace_secs)
     except TfpsError as error:
-        if not worker.end.is_done:
+        if not worker.life.is_done:
             worker.fail(error)
             raise
     finally:

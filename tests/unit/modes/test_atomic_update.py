@@ -20,10 +20,13 @@ from tfps.runtime.checkpoint import manager
 from tfps.runtime.checkpoint.manifest import partial_updates
 from tfps.runtime.coordination.job_state import JobState
 from tfps.runtime.coordination.partial_updates import PartialUpdates
+from tfps.runtime.process.shutdown import StopRequest
+from tfps.runtime.training import joining
 from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.peer_monitor import PeerMonitor
 from tfps.runtime.training.training_loop import Loop
 from tfps.runtime.training.worker import Worker
+from tfps.runtime.training.worker_parts import WorkerParts
 
 BIG = 1 << 18  # floats: too large to be packed
 
@@ -76,14 +79,14 @@ def test_a_checkpoint_of_a_job_under_way_holds_the_updates_of_its_step(tmp_path:
 
 def test_a_job_saves_before_all_of_its_workers_have_begun(tmp_path: Path) -> None:
     """A worker that comes late, or never, keeps no checkpoint from being saved."""
-    begin = Worker._begin
+    begin = joining.begin
 
-    def late(worker: Worker, session: Any) -> None:
-        if not worker._task.is_chief:
+    def late(parts: WorkerParts, session: Any) -> None:
+        if not parts.task.is_chief:
             wait_until(lambda: list(tmp_path.glob("model.ckpt-*.index")))
-        begin(worker, session)
+        begin(parts, session)
 
-    with mock.patch.object(Worker, "_begin", late):
+    with mock.patch.object(joining, "begin", late):
         train(COUNTING, 2, 2, secs=60, model_dir=str(tmp_path), max_steps=300, save_checkpoint_secs=0.01)
     assert counts(tf.train.latest_checkpoint(str(tmp_path)))["small0"] == {300.0}
 
@@ -121,14 +124,14 @@ def test_an_update_that_is_broken_off_between_the_ps_is_counted() -> None:
 def test_updates_in_part_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The worker whose they are says so, and the summary has how many of all workers there are."""
     caplog.set_level("INFO", "tfps")
-    take = Worker._take_what_is_left
+    take = Worker._take_remaining_steps
 
-    def interrupted(worker: Worker, loop: Any) -> None:
-        take(worker, loop)
-        if not worker._task.is_chief:
-            _raise_counter(worker, "tfps/applying_1_1")
+    def interrupted(worker: Worker, parts: WorkerParts, loop: Any) -> None:
+        take(worker, parts, loop)
+        if not parts.task.is_chief:
+            _raise_counter(parts, "tfps/applying_1_1")
 
-    with mock.patch.object(Worker, "_take_what_is_left", interrupted):
+    with mock.patch.object(Worker, "_take_remaining_steps", interrupted):
         train(COUNTING, 2, 2, secs=60, model_dir=str(tmp_path), max_steps=30)
     assert "1 update of this worker applied in part" in caplog.text
     assert summary(tmp_path)["partial_updates"] == 1
@@ -138,25 +141,25 @@ def test_updates_in_part_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 def test_updates_in_part_that_nobody_tells_are_counted(tmp_path: Path) -> None:
     """A worker that is lost for good tells nothing; the summary and the manifest of the last checkpoint count it."""
-    take = Worker._take_what_is_left
+    take = Worker._take_remaining_steps
 
-    def interrupted(worker: Worker, loop: Any) -> None:
-        take(worker, loop)
-        if not worker._task.is_chief:
-            _raise_counter(worker, "tfps/applied_1_1")
+    def interrupted(worker: Worker, parts: WorkerParts, loop: Any) -> None:
+        take(worker, parts, loop)
+        if not parts.task.is_chief:
+            _raise_counter(parts, "tfps/applied_1_1")
 
-    with mock.patch.object(Worker, "_take_what_is_left", interrupted), mock.patch.object(PartialUpdates, "tell"):
+    with mock.patch.object(Worker, "_take_remaining_steps", interrupted), mock.patch.object(PartialUpdates, "report"):
         train(COUNTING, 2, 2, secs=60, model_dir=str(tmp_path), max_steps=30)
     assert summary(tmp_path)["partial_updates"] == 1
     assert partial_updates(str(tmp_path / "model.ckpt-30")) == 1
 
 
-def _raise_counter(worker: Worker, name: str) -> None:
+def _raise_counter(parts: WorkerParts, name: str) -> None:
     """Let a PS count one update more of a worker than there was."""
-    [handle] = [op for op in worker._built.graph.get_operations() if op.name == name]
-    with worker._built.graph.as_default():
+    [handle] = [op for op in parts.built.graph.get_operations() if op.name == name]
+    with parts.built.graph.as_default():
         one = tf.raw_ops.AssignAddVariableOp(resource=handle.outputs[0], value=tf.constant(1, tf.int64))
-    worker._session.run(one)
+    parts.connection.session.run(one)
 
 
 def test_the_steps_of_all_workers_are_those_that_the_ps_have_counted(tmp_path: Path) -> None:
@@ -172,15 +175,15 @@ def test_a_lost_workers_update_in_part_spoils_no_others(tmp_path: Path) -> None:
 
     Where no such moment is found in time, as on a machine that is very busy, the manifest tells how many they lack.
     """
-    begin = Worker._begin
+    begin = joining.begin
 
-    def interrupted(worker: Worker, session: Any) -> None:
-        begin(worker, session)
-        if worker._task.index == 2:
-            _raise_counter(worker, "tfps/applied_1_2")
-            worker._wait_until(lambda: worker._step() >= 600)  # as one that does not come back in time
+    def interrupted(parts: WorkerParts, session: Any) -> None:
+        begin(parts, session)
+        if parts.task.index == 2:
+            _raise_counter(parts, "tfps/applied_1_2")
+            StopRequest().wait_until(lambda: parts.global_step() >= 600)  # as one that does not come back in time
 
-    with mock.patch.object(manager, "_KEEP", 1000), mock.patch.object(Worker, "_begin", interrupted):
+    with mock.patch.object(manager, "_KEEP", 1000), mock.patch.object(joining, "begin", interrupted):
         flags: dict[str, Any] = {"max_steps": 600, "save_checkpoint_secs": 0.01}
         train(COUNTING, 2, 3, secs=90, model_dir=str(tmp_path), **flags)
     saved = sorted(tmp_path.glob("model.ckpt-*.index"))
@@ -257,9 +260,9 @@ def test_a_late_worker_adds_nothing_to_a_job_that_is_over(tmp_path: Path) -> Non
     start, make, complete = Loop._start, Worker._make_loop, Chief.complete
     loops: list[Loop] = []
 
-    def noted(worker: Worker) -> Loop:
-        loop = make(worker)
-        loops.extend([loop] * worker._task.index)
+    def noted(worker: Worker, parts: WorkerParts) -> Loop:
+        loop = make(worker, parts)
+        loops.extend([loop] * parts.task.index)
         return loop
 
     def late(loop: Loop, in_hand: Any) -> Any:

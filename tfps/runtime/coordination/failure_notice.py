@@ -72,13 +72,13 @@ def _told(config: JobConfig, cluster: Cluster, task: Task, code: int, ps: Task) 
     """Write minus the exit code as the worker's phase, if the PS is of this job; return whether it is."""
     import tensorflow.compat.v1 as tf  # noqa: PLC0415
 
-    from tfps.runtime.coordination import job_state  # noqa: PLC0415
+    from tfps.runtime.coordination import job_variables  # noqa: PLC0415
 
     with tf.Graph().as_default() as graph:
-        state = job_state.on_ps(cluster, ps.index)
+        state = job_variables.ps_variables(cluster, ps.index)
         phase = state.phase.scatter_update(tf.IndexedSlices(-code, task.index)).op
         terms = state.terms.read_value()
-        run = job_state.on_first(cluster).run.read_value() if ps.index == 0 else tf.constant("")
+        run = job_variables.first_ps_variables(cluster).run.read_value() if ps.index == 0 else tf.constant("")
     options = tf.ConfigProto(device_filters=[f"/job:ps/task:{ps.index}"])
     with tf.Session(f"grpc://{cluster.address(ps)}", graph=graph, config=options) as session:
         theirs, present_run = session.run([terms, run])

@@ -40,30 +40,32 @@ A process that was taken for lost (it was frozen, or cut off) may come back afte
 opened its first session, the PS forgot the sessions of the process before (TensorFlow's ``SessionMgr``, by the task's
 name and incarnation). Therefore its requests fail, and it exits. A session that it opened would end its replacement's.
 So a worker opens a session only if the PS have just answered its heartbeat.
-
-The variables are in no collection, because they belong neither to the model nor to any checkpoint.
 """
 
 import dataclasses
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster.resolver import Cluster
+from tfps.runtime.coordination.job_variables import first_ps_variables, ps_variables
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.tf_types import Session
 
-RUNNING, STOPPED, DONE, IDLE, EXHAUSTED = 0, 1, 2, 3, 4  # and below 0, minus an exit code
-AT_WORK = (RUNNING, IDLE, EXHAUSTED)
+
+class Phase(enum.IntEnum):
+    """What a worker is doing, as it writes it on every PS; a negative number is minus the exit code of a failure."""
+
+    RUNNING = 0
+    STOPPED = 1
+    DONE = 2
+    IDLE = 3
+    EXHAUSTED = 4
 
 
-def _variable(name: str, first: Any) -> Any:
-    return tf.Variable(
-        lambda: tf.constant(first), trainable=False, collections=[], use_resource=True, name=f"tfps/{name}"
-    )
+AT_WORK = (Phase.RUNNING, Phase.IDLE, Phase.EXHAUSTED)
 
 
 @dataclass(frozen=True)
@@ -100,87 +102,11 @@ class RestartState:
     phases: Sequence[int]
 
 
-@dataclass(frozen=True)
-class PsState:
-    """The state held on one PS, as operations of one graph.
-
-    Attributes:
-        phase: int32 variable [num_workers]: RUNNING or another phase, or minus an exit code.
-        joined: bool variable [num_workers]: which workers have joined.
-        aborted: bool variable: whether the job has to restart.
-        terms: string variable: the options that the PS was started with; see ``compatibility``.
-    """
-
-    phase: Any
-    joined: Any
-    aborted: Any
-    terms: Any
-
-
-@dataclass(frozen=True)
-class FirstState:
-    """The state that only PS 0 holds.
-
-    Attributes:
-        tally: float64 variable [num_workers, 4]: each worker's last ``Tally``, written together with its phase.
-        beats: float64 variable [num_workers, 4]: each worker's last ``stragglers.WorkerPace``.
-        generation: int64 variable: how often a worker has requested a restart of all.
-        arrived: int64 variable [num_workers]: the generation in which each worker has arrived.
-        released: int64 variable: the generation in which the chief lets all continue; -1 before the first.
-        pulse: int64 variable [num_workers]: how many heartbeats each worker has sent, whatever it is doing.
-        run: string variable: the identity of the run whose variables the PS hold, once they have values.
-    """
-
-    tally: Any
-    beats: Any
-    generation: Any
-    arrived: Any
-    released: Any
-    pulse: Any
-    run: Any
-
-
-def on_ps(cluster: Cluster, index: int, terms: str = "") -> PsState:
-    """Add the state of one PS to the default graph; only the PS itself passes its terms."""
-    with tf.device(None), tf.device(f"/job:ps/task:{index}/cpu:0"):
-        return PsState(
-            phase=_variable(f"phase_{index}", np.zeros(cluster.num_workers, np.int32)),
-            joined=_variable(f"joined_{index}", np.zeros(cluster.num_workers, np.bool_)),
-            aborted=_variable(f"aborted_{index}", np.bool_(False)),
-            terms=_variable(f"terms_{index}", terms),
-        )
-
-
-def on_first(cluster: Cluster) -> FirstState:
-    """Add the state that only PS 0 holds to the default graph."""
-    with tf.device(None), tf.device("/job:ps/task:0/cpu:0"):
-        return FirstState(
-            tally=_variable("tally", np.zeros([cluster.num_workers, 4], np.float64)),
-            beats=_variable("beats", np.zeros([cluster.num_workers, 4], np.float64)),
-            generation=_variable("generation", np.int64(0)),
-            arrived=_variable("met", np.zeros(cluster.num_workers, np.int64)),
-            released=_variable("ready", np.int64(-1)),
-            pulse=_variable("pulse", np.zeros(cluster.num_workers, np.int64)),
-            run=_variable("run", ""),
-        )
-
-
-def of_ps(cluster: Cluster, index: int, terms: str) -> tuple[Any, PsState]:
-    """Add the whole state of a PS to the default graph.
-
-    Returns:
-        The operation that sets the state to its initial values, and the part of it that every PS holds.
-    """
-    state = on_ps(cluster, index, terms)
-    held = [*vars(state).values(), *(vars(on_first(cluster)).values() if index == 0 else [])]
-    return tf.group(*(variable.initializer for variable in held)), state
-
-
 class JobState:
     """The state on all PS, as one worker accesses it. Build it while the worker's graph is the default one."""
 
     def __init__(self, cluster: Cluster, worker: int) -> None:
-        servers, first = [on_ps(cluster, index) for index in range(cluster.num_ps)], on_first(cluster)
+        servers, first = [ps_variables(cluster, index) for index in range(cluster.num_ps)], first_ps_variables(cluster)
         self._phase = tf.placeholder(tf.int32, [], name="tfps/phase")
         self._tally = tf.placeholder(tf.float64, [4], name="tfps/tally")
         tally = first.tally.scatter_update(tf.IndexedSlices(self._tally, worker)).op

@@ -27,14 +27,14 @@ class PartialUpdates:
         self._of = of = step.partial
         if of is None:
             return
-        self._mine = of.untold[worker]
-        with tf.control_dependencies([of.total.assign_add(self._mine, read_value=False)]):
+        self._own = of.untold[worker]
+        with tf.control_dependencies([of.total.assign_add(self._own, read_value=False)]):
             self._count = of.settle()
 
-    def tell(self, session: Session) -> None:
+    def report(self, session: Session) -> None:
         """Log and count on the PS the partial updates not reported yet; call it while no step is in flight."""
         deadline = time.monotonic() + _AT_REST_SECS
-        while self._of and (found := int(session.run(self._mine))):
+        while self._of and (found := int(session.run(self._own))):
             if time.monotonic() > deadline:
                 log.info(
                     "%s of this worker applied in part: broken off when some variables had it, and others had not",

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import tensorflow.compat.v1 as tf
 
 from tfps.errors import PeerLostError
-from tfps.runtime.coordination.job_state import DONE, RUNNING, JobState, RestartState
+from tfps.runtime.coordination.job_state import JobState, Phase, RestartState
 from tfps.runtime.coordination.stragglers import Stragglers, WorkerPace
 from tfps.tf_types import Session
 
@@ -61,7 +61,7 @@ class RestartBarrier:
         state: JobState,
         chief: Recovery | None,
         is_blocking: bool,
-        wait_until: Callable[[Callable[[], bool]], None],
+        wait_until: Callable[[Callable[[], bool]], object],
         ahead: Any,
     ) -> None:
         self._state, self._chief, self.is_blocking, self._wait_until = state, chief, is_blocking, wait_until
@@ -114,7 +114,7 @@ class RestartBarrier:
         if self.is_blocking:
             self.stragglers.look_in_step(self._look_ahead())
         elif turn % _LISTENS_A_PACE == 0:
-            training = [index for index, phase in enumerate(self._look().phases) if phase == RUNNING]
+            training = [index for index, phase in enumerate(self._look().phases) if phase == Phase.RUNNING]
             self.stragglers.look_apart(self._look_at_beats(), training)
 
     def _arrive(self, session: Session) -> bool:
@@ -131,7 +131,7 @@ class RestartBarrier:
 
     def _is_over(self, seen: RestartState) -> bool:
         """Return whether the chief has signed off: all work was done, so it no longer checks for requests."""
-        return self._chief is None and seen.phases[0] == DONE
+        return self._chief is None and seen.phases[0] == Phase.DONE
 
     def _release(self, chief: Recovery, session: Session, generation: int) -> None:
         """Wait for the others, clear the remains of the earlier generation, and let all workers continue."""
@@ -153,5 +153,5 @@ class RestartBarrier:
 
     def _all_have_arrived(self, generation: int) -> bool:
         seen = self._look()
-        training = [index for index, phase in enumerate(seen.phases) if phase == RUNNING]
+        training = [index for index, phase in enumerate(seen.phases) if phase == Phase.RUNNING]
         return seen.generation > generation or all(seen.arrived[index] >= generation for index in training)

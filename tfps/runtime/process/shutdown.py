@@ -5,6 +5,7 @@ work, and the main thread supervises it.
 """
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -21,6 +22,7 @@ SAVED_WITHIN_SECS = 9.0
 PS_GRACE_SECS = 9.5
 SECOND_THOUGHT_SECS = 2.0  # signals that come sooner count as one: shell, platform and user may all send it
 _LOOK_SECS = 1.0
+_POLL_SECS = 0.02
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,23 @@ class StopRequest:
     def waited_secs(self) -> float:
         """The seconds since the task was asked to end; 0 if it was not."""
         return time.monotonic() - self._since if self._error is not None else 0.0
+
+    def wait_until(
+        self, condition: Callable[[], bool], most_secs: float = math.inf, every_secs: float = _POLL_SECS
+    ) -> bool:
+        """Wait until a condition holds; return whether it does within ``most_secs``.
+
+        Raises:
+            TfpsError: The reason to end, if the task is asked to end before.
+        """
+        deadline = time.monotonic() + most_secs
+        while not condition():
+            if self._error:
+                raise self._error
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(every_secs)
+        return True
 
     def on_signals(self) -> None:
         """Request an end on a stop signal; SIGINT after ``SECOND_THOUGHT_SECS`` ends the process immediately.

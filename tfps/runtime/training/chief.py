@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import STARTED_AGAIN, JobConfig
-from tfps.errors import StorageError
+from tfps.errors import DataError, StorageError
 from tfps.models.loader import Model
-from tfps.modes.base import SyncRecovery
+from tfps.modes.registry import mode_of
 from tfps.progress import format_progress
 from tfps.runtime.checkpoint import manager
 from tfps.runtime.checkpoint.background import BackgroundThread
@@ -28,16 +28,16 @@ from tfps.runtime.graph import builder, layout
 from tfps.runtime.graph.background_updates import UpdateRunner
 from tfps.runtime.graph.evaluation import evaluation_graph
 from tfps.runtime.graph.passes.snapshot import Snapshot
-from tfps.runtime.process import session as sessions
 from tfps.runtime.process.process_identity import secs_since
 from tfps.runtime.results import evaluation, run_record
 from tfps.runtime.results.event_file import EventFile
-from tfps.runtime.training.training_loop import Progress
+from tfps.runtime.training import interrupted_steps
+from tfps.runtime.training.connection import Connection
+from tfps.runtime.training.worker_progress import Progress
 from tfps.storage import JOB, SUMMARY, remove
 from tfps.tf_types import Session
 
 _TORN_SECS = 3.0
-_CLEAR_SECS = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Chief:
         cluster: The cluster.
         model: The model.
         built: The training graph.
-        new_session: Makes a session on that graph.
+        connection: The worker's sessions.
     """
 
     def __init__(
@@ -67,10 +67,13 @@ class Chief:
         cluster: Cluster,
         model: Model,
         built: builder.TrainGraph,
-        new_session: Callable[[], Any],
+        connection: Connection,
     ) -> None:
-        self._config, self._cluster, self._model = config, cluster, model
-        self._built, self._new_session = built, new_session
+        self._config = config
+        self._cluster = cluster
+        self._model = model
+        self._built = built
+        self._connection = connection
         self._init = tf.global_variables_initializer()
         self.owner = Ownership(
             config.model_dir, cluster, config.force, self._save_anew, lambda: self._checkpoints.others
@@ -98,19 +101,19 @@ class Chief:
             HeldError: If another job holds ``--model_dir``.
             ModelError: If this chief expects a variable in another place than the earlier chief did.
         """
-        told = json.loads(run) if run else {}
-        layout.check(self._built.layout, told.get("layout", {}), self._model)
+        record = json.loads(run) if run else {}
+        layout.check(self._built.layout, record.get("layout", {}), self._model)
         try:
-            self.owner.claim(told.get("owner", self.owner.own.job))
+            self.owner.claim(record.get("owner", self.owner.own.job))
         except HeldError:
             raise
         except StorageError:  # training continues while nothing can be written
             log.info("--model_dir=%s cannot be written now. Training goes on.", self._config.model_dir)
         self.was_restarted = True  # the steps that others took until now are not all counted
         step = self.found_step = self.global_step(session)
-        self._began, self._first_step = told.get("began"), told.get("step", step)
-        self.resumed_from, self.resumed_from_step = told.get("resumed_from"), self._first_step
-        self._run, self.began_at = told.get("id", ""), self._began["time"] if self._began else self.began_at
+        self._began, self._first_step = record.get("began"), record.get("step", step)
+        self.resumed_from, self.resumed_from_step = record.get("resumed_from"), self._first_step
+        self._run, self.began_at = record.get("id", ""), self._began["time"] if self._began else self.began_at
         self._write_missing_job()
         log.info("started again: going on from step %d", step)
 
@@ -171,10 +174,10 @@ class Chief:
             now[step.partial.first] = self._found_partial
         session.run(step.chief_init, now)
         if step.recovery and generation:
-            _clear(session, step.recovery)
+            interrupted_steps.clear(session, step.recovery)
             session.run(step.chief_init, now)  # again: clearing an accumulator has advanced its global step
         if self._built.updates is not None:
-            self.updates = UpdateRunner(self._new_session(), self._built.updates, now)
+            self.updates = UpdateRunner(self._connection.new_session(), self._built.updates, now)
 
     def settle_update(self, session: Session) -> bool:
         """Wait for the update that has started, and start no other; return whether all variables are of one step.
@@ -206,6 +209,17 @@ class Chief:
         partial = self._built.step.partial
         return int(sum(map(np.sum, session.run([partial.total, partial.untold])))) if partial else 0
 
+    def report_end_of_input(self, step: int) -> None:
+        """Log that the input ended before ``max_steps``.
+
+        Raises:
+            DataError: If the input was empty, so that no step was taken.
+        """
+        whose = "a worker" if mode_of(self._config).is_blocking else "all workers"
+        if step == self.resumed_from_step:
+            raise DataError(f"the training input of {whose} is empty: input_fn(mode='train') gave no batch.")
+        log.info("the input of %s has ended at step %d of --max_steps=%d", whose, step, self._config.max_steps)
+
     def steps_taken(self, session: Session) -> list[int]:
         """Return how many steps each worker has taken in this run; empty where only the workers know."""
         taken = self._built.step.steps_taken
@@ -228,7 +242,7 @@ class Chief:
 
     def _save_apart(self) -> None:
         """Save with a separate session: training adds to the graph, and a session must not take in incomplete parts."""
-        with self._new_session() as session:
+        with self._connection.new_session() as session:
             self._checkpoints.try_save(session, self._built.global_step, at_rest=False)
 
     @property
@@ -245,47 +259,28 @@ class Chief:
         self._background.wait()
         return self._checkpoints.save(session, self._built.global_step)
 
-    def check_evaluation(self, target: str, session_config: Any) -> None:
+    def check_evaluation(self) -> None:
         """Check that the final evaluation can end, before there is training to lose; see ``evaluation``."""
         if self._eval is not None:
-            with sessions.Session(target, graph=self._eval.graph, config=session_config) as eval_session:
+            with self._connection.new_session(self._eval.graph) as eval_session:
                 evaluation.check_end(eval_session, self._eval)
 
-    def complete(self, session: Session, target: str, session_config: Any) -> tuple[int, Mapping[str, Any]]:
+    def complete(self, session: Session) -> tuple[int, Mapping[str, Any]]:
         """Save and evaluate; return the global step and the metrics. Save again if the checkpoint was lost by then."""
         self.save(session)
-        metrics = self.evaluate(session, target, session_config)
+        metrics = self.evaluate(session)
         return self.save(session), metrics
 
-    def evaluate(self, session: Session, target: str, session_config: Any) -> Mapping[str, Any]:
+    def evaluate(self, session: Session) -> Mapping[str, Any]:
         """Evaluate the live parameters; return the metrics by name, empty if the model has no evaluation input."""
         if self._eval is None:
             return {}
         session.run(self._built.store)
         step = self.global_step(session)
         log.info("evaluating at step %d", step)
-        with sessions.Session(target, graph=self._eval.graph, config=session_config) as eval_session:
+        with self._connection.new_session(self._eval.graph) as eval_session:
             metrics = evaluation.measure(eval_session, self._eval)
         scalars = {f"eval/{name}": value for name, value in metrics.items() if isinstance(value, float)}
         log.info(format_progress(step, scalars))
         EventFile(self._config.model_dir, "eval").write(step, metrics)
         return metrics
-
-
-def _clear(session: Session, recovery: SyncRecovery) -> None:
-    """Remove the requests and elements of lost workers: satisfy the requests, then empty queues and accumulators.
-
-    Raises:
-        tf.errors.DeadlineExceededError: If this does not end in time.
-    """
-    deadline, stays = time.monotonic() + _CLEAR_SECS, False
-    while not stays:
-        for _ in range(recovery.unblock_count):
-            session.run(recovery.unblock)
-        stays = (session.run(recovery.counts) >= recovery.unblock_count).all()
-        if time.monotonic() > deadline:
-            raise tf.errors.DeadlineExceededError(None, None, "what is put in is taken out again and again")
-    patience = tf.RunOptions(timeout_in_ms=int(_CLEAR_SECS * 1000))
-    while (counts := session.run(recovery.counts)).any():
-        full = [clear for clear, held in zip(recovery.clear, counts, strict=True) if held]
-        session.run(full, options=patience)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from tfps.cluster.resolver import Cluster, Task
 from tfps.modes.base import Fence
-from tfps.runtime.coordination.job_state import AT_WORK, DONE, IDLE, RUNNING, JobState
+from tfps.runtime.coordination.job_state import AT_WORK, JobState, Phase
 from tfps.tf_types import Session
 
 _GONE_AFTER_SECS = 2.0  # at the end of the job, do not wait for a worker that does not answer for this long
@@ -37,18 +37,18 @@ class OtherWorkers:
 
     def are_done(self, session: Session) -> bool:
         """Return whether there are other workers, and all of them have signed off."""
-        return bool(self.tasks) and self._of(session, (DONE,)) == self.tasks
+        return bool(self.tasks) and self._of(session, (Phase.DONE,)) == self.tasks
 
     def any_trains(self, session: Session) -> bool:
         """Return whether one of the others takes steps."""
-        return bool(self._of(session, (RUNNING,)))
+        return bool(self._of(session, (Phase.RUNNING,)))
 
     def let_this_one(self, session: Session) -> bool:
         """Return whether this worker may take the remaining steps: no other trains, or comes first in order."""
         # All phases are of one read: a worker that becomes IDLE between two would be missed in both.
         phases, _ = self._state.read(session)
-        first = [task for task in self.tasks if phases[task.index] == IDLE and task.index < self._task.index]
-        training = [task for task in self.tasks if phases[task.index] == RUNNING]
+        first = [task for task in self.tasks if phases[task.index] == Phase.IDLE and task.index < self._task.index]
+        training = [task for task in self.tasks if phases[task.index] == Phase.RUNNING]
         return self._are_fenced_off(session, [*first, *training])
 
     def are_through(self, session: Session) -> bool:

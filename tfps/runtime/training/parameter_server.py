@@ -12,7 +12,8 @@ from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, TfpsError, error_for_exit_code
 from tfps.runtime.checkpoint.directory import ended
-from tfps.runtime.coordination import compatibility, job_state
+from tfps.runtime.coordination import compatibility, job_variables
+from tfps.runtime.coordination.job_state import AT_WORK, Phase
 from tfps.runtime.process import server
 from tfps.runtime.process import session as sessions
 from tfps.runtime.process.shutdown import PS_GRACE_SECS, StopRequest
@@ -40,7 +41,8 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) ->
     """
     running = server.start(config, cluster, task)
     with tf.Graph().as_default() as graph:
-        init, state = job_state.of_ps(cluster, task.index, compatibility.fingerprint(config, cluster, tf.__version__))
+        terms = compatibility.fingerprint(config, cluster, tf.__version__)
+        init, state = job_variables.all_variables(cluster, task.index, terms)
         told = state.phase.read_value(), state.aborted.read_value(), state.joined.read_value()
         session = sessions.Session(running.target, graph=graph, config=tf.ConfigProto(device_filters=[task.device]))
         session.run(init)
@@ -63,14 +65,14 @@ def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, config: J
     peers, others = rendezvous.Peers(cluster), _OtherServers(cluster, task)
     next_probe = 0.0
     while unfinished := _not_done(cluster, phases := _phases(read, peers, others, stop)):
-        if stop.error and (stop.waited_secs > PS_GRACE_SECS or not set(job_state.AT_WORK) & set(phases)):
+        if stop.error and (stop.waited_secs > PS_GRACE_SECS or not set(AT_WORK) & set(phases)):
             raise stop.error
         if time.monotonic() > next_probe:
-            chief_is_done = phases[0] == job_state.DONE
+            chief_is_done = phases[0] == Phase.DONE
             is_over = chief_is_done or stop.error is not None
             patience = _GONE_AFTER_SECS if is_over else config.patience_secs
             frozen_secs = _FROZEN_AFTER_SECS if is_over else config.stall_timeout_secs
-            waited_for = [task for task in unfinished if not stop.error or phases[task.index] in job_state.AT_WORK]
+            waited_for = [task for task in unfinished if not stop.error or phases[task.index] in AT_WORK]
             if set(waited_for) <= {*peers.lost(waited_for, patience), *peers.mute(waited_for, frozen_secs)}:
                 if chief_is_done:
                     return
@@ -148,4 +150,4 @@ def _wait_gone(peers: rendezvous.Peers, task: Task, most_secs: float = 5.0) -> N
 
 def _not_done(cluster: Cluster, phases: Sequence[int]) -> list[Task]:
     """Return the workers that are not done."""
-    return [task for task in cluster.tasks() if task.job == "worker" and phases[task.index] != job_state.DONE]
+    return [task for task in cluster.tasks() if task.job == "worker" and phases[task.index] != Phase.DONE]

@@ -10,11 +10,11 @@ from tfps.cluster import rendezvous
 from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, TfpsError
-from tfps.runtime.coordination import job_state
+from tfps.runtime.coordination.job_state import Phase
 from tfps.runtime.coordination.state_reader import JobStateReader
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.training.stall_detector import StallDetector
-from tfps.runtime.training.training_loop import Progress
+from tfps.runtime.training.worker_progress import Progress
 from tfps.text import duration
 
 _LOST_AFTER_SECS = 10.0  # a PS that does not answer for this long is lost
@@ -121,7 +121,7 @@ class PeerMonitor:
         if not lost:
             return lost
         phases = self._enquiry.phases()
-        return [task for task in lost if phases and phases[task.index] != job_state.DONE]
+        return [task for task in lost if phases and phases[task.index] != Phase.DONE]
 
     def _awaited(self) -> Sequence[str]:
         """Return the workers that have not sent their part of the present update; empty if this one has not either."""

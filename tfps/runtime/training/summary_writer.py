@@ -16,7 +16,8 @@ from tfps.runtime.coordination.job_state import JobState
 from tfps.runtime.coordination.stragglers import Stragglers, WorkerPace
 from tfps.runtime.results import run_record
 from tfps.runtime.training.chief import Chief
-from tfps.runtime.training.training_loop import Loop, Progress
+from tfps.runtime.training.training_loop import Loop
+from tfps.runtime.training.worker_progress import Progress
 from tfps.storage import SUMMARY, write_json
 from tfps.text import utc
 from tfps.tf_types import Session

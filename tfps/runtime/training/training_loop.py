@@ -12,109 +12,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
 
 from tfps.config.job_config import JobConfig
-from tfps.errors import DataError, DivergedError
-from tfps.modes.registry import mode_of
-from tfps.progress import format_progress
-from tfps.runtime.coordination.stragglers import WorkerPace
+from tfps.errors import DivergedError
 from tfps.runtime.graph import cancel_safe_iterator
 from tfps.runtime.graph.builder import TrainGraph
 from tfps.runtime.graph.passes.nan_guard import NonFiniteValue, find_non_finite
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.process.thread_pool import ThreadPool, at_once
-from tfps.runtime.results.event_file import EventFile
+from tfps.runtime.training.reporter import Reporter
 from tfps.runtime.training.step_runner import Input, Pace, StepResults, StepRunner
+from tfps.runtime.training.worker_progress import Progress
 from tfps.text import plural
 from tfps.tf_types import Session
 
-_QUIET_SECS = 5.0  # a slow model reports at least this often
-_SHORTEST_SECS = 0.001  # a shorter interval gives no speed
 _MOST_SKIPPED = 100  # batches in a row; more are not the data's fault
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Progress:
-    """The progress of a worker.
-
-    Attributes:
-        steps: Steps that this worker has taken.
-        batches: How many of these steps have a known batch size.
-        examples: How many examples were in these batches.
-        loss: The loss of its last step.
-        global_step: The global step after its last step.
-        began: Monotonic time when training began, in seconds.
-        last_step: Monotonic time of its last step's end.
-        input_ended: Whether the input has ended, of this worker or of one that trains in step with it.
-        skipped: Batches that led to no step because their loss or gradient was NaN or Inf.
-    """
-
-    steps: int = 0
-    batches: int = 0
-    examples: int = 0
-    global_step: int = 0
-    loss: float | None = None
-    began: float = field(default_factory=time.monotonic)
-    last_step: float = 0.0
-    input_ended: bool = False
-    skipped: int = 0
-
-    @property
-    def batch_size(self) -> float:
-        """The mean number of examples in a batch of this worker; 0 before the first."""
-        return self.examples / self.batches if self.batches else 0.0
-
-    @property
-    def seconds(self) -> float:
-        """For how many seconds this worker has been taking steps."""
-        return max(self.last_step - self.began, 1e-9)
-
-    def beat(self) -> WorkerPace:
-        """Return this progress as a heartbeat."""
-        ago = time.monotonic() - self.last_step
-        return WorkerPace(self.steps, self.global_step, time.time() - ago, self.seconds)
-
-
-class Reporter:
-    """Log a worker's progress lines and, on the chief, write the event file; its speeds are those of the whole job."""
-
-    def __init__(self, config: JobConfig, events: EventFile | None, num_workers: int = 1) -> None:
-        self._every = config.steps_to_validate
-        self._batches = mode_of(config).gradients_per_update(num_workers)  # per global step
-        self._max_steps = config.max_steps
-        self._events = events
-        self._last: tuple[int, float] = (-1, time.monotonic())  # step and time of the last report
-        self._mark: tuple[int, int, float] | None = None  # start of the speed interval: step, examples, time
-
-    def due(self, step: int) -> bool:
-        """Return whether to report after ``step``: every ``steps_to_validate``, first, last, after ``_QUIET_SECS``."""
-        last, when = self._last
-        passed = last < 0 or step // self._every > last // self._every
-        return step > last and (passed or step >= self._max_steps or time.monotonic() - when > _QUIET_SECS)
-
-    def report(
-        self, step: int, progress: Progress, values: dict[str, float], merged: bytes | None, ended: float | None = None
-    ) -> None:
-        """Report a step's values and the speed since the last report; ``ended`` is a monotonic time, by default now."""
-        now = time.monotonic() if ended is None else ended
-        self._last = step, now
-        last, examples, when = self._mark or (step, progress.examples, now)
-        secs = now - when
-        if secs >= _SHORTEST_SECS:  # two runs in flight may end at the same time
-            values["examples/s"] = (progress.examples - examples) / secs
-            values["steps/s"] = (step - last) / secs
-        if self._mark is None or secs >= _SHORTEST_SECS:
-            self._mark = step, progress.examples, now
-        log.info(format_progress(step, {k: v for k, v in values.items() if k != "steps/s"}))
-        if self._events:
-            if "steps/s" in values:
-                values = values | {"examples/s": values["steps/s"] * self._batches * progress.batch_size}
-            self._events.write(step, values, merged)
 
 
 @dataclass(frozen=True)
@@ -337,15 +254,3 @@ class Loop:
         self.progress.input_ended = True
         with contextlib.suppress(tf.errors.AbortedError, tf.errors.CancelledError):  # another worker's input ended
             self._runs.give_back(len(block.tickets))
-
-
-def tell_of_the_end(config: JobConfig, step: int, began_at: int) -> None:
-    """Log that the input ended before ``max_steps``.
-
-    Raises:
-        DataError: If the input was empty, so that no step was taken.
-    """
-    whose = "a worker" if mode_of(config).is_blocking else "all workers"
-    if step == began_at:
-        raise DataError(f"the training input of {whose} is empty: input_fn(mode='train') gave no batch.")
-    log.info("the input of %s has ended at step %d of --max_steps=%d", whose, step, config.max_steps)

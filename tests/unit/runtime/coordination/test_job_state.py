@@ -16,8 +16,8 @@ from support.listeners import Speaker
 from tfps.cluster.resolver import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, StoppedError
-from tfps.runtime.coordination import job_state
-from tfps.runtime.coordination.job_state import DONE, RUNNING, STOPPED
+from tfps.runtime.coordination import job_state, job_variables
+from tfps.runtime.coordination.job_state import Phase
 from tfps.runtime.process import shutdown as stopping
 from tfps.runtime.process.shutdown import StopRequest, run_supervised
 from tfps.runtime.training import parameter_server, peer_monitor
@@ -110,11 +110,11 @@ def test_nothing_is_up_before_every_ps_has_set_up_its_state() -> None:
         state, session = job.states[1]
         assert not state.is_up(session)
         with tf.Graph().as_default(), tf.Session(target_of(Task("ps", 0))) as first:
-            first.run(job_state.of_ps(job.cluster, 0, "")[0])
+            first.run(job_variables.all_variables(job.cluster, 0, "")[0])
         assert not state.is_up(session)
         job.serve()
         assert state.is_up(session)
-        assert state.read(session) == ([RUNNING] * 3, [0] * 3)
+        assert state.read(session) == ([Phase.RUNNING] * 3, [0] * 3)
         assert not state.is_ready(session)
 
 
@@ -130,23 +130,23 @@ def test_each_worker_writes_its_own_phase_on_every_ps() -> None:
     """A phase and a count of steps change for one worker only, and on all PS."""
     with a_job(num_ps=2) as job:
         job.serve()
-        job.write(1, DONE, 7)
-        job.write(2, STOPPED, 2**40)
+        job.write(1, Phase.DONE, 7)
+        job.write(2, Phase.STOPPED, 2**40)
         for state, session in job.states:
-            assert state.read(session) == ([RUNNING, DONE, STOPPED], [0, 7, 2**40])
+            assert state.read(session) == ([Phase.RUNNING, Phase.DONE, Phase.STOPPED], [0, 7, 2**40])
         with tf.Graph().as_default(), tf.Session(target_of(Task("ps", 1))) as session:
-            second = job_state.on_ps(job.cluster, 1)
-            np.testing.assert_array_equal(session.run(second.phase), [RUNNING, DONE, STOPPED])
+            second = job_variables.ps_variables(job.cluster, 1)
+            np.testing.assert_array_equal(session.run(second.phase), [Phase.RUNNING, Phase.DONE, Phase.STOPPED])
 
 
 def test_a_ps_ends_when_every_worker_is_done() -> None:
     """A PS serves as long as one worker is not DONE, be it the chief, and ends well within a moment of the last."""
     with a_job(num_ps=2) as job:
         job.serve()
-        job.write(1, DONE)
-        job.write(2, DONE)
+        job.write(1, Phase.DONE)
+        job.write(2, Phase.DONE)
         assert job.still_serves(0.7)
-        job.write(0, DONE)
+        job.write(0, Phase.DONE)
         assert job.end(2) == [None, None]
 
 
@@ -156,10 +156,10 @@ def test_what_an_earlier_job_left_is_forgotten() -> None:
         for _ in range(2):
             job.ended.clear()
             job.serve()
-            wait_until(lambda: job.states[0][0].read(job.states[0][1])[0] == [RUNNING, RUNNING])
+            wait_until(lambda: job.states[0][0].read(job.states[0][1])[0] == [Phase.RUNNING, Phase.RUNNING])
             assert job.still_serves(0.3)
-            job.write(0, DONE)
-            job.write(1, DONE)
+            job.write(0, Phase.DONE)
+            job.write(1, Phase.DONE)
             assert job.end() == [None]
 
 
@@ -167,8 +167,8 @@ def test_a_worker_lost_after_the_chief_was_done_keeps_no_ps() -> None:
     """With the chief DONE, a worker that neither signs off nor answers is not waited for."""
     with a_job() as job:
         job.serve()
-        job.write(0, DONE)
-        job.write(1, DONE)
+        job.write(0, Phase.DONE)
+        job.write(1, Phase.DONE)
         assert job.still_serves(0.7)  # it answers: it may be slow
         job.vanish(2)
         assert job.end(6) == [None]
@@ -179,8 +179,8 @@ def test_a_worker_frozen_after_the_chief_was_done_keeps_no_ps(monkeypatch: pytes
     monkeypatch.setattr(parameter_server, "_FROZEN_AFTER_SECS", 1.0)
     with a_job() as job:
         job.serve()
-        job.write(0, DONE)
-        job.write(1, DONE)
+        job.write(0, Phase.DONE)
+        job.write(1, Phase.DONE)
         assert job.still_serves(1.5)  # it says who it is: it may be slow
         job.freeze(2)
         assert job.end(10) == [None]
@@ -206,10 +206,10 @@ def test_a_ps_that_is_told_to_stop_lets_the_workers_save() -> None:
     with a_job() as job:
         job.serve()
         job.stop.request(STOP)
-        job.write(1, DONE)
-        job.write(2, STOPPED)
+        job.write(1, Phase.DONE)
+        job.write(2, Phase.STOPPED)
         assert job.still_serves(0.7)
-        job.write(0, STOPPED)
+        job.write(0, Phase.STOPPED)
         assert job.end(2) == [STOP]
 
 
@@ -234,8 +234,8 @@ def test_stopped_workers_alone_end_no_ps() -> None:
     """Workers that were stopped may come back: a PS that nobody has stopped serves on while they answer."""
     with a_job(num_workers=2) as job:
         job.serve()
-        job.write(0, STOPPED)
-        job.write(1, STOPPED)
+        job.write(0, Phase.STOPPED)
+        job.write(1, Phase.STOPPED)
         assert job.still_serves(0.6)
 
 

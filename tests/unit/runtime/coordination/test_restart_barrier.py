@@ -32,6 +32,7 @@ from tfps.modes import sync_step
 from tfps.runtime.coordination import job_state, restart_barrier
 from tfps.runtime.graph import builder
 from tfps.runtime.training import chief
+from tfps.runtime.training.connection import Connection
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +167,7 @@ class _ByHand:
         self.built = builder.training(config, cluster, Task("worker", 0), model)
         with self.built.graph.as_default():
             self.session = self.session_of_its_own()
-            self._chief = chief.Chief(config, cluster, model, self.built, self.session_of_its_own)
+            self._chief = chief.Chief(config, cluster, model, self.built, self.connection())
             for op in (tf.global_variables_initializer(), self.built.iterator.initializer):
                 self.session.run(op)
         operations = self.built.graph.get_operations()
@@ -183,6 +184,12 @@ class _ByHand:
         """Return another session on the graph."""
         config = session_config("/job:ps", "/job:worker/task:0")
         return tf.Session(target_of(Task("worker", 0)), graph=self.built.graph, config=config)
+
+    def connection(self) -> Connection:
+        """Return a connection to a server of the test."""
+        connection = Connection(self.built.graph)
+        connection.set_target(target_of(Task("worker", 0)), session_config("/job:ps", "/job:worker/task:0"))
+        return connection
 
     def ask(self, op: Any, feeds: Any = None) -> threading.Thread:
         """Run an operation that waits, in a session of its own, as one that is lost later."""

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from tfps.cluster.resolver import Cluster, Task
-from tfps.runtime.coordination.job_state import IDLE, RUNNING, JobState
+from tfps.runtime.coordination.job_state import JobState, Phase
 from tfps.runtime.training.other_workers import OtherWorkers
 
 CLUSTER = Cluster(("p:1",), ("w:1", "w:2"))
@@ -31,8 +31,15 @@ def may_take(index: int, *reads: Sequence[int]) -> bool:
     return others.let_this_one(None)
 
 
-@pytest.mark.parametrize("reads", [[(IDLE, IDLE)], [(RUNNING, IDLE)], [(RUNNING, IDLE), (IDLE, IDLE)]])
+@pytest.mark.parametrize(
+    "reads",
+    [
+        [(Phase.IDLE, Phase.IDLE)],
+        [(Phase.RUNNING, Phase.IDLE)],
+        [(Phase.RUNNING, Phase.IDLE), (Phase.IDLE, Phase.IDLE)],
+    ],
+)
 def test_two_workers_never_take_one_step(reads: list[Sequence[int]]) -> None:
     """A worker that ends its own steps while another looks is not missed: it comes first, and takes the last step."""
     assert not may_take(1, *reads)
-    assert may_take(0, (IDLE, IDLE))
+    assert may_take(0, (Phase.IDLE, Phase.IDLE))

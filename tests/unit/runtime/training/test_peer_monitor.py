@@ -18,7 +18,7 @@ from tfps.runtime import task as tasks
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.training import peer_monitor
 from tfps.runtime.training.peer_monitor import PeerMonitor
-from tfps.runtime.training.training_loop import Progress
+from tfps.runtime.training.worker_progress import Progress
 
 CHIEF = Task("worker", 0)
 LINEAR = model_of(lambda *_: dataset_of([1.0]), linear)

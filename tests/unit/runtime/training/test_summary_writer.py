@@ -10,7 +10,7 @@ from tfps import report
 from tfps.runtime.coordination.job_state import Tally
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.training.summary_writer import observations
-from tfps.runtime.training.training_loop import Progress
+from tfps.runtime.training.worker_progress import Progress
 
 assert tf
 

@@ -18,8 +18,9 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import DivergedError
 from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.runtime.results.event_file import EventFile
-from tfps.runtime.training import training_loop
-from tfps.runtime.training.training_loop import Progress, Reporter
+from tfps.runtime.training import reporter as progress_lines
+from tfps.runtime.training.reporter import Reporter
+from tfps.runtime.training.worker_progress import Progress
 
 
 def ones(mode: str, params: Any, context: Any) -> Any:
@@ -72,7 +73,7 @@ def test_every_so_many_steps_of_the_job() -> None:
 
 def test_a_slow_model_reports_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """When ``steps_to_validate`` steps take long, there is a line every few seconds."""
-    monkeypatch.setattr(training_loop, "_QUIET_SECS", 0.05)
+    monkeypatch.setattr(progress_lines, "_QUIET_SECS", 0.05)
     reporter = Reporter(JobConfig(steps_to_validate=1000, max_steps=5000), None)
     reporter.report(1, done(1), {}, None)
     assert not reporter.due(2)

@@ -12,10 +12,11 @@ from support.cluster import dataset_of, job, linear, model_of, wait_until
 
 from tfps.errors import StoppedError, TfpsError
 from tfps.runtime.coordination import job_state
+from tfps.runtime.coordination.job_state import Phase
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results import evaluation
-from tfps.runtime.training.end import END_DONE, END_EARLY, End
 from tfps.runtime.training.worker import Worker
+from tfps.runtime.training.worker_state import LifeCycle, WorkerState
 
 
 def input_fn(mode: str, params: Any, context: Any) -> Any:
@@ -65,8 +66,8 @@ def test_work_that_ends_after_the_stop_does_not_sign_off_too(tmp_path: Path, mon
         wait_until(lambda: "worker/0" in running.ended, 30)
         assert isinstance(running.ended["worker/0"], StoppedError)
         assert "ps/0" not in running.ended
-    assert phases[-1] == job_state.STOPPED
-    assert job_state.DONE not in phases
+    assert phases[-1] == Phase.STOPPED
+    assert Phase.DONE not in phases
     assert status_of(tmp_path) == "stopped"
 
 
@@ -76,7 +77,7 @@ def test_a_stop_that_comes_as_work_signs_off_is_too_late(tmp_path: Path, monkeyp
     emergency_save = Worker.emergency_save
 
     def slow(state: Any, session: Any, phase: int, *rest: Any) -> None:
-        if phase == job_state.DONE:
+        if phase == Phase.DONE:
             signing.set()
             assert ending.wait(30)
             time.sleep(0.5)  # for what the main thread does
@@ -98,10 +99,25 @@ def test_a_stop_that_comes_as_work_signs_off_is_too_late(tmp_path: Path, monkeyp
 
 def test_an_end_that_fails_may_begin_anew() -> None:
     """Work that is called back while it signs off trains on, and may be ended early then, or be done later."""
-    end, stop = End(), StopRequest()
-    with pytest.raises(ValueError, match="called back"), end.of_work(stop):
+    life, stop = LifeCycle(), StopRequest()
+    with pytest.raises(ValueError, match="called back"), life.signing_off(stop):
         raise ValueError("called back")
-    assert not end.is_done
-    with end.of_work(stop):
-        assert not end.take(END_EARLY)
-    assert (end.kind, end.is_done) == (END_DONE, True)
+    assert (life.state, life.is_done) == (WorkerState.FINISHING, False)
+    with life.signing_off(stop):
+        assert not life.begin_end(WorkerState.STOPPING)
+    assert (life.state, life.is_done) == (WorkerState.DONE, True)
+
+
+def test_an_end_goes_on_whatever_the_work_does() -> None:
+    """The main thread ends a worker early while its work goes on in another thread: it stays so."""
+    life, stop = LifeCycle(), StopRequest()
+    for state in (WorkerState.CONNECTING, WorkerState.JOINED, WorkerState.TRAINING):
+        life.enter(state)
+        assert (life.state, life.has_joined) == (state, state is not WorkerState.CONNECTING)
+    assert life.begin_end(WorkerState.STOPPING)
+    life.enter(WorkerState.FINISHING)
+    assert (life.state, life.has_joined) == (WorkerState.STOPPING, True)
+    stop.request(StoppedError("stopped by SIGTERM"))
+    with pytest.raises(StoppedError), life.signing_off(stop):
+        raise AssertionError("the work has signed off, too")
+    assert (life.state, life.is_done) == (WorkerState.STOPPING, False)

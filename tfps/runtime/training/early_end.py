@@ -1,0 +1,75 @@
+"""The early end of a worker that was asked to stop: save what there is, and sign off as stopped."""
+
+import logging
+import threading
+import time
+
+import tensorflow.compat.v1 as tf
+
+from tfps.errors import PeerLostError, StoppedError, TfpsError
+from tfps.runtime.coordination.job_state import Phase
+from tfps.runtime.process.shutdown import SAVED_WITHIN_SECS, StopRequest
+from tfps.runtime.training.chief import Chief
+from tfps.runtime.training.training_loop import Loop
+from tfps.runtime.training.worker_parts import WorkerParts
+from tfps.runtime.training.worker_state import LifeCycle, WorkerState
+from tfps.text import brief
+
+_LAST_STEPS_SECS = 1.0
+_POLL_SECS = 0.02
+
+log = logging.getLogger(__name__)
+
+
+class EarlyEnd:
+    """Save and sign off, on the thread of the work or, while that is blocked in a step, on another one.
+
+    Attributes:
+        partial_updates: On the chief, how many partial updates the saved variables hold; ``None`` if nothing is saved.
+    """
+
+    def __init__(self, parts: WorkerParts, loop: Loop, stop: StopRequest, life: LifeCycle) -> None:
+        self._parts = parts
+        self._loop = loop
+        self._stop = stop
+        self._life = life
+        self._over = threading.Event()
+        self.partial_updates: int | None = None
+
+    def sign_off(self) -> None:
+        """Save, and sign off as stopped on the PS, unless an end has started already, or the worker is done."""
+        if not self._life.begin_end(WorkerState.STOPPING):
+            return
+        try:
+            if self._parts.chief:
+                self._save(self._parts.chief)
+            self._parts.write_phase(Phase.STOPPED, self._loop.progress)
+        except (tf.errors.OpError, TfpsError, RuntimeError) as error:
+            log.info("the state could not be saved: %s", brief(error))
+        finally:
+            self._over.set()
+
+    def sign_off_in_time(self) -> None:
+        """Do so in the remaining time while the training thread is blocked, or wait for that thread to do it."""
+        left_secs = SAVED_WITHIN_SECS - self._stop.waited_secs
+        if self._life.is_done_within(left_secs) or not isinstance(self._stop.error, StoppedError):
+            return
+        if self._life.state is not WorkerState.STOPPING:
+            threading.Thread(target=self.sign_off, daemon=True).start()
+        if not self._over.wait(SAVED_WITHIN_SECS - self._stop.waited_secs) and self._parts.chief:
+            newest = self._parts.chief.checkpoint or "none"
+            log.info("no time is left to save: the last steps are lost; the newest checkpoint: %s", newest)
+
+    def _save(self, chief: Chief) -> None:
+        session = self._parts.connection.session
+        self._let_others_stop()
+        if not chief.settle_update(session):
+            raise PeerLostError("an update is under way and cannot be ended")
+        self._loop.progress.global_step = chief.save(session)
+        self.partial_updates = chief.partial_updates(session)
+
+    def _let_others_stop(self) -> None:
+        """Wait briefly for the others' last steps, in case they have to stop too, so that these are saved."""
+        deadline = time.monotonic() + _LAST_STEPS_SECS
+        while self._parts.others.any_trains(self._parts.connection.session) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECS)

@@ -1,0 +1,166 @@
+"""Join a job: reach the other tasks, agree with them, and get the variables' values.
+
+::
+
+    all workers   start the server -> wait for the other tasks -> same options as the PS? -> join every PS
+    chief         first values, or a checkpoint's
+    all workers   wait for each other -> train
+
+``job_state`` describes what happens where a worker has joined before, because it was started again.
+"""
+
+import json
+import logging
+
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster import rendezvous
+from tfps.cluster.resolver import Task
+from tfps.errors import ClusterFormError, PeerLostError
+from tfps.runtime.checkpoint.directory import ended
+from tfps.runtime.coordination import compatibility
+from tfps.runtime.coordination.job_state import Phase
+from tfps.runtime.graph import layout
+from tfps.runtime.process import server
+from tfps.runtime.process import session as sessions
+from tfps.runtime.process.shutdown import StopRequest
+from tfps.runtime.training.worker_parts import WorkerParts
+from tfps.runtime.training.worker_state import LifeCycle, WorkerState
+from tfps.tf_types import Session
+
+_FIND_EVERY_SECS = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class Joining:
+    """How one worker joins its job.
+
+    Args:
+        parts: The worker's parts.
+        stop: The request to end early.
+        life: The worker's state.
+        is_new_dir: Whether ``--model_dir`` was made for this process, so that it holds no earlier run.
+    """
+
+    def __init__(self, parts: WorkerParts, stop: StopRequest, life: LifeCycle, is_new_dir: bool) -> None:
+        self._config = parts.config
+        self._cluster = parts.cluster
+        self._task = parts.task
+        self._parts = parts
+        self._stop = stop
+        self._life = life
+        self._is_new_dir = is_new_dir
+        self._state = parts.state
+        self._barrier = parts.barrier
+
+    def join(self) -> bool:
+        """Join; return ``False`` if the job is over.
+
+        Raises:
+            ClusterFormError: If some task never started.
+            ConfigError: If another task was started with other options, or the PS hold another run.
+            PeerLostError: If the job has to restart; the PS that were part of it are asked to exit.
+        """
+        self._life.enter(WorkerState.CONNECTING)
+        if not self._reach_others():
+            return False
+        session = self._parts.connection.open()
+        self._check_options(session)
+        self._wait_until_found(session)
+        is_again = self._join_ps(session)
+        self._parts.heartbeat.use(session)
+        session.run(self._parts.init_input)
+        self._get_values(session, is_again)
+        if not self._barrier.over:
+            begin(self._parts, session)
+        run = json.loads(self._state.run(session) or "{}")
+        layout.check(self._parts.built.layout, run.get("layout", {}), self._parts.model)
+        session.run(self._parts.init_local)
+        self._state.write(session, Phase.RUNNING)
+        return True
+
+    def _reach_others(self) -> bool:
+        """Start the server, and wait for the other tasks; return ``False`` if the job is over."""
+        running = server.start(self._config, self._cluster, self._task)
+        self._parts.connection.set_target(running.target, sessions.config_of(self._task))
+        return rendezvous.wait_for_peers(
+            self._cluster,
+            self._task,
+            self._config.patience_secs,
+            lambda: self._stop.error,
+            lambda: ended(self._config),
+            self._parts.reader.was_here,
+        )
+
+    def _check_options(self, session: Session) -> None:
+        """Wait until the PS hold the job's state, and compare the options that they were started with."""
+        if not self._stop.wait_until(lambda: self._state.is_up(session), self._config.patience_secs):
+            raise ClusterFormError(
+                f"a PS is there but has not set up the job's state in {self._config.patience_secs:g} s: is it of "
+                "another release? Start every task with the same version of tfps."
+            )
+        own = compatibility.fingerprint(self._config, self._cluster, tf.__version__)
+        compatibility.check(own, self._state.terms(session), self._cluster)
+
+    def _wait_until_found(self, session: Session) -> None:
+        """Wait until every PS finds this worker at its host name, which may have moved: each PS looks it up repeatedly.
+
+        Raises:
+            ClusterFormError: If some PS does not.
+        """
+        if self._state.is_found(session):
+            return
+        name = self._cluster.address(self._task)
+        log.info("waiting until every PS finds this worker at %s", name)
+        if not self._stop.wait_until(
+            lambda: self._state.is_found(session), self._config.patience_secs, _FIND_EVERY_SECS
+        ):
+            raise ClusterFormError(f"a PS does not reach {self._task} at {name}: what does the name mean there?")
+
+    def _join_ps(self, session: Session) -> bool:
+        """Join the PS; return whether the job continues in which this task took part before."""
+        joined = self._state.marked(session)  # by PS, whether this worker joined it before
+        if any(joined) and not all(joined):
+            self._state.abort_job(session, joined)
+            raise PeerLostError("this task was started again: the job begins anew from its last checkpoint.")
+        is_again = all(joined) and self._state.is_ready(session)
+        if is_again and self._parts.chief:
+            self._check_run(session)
+        self._state.join(session)
+        self._life.enter(WorkerState.JOINED)
+        if is_again:
+            self._parts.heartbeat.before = self._state.beats(session)()[self._task.index]
+        if is_again and self._barrier.is_blocking:
+            self._request_restart(session)
+        return is_again
+
+    def _check_run(self, session: Session) -> None:
+        """Check that the run whose variables the PS hold is the one of ``--model_dir``."""
+        first = Task("ps", 0)
+        model_dir = None if self._is_new_dir else self._config.model_dir
+        compatibility.check_run(model_dir, self._state.run(session), f"{first} ({self._cluster.address(first)})")
+
+    def _request_restart(self, session: Session) -> None:
+        """Ask the others to restart, unless they are done: they wait for what this worker held when it was lost."""
+        self._barrier.over = self._parts.others.are_done(session)  # then only the chief's last duties are left
+        if not self._barrier.over:
+            self._state.write(session, Phase.RUNNING)
+            self._state.request_restart(session)
+
+    def _get_values(self, session: Session, is_again: bool) -> None:
+        """Let the chief initialize the variables, unless the PS hold their values."""
+        chief = self._parts.chief
+        if chief and is_again:
+            chief.go_on(session, self._state.run(session))
+        elif chief:
+            chief.check_evaluation()
+            self._state.set_run(session, chief.initialize_variables(session))
+
+
+def begin(parts: WorkerParts, session: Session) -> None:
+    """Start together with the other workers."""
+    parts.heartbeat.use(session)
+    parts.barrier.begin(session)
+    parts.partial.report(session)
+    session.run(parts.built.step.worker_init)

@@ -1,0 +1,134 @@
+"""What a worker is made of: its training graph, and what works with it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster.resolver import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.models.loader import Model
+from tfps.runtime.coordination.heartbeat import Heartbeat
+from tfps.runtime.coordination.job_state import JobState, Phase, Tally
+from tfps.runtime.coordination.partial_updates import PartialUpdates
+from tfps.runtime.coordination.restart_barrier import RestartBarrier
+from tfps.runtime.coordination.state_reader import JobStateReader
+from tfps.runtime.coordination.stragglers import WorkerPace
+from tfps.runtime.graph import builder
+from tfps.runtime.graph.builder import TrainGraph
+from tfps.runtime.process.shutdown import StopRequest
+from tfps.runtime.training.chief import Chief
+from tfps.runtime.training.connection import Connection
+from tfps.runtime.training.other_workers import OtherWorkers
+from tfps.runtime.training.peer_monitor import PeerMonitor
+from tfps.runtime.training.worker_progress import Progress
+from tfps.tf_types import Operation
+
+
+@dataclass(frozen=True)
+class WorkerParts:
+    """The parts of a worker.
+
+    Attributes:
+        config: The job.
+        cluster: Its tasks.
+        task: The worker.
+        model: The model.
+        built: The training graph.
+        init_tables: Operation that initializes the lookup tables.
+        init_input: Operation that initializes the tables and the input.
+        init_local: Operation that initializes the local variables; their values may come from variables on the PS.
+        connection: The worker's sessions.
+        state: The job's state on the PS.
+        partial: The partial updates of this worker.
+        chief: The chief's duties; ``None`` on other workers.
+        heartbeat: Tells the PS that this worker is alive.
+        reader: Reads the job's state while the training session is blocked.
+        monitor: Finds lost tasks and stalls.
+        others: The other workers.
+        barrier: Lets all workers start and restart together.
+    """
+
+    config: JobConfig
+    cluster: Cluster
+    task: Task
+    model: Model
+    built: TrainGraph
+    init_tables: Operation
+    init_input: Operation
+    init_local: Operation
+    connection: Connection
+    state: JobState
+    partial: PartialUpdates
+    chief: Chief | None
+    heartbeat: Heartbeat
+    reader: JobStateReader
+    monitor: PeerMonitor
+    others: OtherWorkers
+    barrier: RestartBarrier
+
+    def global_step(self) -> int:
+        """Return the global step on the PS."""
+        return int(self.connection.session.run(self.built.global_step))
+
+    def write_phase(self, phase: Phase, progress: Progress) -> None:
+        """Write this worker's phase and its work so far on the PS."""
+        before = self.heartbeat.before
+        steps = before.steps + progress.steps
+        tally = Tally(steps, progress.skipped, before.secs + progress.seconds, progress.batch_size)
+        self.state.write(self.connection.session, phase, tally)
+
+
+def build(
+    config: JobConfig,
+    cluster: Cluster,
+    task: Task,
+    model: Model,
+    stop: StopRequest,
+    pace: Callable[[], WorkerPace | None],
+) -> WorkerParts:
+    """Build the graphs of a worker, and its parts. Opens no connection, so that a wrong model is reported early.
+
+    Args:
+        config: The job.
+        cluster: Its tasks.
+        task: The worker.
+        model: The model.
+        stop: The request to end early.
+        pace: Returns the worker's progress; ``None`` if it does not train yet.
+
+    Raises:
+        ModelError: If the model is wrong.
+    """
+    built = builder.training(config, cluster, task, model)
+    is_blocking, ahead = built.mode.is_blocking, built.step.updates_ahead
+    connection = Connection(built.graph)
+    with built.graph.as_default():
+        state = JobState(cluster, task.index)
+        init_tables = tf.tables_initializer()
+        init_input = tf.group(init_tables, built.iterator.initializer)
+        init_local = tf.local_variables_initializer()
+        partial = PartialUpdates(built.step, task.index)
+        chief = Chief(config, cluster, model, built, connection) if task.is_chief else None
+    heartbeat = Heartbeat(state, pace)
+    reader = JobStateReader(connection.new_session, state, ahead, heartbeat.is_heard)
+    monitor = PeerMonitor(config, cluster, task, is_blocking, reader, heartbeat.silent_secs)
+    return WorkerParts(
+        config=config,
+        cluster=cluster,
+        task=task,
+        model=model,
+        built=built,
+        init_tables=init_tables,
+        init_input=init_input,
+        init_local=init_local,
+        connection=connection,
+        state=state,
+        partial=partial,
+        chief=chief,
+        heartbeat=heartbeat,
+        reader=reader,
+        monitor=monitor,
+        others=OtherWorkers(cluster, task, state, monitor.are_gone, built.step.fence),
+        barrier=RestartBarrier(state, chief, is_blocking, stop.wait_until, ahead),
+    )

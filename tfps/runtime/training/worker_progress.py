@@ -1,0 +1,48 @@
+"""The progress of one worker, as its loop counts it."""
+
+import time
+from dataclasses import dataclass, field
+
+from tfps.runtime.coordination.stragglers import WorkerPace
+
+
+@dataclass
+class Progress:
+    """The progress of a worker.
+
+    Attributes:
+        steps: Steps that this worker has taken.
+        batches: How many of these steps have a known batch size.
+        examples: How many examples were in these batches.
+        loss: The loss of its last step.
+        global_step: The global step after its last step.
+        began: Monotonic time when training began, in seconds.
+        last_step: Monotonic time of its last step's end.
+        input_ended: Whether the input has ended, of this worker or of one that trains in step with it.
+        skipped: Batches that led to no step because their loss or gradient was NaN or Inf.
+    """
+
+    steps: int = 0
+    batches: int = 0
+    examples: int = 0
+    global_step: int = 0
+    loss: float | None = None
+    began: float = field(default_factory=time.monotonic)
+    last_step: float = 0.0
+    input_ended: bool = False
+    skipped: int = 0
+
+    @property
+    def batch_size(self) -> float:
+        """The mean number of examples in a batch of this worker; 0 before the first."""
+        return self.examples / self.batches if self.batches else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """For how many seconds this worker has been taking steps."""
+        return max(self.last_step - self.began, 1e-9)
+
+    def beat(self) -> WorkerPace:
+        """Return this progress as a heartbeat."""
+        ago = time.monotonic() - self.last_step
+        return WorkerPace(self.steps, self.global_step, time.time() - ago, self.seconds)
