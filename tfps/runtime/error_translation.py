@@ -62,8 +62,8 @@ def translate_error(error: Any, cluster: Cluster, model: Model, graph: Graph, ba
     if FORGOTTEN in error.message:
         return PeerLostError(REPLACED)
     names = _lost_ps(cluster)
-    told = f"a PS broke off what this task did ({brief(error)}), and answers: {_EITHER}"
-    what = f"lost {', '.join(map(str, names))}" if names else told
+    text = f"a PS broke off what this task did ({brief(error)}), and answers: {_EITHER}"
+    what = f"lost {', '.join(map(str, names))}" if names else text
     return PeerLostError(f"{what}: start this task again to go on from the last checkpoint.")
 
 
@@ -133,9 +133,9 @@ def _named_in(text: str, graph: Graph) -> Sequence[Any]:
 def _in_input(error: Any, graph: Graph) -> Sequence[Any]:
     """Return where the input failed: from Python's traceback, or else where the failed operation was created."""
     cause = _cause(error)
-    told = [traceback.FrameSummary(file, int(line), "") for file, line in _PYTHON.findall(cause)]
-    if told:
-        return told
+    frames = [traceback.FrameSummary(file, int(line), "") for file, line in _PYTHON.findall(cause)]
+    if frames:
+        return frames
     functions = [getattr(function, "graph", None) for function in graph._functions.values()]
     ops = [op for inner in functions if inner is not None for op in _named_in(cause, inner)]
     return _frames(ops[0]) if len(ops) == 1 else []

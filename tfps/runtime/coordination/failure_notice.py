@@ -58,17 +58,17 @@ def _tell(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
 def _tell_all(config: JobConfig, cluster: Cluster, task: Task, code: int, servers: Sequence[Task]) -> None:
     """Report to each PS as soon as it is up and initialized; stop if they belong to another job."""
     for ps in servers:
-        told = None
-        while told is None:
+        is_reported = None
+        while is_reported is None:
             with contextlib.suppress(Exception):  # not initialized yet, or exiting
                 if probe.probe_address(cluster.address(ps)).task == ps:
-                    told = _told(config, cluster, task, code, ps)
+                    is_reported = _report(config, cluster, task, code, ps)
             time.sleep(_POLL_SECS)
-        if not told:
+        if not is_reported:
             return
 
 
-def _told(config: JobConfig, cluster: Cluster, task: Task, code: int, ps: Task) -> bool:
+def _report(config: JobConfig, cluster: Cluster, task: Task, code: int, ps: Task) -> bool:
     """Write minus the exit code as the worker's phase, if the PS is of this job; return whether it is."""
     import tensorflow.compat.v1 as tf  # noqa: PLC0415
 
@@ -82,17 +82,17 @@ def _told(config: JobConfig, cluster: Cluster, task: Task, code: int, ps: Task) 
     options = tf.ConfigProto(device_filters=[f"/job:ps/task:{ps.index}"])
     with tf.Session(f"grpc://{cluster.address(ps)}", graph=graph, config=options) as session:
         theirs, present_run = session.run([terms, run])
-        mine = compatibility.fingerprint(config, cluster, tf.__version__)
-        ours = compatibility.is_same(mine, theirs.decode()) and _is_of_run(config, task, present_run.decode())
+        own = compatibility.fingerprint(config, cluster, tf.__version__)
+        ours = compatibility.is_same(own, theirs.decode()) and _is_of_run(config, task, present_run.decode())
         if ours:
             session.run(phase)
     return ours
 
 
-def _is_of_run(config: JobConfig, task: Task, told: str) -> bool:
+def _is_of_run(config: JobConfig, task: Task, run: str) -> bool:
     """Return whether the PS hold the run that this chief's ``--model_dir`` is of; for other workers, return True."""
     try:
-        compatibility.check_run(config.model_dir if task.is_chief else None, told, "")
+        compatibility.check_run(config.model_dir if task.is_chief else None, run, "")
     except TfpsError:
         return False
     return True

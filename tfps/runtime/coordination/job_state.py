@@ -153,7 +153,7 @@ class JobState:
     def heartbeat_writer(self, session: Session) -> Callable[[WorkerPace], None]:
         """Return a function that writes this worker's heartbeat; ``restart_state_reader`` explains why a function."""
         beat = session.make_callable(self._beat, [self._at])
-        return lambda told: beat([told.steps, told.global_step, told.when, told.secs])
+        return lambda pace: beat([pace.steps, pace.global_step, pace.when, pace.secs])
 
     def beats(self, session: Session) -> Callable[[], list[WorkerPace]]:
         """Return a function that reads each worker's last heartbeat; ``restart_state_reader`` explains why."""
@@ -227,8 +227,8 @@ class JobState:
 
     def run(self, session: Session) -> str:
         """Return what ``set_run`` stored last, or an empty string."""
-        told: str = session.run(self._present_run).decode()
-        return told
+        run: str = session.run(self._present_run).decode()
+        return run
 
     def marked(self, session: Session) -> list[bool]:
         """Return for each PS whether this worker has joined it before."""
@@ -246,7 +246,7 @@ class JobState:
     def abort_job(self, session: Session, which: Sequence[bool] | None = None) -> None:
         """Ask all PS, or those in ``which``, to exit."""
         chosen = which or [True] * len(self._abort)
-        session.run([abort for abort, told in zip(self._abort, chosen, strict=True) if told])
+        session.run([abort for abort, is_chosen in zip(self._abort, chosen, strict=True) if is_chosen])
 
     def is_ready(self, session: Session) -> bool:
         """Return whether the variables have their values."""

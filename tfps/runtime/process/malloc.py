@@ -57,8 +57,10 @@ def ask_for_large_pages() -> None:
 
 def _libc() -> Any:
     """Return the C library, or ``None`` if there is none or the user has configured how it keeps memory."""
-    told = any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc." in os.environ.get(_TUNABLES, "")
-    return ctypes.CDLL(None) if os.name == "posix" and not told else None
+    is_tuned = any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc." in os.environ.get(
+        _TUNABLES, ""
+    )
+    return ctypes.CDLL(None) if os.name == "posix" and not is_tuned else None
 
 
 def _is_counted() -> bool:

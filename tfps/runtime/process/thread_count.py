@@ -29,8 +29,8 @@ def pool_sizes(cluster: Cluster, task: Task, overlap: bool) -> tuple[int, int]:
     Tasks with the same host name share its cores evenly. If steps ``overlap``, as in async, there are at least two
     inter-op threads: one works while the other waits for it.
     """
-    mine = split(cluster.address(task))[0]
-    neighbours = sum(split(cluster.address(other))[0] == mine for other in cluster.tasks())
+    host = split(cluster.address(task))[0]
+    neighbours = sum(split(cluster.address(other))[0] == host for other in cluster.tasks())
     count = max(1, cores() // neighbours)
     intra = 0 if os.environ.get("TF_NUM_INTRAOP_THREADS") else count
     inter = 0 if os.environ.get("TF_NUM_INTEROP_THREADS") else max(2 if overlap else 1, count)

@@ -48,10 +48,10 @@ class ThreadPool(Generic[_T]):
     def _work(self) -> None:
         while True:
             act, future = self._calls.get()
-            told = at_once(act)
+            outcome = at_once(act)
             self._idle.release()  # before the result is set, so that its receiver finds this thread idle
-            if error := told.exception():
+            if error := outcome.exception():
                 future.set_exception(error)
             else:
-                future.set_result(told.result())
-            del act, future, told, error  # free their objects before waiting for the next call
+                future.set_result(outcome.result())
+            del act, future, outcome, error  # free their objects before waiting for the next call

@@ -43,10 +43,10 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) ->
     with tf.Graph().as_default() as graph:
         terms = compatibility.fingerprint(config, cluster, tf.__version__)
         init, state = job_variables.all_variables(cluster, task.index, terms)
-        told = state.phase.read_value(), state.aborted.read_value(), state.joined.read_value()
+        values = state.phase.read_value(), state.aborted.read_value(), state.joined.read_value()
         session = sessions.Session(running.target, graph=graph, config=tf.ConfigProto(device_filters=[task.device]))
         session.run(init)
-    read = session.make_callable(told)
+    read = session.make_callable(values)
 
     def stopping() -> TfpsError | None:
         if not stop.error and (failed := _failed(read()[0])):

@@ -113,8 +113,8 @@ class PeerMonitor:
 
     def _any_mute(self) -> TfpsError | None:
         mute = self._peers.mute(self._servers, _MUTE_AFTER_SECS)
-        told = f"it can be reached, but has not answered for {_MUTE_AFTER_SECS:g} s"
-        return PeerLostError(f"lost {_named(mute)}: {told}.") if mute else None
+        why = f"it can be reached, but has not answered for {_MUTE_AFTER_SECS:g} s"
+        return PeerLostError(f"lost {_named(mute)}: {why}.") if mute else None
 
     def _still_needed(self, lost: Sequence[Task]) -> Sequence[Task]:
         """Return the lost tasks, without the workers that had signed off as done."""

@@ -46,13 +46,13 @@ class StallDetector:
         if idle <= min(self._tell_at, self._timeout_secs):
             return None
         others = ", ".join(awaited())
-        told = f"no step for {duration(idle)}, the last was {global_step}" + (
+        finding = f"no step for {duration(idle)}, the last was {global_step}" + (
             f": waiting for {others}" if others else ""
         )
         if idle > self._timeout_secs * (2 if others else 1):
             faulthandler.dump_traceback(file=2, all_threads=True)
-            return StallError(f"{told}: the task's log shows where it stands. --stall_timeout_secs allows for more.")
+            return StallError(f"{finding}: the task's log shows where it stands. --stall_timeout_secs allows for more.")
         if idle > self._tell_at:
             self._tell_at *= 2
-            log.info("waiting: %s", told)
+            log.info("waiting: %s", finding)
         return None
