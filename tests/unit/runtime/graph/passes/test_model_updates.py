@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
-from support.cluster import dataset_of, model_of, run_job, train, variables_of
+from support.cluster import cluster_of, dataset_of, model_of, run_job, train, variables_of
 from support.processes import summary
 
 import tfps
+from tfps.cluster.resolver import Task
+from tfps.config.job_config import JobConfig
 from tfps.errors import DivergedError
+from tfps.runtime.graph import builder
 from tfps.runtime.graph.passes import model_updates
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
 
@@ -656,6 +659,22 @@ def test_a_change_made_of_the_value_before_is_not_lost(tmp_path: Path, flags: di
     assert saved["carry"].tolist() == steps
     entries = dict(zip(saved["table-keys"].tolist(), saved["table-values"].tolist(), strict=True))
     assert [entries.get(index, 0.0) for index in (0, 1)] == steps
+
+
+def test_a_change_in_the_loss_keeps_steps_in_order() -> None:
+    """Two runs of a worker would lose a row that the loss itself changes, where no update of the model's does."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        carry = tf.get_variable("carry", [2], initializer=tf.zeros_initializer(), trainable=False)
+        changes = [tf.scatter_update(carry, [0], tf.gather(carry, [0]) + 1.0)] if params["learning_rate"] else []
+        with tf.control_dependencies(changes):
+            return spec(params, weight * features["x"])
+
+    for rate, keeps_order in ((None, False), (0.5, True)):
+        config = JobConfig(learning_rate=rate)
+        built = builder.training(config, cluster_of(1, 1), Task("worker", 0), model_of(ramp, model_fn))
+        assert built.keeps_order is keeps_order
 
 
 def test_what_only_adds_may_overlap() -> None:

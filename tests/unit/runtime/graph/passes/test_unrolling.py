@@ -357,11 +357,19 @@ def test_what_an_operation_passes_on_is_used_in_order(tmp_path: Path, how: str) 
     assert variables_of(tmp_path)["weight"] == 32 * 33 / 2
 
 
-def test_what_is_called_to_be_shown_is_not_called_otherwise(tmp_path: Path) -> None:
-    """Python that only a logged tensor calls runs in the steps that are shown, and in no other step of their runs."""
+@pytest.mark.parametrize("loss_calls", [False, True])
+def test_what_is_called_to_be_shown_is_not_called_otherwise(tmp_path: Path, loss_calls: bool) -> None:
+    """Python that only a logged tensor calls runs in the steps that are shown, and in no other step of their runs.
+
+    Python that the loss calls runs in each step, in order, and does not wait for the other.
+    """
     calls: list[float] = []
+    each_step: list[float] = []
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        if loss_calls:
+            counted_x = tf.numpy_function(lambda x: each_step.append(float(x)) or x, [features["x"]], tf.float32)
+            features = {"x": tf.ensure_shape(counted_x, features["x"].shape)}
         made = linear(features, labels, mode, params)
         called = tf.numpy_function(lambda x: calls.append(float(x)) or np.float32(x), [features["x"]], tf.float32)
         made.log_tensors["called"] = tf.ensure_shape(called, [])
@@ -370,6 +378,7 @@ def test_what_is_called_to_be_shown_is_not_called_otherwise(tmp_path: Path) -> N
     flags = {"steps_per_run": 8, "steps_to_validate": 1000, "max_steps": 800, "model_dir": str(tmp_path)}
     train(model_of(counted(None), model_fn), 1, 1, **flags)
     assert 0 < len(calls) <= 3 * 8, "the first run, the last, and one that took long"
+    assert len(each_step) == 800 * loss_calls
 
 
 def test_state_that_copies_do_not_share_is_not_unrolled() -> None:
