@@ -25,9 +25,10 @@ from tfps.cluster import ports, probe, rendezvous, resolver
 from tfps.cluster.addresses import split
 from tfps.cluster.probe import ProbeResult
 from tfps.cluster.resolver import Cluster, Task
-from tfps.config.job_config import JobConfig, show
+from tfps.config.job_config import JobConfig
 from tfps.errors import ClusterFormError, ConfigError, StorageError
 from tfps.runtime.coordination import compatibility
+from tfps.text import show
 
 OK, NOT_YET, WARNING, WRONG = "ok", "-", "warning", "wrong"
 

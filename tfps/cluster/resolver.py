@@ -11,8 +11,8 @@ from typing import Any
 
 from tfps.cluster import slurm, tf_config
 from tfps.cluster.addresses import MAX_TASKS, address_problem, check_hosts, first_few, normalized, parse_hosts
-from tfps.config.job_config import did_you_mean, show
 from tfps.errors import ConfigError
+from tfps.text import did_you_mean, show
 
 JOBS = ("ps", "worker", "evaluator")
 

@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tfps.config.job_config import show
 from tfps.errors import ConfigError
+from tfps.text import show
 
 PORT_BASE = 8888  # TensorFlow's SlurmClusterResolver starts there, too
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfps.cluster.addresses import check_hosts, first_few
-from tfps.config.job_config import did_you_mean, show
+from tfps.text import did_you_mean, show
 
 CHIEFS = ("chief", "master")  # the new and the old name of worker 0
 _TF_JOBS = (*CHIEFS, "worker", "ps", "evaluator")

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from tfps.cluster.resolver import Task
-from tfps.config.job_config import show
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError, StoppedError
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import CANCELLED, FAILED, SUCCEEDED, UNKNOWN, Status, SubmittedJob
@@ -26,6 +25,7 @@ from tfps.launchers.common import client
 from tfps.launchers.common.batch_driver import Spec
 from tfps.launchers.common.job_files import Files, Told, follow_lines, with_tasks
 from tfps.storage import LOGS, make_dir
+from tfps.text import show
 
 _CANCEL_SECS = 60.0  # schedulers give a job some time to end, often 10 s
 _POLL_SECS = 0.5

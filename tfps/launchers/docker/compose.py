@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tfps.cluster.resolver import Task
-from tfps.config.job_config import JobConfig, show
+from tfps.config.job_config import JobConfig
 from tfps.errors import ClientMissingError, ConfigError, PlatformError
 from tfps.jobs.spec import PORT, RESOURCES, Job, Role
 from tfps.launchers.base import Launcher
@@ -23,6 +23,7 @@ from tfps.launchers.common.yaml_writer import to_yaml
 from tfps.launchers.docker import job as docker
 from tfps.launchers.docker.job import GRACE_SECS, PROJECT, TASK, DockerJob
 from tfps.models import loader
+from tfps.text import show
 
 _DATA_DIR = "/opt/data"  # mount point of a directory of this machine
 _NETWORK = "training"

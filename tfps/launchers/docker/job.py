@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfps.cluster.resolver import Task
-from tfps.config.job_config import show
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, SubmittedJob, TaskStatus
 from tfps.launchers.common import client as command
+from tfps.text import show
 
 PROJECT = "com.docker.compose.project"  # the label that Compose sets on everything that it creates from a file
 TASK = "tfps.task"  # the label of a task's container

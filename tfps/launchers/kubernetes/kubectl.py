@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Protocol
 
 from tfps.cluster.resolver import Task
-from tfps.config.job_config import show
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import CANCELLED, PENDING, Status, SubmittedJob, TaskStatus
@@ -20,6 +19,7 @@ from tfps.launchers.kubernetes import logs as pod_logs
 from tfps.launchers.kubernetes import manifests
 from tfps.launchers.kubernetes import status as pod_state
 from tfps.launchers.kubernetes.manifests import Object, Plan
+from tfps.text import show
 
 _ASK = "--request-timeout=20s"
 _END_SECS = 90  # for pods that have 30 s to save

@@ -11,12 +11,11 @@ from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 from tfps.cluster.resolver import Task
-from tfps.config.job_config import show
 from tfps.errors import ConfigError
 from tfps.jobs.spec import KILLED, PORT, RESOURCES, Job, Role
 from tfps.launchers.common import containers
 from tfps.launchers.common.yaml_writer import to_yaml
-from tfps.text import plural
+from tfps.text import plural, show
 
 Object = dict[str, Any]
 

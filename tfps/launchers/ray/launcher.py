@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tfps.config.job_config import show
 from tfps.errors import ConfigError, PlatformError
 from tfps.jobs.handle import RunningJob, SubmittedJob
 from tfps.jobs.spec import RESOURCES, Job, Role
@@ -22,6 +21,7 @@ from tfps.launchers.base import Launcher
 from tfps.launchers.common.yaml_writer import to_yaml
 from tfps.launchers.ray import cluster
 from tfps.launchers.ray.job import OwnCluster, RayJob
+from tfps.text import show
 
 _STOP_SECS = 30  # time that Ray gives the driver to end before it kills it; tasks take up to 12
 
