@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tfps.cli.command import Command
 from tfps.cli.tables import print_status
 from tfps.cli.validation import ProblemCollector
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.config import job_config
 from tfps.jobs.handle import SubmittedJob
 from tfps.launchers.registry import LAUNCHERS

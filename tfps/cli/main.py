@@ -11,6 +11,7 @@ import tfps
 from tfps.cli.help import command_help, show_help, usage
 from tfps.cli.registry import COMMANDS
 from tfps.cli.validation import print_error
+from tfps.cluster.resolver import RESOLVERS
 from tfps.errors import ConfigError, StoppedError, StorageError, TfpsError, error_for_limits
 from tfps.text import did_you_mean, show
 
@@ -104,4 +105,4 @@ def _not_written(error: OSError) -> int:
 
 
 def _in_a_cluster() -> bool:
-    return bool({"TF_CONFIG", "SLURM_STEP_NUM_TASKS"} & set(os.environ))
+    return any(resolver.variable in os.environ for resolver in RESOLVERS)

@@ -13,7 +13,7 @@ from tfps.cluster import probe
 from tfps.cluster.addresses import split
 from tfps.cluster.ports import answers
 from tfps.cluster.probe import ProbeResult
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.errors import ClusterFormError, ConfigError, TfpsError
 
 LEAVING_SECS = 10.0  # a wrong task that stays this long does not leave without help
@@ -74,7 +74,7 @@ def wait_for_peers(
         ClusterFormError: If some tasks never answered; names them.
     """
     meeting = _Meeting(cluster, task, timeout_secs)
-    told = asked = False
+    has_asked = False
     while not meeting.is_complete():
         if error := stopping():
             raise error
@@ -82,13 +82,11 @@ def wait_for_peers(
         if meeting.lasts(_ASK_AFTER_SECS) and ended():
             log.info("the job has ended already")
             return False
-        if not asked and meeting.lasts(_TELL_AFTER_SECS) and meeting.lacks_only_workers:
-            asked = True
+        if not has_asked and meeting.lasts(_TELL_AFTER_SECS) and meeting.lacks_only_workers:
+            has_asked = True
             if enough():
                 return True
-        if not told and meeting.lasts(_TELL_AFTER_SECS):
-            log.info("waiting for %s", meeting.missing)
-            told = True
+        meeting.report()
         time.sleep(_POLL_SECS)
     return True
 
@@ -100,6 +98,7 @@ class _Meeting:
         self._cluster, self._timeout_secs = cluster, timeout_secs
         self._absent: Mapping[Task, ProbeResult] = {peer: ProbeResult() for peer in cluster.tasks() if peer != task}
         self._began = self._wrong_since = time.monotonic()
+        self._is_reported = False
 
     def is_complete(self) -> bool:
         """Probe the tasks that were missing; return whether all are there now."""
@@ -123,6 +122,12 @@ class _Meeting:
                 f"the cluster did not form: no answer from {self.missing} within "
                 f"--start_timeout_secs={self._timeout_secs:g}. Start them, or correct their addresses."
             )
+
+    def report(self) -> None:
+        """Log once who is missing, if the wait is a long one."""
+        if not self._is_reported and self.lasts(_TELL_AFTER_SECS):
+            log.info("waiting for %s", self.missing)
+            self._is_reported = True
 
     def lasts(self, secs: float) -> bool:
         """Return whether the wait has lasted longer than ``secs``."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, PeerLostError, StoppedError, stopping_signals
 from tfps.jobs.display import JobView, Plain, Terminal, screen

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.errors import ClusterFormError, PeerLostError, PlatformError, StoppedError
 from tfps.jobs.events import JobEvent, LogLine, TaskExited, TaskRestarted
 from tfps.jobs.handle import CANCELLED, PENDING, SUCCEEDED, RunningJob, Status, SubmittedJob

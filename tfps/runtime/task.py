@@ -7,7 +7,7 @@ import importlib.util
 import os
 from collections.abc import Callable
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, TfpsError
 from tfps.runtime.process import malloc, tensorflow_import, thread_count

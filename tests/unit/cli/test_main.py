@@ -21,7 +21,7 @@ from support.processes import REPO, TFPS, environment, run_tfps
 import tfps
 from tfps.cli import main, run
 from tfps.cli.command import absolute
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.config import command_line
 
 GOOD = {"ps_hosts": "p0:2222", "worker_hosts": "w0:2222,w1:2222", "job_name": "worker", "task_index": "0"}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.errors import PlatformError
 from tfps.jobs import poller
 from tfps.jobs.events import LogLine, TaskExited, TaskRestarted

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError, StoppedError
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import CANCELLED, FAILED, SUCCEEDED, UNKNOWN, Status, SubmittedJob

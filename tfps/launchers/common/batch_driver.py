@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from tfps.cluster.resolver import Cluster, Task, hosts_flags
+from tfps.cluster.spec import Cluster, Task, hosts_flags
 from tfps.errors import ConfigError, StoppedError
 from tfps.launchers.common.job_files import Files, Told
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.errors import ConfigError
 from tfps.jobs.spec import KILLED, PORT, RESOURCES, Job, Role
 from tfps.launchers.common import containers

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.errors import ClusterFormError, PeerLostError, RetryableError
 
 _PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 10.0  # in sync mode, others wait for 20 s

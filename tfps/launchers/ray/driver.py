@@ -21,7 +21,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tfps.cluster.resolver import Cluster, Task, hosts_flags
+from tfps.cluster.spec import Cluster, Task, hosts_flags
 from tfps.errors import ConfigError, PeerLostError, StoppedError
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, TaskStatus
 from tfps.jobs.spec import KILLED, MOST_RESTARTS

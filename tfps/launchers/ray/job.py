@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError
 from tfps.jobs.events import JobEvent, LogLine
 from tfps.jobs.handle import (

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tfps.cluster import resolver
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.errors import ConfigError, PlatformError
 from tfps.jobs.events import LogLine, TaskExited
 from tfps.jobs.handle import RunningJob, SubmittedJob

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from tfps.cluster.resolver import Cluster
+from tfps.cluster.spec import Cluster
 from tfps.errors import PeerLostError, StorageError, TfpsError
 from tfps.runtime.checkpoint.lock_holder import (
     GONE,

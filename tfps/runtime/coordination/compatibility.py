@@ -28,7 +28,7 @@ from typing import Any
 
 import tfps
 from tfps.cluster import rendezvous
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.errors import CheckpointError, ConfigError, PeerLostError
 from tfps.runtime.process import process_identity

@@ -52,7 +52,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster.resolver import Cluster
+from tfps.cluster.spec import Cluster
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.tf_types import Session
 

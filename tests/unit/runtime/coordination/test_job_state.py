@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from support.cluster import dataset_of, linear, model_of, session_config, shared_servers, target_of, wait_until
 from support.listeners import Speaker
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, StoppedError
 from tfps.runtime.coordination import job_state

@@ -11,7 +11,7 @@ import pytest
 from support.cluster import dataset_of, job, linear, model_of, wait_until
 from support.listeners import Speaker, address_of, listener
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ClusterFormError, PeerLostError, StallError
 from tfps.runtime import task as tasks
