@@ -20,7 +20,7 @@ from tfps.optimizers.registry import OPTIMIZERS
 
 # What the modules of a package may import of tfps, at any depth. The longest name that fits a module is its line.
 # Its own package is always allowed.
-_BASE = ("tfps.errors", "tfps.config", "tfps.text")
+_BASE = ("tfps.errors", "tfps.config", "tfps.text", "tfps.timeouts")
 _FILES = ("tfps.progress", "tfps.report", "tfps.storage", "tfps.text")  # what a job writes, and how
 _OUTSIDE = (*_BASE, *_FILES, "tfps.cluster")  # what is known of a job outside its tasks
 _CONTENT = ("tfps.models", "tfps.optimizers", "tfps.data")  # what a job trains
@@ -36,6 +36,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.storage": ("tfps.errors",),
     "tfps.plugins": ("tfps.errors",),
     "tfps.tf_types": (),
+    "tfps.timeouts": (),
     "tfps.cluster": _BASE,
     "tfps.data": (*_BASE, "tfps.tf_types"),
     "tfps.optimizers": ("tfps.tf_types",),
@@ -65,7 +66,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
 }
 # The packages that never import TensorFlow, not even inside a function.
 NO_TENSORFLOW = (
-    *("tfps.errors", "tfps.config", *_FILES, "tfps.plugins", "tfps.tf_types"),
+    *("tfps.errors", "tfps.config", *_FILES, "tfps.plugins", "tfps.tf_types", "tfps.timeouts"),
     *("tfps.cluster", "tfps.jobs", "tfps.launchers"),
 )
 

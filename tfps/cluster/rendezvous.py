@@ -15,8 +15,9 @@ from tfps.cluster.ports import answers
 from tfps.cluster.probe import ProbeResult
 from tfps.cluster.spec import Cluster, Task
 from tfps.errors import ClusterFormError, ConfigError, TfpsError
+from tfps.timeouts import TASK_END_SECS
 
-LEAVING_SECS = 10.0  # a wrong task that stays this long does not leave without help
+LEAVING_SECS = TASK_END_SECS  # a wrong task that stays this long does not leave without help
 
 _POLL_SECS = 0.05
 _TELL_AFTER_SECS = 2.0  # a shorter wait is not worth a log line
@@ -74,7 +75,6 @@ def wait_for_peers(
         ClusterFormError: If some tasks never answered; names them.
     """
     meeting = _Meeting(cluster, task, timeout_secs)
-    has_asked = False
     while not meeting.is_complete():
         if error := stopping():
             raise error
@@ -82,10 +82,8 @@ def wait_for_peers(
         if meeting.lasts(_ASK_AFTER_SECS) and ended():
             log.info("the job has ended already")
             return False
-        if not has_asked and meeting.lasts(_TELL_AFTER_SECS) and meeting.lacks_only_workers:
-            has_asked = True
-            if enough():
-                return True
+        if meeting.is_time_to_ask() and enough():
+            return True
         meeting.report()
         time.sleep(_POLL_SECS)
     return True
@@ -98,7 +96,7 @@ class _Meeting:
         self._cluster, self._timeout_secs = cluster, timeout_secs
         self._absent: Mapping[Task, ProbeResult] = {peer: ProbeResult() for peer in cluster.tasks() if peer != task}
         self._began = self._wrong_since = time.monotonic()
-        self._is_reported = False
+        self._is_reported = self._has_asked = False
 
     def is_complete(self) -> bool:
         """Probe the tasks that were missing; return whether all are there now."""
@@ -133,10 +131,12 @@ class _Meeting:
         """Return whether the wait has lasted longer than ``secs``."""
         return time.monotonic() - self._began > secs
 
-    @property
-    def lacks_only_workers(self) -> bool:
-        """Whether all missing tasks are workers."""
-        return all(peer.job == "worker" for peer in self._absent)
+    def is_time_to_ask(self) -> bool:
+        """Return, once, that the wait is a long one and all missing tasks are workers."""
+        if self._has_asked or not self.lasts(_TELL_AFTER_SECS) or any(peer.job != "worker" for peer in self._absent):
+            return False
+        self._has_asked = True
+        return True
 
     @property
     def missing(self) -> str:

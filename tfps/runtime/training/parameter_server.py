@@ -15,8 +15,9 @@ from tfps.runtime.checkpoint.directory import ended
 from tfps.runtime.coordination import compatibility, job_state
 from tfps.runtime.process import server
 from tfps.runtime.process import session as sessions
-from tfps.runtime.process.shutdown import PS_GRACE_SECS, StopRequest
+from tfps.runtime.process.shutdown import StopRequest
 from tfps.text import plural
+from tfps.timeouts import PS_GRACE_SECS
 
 _POLL_SECS = 0.1
 _PROBE_EVERY_SECS = 0.5

@@ -30,7 +30,7 @@ from tfps.runtime.error_translation import REPLACED, translate_error
 from tfps.runtime.graph import builder, layout
 from tfps.runtime.process import server, task_log
 from tfps.runtime.process import session as sessions
-from tfps.runtime.process.shutdown import SAVED_WITHIN_SECS, WORKER_GRACE_SECS, StopRequest
+from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training import summary_writer
 from tfps.runtime.training.chief import Chief
@@ -40,6 +40,7 @@ from tfps.runtime.training.peer_monitor import PeerMonitor
 from tfps.runtime.training.training_loop import Loop, Progress, Reporter, tell_of_the_end
 from tfps.text import brief, count, plural
 from tfps.tf_types import Session
+from tfps.timeouts import SAVED_WITHIN_SECS, WORKER_GRACE_SECS
 
 _POLL_SECS = 0.02
 _SIGN_OFF_SECS = 3.0
