@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tfps.config.job_config import JobConfig
+from tfps.config.job_config import OPTIONS, JobConfig
 
 
 def test_a_config_is_frozen() -> None:
@@ -19,3 +19,9 @@ def test_what_a_task_is_not_told() -> None:
     """A task's command line has nothing of what only those need who start it."""
     job = JobConfig(to="slurm", name="a", wait=True, ps_memory=2**30, num_ps=1, volumes="a:/b", seed=3, follow=True)
     assert job.for_task(job_name="ps", task_index=2).to_argv() == ["--job_name=ps", "--task_index=2", "--seed=3"]
+
+
+def test_what_all_tasks_must_agree_on() -> None:
+    """Tasks with other values of these would build other graphs, or end at other steps; of all else they may differ."""
+    agreed = {"model", "optimizer", "learning_rate", "max_steps", "mode", "ps_strategy", "min_slice_mb", "wire"}
+    assert {name for name, option in OPTIONS.items() if option.must_agree} == agreed

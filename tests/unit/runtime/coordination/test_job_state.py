@@ -33,7 +33,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         (parameter_server, "_PROBE_EVERY_SECS", 0.1),
         (parameter_server, "_GONE_AFTER_SECS", 0.3),
         (peer_monitor, "_LOST_AFTER_SECS", 0.3),
-        (peer_monitor, "_REPLACED_AFTER_SECS", 0.3),
+        (peer_monitor, "REPLACED_AFTER_SECS", 0.3),
         (stopping, "_LOOK_SECS", 0.1),
     ):
         monkeypatch.setattr(module, name, secs)
