@@ -4,7 +4,7 @@ A model file needs ``tfps.ModelSpec``, ``tfps.ModeKeys`` and perhaps ``tfps.make
 everything else. Importing this package does not import TensorFlow.
 """
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import TfpsError
 from tfps.models.spec import ModeKeys, ModelSpec

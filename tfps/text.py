@@ -1,8 +1,10 @@
-"""Words for people: counts, durations, times, and errors on one line. Does not import TensorFlow."""
+"""Words for people: counts, durations, times, quoted values, and errors on one line. Does not import TensorFlow."""
 
+import difflib
 import math
 import re
 import time
+from collections.abc import Iterable
 
 from tfps.errors import without_colors
 
@@ -51,3 +53,15 @@ def brief(error: BaseException) -> str:
 def one_line(text: str) -> str:
     """Return a text as one line, for places with room for only one."""
     return re.sub(r"\s+", " ", text).strip()
+
+
+def show(value: str, limit: int = 100) -> str:
+    """Quote a user's value for one plain line: escape control characters, cut it to ``limit`` characters."""
+    shown = value if re.fullmatch(r"[\x21-\x7e]+", value) else repr(value)
+    return shown if len(shown) <= limit else f"{shown[:limit]}... ({len(value)} characters)"
+
+
+def did_you_mean(value: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return `` Did you mean X?`` for a near miss of one of ``known``, else an empty string."""
+    close = difflib.get_close_matches(value.lower()[:80], list(known), n=1, cutoff=0.6)
+    return f" Did you mean {prefix}{close[0]}?" if close else ""

@@ -17,9 +17,10 @@ from tfps import errors
 from tfps.cli import help as help_command
 from tfps.cli import main, reference
 from tfps.cli.registry import COMMANDS
-from tfps.cli.validation import CHOICES
-from tfps.config import job_config
+from tfps.config import command_line, job_config
+from tfps.launchers.registry import LAUNCHERS
 from tfps.models import loader
+from tfps.modes.registry import MODES
 from tfps.optimizers.registry import OPTIMIZERS
 
 DOCS = REPO / "tfps" / "docs"
@@ -93,7 +94,7 @@ def test_commands_parse(words: Sequence[str]) -> None:
     handles = [word for word in rest if not word.startswith("-")]
     assert len(handles) <= (1 if COMMANDS[name].argument else 0)
     if flags != ["--help"]:
-        parsed = job_config.parse(flags, COMMANDS[name].flags, CHOICES)
+        parsed = command_line.parse(flags, COMMANDS[name].flags)
         assert dict(parsed.problems) == {}
         assert parsed.config.model in (*loader.BUILTIN, "model.py")
 
@@ -137,7 +138,7 @@ def test_there_are_commands_to_check() -> None:
     names = {words[1] for words in ALL_COMMANDS}
     assert names >= set(COMMANDS)
     dry = {word for words in DRY_RUNS for word in words}
-    assert dry >= {f"--to={platform}" for platform in CHOICES["to"]}
+    assert dry >= {f"--to={platform}" for platform in LAUNCHERS}
 
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)
@@ -239,13 +240,13 @@ def test_every_part_of_the_contract_is_in_models() -> None:
         assert re.search(rf"[`\[]{re.escape(name)}[`\]]", page), name
 
 
-@pytest.mark.parametrize("mode", CHOICES["mode"])
+@pytest.mark.parametrize("mode", MODES)
 def test_every_mode_has_its_section(mode: str) -> None:
     """The page on modes has a heading for each."""
     assert f"\n## {mode}\n" in (DOCS / "modes.md").read_text()
 
 
-@pytest.mark.parametrize("platform", CHOICES["to"])
+@pytest.mark.parametrize("platform", LAUNCHERS)
 def test_every_platform_has_its_row(platform: str) -> None:
     """The index of platforms has a row for each value of ``--to``, with a link to its page; so has the README."""
     page = help_command.ALIASES.get(platform, platform)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.processes import REPO, environment
 
-from tfps.cli import main
+from tfps.config.job_config import OPTIONS
 from tfps.launchers.local import task_process
 from tfps.launchers.registry import LAUNCHERS
 from tfps.models import loader
@@ -20,7 +20,7 @@ from tfps.optimizers.registry import OPTIMIZERS
 
 # What the modules of a package may import of tfps, at any depth. The longest name that fits a module is its line.
 # Its own package is always allowed.
-_BASE = ("tfps.errors", "tfps.config")
+_BASE = ("tfps.errors", "tfps.config", "tfps.text", "tfps.timeouts")
 _FILES = ("tfps.progress", "tfps.report", "tfps.storage", "tfps.text")  # what a job writes, and how
 _OUTSIDE = (*_BASE, *_FILES, "tfps.cluster")  # what is known of a job outside its tasks
 _CONTENT = ("tfps.models", "tfps.optimizers", "tfps.data")  # what a job trains
@@ -29,13 +29,14 @@ _TASK = (*_OUTSIDE, *_CONTENT, "tfps.modes", "tfps.tf_types", "tfps.runtime.proc
 _TASKS = (*_TASK, "tfps.runtime.graph", "tfps.runtime.checkpoint", "tfps.runtime.coordination")
 ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.errors": (),
-    "tfps.config": ("tfps.errors",),
+    "tfps.config": ("tfps.errors", "tfps.text"),
     "tfps.text": ("tfps.errors",),
     "tfps.progress": ("tfps.text",),
     "tfps.report": ("tfps.text",),
     "tfps.storage": ("tfps.errors",),
     "tfps.plugins": ("tfps.errors",),
     "tfps.tf_types": (),
+    "tfps.timeouts": (),
     "tfps.cluster": _BASE,
     "tfps.data": (*_BASE, "tfps.tf_types"),
     "tfps.optimizers": ("tfps.tf_types",),
@@ -65,7 +66,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
 }
 # The packages that never import TensorFlow, not even inside a function.
 NO_TENSORFLOW = (
-    *("tfps.errors", "tfps.config", *_FILES, "tfps.plugins", "tfps.tf_types"),
+    *("tfps.errors", "tfps.config", *_FILES, "tfps.plugins", "tfps.tf_types", "tfps.timeouts"),
     *("tfps.cluster", "tfps.jobs", "tfps.launchers"),
 )
 
@@ -167,17 +168,20 @@ def test_the_command_line_and_the_launchers_do_not_load_tensorflow() -> None:
 
 
 def test_the_choices_of_the_command_line_are_the_tables() -> None:
-    """``--mode``, ``--optimizer`` and ``--ps_strategy`` take what the tables hold, in their order."""
+    """``--to``, ``--mode``, ``--optimizer`` and ``--ps_strategy`` take what the tables hold, in their order."""
     from tfps.runtime.graph import placement  # noqa: PLC0415  imports TensorFlow
 
-    assert main.CHOICES["mode"] is MODES
-    assert main.CHOICES["optimizer"] == tuple(OPTIMIZERS)
-    assert main.CHOICES["ps_strategy"] == tuple(placement.STRATEGIES)
+    allowed = {name: option.allowed_values() for name, option in OPTIONS.items() if option.choices}
+    assert allowed["to"] is LAUNCHERS
+    assert allowed["mode"] is MODES
+    assert allowed["optimizer"] is OPTIMIZERS
+    assert allowed["ps_strategy"] == tuple(placement.STRATEGIES)
 
 
 def test_the_tables_name_what_exists() -> None:
     """Every module and function that a table or a list names as text is there."""
-    places = (*MODES.builtin.values(), *LAUNCHERS.builtin.values())
+    choices = [option.choices for option in OPTIONS.values() if isinstance(option.choices, str)]
+    places = (*MODES.builtin.values(), *LAUNCHERS.builtin.values(), *choices)
     named = {*(path.partition(":")[0] for path in places), *loader.BUILTIN.values(), *task_process.PRELOAD}
     functions = [check.split(":") for check in loader.DATA_CHECKS.values()]
     assert named | {module for module, _ in functions} <= set(modules())

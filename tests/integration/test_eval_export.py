@@ -25,7 +25,7 @@ from support.cluster import dataset_of, job, linear, model_of, run_job, train, v
 from support.processes import summary
 
 import tfps
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, StorageError
 from tfps.models.loader import Model, mistake

@@ -26,7 +26,7 @@ from support.processes import (
     wait_gone,
 )
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.launchers.local.job import LocalJob, Plan
 

@@ -30,7 +30,7 @@ from support.cluster import (
 from support.processes import summary
 
 import tfps
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
 from tfps.optimizers.registry import OPTIMIZERS

@@ -12,7 +12,7 @@ import pytest
 from support.processes import Process, by_hand, processes, run_tfps, summary
 
 from tfps.cluster.ports import held_ports
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.launchers.local import supervisor
 

@@ -287,7 +287,7 @@ def test_cancel_tries_everything(
     platform: str, stuck: tuple[str, str], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What does not go, as a finalizer or a lost node keeps it, is told, and keeps nothing else from going."""
-    monkeypatch.setattr(kubectl, "_END_SECS", 2)
+    monkeypatch.setattr(kubectl, "POD_DELETE_SECS", 2)
     submit(platform)
     cluster.stuck.add(stuck)
     told = tfps("cancel", f"{platform}:mnist", code=69)

@@ -11,7 +11,7 @@ tensorflow_import.load_v1()
 
 import tensorflow.compat.v1 as tf  # noqa: E402
 
-from tfps.cluster.resolver import Cluster  # noqa: E402
+from tfps.cluster.spec import Cluster  # noqa: E402
 from tfps.runtime.checkpoint.manager import CheckpointManager  # noqa: E402
 from tfps.runtime.checkpoint.ownership import Ownership  # noqa: E402
 

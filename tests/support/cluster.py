@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from tfps.cluster.ports import held_ports
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import StoppedError
 from tfps.models.loader import Model

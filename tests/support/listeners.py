@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 
 
 def listener() -> socket.socket:

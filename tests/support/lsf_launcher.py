@@ -8,11 +8,11 @@ may use is the queue's: ``--worker_cpu`` and its like are refused, as sites coun
 import re
 from collections.abc import Sequence
 
-from tfps.config.job_config import show
 from tfps.errors import ConfigError, JobNotFoundError
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status
 from tfps.jobs.spec import Job
 from tfps.launchers.common.batch import BatchLauncher
+from tfps.text import show
 
 
 class LsfLauncher(BatchLauncher):

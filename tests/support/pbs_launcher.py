@@ -10,11 +10,11 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from tfps.config.job_config import show
 from tfps.errors import ConfigError
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, Status
 from tfps.jobs.spec import RESOURCES, Job, Role
 from tfps.launchers.common.batch import BatchLauncher
+from tfps.text import show
 
 
 class PbsLauncher(BatchLauncher):

@@ -16,7 +16,7 @@ from forked import HERE
 from result import Result
 from timeline import Line, Mark
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.models import loader
 from tfps.runtime.graph import builder, placement

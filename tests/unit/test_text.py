@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfps.text import brief, count, duration, one_line, utc
+from tfps.text import brief, count, did_you_mean, duration, one_line, show, utc
 
 MADE_AT = """Detected at node 'save/SaveV2' defined at (most recent call last):
     File "/usr/lib/python3.11/threading.py", line 1002, in _bootstrap
@@ -61,3 +61,19 @@ def test_times_are_utc() -> None:
     """They are as ISO 8601 has them, to the second, wherever the machine is."""
     assert utc(0.0) == "1970-01-01T00:00:00Z"
     assert utc(1795474890.9) == "2026-11-23T23:01:30Z"
+
+
+def test_show_makes_one_short_plain_line_of_anything() -> None:
+    """A value is shown as it is where that is plain; else quoted, escaped and cut."""
+    assert show("a.b/c=$(x)") == "a.b/c=$(x)"
+    assert show("a b") == "'a b'"
+    for text in ("\n", "\x00", "\x1b[31m", "\udcff", "é\u202e", "x" * 70_000):
+        assert show(text).isprintable()
+        assert len(show(text)) < 130
+
+
+def test_a_near_miss_gets_a_hint() -> None:
+    """A value close to a known one gets that one as a hint; any other gets none."""
+    assert did_you_mean("Wroker", ("ps", "worker")) == " Did you mean worker?"
+    assert did_you_mean("max_step", ("max_steps",), "--") == " Did you mean --max_steps?"
+    assert did_you_mean("x" * 6000, ("ps", "worker")) == ""

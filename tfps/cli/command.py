@@ -12,6 +12,7 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.runtime import task
 from tfps.runtime.process import task_log, tensorflow_import
+from tfps.text import show
 
 JOB = ("job", "training", "mode", "placement", "performance", "timeouts")  # the groups of flags that training takes
 
@@ -53,7 +54,7 @@ def found_from_anywhere(job: JobConfig) -> JobConfig:
     paths["model"] = job.model if Path(job.model).is_file() else None
     for name, path in paths.items():
         if path and any("\ud800" <= letter <= "\udfff" for letter in path):
-            raise ConfigError(f"--{name}={job_config.show(path)} is not UTF-8: rename it, or set LC_ALL=C.UTF-8.")
+            raise ConfigError(f"--{name}={show(path)} is not UTF-8: rename it, or set LC_ALL=C.UTF-8.")
     return job.replace(**{name: absolute(path) for name, path in paths.items() if path})
 
 

@@ -17,17 +17,18 @@ from pathlib import Path
 from typing import TypeVar
 
 import tfps
-from tfps.cli import run, shared_dir
+from tfps.cli import shared_dir
 from tfps.cli.command import JOB, Command
 from tfps.cli.shared_dir import Presence, SharedDirProbe
 from tfps.cli.validation import ProblemCollector
 from tfps.cluster import ports, probe, rendezvous, resolver
 from tfps.cluster.addresses import split
 from tfps.cluster.probe import ProbeResult
-from tfps.cluster.resolver import Cluster, Task
-from tfps.config.job_config import JobConfig, show
+from tfps.cluster.spec import Cluster, Task
+from tfps.config.job_config import JobConfig
 from tfps.errors import ClusterFormError, ConfigError, StorageError
 from tfps.runtime.coordination import compatibility
+from tfps.text import show
 
 OK, NOT_YET, WARNING, WRONG = "ok", "-", "warning", "wrong"
 
@@ -101,10 +102,10 @@ def _place(job: JobConfig) -> tuple[Cluster, Task | None, str]:
     Raises:
         ConfigError: Lists every problem.
     """
-    by_slurm = resolver.is_slurms(job.ps_hosts, job.worker_hosts, os.environ)
+    found = resolver.find_resolver(job.ps_hosts, job.worker_hosts, os.environ)
     members, me = _resolve(job)
-    members = run.on_machines(members, job.port_base) if by_slurm else members
-    return members, me, "--port_base" if by_slurm else f"--{me.job if me else 'ps'}_hosts"
+    members = found.locate(members, job.port_base, os.environ) if found else members
+    return members, me, (found.port_flag if found else "") or f"--{me.job if me else 'ps'}_hosts"
 
 
 def _resolve(job: JobConfig) -> tuple[Cluster, Task | None]:

@@ -12,10 +12,10 @@ from importlib import resources
 
 from tfps.cli.registry import COMMANDS
 from tfps.cli.run import ROLE
-from tfps.cli.validation import CHOICES
-from tfps.config import job_config
+from tfps.config import command_line
 from tfps.errors import ConfigError
 from tfps.models import loader
+from tfps.text import did_you_mean, show
 
 INDEX = "index"
 ALIASES: Mapping[str, str] = {"compose": "docker", "hosts": "ssh", "tfjob": "kubeflow"}  # a platform's page, by --to
@@ -30,7 +30,7 @@ def show_help(words: Sequence[str]) -> int:
     """
     names = [word for word in words if not word.startswith("-")]
     if len(names) > 1:
-        raise ConfigError(f"tfps help takes one name, not {len(names)}: {job_config.show(' '.join(names))}.")
+        raise ConfigError(f"tfps help takes one name, not {len(names)}: {show(' '.join(names))}.")
     if not names:
         print(usage() if words else f"{usage()}\n\n{_list_pages()}")
     elif names[0] in COMMANDS:
@@ -55,9 +55,9 @@ def usage() -> str:
 def command_help(name: str) -> str:
     """Return the text of ``tfps COMMAND --help``."""
     command = COMMANDS[name]
-    choices = {**CHOICES, "model": tuple(loader.BUILTIN)}
+    choices = {"model": tuple(loader.BUILTIN)}
     width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns))
-    flags = job_config.describe(command.flags, choices, width)
+    flags = command_line.describe(command.flags, choices, width)
     details = textwrap.fill(command.details, width)
     return f"tfps {name}: {command.summary}\n\n{details}\n\n  {command.example}\n{flags}"
 
@@ -78,8 +78,8 @@ def read_page(name: str) -> str:
     pages = page_summaries()
     if page in pages:
         return _text(page)
-    close = job_config.did_you_mean(name, [*pages, *ALIASES, *COMMANDS])
-    shown = job_config.show(name)
+    close = did_you_mean(name, [*pages, *ALIASES, *COMMANDS])
+    shown = show(name)
     raise ConfigError(f"{shown} is neither a page nor a command of tfps.{close} Run tfps help for a list.")
 
 

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 from tfps.cli.command import Command
 from tfps.cli.tables import print_status
-from tfps.cli.validation import CHOICES, ProblemCollector
-from tfps.cluster.resolver import Task
+from tfps.cli.validation import ProblemCollector
+from tfps.cluster.spec import Task
 from tfps.config import job_config
 from tfps.jobs.handle import SubmittedJob
 from tfps.launchers.registry import LAUNCHERS
+from tfps.text import show
 
 _EXAMPLE = "slurm:4711"
 
@@ -25,11 +26,9 @@ def _find(verb: Command, argv: Sequence[str]) -> tuple[SubmittedJob, job_config.
     if len(handles) != 1:
         told = f"{len(handles)} handles are given" if handles else "the job's handle is missing"
         problems.add(f"{told}: {_GIVE}.")
-    elif handles[0].partition(":")[0] not in CHOICES["to"]:
+    elif handles[0].partition(":")[0] not in LAUNCHERS:
         local = f" Of a job that tfps launch runs, look into {handles[0]}/summary.json and logs."
-        problems.add(
-            f"{job_config.show(handles[0])} is no job's handle: {_GIVE}.{local if os.path.isdir(handles[0]) else ''}"
-        )
+        problems.add(f"{show(handles[0])} is no job's handle: {_GIVE}.{local if os.path.isdir(handles[0]) else ''}")
     problems.settle()
     platform, _, name = handles[0].partition(":")
     return LAUNCHERS.load(platform).find(name), asked

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import tfps
 from tfps.cli.help import command_help, show_help, usage
 from tfps.cli.registry import COMMANDS
-from tfps.cli.validation import CHOICES, print_error
-from tfps.config import job_config
+from tfps.cli.validation import print_error
+from tfps.cluster.resolver import RESOLVERS
 from tfps.errors import ConfigError, StoppedError, StorageError, TfpsError, error_for_limits
+from tfps.text import did_you_mean, show
 
-__all__ = ["CHOICES", "COMMANDS", "main"]
+__all__ = ["COMMANDS", "main"]
 
 _NOT_WRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO)  # errors of named files are reported elsewhere
 
@@ -69,8 +70,8 @@ def _dispatch(args: Sequence[str]) -> int:
     if name == "help":
         return show_help(rest)
     if name not in COMMANDS:
-        meant = job_config.did_you_mean(name, COMMANDS)
-        raise ConfigError(f"{job_config.show(name)} is not a command of tfps.{meant} See tfps --help.")
+        meant = did_you_mean(name, COMMANDS)
+        raise ConfigError(f"{show(name)} is not a command of tfps.{meant} See tfps --help.")
     if {"-h", "--help", "-help", "--helpfull"} & set(rest) or (not args and not _in_a_cluster()):
         print(usage() if not args or args[0].startswith("-") else command_help(name))
         return 0
@@ -104,4 +105,4 @@ def _not_written(error: OSError) -> int:
 
 
 def _in_a_cluster() -> bool:
-    return bool({"TF_CONFIG", "SLURM_STEP_NUM_TASKS"} & set(os.environ))
+    return any(resolver.variable in os.environ for resolver in RESOLVERS)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tfps.cli.command import Command, with_tensorflow
 from tfps.cli.validation import ProblemCollector, check_model
-from tfps.cluster import resolver
+from tfps.cluster.spec import Cluster
 from tfps.models import loader
 
 
@@ -18,7 +18,7 @@ def _plan(argv: Sequence[str]) -> int:
     from tfps.runtime.graph import plan  # noqa: PLC0415  imports TensorFlow
 
     hosts = [f"task{index}:2222" for index in range((job.num_ps or 1) + (job.num_workers or 2))]
-    members = resolver.Cluster(tuple(hosts[: job.num_ps or 1]), tuple(hosts[job.num_ps or 1 :]))
+    members = Cluster(tuple(hosts[: job.num_ps or 1]), tuple(hosts[job.num_ps or 1 :]))
     print_plan(job, members, plan.make(job, members, loader.load(job.model)))
     return 0
 

@@ -6,8 +6,7 @@ Does not import TensorFlow.
 from collections.abc import Iterator
 
 from tfps.cli.registry import COMMANDS
-from tfps.cli.validation import CHOICES
-from tfps.config import job_config
+from tfps.config import command_line, job_config
 from tfps.models import loader
 
 _HEAD = """# Flags
@@ -22,7 +21,7 @@ _WIDE = 100_000  # columns, so that no line wraps
 
 def flags_page() -> str:
     """Return the page of flags, as Markdown."""
-    groups = dict.fromkeys(str(field.metadata["group"]) for field in job_config.FIELDS.values())
+    groups = dict.fromkeys(option.group for option in job_config.OPTIONS.values())
     return "\n".join([_HEAD, *(line for group in groups for line in _table(group))])
 
 
@@ -45,8 +44,7 @@ def _commands_with(group: str) -> Iterator[str]:
 
 def help_text(name: str) -> str:
     """Return the ``--help`` text of a flag, with its choices and its default, on one line."""
-    choices = {**CHOICES, "model": tuple(loader.BUILTIN)}
-    line = job_config.describe([name], choices, _WIDE).splitlines()[-1]
+    line = command_line.describe([name], {"model": tuple(loader.BUILTIN)}, _WIDE).splitlines()[-1]
     return line.partition(f"--{name}")[2].strip()
 
 

@@ -14,7 +14,8 @@ from typing import NoReturn
 
 from tfps.cli.command import JOB, Command, found_from_anywhere, new_model_dir
 from tfps.cli.validation import ProblemCollector, print_error
-from tfps.cluster import ports, resolver, slurm
+from tfps.cluster import ports, resolver
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, StorageError, TfpsError, error_for_limits
 from tfps.launchers.local.task_process import BUILT, SIGNED_OFF, SIGNS
@@ -47,17 +48,15 @@ def _run(argv: Sequence[str]) -> int:
     problems.settle()
     assert place is not None
     members, me = place
-    if resolver.is_slurms(job.ps_hosts, job.worker_hosts, os.environ):
-        members = on_machines(members, job.port_base)
-        port_flag = "--port_base"
-    else:
-        port_flag = f"--{me.job}_hosts"
+    found = resolver.find_resolver(job.ps_hosts, job.worker_hosts, os.environ)
+    members = found.locate(members, job.port_base, os.environ) if found else members
+    port_flag = (found.port_flag if found else "") or f"--{me.job}_hosts"
     if job.max_restarts:
         return _supervise(job, members, me)
     return _be_task(job, members, me, port_flag)
 
 
-def _supervise(job: JobConfig, members: resolver.Cluster, me: resolver.Task) -> int:
+def _supervise(job: JobConfig, members: Cluster, me: Task) -> int:
     """Run the task in a child process, and restart it when it is lost."""
     from tfps.launchers.local.supervisor import Supervisor  # noqa: PLC0415  an unsupervised task does not need it
 
@@ -72,13 +71,7 @@ def _supervise(job: JobConfig, members: resolver.Cluster, me: resolver.Task) -> 
     return code
 
 
-def on_machines(members: resolver.Cluster, port_base: int | None) -> resolver.Cluster:
-    """Return a Slurm step's cluster with the addresses of its nodes' machines."""
-    nodes = [members.address(task).rpartition(":")[0] for task in members.tasks()]
-    return resolver.placed(members, slurm.lookup_nodes(nodes, os.environ), port_base or slurm.PORT_BASE)
-
-
-def _be_task(given: JobConfig, members: resolver.Cluster, me: resolver.Task, port_flag: str) -> int:
+def _be_task(given: JobConfig, members: Cluster, me: Task, port_flag: str) -> int:
     if me.job != "evaluator":
         ports.check_port(members.address(me), port_flag)
     job, kept = _with_directory(found_from_anywhere(given)) if me.is_chief else (found_from_anywhere(given), "")

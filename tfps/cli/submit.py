@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfps.cli.command import JOB, Command, working_directory
-from tfps.cli.validation import CHOICES, ProblemCollector
+from tfps.cli.validation import ProblemCollector
 from tfps.cli.watch import run_to_completion, wait_for
 from tfps.config import job_config
 from tfps.config.job_config import JobConfig
@@ -17,6 +17,7 @@ from tfps.jobs.spec import Job
 from tfps.launchers.base import Launcher, Plan
 from tfps.launchers.registry import LAUNCHERS
 from tfps.models import loader
+from tfps.text import show
 
 _BESIDE = "{} beside it, which it imports, has to be in the image, or on a volume that PYTHONPATH names."
 _EVERYWHERE = ("to", "name", "dry_run", "wait")
@@ -27,7 +28,7 @@ def _submit(argv: Sequence[str]) -> int:
     problems = ProblemCollector()
     asked = problems.read(COMMAND.flags, argv)
     if asked.to is None:
-        problems.add(f"--to is missing: say where the job runs, one of {', '.join(CHOICES['to'])}.")
+        problems.add(f"--to is missing: say where the job runs, one of {', '.join(LAUNCHERS)}.")
     problems.settle()
     launcher = LAUNCHERS.load(asked.to or "")
     job = _job(asked, launcher, problems)
@@ -73,7 +74,7 @@ def _job(asked: JobConfig, launcher: Launcher[Plan], problems: ProblemCollector)
 def _check_data(data_dir: str) -> None:
     """Check that the data exists; the tasks check its content."""
     if data_dir and "://" not in data_dir and not Path(data_dir).exists():
-        raise DataError(f"--data_dir={job_config.show(data_dir)}: no such file or directory.")
+        raise DataError(f"--data_dir={show(data_dir)}: no such file or directory.")
 
 
 def _with_absolute_paths(asked: JobConfig, name: str) -> JobConfig:

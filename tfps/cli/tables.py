@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfps.cluster.resolver import Cluster
+from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.text import count, plural
 

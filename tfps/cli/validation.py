@@ -1,26 +1,15 @@
 """Collect all problems with a command line and report them together."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TextIO, TypeVar
 
-from tfps.config import job_config
+from tfps.config import command_line
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, DataError, PlatformError, StoppedError, TfpsError
-from tfps.launchers.registry import LAUNCHERS
 from tfps.models import loader
-from tfps.modes.registry import MODES, mode_of
-from tfps.optimizers.registry import OPTIMIZERS
+from tfps.modes.registry import mode_of
 
 _T = TypeVar("_T")
-
-CHOICES: Mapping[str, Collection[str]] = {
-    "to": LAUNCHERS,
-    "mode": MODES,
-    "optimizer": tuple(OPTIMIZERS),
-    "ps_strategy": ("greedy", "round_robin"),
-    "on_nan": ("stop", "skip"),
-    "wire": ("packed", "bfloat16", "plain"),
-}
 
 
 def lines_of(error: TfpsError) -> Sequence[str]:
@@ -47,7 +36,7 @@ class ProblemCollector:
 
     def read(self, flags: Collection[str], argv: Sequence[str], defaults: JobConfig | None = None) -> JobConfig:
         """Parse a command's flags, and collect the problems with them."""
-        parsed = job_config.parse(argv, flags, CHOICES, defaults)
+        parsed = command_line.parse(argv, flags, defaults)
         self._flags |= set(parsed.problems)
         of_mode = self.of(lambda: mode_of(parsed.config).validate(parsed.config)) or ()
         self._errors += [ConfigError(problem) for problem in (*parsed.problems.values(), *of_mode)]

@@ -7,7 +7,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Sequence
 
-from tfps.config.job_config import show
+from tfps.text import show
 
 MAX_TASKS = 4096
 

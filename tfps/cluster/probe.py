@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfps.cluster.addresses import split
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 
 PROBE_SECS = 1.0  # the cost of an address that drops all packets
 

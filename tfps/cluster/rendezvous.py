@@ -13,10 +13,11 @@ from tfps.cluster import probe
 from tfps.cluster.addresses import split
 from tfps.cluster.ports import answers
 from tfps.cluster.probe import ProbeResult
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.errors import ClusterFormError, ConfigError, TfpsError
+from tfps.timeouts import TASK_END_SECS
 
-LEAVING_SECS = 10.0  # a wrong task that stays this long does not leave without help
+LEAVING_SECS = TASK_END_SECS  # a wrong task that stays this long does not leave without help
 
 _POLL_SECS = 0.05
 _TELL_AFTER_SECS = 2.0  # a shorter wait is not worth a log line
@@ -74,7 +75,6 @@ def wait_for_peers(
         ClusterFormError: If some tasks never answered; names them.
     """
     meeting = _Meeting(cluster, task, timeout_secs)
-    told = asked = False
     while not meeting.is_complete():
         if error := stopping():
             raise error
@@ -82,13 +82,9 @@ def wait_for_peers(
         if meeting.lasts(_ASK_AFTER_SECS) and ended():
             log.info("the job has ended already")
             return False
-        if not asked and meeting.lasts(_TELL_AFTER_SECS) and meeting.lacks_only_workers:
-            asked = True
-            if enough():
-                return True
-        if not told and meeting.lasts(_TELL_AFTER_SECS):
-            log.info("waiting for %s", meeting.missing)
-            told = True
+        if meeting.is_time_to_ask() and enough():
+            return True
+        meeting.report()
         time.sleep(_POLL_SECS)
     return True
 
@@ -100,6 +96,7 @@ class _Meeting:
         self._cluster, self._timeout_secs = cluster, timeout_secs
         self._absent: Mapping[Task, ProbeResult] = {peer: ProbeResult() for peer in cluster.tasks() if peer != task}
         self._began = self._wrong_since = time.monotonic()
+        self._is_reported = self._has_asked = False
 
     def is_complete(self) -> bool:
         """Probe the tasks that were missing; return whether all are there now."""
@@ -124,14 +121,22 @@ class _Meeting:
                 f"--start_timeout_secs={self._timeout_secs:g}. Start them, or correct their addresses."
             )
 
+    def report(self) -> None:
+        """Log once who is missing, if the wait is a long one."""
+        if not self._is_reported and self.lasts(_TELL_AFTER_SECS):
+            log.info("waiting for %s", self.missing)
+            self._is_reported = True
+
     def lasts(self, secs: float) -> bool:
         """Return whether the wait has lasted longer than ``secs``."""
         return time.monotonic() - self._began > secs
 
-    @property
-    def lacks_only_workers(self) -> bool:
-        """Whether all missing tasks are workers."""
-        return all(peer.job == "worker" for peer in self._absent)
+    def is_time_to_ask(self) -> bool:
+        """Return, once, that the wait is a long one and all missing tasks are workers."""
+        if self._has_asked or not self.lasts(_TELL_AFTER_SECS) or any(peer.job != "worker" for peer in self._absent):
+            return False
+        self._has_asked = True
+        return True
 
     @property
     def missing(self) -> str:

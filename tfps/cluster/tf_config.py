@@ -7,29 +7,63 @@ import dataclasses
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfps.cluster.addresses import check_hosts, first_few
-from tfps.config.job_config import did_you_mean, show
+from tfps.cluster.cluster_resolver import ClusterResolver, PartialSpec
+from tfps.text import did_you_mean, show
 
 CHIEFS = ("chief", "master")  # the new and the old name of worker 0
 _TF_JOBS = (*CHIEFS, "worker", "ps", "evaluator")
 
 
-@dataclasses.dataclass(frozen=True)
-class TfConfig:
-    """The content of TF_CONFIG as flag values; ``None`` marks a field that it does not set."""
-
-    ps_hosts: tuple[str, ...] | None
-    worker_hosts: tuple[str, ...] | None
-    job_name: str | None
-    task_index: int | None
-    note: str  # its own name for this task
-    chiefs: int  # the offset of its worker indices
+_PLACES = {
+    "ps_hosts": "cluster.ps",
+    "worker_hosts": "cluster.worker",
+    "job_name": "task.type",
+    "task_index": "task.index",
+}
+_SPARSE = " (a TFJob with enableDynamicWorker: true hides the workers from a ps: set it to false)"
 
 
-def read(text: str, problems: list[str]) -> TfConfig:
+class TfConfigResolver(ClusterResolver):
+    """Reads TF_CONFIG; flags complete it."""
+
+    source = "TF_CONFIG"
+    variable = "TF_CONFIG"
+    hint = "set TF_CONFIG (as Kubeflow does, except for a job of one task)"
+
+    def is_present(self, env: Mapping[str, str]) -> bool:
+        """Return whether TF_CONFIG has content: some platforms set it empty."""
+        return "".join(env.get(self.variable, "").split()) not in ("", "{}")
+
+    def resolve(
+        self, env: Mapping[str, str], flags: PartialSpec, num_ps: int | None, problems: list[str]
+    ) -> PartialSpec:
+        """Return what TF_CONFIG gives."""
+        del flags, num_ps  # TF_CONFIG tells a PS from a worker
+        found: list[str] = []
+        given = read(env[self.variable], found)
+        problems += found
+        return dataclasses.replace(given, faulty=frozenset(name for name in _PLACES if _explains(found, name)))
+
+    def place(self, name: str) -> str:
+        """Return a value's place in TF_CONFIG."""
+        return f"TF_CONFIG {_PLACES[name]}"
+
+    def missing(self, name: str) -> str:
+        """Return the message that TF_CONFIG lacks a value."""
+        return f"TF_CONFIG has no {_PLACES[name]}{_SPARSE if name == 'worker_hosts' else ''}"
+
+
+def _explains(problems: Sequence[str], name: str) -> bool:
+    """Return whether a problem is about the part of TF_CONFIG that has a value, or about all of it."""
+    part = _PLACES[name].partition(".")[0]
+    return any(problem.startswith(("TF_CONFIG is", "TF_CONFIG must", f"TF_CONFIG {part}")) for problem in problems)
+
+
+def read(text: str, problems: list[str]) -> PartialSpec:
     """Parse the value of TF_CONFIG; ``problems`` gets a line for each problem with it."""
     config = _load(text, problems)
     if config.get("rpc_layer") not in (None, "", "grpc"):
@@ -39,7 +73,7 @@ def read(text: str, problems: list[str]) -> TfConfig:
     chiefs = hosts.get("chief") or hosts.get("master") or ()
     job, index, note = _tf_task(_object(config, "task", problems), cluster, len(chiefs), problems)
     workers = () if () in hosts.values() else chiefs + hosts.get("worker", ())
-    return TfConfig(hosts.get("ps") or None, workers or None, job, index, note, len(chiefs))
+    return PartialSpec(hosts.get("ps") or None, workers or None, job, index, note, len(chiefs))
 
 
 def _load(text: str, problems: list[str]) -> dict[str, Any]:

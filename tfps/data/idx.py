@@ -20,8 +20,8 @@ from typing import BinaryIO, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from tfps.config.job_config import show
 from tfps.errors import DataError
+from tfps.text import show
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 

@@ -7,7 +7,7 @@ A launcher reports its facts as data; ``text`` is the same fact as a line for pe
 import signal
 from dataclasses import dataclass
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, PeerLostError, StoppedError, stopping_signals
 from tfps.jobs.display import JobView, Plain, Terminal, screen
@@ -17,8 +17,8 @@ from tfps.jobs.events import LogLine, Note, TaskExited, TaskRestarted, TaskStall
 from tfps.jobs.handle import RunningJob
 from tfps.storage import LOGS, SCHEMA_VERSION, SUMMARY, read_json
 from tfps.text import utc
+from tfps.timeouts import SECOND_THOUGHT_SECS
 
-_SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one: the shell and a person may both send Ctrl-C
 _HELD_SECS = 2.0
 
 
@@ -154,7 +154,7 @@ def _interrupt(job: RunningJob, outcome: Outcome) -> None:
     now = time.monotonic()
     if outcome.told_at is None:
         outcome.told_at = now
-    elif now - outcome.told_at > _SECOND_THOUGHT_SECS:
+    elif now - outcome.told_at > SECOND_THOUGHT_SECS:
         job.kill()
     outcome.exit_code = outcome.exit_code or StoppedError.exit_code
     outcome.error = outcome.error or "stopped"

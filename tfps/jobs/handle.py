@@ -4,7 +4,7 @@ import abc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.jobs.events import JobEvent, LogLine
 
 # TorchX's names. The last three are the end of a job.

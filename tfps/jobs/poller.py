@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.errors import ClusterFormError, PeerLostError, PlatformError, StoppedError
 from tfps.jobs.events import JobEvent, LogLine, TaskExited, TaskRestarted
 from tfps.jobs.handle import CANCELLED, PENDING, SUCCEEDED, RunningJob, Status, SubmittedJob
+from tfps.timeouts import PLATFORM_SILENT_SECS
 
 _ASK_EVERY_SECS = 1.0
-_SILENT_SECS = 60.0  # then a platform that does not answer is given up
 _LAST_LINES_SECS = 10.0  # logs may arrive shortly after the end
 
 
@@ -66,7 +66,7 @@ class JobPoller(RunningJob):
             self._status = self._job.status()
             self._answered = time.monotonic()
         except PlatformError:
-            if time.monotonic() - self._answered > _SILENT_SECS:
+            if time.monotonic() - self._answered > PLATFORM_SILENT_SECS:
                 raise
         return self._status
 

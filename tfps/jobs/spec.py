@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 
 RESOURCES = frozenset(

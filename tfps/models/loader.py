@@ -23,8 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tfps.config.job_config import show
 from tfps.errors import DataError, ModelError, without_colors
+from tfps.text import show
 
 BUILTIN: Mapping[str, str] = {"linear": "tfps.models.linear", "mnist": "tfps.models.mnist"}
 

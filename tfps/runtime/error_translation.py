@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster import rendezvous
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.errors import DataError, PeerLostError, TfpsError
 from tfps.models.loader import Model, mistake, where
 from tfps.modes.moments import FENCED

@@ -7,11 +7,12 @@ import importlib.util
 import os
 from collections.abc import Callable
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, TfpsError
 from tfps.runtime.process import malloc, tensorflow_import, thread_count
-from tfps.runtime.process.shutdown import PS_GRACE_SECS, StopRequest, run_supervised
+from tfps.runtime.process.shutdown import StopRequest, run_supervised
+from tfps.timeouts import PS_BLOCKED_GRACE_SECS
 
 
 def require_tensorflow() -> None:
@@ -52,7 +53,7 @@ def _ps(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) -> N
     from tfps.runtime.training import parameter_server  # noqa: PLC0415
 
     run_supervised(
-        lambda: parameter_server.serve(config, cluster, task, stop), stop, grace_secs=lambda: 2 * PS_GRACE_SECS
+        lambda: parameter_server.serve(config, cluster, task, stop), stop, grace_secs=lambda: PS_BLOCKED_GRACE_SECS
     )
 
 

@@ -22,7 +22,7 @@ import tfps
 from tfps.cli import doctor, main, shared_dir
 from tfps.cluster import probe
 from tfps.cluster.ports import held_ports
-from tfps.cluster.resolver import Task, hosts_flags
+from tfps.cluster.spec import Task, hosts_flags
 
 
 @pytest.fixture(autouse=True)

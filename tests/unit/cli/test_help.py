@@ -12,7 +12,7 @@ from support.processes import REPO, TFPS, environment, run_tfps
 from tfps.cli import help as help_command
 from tfps.cli import main
 from tfps.cli.registry import COMMANDS
-from tfps.cli.validation import CHOICES
+from tfps.launchers.registry import LAUNCHERS
 
 DOCS = REPO / "tfps" / "docs"
 
@@ -37,7 +37,7 @@ def test_no_page_has_the_name_of_a_command() -> None:
     assert not set(help_command.ALIASES) & {*pages, *COMMANDS}
 
 
-@pytest.mark.parametrize("platform", ["local", *CHOICES["to"]])
+@pytest.mark.parametrize("platform", ["local", *LAUNCHERS])
 def test_every_platform_has_a_page(platform: str) -> None:
     """What ``--to`` takes can be given to ``tfps help``."""
     assert help_command.read_page(platform).startswith("# ")

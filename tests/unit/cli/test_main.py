@@ -21,8 +21,8 @@ from support.processes import REPO, TFPS, environment, run_tfps
 import tfps
 from tfps.cli import main, run
 from tfps.cli.command import absolute
-from tfps.cluster.resolver import Task
-from tfps.config import job_config
+from tfps.cluster.spec import Task
+from tfps.config import command_line
 
 GOOD = {"ps_hosts": "p0:2222", "worker_hosts": "w0:2222,w1:2222", "job_name": "worker", "task_index": "0"}
 MEMBERS = {"ps": ["p0:1"], "worker": ["w0:1", "w1:1"]}
@@ -347,7 +347,7 @@ def test_help_of_a_command(capsys: pytest.CaptureFixture[str], verb: str, monkey
     if told.argument:
         assert argv.pop(0) == "slurm:4711"
     assert f"  {told.example}" in out.splitlines()
-    assert job_config.parse(argv, flags, main.CHOICES).problems == {}
+    assert command_line.parse(argv, flags).problems == {}
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from support.processes import POWERS, REPO, run_tfps
 
 from tfps.cli import main
-from tfps.config.job_config import FIELDS, JobConfig, fields_of
+from tfps.config.job_config import OPTIONS, JobConfig, fields_of
 from tfps.jobs.spec import Job
 from tfps.launchers.registry import LAUNCHERS
 
@@ -109,7 +109,7 @@ def test_a_job_has_a_name_that_every_platform_takes(tmp_path: Path, model: str, 
 
     made = submit._name(model)
     assert made.startswith(f"{name}-")
-    FIELDS["name"].metadata["convert"](made)
+    OPTIONS["name"].convert(made)
 
 
 def test_relative_paths_hold_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

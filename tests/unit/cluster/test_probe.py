@@ -15,7 +15,7 @@ from support.listeners import Speaker, address_of, blackhole, listener, serving,
 from tfps.cluster import probe
 from tfps.cluster.ports import held_ports
 from tfps.cluster.probe import ProbeResult
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 
 
 @pytest.mark.parametrize("task", [Task("ps", 0), Task("ps", 1), Task("worker", 2)])

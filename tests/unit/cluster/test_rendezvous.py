@@ -16,7 +16,7 @@ from support.processes import by_hand
 
 from tfps.cluster import addresses, ports, probe, rendezvous
 from tfps.cluster.ports import held_ports
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.errors import ClusterFormError, ConfigError, StoppedError
 
 PS, CHIEF, WORKER = Task("ps", 0), Task("worker", 0), Task("worker", 1)

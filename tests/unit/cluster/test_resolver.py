@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tfps.cluster import resolver
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.addresses import parse_hosts
+from tfps.cluster.cluster_resolver import ClusterResolver, PartialSpec
+from tfps.cluster.spec import Cluster, Task, hosts_flags
 from tfps.errors import ConfigError
 
 PS, WORKERS = "p0:2222", "w0:2222,w1:2222"
@@ -66,42 +68,9 @@ def task(kind: Any, index: Any) -> dict[str, Any]:
     return {"type": kind, "index": index}
 
 
-# Task and Cluster
-
-
-def test_a_task_has_tensorflows_names() -> None:
-    """A task prints as ``worker/0``, knows its device, and worker 0 alone is chief."""
-    tasks = [Task("worker", 0), Task("worker", 1), Task("ps", 0), Task("evaluator", 0)]
-    assert [str(t) for t in tasks] == ["worker/0", "worker/1", "ps/0", "evaluator/0"]
-    assert [t.is_chief for t in tasks] == [True, False, False, False]
-    assert tasks[2].device == "/job:ps/task:0"
-
-
-def test_a_task_is_read_back() -> None:
-    """``Task.parse`` reads what ``str`` writes, and the form with a colon."""
-    assert Task.parse("worker/12") == Task.parse("worker:12") == Task("worker", 12)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "worker", "worker:", "worker:-1", "worker:01", "chief:0", "Worker:0", "ps:0\n", "ps:٣"]
-)
-def test_what_is_no_task_is_refused(text: str) -> None:
-    """Anything else is an error that shows the form."""
-    with pytest.raises(ConfigError, match="like worker:0"):
-        Task.parse(text)
-
-
-def test_a_cluster_lists_its_tasks_ps_first() -> None:
-    """Tasks, addresses and TensorFlow's spec agree."""
-    assert MEMBERS.tasks() == (Task("ps", 0), Task("worker", 0), Task("worker", 1))
-    assert [MEMBERS.address(t) for t in MEMBERS.tasks()] == ["p0:2222", "w0:2222", "w1:2222"]
-    assert MEMBERS.spec() == {"ps": ["p0:2222"], "worker": ["w0:2222", "w1:2222"]}
-    assert (MEMBERS.num_ps, MEMBERS.num_workers) == (1, 2)
-
-
 def test_hosts_flags_name_the_same_cluster() -> None:
     """A task given ``hosts_flags`` resolves the cluster they were made from."""
-    ps, workers = (flag.split("=")[1] for flag in resolver.hosts_flags(MEMBERS))
+    ps, workers = (flag.split("=")[1] for flag in hosts_flags(MEMBERS))
     assert resolve(ps_hosts=ps, worker_hosts=workers, job_name="ps", task_index=0)[0] == MEMBERS
 
 
@@ -127,7 +96,7 @@ GOOD_ADDRESSES = [
 def test_good_addresses_are_kept_as_they_are(address: str) -> None:
     """Names, IPv4, bracketed IPv6 (which TensorFlow's server takes) and compose's underscores are accepted."""
     problems: list[str] = []
-    assert resolver.parse_hosts("ps_hosts", f"{address},other:1", problems) == (address, "other:1")
+    assert parse_hosts("ps_hosts", f"{address},other:1", problems) == (address, "other:1")
     assert problems == []
 
 
@@ -607,6 +576,43 @@ def test_a_broken_step_is_one_line(env: dict[str, str], told: str) -> None:
     """A problem of Slurm's variables is told alone: what follows from it is not."""
     [problem] = refusal(env)
     assert told in problem
+
+
+# another platform
+
+
+class _PodResolver(ClusterResolver):
+    """Reads the cluster from the variables of a made-up platform."""
+
+    source = "the pod"
+    variable = "POD_TASKS"
+    hint = "start the tasks with podctl"
+
+    def is_present(self, env: Mapping[str, str]) -> bool:
+        """Return whether the platform has started this process."""
+        return self.variable in env
+
+    def resolve(
+        self, env: Mapping[str, str], flags: PartialSpec, num_ps: int | None, problems: list[str]
+    ) -> PartialSpec:
+        """Return the first task as the PS; which task this process is, the platform does not tell."""
+        del flags, num_ps, problems
+        ps, *workers = env[self.variable].split(",")
+        return PartialSpec((ps,), tuple(workers) or None)
+
+
+def test_a_platform_is_one_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resolver in the table gives the cluster, is completed and contradicted by flags, and is in the messages."""
+    monkeypatch.setattr(resolver, "RESOLVERS", (*resolver.RESOLVERS, _PodResolver()))
+    pod = {"POD_TASKS": "p0:2222,w0:2222,w1:2222"}
+    assert resolve(pod, job_name="worker", task_index=1) == (MEMBERS, Task("worker", 1))
+    assert refusal(pod, ps_hosts="x:1", job_name="worker", task_index=1) == [
+        "--ps_hosts=x:1, but the pod says ps p0:2222: drop the flag or correct the pod."
+    ]
+    assert refusal({"POD_TASKS": "p0:1"}, job_name="worker", task_index=1) == [
+        "the pod has no worker_hosts: add it, or give the workers: --worker_hosts=host:port,host:port."
+    ]
+    assert "; or start the tasks with podctl. " in refusal()[0]
 
 
 # anything

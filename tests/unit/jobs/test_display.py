@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.jobs import display as viewing
 from tfps.jobs.display import JobView, Terminal, job_view

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.jobs.events import TaskRestarted, TaskStalled, how_it_ended
 
 WORKER = Task("worker", 0)

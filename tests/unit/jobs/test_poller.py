@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.errors import PlatformError
 from tfps.jobs import poller
 from tfps.jobs.events import LogLine, TaskExited, TaskRestarted
@@ -44,7 +44,7 @@ class Scripted:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "_ASK_EVERY_SECS", 0.05)
-    monkeypatch.setattr(poller, "_SILENT_SECS", 0.5)
+    monkeypatch.setattr(poller, "PLATFORM_SILENT_SECS", 0.5)
 
 
 def happened(job: Scripted) -> list[LogLine | TaskExited]:

@@ -12,7 +12,7 @@ from support.cluster import job, model_of, session_config, shared_servers, targe
 from support.processes import summary
 
 import tfps
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.errors import PeerLostError
 from tfps.modes import atomic_update
 from tfps.modes.moments import APPLIED, FENCED, Moments

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.modes.base import ModeContext
 from tfps.modes.synchronous import SyncMode

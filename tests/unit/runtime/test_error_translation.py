@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from support.cluster import dataset_of, job, linear, model_of, run_job, shared_servers, target_of, wait_until
 
 import tfps
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.errors import DataError, ModelError
 from tfps.models.loader import Model
 from tfps.runtime import error_translation

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from tfps.cluster.resolver import Task
-from tfps.config.job_config import show
+from tfps.cluster.spec import Task
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError, StoppedError
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import CANCELLED, FAILED, SUCCEEDED, UNKNOWN, Status, SubmittedJob
@@ -26,8 +25,9 @@ from tfps.launchers.common import client
 from tfps.launchers.common.batch_driver import Spec
 from tfps.launchers.common.job_files import Files, Told, follow_lines, with_tasks
 from tfps.storage import LOGS, make_dir
+from tfps.text import show
+from tfps.timeouts import CANCEL_SECS
 
-_CANCEL_SECS = 60.0  # schedulers give a job some time to end, often 10 s
 _POLL_SECS = 0.5
 
 
@@ -272,10 +272,10 @@ class BatchJob(SubmittedJob):
             return
         append(self._files.of_job(self._id), "cancelled")
         client.run_client(self._launcher.cancel_command(self._id))
-        deadline = time.monotonic() + _CANCEL_SECS
+        deadline = time.monotonic() + CANCEL_SECS
         while not self._has_ended():
             if time.monotonic() > deadline:
-                raise PlatformError(f"{self.handle} has not ended {_CANCEL_SECS:g} s after it was told to.")
+                raise PlatformError(f"{self.handle} has not ended {CANCEL_SECS:g} s after it was told to.")
             time.sleep(_POLL_SECS)
 
 

@@ -24,12 +24,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from tfps.cluster.resolver import Cluster, Task, hosts_flags
+from tfps.cluster.spec import Cluster, Task, hosts_flags
 from tfps.errors import ConfigError, StoppedError
 from tfps.launchers.common.job_files import Files, Told
+from tfps.timeouts import KILL_AFTER_SECS
 
 _LOOK_SECS = 0.1
-_KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
 _ME = "tfps.launchers.common.batch_driver"
 
 
@@ -168,7 +168,7 @@ class Driver:
     def _end(self) -> None:
         """Ask every task to save and end; later calls do nothing."""
         if self._kill_at is None:
-            self._kill_at = time.monotonic() + _KILL_AFTER_SECS
+            self._kill_at = time.monotonic() + KILL_AFTER_SECS
             self._signal(signal.SIGTERM)
 
     def _signal(self, number: int) -> None:

@@ -6,8 +6,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
 from tfps.errors import ClientMissingError, PlatformError
-
-TIMEOUT_SECS = 120.0
+from tfps.timeouts import CLIENT_SECS
 
 
 def require_tool(tool: str, to_get_it: str) -> str:
@@ -26,7 +25,7 @@ def run_client(
     argv: Sequence[str],
     given: str = "",
     env: Mapping[str, str] | None = None,
-    timeout_secs: float | None = TIMEOUT_SECS,
+    timeout_secs: float | None = CLIENT_SECS,
     complained: list[str] | None = None,
 ) -> str:
     """Return the output of a program that gets ``given`` as its standard input.

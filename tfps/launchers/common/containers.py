@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import tfps
-from tfps.config.job_config import JobConfig, show
+from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.spec import Job
+from tfps.text import show
 
 OPTIONS = frozenset({"image", "volumes"})
 HOME = "/tfps"  # a directory of the image for the files that jobs leave

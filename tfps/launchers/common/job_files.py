@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.errors import ConfigError
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, TaskStatus

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tfps.cluster.resolver import Task
-from tfps.config.job_config import JobConfig, show
+from tfps.cluster.spec import Task
+from tfps.config.job_config import JobConfig
 from tfps.errors import ClientMissingError, ConfigError, PlatformError
 from tfps.jobs.spec import PORT, RESOURCES, Job, Role
 from tfps.launchers.base import Launcher
@@ -21,8 +21,10 @@ from tfps.launchers.common import client, containers
 from tfps.launchers.common.containers import Volume
 from tfps.launchers.common.yaml_writer import to_yaml
 from tfps.launchers.docker import job as docker
-from tfps.launchers.docker.job import GRACE_SECS, PROJECT, TASK, DockerJob
+from tfps.launchers.docker.job import PROJECT, TASK, DockerJob
 from tfps.models import loader
+from tfps.text import show
+from tfps.timeouts import CONTAINER_STOP_SECS
 
 _DATA_DIR = "/opt/data"  # mount point of a directory of this machine
 _NETWORK = "training"
@@ -137,7 +139,7 @@ def _container(job: Job, config: JobConfig, role: Role, task: Task, volumes: Seq
         "networks": [_NETWORK],
         "volumes": [_mount(volume) for volume in volumes],
         "restart": "no",  # Docker cannot tell which failures a restart mends
-        "stop_grace_period": f"{GRACE_SECS}s",
+        "stop_grace_period": f"{CONTAINER_STOP_SECS}s",
         "read_only": True,
         "tmpfs": ["/tmp"],  # noqa: S108  the container's own
         "cap_drop": ["ALL"],

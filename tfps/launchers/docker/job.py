@@ -9,16 +9,16 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfps.cluster.resolver import Task
-from tfps.config.job_config import show
+from tfps.cluster.spec import Task
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, SubmittedJob, TaskStatus
 from tfps.launchers.common import client as command
+from tfps.text import show
+from tfps.timeouts import CLIENT_SECS, CONTAINER_STOP_SECS
 
 PROJECT = "com.docker.compose.project"  # the label that Compose sets on everything that it creates from a file
 TASK = "tfps.task"  # the label of a task's container
-GRACE_SECS = 20  # a task that is asked to stop needs up to 10 to save
 
 _LOOK_SECS = 0.5
 _STATES = {
@@ -40,7 +40,7 @@ def client() -> str:
     return command.require_tool("docker", "see https://docs.docker.com/engine/install")
 
 
-def ask(*arguments: str, timeout_secs: float | None = command.TIMEOUT_SECS) -> str:
+def ask(*arguments: str, timeout_secs: float | None = CLIENT_SECS) -> str:
     """Return the output of ``docker``.
 
     Raises:
@@ -90,7 +90,7 @@ class DockerJob(SubmittedJob):
             PlatformError: If Docker does not answer, or knows no such job.
         """
         known, problems = self._containers().values(), list[str]()
-        for step in (lambda: ask("stop", f"--time={GRACE_SECS}", *known), self.remove):
+        for step in (lambda: ask("stop", f"--time={CONTAINER_STOP_SECS}", *known), self.remove):
             try:
                 step()
             except PlatformError as error:  # one failure does not keep the rest from going

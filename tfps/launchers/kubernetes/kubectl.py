@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from tfps.cluster.resolver import Task
-from tfps.config.job_config import show
+from tfps.cluster.spec import Task
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import CANCELLED, PENDING, Status, SubmittedJob, TaskStatus
@@ -20,9 +19,10 @@ from tfps.launchers.kubernetes import logs as pod_logs
 from tfps.launchers.kubernetes import manifests
 from tfps.launchers.kubernetes import status as pod_state
 from tfps.launchers.kubernetes.manifests import Object, Plan
+from tfps.text import show
+from tfps.timeouts import POD_DELETE_SECS
 
 _ASK = "--request-timeout=20s"
-_END_SECS = 90  # for pods that have 30 s to save
 _KLOG = re.compile(r"kubectl [^:]*: [IWEF]\d{4} ")  # kubectl's own log, which only repeats its final error
 _BESIDE = "configmaps,services,networkpolicies.networking.k8s.io"
 
@@ -255,7 +255,7 @@ class KubeJob(SubmittedJob):
             PlatformError: If the cluster does not answer, or knows no such job, or some of it does not go.
         """
         self.status()
-        wait = ("--cascade=foreground", "--wait=true", f"--timeout={_END_SECS}s")
+        wait = ("--cascade=foreground", "--wait=true", f"--timeout={POD_DELETE_SECS}s")
         problems: list[str] = []
         for role in ("worker", ""):  # if each role has a Job, the workers go first: they save on the parameter servers
             problems += self._deleted(self._platform.resource, *wait, role=role)

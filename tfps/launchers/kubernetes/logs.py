@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import Status
 from tfps.launchers.kubernetes import status as pod_state

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
-from tfps.cluster.resolver import Task
-from tfps.config.job_config import show
+from tfps.cluster.spec import Task
 from tfps.errors import ConfigError
 from tfps.jobs.spec import KILLED, PORT, RESOURCES, Job, Role
 from tfps.launchers.common import containers
 from tfps.launchers.common.yaml_writer import to_yaml
-from tfps.text import plural
+from tfps.text import plural, show
+from tfps.timeouts import POD_STOP_SECS
 
 Object = dict[str, Any]
 
@@ -32,7 +32,6 @@ A task that is killed, or ends as another is lost, starts again inside its pod w
 {", ".join(map(str, KILLED))}) up to {RETRIES} times."""
 
 _USER = 1000
-_GRACE_SECS = 30  # the chief saves, and a ps waits for it
 _CONFIG_MAP_BYTES = 2**20
 _ARGUMENT_BYTES = 2**17  # Linux's limit for one argument or variable, including the zero byte at its end
 _NAME = "app.kubernetes.io/"
@@ -125,7 +124,7 @@ def template(job: Job, role: Role, flags: Sequence[str] = (), env: Sequence[Obje
         "metadata": {"labels": labels(job, role.name), "annotations": {"sidecar.istio.io/inject": "false"}},
         "spec": {
             **spec,
-            "terminationGracePeriodSeconds": _GRACE_SECS,
+            "terminationGracePeriodSeconds": POD_STOP_SECS,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": {

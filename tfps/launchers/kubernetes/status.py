@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, TaskStatus
 from tfps.jobs.spec import KILLED
 from tfps.launchers.kubernetes import manifests

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from tfps.config.job_config import show
 from tfps.errors import ConfigError
 from tfps.jobs import handle
 from tfps.jobs.spec import KILLED, PORT, Job, Role
 from tfps.launchers.kubernetes import manifests
 from tfps.launchers.kubernetes.launcher import KubernetesLauncher
 from tfps.launchers.kubernetes.manifests import Object
+from tfps.text import show
 
 _WHY = f"""
 The parameter servers end with the job: by themselves when every worker has said that it is done, and by Volcano, which

@@ -29,7 +29,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import ClassVar
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, PeerLostError, RetryableError, error_for_limits
 from tfps.jobs.events import JobEvent, LogLine, Note, TaskExited, TaskRestarted, TaskStalled, how_it_ended
@@ -39,10 +39,9 @@ from tfps.launchers.local.fork_server import ForkServer
 from tfps.launchers.local.output import TaskOutput
 from tfps.launchers.local.restart_policy import RestartPolicy
 from tfps.storage import LOGS
+from tfps.timeouts import KILL_AFTER_SECS, STALLED_AFTER_SECS
 
-KILL_AFTER_SECS = 12.0  # tasks promise to be gone in 10 s
 _MOST_RESTARTS = 5
-_SILENT_SECS = 15.0
 _BUSY = 0.2  # a task that uses this share of a core is computing
 
 
@@ -183,14 +182,14 @@ class LocalJob(RunningJob):
         """Kill tasks that give no sign of life; yield an event for each."""
         now, before = time.monotonic(), self._looked
         self._looked = now
-        if now - before > _SILENT_SECS / 2:  # this process was stopped, not the tasks
+        if now - before > STALLED_AFTER_SECS / 2:  # this process was stopped, not the tasks
             self._last_sign = {task: (now, self._cpu_secs(task)) for task in self._last_sign}
-        for task in [task for task, (when, _) in self._last_sign.items() if now - when > _SILENT_SECS]:
+        for task in [task for task, (when, _) in self._last_sign.items() if now - when > STALLED_AFTER_SECS]:
             used = self._cpu_secs(task)
-            if used - self._last_sign.pop(task)[1] > _BUSY * _SILENT_SECS:
+            if used - self._last_sign.pop(task)[1] > _BUSY * STALLED_AFTER_SECS:
                 self._last_sign[task] = now, used
                 continue
-            yield TaskStalled(task, _SILENT_SECS)
+            yield TaskStalled(task, STALLED_AFTER_SECS)
             self._signal(signal.SIGKILL, task)
 
     def _cpu_secs(self, task: Task) -> float:

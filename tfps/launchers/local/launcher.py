@@ -5,7 +5,7 @@ It is not a value of ``--to``: ``tfps launch`` holds the tasks' ports, and lasts
 
 from collections.abc import Sequence
 
-from tfps.cluster.resolver import Cluster
+from tfps.cluster.spec import Cluster
 from tfps.errors import ConfigError
 from tfps.jobs.handle import SubmittedJob
 from tfps.jobs.spec import Job

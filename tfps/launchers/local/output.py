@@ -3,7 +3,7 @@
 import os
 from multiprocessing.connection import Connection
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 
 _LONGEST_LINE = 1 << 18  # bytes; a longer line is shown in parts
 

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.errors import ClusterFormError, PeerLostError, RetryableError
+from tfps.timeouts import LONGEST_RESTART_PAUSE_SECS
 
-_PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 10.0  # in sync mode, others wait for 20 s
+_PAUSE_SECS = 1.0
 _FOLLOWS_SECS, _SHORT_PAUSE_SECS = 30.0, 0.2
 _MOST_IN_VAIN = 3  # so many ends with 170 in a row, before the task trains again, belong to one loss of another task
 _MOST_UNFORMED = 2  # tries of --start_timeout_secs in which the cluster has not formed
@@ -98,7 +99,7 @@ class RestartPolicy:
     def _pause(self, task: Task) -> float:
         lasted = time.monotonic() - self._began[task] > _LASTED_SECS
         row = self._in_a_row[task] = 0 if lasted else self._in_a_row.get(task, -1) + 1
-        return min(_PAUSE_SECS * 2.0**row, _LONGEST_PAUSE_SECS)
+        return min(_PAUSE_SECS * 2.0**row, LONGEST_RESTART_PAUSE_SECS)
 
     def recall(self, task: Task) -> None:
         """Schedule a restart of a task that was done, because others were lost; it is free."""

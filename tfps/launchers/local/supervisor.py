@@ -18,15 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from tfps.cluster.resolver import Cluster, Task, hosts_flags
+from tfps.cluster.spec import Cluster, Task, hosts_flags
 from tfps.config.job_config import JobConfig
 from tfps.errors import RetryableError, StoppedError, stopping_signals
 from tfps.jobs.events import LogLine, TaskExited, TaskRestarted, TaskStalled
 from tfps.launchers.local.job import LocalJob, Plan
 from tfps.launchers.local.restart_policy import Alone
 from tfps.storage import LOGS, temporary_directory
+from tfps.timeouts import SECOND_THOUGHT_SECS
 
-_SECOND_THOUGHT_SECS = 2.0  # signals that come sooner are one
 # The task's own lines about its state; a model's output does not match.
 _TRAINS = re.compile(r"training: (mode \w+, [\d,]+ workers?, [\d,]+ ps|serving [\d,]+ workers?)")
 
@@ -88,7 +88,7 @@ class Supervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         now = time.monotonic()
-        if self._job and self.told and number == signal.SIGINT and now - self._told_at > _SECOND_THOUGHT_SECS:
+        if self._job and self.told and number == signal.SIGINT and now - self._told_at > SECOND_THOUGHT_SECS:
             self._job.kill()
         elif self._job:
             self._job.cancel()

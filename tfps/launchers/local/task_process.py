@@ -11,6 +11,7 @@ import time
 from multiprocessing.connection import Connection
 
 from tfps.config.job_config import STARTED_AGAIN
+from tfps.timeouts import TASK_END_SECS
 
 PRELOAD = [
     "tfps.runtime.process.forkserver_preload",
@@ -21,7 +22,7 @@ PRELOAD = [
 ]
 BUILT, SIGNED_OFF = b"B", b"D"
 SIGNS = "TFPS_SIGNS"  # environment variable: the file descriptor for the two bytes above
-_SIGN_SECS, _MOST_SECS = 1.0, 10.0
+_SIGN_SECS = 1.0
 
 
 def task_main(argv: list[str], launcher: Connection, sign: Connection, again: bool = False) -> None:
@@ -62,7 +63,7 @@ def _end_with(launcher: Connection) -> None:
     with contextlib.suppress(OSError):
         os.read(launcher.fileno(), 1)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_MOST_SECS)
+    time.sleep(TASK_END_SECS)
     os.killpg(0, signal.SIGKILL)  # this process, and those that the model has started
 
 

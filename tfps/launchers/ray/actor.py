@@ -18,16 +18,16 @@ from collections.abc import Sequence
 import ray
 
 from tfps.cluster.ports import held_ports
+from tfps.timeouts import KILL_AFTER_SECS, RAY_ACTOR_END_SECS
 
-# The task's input is empty; the shell reads the pipe only to see its end. Tasks promise to be gone in 10 s.
+# The task's input is empty; the shell reads the pipe only to see its end.
 _KEEPER = (
     'exec 3<&0; "$@" </dev/null 3<&- & task=$!; '
     "(cat <&3; kill -TERM $task; "
-    "for second in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1; kill -0 $task || exit; done; "
+    f"for second in {' '.join(map(str, range(1, int(KILL_AFTER_SECS) + 1)))}; do sleep 1; kill -0 $task || exit; done; "
     "kill -KILL $task) >/dev/null 2>&1 & "
     "reader=$!; exec 3<&-; wait $task; code=$?; kill $reader; exit $code"
 )
-_END_SECS = 13.0
 _LAST_WORDS_SECS = 2.0  # a process that a task left behind may hold its output open
 
 
@@ -95,7 +95,7 @@ class RayTask:
         return lines, None
 
     def stop(self) -> None:
-        """Ask the task to save and end, and wait until it has; its shell kills it after 12 s."""
+        """Ask the task to save and end, and wait until it has; its shell kills it after ``KILL_AFTER_SECS``."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -104,7 +104,7 @@ class RayTask:
 
 def _end_group(group: int) -> None:
     """Stop the processes of a group that has lost its first one: in order, then by force."""
-    for number, secs in ((signal.SIGTERM, _END_SECS), (signal.SIGKILL, _LAST_WORDS_SECS)):
+    for number, secs in ((signal.SIGTERM, RAY_ACTOR_END_SECS), (signal.SIGKILL, _LAST_WORDS_SECS)):
         deadline = time.monotonic() + secs
         try:
             os.killpg(group, number)
@@ -117,7 +117,7 @@ def _end_group(group: int) -> None:
 
 def _wait_until_free(port: int) -> None:
     """Wait until nobody listens on a port: a task whose supervisor was killed ends too, but saves first."""
-    deadline = time.monotonic() + _END_SECS
+    deadline = time.monotonic() + RAY_ACTOR_END_SECS
     while time.monotonic() < deadline:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1.0).close()

@@ -21,17 +21,17 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tfps.cluster.resolver import Cluster, Task, hosts_flags
+from tfps.cluster.spec import Cluster, Task, hosts_flags
 from tfps.errors import ConfigError, PeerLostError, StoppedError
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, TaskStatus
 from tfps.jobs.spec import KILLED, MOST_RESTARTS
 from tfps.launchers.ray.actor import RayTask
 from tfps.launchers.ray.log_protocol import format_line, format_status
 from tfps.text import one_line
+from tfps.timeouts import RAY_STOP_SECS
 
 _LOOK_SECS = 1.0  # how soon the driver sees a request to stop
 _READ_SECS = 10.0
-_STOP_SECS = 15.0  # tasks are killed after 12
 _FORM_ANEW_SECS = 5.0  # Ray takes a while to notice that a node is gone
 
 
@@ -186,7 +186,7 @@ class Driver:
         """Stop the running tasks, with time to save, and give back the cluster's actors and places."""
         stopping = [actor.stop.remote() for actor in self._actors.values()]
         if stopping:
-            ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECS)
+            ray.wait(stopping, num_returns=len(stopping), timeout=RAY_STOP_SECS)
         for actor in self._actors.values():
             ray.kill(actor)
         for group in self._groups:

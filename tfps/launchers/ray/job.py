@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError
 from tfps.jobs.events import JobEvent, LogLine
 from tfps.jobs.handle import (
@@ -25,11 +25,10 @@ from tfps.jobs.poller import JobPoller
 from tfps.launchers.ray import cluster
 from tfps.launchers.ray.log_protocol import Reader, is_protocol
 from tfps.text import one_line
+from tfps.timeouts import CANCEL_SECS, RAY_LOGS_SILENT_SECS
 
 _STATES = {"PENDING": PENDING, "RUNNING": RUNNING, "SUCCEEDED": SUCCEEDED, "FAILED": FAILED, "STOPPED": CANCELLED}
 _ASK_EVERY_SECS = 0.5
-_CANCEL_SECS = 60.0
-_SILENT_SECS = 90.0  # longer than JobPoller, which asks for the status, waits for an answer
 
 
 class RayJob(SubmittedJob):
@@ -90,12 +89,10 @@ class RayJob(SubmittedJob):
             PlatformError: If the cluster does not answer, knows no such job, or does not end it.
         """
         self.stop()
-        deadline = time.monotonic() + _CANCEL_SECS
+        deadline = time.monotonic() + CANCEL_SECS
         while not self._info().status.is_terminal():
             if time.monotonic() > deadline:
-                raise PlatformError(
-                    f"{self.handle} has not ended {_CANCEL_SECS:g} s after it was told to: ask Ray why."
-                )
+                raise PlatformError(f"{self.handle} has not ended {CANCEL_SECS:g} s after it was told to: ask Ray why.")
             time.sleep(_ASK_EVERY_SECS)
 
     def stop(self) -> None:
@@ -145,7 +142,7 @@ class RayJob(SubmittedJob):
                     return
                 answered = time.monotonic()
             except PlatformError:
-                if time.monotonic() - answered > _SILENT_SECS:
+                if time.monotonic() - answered > RAY_LOGS_SILENT_SECS:
                     raise
             time.sleep(_ASK_EVERY_SECS)
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tfps.config.job_config import show
 from tfps.errors import ConfigError, PlatformError
 from tfps.jobs.handle import RunningJob, SubmittedJob
 from tfps.jobs.spec import RESOURCES, Job, Role
@@ -22,8 +21,8 @@ from tfps.launchers.base import Launcher
 from tfps.launchers.common.yaml_writer import to_yaml
 from tfps.launchers.ray import cluster
 from tfps.launchers.ray.job import OwnCluster, RayJob
-
-_STOP_SECS = 30  # time that Ray gives the driver to end before it kills it; tasks take up to 12
+from tfps.text import show
+from tfps.timeouts import RAY_DRIVER_STOP_SECS
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class RayLauncher(Launcher[Plan]):
                     "num_ps": str(job.ps.replicas),
                     "num_workers": str(job.worker.replicas),
                 },
-                "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_SECS)}},
+                "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(RAY_DRIVER_STOP_SECS)}},
             },
         )
 

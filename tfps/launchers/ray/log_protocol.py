@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Iterable
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import PENDING, TaskStatus
 

@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.errors import JobNotFoundError, PlatformError
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, SubmittedJob
 from tfps.launchers.common import client
 from tfps.launchers.common.job_files import Files, Told, follow_lines, with_tasks
+from tfps.timeouts import SLURM_STOP_SECS
 
-_SAVE_SECS = 20.0  # a task ends within 10
 _POLL_SECS = 0.5
 _STATES = {  # Slurm's states; the others are failures
     "PENDING": PENDING,
@@ -243,6 +243,6 @@ class SlurmJob(SubmittedJob):
         for whom in (["--batch", "--signal=USR1"], ["--signal=TERM"]):
             with contextlib.suppress(PlatformError):  # the job may have ended in between
                 client.run_client(["scancel", *whom, self._id])
-        until = time.monotonic() + _SAVE_SECS
+        until = time.monotonic() + SLURM_STOP_SECS
         while self.status().state == RUNNING and time.monotonic() < until:
             time.sleep(_POLL_SECS)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from tfps.config.job_config import show
 from tfps.errors import ConfigError
 from tfps.jobs.spec import RESOURCES, Job, Role
 from tfps.launchers.base import Launcher
@@ -25,6 +24,7 @@ from tfps.launchers.common import client
 from tfps.launchers.common.job_files import Files
 from tfps.launchers.slurm import job as slurm_job
 from tfps.launchers.slurm.job import SlurmJob
+from tfps.text import show
 
 _INSTALL = "use a login node of the cluster (Debian: apt-get install slurm-client)"
 

@@ -14,21 +14,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tfps.cluster import resolver
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.errors import ConfigError, PlatformError
 from tfps.jobs.events import LogLine, TaskExited
 from tfps.jobs.handle import RunningJob, SubmittedJob
 from tfps.jobs.spec import Job
 from tfps.launchers.base import Launcher
 from tfps.launchers.common import client
+from tfps.timeouts import KILL_AFTER_SECS, SSH_CLOSE_SECS
 
-_KILL_AFTER_SECS = 20.0  # the hosts' shells kill after 12
 # BatchMode never prompts, as there may be no terminal. Users, keys and ports come from ssh's own configuration.
 _SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=10")
 # The task's input is empty; the shell reads the connection's input only to see its end.
 _REMOTE = (
     "cd {directory} || exit; exec 3<&0; {task} </dev/null 3<&- & task=$!; "
-    "(cat <&3; kill -TERM $task; sleep 12; kill -KILL $task) >/dev/null 2>&1 & "
+    f"(cat <&3; kill -TERM $task; sleep {KILL_AFTER_SECS:g}; kill -KILL $task) >/dev/null 2>&1 & "
     "reader=$!; wait $task; code=$?; kill $reader; exit $code"
 )
 
@@ -190,7 +190,7 @@ class SshJob(RunningJob):
     def cancel(self) -> None:
         """Ask every task to save and end, by closing its connection's input; after a while its host kills it."""
         if self._kill_at is None:
-            self._kill_at = time.monotonic() + _KILL_AFTER_SECS
+            self._kill_at = time.monotonic() + SSH_CLOSE_SECS
             for connection in self._connections.values():
                 assert connection.stdin is not None
                 connection.stdin.close()

@@ -24,11 +24,12 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from tfps.config.job_config import STARTED_AGAIN, JobConfig, show
+from tfps.config.job_config import STARTED_AGAIN, JobConfig
 from tfps.errors import CheckpointError, StorageError
 from tfps.runtime.checkpoint import file_clock
 from tfps.runtime.checkpoint.manifest import INDEX, MANIFEST, file_of, listed, problem, seal, write_flushed
 from tfps.storage import SUMMARY, make_dir, read_file, read_json, write_text
+from tfps.text import show
 
 BASE = "model.ckpt"
 _STATE, _WRITTEN, _STAGING = "checkpoint", "checkpoint.written", ".saving-"

@@ -15,11 +15,11 @@ from typing import Any
 from tfps.errors import StorageError
 from tfps.runtime.checkpoint import file_clock
 from tfps.runtime.process.process_identity import ancestors, lives, machine, started
+from tfps.timeouts import ORPHANED_SECS
 
 OWNER = ".chief"
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 _DEAD_AFTER_SECS = 20.0
-_ORPHANED_SECS = 15.0  # longer than a task may take to save after its launcher has gone
 _POLL_SECS = 0.1
 
 log = logging.getLogger(__name__)
@@ -130,8 +130,8 @@ def _orphan_ends(holder: Holder) -> bool:
     """Wait for a holder on this machine to end, as it does when its launcher was killed; return whether it has."""
     if holder.ancestors in ((), ancestors(holder.pid)):
         return False
-    log.warning("waiting up to %.0f s for %s to end, whose launcher has gone", _ORPHANED_SECS, holder)
-    deadline = time.monotonic() + _ORPHANED_SECS
+    log.warning("waiting up to %.0f s for %s to end, whose launcher has gone", ORPHANED_SECS, holder)
+    deadline = time.monotonic() + ORPHANED_SECS
     while is_here(holder) and time.monotonic() < deadline:
         time.sleep(_POLL_SECS)
     return not is_here(holder)

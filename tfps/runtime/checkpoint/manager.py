@@ -18,7 +18,6 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.config.job_config import show
 from tfps.errors import CheckpointError, DivergedError, StorageError
 from tfps.runtime.checkpoint import directory
 from tfps.runtime.checkpoint.manifest import problem
@@ -26,7 +25,7 @@ from tfps.runtime.checkpoint.ownership import Ownership
 from tfps.runtime.checkpoint.sharded_saver import LOST, SaveResult, ShardedSaver
 from tfps.runtime.graph.passes.snapshot import Snapshot
 from tfps.storage import temporary_directory
-from tfps.text import brief
+from tfps.text import brief, show
 from tfps.tf_types import Graph, Session, Variable
 
 _KEEP = 5

@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from tfps.cluster.resolver import Cluster
-from tfps.config.job_config import show
+from tfps.cluster.spec import Cluster
 from tfps.errors import PeerLostError, StorageError, TfpsError
 from tfps.runtime.checkpoint.lock_holder import (
     GONE,
@@ -38,6 +37,7 @@ from tfps.runtime.checkpoint.lock_holder import (
     this_process,
 )
 from tfps.storage import make_dir, write_json
+from tfps.text import show
 
 _LOCK = ".chief.lock"
 _RENEW_SECS = 2.0

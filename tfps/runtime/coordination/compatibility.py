@@ -7,8 +7,9 @@ train something else without a message. So:
 2. A worker reads the terms of every PS before it joins one. If they differ from its own, it does not join. It exits
    with a list of all differences, or with a lost PS if that PS exits by then (it belonged to an earlier job).
 
-Addresses are not terms: one host may have many names, and ``probe`` has already checked which task is where. Options
-that may differ between tasks are not terms either: paths, batch sizes, how often to save and to report.
+The options that are terms have ``must_agree`` in their field of ``JobConfig``. Addresses are not terms: one host may
+have many names, and ``probe`` has already checked which task is where. Options that may differ between tasks are not
+terms either: paths, batch sizes, how often to save and to report.
 
 A restarted chief finds its own mark on the PS (``job_state``). So does the chief of a new job that meets the PS of an
 old one. But it comes from another ``--model_dir``, or from one that has seen another run since: ``job.json`` there
@@ -27,13 +28,12 @@ from typing import Any
 
 import tfps
 from tfps.cluster import rendezvous
-from tfps.cluster.resolver import Cluster, Task
-from tfps.config.job_config import JobConfig
+from tfps.cluster.spec import Cluster, Task
+from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.errors import CheckpointError, ConfigError, PeerLostError
 from tfps.runtime.process import process_identity
 from tfps.storage import JOB, read_json
 
-_FLAGS = ("model", "optimizer", "learning_rate", "max_steps", "mode", "ps_strategy", "min_slice_mb", "wire")
 _EDITED = "it was changed meanwhile, or is not the same on all hosts. Give every task the same."
 _POLL_SECS = 0.1
 
@@ -44,7 +44,8 @@ Terms = Mapping[str, Mapping[str, Any]]
 
 def fingerprint(config: JobConfig, cluster: Cluster, tensorflow: str) -> str:
     """Return the terms of a task as JSON; ``tensorflow`` is that package's version."""
-    flags = {name: getattr(config, name) for name in _FLAGS} | {"model": os.path.basename(config.model)}
+    shared = [name for name, option in OPTIONS.items() if option.must_agree]
+    flags = {name: getattr(config, name) for name in shared} | {"model": os.path.basename(config.model)}
     sizes = {"ps_hosts": cluster.num_ps, "worker_hosts": cluster.num_workers}
     versions = {"tfps": tfps.__version__, "TensorFlow": tensorflow}
     files = {"model": digest(config.model)}

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from tfps.cluster import probe, rendezvous
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import TfpsError
 from tfps.runtime.coordination import compatibility

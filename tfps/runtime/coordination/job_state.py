@@ -49,7 +49,7 @@ from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster.resolver import Cluster
+from tfps.cluster.spec import Cluster
 from tfps.runtime.coordination.job_variables import first_ps_variables, ps_variables
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.tf_types import Session

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster.resolver import Cluster
+from tfps.cluster.spec import Cluster
 from tfps.tf_types import Operation, Variable
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.converters import INT32_MAX
 from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
 from tfps.models.loader import Model

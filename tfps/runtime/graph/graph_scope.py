@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.runtime.graph import placement
 from tfps.runtime.graph.passes import variable_splitting

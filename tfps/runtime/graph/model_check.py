@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.models.loader import Model
 from tfps.runtime.graph import builder, variable_check

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.training.device_setter import STANDARD_PS_OPS
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.tf_types import Graph, Operation, Tensor
 
 VARIABLES = ("VarHandleOp", "VariableV2", "Variable")

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 
 _REFUSED = "was received twice"
 _TRIES = 10

@@ -15,12 +15,8 @@ from types import FrameType
 from typing import Any
 
 from tfps.errors import StoppedError, TfpsError, stopping_signals
+from tfps.timeouts import SECOND_THOUGHT_SECS, WORKER_GRACE_SECS
 
-# A task promises to exit within 10 s: a worker's step has up to 6, its last save the rest of 9; a PS outlives it.
-WORKER_GRACE_SECS = 6.0
-SAVED_WITHIN_SECS = 9.0
-PS_GRACE_SECS = 9.5
-SECOND_THOUGHT_SECS = 2.0  # signals that come sooner count as one: shell, platform and user may all send it
 _LOOK_SECS = 1.0
 _POLL_SECS = 0.02
 

@@ -23,8 +23,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from tfps.cluster.addresses import split
+from tfps.timeouts import TCP_TIMEOUT_SECS
 
-TIMEOUT_SECS = 20.0  # as long as a PS may be mute
 _EVERY_SECS, _NAME = 5.0, "sockets"
 _LOOK_UP_EVERY_SECS = 1.0
 _MOST_FILES = 1 << 16
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def start() -> None:
-    """Make this process's TCP connections fail when data is not acknowledged for ``TIMEOUT_SECS``.
+    """Make this process's TCP connections fail when data is not acknowledged for ``TCP_TIMEOUT_SECS``.
 
     This covers later connections, too, but none that already has such a bound. Only Linux has these bounds.
     """
@@ -63,7 +63,7 @@ def _keep_bounded() -> None:
 def set_user_timeouts() -> None:
     """Set the timeout on all present TCP sockets that have none; listening sockets pass it on to new ones."""
     libc, option = ctypes.CDLL(None), (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-    present, wanted = ctypes.c_uint(), ctypes.c_uint(int(1000 * TIMEOUT_SECS))
+    present, wanted = ctypes.c_uint(), ctypes.c_uint(int(1000 * TCP_TIMEOUT_SECS))
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         size = ctypes.c_uint(ctypes.sizeof(present))
         known = libc.getsockopt(descriptor, *option, ctypes.byref(present), ctypes.byref(size)) == 0

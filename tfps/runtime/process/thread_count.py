@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from tfps.cluster.addresses import split
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster import rendezvous
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, PeerLostError, RetryableError, TfpsError
 from tfps.models.loader import Model

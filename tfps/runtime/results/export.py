@@ -9,13 +9,13 @@ from pathlib import Path
 
 import tensorflow.compat.v1 as tf
 
-from tfps.config.job_config import JobConfig, show
+from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, StorageError
 from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys
 from tfps.runtime.checkpoint import manager
 from tfps.runtime.graph import model_check, serving
-from tfps.text import brief
+from tfps.text import brief, show
 
 
 def saved_model(config: JobConfig, model: Model, path: str) -> Path:

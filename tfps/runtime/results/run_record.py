@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 import tfps
-from tfps.cluster.resolver import Cluster
+from tfps.cluster.spec import Cluster
 from tfps.config import job_config as flags
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError

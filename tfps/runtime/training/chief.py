@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import STARTED_AGAIN, JobConfig
 from tfps.errors import DataError, StorageError
 from tfps.models.loader import Model

@@ -8,12 +8,13 @@ import tensorflow.compat.v1 as tf
 
 from tfps.errors import PeerLostError, StoppedError, TfpsError
 from tfps.runtime.coordination.job_state import Phase
-from tfps.runtime.process.shutdown import SAVED_WITHIN_SECS, StopRequest
+from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.training_loop import Loop
 from tfps.runtime.training.worker_parts import WorkerParts
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState
 from tfps.text import brief
+from tfps.timeouts import SAVED_WITHIN_SECS
 
 _LAST_STEPS_SECS = 1.0
 _POLL_SECS = 0.02

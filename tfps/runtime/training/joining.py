@@ -15,7 +15,7 @@ import logging
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster import rendezvous
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.errors import ClusterFormError, PeerLostError
 from tfps.runtime.checkpoint.directory import ended
 from tfps.runtime.coordination import compatibility

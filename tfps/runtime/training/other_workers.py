@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.modes.base import Fence
 from tfps.runtime.coordination.job_state import AT_WORK, JobState, Phase
 from tfps.tf_types import Session

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster import probe, rendezvous
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, TfpsError, error_for_exit_code
 from tfps.runtime.checkpoint.directory import ended
@@ -16,8 +16,9 @@ from tfps.runtime.coordination import compatibility, job_variables
 from tfps.runtime.coordination.job_state import AT_WORK, Phase
 from tfps.runtime.process import server
 from tfps.runtime.process import session as sessions
-from tfps.runtime.process.shutdown import PS_GRACE_SECS, StopRequest
+from tfps.runtime.process.shutdown import StopRequest
 from tfps.text import plural
+from tfps.timeouts import PS_GRACE_SECS
 
 _POLL_SECS = 0.1
 _PROBE_EVERY_SECS = 0.5

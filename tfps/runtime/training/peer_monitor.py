@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfps.cluster import rendezvous
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, TfpsError
 from tfps.runtime.coordination.job_state import Phase
@@ -16,12 +16,11 @@ from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.training.stall_detector import StallDetector
 from tfps.runtime.training.worker_progress import Progress
 from tfps.text import duration
+from tfps.timeouts import MUTE_AFTER_SECS, REPLACED_AFTER_SECS
 
 _LOST_AFTER_SECS = 10.0  # a PS that does not answer for this long is lost
-_MUTE_AFTER_SECS = 20.0  # a PS whose process is frozen for this long is lost, too; its launcher may notice earlier
 _TELL_AFTER_SECS = 30.0  # after this, log which workers the end of the job waits for
 _PULSE_SECS = 2.0  # at most this long between two heartbeats while all is well
-_REPLACED_AFTER_SECS = 20.0  # a worker that others wait for is lost after this; until then it may be restarted
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ class PeerMonitor:
         if progress is None:  # waiting for the chief to set the variables, or for others to restart together
             awaited = [other for other in self._others if other.is_chief or self._is_blocking]
             return self._any_silent(awaited, self._patience_secs)
-        if self._is_blocking and (lost := self._any_silent(self._others, _REPLACED_AFTER_SECS)):
+        if self._is_blocking and (lost := self._any_silent(self._others, REPLACED_AFTER_SECS)):
             return lost
         return self._stall.error(progress.steps, progress.global_step, self._awaited) if steps_on else None
 
@@ -112,8 +111,8 @@ class PeerMonitor:
         return PeerLostError(f"lost {_named(lost)}: no answer for {after_secs:g} s.") if lost else None
 
     def _any_mute(self) -> TfpsError | None:
-        mute = self._peers.mute(self._servers, _MUTE_AFTER_SECS)
-        why = f"it can be reached, but has not answered for {_MUTE_AFTER_SECS:g} s"
+        mute = self._peers.mute(self._servers, MUTE_AFTER_SECS)
+        why = f"it can be reached, but has not answered for {MUTE_AFTER_SECS:g} s"
         return PeerLostError(f"lost {_named(mute)}: {why}.") if mute else None
 
     def _still_needed(self, lost: Sequence[Task]) -> Sequence[Task]:

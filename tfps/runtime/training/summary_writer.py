@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tfps.cluster.resolver import Cluster
+from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.errors import StoppedError, TfpsError
 from tfps.modes.registry import mode_of

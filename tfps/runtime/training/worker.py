@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, RetryableError, StoppedError, StorageError, TfpsError
 from tfps.models.loader import Model
@@ -22,7 +22,7 @@ from tfps.runtime.coordination.job_state import Phase, Tally
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.error_translation import REPLACED, translate_error
 from tfps.runtime.process import task_log
-from tfps.runtime.process.shutdown import SAVED_WITHIN_SECS, WORKER_GRACE_SECS, StopRequest
+from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training import joining, summary_writer, worker_parts
 from tfps.runtime.training.chief import Chief
@@ -34,6 +34,7 @@ from tfps.runtime.training.worker_parts import WorkerParts
 from tfps.runtime.training.worker_progress import Progress
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState
 from tfps.text import count, plural
+from tfps.timeouts import SAVED_WITHIN_SECS, WORKER_GRACE_SECS
 
 _SIGN_OFF_SECS = 3.0
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.models.loader import Model
 from tfps.runtime.coordination.heartbeat import Heartbeat

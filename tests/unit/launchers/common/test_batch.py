@@ -13,7 +13,7 @@ from support.lsf_launcher import LsfLauncher
 from support.pbs_launcher import PbsLauncher
 from support.processes import NASTY, REPO
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ClientMissingError, ConfigError, JobNotFoundError, PlatformError
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status

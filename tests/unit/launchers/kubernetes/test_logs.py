@@ -3,7 +3,7 @@
 import queue
 import shlex
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.jobs.events import LogLine
 from tfps.launchers.kubernetes.logs import _Reader, _Stamp
 

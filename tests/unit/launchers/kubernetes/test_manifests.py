@@ -8,7 +8,8 @@ from support.fake_kubernetes import expand
 from support.kubernetes_jobs import FULL, PLATFORMS, SMALL, changed, kind_of, objects_of, plan_of, templates
 from support.processes import NASTY, golden, run_tfps
 
-from tfps.cluster.resolver import Task, resolve
+from tfps.cluster.resolver import resolve
+from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.spec import Job

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.jobs.handle import TaskStatus
 from tfps.launchers.kubernetes import status as pod_state
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.launchers.local import restart_policy
 from tfps.launchers.local.restart_policy import Alone, Grant, RestartPolicy
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.processes import NASTY, environment, golden, run_tfps
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.events import LogLine

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.processes import NASTY, golden, run_tfps
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN

@@ -9,7 +9,7 @@ import pytest
 from support.processes import ECHO, NASTY, argv_of, environment, golden, run_tfps, summary
 
 from tfps.cluster.ports import held_ports
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.spec import Job

@@ -23,7 +23,7 @@ from support.cluster import dataset_of, job, linear, model_of, run_job, train, v
 from support.processes import run_tfps, summary
 
 import tfps
-from tfps.cluster.resolver import Cluster
+from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, DivergedError, PeerLostError, StoppedError, StorageError
 from tfps.models import loader

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tfps.cluster.resolver import Cluster
+from tfps.cluster.spec import Cluster
 from tfps.errors import PeerLostError, StorageError
 from tfps.runtime.checkpoint import lock_holder, ownership
 from tfps.runtime.checkpoint.lock_holder import Holder, look, this_process

@@ -17,7 +17,7 @@ from support.processes import Process, processes
 import tfps
 from tfps.cluster import rendezvous
 from tfps.cluster.ports import held_ports
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, PeerLostError
 from tfps.runtime.coordination import compatibility, job_state

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from support.cluster import dataset_of, linear, model_of, session_config, shared_servers, target_of, wait_until
 from support.listeners import Speaker
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, StoppedError
 from tfps.runtime.coordination import job_state, job_variables
@@ -33,7 +33,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         (parameter_server, "_PROBE_EVERY_SECS", 0.1),
         (parameter_server, "_GONE_AFTER_SECS", 0.3),
         (peer_monitor, "_LOST_AFTER_SECS", 0.3),
-        (peer_monitor, "_REPLACED_AFTER_SECS", 0.3),
+        (peer_monitor, "REPLACED_AFTER_SECS", 0.3),
         (stopping, "_LOOK_SECS", 0.1),
     ):
         monkeypatch.setattr(module, name, secs)

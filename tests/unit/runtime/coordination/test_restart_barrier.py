@@ -25,7 +25,7 @@ from support.cluster import (
 from support.processes import summary
 
 import tfps
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError
 from tfps.modes import sync_step

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.cluster import session_config, shared_servers, target_of
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.runtime.process import tensorflow_import
 
 tensorflow_import.load_v1()

@@ -16,7 +16,7 @@ from support.processes import POWERS, summary
 
 import tfps
 from tfps.cli import evaluate
-from tfps.cluster.resolver import Cluster
+from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, ModelError
 from tfps.runtime.graph import model_calls, model_check, plan

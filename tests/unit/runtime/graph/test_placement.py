@@ -20,7 +20,7 @@ from support.cluster import (
 )
 
 import tfps
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.models.loader import Model
 from tfps.modes.registry import MODES

@@ -9,7 +9,7 @@ import time
 import pytest
 from support.cluster import target_of
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.runtime.process import tcp_timeout
 
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from support.cluster import session_config, shared_servers, target_of, wait_until
 
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.runtime.process import tf_rendezvous
 from tfps.runtime.process.tf_rendezvous import Aborted
 

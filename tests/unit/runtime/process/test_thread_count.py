@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.runtime.process import thread_count
 
 ALONE = Cluster(("a:1",), ("b:1", "c:1"))

@@ -9,7 +9,7 @@ from support.cluster import train
 from support.processes import summary
 
 import tfps
-from tfps.cluster.resolver import Cluster
+from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.models import loader
 from tfps.runtime.results import run_record

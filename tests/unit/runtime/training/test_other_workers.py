@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.runtime.coordination.job_state import JobState, Phase
 from tfps.runtime.training.other_workers import OtherWorkers
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tfps.cluster import probe
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.errors import PeerLostError
 from tfps.runtime.training import parameter_server
 

@@ -11,7 +11,7 @@ import pytest
 from support.cluster import dataset_of, job, linear, model_of, wait_until
 from support.listeners import Speaker, address_of, listener
 
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ClusterFormError, PeerLostError, StallError
 from tfps.runtime import task as tasks
@@ -38,7 +38,7 @@ def watch_of(cluster: Cluster, told: Told, **flags: float) -> PeerMonitor:
 
 def test_a_ps_that_stands_still_is_lost_although_it_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel still takes calls for a process that is stopped: who says nothing for so long is lost, and named."""
-    monkeypatch.setattr(peer_monitor, "_MUTE_AFTER_SECS", 0.3)
+    monkeypatch.setattr(peer_monitor, "MUTE_AFTER_SECS", 0.3)
     with listener() as standing, contextlib.closing(Speaker(Task("ps", 0))) as speaks:
         cluster = Cluster((speaks.address, address_of(standing)), ("127.0.0.1:1",))
         watched = watch_of(cluster, Told())
@@ -77,7 +77,7 @@ def test_who_waits_tells_for_whom_and_since_when(ahead: list[int], awaited: str)
 @pytest.mark.parametrize("began", [True, False])
 def test_a_worker_that_the_ps_hear_is_not_lost(monkeypatch: pytest.MonkeyPatch, began: bool) -> None:
     """Who cannot be reached from here, but gives signs of life on the PS, is no reason to end."""
-    monkeypatch.setattr(peer_monitor, "_REPLACED_AFTER_SECS", 0.2)
+    monkeypatch.setattr(peer_monitor, "REPLACED_AFTER_SECS", 0.2)
     silent_secs, progress = {1: 0.0}, Progress(steps=1) if began else None
     with contextlib.closing(Speaker(Task("ps", 0))) as ps:
         cluster = Cluster((ps.address,), ("127.0.0.1:1", "127.0.0.1:2"))

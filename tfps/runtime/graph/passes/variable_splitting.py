@@ -23,7 +23,7 @@ from tensorflow.python.ops import embedding_ops
 from tensorflow.python.ops.init_ops import TruncatedNormal
 from tensorflow.python.ops.variables import PartitionedVariable
 
-from tfps.cluster.resolver import Cluster
+from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.tf_types import Graph, Optimizer, Tensor, Variable
 

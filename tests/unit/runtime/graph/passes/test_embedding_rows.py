@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from support.cluster import model_of, train, variables_of
 
 import tfps
-from tfps.cluster.resolver import Cluster
+from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
 from tfps.optimizers.registry import OPTIMIZERS

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from support.cluster import dataset_of, model_of, train, variables_of
 
 import tfps
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.runtime.graph import builder, placement
 from tfps.runtime.graph.passes import variable_packing

@@ -13,7 +13,7 @@ from support.cluster import cluster_of, dataset_of, model_of, run_job, train, va
 from support.processes import summary
 
 import tfps
-from tfps.cluster.resolver import Task
+from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import DivergedError
 from tfps.runtime.graph import builder

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from support.cluster import dataset_of, model_of, train, variables_of
 
 import tfps
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
 from tfps.models.loader import Model

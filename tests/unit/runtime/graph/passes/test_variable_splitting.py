@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster.resolver import Cluster
+from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.runtime.graph.passes import variable_splitting
 

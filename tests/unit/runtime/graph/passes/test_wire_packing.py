@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from support.cluster import cluster_of, dataset_of, model_of, train, variables_of
 
 import tfps
-from tfps.cluster.resolver import Cluster, Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.modes.registry import MODES
 from tfps.optimizers.registry import OPTIMIZERS

@@ -4,27 +4,19 @@ Slurm lists a step's nodes sorted, but the ranks follow that order only in the p
 (``srun A : B``) they follow the components, each in its own node order. ``--distribution`` decides how ranks are dealt
 to the nodes. The result is checked against the node and the ranks that Slurm gives this task. So a rule of Slurm that
 is unknown here ends in an error and never in a wrong cluster. Must not import TensorFlow.
-
-Nodes of small sites and test benches may have names that do not resolve, or share a machine: see ``lookup_nodes``.
 """
 
-import ipaddress
-import itertools
-import math
 import re
-import shutil
-import socket
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tfps.config.job_config import show
+from tfps.cluster.slurm.hostlist import expand_counts, expand_nodes
 from tfps.errors import ConfigError
+from tfps.text import show
 
+VARIABLE = "SLURM_STEP_NUM_TASKS"  # set in a process that srun started
 PORT_BASE = 8888  # TensorFlow's SlurmClusterResolver starts there, too
-
-_ASK_SECS = 30.0
 
 _Nodes = dict[str, int]  # the number of tasks by node, in Slurm's order of nodes
 
@@ -38,17 +30,9 @@ class Step:
     components: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Machine:
-    """The location of a node: its ``address``, and the ``name`` of its machine, which other nodes may share."""
-
-    address: str
-    name: str
-
-
 def in_step(env: Mapping[str, str]) -> bool:
     """Return whether ``srun`` started this process."""
-    return "SLURM_STEP_NUM_TASKS" in env
+    return VARIABLE in env
 
 
 def read(env: Mapping[str, str], most: int) -> Step:
@@ -70,125 +54,6 @@ def read(env: Mapping[str, str], most: int) -> Step:
     rank = _number(env, "SLURM_PROCID", 0, len(ranks) - 1)
     _check_self(env, ranks, rank)
     return Step(tuple(_with_ports(ranks)), rank, tuple(sum(component.values()) for component in components))
-
-
-def place(addresses: Sequence[str], machines: Mapping[str, Machine], port_base: int) -> tuple[str, ...]:
-    """Return the addresses of tasks, with node names replaced by the known addresses of their machines.
-
-    A task's port is ``port_base`` plus its position among the tasks of its machine. So tasks do not collide if their
-    nodes share a machine.
-    """
-    slots: Counter[str] = Counter()
-    placed = []
-    for node in (address.rpartition(":")[0] for address in addresses):
-        machine = machines.get(node, Machine(node, node))
-        host = f"[{machine.address}]" if ":" in machine.address else machine.address
-        placed.append(f"{host}:{port_base + slots[machine.name]}")
-        slots[machine.name] += 1
-    return tuple(placed)
-
-
-def lookup_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> Mapping[str, Machine]:
-    """Ask Slurm for the machines of nodes if their names are ambiguous; empty if they are not, or Slurm fails.
-
-    Every task of a step asks separately. So all tasks must see the same reason to ask. A machine that resolves its own
-    name to loopback, as Debian's do, is no reason.
-    """
-    if not _are_odd(nodes, env.get("SLURMD_NODENAME", "")) or shutil.which("scontrol") is None:
-        return {}
-    try:
-        told = subprocess.run(
-            ["scontrol", "show", "node", "--oneliner", ",".join(nodes)],
-            capture_output=True,
-            text=True,
-            timeout=_ASK_SECS,
-            check=False,
-        ).stdout
-    except subprocess.TimeoutExpired:
-        return {}
-    return read_machines(told)
-
-
-def _are_odd(nodes: Sequence[str], mine: str) -> bool:
-    """Return whether a name does not resolve, two names share an address, or another node's name is loopback."""
-    seen: set[str] = set()
-    for node in dict.fromkeys(nodes):
-        try:
-            found = {str(info[4][0]) for info in socket.getaddrinfo(node, None, type=socket.SOCK_STREAM)}
-        except OSError:
-            return True
-        if found & seen or (node != mine and any(ipaddress.ip_address(a.split("%")[0]).is_loopback for a in found)):
-            return True
-        seen |= found
-    return False
-
-
-def read_machines(text: str) -> dict[str, Machine]:
-    """Return the machines by node from the output of ``scontrol show node --oneliner``."""
-    found = {}
-    for line in text.splitlines():
-        told = dict(re.findall(r"\b(NodeName|NodeAddr|NodeHostName)=(\S+)", line))
-        if len(told) == 3:
-            found[told["NodeName"]] = Machine(told["NodeAddr"], told["NodeHostName"])
-    return found
-
-
-def expand_nodes(text: str, most: int) -> list[str]:
-    """Return the names in a nodelist like ``n[1-2],m5,o[03-06]``, in its order.
-
-    Raises:
-        ValueError: If the list is malformed or has more than ``most`` names.
-    """
-    names: list[str] = []
-    for parts in _items(text, most):
-        if len(names) + math.prod(len(part) for part in parts) > most:
-            raise ValueError(f"names more nodes than the {most:,} tasks a cluster can have: ask for fewer")
-        names += ["".join(choice) for choice in itertools.product(*parts)]
-    return names
-
-
-def expand_counts(text: str, most: int) -> list[int]:
-    """Return the numbers in a list like ``3(x2),2,1``: 3, 3, 2, 1.
-
-    Raises:
-        ValueError: If the list is malformed or its numbers add up to more than ``most``.
-    """
-    counts: list[int] = []
-    for item in text.split(","):
-        match = re.fullmatch(r"([1-9][0-9]{0,8})(?:\(x([1-9][0-9]{0,8})\))?", item)
-        if not match:
-            raise ValueError("is not a list of counts like 3(x2),2,1: start the task with srun")
-        times = int(match[2] or 1)
-        if sum(counts) + int(match[1]) * times > most:
-            raise ValueError(f"is more than the {most:,} tasks a cluster can have: ask for fewer")
-        counts += [int(match[1])] * times
-    return counts
-
-
-def _items(text: str, most: int) -> Iterator[list[list[str]]]:
-    """Yield each item of a nodelist as parts, each a list of alternatives: ``n[1-2]`` is ``[[n], [1, 2]]``."""
-    parts: list[list[str]] = []
-    for piece in [*re.findall(r"[^,\[\]]+|\[[^\[\]]*\]|.", text, re.DOTALL), ","]:
-        if piece != ",":
-            parts.append(_alternatives(piece, most))
-        elif parts:
-            yield parts
-            parts = []
-
-
-def _alternatives(piece: str, most: int) -> list[str]:
-    if piece[0] not in "[]":
-        return [piece]
-    found: list[str] = []
-    for item in piece[1:-1].split(","):
-        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", item)
-        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if not match or low > high:
-            raise ValueError("is not a nodelist like n[1-2],m5: start the task with srun")
-        if len(found) + high - low >= most:
-            raise ValueError(f"names more nodes than the {most:,} tasks a cluster can have: ask for fewer")
-        found += [str(number).zfill(len(match[1])) for number in range(low, high + 1)]
-    return found
 
 
 def _value(env: Mapping[str, str], *names: str) -> tuple[str, str]:

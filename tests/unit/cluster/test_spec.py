@@ -1,0 +1,38 @@
+"""Tasks and clusters as values."""
+
+import pytest
+
+from tfps.cluster.spec import Cluster, Task
+from tfps.errors import ConfigError
+
+MEMBERS = Cluster(("p0:2222",), ("w0:2222", "w1:2222"))
+
+
+def test_a_task_has_tensorflows_names() -> None:
+    """A task prints as ``worker/0``, knows its device, and worker 0 alone is chief."""
+    tasks = [Task("worker", 0), Task("worker", 1), Task("ps", 0), Task("evaluator", 0)]
+    assert [str(t) for t in tasks] == ["worker/0", "worker/1", "ps/0", "evaluator/0"]
+    assert [t.is_chief for t in tasks] == [True, False, False, False]
+    assert tasks[2].device == "/job:ps/task:0"
+
+
+def test_a_task_is_read_back() -> None:
+    """``Task.parse`` reads what ``str`` writes, and the form with a colon."""
+    assert Task.parse("worker/12") == Task.parse("worker:12") == Task("worker", 12)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "worker", "worker:", "worker:-1", "worker:01", "chief:0", "Worker:0", "ps:0\n", "ps:٣"]
+)
+def test_what_is_no_task_is_refused(text: str) -> None:
+    """Anything else is an error that shows the form."""
+    with pytest.raises(ConfigError, match="like worker:0"):
+        Task.parse(text)
+
+
+def test_a_cluster_lists_its_tasks_ps_first() -> None:
+    """Tasks, addresses and TensorFlow's spec agree."""
+    assert MEMBERS.tasks() == (Task("ps", 0), Task("worker", 0), Task("worker", 1))
+    assert [MEMBERS.address(t) for t in MEMBERS.tasks()] == ["p0:2222", "w0:2222", "w1:2222"]
+    assert MEMBERS.spec() == {"ps": ["p0:2222"], "worker": ["w0:2222", "w1:2222"]}
+    assert (MEMBERS.num_ps, MEMBERS.num_workers) == (1, 2)

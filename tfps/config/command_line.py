@@ -1,0 +1,159 @@
+"""The command line: arguments become a ``JobConfig`` and the problems with them, and flags become a help text.
+
+Parsing checks each value but never raises: all problems of a command line are collected and reported together. Must
+not import TensorFlow.
+"""
+
+import dataclasses
+import itertools
+import re
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from tfps.config.converters import boolean
+from tfps.config.job_config import FIELDS, OPTIONS, JobConfig
+from tfps.text import did_you_mean, show
+
+_HEADINGS = {  # the heading of any other group is its name
+    "cluster": "cluster (for run, what TF_CONFIG or srun tells need not be given)",
+    "resources": "resources (default: what the platform gives)",
+}
+_FLAG = re.compile(r"--?([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Invalid:
+    """Placeholder for a flag's value that could not be parsed; ``problem`` gives the reason and the valid values."""
+
+    problem: str
+
+
+class _Parser(flags.ArgumentParser):  # type: ignore[misc]
+    """Parses one flag's value with its field's converter; a bad value becomes an ``_Invalid``, not an exception."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def parse(self, argument: Any) -> Any:
+        """Return the value, or an ``_Invalid`` with the problem."""
+        try:
+            value = OPTIONS[self._name].convert(str(argument))
+        except ValueError as error:
+            return _Invalid(f"--{self._name}={show(str(argument))} {error}.")
+        allowed = OPTIONS[self._name].allowed_values()
+        if allowed is not None and value not in allowed:
+            hint = did_you_mean(str(value), allowed)
+            return _Invalid(f"--{self._name}={show(str(value))} is not one of {', '.join(allowed)}.{hint}")
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Parsed:
+    """A parsed command line: the config, in which bad flags are unset, and the problems by flag or argument."""
+
+    config: JobConfig
+    problems: Mapping[str, str]
+
+
+def parse(argv: Sequence[str], names: Collection[str], defaults: JobConfig | None = None) -> Parsed:
+    """Parse a command line. Raises nothing: the result contains the problems.
+
+    Args:
+        argv: The arguments after the program's and the command's name: ``--name=value`` or ``--name value``. A name
+            takes ``-`` or ``_``; a boolean may stand alone.
+        names: The flags that this command has.
+        defaults: The values of unset flags; ``JobConfig()`` by default.
+    """
+    values = flags.FlagValues()
+    for name in names:
+        flags.DEFINE(_Parser(name), name, None, "", flag_values=values)
+    known, problems = _normal(argv, names)
+    values(["tfps", *known])
+    given = {name: values[name].value for name in names if values[name].present}
+    problems |= {name: value.problem for name, value in given.items() if isinstance(value, _Invalid)}
+    config = (defaults or JobConfig()).replace(**{n: v for n, v in given.items() if n not in problems})
+    if contradiction := _mode_contradiction(config, "mode" in given and "mode" not in problems):
+        problems["issync"] = contradiction
+    return Parsed(_with_mode(config), problems)
+
+
+def _mode_contradiction(config: JobConfig, mode_given: bool) -> str:
+    meant = _with_mode(config).mode
+    if not mode_given or config.mode == meant:
+        return ""
+    given = f"--issync={int(bool(config.issync))}"
+    return f"{given} means --mode={meant}, but --mode={config.mode} is given: drop one of them."
+
+
+def _with_mode(config: JobConfig) -> JobConfig:
+    """Translate ``--issync`` into ``--mode``."""
+    if config.issync is None:
+        return config
+    return config.replace(mode="sync" if config.issync else "async", issync=None)
+
+
+def _normal(argv: Sequence[str], names: Collection[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the flags of a command as ``--name=value``, and the problems of the rest by flag or argument."""
+    known: list[str] = []
+    problems: dict[str, str] = {}
+    seen: dict[str, str] = {}
+    for arg, name, value in _read(argv):
+        if name in seen:
+            problems[name] = f"--{name} is given twice, {show(seen[name])} and {show(arg)}: give it once."
+        seen |= {name: arg} if name in names else {}
+        if name not in names:
+            problems[arg] = _unknown(arg, name, names)
+        elif value is None and OPTIONS[name].convert is not boolean:
+            problems[name] = f"--{name} has no value: write --{name}=VALUE."
+        else:
+            known.append(f"--{name}={'1' if value is None else value}")
+    return known, problems
+
+
+def _read(argv: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
+    """Yield each argument with the name of its flag, if any, and its value, which may be the next argument."""
+    rest = list(reversed(argv))
+    while rest:
+        arg = rest.pop()
+        match = _FLAG.fullmatch(arg)
+        value = match[2] if match else None
+        if match and value is None and rest and not _FLAG.fullmatch(rest[-1]):
+            value = rest.pop()
+        yield arg, match[1].replace("-", "_") if match else "", value
+
+
+def _unknown(arg: str, name: str, names: Collection[str]) -> str:
+    if not name:
+        return f"{show(arg)} is not a flag: write --flag=value."
+    if name in FIELDS:
+        return f"--{name} is not a flag of this command: leave it out."
+    return f"--{show(name)} is not a known flag.{did_you_mean(name, names, '--')} See --help."
+
+
+def describe(names: Iterable[str], known: Mapping[str, Collection[str]] | None = None, width: int = 100) -> str:
+    """Return the help text of some flags by group, each name beside its description.
+
+    Args:
+        names: The flags, in the order of ``JobConfig``.
+        known: By flag, values to list for a flag that takes other values, too.
+        width: The number of columns.
+    """
+    lines: list[str] = []
+    for group, members in itertools.groupby(names, lambda name: OPTIONS[name].group):
+        lines += ["", f"{_HEADINGS.get(group, group)}:"]
+        for name in members:
+            told = textwrap.wrap(_help(name, (known or {}).get(name)), width - 26, break_on_hyphens=False)
+            lines += [f"  {head:<23} {line}" for head, line in itertools.zip_longest([f"--{name}"], told, fillvalue="")]
+    return "\n".join(lines)
+
+
+def _help(name: str, known: Collection[str] | None) -> str:
+    told, default = OPTIONS[name].help, FIELDS[name].default
+    if listed := known or OPTIONS[name].allowed_values():
+        told += f": {', '.join(listed)}"
+    default = f"{default:g}" if isinstance(default, float) else default
+    default = int(default) if default is True else default
+    return told if default in (None, "", False) else f"{told} (default {default})"

@@ -1,0 +1,69 @@
+"""How a field of a dataclass is a flag: everything about the flag is declared in the field, once.
+
+The parser, ``--help``, ``to_argv()`` and ``job.json`` derive from these declarations (``command_line``,
+``job_config``). The choices of a flag are often the names of a table in a higher package. So a field may name that
+table as text, and it is imported when the choices are needed. Must not import TensorFlow.
+"""
+
+import dataclasses
+import pkgutil
+from collections.abc import Collection
+from typing import Any, TypeVar
+
+from tfps.config.converters import Converter
+
+_T = TypeVar("_T")
+_KEY = "option"
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A flag, without its name and its default, which are the field's.
+
+    Attributes:
+        group: Decides which commands have the flag, and under which heading ``--help`` lists it.
+        convert: Parses a value, or raises ``ValueError`` with what would be valid.
+        help: Its description in ``--help``.
+        choices: The allowed values, or the place of a table with them, like ``tfps.modes.registry:MODES``; ``None`` if
+            ``convert`` alone decides.
+        must_agree: Whether all tasks of a job must have the same value (``runtime.coordination.compatibility``).
+    """
+
+    group: str
+    convert: Converter
+    help: str
+    choices: Collection[str] | None = None
+    must_agree: bool = False
+
+    def allowed_values(self) -> Collection[str] | None:
+        """Return the allowed values, in the order in which messages list them; ``None`` if there is no such list."""
+        if isinstance(self.choices, str):
+            table: Collection[str] = pkgutil.resolve_name(self.choices)
+            return table
+        return self.choices
+
+
+def option(
+    default: _T,
+    group: str,
+    convert: Converter,
+    help_text: str,
+    *,
+    choices: Collection[str] | None = None,
+    must_agree: bool = False,
+) -> _T:
+    """Declare a field of a dataclass as a flag; the arguments are the attributes of ``Option``.
+
+    Example::
+
+        mode: str = option("async", "mode", text, "how gradients become updates", choices="tfps.modes.registry:MODES")
+    """
+    declared = Option(group, convert, help_text, choices, must_agree)
+    field: _T = dataclasses.field(default=default, metadata={_KEY: declared})
+    return field
+
+
+def option_of(field: "dataclasses.Field[Any]") -> Option:
+    """Return the declaration of a field that ``option`` made."""
+    found: Option = field.metadata[_KEY]
+    return found
