@@ -40,7 +40,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.data": (*_BASE, "tfps.tf_types"),
     "tfps.optimizers": ("tfps.tf_types",),
     "tfps.models": (*_BASE, "tfps.data", "tfps.tf_types"),
-    "tfps.modes": (*_BASE, "tfps.cluster", "tfps.plugins", "tfps.tf_types"),
+    "tfps.modes": (*_BASE, "tfps.cluster", "tfps.plugins", "tfps.tf_types", "tfps.runtime.graph.graph_editor"),
     "tfps.jobs": _OUTSIDE,
     "tfps.launchers": (),
     "tfps.launchers.base": ("tfps.jobs",),
@@ -55,6 +55,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.runtime": (),
     "tfps.runtime.process": (*_OUTSIDE, "tfps.modes", "tfps.tf_types"),
     "tfps.runtime.graph": _TASK,
+    "tfps.runtime.graph.graph_editor": ("tfps.tf_types",),  # below the modes and all of the graph
     "tfps.runtime.checkpoint": (*_TASK, "tfps.runtime.graph"),
     "tfps.runtime.coordination": _TASK,
     "tfps.runtime.error_translation": _TASKS,

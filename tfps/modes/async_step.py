@@ -17,6 +17,7 @@ from tfps.config.converters import INT64_MAX
 from tfps.modes import atomic_update
 from tfps.modes.base import Copy, Fence, ModeContext, PartialUpdates, Step
 from tfps.modes.moments import Moments
+from tfps.runtime.graph.graph_editor import add_control_inputs
 from tfps.tf_types import Optimizer, Tensor, Variable
 
 _STALEST = 31  # larger values are counted together with this one
@@ -70,7 +71,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         with tf.device(global_step.device):
             drawn = [_draw(counter) for _ in range(count)]
             for ticket in drawn:
-                ticket.op._add_control_inputs(after)
+                add_control_inputs(ticket.op, after)
             return tf.stack(drawn)
 
     def draw_after(count: int, copy: Copy) -> Any:

@@ -28,7 +28,9 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.moments import APPLIED, BEGUN, Moments
-from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
+from tfps.runtime.graph import graph_editor
+from tfps.runtime.graph.graph_editor import is_handle, is_in_control_flow
+from tfps.tf_types import Gradient, Operation, Optimizer, Variable
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _LOOKS = (*_READS, "VarIsInitializedOp", "VariableShape")
@@ -113,7 +115,7 @@ def _section(made: Collection[Any], device: str) -> Collection[Any]:
     """
     elsewhere = [op for op in made if _is_writer(op) and _place(op) != device]
     late = _descendants(elsewhere)
-    found = {op for op in made if _place(op) == device and op not in late and not op._get_control_flow_context()}
+    found = {op for op in made if _place(op) == device and op not in late and not is_in_control_flow(op)}
     asked = [t.op for op in found for t in op.inputs if t.op in made and t.op not in found and t.dtype != tf.resource]
     found -= set(_ancestors(asked))
     # Ops on gradients alone run before the lock. Ops that wait for a write in the section belong to it, even constants.
@@ -128,7 +130,7 @@ def _tail(made: Collection[Any], device: str) -> Collection[Any]:
     Return an empty set if there is no such change.
     """
     late = _descendants(op for op in made if _is_writer(op) and _place(op) != device)
-    found = {op for op in late & set(made) if _place(op) == device and not op._get_control_flow_context()}
+    found = {op for op in late & set(made) if _place(op) == device and not is_in_control_flow(op)}
     begun = _descendants(op for op in found if op.type in _READS or _is_writer(op))
     found &= begun
     back = _descendants(op for op in begun - found if op in made and _place(op) not in ("", device))
@@ -144,7 +146,7 @@ def _awaited(tail: Collection[Any]) -> Sequence[Any]:
 
 def _arrived(section: Collection[Any]) -> Sequence[Any]:
     """Return the inputs of a section, each as an identity, so that graph passes see that they are used."""
-    inputs = {t.name: t for op in section for t in op.inputs if t.op not in section and not _is_handle(t)}
+    inputs = {t.name: t for op in section for t in op.inputs if t.op not in section and not is_handle(t)}
     inputs = {name: tensor for name, tensor in inputs.items() if tensor.op.type != "Const"}
     return [tf.identity(tensor).op for _, tensor in sorted(inputs.items())]
 
@@ -193,20 +195,16 @@ def _locked(
 def _let_wait(ops: Iterable[Operation], before: Sequence[Any]) -> None:
     """Add control edges directly to operations: ``tf.control_dependencies`` may add them to a constant instead."""
     for op in ops:
-        op._add_control_inputs(before)
+        graph_editor.add_control_inputs(op, before)
 
 
 def _is_writer(op: Operation) -> bool:
-    return op.type not in (*_LOOKS, "VarHandleOp") and any(_is_handle(tensor) for tensor in op.inputs)
-
-
-def _is_handle(tensor: Tensor) -> bool:
-    return bool(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype)
+    return op.type not in (*_LOOKS, "VarHandleOp") and any(is_handle(tensor) for tensor in op.inputs)
 
 
 def _place(op: Operation) -> str:
     """Return the device of an operation's task. An operation on a resource runs where the resource is."""
-    handle = next((tensor.op for tensor in op.inputs if _is_handle(tensor)), None)
+    handle = next((tensor.op for tensor in op.inputs if is_handle(tensor)), None)
     if handle is not None:
         return _place(handle)
     spec = tf.DeviceSpec.from_string(op.device)
@@ -220,20 +218,9 @@ def leaves(op: Operation) -> Sequence[Any]:
 
 def _ancestors(ops: Iterable[Operation]) -> Sequence[Any]:
     """Return the operations, and all operations that must run before them."""
-    return _closure(ops, lambda op: [tensor.op for tensor in op.inputs] + list(op.control_inputs))
+    return graph_editor.reachable(ops, lambda op: [tensor.op for tensor in op.inputs] + list(op.control_inputs))
 
 
-def _descendants(ops: Iterable[Operation]) -> set[Any]:
+def _descendants(ops: Iterable[Operation]) -> set[Operation]:
     """Return the operations, and all operations that use them or wait for them."""
-    users = lambda op: [user for output in op.outputs for user in output.consumers()] + list(op._control_outputs)  # noqa: E731
-    return set(_closure(ops, users))
-
-
-def _closure(ops: Iterable[Operation], next_to: Any) -> Sequence[Any]:
-    todo = list(dict.fromkeys(ops))
-    seen = set(todo)
-    for op in todo:  # grows during the loop
-        new = [other for other in dict.fromkeys(next_to(op)) if other not in seen]
-        seen.update(new)
-        todo.extend(new)
-    return todo
+    return set(graph_editor.descendants(ops))

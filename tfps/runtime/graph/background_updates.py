@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from tfps.modes.base import Step
 from tfps.runtime.graph import placement
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
-from tfps.runtime.graph.graph_editor import is_in_every_step
+from tfps.runtime.graph.graph_editor import add_control_inputs, descendants, is_in_every_step
 from tfps.runtime.graph.passes import side_effects, wire_packing
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
 from tfps.tf_types import Graph, Operation, Session
@@ -81,25 +81,14 @@ def unrolled(graph: Graph, step: Step, packed: bool) -> Any:
     if any(op.type in INPUTS for op in made):
         raise ValueError(_OF_A_BATCH)
     steps, early = UnrolledStep(graph, [step.update], apart=True), set(placement.ancestors(step.update_starts))
-    after = _after(step.update_starts, made)
+    after = set(descendants(step.update_starts, within=set(made).__contains__))
     late = [op for op in made if op not in early and _uses_ps(op) and (op not in after or not side_effects.changes(op))]
     for number in range(1, _IN_A_RUN + 1):
         copy = steps.copy(number)
         for op in late:
-            copy(op)._add_control_inputs([copy(begin) for begin in step.update_starts])
+            add_control_inputs(copy(op), [copy(begin) for begin in step.update_starts])
     # The last copy runs the copies before it: it waits for them through the resources that all of them use.
     return copy(step.update)
-
-
-def _after(begins: Sequence[Operation], ops: Sequence[Operation]) -> set[Any]:
-    """Return the operations of ``ops`` that already depend on ``begins``."""
-    known, found, todo = set(ops), set(begins), list(begins)
-    for op in todo:  # grows during the loop
-        users = [user for output in op.outputs for user in output.consumers()] + list(op._control_outputs)
-        new = [user for user in dict.fromkeys(users) if user in known and user not in found]
-        found.update(new)
-        todo += new
-    return found
 
 
 def _uses_ps(op: Operation) -> bool:

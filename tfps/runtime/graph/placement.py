@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.training.device_setter import STANDARD_PS_OPS
 
 from tfps.cluster.resolver import Cluster, Task
+from tfps.runtime.graph.graph_editor import has_function, set_device
 from tfps.tf_types import Graph, Operation, Tensor
 
 VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
@@ -167,7 +168,7 @@ def place_unplaced_ops(graph: Graph, device: str) -> None:
     """
     for op in graph.get_operations():
         if not op.device and resource_of(op) is None:
-            op._set_device(device)
+            set_device(op, device)
 
 
 def transfers(fetches: Iterable[Any]) -> list[Transfer]:
@@ -244,7 +245,7 @@ def resource_of(op: Operation) -> Any:
     tensorflow/core/kernels/partitioned_function_ops.cc; TensorFlow first turns conditions and loops into operations of
     the graph).
     """
-    if op.type in _CALLS or op.graph._is_function(op.type):
+    if op.type in _CALLS or has_function(op.graph, op.type):
         return None
     return next((tensor for tensor in op.inputs if tensor.dtype == tf.resource), None)
 

@@ -23,7 +23,13 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.graph.graph_editor import is_in_every_step
+from tfps.runtime.graph.graph_editor import (
+    add_control_inputs,
+    descendants,
+    is_handle,
+    is_in_every_step,
+    set_input,
+)
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.placement import VARIABLES, ancestors, task_of
 from tfps.tf_types import Graph, Operation, Tensor, Variable
@@ -82,21 +88,19 @@ def put_before(
         apart: The operation that applies gradients in a separate run on the chief; ``None`` if the step does.
     """
     lasting = side_effects.Lasting(graph)
-    uses = {op: found for op in made if (found := {lasting.origin(h) for h in op.inputs if side_effects.is_handle(h)})}
+    uses = {op: found for op in made if (found := {lasting.origin(h) for h in op.inputs if is_handle(h)})}
     changed = set().union(*(found for op, found in uses.items() if side_effects.changes(op)))
     of_gradients = set(ancestors(gates))
     elsewhere = set() if apart is None else set(ancestors([apart])) - of_gradients
     for update in updates:
         own = ancestors([update])
         changes = {lasting.origin(handle) for op in own for handle in lasting.changed(op)}
-        seen = {
-            lasting.origin(h) for op in own if op not in of_gradients for h in op.inputs if side_effects.is_handle(h)
-        }
+        seen = {lasting.origin(h) for op in own if op not in of_gradients for h in op.inputs if is_handle(h)}
         readers = [op for op, found in uses.items() if not found.isdisjoint(changes)]
         late = gates if readers or not seen.isdisjoint(changed) else []
         for op in dict.fromkeys([*late, *(op for op in readers if op not in elsewhere)]):
             if op not in own and is_in_every_step(op):
-                op._add_control_input(update)
+                add_control_inputs(op, [update])
 
 
 def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Any]) -> None:
@@ -115,7 +119,7 @@ def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Any])
             continue
         for first in [op] if is_in_every_step(op) else _ways_in(op):
             if first not in early:
-                first._add_control_inputs(checks)
+                add_control_inputs(first, checks)
 
 
 def _ways_in(op: Operation) -> Sequence[Any]:
@@ -141,13 +145,7 @@ def need_order(graph: Graph, fetches: Sequence[Tensor | Operation], variables: S
         changed = {lasting.origin(handle) for handle in lasting.changed(op)}
         before = ancestors([op]) if changed and not side_effects.only_adds(op) else []
         is_call = side_effects.is_call(op)
-        again = {
-            lasting.origin(h)
-            for one in before
-            if one is not op or is_call
-            for h in one.inputs
-            if side_effects.is_handle(h)
-        }
+        again = {lasting.origin(h) for one in before if one is not op or is_call for h in one.inputs if is_handle(h)}
         if not changed.isdisjoint(places | again):
             return True
     return False
@@ -184,19 +182,10 @@ def _change(graph: Graph, updates: Sequence[Operation], variable: Variable) -> b
 
 def _read_before(write: Any, handles: Iterable[Any]) -> None:
     """Make a change of a variable wait for its reads in the same step, as in a Keras training step."""
-    after = set(_users_of(write))
+    after = set(descendants([write]))
     users = [user for handle in handles for user in handle.consumers()]
     reads = [op for op in users if op.type == "ReadVariableOp" and op not in after]
-    write._add_control_inputs([op for op in reads if is_in_every_step(op)])
-
-
-def _users_of(op: Operation) -> Iterable[Any]:
-    """Return an operation, and all operations that run after it."""
-    todo = [op]
-    for each in todo:  # grows during the loop
-        users = [user for output in each.outputs for user in output.consumers()] + list(each._control_outputs)
-        todo += [user for user in dict.fromkeys(users) if user not in todo]
-    return todo
+    add_control_inputs(write, [op for op in reads if is_in_every_step(op)])
 
 
 def check(graph: Graph) -> Sequence[tuple[Any, str]]:
@@ -218,7 +207,7 @@ def check(graph: Graph) -> Sequence[tuple[Any, str]]:
                 if tensor.name not in found:
                     with tf.device(tensor.op.device), tf.control_dependencies(None):
                         found[tensor.name] = _without_nan(tensor, name), name
-                user._update_input(index, found[tensor.name][0])
+                set_input(user, index, found[tensor.name][0])
     return list(found.values())
 
 

@@ -44,7 +44,7 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
     def __init__(
         self, optimizer: Optimizer, name_of: Callable[[Any], str], room: float = 1.0, sent: Sequence[Any] = ()
     ) -> None:
-        super().__init__(optimizer._use_locking, optimizer.get_name())
+        super().__init__(graph_editor.uses_locking(optimizer), optimizer.get_name())
         self._optimizer, self._name_of, self._room, self._sent = optimizer, name_of, room, sent
         self.gates: Sequence[Any] = ()
         self.checks: Sequence[Any] = ()
@@ -118,20 +118,14 @@ def _without_raising(graph: Graph, applied: Any, made: Sequence[Any], global_ste
     for op in made:
         if not raising.isdisjoint(op.control_inputs):
             waits = [leaf for other in op.control_inputs for leaf in before(other)]
-            op._remove_all_control_inputs()
-            op._add_control_inputs(list(dict.fromkeys(waits)))
+            graph_editor.set_control_inputs(op, waits)
     done = applied if applied is None or isinstance(applied, tf.Operation) else applied.op
     return tf.group(*before(done)) if done in raising else applied
 
 
 def _read_as_raised(made: Sequence[Any], raising: Collection[Any], global_step: Variable) -> None:
     """Make reads after the optimizer has raised ``global_step`` return the raised value: the mode raises it later."""
-    after, todo = set(raising), list(raising)
-    for op in todo:  # grows during the loop
-        users = [user for output in op.outputs for user in output.consumers()] + list(op._control_outputs)
-        new = [user for user in dict.fromkeys(users) if user not in after]
-        after.update(new)
-        todo += new
+    after = set(graph_editor.descendants(raising))
     for read in [op for op in made if op in after and op.type == "ReadVariableOp"]:
         if read.inputs[0].op is global_step.op:
             readers = set(read.outputs[0].consumers())

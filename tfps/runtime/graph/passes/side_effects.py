@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
+from tfps.runtime.graph.graph_editor import function_of, has_function, is_handle
 from tfps.tf_types import Graph, Operation, Tensor
 
 _HARMLESS = ("CheckNumerics", "CheckNumericsV2", "Assert", "ConsumeMutexLock", "Placeholder", "Timestamp")
@@ -160,7 +161,7 @@ class Lasting:
         called = self._called(op)
         if not called:
             return floats
-        if op.type not in _PLAIN_CALLS and not self._graph._is_function(op.type):
+        if op.type not in _PLAIN_CALLS and not has_function(self._graph, op.type):
             return []  # a condition, which takes one branch, or a loop
         used = {before.name for value in self._values_in(op, called[0], makers) for before in _before(value)}
         args = zip(called[0].inputs, op.inputs, strict=True)
@@ -179,13 +180,13 @@ class Lasting:
     def _called(self, op: Operation) -> Sequence[Any]:
         """Return the functions that an operation calls, as graphs. The operation may be a condition or a loop."""
         names = [called.name for called in functions_of(op.node_def)]
-        names += [op.type] if self._graph._is_function(op.type) else []
-        return [self._body(name) for name in dict.fromkeys(names) if self._graph._is_function(name)]
+        names += [op.type] if has_function(self._graph, op.type) else []
+        return [self._body(name) for name in dict.fromkeys(names) if has_function(self._graph, name)]
 
     def _body(self, name: str) -> Any:
         if name not in self._bodies:
             with self._graph.as_default(), tf.device(None):
-                self._bodies[name] = function_def_to_graph(self._graph._get_function(name).definition)
+                self._bodies[name] = function_def_to_graph(function_of(self._graph, name))
         return self._bodies[name]
 
 
@@ -226,11 +227,6 @@ def _seed(node: Any) -> bool:
     known = op_def_registry.get(node.op)
     drawn = known is not None and known.is_stateful and "seed2" in node.attr
     return bool(drawn and (node.attr["seed"].i or node.attr["seed2"].i))
-
-
-def is_handle(tensor: Tensor) -> bool:
-    """Return whether a tensor refers to a resource that outlasts a step: a variable, table, iterator or the like."""
-    return bool(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype)
 
 
 def _before(value: Any) -> Collection[Any]:
@@ -282,7 +278,7 @@ def _nodes_of(graph: Graph, name: str, seen: set[str]) -> Iterator[Any]:
     if name in seen:
         return
     seen.add(name)
-    for node in graph._get_function(name).definition.node_def:
+    for node in function_of(graph, name).node_def:
         yield node
         for called in functions_of(node):
             yield from _nodes_of(graph, called.name, seen)

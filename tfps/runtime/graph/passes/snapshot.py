@@ -19,7 +19,6 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import io_ops
-from tensorflow.python.ops import variables as variables_lib
 from tensorflow.python.training.saver import BulkSaverBuilder
 from tensorflow.python.training.saving import saveable_object_util
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
@@ -27,7 +26,7 @@ from tensorflow.python.training.saving.saveable_object import SaveableObject, Sa
 from tfps.modes.base import PartialUpdates
 from tfps.modes.moments import Moments
 from tfps.modes.moments import partial as partial_of
-from tfps.runtime.graph.graph_editor import unflat
+from tfps.runtime.graph.graph_editor import saveable_objects, slice_info, unflat
 from tfps.tf_types import Variable
 
 _STEP = "global_step"
@@ -145,7 +144,7 @@ class _Packed(SaveableObject):  # type: ignore[misc]
 
     def __init__(self, variable: Variable, place: Place) -> None:
         self.place, self._variable = place, variable
-        part = variable._get_save_slice_info()
+        part = slice_info(variable)
         spec = SaveSpec(
             tensor=variable.read_value,
             slice_spec=part.spec if part else "",
@@ -180,7 +179,7 @@ class _Builder(BulkSaverBuilder):  # type: ignore[misc]
 
 def saved_name(variable: Variable) -> str:
     """Return the name of a variable in a checkpoint. Slices of one variable share it."""
-    part = variable._get_save_slice_info()
+    part = slice_info(variable)
     return str(part.full_name if part else variable.op.name)
 
 
@@ -188,7 +187,7 @@ def _saveables(places: Mapping[str, Place]) -> Sequence[SaveableObject]:
     """Return the objects that a saver of the default graph saves. Each gets a unique name, since slices share one."""
     packed: list[Any] = []
     plain: list[Any] = []
-    for one in variables_lib._all_saveable_objects():
+    for one in saveable_objects():
         place = places.get(getattr(one, "name", ""))
         plain.append(one) if place is None else packed.append(_Packed(one, place))
     named = saveable_object_util.op_list_to_dict(plain)

@@ -26,6 +26,14 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
+from tfps.runtime.graph.graph_editor import (
+    add_control_inputs,
+    data_users,
+    function_of,
+    is_handle,
+    is_in_control_flow,
+    order,
+)
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.placement import ancestors, task_of
 from tfps.tf_types import Fetch, Graph, Operation, Tensor
@@ -68,7 +76,7 @@ class UnrolledStep:
         self._graph, self._gate, self._apart = graph, [op.name for op in gate], apart
         ops = ancestors([*fetches, *shown])
         kept = {op for op in ops if _lasts(op)}
-        self._ops = [op for op in sorted(ops, key=lambda op: op._id) if op not in kept]
+        self._ops = [op for op in sorted(ops, key=order) if op not in kept]
         self.size = len(self._ops)
         used = {tensor.name for op in self._ops for tensor in op.inputs}
         self._shared = {tensor.name: tensor for op in kept for tensor in op.outputs if tensor.name in used}
@@ -77,7 +85,7 @@ class UnrolledStep:
         self._acts = {op for op in self._ops if side_effects.acts(op)}
         self._acts_if_shown = {op.name for op in self._acts - set(ancestors(fetches))}
         hidden = any(side_effects.has_hidden_state(op) for op in self._ops)
-        branched = any(op._get_control_flow_context() is not None for op in self._acts)
+        branched = any(is_in_control_flow(op) for op in self._acts)
         self.in_order = not (branched or hidden) and all(self._ends(op) for op in self._ops if self._uses(op))
         own = [op for op in self._ops if any(self._is_workers(name) for name in self._lasting(op))]
         several = sum(op.type in INPUTS for op in self._ops) > 1  # a step needs the same index from all
@@ -87,7 +95,7 @@ class UnrolledStep:
         """Return the names of the resources that an operation uses, directly or passed on by another operation."""
         found = [name for tensor in op.inputs for name in self._passed_on.get(tensor.name, ())]
         lasting = [tensor for tensor in op.inputs if tensor.name in self._shared]
-        return list(dict.fromkeys([*(t.name for t in lasting if side_effects.is_handle(t)), *found]))
+        return list(dict.fromkeys([*(t.name for t in lasting if is_handle(t)), *found]))
 
     def _handles_passed_on(self) -> Mapping[str, Sequence[str]]:
         """Return the names of the resources behind each handle that an operation of the step returns, by tensor name.
@@ -97,9 +105,9 @@ class UnrolledStep:
         """
         found: dict[str, Sequence[str]] = {}
         for op in (op for op in self._ops if op.type not in _CONTROL):
-            names = [t.name for t in op.inputs if t.name in self._shared and side_effects.is_handle(t)]
+            names = [t.name for t in op.inputs if t.name in self._shared and is_handle(t)]
             names += [name for tensor in op.inputs for name in found.get(tensor.name, ())]
-            found |= {tensor.name: names for tensor in op.outputs if names and side_effects.is_handle(tensor)}
+            found |= {tensor.name: names for tensor in op.outputs if names and is_handle(tensor)}
         return found
 
     def _uses(self, op: Operation) -> Sequence[str]:
@@ -162,7 +170,7 @@ class UnrolledStep:
                 original, called.name = called.name, f"{called.name}_{_SCOPE.replace('/', '_')}{number}"
                 if all(function.signature.name != called.name for function in library.function):
                     made = library.function.add()
-                    made.CopyFrom(self._graph._get_function(original).definition)
+                    made.CopyFrom(function_of(self._graph, original))
                     made.signature.name = called.name
                     for inner in made.node_def:
                         side_effects.reseed(inner, number * _SEED_STRIDE)
@@ -184,7 +192,7 @@ class UnrolledStep:
                 before_it = list(dict.fromkeys(ends if self._is_workers(used) else [*gate, *ends]))
                 for name in names:
                     if (name in self._acts_if_shown) is if_shown:
-                        copy[name]._add_control_inputs(before_it)
+                        add_control_inputs(copy[name], before_it)
 
     def _ends(self, op: Operation) -> Sequence[str]:
         """Return the names of the operations that end an operation's use of its resources; empty if unknown.
@@ -199,7 +207,7 @@ class UnrolledStep:
         todo, ends = [(op, 1)], []
         seen = {op}
         for inner, depth in todo:  # grows during the loop
-            for user in (user for output in inner.outputs for user in output.consumers()):
+            for user in data_users(inner):
                 level = depth + _DEEPER.get(user.type, 0)
                 if user.name not in self._copies[0] or user in seen:
                     continue
@@ -225,4 +233,4 @@ def _lasts(op: Operation) -> bool:
     if op.type in ("Const", "Placeholder"):
         return not op.control_inputs
     is_shared = "shared_name" in op.node_def.attr or not op.inputs
-    return is_shared and any(side_effects.is_handle(tensor) for tensor in op.outputs)
+    return is_shared and any(is_handle(tensor) for tensor in op.outputs)

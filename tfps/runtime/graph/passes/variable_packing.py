@@ -25,7 +25,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.optimizers.adagrad import ExactAdagradOptimizer
 from tfps.optimizers.lazy_adam import LazyAdamOptimizer
-from tfps.runtime.graph.graph_editor import device, flat, unflat
+from tfps.runtime.graph.graph_editor import create_slots, device, flat, set_input, unflat, uses_locking
 from tfps.runtime.graph.passes import wire_packing
 from tfps.runtime.graph.passes.loop_hoisting import is_unused
 from tfps.runtime.graph.passes.snapshot import Place
@@ -82,7 +82,7 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
     """
 
     def __init__(self, optimizer: Optimizer, scalars: bool) -> None:
-        super().__init__(optimizer._use_locking, optimizer.get_name())
+        super().__init__(uses_locking(optimizer), optimizer.get_name())
         self._optimizer, self._scalars = optimizer, scalars
         self.updated: Sequence[Any] = ()
         self._packs: Sequence[_Pack] = ()
@@ -100,7 +100,7 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
         """Apply the result of ``compute_gradients``, or means of it. Slots of packed variables are in no collection."""
         del global_step  # no optimizer that can be packed uses it
         with tf.init_scope():
-            self._optimizer._create_slots(self.updated)
+            create_slots(self._optimizer, self.updated)
         with tf.variable_creator_scope(lambda create, **kwargs: create(**{**kwargs, "collections": []})):
             return self._optimizer.apply_gradients(grads_and_vars, None, name)
 
@@ -116,7 +116,7 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
             for index, tensor in enumerate(user.inputs):
                 if tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0].op in places:
                     pack, part = places[tensor.op.inputs[0].op]
-                    user._update_input(index, pack.values(tensor.op, task_of(user))[part])
+                    set_input(user, index, pack.values(tensor.op, task_of(user))[part])
 
     @property
     def wholes(self) -> Sequence[Any]:

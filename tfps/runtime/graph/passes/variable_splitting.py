@@ -25,6 +25,7 @@ from tensorflow.python.ops.variables import PartitionedVariable
 
 from tfps.cluster.resolver import Cluster
 from tfps.config.job_config import JobConfig
+from tfps.runtime.graph.graph_editor import may_be_slice, slice_info
 from tfps.tf_types import Graph, Optimizer, Tensor, Variable
 
 _EACH_BY_ITSELF = (  # these get the whole shape, and use it instead of that of the slice
@@ -149,7 +150,7 @@ def _whole_name(params: Any) -> str | None:
     """Return the name of the variable whose slices are looked up. TensorFlow's functions may have listed the slices."""
     if isinstance(params, PartitionedVariable):
         return str(params.name)
-    if not isinstance(params, list) or not all(hasattr(one, "_get_save_slice_info") for one in params):
+    if not isinstance(params, list) or not all(may_be_slice(one) for one in params):
         return None
-    names = {part.full_name if part else None for part in (one._get_save_slice_info() for one in params)}
+    names = {part.full_name if part else None for part in (slice_info(one) for one in params)}
     return names.pop() if len(params) > 1 and len(names) == 1 else None

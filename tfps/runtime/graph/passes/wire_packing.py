@@ -28,7 +28,17 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.graph.graph_editor import device, flat, independent, is_in_every_step, replace, unflat
+from tfps.runtime.graph.graph_editor import (
+    descendants,
+    device,
+    flat,
+    is_in_every_step,
+    order,
+    replace,
+    set_control_inputs,
+    set_device,
+    unflat,
+)
 from tfps.runtime.graph.passes import embedding_rows
 from tfps.runtime.graph.placement import ancestors, resource_of, task_of, tensor_bytes
 from tfps.tf_types import Graph, Operation, Tensor
@@ -55,18 +65,25 @@ def pack(graph: Graph, fetches: Sequence[Any], halved: Callable[[Any], bool] | N
             for bucket in buckets(found):
                 _send("pull", source, target, bucket, short)
         for source, target, short, found in _by_route(ancestors(fetches), _pushed, is_short):
-            for bucket in buckets(independent(found, target)):
+            for bucket in buckets(_independent(found, target)):
                 _send("push", source, target, bucket, short)
         routes = _by_route(ancestors(fetches), _unfixed, is_short)
         for source, target, short, found in sorted(routes, key=lambda route: _are_ids(route[-1])):
-            _send_unfixed(source, target, independent(found, target), short, ids_of)
+            _send_unfixed(source, target, _independent(found, target), short, ids_of)
+
+
+def _independent(tensors: Sequence[Tensor], target: str) -> Sequence[Tensor]:
+    """Return the tensors that do not depend on operations of ``target`` that use another one of them."""
+    used_by = [user for tensor in tensors for user in tensor.consumers() if task_of(user) == target]
+    after = set(descendants(used_by))
+    return [tensor for tensor in tensors if tensor.op not in after]
 
 
 def _move_constants(ops: Iterable[Operation]) -> None:
     for op in ops:
-        users = {_device_of(user) for user in op.outputs[0].consumers()} if op.type == "Const" else set()
-        if len(users) == 1 and not op.control_inputs:
-            op._set_device(users.pop())
+        devices = {_device_of(user) for user in op.outputs[0].consumers()} if op.type == "Const" else set()
+        if len(devices) == 1 and not op.control_inputs:
+            set_device(op, devices.pop())
 
 
 def _wait_directly(ops: Iterable[Operation]) -> None:
@@ -74,8 +91,7 @@ def _wait_directly(ops: Iterable[Operation]) -> None:
     for op in ops:
         waited_for = [leaf for other in op.control_inputs for leaf in _leaves(other, task_of(op))]
         if waited_for != list(op.control_inputs):
-            op._remove_all_control_inputs()
-            op._add_control_inputs(list(dict.fromkeys(waited_for)))
+            set_control_inputs(op, waited_for)
 
 
 def _leaves(op: Operation, task: str) -> Sequence[Any]:
@@ -103,7 +119,7 @@ def _is_of_worker(tensor: Tensor) -> bool:
 def _merge_reads(ops: Iterable[Operation]) -> None:
     """Make all uses of a variable's value at the start of a step share one read."""
     first: dict[Any, Any] = {}
-    for op in sorted(ops, key=lambda op: op._id):
+    for op in sorted(ops, key=order):
         if op.outputs and _is_read(op.outputs[0]):
             kept = first.setdefault((op.inputs[0].op.name, op.outputs[0].dtype), op.outputs[0])
             if kept is not op.outputs[0]:
@@ -138,7 +154,7 @@ def _by_route(
     Each item has tensors of one kind. Tensors without a kind are left out.
     """
     routes: dict[tuple[str, str, bool, Any], dict[Any, Any]] = {}
-    for op in sorted(ops, key=lambda op: op._id):
+    for op in sorted(ops, key=order):
         for tensor in op.inputs:
             source, target, alike = task_of(tensor.op), task_of(op), kind(tensor)
             if source != target and alike is not None and is_in_every_step(tensor.op):
