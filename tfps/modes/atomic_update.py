@@ -77,35 +77,89 @@ def apply(
     applied = optimizer.apply_gradients(pairs, global_step)
     applied = applied if isinstance(applied, tf.Operation) else applied.op
     made = {op for op in _ancestors([applied]) if op not in before}
-    sections = {device: _section(made, device) for device in moments.devices}
-    tails = {device: _tail(made, device) for device in moments.devices}
-    first = _place(global_step.handle.op)
-    apart = made - set(sections[first])
-    early = _reads(global_step, apart)
-    read_late = bool(sections[first]) and any(_is_read_of(global_step, op) and op not in early for op in apart)
-    ends = {}
-    for device in [name for name in moments.devices if sections[name] or tails[name] or name == first]:
-        moments.updates(device)
-        begun, ended = (moments.counter(kind, device, worker) for kind in (BEGUN, APPLIED))
-        raised = [ended] if device != first else [] if read_late else [ended, global_step]
-        section, tail = sections[device], tails[device]
-        with tf.control_dependencies(None), tf.device(device):
-            arrived = _arrived(section) if section else _awaited(tail) if tail else [applied]
-            arrived = [*arrived, *early] if device == first else arrived
-            first_part, second_part = (section, tail) if section else (tail, set())
-            lock = moments.lock(device)
-            checked = moments.check(device, worker)
-            ends[device] = _locked(lock, arrived, [begun], first_part, [] if second_part else raised, checked)
-            if second_part:
-                arrived = [*_awaited(second_part), ends[device]]
-                ends[device] = _locked(moments.lock(device), arrived, [], second_part, raised)
-    locked = set().union(*sections.values(), *tails.values())
-    late = [op for op in leaves(applied) if op not in locked]
-    if read_late:
-        with tf.control_dependencies(None), tf.device(first):
-            raised = [moments.counter(APPLIED, first, worker), global_step]
-            ends[first] = _locked(moments.lock(first), [*ends.values(), *late], [], (), raised)
-    return Update(ends.pop(first), [*ends.values(), *late], read_late or not sections[first], first)
+    return _AtomicUpdate(made, applied, global_step, moments, worker).build()
+
+
+class _AtomicUpdate:
+    """The critical sections of an update.
+
+    Args:
+        made: The operations of the update.
+        applied: The operation that ends when all of them have ended.
+        global_step: int64 resource variable.
+        moments: The locks and counts.
+        worker: The index of the worker.
+    """
+
+    def __init__(
+        self, made: Collection[Operation], applied: Operation, global_step: Variable, moments: Moments, worker: int
+    ) -> None:
+        self._applied = applied
+        self._global_step = global_step
+        self._moments = moments
+        self._worker = worker
+        self._sections = {device: _section(made, device) for device in moments.devices}
+        self._tails = {device: _tail(made, device) for device in moments.devices}
+        self._first = _place(global_step.handle.op)
+        apart = set(made) - set(self._sections[self._first])
+        self._early = _reads(global_step, apart)
+        late_reads = (op for op in apart if _is_read_of(global_step, op) and op not in self._early)
+        self._is_raised_apart = bool(self._sections[self._first]) and any(late_reads)
+
+    def build(self) -> Update:
+        """Lock all sections. Return the operations that end them."""
+        ends: dict[str, Operation] = {}
+        for device in self._moments.devices:
+            if self._sections[device] or self._tails[device] or device == self._first:
+                self._moments.updates(device)
+                with tf.control_dependencies(None), tf.device(device):
+                    ends[device] = self._lock(device)
+        locked = set().union(*self._sections.values(), *self._tails.values())
+        late = [op for op in leaves(self._applied) if op not in locked]
+        if self._is_raised_apart:
+            ends[self._first] = self._raise_apart([*ends.values(), *late])
+        counts_last = self._is_raised_apart or not self._sections[self._first]
+        return Update(ends.pop(self._first), [*ends.values(), *late], counts_last, self._first)
+
+    def _lock(self, device: str) -> Operation:
+        """Lock the part of a PS, in one critical section or in two. Return the operation that ends the last."""
+        begun = self._moments.counter(BEGUN, device, self._worker)
+        raised = self._raised(device)
+        section = self._sections[device]
+        tail = self._tails[device]
+        arrived = self._awaited(device)
+        if not section:
+            section, tail = tail, set()
+        lock = self._moments.lock(device)
+        checked = self._moments.check(device, self._worker)
+        end = _locked(lock, arrived, [begun], section, [] if tail else raised, checked)
+        if not tail:
+            return end
+        arrived = [*_awaited(tail), end]
+        return _locked(self._moments.lock(device), arrived, [], tail, raised)
+
+    def _raised(self, device: str) -> Sequence[Variable]:
+        """Return the counters to raise when the part of a PS has been applied."""
+        ended = self._moments.counter(APPLIED, device, self._worker)
+        if device != self._first:
+            return [ended]
+        return [] if self._is_raised_apart else [ended, self._global_step]
+
+    def _awaited(self, device: str) -> Sequence[Operation]:
+        """Return the operations that the lock of a PS waits for."""
+        if self._sections[device]:
+            arrived = _arrived(self._sections[device])
+        elif self._tails[device]:
+            arrived = _awaited(self._tails[device])
+        else:
+            arrived = [self._applied]
+        return [*arrived, *self._early] if device == self._first else arrived
+
+    def _raise_apart(self, before: Sequence[Operation]) -> Operation:
+        """Raise ``global_step`` with a separate lock, after all changes are done."""
+        with tf.control_dependencies(None), tf.device(self._first):
+            raised = [self._moments.counter(APPLIED, self._first, self._worker), self._global_step]
+            return _locked(self._moments.lock(self._first), before, [], (), raised)
 
 
 def _section(made: Collection[Any], device: str) -> Collection[Any]:
