@@ -23,14 +23,13 @@ after it. A reader between the two sections finds that not all PS have the updat
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.moments import APPLIED, BEGUN, Moments
 from tfps.runtime.graph import graph_editor
 from tfps.runtime.graph.graph_editor import is_handle, is_in_control_flow
-from tfps.tf_types import Gradient, Operation, Optimizer, Variable
+from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _LOOKS = (*_READS, "VarIsInitializedOp", "VariableShape")
@@ -48,8 +47,8 @@ class Update:
         device: The PS of ``global_step``.
     """
 
-    counted: Any
-    others: Sequence[Any]
+    counted: Operation
+    others: Sequence[Operation]
     counts_last: bool
     device: str
 
@@ -162,7 +161,7 @@ class _AtomicUpdate:
             return _locked(self._moments.lock(self._first), before, [], (), raised)
 
 
-def _section(made: Collection[Any], device: str) -> Collection[Any]:
+def _section(made: Collection[Operation], device: str) -> Collection[Operation]:
     """Return the part of an update on one PS, from its first read to its last change, that waits for no other task.
 
     Return an empty set if the update changes nothing there.
@@ -178,7 +177,7 @@ def _section(made: Collection[Any], device: str) -> Collection[Any]:
     return found if any(_is_writer(op) for op in found) else set()
 
 
-def _tail(made: Collection[Any], device: str) -> Collection[Any]:
+def _tail(made: Collection[Operation], device: str) -> Collection[Operation]:
     """Return the part of an update on one PS that follows a change on another PS, and waits for no other PS again.
 
     Return an empty set if there is no such change.
@@ -192,20 +191,20 @@ def _tail(made: Collection[Any], device: str) -> Collection[Any]:
     return found if writes and not back & found else set()
 
 
-def _awaited(tail: Collection[Any]) -> Sequence[Any]:
+def _awaited(tail: Collection[Operation]) -> Sequence[Operation]:
     """Return the operations that must end before a tail starts."""
     before = {op.name: op for each in tail for op in each.control_inputs if op not in tail}
     return [*_arrived(tail), *(op for _, op in sorted(before.items()))]
 
 
-def _arrived(section: Collection[Any]) -> Sequence[Any]:
+def _arrived(section: Collection[Operation]) -> Sequence[Operation]:
     """Return the inputs of a section, each as an identity, so that graph passes see that they are used."""
     inputs = {t.name: t for op in section for t in op.inputs if t.op not in section and not is_handle(t)}
     inputs = {name: tensor for name, tensor in inputs.items() if tensor.op.type != "Const"}
     return [tf.identity(tensor).op for _, tensor in sorted(inputs.items())]
 
 
-def _reads(variable: Variable, ops: Collection[Operation]) -> Sequence[Any]:
+def _reads(variable: Variable, ops: Collection[Operation]) -> Sequence[Operation]:
     """Return the operations that read a variable before any of the operations changes something."""
     changed = _descendants(op for op in ops if _is_writer(op))
     return [op for op in ops if _is_read_of(variable, op) and op not in changed]
@@ -216,13 +215,13 @@ def _is_read_of(variable: Variable, op: Operation) -> bool:
 
 
 def _locked(
-    lock: Any,
-    arrived: Sequence[Any],
-    begun: Sequence[Any],
-    section: Collection[Any],
-    ended: Sequence[Any],
-    checked: Sequence[Any] = (),
-) -> Any:
+    lock: Tensor,
+    arrived: Sequence[Operation],
+    begun: Sequence[Variable],
+    section: Collection[Operation],
+    ended: Sequence[Variable],
+    checked: Sequence[Operation] = (),
+) -> Operation:
     """Make a section wait for a lock, which is taken when all inputs have arrived. Return the operation that unlocks.
 
     Args:
@@ -246,7 +245,7 @@ def _locked(
     return end
 
 
-def _let_wait(ops: Iterable[Operation], before: Sequence[Any]) -> None:
+def _let_wait(ops: Iterable[Operation], before: Sequence[Operation]) -> None:
     """Add control edges directly to operations: ``tf.control_dependencies`` may add them to a constant instead."""
     for op in ops:
         graph_editor.add_control_inputs(op, before)
@@ -265,12 +264,12 @@ def _place(op: Operation) -> str:
     return f"/job:{spec.job}/task:{spec.task or 0}" if spec.job else ""
 
 
-def leaves(op: Operation) -> Sequence[Any]:
+def leaves(op: Operation) -> Sequence[Operation]:
     """Return the operations that an operation waits for, looking through groups."""
     return [leaf for other in op.control_inputs for leaf in leaves(other)] if op.type == "NoOp" else [op]
 
 
-def _ancestors(ops: Iterable[Operation]) -> Sequence[Any]:
+def _ancestors(ops: Iterable[Operation]) -> Sequence[Operation]:
     """Return the operations, and all operations that must run before them."""
     return graph_editor.reachable(ops, lambda op: [tensor.op for tensor in op.inputs] + list(op.control_inputs))
 

@@ -3,7 +3,6 @@
 import functools
 import threading
 from collections.abc import Mapping
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -13,7 +12,7 @@ from tfps.runtime.graph.cancel_safe_iterator import INPUTS
 from tfps.runtime.graph.graph_editor import add_control_inputs, descendants, is_in_every_step
 from tfps.runtime.graph.passes import side_effects, wire_packing
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
-from tfps.tf_types import Graph, Operation, Session
+from tfps.tf_types import Graph, Operation, Session, Tensor
 
 _IN_A_RUN = 8
 _OF_A_BATCH = (
@@ -35,7 +34,7 @@ class UpdateRunner:
         error: The error that ended the updates, or ``None``.
     """
 
-    def __init__(self, session: Session, update: Any, now: Mapping[Any, Any]) -> None:
+    def __init__(self, session: Session, update: Operation, now: Mapping[Tensor, object]) -> None:
         self.error: Exception | None = None
         self._session = session
         self._run = functools.partial(session.make_callable(update, list(now)), *now.values())
@@ -55,7 +54,7 @@ class UpdateRunner:
         self._session.close()
 
 
-def unrolled(graph: Graph, step: Step, packed: bool) -> Any:
+def unrolled(graph: Graph, step: Step, packed: bool) -> Operation | None:
     """Return several updates of a mode as one operation, so that most of them do not wait for Python.
 
     Each update is a copy. An update and a worker's step may share a value, such as a learning rate that the model keeps

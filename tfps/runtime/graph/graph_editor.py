@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.ops import variables as variables_lib
 
-from tfps.tf_types import FunctionDef, Graph, Operation, Optimizer, Tensor, Variable
+from tfps.tf_types import FunctionDef, Graph, InputIterator, Operation, Optimizer, Tensor, Variable
 
 
 def device(task: str) -> str:
@@ -147,7 +147,7 @@ def saveable_objects() -> Sequence[Any]:
     return found
 
 
-def iterator_resource(iterator: Any) -> Tensor:
+def iterator_resource(iterator: InputIterator) -> Tensor:
     """Return the resource of a ``tf.data`` iterator."""
     return iterator._iterator_resource
 

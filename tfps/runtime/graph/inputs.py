@@ -11,7 +11,7 @@ from tfps.models.spec import ModeKeys
 from tfps.runtime.graph import graph_editor, model_calls, placement
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS, CancelSafeIterator
 from tfps.runtime.graph.passes import side_effects
-from tfps.tf_types import Dataset, Graph, Operation, Tensor
+from tfps.tf_types import Dataset, Graph, InputIterator, Nested, NodeDef, Operation, Tensor
 
 _MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of the op types of datasets
 _END = ("PyFunc", "IteratorGetNext", "Dequeue", "ReaderRead")  # likewise, with which a function may end the input
@@ -30,7 +30,7 @@ def input_of(model: Model, mode: str, config: JobConfig, device: str, pipelines:
         return iterator, _batches(dataset), iterator.get_next()
 
 
-def examples_of(features: Any, labels: Tensor) -> Any:
+def examples_of(features: Nested, labels: Nested) -> Tensor:
     """Return the number of examples in a batch: a number, or an int64 scalar if it may differ between batches.
 
     It is the first dimension of the labels, or of the features if no label has one. If there are several parts, one
@@ -48,7 +48,7 @@ def examples_of(features: Any, labels: Tensor) -> Any:
     return parts[0].shape[:1].num_elements() if parts else 1
 
 
-def _batches(dataset: Dataset) -> Any:
+def _batches(dataset: Dataset) -> Tensor:
     """Return the number of batches in a dataset, as far as its cardinality is reliable: int64 scalar.
 
     A dataset that selects from others ends when one of them ends. A Python function may return nothing the next time.
@@ -75,7 +75,7 @@ def _keep_cardinality(graph: Graph) -> None:
             graph_editor.set_bool_attr(op, "preserve_cardinality", True)
 
 
-def _nodes(graph: Graph, node: Any) -> Iterator[Any]:
+def _nodes(graph: Graph, node: NodeDef) -> Iterator[NodeDef]:
     """Yield the operations in the functions that an operation calls, directly or indirectly."""
     todo = [called.name for called in side_effects.functions_of(node)]
     for name in todo:  # grows during the loop
@@ -84,7 +84,7 @@ def _nodes(graph: Graph, node: Any) -> Iterator[Any]:
             todo += [f.name for f in side_effects.functions_of(inner) if f.name not in todo]
 
 
-def next_of(iterator: Any) -> Operation:
+def next_of(iterator: InputIterator) -> Operation:
     """Return the operation that gets the next batch of an iterator."""
     is_own = isinstance(iterator, CancelSafeIterator)
     resource = iterator.resource if is_own else graph_editor.iterator_resource(iterator)

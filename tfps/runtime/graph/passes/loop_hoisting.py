@@ -13,8 +13,6 @@ A read in a branch of ``tf.cond`` still happens only where the branch is taken.
 The pass runs before there are gradients. Afterwards, their sums would be in another order and differ in the last bit.
 """
 
-from typing import Any
-
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.graph.graph_editor import control_users, data_users, replace, while_context
@@ -29,7 +27,7 @@ def hoist_loop_reads(graph: Graph) -> None:
     The caller's device scope places the new operations other than the reads.
     """
     first = {variable.initializer for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
-    values: dict[Any, Any] = {}
+    values: dict[object, Tensor] = {}
     for read in [op for op in graph.get_operations() if op.type == "ReadVariableOp"]:
         loop = while_context(read)
         handle = _entered(read.inputs[0])
@@ -48,14 +46,14 @@ def is_unused(op: Operation) -> bool:
     return asks and not control_users(op) and all(map(is_unused, data_users(op)))
 
 
-def _entered(tensor: Tensor) -> Any:
+def _entered(tensor: Tensor) -> Tensor:
     """Return the tensor outside the loops that a chain of ``Enter`` operations brings in as this one."""
     while tensor.op.type == "Enter":
         tensor = tensor.op.inputs[0]
     return tensor
 
 
-def _is_only_read(op: Operation, first: set[Any]) -> bool:
+def _is_only_read(op: Operation, first: set[Operation]) -> bool:
     """Return whether an operation's output is only read, except by its initializer."""
     if op.type not in ("VarHandleOp", "Enter", "Switch"):
         return op.type in _READS or op in first

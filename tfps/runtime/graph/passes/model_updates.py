@@ -19,7 +19,6 @@ The pass only adds control edges (``==>``) and checks::
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -32,7 +31,7 @@ from tfps.runtime.graph.graph_editor import (
 )
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.placement import VARIABLES, ancestors, task_of
-from tfps.tf_types import Graph, Operation, Tensor, Variable
+from tfps.tf_types import Fetch, Graph, Operation, Tensor, Variable
 
 _KERAS = "/keras/src/"
 _FIRST_WEIGHTS = ("set_weights", "load_weights", "load_own_variables")
@@ -71,7 +70,11 @@ def changes_ps(graph: Graph, tensor: Tensor) -> bool:
 
 
 def put_before(
-    graph: Graph, updates: Sequence[Operation], made: Sequence[Any], gates: Sequence[Operation], apart: Any
+    graph: Graph,
+    updates: Sequence[Operation],
+    made: Sequence[Operation],
+    gates: Sequence[Operation],
+    apart: Operation | None,
 ) -> None:
     """Make a model's own updates end before the work of its optimizer, where one would see the other.
 
@@ -103,7 +106,7 @@ def put_before(
                 add_control_inputs(op, [update])
 
 
-def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Any]) -> None:
+def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Operation]) -> None:
     """Make a model's own updates wait for the checks of the step, so that a skipped step changes nothing.
 
     Updates that the loss or a gradient waits for are excluded. Call this after ``put_before``.
@@ -122,7 +125,7 @@ def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Any])
                 add_control_inputs(first, checks)
 
 
-def _ways_in(op: Operation) -> Sequence[Any]:
+def _ways_in(op: Operation) -> Sequence[Operation]:
     """Return the ops through which a branch or loop around ``op`` gets its inputs. ``op`` waits for all of them."""
     ways = [one for one in ancestors([op]) if one.type in ("Switch", "RefSwitch", "Enter", "RefEnter")]
     return [one for one in ways if all(is_in_every_step(tensor.op) for tensor in one.inputs)]
@@ -162,7 +165,7 @@ class Exact:
         trained: The variables that only the optimizer changes.
     """
 
-    def __init__(self, graph: Graph, updates: Sequence[Operation], trained: Sequence[Any]) -> None:
+    def __init__(self, graph: Graph, updates: Sequence[Operation], trained: Sequence[Variable]) -> None:
         self._sent = set(ancestors(updates))
         self._read = {one.op for one in trained if not _change(graph, updates, one)}
 
@@ -180,7 +183,7 @@ def _change(graph: Graph, updates: Sequence[Operation], variable: Variable) -> b
     return any(lasting.origin(handle) is variable.op for op in ancestors(updates) for handle in lasting.changed(op))
 
 
-def _read_before(write: Any, handles: Iterable[Any]) -> None:
+def _read_before(write: Operation, handles: Iterable[Tensor]) -> None:
     """Make a change of a variable wait for its reads in the same step, as in a Keras training step."""
     after = set(descendants([write]))
     users = [user for handle in handles for user in handle.consumers()]
@@ -188,14 +191,14 @@ def _read_before(write: Any, handles: Iterable[Any]) -> None:
     add_control_inputs(write, [op for op in reads if is_in_every_step(op)])
 
 
-def check(graph: Graph) -> Sequence[tuple[Any, str]]:
+def check(graph: Graph) -> Sequence[tuple[Tensor, str]]:
     """Make the model's own changes of a PS fail if a worker would send NaN for one.
 
     Returns:
         The sent tensors and what they are for. The optimizer should know that they hold no NaN before it changes
         anything.
     """
-    found: dict[str, tuple[Any, str]] = {}
+    found: dict[str, tuple[Tensor, str]] = {}
     lasting, first = side_effects.Lasting(graph), _initializers(graph)
     for write, makers in _changes(graph, lasting).items():
         on_ps = _on_ps(makers)
@@ -211,7 +214,7 @@ def check(graph: Graph) -> Sequence[tuple[Any, str]]:
     return list(found.values())
 
 
-def _without_nan(tensor: Tensor, name: str) -> Any:
+def _without_nan(tensor: Tensor, name: str) -> Tensor:
     """Return a tensor whose evaluation fails if it holds NaN. Inf may be intended."""
     reals = tf.stack([tf.real(tensor), tf.imag(tensor)]) if tensor.dtype.is_complex else tensor
     numbers = tf.where(tf.is_inf(reals), tf.zeros_like(reals), reals)
@@ -219,7 +222,7 @@ def _without_nan(tensor: Tensor, name: str) -> Any:
         return tf.identity(tensor)
 
 
-def _sent(write: Any, value: Any) -> Iterable[tuple[Any, Any, int]]:
+def _sent(write: Operation, value: Tensor) -> Iterable[tuple[Tensor, Operation, int]]:
     """Yield each float tensor that a worker sends for the value of a write, its user on the PS, and the input index."""
     todo = [(value, write)]
     seen = set()
@@ -234,7 +237,7 @@ def _sent(write: Any, value: Any) -> Iterable[tuple[Any, Any, int]]:
             yield tensor, user, index
 
 
-def _changes(graph: Graph, lasting: side_effects.Lasting) -> Mapping[Any, Sequence[Any]]:
+def _changes(graph: Graph, lasting: side_effects.Lasting) -> Mapping[Operation, Sequence[Operation]]:
     """Return the operations that change a variable, a table or the like, with the creators of the changed resources.
 
     The place of the creator decides who owns the change: a function that a worker calls may change a resource on a PS.
@@ -243,11 +246,11 @@ def _changes(graph: Graph, lasting: side_effects.Lasting) -> Mapping[Any, Sequen
     return {op: [lasting.origin(handle) for handle in handles] for op, handles in found.items() if handles}
 
 
-def _on_ps(makers: Iterable[Any]) -> Sequence[Any]:
+def _on_ps(makers: Iterable[Operation]) -> Sequence[Operation]:
     return [maker for maker in makers if task_of(maker).startswith("ps/")]
 
 
-def _initializers(graph: Graph) -> Collection[Any]:
+def _initializers(graph: Graph) -> Collection[Operation]:
     keys = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES)
     return {variable.initializer for key in keys for variable in graph.get_collection(key)}
 
@@ -258,5 +261,5 @@ def _is_of_layer(op: Operation) -> bool:
     return bool(calls) and not any(call.name in _FIRST_WEIGHTS for call in calls)
 
 
-def _operation(update: Any) -> Any:
+def _operation(update: Fetch) -> Operation:
     return update if isinstance(update, tf.Operation) else update.op

@@ -36,7 +36,7 @@ from tfps.runtime.graph.graph_editor import (
 )
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.placement import ancestors, task_of
-from tfps.tf_types import Fetch, Graph, Operation, Tensor
+from tfps.tf_types import Fetch, Graph, NodeDef, Operation, Tensor
 
 _SEED_STRIDE = 1_000_003
 _SCOPE = "tfps/step_"
@@ -81,7 +81,7 @@ class UnrolledStep:
         used = {tensor.name for op in self._ops for tensor in op.inputs}
         self._shared = {tensor.name: tensor for op in kept for tensor in op.outputs if tensor.name in used}
         self._passed_on = self._handles_passed_on()
-        self._copies: list[dict[str, Any]] = [{op.name: op for op in self._ops}]
+        self._copies: list[dict[str, Operation]] = [{op.name: op for op in self._ops}]
         self._acts = {op for op in self._ops if side_effects.acts(op)}
         self._acts_if_shown = {op.name for op in self._acts - set(ancestors(fetches))}
         hidden = any(side_effects.has_hidden_state(op) for op in self._ops)
@@ -119,13 +119,13 @@ class UnrolledStep:
         place = task_of(self._shared[name].op) if name in self._shared else name.removeprefix(_TURNS)
         return place.startswith("worker/")
 
-    def copy(self, index: int) -> Callable[[Any], Any]:
+    def copy(self, index: int) -> Callable[[Fetch], Fetch]:
         """Return a function from a tensor or operation of the step to that of copy ``index``; copy 0 is the step."""
         while len(self._copies) <= index:
             self._add()
         ops = self._copies[index]
 
-        def find(of: Any) -> Any:
+        def find(of: Fetch) -> Fetch:
             if isinstance(of, tf.Operation):
                 return ops.get(of.name, of)
             return ops[of.op.name].outputs[of.value_index] if of.op.name in ops else of
@@ -145,7 +145,7 @@ class UnrolledStep:
             self._put_after(copy, self._copies[-1])
         self._copies.append(copy)
 
-    def _node(self, op: Operation, number: int) -> Any:
+    def _node(self, op: Operation, number: int) -> NodeDef:
         """Return the definition of an operation for the copy."""
         node = tf.NodeDef()
         node.CopyFrom(op.node_def)
@@ -163,7 +163,7 @@ class UnrolledStep:
         side_effects.reseed(node, number * _SEED_STRIDE)
         return node
 
-    def _reseed_functions(self, node: Any, number: int, library: Any) -> None:
+    def _reseed_functions(self, node: NodeDef, number: int, library: Any) -> None:
         """Make an operation call copies of the functions that draw random numbers. Add the copies to a library."""
         for called in side_effects.functions_of(node):
             if side_effects.draws(self._graph, called.name):
@@ -176,7 +176,7 @@ class UnrolledStep:
                         side_effects.reseed(inner, number * _SEED_STRIDE)
                         self._reseed_functions(inner, number, library)
 
-    def _put_after(self, copy: dict[str, Any], before: dict[str, Any]) -> None:
+    def _put_after(self, copy: dict[str, Operation], before: dict[str, Operation]) -> None:
         """Make each use of a resource in one copy wait for all uses in the copy before."""
         users: dict[str, list[str]] = defaultdict(list)
         for op in self._ops:

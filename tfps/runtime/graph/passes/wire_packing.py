@@ -24,7 +24,6 @@ travel alone. But ``loop_hoisting`` has moved the reads of loops before them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -41,12 +40,12 @@ from tfps.runtime.graph.graph_editor import (
 )
 from tfps.runtime.graph.passes import embedding_rows
 from tfps.runtime.graph.placement import ancestors, resource_of, task_of, tensor_bytes
-from tfps.tf_types import Graph, Operation, Tensor
+from tfps.tf_types import Fetch, Graph, Operation, Tensor
 
 BUCKET_BYTES = 1 << 20
 
 
-def pack(graph: Graph, fetches: Sequence[Any], halved: Callable[[Any], bool] | None = None) -> None:
+def pack(graph: Graph, fetches: Sequence[Fetch], halved: Callable[[Tensor], bool] | None = None) -> None:
     """Pack the tensors that cross between tasks when a graph's ``fetches`` are run, in place.
 
     Args:
@@ -94,7 +93,7 @@ def _wait_directly(ops: Iterable[Operation]) -> None:
             set_control_inputs(op, waited_for)
 
 
-def _leaves(op: Operation, task: str) -> Sequence[Any]:
+def _leaves(op: Operation, task: str) -> Sequence[Operation]:
     if op.type != "NoOp" or task_of(op) == task:
         return [op]
     return [leaf for other in op.control_inputs for leaf in _leaves(other, task)]
@@ -118,7 +117,7 @@ def _is_of_worker(tensor: Tensor) -> bool:
 
 def _merge_reads(ops: Iterable[Operation]) -> None:
     """Make all uses of a variable's value at the start of a step share one read."""
-    first: dict[Any, Any] = {}
+    first: dict[object, Tensor] = {}
     for op in sorted(ops, key=order):
         if op.outputs and _is_read(op.outputs[0]):
             kept = first.setdefault((op.inputs[0].op.name, op.outputs[0].dtype), op.outputs[0])
@@ -126,20 +125,20 @@ def _merge_reads(ops: Iterable[Operation]) -> None:
                 replace(op.outputs[0], kept, lambda _user: True)
 
 
-def _pulled(tensor: Tensor) -> Any:
+def _pulled(tensor: Tensor) -> object:
     return _fixed(tensor) if _is_read(tensor) else None
 
 
-def _pushed(tensor: Tensor) -> Any:
+def _pushed(tensor: Tensor) -> object:
     return _fixed(tensor) if _is_of_worker(tensor) else None
 
 
-def _fixed(tensor: Tensor) -> Any:
+def _fixed(tensor: Tensor) -> object:
     """Return the common key of fixed-shape tensors that travel together, or ``None``."""
     return (tensor.dtype, tensor.shape.rank == 0) if tensor_bytes(tensor.shape, tensor.dtype) else None
 
 
-def _unfixed(tensor: Tensor) -> Any:
+def _unfixed(tensor: Tensor) -> object:
     """Return the common key of tensors of unknown length that travel together, or ``None``."""
     shape = tensor.shape
     alike = shape.rank and shape[0].value is None and shape[1:].is_fully_defined()
@@ -147,13 +146,13 @@ def _unfixed(tensor: Tensor) -> Any:
 
 
 def _by_route(
-    ops: Sequence[Operation], kind: Callable[[Any], Any], is_short: Callable[[Any], bool]
-) -> Iterable[tuple[str, str, bool, Sequence[Any]]]:
+    ops: Sequence[Operation], kind: Callable[[Tensor], object], is_short: Callable[[Tensor], bool]
+) -> Iterable[tuple[str, str, bool, Sequence[Tensor]]]:
     """Yield source, target, whether to send as bfloat16, and the tensors that cross tasks on this route.
 
     Each item has tensors of one kind. Tensors without a kind are left out.
     """
-    routes: dict[tuple[str, str, bool, Any], dict[Any, Any]] = {}
+    routes: dict[tuple[str, str, bool, object], dict[object, Tensor]] = {}
     for op in sorted(ops, key=order):
         for tensor in op.inputs:
             source, target, alike = task_of(tensor.op), task_of(op), kind(tensor)
@@ -174,7 +173,9 @@ def _send(name: str, source: str, target: str, tensors: Sequence[Tensor], short:
         _arrive(target, tensors, unflat(packed, tensors))
 
 
-def _send_unfixed(source: str, target: str, tensors: Sequence[Tensor], short: bool, ids_of: Mapping[str, Any]) -> None:
+def _send_unfixed(
+    source: str, target: str, tensors: Sequence[Tensor], short: bool, ids_of: Mapping[str, Tensor]
+) -> None:
     """Send tensors of unknown length as one, concatenated. Ids come last, so that all their users get the sent ids."""
     if _go_as_they_are(tensors, short):
         return
@@ -185,26 +186,30 @@ def _send_unfixed(source: str, target: str, tensors: Sequence[Tensor], short: bo
     _arrive(target, tensors, parts)
 
 
-def _sent_with_lengths(source: str, target: str, ids: Sequence[Any]) -> Any:
+def _sent_with_lengths(source: str, target: str, ids: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return several vectors on the target. The source sends their lengths in front of them."""
     count = len(ids)
     with tf.device(device(source)):
         packed = tf.concat([tf.cast(_lengths(ids), ids[0].dtype), *ids], 0, name="ids")
     with tf.device(device(target)):
-        return tf.split(packed, tf.concat([[count], packed[:count]], 0), num=count + 1)[1:]
+        parts: Sequence[Tensor] = tf.split(packed, tf.concat([[count], packed[:count]], 0), num=count + 1)
+        return parts[1:]
 
 
-def _sent_as_rows(source: str, target: str, tensors: Sequence[Tensor], short: bool, ids: Sequence[Any]) -> Any:
+def _sent_as_rows(
+    source: str, target: str, tensors: Sequence[Tensor], short: bool, ids: Sequence[Tensor]
+) -> Sequence[Tensor]:
     """Return several tensors on the target. It knows their numbers of rows if both sides have the ids."""
     with tf.device(device(source)):
         lengths = _lengths(tensors) if None in ids else None
         packed = tf.concat(tensors, 0, name="rows")
     packed = _across(packed, source, target, short)
     with tf.device(device(target)):
-        return tf.split(packed, _lengths(ids) if lengths is None else lengths, num=len(tensors))
+        parts: Sequence[Tensor] = tf.split(packed, _lengths(ids) if lengths is None else lengths, num=len(tensors))
+        return parts
 
 
-def _lengths(tensors: Sequence[Tensor]) -> Any:
+def _lengths(tensors: Sequence[Tensor]) -> Tensor:
     alike = len({tensor.dtype for tensor in tensors}) == 1
     return tf.stack(tf.shape_n(tensors) if alike else [tf.shape(tensor) for tensor in tensors])[:, 0]
 
@@ -221,7 +226,7 @@ def _go_as_they_are(tensors: Sequence[Tensor], short: bool) -> bool:
     return not tensors or (len(tensors) == 1 and not short)
 
 
-def _across(packed: Any, source: str, target: str, short: bool) -> Any:
+def _across(packed: Tensor, source: str, target: str, short: bool) -> Tensor:
     """Return a tensor on the target: unchanged, or as rounded by bfloat16."""
     if not short:
         return packed
@@ -231,16 +236,16 @@ def _across(packed: Any, source: str, target: str, short: bool) -> Any:
         return tf.cast(halved, tf.float32)
 
 
-def _arrive(target: str, tensors: Sequence[Tensor], parts: Sequence[Any]) -> None:
+def _arrive(target: str, tensors: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
     """Make all operations of the target use the received tensors."""
     for tensor, part in zip(tensors, parts, strict=True):
         part.set_shape(tensor.shape)
         replace(tensor, part, lambda user: task_of(user) == target)
 
 
-def buckets(tensors: Sequence[Tensor]) -> Iterable[Sequence[Any]]:
+def buckets(tensors: Sequence[Tensor]) -> Iterable[Sequence[Tensor]]:
     """Yield tensors that travel together. A tensor larger than half a bucket is alone."""
-    bucket: list[Any] = []
+    bucket: list[Tensor] = []
     room = BUCKET_BYTES
     for tensor in tensors:
         size = tensor_bytes(tensor.shape, tensor.dtype) or 0
