@@ -31,3 +31,30 @@ Fetch: TypeAlias = Any
 
 Dataset: TypeAlias = Any
 """``tf.data.Dataset``."""
+
+DType: TypeAlias = Any
+"""``tf.DType``."""
+
+Shape: TypeAlias = Any
+"""``tf.TensorShape``."""
+
+Initializer: TypeAlias = Any
+"""An initializer of ``tf.get_variable``: a function of shape, type and partition, a class of one, or a tensor."""
+
+NodeDef: TypeAlias = Any
+"""``tf.NodeDef``: the definition of an operation."""
+
+FunctionDef: TypeAlias = Any
+"""``FunctionDef``: the definition of a function of a graph."""
+
+FuncGraph: TypeAlias = Any
+"""``FuncGraph``: the body of a function, as a graph."""
+
+InputIterator: TypeAlias = Any
+"""``CancelSafeIterator``, or an initializable iterator of ``tf.data``."""
+
+Context: TypeAlias = Any
+"""A context manager of TensorFlow."""
+
+Nested: TypeAlias = Any
+"""A structure of ``tf.nest``: a tensor, or tuples and dicts of them, such as the features of a model."""

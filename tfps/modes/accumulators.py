@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.tf_types import Gradient, Operation, Tensor, Variable
+from tfps.tf_types import DType, Gradient, Operation, Tensor, Variable
 
 _NEVER_STALE = 1 << 62
 
@@ -107,7 +107,7 @@ def _sparse(gradient: Gradient, variable: Variable, stamp: Tensor, num_workers: 
     )
 
 
-def _sum_dtype(dtype: Any) -> Any:
+def _sum_dtype(dtype: DType) -> DType:
     """Return the type in which gradients are summed. A sum of finite 16-bit numbers can overflow."""
     return dtype if dtype.size > 2 else tf.float32
 

@@ -23,11 +23,12 @@ after it. A reader between the two sections finds that not all PS have the updat
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.moments import APPLIED, BEGUN, Moments
+from tfps.runtime.graph import graph_editor
+from tfps.runtime.graph.graph_editor import is_handle, is_in_control_flow
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
@@ -46,8 +47,8 @@ class Update:
         device: The PS of ``global_step``.
     """
 
-    counted: Any
-    others: Sequence[Any]
+    counted: Operation
+    others: Sequence[Operation]
     counts_last: bool
     device: str
 
@@ -75,45 +76,99 @@ def apply(
     applied = optimizer.apply_gradients(pairs, global_step)
     applied = applied if isinstance(applied, tf.Operation) else applied.op
     made = {op for op in _ancestors([applied]) if op not in before}
-    sections = {device: _section(made, device) for device in moments.devices}
-    tails = {device: _tail(made, device) for device in moments.devices}
-    first = _place(global_step.handle.op)
-    apart = made - set(sections[first])
-    early = _reads(global_step, apart)
-    read_late = bool(sections[first]) and any(_is_read_of(global_step, op) and op not in early for op in apart)
-    ends = {}
-    for device in [name for name in moments.devices if sections[name] or tails[name] or name == first]:
-        moments.updates(device)
-        begun, ended = (moments.counter(kind, device, worker) for kind in (BEGUN, APPLIED))
-        raised = [ended] if device != first else [] if read_late else [ended, global_step]
-        section, tail = sections[device], tails[device]
-        with tf.control_dependencies(None), tf.device(device):
-            arrived = _arrived(section) if section else _awaited(tail) if tail else [applied]
-            arrived = [*arrived, *early] if device == first else arrived
-            first_part, second_part = (section, tail) if section else (tail, set())
-            lock = moments.lock(device)
-            checked = moments.check(device, worker)
-            ends[device] = _locked(lock, arrived, [begun], first_part, [] if second_part else raised, checked)
-            if second_part:
-                arrived = [*_awaited(second_part), ends[device]]
-                ends[device] = _locked(moments.lock(device), arrived, [], second_part, raised)
-    locked = set().union(*sections.values(), *tails.values())
-    late = [op for op in leaves(applied) if op not in locked]
-    if read_late:
-        with tf.control_dependencies(None), tf.device(first):
-            raised = [moments.counter(APPLIED, first, worker), global_step]
-            ends[first] = _locked(moments.lock(first), [*ends.values(), *late], [], (), raised)
-    return Update(ends.pop(first), [*ends.values(), *late], read_late or not sections[first], first)
+    return _AtomicUpdate(made, applied, global_step, moments, worker).build()
 
 
-def _section(made: Collection[Any], device: str) -> Collection[Any]:
+class _AtomicUpdate:
+    """The critical sections of an update.
+
+    Args:
+        made: The operations of the update.
+        applied: The operation that ends when all of them have ended.
+        global_step: int64 resource variable.
+        moments: The locks and counts.
+        worker: The index of the worker.
+    """
+
+    def __init__(
+        self, made: Collection[Operation], applied: Operation, global_step: Variable, moments: Moments, worker: int
+    ) -> None:
+        self._applied = applied
+        self._global_step = global_step
+        self._moments = moments
+        self._worker = worker
+        self._sections = {device: _section(made, device) for device in moments.devices}
+        self._tails = {device: _tail(made, device) for device in moments.devices}
+        self._first = _place(global_step.handle.op)
+        apart = set(made) - set(self._sections[self._first])
+        self._early = _reads(global_step, apart)
+        late_reads = (op for op in apart if _is_read_of(global_step, op) and op not in self._early)
+        self._is_raised_apart = bool(self._sections[self._first]) and any(late_reads)
+
+    def build(self) -> Update:
+        """Lock all sections. Return the operations that end them."""
+        ends: dict[str, Operation] = {}
+        for device in self._moments.devices:
+            if self._sections[device] or self._tails[device] or device == self._first:
+                self._moments.updates(device)
+                with tf.control_dependencies(None), tf.device(device):
+                    ends[device] = self._lock(device)
+        locked = set().union(*self._sections.values(), *self._tails.values())
+        late = [op for op in leaves(self._applied) if op not in locked]
+        if self._is_raised_apart:
+            ends[self._first] = self._raise_apart([*ends.values(), *late])
+        counts_last = self._is_raised_apart or not self._sections[self._first]
+        return Update(ends.pop(self._first), [*ends.values(), *late], counts_last, self._first)
+
+    def _lock(self, device: str) -> Operation:
+        """Lock the part of a PS, in one critical section or in two. Return the operation that ends the last."""
+        begun = self._moments.counter(BEGUN, device, self._worker)
+        raised = self._raised(device)
+        section = self._sections[device]
+        tail = self._tails[device]
+        arrived = self._awaited(device)
+        if not section:
+            section, tail = tail, set()
+        lock = self._moments.lock(device)
+        checked = self._moments.check(device, self._worker)
+        end = _locked(lock, arrived, [begun], section, [] if tail else raised, checked)
+        if not tail:
+            return end
+        arrived = [*_awaited(tail), end]
+        return _locked(self._moments.lock(device), arrived, [], tail, raised)
+
+    def _raised(self, device: str) -> Sequence[Variable]:
+        """Return the counters to raise when the part of a PS has been applied."""
+        ended = self._moments.counter(APPLIED, device, self._worker)
+        if device != self._first:
+            return [ended]
+        return [] if self._is_raised_apart else [ended, self._global_step]
+
+    def _awaited(self, device: str) -> Sequence[Operation]:
+        """Return the operations that the lock of a PS waits for."""
+        if self._sections[device]:
+            arrived = _arrived(self._sections[device])
+        elif self._tails[device]:
+            arrived = _awaited(self._tails[device])
+        else:
+            arrived = [self._applied]
+        return [*arrived, *self._early] if device == self._first else arrived
+
+    def _raise_apart(self, before: Sequence[Operation]) -> Operation:
+        """Raise ``global_step`` with a separate lock, after all changes are done."""
+        with tf.control_dependencies(None), tf.device(self._first):
+            raised = [self._moments.counter(APPLIED, self._first, self._worker), self._global_step]
+            return _locked(self._moments.lock(self._first), before, [], (), raised)
+
+
+def _section(made: Collection[Operation], device: str) -> Collection[Operation]:
     """Return the part of an update on one PS, from its first read to its last change, that waits for no other task.
 
     Return an empty set if the update changes nothing there.
     """
     elsewhere = [op for op in made if _is_writer(op) and _place(op) != device]
     late = _descendants(elsewhere)
-    found = {op for op in made if _place(op) == device and op not in late and not op._get_control_flow_context()}
+    found = {op for op in made if _place(op) == device and op not in late and not is_in_control_flow(op)}
     asked = [t.op for op in found for t in op.inputs if t.op in made and t.op not in found and t.dtype != tf.resource]
     found -= set(_ancestors(asked))
     # Ops on gradients alone run before the lock. Ops that wait for a write in the section belong to it, even constants.
@@ -122,13 +177,13 @@ def _section(made: Collection[Any], device: str) -> Collection[Any]:
     return found if any(_is_writer(op) for op in found) else set()
 
 
-def _tail(made: Collection[Any], device: str) -> Collection[Any]:
+def _tail(made: Collection[Operation], device: str) -> Collection[Operation]:
     """Return the part of an update on one PS that follows a change on another PS, and waits for no other PS again.
 
     Return an empty set if there is no such change.
     """
     late = _descendants(op for op in made if _is_writer(op) and _place(op) != device)
-    found = {op for op in late & set(made) if _place(op) == device and not op._get_control_flow_context()}
+    found = {op for op in late & set(made) if _place(op) == device and not is_in_control_flow(op)}
     begun = _descendants(op for op in found if op.type in _READS or _is_writer(op))
     found &= begun
     back = _descendants(op for op in begun - found if op in made and _place(op) not in ("", device))
@@ -136,20 +191,20 @@ def _tail(made: Collection[Any], device: str) -> Collection[Any]:
     return found if writes and not back & found else set()
 
 
-def _awaited(tail: Collection[Any]) -> Sequence[Any]:
+def _awaited(tail: Collection[Operation]) -> Sequence[Operation]:
     """Return the operations that must end before a tail starts."""
     before = {op.name: op for each in tail for op in each.control_inputs if op not in tail}
     return [*_arrived(tail), *(op for _, op in sorted(before.items()))]
 
 
-def _arrived(section: Collection[Any]) -> Sequence[Any]:
+def _arrived(section: Collection[Operation]) -> Sequence[Operation]:
     """Return the inputs of a section, each as an identity, so that graph passes see that they are used."""
-    inputs = {t.name: t for op in section for t in op.inputs if t.op not in section and not _is_handle(t)}
+    inputs = {t.name: t for op in section for t in op.inputs if t.op not in section and not is_handle(t)}
     inputs = {name: tensor for name, tensor in inputs.items() if tensor.op.type != "Const"}
     return [tf.identity(tensor).op for _, tensor in sorted(inputs.items())]
 
 
-def _reads(variable: Variable, ops: Collection[Operation]) -> Sequence[Any]:
+def _reads(variable: Variable, ops: Collection[Operation]) -> Sequence[Operation]:
     """Return the operations that read a variable before any of the operations changes something."""
     changed = _descendants(op for op in ops if _is_writer(op))
     return [op for op in ops if _is_read_of(variable, op) and op not in changed]
@@ -160,13 +215,13 @@ def _is_read_of(variable: Variable, op: Operation) -> bool:
 
 
 def _locked(
-    lock: Any,
-    arrived: Sequence[Any],
-    begun: Sequence[Any],
-    section: Collection[Any],
-    ended: Sequence[Any],
-    checked: Sequence[Any] = (),
-) -> Any:
+    lock: Tensor,
+    arrived: Sequence[Operation],
+    begun: Sequence[Variable],
+    section: Collection[Operation],
+    ended: Sequence[Variable],
+    checked: Sequence[Operation] = (),
+) -> Operation:
     """Make a section wait for a lock, which is taken when all inputs have arrived. Return the operation that unlocks.
 
     Args:
@@ -190,50 +245,35 @@ def _locked(
     return end
 
 
-def _let_wait(ops: Iterable[Operation], before: Sequence[Any]) -> None:
+def _let_wait(ops: Iterable[Operation], before: Sequence[Operation]) -> None:
     """Add control edges directly to operations: ``tf.control_dependencies`` may add them to a constant instead."""
     for op in ops:
-        op._add_control_inputs(before)
+        graph_editor.add_control_inputs(op, before)
 
 
 def _is_writer(op: Operation) -> bool:
-    return op.type not in (*_LOOKS, "VarHandleOp") and any(_is_handle(tensor) for tensor in op.inputs)
-
-
-def _is_handle(tensor: Tensor) -> bool:
-    return bool(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype)
+    return op.type not in (*_LOOKS, "VarHandleOp") and any(is_handle(tensor) for tensor in op.inputs)
 
 
 def _place(op: Operation) -> str:
     """Return the device of an operation's task. An operation on a resource runs where the resource is."""
-    handle = next((tensor.op for tensor in op.inputs if _is_handle(tensor)), None)
+    handle = next((tensor.op for tensor in op.inputs if is_handle(tensor)), None)
     if handle is not None:
         return _place(handle)
     spec = tf.DeviceSpec.from_string(op.device)
     return f"/job:{spec.job}/task:{spec.task or 0}" if spec.job else ""
 
 
-def leaves(op: Operation) -> Sequence[Any]:
+def leaves(op: Operation) -> Sequence[Operation]:
     """Return the operations that an operation waits for, looking through groups."""
     return [leaf for other in op.control_inputs for leaf in leaves(other)] if op.type == "NoOp" else [op]
 
 
-def _ancestors(ops: Iterable[Operation]) -> Sequence[Any]:
+def _ancestors(ops: Iterable[Operation]) -> Sequence[Operation]:
     """Return the operations, and all operations that must run before them."""
-    return _closure(ops, lambda op: [tensor.op for tensor in op.inputs] + list(op.control_inputs))
+    return graph_editor.reachable(ops, lambda op: [tensor.op for tensor in op.inputs] + list(op.control_inputs))
 
 
-def _descendants(ops: Iterable[Operation]) -> set[Any]:
+def _descendants(ops: Iterable[Operation]) -> set[Operation]:
     """Return the operations, and all operations that use them or wait for them."""
-    users = lambda op: [user for output in op.outputs for user in output.consumers()] + list(op._control_outputs)  # noqa: E731
-    return set(_closure(ops, users))
-
-
-def _closure(ops: Iterable[Operation], next_to: Any) -> Sequence[Any]:
-    todo = list(dict.fromkeys(ops))
-    seen = set(todo)
-    for op in todo:  # grows during the loop
-        new = [other for other in dict.fromkeys(next_to(op)) if other not in seen]
-        seen.update(new)
-        todo.extend(new)
-    return todo
+    return set(graph_editor.descendants(ops))

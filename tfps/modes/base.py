@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.tf_types import Operation, Optimizer, Tensor, Variable
+from tfps.tf_types import Fetch, Operation, Optimizer, Tensor, Variable
 
-Copy = Callable[[Any], Any]
+Copy = Callable[[Fetch], Fetch]
 """Maps a tensor or an operation of a step to its counterpart in a copy of the step."""
 
 

@@ -35,6 +35,7 @@ finish after all workers have interrupted their steps. If the chief itself is lo
 (``partially_applied``), the variables belong to two steps and cannot be used.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,61 +50,65 @@ _OVER = "the update is of a generation that is over"
 
 
 def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:
-    """Build one synchronous step; see ``Mode.build_step``.
+    """Build one synchronous step; see ``Mode.build_step``. The optimizer gets the mean gradient.
 
-    Args:
-        optimizer: ``tf.compat.v1.train.Optimizer``, which gets the mean gradient and does not raise ``global_step``.
-        loss: Scalar float tensor.
-        global_step: int64 resource variable that counts the applied updates.
-        context: The worker and the cluster. The number of workers is the number of gradients in a mean.
-
-    Returns:
-        The step. Its tickets are the tokens. None is handed out in advance, so no gradient is stale at the start.
+    The tickets are the tokens. None is handed out in advance, so no gradient is stale at the start.
 
     Raises:
         ValueError: If the loss depends on no variable.
     """
+    worker = context.task.index
+    num_workers = context.cluster.num_workers
     with tf.device(global_step.device):
-        base, stamp = _number("tfps/base"), _number(f"tfps/stamp_{context.task.index}")
+        base = _number("tfps/base")
+        stamp = _number(f"tfps/stamp_{worker}")
         stamped = stamp.read_value()
-    gradients = [pair for pair in optimizer.compute_gradients(loss) if pair[0] is not None]
-    if not gradients:
-        raise ValueError("No gradients provided for any variable: the loss depends on none.")
-    accumulators = accumulate(gradients, stamped, context.cluster.num_workers)
+    accumulators = accumulate(_gradients(optimizer, loss), stamped, num_workers)
     generation = tf.placeholder(tf.int64, [], name="tfps/present_generation")
     starts, means = _start_together(accumulators, generation)
     with tf.device(global_step.device):
-        tokens = _Tokens(global_step, context.cluster.num_workers)
+        tokens = _Tokens(global_step, num_workers)
         update = tokens.hand_out(optimizer.apply_gradients(means, global_step))
-        pushed = [_number(f"tfps/pushed_{index}") for index in range(context.cluster.num_workers)]
-        token = tokens.take(context.task.index, pushed[context.task.index], [each.push for each in accumulators])
+        pushed = [_number(f"tfps/pushed_{index}") for index in range(num_workers)]
+        token = tokens.take(worker, pushed[worker], [each.push for each in accumulators])
         taken = stamp.assign(token + base, read_value=False)
-        worker_init = tf.group(
-            stamp.assign(global_step + base, read_value=False),
-            pushed[context.task.index].assign(global_step, read_value=False),
+        return Step(
+            train_op=taken,
+            draw=tokens.expected,
+            draw_after=functools.partial(_tokens_from, token),
+            give_back=tokens.close,
+            worker_init=_worker_init(global_step, base, stamp, pushed[worker]),
+            chief_init=_chief_init(global_step, base, generation, starts, accumulators),
+            read_barrier=(taken,),
+            update=update,
+            update_starts=[start.start for start in starts],
+            recovery=_recovery(global_step, generation, starts, accumulators, tokens),
+            updates_ahead=tf.stack([number.read_value() for number in pushed]) - global_step,
         )
-        chief_init = _chief_init(global_step, base, generation, starts, accumulators)
-        recovery = _recovery(global_step, generation, starts, accumulators, tokens)
-        updates_ahead = tf.stack([number.read_value() for number in pushed]) - global_step
 
-    def draw(count: int, in_hand: int = 0) -> Tensor:
-        return global_step.read_value() + tf.range(in_hand, in_hand + count, dtype=tf.int64)
 
-    def draw_after(count: int, copy: Copy) -> Tensor:
-        return copy(token) + tf.range(count, dtype=tf.int64)
+def _gradients(optimizer: Optimizer, loss: Tensor) -> Sequence[tuple[Gradient, Variable]]:
+    """Return the gradients of a loss, each with its variable.
 
-    return Step(
-        train_op=taken,
-        draw=draw,
-        draw_after=draw_after,
-        give_back=tokens.close,
-        chief_init=chief_init,
-        worker_init=worker_init,
-        read_barrier=(taken,),
-        update=update,
-        update_starts=[start.start for start in starts],
-        recovery=recovery,
-        updates_ahead=updates_ahead,
+    Raises:
+        ValueError: If the loss depends on no variable.
+    """
+    gradients = [pair for pair in optimizer.compute_gradients(loss) if pair[0] is not None]
+    if not gradients:
+        raise ValueError("No gradients provided for any variable: the loss depends on none.")
+    return gradients
+
+
+def _tokens_from(token: Tensor, count: int, copy: Copy) -> Tensor:
+    """Return the tickets from the token of a copy of the step on."""
+    return copy(token) + tf.range(count, dtype=tf.int64)
+
+
+def _worker_init(global_step: Variable, base: Variable, stamp: Variable, pushed: Variable) -> Operation:
+    """Return an operation after which a worker's gradient belongs to the present step."""
+    return tf.group(
+        stamp.assign(global_step + base, read_value=False),
+        pushed.assign(global_step, read_value=False),
     )
 
 
@@ -138,6 +143,10 @@ class _Tokens:
             counted = pushed.assign_add(1, read_value=False)
         with tf.control_dependencies([counted]):
             return self.queues[worker].dequeue()
+
+    def expected(self, count: int, in_hand: int = 0) -> Tensor:
+        """Return the values of the tokens that come next, without taking any."""
+        return self._global_step.read_value() + tf.range(in_hand, in_hand + count, dtype=tf.int64)
 
     def close(self, count: int) -> Operation:
         """Wake the other workers when one worker's input has ended: no mean is possible without that worker."""

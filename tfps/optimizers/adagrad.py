@@ -6,17 +6,15 @@ decides its last bit. The newer kernel (``ResourceApplyAdagradV2``) divides by t
 variables can be updated together (``tfps.runtime.graph.passes.variable_packing``) with the same result as alone.
 """
 
-from typing import Any
-
 import tensorflow.compat.v1 as tf
 
-from tfps.tf_types import Gradient, Variable
+from tfps.tf_types import Gradient, Operation, Variable
 
 
 class ExactAdagradOptimizer(tf.train.AdagradOptimizer):  # type: ignore[misc]
     """``tf.compat.v1.train.AdagradOptimizer`` (Duchi et al. 2011); the same arguments and slots."""
 
-    def _resource_apply_dense(self, grad: Gradient, var: Variable) -> Any:
+    def _resource_apply_dense(self, grad: Gradient, var: Variable) -> Operation:
         """Update a variable by a gradient of the same shape."""
         kind = grad.dtype.base_dtype
         return tf.raw_ops.ResourceApplyAdagradV2(

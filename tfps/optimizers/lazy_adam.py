@@ -6,17 +6,15 @@ table for a few rows of it. Here a row's moments stay unchanged while no gradien
 TensorFlow's own kernel updates dense variables, and the slots have the same names.
 """
 
-from typing import Any
-
 import tensorflow.compat.v1 as tf
 
-from tfps.tf_types import Gradient, Tensor, Variable
+from tfps.tf_types import Gradient, Operation, Tensor, Variable
 
 
 class LazyAdamOptimizer(tf.train.AdamOptimizer):  # type: ignore[misc]
     """``tf.compat.v1.train.AdamOptimizer``, lazy on sparse gradients; the same arguments."""
 
-    def _resource_apply_sparse(self, grad: Gradient, handle: Any, indices: Tensor) -> Any:
+    def _resource_apply_sparse(self, grad: Gradient, handle: Variable, indices: Tensor) -> Operation:
         """Update some rows.
 
         Args:
@@ -35,7 +33,7 @@ class LazyAdamOptimizer(tf.train.AdamOptimizer):  # type: ignore[misc]
         # self._resource_scatter_add would read the whole variable afterwards.
         return tf.raw_ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=-change)
 
-    def _decayed(self, slot: Variable, indices: Tensor, decay: Any, value: Any) -> Any:
+    def _decayed(self, slot: Variable, indices: Tensor, decay: Tensor, value: Tensor) -> Tensor:
         """Update rows of a moment toward ``value``; returns the new rows."""
         rows = decay * tf.gather(slot, indices) + (1 - decay) * value
         update = tf.raw_ops.ResourceScatterUpdate(resource=slot.handle, indices=indices, updates=rows)

@@ -4,6 +4,8 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
+from tfps.tf_types import Optimizer
+
 OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "sgd": ("tensorflow.compat.v1.train:GradientDescentOptimizer", {}),
     "momentum": ("tensorflow.compat.v1.train:MomentumOptimizer", {"momentum": 0.9}),
@@ -14,7 +16,7 @@ OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 
-def make_optimizer(params: Mapping[str, Any], default: str, learning_rate: float) -> Any:
+def make_optimizer(params: Mapping[str, Any], default: str, learning_rate: float) -> Optimizer:
     """Create the optimizer that the flags ask for, or the model's own.
 
     Args:

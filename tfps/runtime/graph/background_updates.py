@@ -2,18 +2,17 @@
 
 import functools
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.base import Step
 from tfps.runtime.graph import placement
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
-from tfps.runtime.graph.graph_editor import is_in_every_step
+from tfps.runtime.graph.graph_editor import add_control_inputs, descendants, is_in_every_step
 from tfps.runtime.graph.passes import side_effects, wire_packing
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
-from tfps.tf_types import Graph, Operation, Session
+from tfps.tf_types import Graph, Operation, Session, Tensor
 
 _IN_A_RUN = 8
 _OF_A_BATCH = (
@@ -35,7 +34,7 @@ class UpdateRunner:
         error: The error that ended the updates, or ``None``.
     """
 
-    def __init__(self, session: Session, update: Any, now: Mapping[Any, Any]) -> None:
+    def __init__(self, session: Session, update: Operation, now: Mapping[Tensor, object]) -> None:
         self.error: Exception | None = None
         self._session = session
         self._run = functools.partial(session.make_callable(update, list(now)), *now.values())
@@ -55,7 +54,7 @@ class UpdateRunner:
         self._session.close()
 
 
-def unrolled(graph: Graph, step: Step, packed: bool) -> Any:
+def unrolled(graph: Graph, step: Step, packed: bool) -> Operation | None:
     """Return several updates of a mode as one operation, so that most of them do not wait for Python.
 
     Each update is a copy. An update and a worker's step may share a value, such as a learning rate that the model keeps
@@ -81,25 +80,14 @@ def unrolled(graph: Graph, step: Step, packed: bool) -> Any:
     if any(op.type in INPUTS for op in made):
         raise ValueError(_OF_A_BATCH)
     steps, early = UnrolledStep(graph, [step.update], apart=True), set(placement.ancestors(step.update_starts))
-    after = _after(step.update_starts, made)
+    after = set(descendants(step.update_starts, within=set(made).__contains__))
     late = [op for op in made if op not in early and _uses_ps(op) and (op not in after or not side_effects.changes(op))]
     for number in range(1, _IN_A_RUN + 1):
         copy = steps.copy(number)
         for op in late:
-            copy(op)._add_control_inputs([copy(begin) for begin in step.update_starts])
+            add_control_inputs(copy(op), [copy(begin) for begin in step.update_starts])
     # The last copy runs the copies before it: it waits for them through the resources that all of them use.
     return copy(step.update)
-
-
-def _after(begins: Sequence[Operation], ops: Sequence[Operation]) -> set[Any]:
-    """Return the operations of ``ops`` that already depend on ``begins``."""
-    known, found, todo = set(ops), set(begins), list(begins)
-    for op in todo:  # grows during the loop
-        users = [user for output in op.outputs for user in output.consumers()] + list(op._control_outputs)
-        new = [user for user in dict.fromkeys(users) if user in known and user not in found]
-        found.update(new)
-        todo += new
-    return found
 
 
 def _uses_ps(op: Operation) -> bool:

@@ -1,39 +1,56 @@
-"""Build the graph in which a worker trains: the model, the mode, and the passes over both, in their order."""
+"""Build the graph in which a worker trains: the model, the mode, and the passes over both.
+
+The passes run in this order:
+
+1. ``variable_splitting`` is active while the model creates its variables, because it decides how many there are.
+2. ``loop_hoisting`` runs on the finished model, before there are gradients. Later, their sums would change order.
+3. ``model_updates.check`` and ``of_step`` find the model's own changes while the graph has no changes by an optimizer.
+4. ``inputs.only_with`` makes these changes wait for the batch. It needs to know all of them.
+5. ``embedding_rows.problem`` and ``variable_check`` check what a step uses. The checks precede the costly gradients.
+6. ``Packing`` and ``nan_guard`` wrap the optimizer before the mode uses it: packing inside, so that checks see few
+   gradients.
+7. The mode builds the step: gradients, their way to the PS, tickets.
+8. ``model_updates.put_before`` and ``put_after`` need the gates and checks of the gradients. ``put_after`` is second,
+   because it excludes what the gradients now wait for.
+9. ``place_unplaced_ops`` gives each operation a device. The passes after it ask on which task an operation runs.
+10. ``Packing.redirect`` changes which variables a step reads, and thus what crosses the wire.
+11. ``wire_packing`` (with ``embedding_rows.make_unique``) packs what crosses the wire. Operations added later are not
+    packed.
+12. ``background_updates.unrolled`` copies the finished update of the chief. The steps of a run are copied still later,
+    by the training loop, with ``unrolling``.
+"""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster.spec import Cluster, Task
-from tfps.config.converters import INT32_MAX
 from tfps.config.job_config import JobConfig
+from tfps.config.wire_format import WireFormat
 from tfps.errors import ModelError
 from tfps.models.loader import Model
-from tfps.models.spec import ModeKeys, ModelSpec
+from tfps.models.spec import ModelSpec
 from tfps.modes.atomic_update import leaves
 from tfps.modes.base import Mode, ModeContext, Step
 from tfps.modes.registry import mode_of
-from tfps.runtime.graph import inputs, layout, model_calls, placement, variable_check
+from tfps.runtime.graph import forward_pass, inputs, layout, placement
 from tfps.runtime.graph.background_updates import unrolled
-from tfps.runtime.graph.graph_scope import new_graph, on_cluster
+from tfps.runtime.graph.forward_pass import Forward, TrainJob
+from tfps.runtime.graph.graph_scope import new_graph
 from tfps.runtime.graph.layout import Layout
 from tfps.runtime.graph.passes import (
-    embedding_rows,
-    loop_hoisting,
     model_updates,
     nan_guard,
-    variable_splitting,
     wire_packing,
 )
 from tfps.runtime.graph.passes.snapshot import Place, saved_name
 from tfps.runtime.graph.passes.variable_packing import Packing, can_pack
-from tfps.tf_types import Graph, Operation, Optimizer, Variable
+from tfps.tf_types import Fetch, Graph, InputIterator, Operation, Optimizer, Tensor, Variable
 
 _T = TypeVar("_T")
-_WORKER_STRIDE = 7_368_787  # difference between the seeds of two workers
 
 
 @dataclass(frozen=True)
@@ -57,120 +74,144 @@ class TrainGraph:
 
     graph: Graph
     global_step: Variable
-    iterator: Any
-    batches: Any
-    examples: Any
+    iterator: InputIterator
+    batches: Tensor
+    examples: Tensor
     spec: ModelSpec
     mode: Mode
     step: Step
-    next_ticket: Any
-    updates: Any
-    load: Any
-    store: Any
+    next_ticket: Tensor
+    updates: Operation | None
+    load: Operation
+    store: Operation
     places: Mapping[str, Place]
     layout: Layout
     may_be_inf: Collection[str]
-    summary: Any
+    summary: Tensor | None
     num_workers: int
     keeps_order: bool
 
     @property
-    def fetches(self) -> list[Any]:
+    def fetches(self) -> list[Fetch]:
         """The fetches of one step in the training loop."""
         return [self.next_ticket, self.spec.loss, self.step.train_op]
 
 
 def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> TrainGraph:
-    """Build a worker's training graph.
+    """Build a worker's training graph, in the order of the module's docstring.
 
     Raises:
         ModelError: If the model fails, or returns something that its contract does not allow.
     """
-    mode = mode_of(config)
+    job = TrainJob(config, cluster, task, model, mode_of(config), WireFormat.of(config.wire))
     with new_graph(config) as graph:
-        with on_cluster(config, cluster, task):
-            global_step = tf.train.get_or_create_global_step()
-            source = inputs.input_of(model, ModeKeys.TRAIN, config, task.device, cluster.num_workers, task.index)
-            iterator, batches, batch = source
-            with model_calls.seeded(_seed(config, task)):  # after the input, which must be the same on all workers
-                spec = model_calls.spec(model, ModeKeys.TRAIN, config, *batch)
-            own = {saved_name(variable) for variable in tf.global_variables()}
-            if task.is_chief:
-                variable_splitting.tell(graph, spec.optimizer, config)
-            examples = tf.convert_to_tensor(inputs.examples_of(*batch), tf.int64)
-            loop_hoisting.hoist_loop_reads(graph)  # before there are gradients
-            checked = model_updates.check(graph)
-            spec, updates = _with_own_updates(graph, spec, on_ps=task.is_chief or not mode.is_blocking)
-            inputs.only_with(inputs.next_of(iterator), [spec.loss, *updates])
-            summary = tf.summary.merge_all()
-        shown = [spec.loss, *spec.log_tensors.values(), *([] if summary is None else [summary])]
-        if problem := embedding_rows.problem([*shown, *updates]):
-            raise ModelError(f"--model={model.name}: {model.line_of('model_fn')}: {problem}")
-        variable_check.check_first_values(model, graph, placement.ancestors([*shown, *updates]))
-        # Slots live with their variables, so the strategy must not count them again.
-        with (
-            tf.device(placement.device_setter(cluster, task, lambda _op: 0)),
-            placement.local_variables_on(task.device),
-        ):
-            context = ModeContext(config, cluster, task)
-            packing = _packing(spec.optimizer, config)
-            used = set(placement.ancestors([*shown, *updates]))
-            optimizer = nan_guard.CheckedOptimizer(
-                packing or spec.optimizer,
-                packing.name_of if packing else _name_of,
-                room=_room(config, mode.gradients_per_update(cluster.num_workers)),
-                sent=[inputs.next_of(iterator), *(tensor for tensor, _ in checked if tensor.op in used)],
-            )
-            known = set(graph.get_operations())
-            step = _built(model, lambda: mode.build_step(optimizer, spec.loss, global_step, context))
-            made = [op for op in graph.get_operations() if op not in known]
-            model_updates.put_before(graph, updates, made, optimizer.gates, step.update)
-            model_updates.put_after(graph, updates, optimizer.checks)
-            step = _with_updates(step, updates) if updates else step
-            next_ticket = step.draw_after(1, lambda op: op)
+        forward = forward_pass.build(job, graph)
+        forward_pass.check(job, forward)
+        backward = _backward(job, forward)
         placement.place_unplaced_ops(graph, task.device)
-        if packing:
-            apart = [] if step.update is None else [step.update]
-            # Initializers of local variables may read packed variables, too.
-            first = [variable.initializer for variable in tf.local_variables()]
-            packing.redirect(placement.ancestors([step.train_op, *apart, *shown, *first]))
-        if config.wire != "plain":
-            halved = None
-            if config.wire == "bfloat16":
-                trained = [*optimizer.updated, *(packing.wholes if packing else [])]
-                halved = model_updates.Exact(graph, updates, trained).may_be_halved
-            wire_packing.pack(graph, [next_ticket, spec.loss, step.train_op], halved)
-        background = _built(model, lambda: unrolled(graph, step, config.wire != "plain"))
-        places = packing.places() if packing else {}
-        return TrainGraph(
-            graph=graph,
-            global_step=global_step,
-            iterator=iterator,
-            batches=batches,
-            examples=examples,
-            spec=spec,
-            mode=mode,
-            step=step,
-            next_ticket=next_ticket,
-            updates=background,
-            load=packing.load() if packing else tf.no_op(),
-            store=packing.store() if packing else tf.no_op(),
-            places=places,
-            layout=layout.of(graph, places),
-            may_be_inf=own - {saved_name(variable) for variable in optimizer.updated},
-            summary=summary if task.is_chief else None,
-            num_workers=cluster.num_workers,
-            keeps_order=model_updates.need_order(graph, [spec.loss, *updates], optimizer.updated),
+        _redirect_to_packed(forward, backward)
+        _pack_transfers(job, forward, backward)
+        updates = _built(model, lambda: unrolled(graph, backward.step, job.wire.pack))
+        return _train_graph(job, forward, backward, updates)
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """What the optimizer and the mode add to the graph.
+
+    Attributes:
+        optimizer: The optimizer, with the checks.
+        packing: The packed variables; ``None`` if variables are not packed.
+        step: The step of the mode, with the model's own updates.
+        next_ticket: See ``TrainGraph``.
+    """
+
+    optimizer: nan_guard.CheckedOptimizer
+    packing: Packing | None
+    step: Step
+    next_ticket: Tensor
+
+
+def _backward(job: TrainJob, forward: Forward) -> _Backward:
+    """Build the gradients and the step of the mode, and put the model's own updates in order with them."""
+    graph, updates, context = forward.graph, forward.updates, ModeContext(job.config, job.cluster, job.task)
+    # Slots live with their variables, so the strategy must not count them again.
+    with (
+        tf.device(placement.device_setter(job.cluster, job.task, lambda _op: 0)),
+        placement.local_variables_on(job.task.device),
+    ):
+        packing = _packing(forward.spec.optimizer, job.wire)
+        optimizer = _checked_optimizer(job, forward, packing)
+        known = set(graph.get_operations())
+        step = _built(
+            job.model, lambda: job.mode.build_step(optimizer, forward.spec.loss, forward.global_step, context)
         )
+        made = [op for op in graph.get_operations() if op not in known]
+        model_updates.put_before(graph, updates, made, optimizer.gates, step.update)
+        model_updates.put_after(graph, updates, optimizer.checks)
+        step = _with_updates(step, updates) if updates else step
+        next_ticket = step.draw_after(1, lambda op: op)
+    return _Backward(optimizer, packing, step, next_ticket)
 
 
-def _with_own_updates(graph: Graph, spec: ModelSpec, on_ps: bool) -> tuple[ModelSpec, Sequence[Operation]]:
-    """Return the model's spec and its own updates. Unless ``on_ps``, drop logged tensors that change a PS."""
-    logged = {n: t for n, t in spec.log_tensors.items() if on_ps or not model_updates.changes_ps(graph, t)}
-    summaries = graph.get_collection(tf.GraphKeys.SUMMARIES)
-    updates = model_updates.of_step(graph, on_ps, spec.loss, [*logged.values(), *summaries])
-    # Passes cannot redirect a fetched tensor, so fetch an identity of each logged tensor.
-    return dataclasses.replace(spec, log_tensors={n: tf.identity(t) for n, t in logged.items()}), updates
+def _checked_optimizer(job: TrainJob, forward: Forward, packing: Packing | None) -> nan_guard.CheckedOptimizer:
+    """Return the model's optimizer with checks of the loss, the gradients, and what the model's own updates send."""
+    used = set(placement.ancestors([*forward.shown, *forward.updates]))
+    read = inputs.next_of(forward.iterator)
+    return nan_guard.CheckedOptimizer(
+        packing or forward.spec.optimizer,
+        packing.name_of if packing else _name_of,
+        room=_room(job.wire, job.mode.gradients_per_update(job.cluster.num_workers)),
+        sent=[read, *(tensor for tensor, _ in forward.checked if tensor.op in used)],
+    )
+
+
+def _redirect_to_packed(forward: Forward, backward: _Backward) -> None:
+    """Make the step use the packed variables."""
+    if backward.packing is None:
+        return
+    step = backward.step
+    apart = [] if step.update is None else [step.update]
+    # Initializers of local variables may read packed variables, too.
+    first = [variable.initializer for variable in tf.local_variables()]
+    backward.packing.redirect(placement.ancestors([step.train_op, *apart, *forward.shown, *first]))
+
+
+def _pack_transfers(job: TrainJob, forward: Forward, backward: _Backward) -> None:
+    """Make the tensors that a step sends travel together."""
+    if not job.wire.pack:
+        return
+    halved = None
+    if job.wire.halves:
+        wholes = backward.packing.wholes if backward.packing else []
+        trained = [*backward.optimizer.updated, *wholes]
+        halved = model_updates.Exact(forward.graph, forward.updates, trained).may_be_halved
+    wire_packing.pack(forward.graph, [backward.next_ticket, forward.spec.loss, backward.step.train_op], halved)
+
+
+def _train_graph(job: TrainJob, forward: Forward, backward: _Backward, updates: Operation | None) -> TrainGraph:
+    graph, packing, updated = forward.graph, backward.packing, backward.optimizer.updated
+    places = packing.places() if packing else {}
+    return TrainGraph(
+        graph=graph,
+        global_step=forward.global_step,
+        iterator=forward.iterator,
+        batches=forward.batches,
+        examples=forward.examples,
+        spec=forward.spec,
+        mode=job.mode,
+        step=backward.step,
+        next_ticket=backward.next_ticket,
+        updates=updates,
+        load=packing.load() if packing else tf.no_op(),
+        store=packing.store() if packing else tf.no_op(),
+        places=places,
+        layout=layout.of(graph, places),
+        may_be_inf=set(forward.own) - {saved_name(variable) for variable in updated},
+        summary=forward.summary if job.task.is_chief else None,
+        num_workers=job.cluster.num_workers,
+        keeps_order=model_updates.need_order(graph, [forward.spec.loss, *forward.updates], updated),
+    )
 
 
 def _with_updates(step: Step, updates: Sequence[Operation]) -> Step:
@@ -186,20 +227,16 @@ def _with_updates(step: Step, updates: Sequence[Operation]) -> Step:
     return dataclasses.replace(step, train_op=tf.group(step.train_op, *updates), read_barrier=barrier)
 
 
-def _seed(config: JobConfig, task: Task) -> int:
-    """Return the random seed of a worker. Noise that is equal on all workers would not average out."""
-    return (config.seed + _WORKER_STRIDE * task.index) % (INT32_MAX - 1)
-
-
-def _room(config: JobConfig, summed: int) -> float:
+def _room(wire: WireFormat, summed: int) -> float:
     """Return the factor by which gradients may grow and must stay finite: some are summed, and bfloat16 rounds up."""
-    return summed * (1.01 if config.wire == "bfloat16" else 1.0)
+    return summed * (1.01 if wire.halves else 1.0)
 
 
-def _packing(optimizer: Optimizer, config: JobConfig) -> Packing | None:
-    if config.wire == "plain" or not can_pack(optimizer):
+def _packing(optimizer: Optimizer, wire: WireFormat) -> Packing | None:
+    """Return an optimizer of packed variables, if they may be packed. bfloat16 is not for scalars: these stay apart."""
+    if not wire.pack or not can_pack(optimizer):
         return None
-    return Packing(optimizer, scalars=config.wire != "bfloat16")
+    return Packing(optimizer, scalars=not wire.halves)
 
 
 def _name_of(variable: Variable) -> str:

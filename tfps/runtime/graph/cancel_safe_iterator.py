@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.data.ops.prefetch_op import _PrefetchDataset
 from tensorflow.python.data.util import structure
 
-from tfps.tf_types import Dataset
+from tfps.tf_types import Dataset, Nested, Tensor
 
 INPUTS = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard")  # operations that return a batch
 _END = re.compile("End of sequence|is closed and has insufficient elements")  # of a dataset, of a queue
@@ -52,7 +52,7 @@ class CancelSafeIterator:
         )
         self.initializer = self._incarnation.assign(incarnation, read_value=False)
 
-    def get_next(self) -> Any:
+    def get_next(self) -> Nested:
         """Return the next element.
 
         At run time, it raises ``tf.errors.OutOfRangeError`` if there is none.
@@ -76,7 +76,7 @@ def is_of_another(error: Any) -> bool:
     return is_end(error) and "End of sequence" not in error.message
 
 
-def _without_prefetch(dataset: Dataset) -> tuple[Any, Any]:
+def _without_prefetch(dataset: Dataset) -> tuple[Dataset, Tensor]:
     """Return a dataset without the ``prefetch`` at its end, and the number of elements to keep ready instead: int64.
 
     Two threads that pass each element on cost a short step (``tfps launch --model=mnist``) about a tenth of its time.

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -13,7 +12,7 @@ from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys
 from tfps.runtime.graph import inputs, model_calls, placement, variable_check
 from tfps.runtime.graph.graph_scope import new_graph, on_cluster
-from tfps.tf_types import Graph, Tensor, Variable
+from tfps.tf_types import Graph, InputIterator, Operation, Tensor, Variable
 
 
 @dataclass(frozen=True)
@@ -34,15 +33,15 @@ class EvalGraph:
     model: Model
     graph: Graph
     global_step: Variable
-    iterator: Any
-    batches: Any
-    metrics: Mapping[str, tuple[Any, Any]]
+    iterator: InputIterator
+    batches: Tensor
+    metrics: Mapping[str, tuple[Tensor, Operation]]
     on_cluster: bool
     batch_size: int
 
 
 def evaluation_graph(
-    config: JobConfig, cluster: Cluster | None, task: Task, model: Model, like: Any = None
+    config: JobConfig, cluster: Cluster | None, task: Task, model: Model, like: Graph | None = None
 ) -> EvalGraph | None:
     """Build an evaluation graph.
 
@@ -79,7 +78,7 @@ def evaluation_graph(
     return EvalGraph(model, graph, global_step, iterator, batches, metrics, cluster is not None, config.batch_size)
 
 
-def _check_values(model: Model, read: Tensor, metrics: Mapping[str, tuple[Any, Any]]) -> None:
+def _check_values(model: Model, read: Tensor, metrics: Mapping[str, tuple[Tensor, Operation]]) -> None:
     """Check that no metric's value needs a batch: values are read after the last batch."""
     of_batch = [
         name for name, (value, _) in metrics.items() if read in placement.ancestors([tf.convert_to_tensor(value)])

@@ -4,15 +4,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.core.framework import attr_value_pb2
 
 from tfps.config.job_config import JobConfig
 from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys
-from tfps.runtime.graph import model_calls, placement
+from tfps.runtime.graph import graph_editor, model_calls, placement
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS, CancelSafeIterator
 from tfps.runtime.graph.passes import side_effects
-from tfps.tf_types import Dataset, Graph, Operation, Tensor
+from tfps.tf_types import Dataset, Graph, InputIterator, Nested, NodeDef, Operation, Tensor
 
 _MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of the op types of datasets
 _END = ("PyFunc", "IteratorGetNext", "Dequeue", "ReaderRead")  # likewise, with which a function may end the input
@@ -31,7 +30,7 @@ def input_of(model: Model, mode: str, config: JobConfig, device: str, pipelines:
         return iterator, _batches(dataset), iterator.get_next()
 
 
-def examples_of(features: Any, labels: Tensor) -> Any:
+def examples_of(features: Nested, labels: Nested) -> Tensor:
     """Return the number of examples in a batch: a number, or an int64 scalar if it may differ between batches.
 
     It is the first dimension of the labels, or of the features if no label has one. If there are several parts, one
@@ -49,7 +48,7 @@ def examples_of(features: Any, labels: Tensor) -> Any:
     return parts[0].shape[:1].num_elements() if parts else 1
 
 
-def _batches(dataset: Dataset) -> Any:
+def _batches(dataset: Dataset) -> Tensor:
     """Return the number of batches in a dataset, as far as its cardinality is reliable: int64 scalar.
 
     A dataset that selects from others ends when one of them ends. A Python function may return nothing the next time.
@@ -73,21 +72,22 @@ def _keep_cardinality(graph: Graph) -> None:
     for op in graph.get_operations():
         inner = _nodes(graph, op.node_def) if op.type in _MAPS else ()
         if op.type in _MAPS and not any(kind in node.op for node in inner for kind in _END):
-            op._set_attr("preserve_cardinality", attr_value_pb2.AttrValue(b=True))
+            graph_editor.set_bool_attr(op, "preserve_cardinality", True)
 
 
-def _nodes(graph: Graph, node: Any) -> Iterator[Any]:
+def _nodes(graph: Graph, node: NodeDef) -> Iterator[NodeDef]:
     """Yield the operations in the functions that an operation calls, directly or indirectly."""
     todo = [called.name for called in side_effects.functions_of(node)]
     for name in todo:  # grows during the loop
-        for inner in graph._get_function(name).definition.node_def:
+        for inner in graph_editor.function_of(graph, name).node_def:
             yield inner
             todo += [f.name for f in side_effects.functions_of(inner) if f.name not in todo]
 
 
-def next_of(iterator: Any) -> Operation:
+def next_of(iterator: InputIterator) -> Operation:
     """Return the operation that gets the next batch of an iterator."""
-    resource = iterator.resource if isinstance(iterator, CancelSafeIterator) else iterator._iterator_resource
+    is_own = isinstance(iterator, CancelSafeIterator)
+    resource = iterator.resource if is_own else graph_editor.iterator_resource(iterator)
     return next(op for op in resource.consumers() if op.type in INPUTS)
 
 
@@ -97,7 +97,7 @@ def only_with(read: Operation, updates: Sequence[Operation]) -> None:
     A step that finds no more batches then changes nothing.
     """
     for op in set(placement.ancestors(updates)) - set(placement.ancestors([read])):
-        lasts = any(side_effects.is_handle(tensor) for tensor in op.inputs)
-        in_loop = op._get_control_flow_context() is not None  # no control edge may enter it
+        lasts = any(graph_editor.is_handle(tensor) for tensor in op.inputs)
+        in_loop = graph_editor.is_in_control_flow(op)  # no control edge may enter it
         if lasts and side_effects.changes(op) and not in_loop:
-            op._add_control_input(read)
+            graph_editor.add_control_inputs(op, [read])

@@ -14,7 +14,7 @@ from tfps.errors import ModelError
 from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.registry import mode_of
-from tfps.tf_types import Optimizer, Tensor
+from tfps.tf_types import Dataset, DType, Nested, Optimizer, Tensor
 
 _OPTIMIZER_FLAGS = ("optimizer", "learning_rate")
 
@@ -58,7 +58,7 @@ def params_of(config: JobConfig) -> Mapping[str, Any]:
     return MappingProxyType(_Asked(config.to_dict()))
 
 
-def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: int) -> Any:
+def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: int) -> Dataset:
     """Return the result of ``input_fn``: a dataset of pairs (features, labels), or ``None`` if there is no evaluation.
 
     Args:
@@ -88,7 +88,7 @@ def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: i
     return given
 
 
-def spec(model: Model, mode: str, config: JobConfig, features: Any, labels: Tensor) -> ModelSpec:
+def spec(model: Model, mode: str, config: JobConfig, features: Nested, labels: Nested) -> ModelSpec:
     """Return the result of ``model_fn`` for one batch. Its loss is a scalar where a loss is required.
 
     Raises:
@@ -137,7 +137,7 @@ def seeded(seed: int) -> Iterator[None]:
         random.setstate(before)
 
 
-def _scalar(value: Any) -> Any:
+def _scalar(value: object) -> Tensor:
     """Return a loggable value as a scalar tensor."""
     tensor = tf.convert_to_tensor(value)
     return tf.reshape(tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor, [])
@@ -219,21 +219,21 @@ def _items(given: Any) -> Any:
     return () if given is None else given.items()
 
 
-def _tensor(value: Any) -> Any:
+def _tensor(value: object) -> Tensor:
     try:
         return tf.convert_to_tensor(value)
     except (TypeError, ValueError):
         return None
 
 
-def _is_number(dtype: Any) -> bool:
+def _is_number(dtype: DType) -> bool:
     return bool(dtype.base_dtype == tf.bool or dtype.is_floating or dtype.is_integer)
 
 
-def _described(value: Any, tensor: Tensor) -> str:
+def _described(value: object, tensor: Tensor) -> str:
     return _named(value) if tensor is None else f"a tensor of {tensor.dtype.base_dtype.name}"
 
 
-def _named(value: Any) -> str:
+def _named(value: object) -> str:
     kind = type(value).__name__
     return "None" if value is None else f"{'an' if kind[0] in 'AEIOaeio' else 'a'} {kind}"

@@ -1,12 +1,11 @@
 """Find errors in a model before anything starts, by building all graphs that worker 0 of its job will build."""
 
-from typing import Any
-
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.models.loader import Model
 from tfps.runtime.graph import builder, variable_check
 from tfps.runtime.graph.evaluation import EvalGraph, evaluation_graph
+from tfps.tf_types import Graph
 
 _ALONE = Cluster(("ps:1",), ("worker:1",))  # its tasks are never started
 
@@ -26,7 +25,7 @@ def build_once(config: JobConfig, cluster: Cluster, model: Model) -> tuple[build
     return training, evaluation_graph(config, cluster, task, model, like=training.graph)
 
 
-def explain_misfit(config: JobConfig, model: Model, mode: str, built: Any) -> None:
+def explain_misfit(config: JobConfig, model: Model, mode: str, built: Graph) -> None:
     """Explain why no checkpoint of a model fits a graph of it, if training lacks variables of the graph.
 
     Args:

@@ -13,7 +13,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.training.device_setter import STANDARD_PS_OPS
 
 from tfps.cluster.spec import Cluster, Task
-from tfps.tf_types import Graph, Operation, Tensor
+from tfps.runtime.graph.graph_editor import has_function, set_device
+from tfps.tf_types import Context, DType, Fetch, Graph, Operation, Shape, Tensor, Variable
 
 VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _OLD_TABLES = ("MutableHashTable", "MutableHashTableOfTensors", "MutableDenseHashTable")
@@ -27,7 +28,7 @@ _CALLS = (
 )
 _COPIED_SIZE = 16  # maximum elements of a constant that TensorFlow copies instead of sending it
 
-Strategy = Callable[[Any], int]
+Strategy = Callable[[Operation], int]
 
 
 class RoundRobin:
@@ -77,17 +78,17 @@ def variable_bytes(op: Operation) -> int:
     return tensor_bytes(tf.TensorShape(op.get_attr("shape")), op.get_attr("dtype")) or 0
 
 
-def device_setter(cluster: Cluster, task: Task, strategy: Strategy) -> Any:
+def device_setter(cluster: Cluster, task: Task, strategy: Strategy) -> Context:
     """Return the device function of a worker: variables go to the PS of ``strategy``, the rest to the worker."""
     return tf.train.replica_device_setter(
         cluster=tf.train.ClusterSpec(cluster.spec()), worker_device=task.device, ps_strategy=strategy
     )
 
 
-def local_variables_on(device: str) -> Any:
+def local_variables_on(device: str) -> Context:
     """Return a scope in which a task's local variables (metrics, sync's local step) stay on ``device``."""
 
-    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    def create(next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         local = tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
         if not local and kwargs.get("name") != _KERAS_SEED:
             return next_creator(**kwargs)
@@ -97,19 +98,19 @@ def local_variables_on(device: str) -> Any:
     return tf.variable_creator_scope(create)
 
 
-def keras_seeds_local() -> Any:
+def keras_seeds_local() -> Context:
     """Return a scope in which Keras's random states are local to a task, and not part of a checkpoint.
 
     On a PS, all workers would draw the same numbers.
     """
 
-    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    def create(next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         if kwargs.get("name") != _KERAS_SEED:
             return next_creator(**kwargs)
         graph, given = tf.get_default_graph(), kwargs["initial_value"]
         shift = graph.seed or 0  # differs between workers, so their states differ, too
 
-        def initial_value() -> Any:
+        def initial_value() -> Tensor:
             value = tf.convert_to_tensor(given() if callable(given) else given)
             return value + tf.cast([shift, 0], value.dtype)
 
@@ -167,10 +168,10 @@ def place_unplaced_ops(graph: Graph, device: str) -> None:
     """
     for op in graph.get_operations():
         if not op.device and resource_of(op) is None:
-            op._set_device(device)
+            set_device(op, device)
 
 
-def transfers(fetches: Iterable[Any]) -> list[Transfer]:
+def transfers(fetches: Iterable[Fetch]) -> list[Transfer]:
     """Return what one ``session.run`` of ``fetches`` sends between tasks: one entry, one RecvTensor call, each.
 
     A tensor used twice on a task is sent once. A control edge between tasks is sent as an empty tensor. The changes of
@@ -194,7 +195,7 @@ def fetched(tensor: Tensor, target: str) -> Transfer | None:
     return Transfer(tensor.name, source, target, tensor_bytes(tensor.shape, tensor.dtype)) if source != target else None
 
 
-def ancestors(fetches: Iterable[Any]) -> list[Any]:
+def ancestors(fetches: Iterable[Fetch]) -> list[Operation]:
     """Return the operations that run when some tensors or operations are fetched."""
     todo = [fetch if isinstance(fetch, tf.Operation) else fetch.op for fetch in fetches]
     seen = set(todo)
@@ -236,7 +237,7 @@ def task_of(op: Operation) -> str:
     return f"{device.job or 'worker'}/{device.task or 0}"
 
 
-def resource_of(op: Operation) -> Any:
+def resource_of(op: Operation) -> Tensor:
     """Return the resource on which an operation works, and with which it is colocated; ``None`` if there is none.
 
     A function call has none: it runs on the device assigned to it, whatever resources are among its arguments. The
@@ -244,12 +245,12 @@ def resource_of(op: Operation) -> Any:
     tensorflow/core/kernels/partitioned_function_ops.cc; TensorFlow first turns conditions and loops into operations of
     the graph).
     """
-    if op.type in _CALLS or op.graph._is_function(op.type):
+    if op.type in _CALLS or has_function(op.graph, op.type):
         return None
     return next((tensor for tensor in op.inputs if tensor.dtype == tf.resource), None)
 
 
-def tensor_bytes(shape: Any, dtype: Any) -> int | None:
+def tensor_bytes(shape: Shape, dtype: DType) -> int | None:
     """Return the size of a tensor in bytes, or ``None`` if it is not known before run time."""
     if not shape.is_fully_defined() or dtype.base_dtype in (tf.string, tf.variant):
         return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
+from tfps.config.wire_format import WireFormat
 from tfps.models.loader import Model
 from tfps.runtime.graph import model_check, placement
 from tfps.runtime.graph.passes import variable_packing
@@ -54,5 +55,5 @@ def make(config: JobConfig, cluster: Cluster, model: Model) -> Plan:
         packed_bytes=variable_packing.sizes(built.graph),
         pulled=[transfer for transfer in transfers if transfer.target == str(task)],
         pushed=[transfer for transfer in transfers if transfer.source == str(task)],
-        plain=None if config.wire == "plain" else make(config.replace(wire="plain"), cluster, model),
+        plain=make(config.replace(wire="plain"), cluster, model) if WireFormat.of(config.wire).pack else None,
     )

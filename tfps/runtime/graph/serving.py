@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -12,7 +11,7 @@ from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys
 from tfps.runtime.graph import model_calls
 from tfps.runtime.graph.graph_scope import new_graph
-from tfps.tf_types import Graph, Tensor
+from tfps.tf_types import DType, Graph, Nested, Shape, Tensor
 
 
 def prediction(config: JobConfig, model: Model) -> tuple[Graph, Mapping[str, Tensor], Mapping[str, Tensor]]:
@@ -33,7 +32,7 @@ def prediction(config: JobConfig, model: Model) -> tuple[Graph, Mapping[str, Ten
     return graph, inputs, predictions
 
 
-def _features(model: Model, config: JobConfig) -> tuple[Any, Any]:
+def _features(model: Model, config: JobConfig) -> tuple[Nested, Nested]:
     """Return types and shapes of the evaluation features. The input pipeline is not part of the serving graph."""
     with new_graph(config):
         dataset = model_calls.dataset(model, ModeKeys.EVAL, config, 1, 0)
@@ -46,7 +45,7 @@ def _features(model: Model, config: JobConfig) -> tuple[Any, Any]:
         return tf.data.get_output_types(dataset)[0], tf.data.get_output_shapes(dataset)[0]
 
 
-def _unservable(features: Any) -> str:
+def _unservable(features: Nested) -> str:
     """Return why features cannot be inputs of a signature (dense tensors by name), or an empty string if they can."""
     named = features if isinstance(features, dict) else {"features": features}
     odd = [name for name, spec in named.items() if not isinstance(spec, tf.TensorSpec)]
@@ -59,12 +58,12 @@ def _unservable(features: Any) -> str:
     )
 
 
-def _placeholders(types: Any, shapes: Any) -> Any:
+def _placeholders(types: Nested, shapes: Nested) -> Nested:
     if isinstance(types, dict):
         return {name: _placeholder(name, types[name], shapes[name]) for name in types}
     return _placeholder("features", types, shapes)
 
 
-def _placeholder(name: str, dtype: Any, shape: Any) -> Any:
+def _placeholder(name: str, dtype: DType, shape: Shape) -> Tensor:
     free = None if shape.rank is None else [None, *shape.as_list()[1:]]
     return tf.placeholder(dtype, free, name="serving_" + re.sub("[^A-Za-z0-9_./-]", "_", name))

@@ -4,7 +4,6 @@ import difflib
 import re
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -19,7 +18,7 @@ _INITIALIZED = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES)
 _COLLECT = "leave out collections=[], or add it to tf.GraphKeys.GLOBAL_VARIABLES"
 
 
-def check(model: Model, mode: str, graph: Graph, trained: Any) -> None:
+def check(model: Model, mode: str, graph: Graph, trained: Graph) -> None:
     """Check that training has every variable and table that another graph of the same model has.
 
     Args:
@@ -46,12 +45,12 @@ def check(model: Model, mode: str, graph: Graph, trained: Any) -> None:
     _raise(model, problems)
 
 
-def _raise(model: Model, problems: Sequence[tuple[Any, str]]) -> None:
+def _raise(model: Model, problems: Sequence[tuple[Operation, str]]) -> None:
     if problems:
         raise ModelError([f"--model={model.name}: {_made_at(model, op)}: {problem}." for op, problem in problems])
 
 
-def check_first_values(model: Model, graph: Graph, run: Iterable[Any]) -> None:
+def check_first_values(model: Model, graph: Graph, run: Iterable[Operation]) -> None:
     """Check that each variable used by a step is initialized.
 
     Args:
@@ -75,7 +74,7 @@ def check_first_values(model: Model, graph: Graph, run: Iterable[Any]) -> None:
     )
 
 
-def _is_assigned(variable: Variable, run: Container[Any]) -> bool:
+def _is_assigned(variable: Variable, run: Container[Operation]) -> bool:
     """Return whether operations assign a variable. A function that gets the variable may do so."""
     users = [user for tensor in variable.outputs for user in tensor.consumers()]
     return any(user in run and user.type not in ("ReadVariableOp", "VarIsInitializedOp", "Identity") for user in users)
@@ -102,7 +101,7 @@ def _ambiguous(first: str, other: str, mode: str) -> str:
     )
 
 
-def _of(graph: Graph, types: Iterable[str]) -> Mapping[str, Any]:
+def _of(graph: Graph, types: Iterable[str]) -> Mapping[str, Operation]:
     """Return a graph's operations of some types by name, without the local variables of a task."""
     local = {variable.op.name for variable in graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)}
     return {op.name: op for op in graph.get_operations() if op.type in types and op.name not in local}

@@ -17,17 +17,16 @@ Rewrite 2 needs an optimizer that sums gradients by row. All of TensorFlow's do,
 applies them one after another. The order of the sums is TensorFlow's, so the result is the same to the bit.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.graph.graph_editor import device, is_in_every_step, replace
 from tfps.runtime.graph.placement import ancestors, task_of
-from tfps.tf_types import Operation, Tensor
+from tfps.tf_types import Fetch, Operation, Tensor
 
 
-def problem(fetches: Iterable[Any]) -> str:
+def problem(fetches: Iterable[Fetch]) -> str:
     """Return which table is read as a whole although its rows are looked up, and by which op, or an empty string.
 
     The PS would copy the whole table in every step, because rows of it change while it is sent.
@@ -45,20 +44,20 @@ def problem(fetches: Iterable[Any]) -> str:
     return ""
 
 
-def _users(read: Tensor) -> Any:
+def _users(read: Operation) -> Iterator[Operation]:
     """Yield the users of a read, looking through identities."""
     for user in read.outputs[0].consumers():
         yield from _users(user) if user.type == "Identity" else [user]
 
 
-def make_unique(ops: Sequence[Operation]) -> Mapping[str, Any]:
+def make_unique(ops: Sequence[Operation]) -> Mapping[str, Tensor]:
     """Rewrite the lookups of a step, and the sums of gradients by row; ``ops`` are all its operations.
 
     Returns:
         Maps the name of each tensor of such rows or sums [n, ...] to the worker's unique ids [n] of these rows.
     """
-    places: dict[str, tuple[Any, Any]] = {}
-    ids_of: dict[str, Any] = {}
+    places: dict[str, tuple[Tensor, Tensor]] = {}
+    ids_of: dict[str, Tensor] = {}
     for op in ops:
         if _is_lookup(op):
             ids = op.inputs[1]
@@ -83,14 +82,14 @@ def _is_lookup(op: Operation) -> bool:
     return all(task_of(other).startswith("worker/") for other in (op.inputs[1].op, *op.outputs[0].consumers()))
 
 
-def _unique(ids: Tensor) -> tuple[Any, Any]:
+def _unique(ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return the unique ids as a vector, and the position of each id in it, or ``None`` if they are already unique."""
     if ids.op.type == "Unique" and ids.value_index == 0:
         return ids, None
     return tuple(tf.unique(tf.reshape(ids, [-1])))
 
 
-def _look_up(op: Operation, unique: Any, place: Any) -> Any:
+def _look_up(op: Operation, unique: Tensor, place: Tensor) -> Tensor:
     """Make a lookup use unique ids. Return the rows that the PS sends."""
     ids, found = op.inputs[1], op.outputs[0]
     if place is None:
@@ -119,7 +118,7 @@ def _sums_by_row(op: Operation) -> bool:
     return all(task_of(made.op).startswith("worker/") for made in (op.inputs[0], place.op.inputs[0]))
 
 
-def _sum_on_worker(op: Operation, places: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
+def _sum_on_worker(op: Operation, places: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Make the worker sum. Send the sums for the ids of its lookup if the ids are the same.
 
     Returns:

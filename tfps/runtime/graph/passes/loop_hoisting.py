@@ -13,11 +13,9 @@ A read in a branch of ``tf.cond`` still happens only where the branch is taken.
 The pass runs before there are gradients. Afterwards, their sums would be in another order and differ in the last bit.
 """
 
-from typing import Any
-
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.graph.graph_editor import replace
+from tfps.runtime.graph.graph_editor import control_users, data_users, replace, while_context
 from tfps.tf_types import Graph, Operation, Tensor
 
 _READS = ("ReadVariableOp", "VarIsInitializedOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
@@ -29,10 +27,11 @@ def hoist_loop_reads(graph: Graph) -> None:
     The caller's device scope places the new operations other than the reads.
     """
     first = {variable.initializer for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
-    values: dict[Any, Any] = {}
+    values: dict[object, Tensor] = {}
     for read in [op for op in graph.get_operations() if op.type == "ReadVariableOp"]:
-        loop, handle = read._get_control_flow_context(), _entered(read.inputs[0])
-        if loop is None or not loop.IsWhileContext() or not _is_only_read(handle.op, first):
+        loop = while_context(read)
+        handle = _entered(read.inputs[0])
+        if loop is None or not _is_only_read(handle.op, first):
             continue
         with tf.control_dependencies(None):
             if handle.ref() not in values:
@@ -43,20 +42,19 @@ def hoist_loop_reads(graph: Graph) -> None:
 
 def is_unused(op: Operation) -> bool:
     """Return whether nothing uses what an operation reads or queries of a variable, or brings into a loop, any more."""
-    users = [user for output in op.outputs for user in output.consumers()]
     asks = op.type in ("Enter", "ReadVariableOp", "VarIsInitializedOp")
-    return asks and not op._control_outputs and all(map(is_unused, users))
+    return asks and not control_users(op) and all(map(is_unused, data_users(op)))
 
 
-def _entered(tensor: Tensor) -> Any:
+def _entered(tensor: Tensor) -> Tensor:
     """Return the tensor outside the loops that a chain of ``Enter`` operations brings in as this one."""
     while tensor.op.type == "Enter":
         tensor = tensor.op.inputs[0]
     return tensor
 
 
-def _is_only_read(op: Operation, first: set[Any]) -> bool:
+def _is_only_read(op: Operation, first: set[Operation]) -> bool:
     """Return whether an operation's output is only read, except by its initializer."""
     if op.type not in ("VarHandleOp", "Enter", "Switch"):
         return op.type in _READS or op in first
-    return all(_is_only_read(user, first) for output in op.outputs for user in output.consumers())
+    return all(_is_only_read(user, first) for user in data_users(op))

@@ -19,14 +19,19 @@ The pass only adds control edges (``==>``) and checks::
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.graph.graph_editor import is_in_every_step
+from tfps.runtime.graph.graph_editor import (
+    add_control_inputs,
+    descendants,
+    is_handle,
+    is_in_every_step,
+    set_input,
+)
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.placement import VARIABLES, ancestors, task_of
-from tfps.tf_types import Graph, Operation, Tensor, Variable
+from tfps.tf_types import Fetch, Graph, Operation, Tensor, Variable
 
 _KERAS = "/keras/src/"
 _FIRST_WEIGHTS = ("set_weights", "load_weights", "load_own_variables")
@@ -65,7 +70,11 @@ def changes_ps(graph: Graph, tensor: Tensor) -> bool:
 
 
 def put_before(
-    graph: Graph, updates: Sequence[Operation], made: Sequence[Any], gates: Sequence[Operation], apart: Any
+    graph: Graph,
+    updates: Sequence[Operation],
+    made: Sequence[Operation],
+    gates: Sequence[Operation],
+    apart: Operation | None,
 ) -> None:
     """Make a model's own updates end before the work of its optimizer, where one would see the other.
 
@@ -82,24 +91,22 @@ def put_before(
         apart: The operation that applies gradients in a separate run on the chief; ``None`` if the step does.
     """
     lasting = side_effects.Lasting(graph)
-    uses = {op: found for op in made if (found := {lasting.origin(h) for h in op.inputs if side_effects.is_handle(h)})}
+    uses = {op: found for op in made if (found := {lasting.origin(h) for h in op.inputs if is_handle(h)})}
     changed = set().union(*(found for op, found in uses.items() if side_effects.changes(op)))
     of_gradients = set(ancestors(gates))
     elsewhere = set() if apart is None else set(ancestors([apart])) - of_gradients
     for update in updates:
         own = ancestors([update])
         changes = {lasting.origin(handle) for op in own for handle in lasting.changed(op)}
-        seen = {
-            lasting.origin(h) for op in own if op not in of_gradients for h in op.inputs if side_effects.is_handle(h)
-        }
+        seen = {lasting.origin(h) for op in own if op not in of_gradients for h in op.inputs if is_handle(h)}
         readers = [op for op, found in uses.items() if not found.isdisjoint(changes)]
         late = gates if readers or not seen.isdisjoint(changed) else []
         for op in dict.fromkeys([*late, *(op for op in readers if op not in elsewhere)]):
             if op not in own and is_in_every_step(op):
-                op._add_control_input(update)
+                add_control_inputs(op, [update])
 
 
-def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Any]) -> None:
+def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Operation]) -> None:
     """Make a model's own updates wait for the checks of the step, so that a skipped step changes nothing.
 
     Updates that the loss or a gradient waits for are excluded. Call this after ``put_before``.
@@ -115,10 +122,10 @@ def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Any])
             continue
         for first in [op] if is_in_every_step(op) else _ways_in(op):
             if first not in early:
-                first._add_control_inputs(checks)
+                add_control_inputs(first, checks)
 
 
-def _ways_in(op: Operation) -> Sequence[Any]:
+def _ways_in(op: Operation) -> Sequence[Operation]:
     """Return the ops through which a branch or loop around ``op`` gets its inputs. ``op`` waits for all of them."""
     ways = [one for one in ancestors([op]) if one.type in ("Switch", "RefSwitch", "Enter", "RefEnter")]
     return [one for one in ways if all(is_in_every_step(tensor.op) for tensor in one.inputs)]
@@ -141,13 +148,7 @@ def need_order(graph: Graph, fetches: Sequence[Tensor | Operation], variables: S
         changed = {lasting.origin(handle) for handle in lasting.changed(op)}
         before = ancestors([op]) if changed and not side_effects.only_adds(op) else []
         is_call = side_effects.is_call(op)
-        again = {
-            lasting.origin(h)
-            for one in before
-            if one is not op or is_call
-            for h in one.inputs
-            if side_effects.is_handle(h)
-        }
+        again = {lasting.origin(h) for one in before if one is not op or is_call for h in one.inputs if is_handle(h)}
         if not changed.isdisjoint(places | again):
             return True
     return False
@@ -164,7 +165,7 @@ class Exact:
         trained: The variables that only the optimizer changes.
     """
 
-    def __init__(self, graph: Graph, updates: Sequence[Operation], trained: Sequence[Any]) -> None:
+    def __init__(self, graph: Graph, updates: Sequence[Operation], trained: Sequence[Variable]) -> None:
         self._sent = set(ancestors(updates))
         self._read = {one.op for one in trained if not _change(graph, updates, one)}
 
@@ -182,31 +183,22 @@ def _change(graph: Graph, updates: Sequence[Operation], variable: Variable) -> b
     return any(lasting.origin(handle) is variable.op for op in ancestors(updates) for handle in lasting.changed(op))
 
 
-def _read_before(write: Any, handles: Iterable[Any]) -> None:
+def _read_before(write: Operation, handles: Iterable[Tensor]) -> None:
     """Make a change of a variable wait for its reads in the same step, as in a Keras training step."""
-    after = set(_users_of(write))
+    after = set(descendants([write]))
     users = [user for handle in handles for user in handle.consumers()]
     reads = [op for op in users if op.type == "ReadVariableOp" and op not in after]
-    write._add_control_inputs([op for op in reads if is_in_every_step(op)])
+    add_control_inputs(write, [op for op in reads if is_in_every_step(op)])
 
 
-def _users_of(op: Operation) -> Iterable[Any]:
-    """Return an operation, and all operations that run after it."""
-    todo = [op]
-    for each in todo:  # grows during the loop
-        users = [user for output in each.outputs for user in output.consumers()] + list(each._control_outputs)
-        todo += [user for user in dict.fromkeys(users) if user not in todo]
-    return todo
-
-
-def check(graph: Graph) -> Sequence[tuple[Any, str]]:
+def check(graph: Graph) -> Sequence[tuple[Tensor, str]]:
     """Make the model's own changes of a PS fail if a worker would send NaN for one.
 
     Returns:
         The sent tensors and what they are for. The optimizer should know that they hold no NaN before it changes
         anything.
     """
-    found: dict[str, tuple[Any, str]] = {}
+    found: dict[str, tuple[Tensor, str]] = {}
     lasting, first = side_effects.Lasting(graph), _initializers(graph)
     for write, makers in _changes(graph, lasting).items():
         on_ps = _on_ps(makers)
@@ -218,11 +210,11 @@ def check(graph: Graph) -> Sequence[tuple[Any, str]]:
                 if tensor.name not in found:
                     with tf.device(tensor.op.device), tf.control_dependencies(None):
                         found[tensor.name] = _without_nan(tensor, name), name
-                user._update_input(index, found[tensor.name][0])
+                set_input(user, index, found[tensor.name][0])
     return list(found.values())
 
 
-def _without_nan(tensor: Tensor, name: str) -> Any:
+def _without_nan(tensor: Tensor, name: str) -> Tensor:
     """Return a tensor whose evaluation fails if it holds NaN. Inf may be intended."""
     reals = tf.stack([tf.real(tensor), tf.imag(tensor)]) if tensor.dtype.is_complex else tensor
     numbers = tf.where(tf.is_inf(reals), tf.zeros_like(reals), reals)
@@ -230,7 +222,7 @@ def _without_nan(tensor: Tensor, name: str) -> Any:
         return tf.identity(tensor)
 
 
-def _sent(write: Any, value: Any) -> Iterable[tuple[Any, Any, int]]:
+def _sent(write: Operation, value: Tensor) -> Iterable[tuple[Tensor, Operation, int]]:
     """Yield each float tensor that a worker sends for the value of a write, its user on the PS, and the input index."""
     todo = [(value, write)]
     seen = set()
@@ -245,7 +237,7 @@ def _sent(write: Any, value: Any) -> Iterable[tuple[Any, Any, int]]:
             yield tensor, user, index
 
 
-def _changes(graph: Graph, lasting: side_effects.Lasting) -> Mapping[Any, Sequence[Any]]:
+def _changes(graph: Graph, lasting: side_effects.Lasting) -> Mapping[Operation, Sequence[Operation]]:
     """Return the operations that change a variable, a table or the like, with the creators of the changed resources.
 
     The place of the creator decides who owns the change: a function that a worker calls may change a resource on a PS.
@@ -254,11 +246,11 @@ def _changes(graph: Graph, lasting: side_effects.Lasting) -> Mapping[Any, Sequen
     return {op: [lasting.origin(handle) for handle in handles] for op, handles in found.items() if handles}
 
 
-def _on_ps(makers: Iterable[Any]) -> Sequence[Any]:
+def _on_ps(makers: Iterable[Operation]) -> Sequence[Operation]:
     return [maker for maker in makers if task_of(maker).startswith("ps/")]
 
 
-def _initializers(graph: Graph) -> Collection[Any]:
+def _initializers(graph: Graph) -> Collection[Operation]:
     keys = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES)
     return {variable.initializer for key in keys for variable in graph.get_collection(key)}
 
@@ -269,5 +261,5 @@ def _is_of_layer(op: Operation) -> bool:
     return bool(calls) and not any(call.name in _FIRST_WEIGHTS for call in calls)
 
 
-def _operation(update: Any) -> Any:
+def _operation(update: Fetch) -> Operation:
     return update if isinstance(update, tf.Operation) else update.op

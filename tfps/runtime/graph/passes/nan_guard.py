@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf
 from tfps.runtime.graph import graph_editor
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.passes.unrolling import copy_number
-from tfps.tf_types import Gradient, Graph, Operation, Optimizer, Tensor, Variable
+from tfps.tf_types import Fetch, Gradient, Graph, Operation, Optimizer, Tensor, Variable
 
 _TOLD = re.compile(r"tfps: ([^\n]*?) : Tensor had (NaN|Inf|Inf and NaN) values\s+\[\[\{\{node ([^}]*)\}")
 
@@ -42,13 +42,13 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
     """
 
     def __init__(
-        self, optimizer: Optimizer, name_of: Callable[[Any], str], room: float = 1.0, sent: Sequence[Any] = ()
+        self, optimizer: Optimizer, name_of: Callable[[Variable], str], room: float = 1.0, sent: Sequence[Fetch] = ()
     ) -> None:
-        super().__init__(optimizer._use_locking, optimizer.get_name())
+        super().__init__(graph_editor.uses_locking(optimizer), optimizer.get_name())
         self._optimizer, self._name_of, self._room, self._sent = optimizer, name_of, room, sent
-        self.gates: Sequence[Any] = ()
-        self.checks: Sequence[Any] = ()
-        self.updated: Sequence[Any] = ()
+        self.gates: Sequence[Operation] = ()
+        self.checks: Sequence[Operation] = ()
+        self.updated: Sequence[Variable] = ()
         self._found: Sequence[tuple[Gradient, Variable]] = ()
 
     def compute_gradients(self, loss: Tensor, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
@@ -71,7 +71,9 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         self.gates = [_numbers(gradient).op for gradient, _ in given]
         return given
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Variable = None, name: str | None = None) -> Any:
+    def apply_gradients(
+        self, grads_and_vars: Sequence[tuple[Gradient, Variable]], global_step: Variable = None, name: str | None = None
+    ) -> Fetch:
         """Apply the gradients as the other optimizer does.
 
         The other optimizer gets the pairs in the order in which it computed them, whatever the order here. It also gets
@@ -95,13 +97,13 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
 
     def _in_order(self, given: Sequence[tuple[Gradient, Variable]]) -> Sequence[tuple[Gradient, Variable]]:
         """Return pairs in the order of ``compute_gradients``, including those that have no gradient."""
-        gradients: dict[Any, list[Any]] = {}
+        gradients: dict[object, list[Gradient]] = {}
         for gradient, variable in given:
             gradients.setdefault(variable.ref(), []).append(gradient)
         return [(None if old is None else gradients[one.ref()].pop(0), one) for old, one in self._found]
 
 
-def _without_raising(graph: Graph, applied: Any, made: Sequence[Any], global_step: Variable) -> Any:
+def _without_raising(graph: Graph, applied: Fetch, made: Sequence[Operation], global_step: Variable) -> Fetch:
     """Return ``applied`` without the operations that raise ``global_step``, and remove control edges from these."""
     lasting = side_effects.Lasting(graph)
     raising = {op for op in made if any(lasting.origin(h) is global_step.op for h in lasting.changed(op))}
@@ -110,7 +112,7 @@ def _without_raising(graph: Graph, applied: Any, made: Sequence[Any], global_ste
 
     _read_as_raised(made, raising, global_step)
 
-    def before(op: Operation) -> list[Any]:
+    def before(op: Operation) -> list[Operation]:
         if op not in raising:
             return [op]
         return [leaf for other in [*op.control_inputs, *(t.op for t in op.inputs)] for leaf in before(other)]
@@ -118,20 +120,14 @@ def _without_raising(graph: Graph, applied: Any, made: Sequence[Any], global_ste
     for op in made:
         if not raising.isdisjoint(op.control_inputs):
             waits = [leaf for other in op.control_inputs for leaf in before(other)]
-            op._remove_all_control_inputs()
-            op._add_control_inputs(list(dict.fromkeys(waits)))
+            graph_editor.set_control_inputs(op, waits)
     done = applied if applied is None or isinstance(applied, tf.Operation) else applied.op
     return tf.group(*before(done)) if done in raising else applied
 
 
-def _read_as_raised(made: Sequence[Any], raising: Collection[Any], global_step: Variable) -> None:
+def _read_as_raised(made: Sequence[Operation], raising: Collection[Operation], global_step: Variable) -> None:
     """Make reads after the optimizer has raised ``global_step`` return the raised value: the mode raises it later."""
-    after, todo = set(raising), list(raising)
-    for op in todo:  # grows during the loop
-        users = [user for output in op.outputs for user in output.consumers()] + list(op._control_outputs)
-        new = [user for user in dict.fromkeys(users) if user not in after]
-        after.update(new)
-        todo += new
+    after = set(graph_editor.descendants(raising))
     for read in [op for op in made if op in after and op.type == "ReadVariableOp"]:
         if read.inputs[0].op is global_step.op:
             readers = set(read.outputs[0].consumers())
@@ -140,7 +136,7 @@ def _read_as_raised(made: Sequence[Any], raising: Collection[Any], global_step: 
             graph_editor.replace(read.outputs[0], raised, readers.__contains__)
 
 
-def _checked(named: Sequence[tuple[Any, str]], room: float) -> Any:
+def _checked(named: Sequence[tuple[Tensor, str]], room: float) -> Tensor:
     """Return a tensor whose evaluation fails unless some tensors are finite.
 
     Sum their squares first, which is fast. Large numbers may also overflow the sum, so check each number only if the
@@ -148,7 +144,7 @@ def _checked(named: Sequence[tuple[Any, str]], room: float) -> Any:
     """
     squares = tf.add_n([tf.cast(tf.nn.l2_loss(numbers), tf.float32) for numbers, _ in named])
 
-    def exactly() -> Any:
+    def exactly() -> Tensor:
         checks = [tf.check_numerics(_with_room(numbers, room), f"tfps: {name}") for numbers, name in named]
         with tf.control_dependencies(checks):
             return tf.constant(True)
@@ -156,12 +152,12 @@ def _checked(named: Sequence[tuple[Any, str]], room: float) -> Any:
     return tf.cond(tf.is_finite(squares), lambda: tf.constant(True), exactly)
 
 
-def _with_room(numbers: Any, room: float) -> Any:
+def _with_room(numbers: Tensor, room: float) -> Tensor:
     """Return numbers as large as their sum may become. Types of 16 bits are summed as float32 and need no room."""
     return numbers * room if room > 1 and numbers.dtype.size > 2 else numbers
 
 
-def _numbers(gradient: Gradient) -> Any:
+def _numbers(gradient: Gradient) -> Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
@@ -171,7 +167,7 @@ def _reals(gradient: Gradient) -> Tensor:
     return tf.stack([tf.real(numbers), tf.imag(numbers)]) if numbers.dtype.is_complex else numbers
 
 
-def _same(gradient: Gradient) -> Any:
+def _same(gradient: Gradient) -> Gradient:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(tf.identity(gradient.values), gradient.indices, gradient.dense_shape)
     return tf.identity(gradient)

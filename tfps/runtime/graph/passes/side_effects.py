@@ -16,7 +16,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
-from tfps.tf_types import Graph, Operation, Tensor
+from tfps.runtime.graph.graph_editor import function_of, has_function, is_handle
+from tfps.tf_types import FuncGraph, Graph, NodeDef, Operation, Tensor
 
 _HARMLESS = ("CheckNumerics", "CheckNumericsV2", "Assert", "ConsumeMutexLock", "Placeholder", "Timestamp")
 _READS = (
@@ -113,9 +114,9 @@ class Lasting:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._bodies: dict[str, Any] = {}
+        self._bodies: dict[str, FuncGraph] = {}
 
-    def changed(self, op: Operation) -> Sequence[Any]:
+    def changed(self, op: Operation) -> Sequence[Tensor]:
         """Return those handles among an operation's inputs whose resources it may change."""
         handles = _handles(op) if changes(op) else []
         handles = [handle for handle in handles if self.origin(handle).type not in _OF_A_STEP]
@@ -125,7 +126,7 @@ class Lasting:
         found = {handle.name for body in called for handle in self._changed_by(op, body)}
         return [handle for handle in handles if handle.name in found]
 
-    def _changed_by(self, op: Operation, body: Any) -> Iterator[Any]:
+    def _changed_by(self, op: Operation, body: FuncGraph) -> Iterator[Tensor]:
         """Yield the handles that an operation passes to a called function that changes their resources."""
         given = _given(op, body)
         for inner in body.get_operations():
@@ -136,7 +137,7 @@ class Lasting:
                 elif maker.type == "Placeholder":  # the argument is unknown: it may be any handle
                     yield from _handles(op)
 
-    def origin(self, handle: Any) -> Any:
+    def origin(self, handle: Tensor) -> Operation:
         """Return the operation that created a handle. Other operations, including functions, may have passed it on."""
         op, index = handle.op, handle.value_index
         if body := next((body for body in self._called(op) if index < len(body.outputs)), None):
@@ -148,7 +149,7 @@ class Lasting:
             passed = [op.inputs[index]]
         return self.origin(passed[0]) if passed else op
 
-    def values(self, op: Operation, makers: Collection[Any]) -> Sequence[Any]:
+    def values(self, op: Operation, makers: Collection[Operation]) -> Sequence[Tensor]:
         """Return the float tensors that determine the new values of the resources that an operation changes.
 
         Args:
@@ -160,14 +161,14 @@ class Lasting:
         called = self._called(op)
         if not called:
             return floats
-        if op.type not in _PLAIN_CALLS and not self._graph._is_function(op.type):
+        if op.type not in _PLAIN_CALLS and not has_function(self._graph, op.type):
             return []  # a condition, which takes one branch, or a loop
         used = {before.name for value in self._values_in(op, called[0], makers) for before in _before(value)}
         args = zip(called[0].inputs, op.inputs, strict=True)
         names = {outer.name for inner, outer in args if inner.op.name in used}
         return [tensor for tensor in floats if tensor.name in names]
 
-    def _values_in(self, op: Operation, body: Any, makers: Collection[Any]) -> Iterator[Any]:
+    def _values_in(self, op: Operation, body: FuncGraph, makers: Collection[Operation]) -> Iterator[Tensor]:
         """Yield the ``values`` in a function that an operation calls."""
         inside = [inner for inner, outer in _given(op, body).items() if self.origin(outer) in makers]
         for inner in body.get_operations():
@@ -176,16 +177,16 @@ class Lasting:
                     if not any(before.type in _LOOKS_AT_NAN for before in _before(value)):
                         yield value
 
-    def _called(self, op: Operation) -> Sequence[Any]:
+    def _called(self, op: Operation) -> Sequence[FuncGraph]:
         """Return the functions that an operation calls, as graphs. The operation may be a condition or a loop."""
         names = [called.name for called in functions_of(op.node_def)]
-        names += [op.type] if self._graph._is_function(op.type) else []
-        return [self._body(name) for name in dict.fromkeys(names) if self._graph._is_function(name)]
+        names += [op.type] if has_function(self._graph, op.type) else []
+        return [self._body(name) for name in dict.fromkeys(names) if has_function(self._graph, name)]
 
-    def _body(self, name: str) -> Any:
+    def _body(self, name: str) -> FuncGraph:
         if name not in self._bodies:
             with self._graph.as_default(), tf.device(None):
-                self._bodies[name] = function_def_to_graph(self._graph._get_function(name).definition)
+                self._bodies[name] = function_def_to_graph(function_of(self._graph, name))
         return self._bodies[name]
 
 
@@ -194,13 +195,13 @@ def draws(graph: Graph, name: str) -> bool:
     return any(_seed(node) for node in _nodes_of(graph, name, set()))
 
 
-def reseed(node: Any, shift: int) -> None:
+def reseed(node: NodeDef, shift: int) -> None:
     """Make an operation that draws seeded random numbers draw other numbers."""
     if _seed(node):
         node.attr["seed2"].i += shift
 
 
-def functions_of(node: Any) -> Iterator[Any]:
+def functions_of(node: NodeDef) -> Iterator[Any]:
     """Yield the references to functions among an operation's attributes."""
     for attr in node.attr.values():
         if attr.HasField("func"):
@@ -217,23 +218,18 @@ def _acts(kind: str) -> bool:
     return not on_resource and not any(attr.name == "seed" for attr in known.attr)
 
 
-def _uses_handle(node: Any) -> bool:
+def _uses_handle(node: NodeDef) -> bool:
     known = op_def_registry.get(node.op)
     return known is None or any(arg.is_ref or arg.type == tf.resource.as_datatype_enum for arg in known.input_arg)
 
 
-def _seed(node: Any) -> bool:
+def _seed(node: NodeDef) -> bool:
     known = op_def_registry.get(node.op)
     drawn = known is not None and known.is_stateful and "seed2" in node.attr
     return bool(drawn and (node.attr["seed"].i or node.attr["seed2"].i))
 
 
-def is_handle(tensor: Tensor) -> bool:
-    """Return whether a tensor refers to a resource that outlasts a step: a variable, table, iterator or the like."""
-    return bool(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype)
-
-
-def _before(value: Any) -> Collection[Any]:
+def _before(value: Tensor) -> Collection[Operation]:
     """Return the operations that compute a tensor."""
     todo = [value.op]
     seen = set(todo)
@@ -244,7 +240,7 @@ def _before(value: Any) -> Collection[Any]:
     return seen
 
 
-def _handles(op: Operation) -> Sequence[Any]:
+def _handles(op: Operation) -> Sequence[Tensor]:
     """Return the handles among an operation's inputs, without TensorFlow 1.x variables that are passed by value."""
     found = [(index, tensor) for index, tensor in enumerate(op.inputs) if is_handle(tensor)]
     known = op_def_registry.get(op.type) if found else None
@@ -253,7 +249,7 @@ def _handles(op: Operation) -> Sequence[Any]:
     return [tensor for index, tensor in found if tensor.dtype == tf.resource or index not in by_value]
 
 
-def _given(op: Operation, body: Any) -> Mapping[Any, Any]:
+def _given(op: Operation, body: FuncGraph) -> Mapping[Operation, Tensor]:
     """Return a mapping from a function's arguments, as operations, to the handles that the call passes for them.
 
     Handles keep their order, whatever other arguments come between them. If their numbers differ, return an empty
@@ -269,7 +265,7 @@ def is_call(op: Operation) -> bool:
     return any(True for _ in functions_of(op.node_def))
 
 
-def _nodes(op: Operation) -> Iterator[Any]:
+def _nodes(op: Operation) -> Iterator[NodeDef]:
     """Yield all operations in the functions that an operation calls, except those that only call others."""
     seen: set[str] = set()
     for called in functions_of(op.node_def):
@@ -278,11 +274,11 @@ def _nodes(op: Operation) -> Iterator[Any]:
                 yield node
 
 
-def _nodes_of(graph: Graph, name: str, seen: set[str]) -> Iterator[Any]:
+def _nodes_of(graph: Graph, name: str, seen: set[str]) -> Iterator[NodeDef]:
     if name in seen:
         return
     seen.add(name)
-    for node in graph._get_function(name).definition.node_def:
+    for node in function_of(graph, name).node_def:
         yield node
         for called in functions_of(node):
             yield from _nodes_of(graph, called.name, seen)

@@ -19,7 +19,6 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import io_ops
-from tensorflow.python.ops import variables as variables_lib
 from tensorflow.python.training.saver import BulkSaverBuilder
 from tensorflow.python.training.saving import saveable_object_util
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
@@ -27,8 +26,8 @@ from tensorflow.python.training.saving.saveable_object import SaveableObject, Sa
 from tfps.modes.base import PartialUpdates
 from tfps.modes.moments import Moments
 from tfps.modes.moments import partial as partial_of
-from tfps.runtime.graph.graph_editor import unflat
-from tfps.tf_types import Variable
+from tfps.runtime.graph.graph_editor import saveable_objects, slice_info, unflat
+from tfps.tf_types import DType, Operation, Tensor, Variable
 
 _STEP = "global_step"
 
@@ -44,7 +43,7 @@ class Place:
     """
 
     whole: Variable
-    parts: Sequence[Any]
+    parts: Sequence[Variable]
     index: int
 
 
@@ -77,12 +76,12 @@ class Snapshot:
         partial: PartialUpdates | None = None,
     ) -> None:
         self._moments, self._may_be_inf = moments, may_be_inf
-        self._values: dict[SaveSpec, Any] = {}
-        self._counts: list[Any] = []
+        self._values: dict[SaveSpec, Tensor] = {}
+        self._counts: list[Tensor] = []
         self.saveables = _saveables(places or {})
-        self.step: Any = tf.constant(0, tf.int64)
-        self.broken: dict[tuple[str, ...], Any] = {}
-        self.reads: list[Any] = []
+        self.step: Tensor = tf.constant(0, tf.int64)
+        self.broken: dict[tuple[str, ...], Tensor] = {}
+        self.reads: list[Operation] = []
         for device, own in _by_device(self.saveables).items():
             self._read(device, own)
             self._look(device, [spec for saveable in own for spec in saveable.specs])
@@ -90,15 +89,15 @@ class Snapshot:
         self.same_updates = tf.reduce_all(tf.equal(self.counts, self.counts[:1]), axis=[0, 1])
         self.partial_updates = self._partial(partial)
 
-    def value(self, spec: SaveSpec) -> Any:
+    def value(self, spec: SaveSpec) -> Tensor:
         """Return the tensor that is saved for a part of ``saveables``."""
         return self._values[spec]
 
-    def builder(self, after: Sequence[Any] = ()) -> BulkSaverBuilder:
+    def builder(self, after: Sequence[Operation] = ()) -> BulkSaverBuilder:
         """Return the builder that makes a ``tf.train.Saver`` write these values, after some operations."""
         return _Builder(self, after)
 
-    def _partial(self, partial: PartialUpdates | None) -> Any:
+    def _partial(self, partial: PartialUpdates | None) -> Tensor:
         """Return the number of partially applied updates: those reported, and those that the counts show."""
         if partial is None or not self._counts:
             return tf.constant(0, tf.int64)
@@ -118,11 +117,11 @@ class Snapshot:
         self._values |= plain | {one.specs[0]: parts[one.place.whole.ref()][one.place.index] for one in packed}
 
     @contextlib.contextmanager
-    def _moment(self, device: str) -> Iterator[list[Any]]:
+    def _moment(self, device: str) -> Iterator[list[Tensor]]:
         """Add reads that run while no update does. The caller appends them to the yielded list."""
         moments = self._moments if self._moments and device in self._moments.devices else None
         lock = moments.lock(device) if moments else None
-        read: list[Any] = []
+        read: list[Tensor] = []
         with tf.control_dependencies([] if lock is None else [lock]):
             yield read
             counts = [moments.counts(device)] if moments and moments.is_updated(device) else []
@@ -145,7 +144,7 @@ class _Packed(SaveableObject):  # type: ignore[misc]
 
     def __init__(self, variable: Variable, place: Place) -> None:
         self.place, self._variable = place, variable
-        part = variable._get_save_slice_info()
+        part = slice_info(variable)
         spec = SaveSpec(
             tensor=variable.read_value,
             slice_spec=part.spec if part else "",
@@ -155,7 +154,7 @@ class _Packed(SaveableObject):  # type: ignore[misc]
         )
         super().__init__(variable, [spec], variable.op.name)
 
-    def restore(self, restored_tensors: Sequence[Any], restored_shapes: Any) -> Any:
+    def restore(self, restored_tensors: Sequence[Tensor], restored_shapes: object) -> Operation:
         """Return an operation that assigns a value to the variable itself."""
         del restored_shapes
         with tf.device(self._variable.device):
@@ -165,11 +164,11 @@ class _Packed(SaveableObject):  # type: ignore[misc]
 class _Builder(BulkSaverBuilder):  # type: ignore[misc]
     """Writes the values of a snapshot instead of reading the variables again."""
 
-    def __init__(self, snapshot: Snapshot, after: Sequence[Any]) -> None:
+    def __init__(self, snapshot: Snapshot, after: Sequence[Operation]) -> None:
         super().__init__()
         self._snapshot, self._after = snapshot, after
 
-    def save_op(self, filename_tensor: Any, saveables: Sequence[SaveableObject]) -> Any:
+    def save_op(self, filename_tensor: Tensor, saveables: Sequence[SaveableObject]) -> Operation:
         """Return the operation that writes a file."""
         specs = [spec for saveable in saveables for spec in saveable.specs]
         values = [self._snapshot.value(spec) for spec in specs]
@@ -180,7 +179,7 @@ class _Builder(BulkSaverBuilder):  # type: ignore[misc]
 
 def saved_name(variable: Variable) -> str:
     """Return the name of a variable in a checkpoint. Slices of one variable share it."""
-    part = variable._get_save_slice_info()
+    part = slice_info(variable)
     return str(part.full_name if part else variable.op.name)
 
 
@@ -188,7 +187,7 @@ def _saveables(places: Mapping[str, Place]) -> Sequence[SaveableObject]:
     """Return the objects that a saver of the default graph saves. Each gets a unique name, since slices share one."""
     packed: list[Any] = []
     plain: list[Any] = []
-    for one in variables_lib._all_saveable_objects():
+    for one in saveable_objects():
         place = places.get(getattr(one, "name", ""))
         plain.append(one) if place is None else packed.append(_Packed(one, place))
     named = saveable_object_util.op_list_to_dict(plain)
@@ -205,13 +204,13 @@ def _by_device(saveables: Sequence[SaveableObject]) -> Mapping[str, Sequence[Sav
     return dict(sorted(found.items()))
 
 
-def _tensor(saveable: SaveableObject, spec: SaveSpec) -> Any:
+def _tensor(saveable: SaveableObject, spec: SaveSpec) -> Tensor:
     """Return the value to save for a part of a saveable: the current value, not one that some step has read."""
     handle = getattr(saveable, "handle_op", None)
     return spec.tensor if handle is None else _value(handle, spec.dtype)
 
 
-def _value(handle: Any, dtype: Any) -> Any:
+def _value(handle: Tensor, dtype: DType) -> Tensor:
     """Return the current value of a variable without copying it."""
     with tf.device(handle.device):
         # Sparse access turns on copy-on-read, and a read would copy the whole table.
@@ -220,7 +219,7 @@ def _value(handle: Any, dtype: Any) -> Any:
             return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype.base_dtype)
 
 
-def _is_broken(value: Any, may_be_inf: bool) -> Any:
+def _is_broken(value: Tensor, may_be_inf: bool) -> Tensor:
     """Return whether a float tensor holds NaN, or Inf that it may not hold.
 
     The sum is fast to compute, and non-finite if a number is. The sum of large numbers may be non-finite, too, so only
@@ -230,7 +229,7 @@ def _is_broken(value: Any, may_be_inf: bool) -> Any:
     wide = tf.float64 if value.dtype.base_dtype == tf.float64 else tf.float32
     total = tf.reduce_sum(tf.cast(value, wide))
 
-    def exactly() -> Any:
+    def exactly() -> Tensor:
         number = tf.math.is_nan(tf.cast(value, wide)) if may_be_inf else ~tf.math.is_finite(tf.cast(value, wide))
         return tf.reduce_any(number)
 

@@ -26,9 +26,17 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
+from tfps.runtime.graph.graph_editor import (
+    add_control_inputs,
+    data_users,
+    function_of,
+    is_handle,
+    is_in_control_flow,
+    order,
+)
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.placement import ancestors, task_of
-from tfps.tf_types import Fetch, Graph, Operation, Tensor
+from tfps.tf_types import Fetch, Graph, NodeDef, Operation, Tensor
 
 _SEED_STRIDE = 1_000_003
 _SCOPE = "tfps/step_"
@@ -68,16 +76,16 @@ class UnrolledStep:
         self._graph, self._gate, self._apart = graph, [op.name for op in gate], apart
         ops = ancestors([*fetches, *shown])
         kept = {op for op in ops if _lasts(op)}
-        self._ops = [op for op in sorted(ops, key=lambda op: op._id) if op not in kept]
+        self._ops = [op for op in sorted(ops, key=order) if op not in kept]
         self.size = len(self._ops)
         used = {tensor.name for op in self._ops for tensor in op.inputs}
         self._shared = {tensor.name: tensor for op in kept for tensor in op.outputs if tensor.name in used}
         self._passed_on = self._handles_passed_on()
-        self._copies: list[dict[str, Any]] = [{op.name: op for op in self._ops}]
+        self._copies: list[dict[str, Operation]] = [{op.name: op for op in self._ops}]
         self._acts = {op for op in self._ops if side_effects.acts(op)}
         self._acts_if_shown = {op.name for op in self._acts - set(ancestors(fetches))}
         hidden = any(side_effects.has_hidden_state(op) for op in self._ops)
-        branched = any(op._get_control_flow_context() is not None for op in self._acts)
+        branched = any(is_in_control_flow(op) for op in self._acts)
         self.in_order = not (branched or hidden) and all(self._ends(op) for op in self._ops if self._uses(op))
         own = [op for op in self._ops if any(self._is_workers(name) for name in self._lasting(op))]
         several = sum(op.type in INPUTS for op in self._ops) > 1  # a step needs the same index from all
@@ -87,7 +95,7 @@ class UnrolledStep:
         """Return the names of the resources that an operation uses, directly or passed on by another operation."""
         found = [name for tensor in op.inputs for name in self._passed_on.get(tensor.name, ())]
         lasting = [tensor for tensor in op.inputs if tensor.name in self._shared]
-        return list(dict.fromkeys([*(t.name for t in lasting if side_effects.is_handle(t)), *found]))
+        return list(dict.fromkeys([*(t.name for t in lasting if is_handle(t)), *found]))
 
     def _handles_passed_on(self) -> Mapping[str, Sequence[str]]:
         """Return the names of the resources behind each handle that an operation of the step returns, by tensor name.
@@ -97,9 +105,9 @@ class UnrolledStep:
         """
         found: dict[str, Sequence[str]] = {}
         for op in (op for op in self._ops if op.type not in _CONTROL):
-            names = [t.name for t in op.inputs if t.name in self._shared and side_effects.is_handle(t)]
+            names = [t.name for t in op.inputs if t.name in self._shared and is_handle(t)]
             names += [name for tensor in op.inputs for name in found.get(tensor.name, ())]
-            found |= {tensor.name: names for tensor in op.outputs if names and side_effects.is_handle(tensor)}
+            found |= {tensor.name: names for tensor in op.outputs if names and is_handle(tensor)}
         return found
 
     def _uses(self, op: Operation) -> Sequence[str]:
@@ -111,13 +119,13 @@ class UnrolledStep:
         place = task_of(self._shared[name].op) if name in self._shared else name.removeprefix(_TURNS)
         return place.startswith("worker/")
 
-    def copy(self, index: int) -> Callable[[Any], Any]:
+    def copy(self, index: int) -> Callable[[Fetch], Fetch]:
         """Return a function from a tensor or operation of the step to that of copy ``index``; copy 0 is the step."""
         while len(self._copies) <= index:
             self._add()
         ops = self._copies[index]
 
-        def find(of: Any) -> Any:
+        def find(of: Fetch) -> Fetch:
             if isinstance(of, tf.Operation):
                 return ops.get(of.name, of)
             return ops[of.op.name].outputs[of.value_index] if of.op.name in ops else of
@@ -137,7 +145,7 @@ class UnrolledStep:
             self._put_after(copy, self._copies[-1])
         self._copies.append(copy)
 
-    def _node(self, op: Operation, number: int) -> Any:
+    def _node(self, op: Operation, number: int) -> NodeDef:
         """Return the definition of an operation for the copy."""
         node = tf.NodeDef()
         node.CopyFrom(op.node_def)
@@ -155,20 +163,20 @@ class UnrolledStep:
         side_effects.reseed(node, number * _SEED_STRIDE)
         return node
 
-    def _reseed_functions(self, node: Any, number: int, library: Any) -> None:
+    def _reseed_functions(self, node: NodeDef, number: int, library: Any) -> None:
         """Make an operation call copies of the functions that draw random numbers. Add the copies to a library."""
         for called in side_effects.functions_of(node):
             if side_effects.draws(self._graph, called.name):
                 original, called.name = called.name, f"{called.name}_{_SCOPE.replace('/', '_')}{number}"
                 if all(function.signature.name != called.name for function in library.function):
                     made = library.function.add()
-                    made.CopyFrom(self._graph._get_function(original).definition)
+                    made.CopyFrom(function_of(self._graph, original))
                     made.signature.name = called.name
                     for inner in made.node_def:
                         side_effects.reseed(inner, number * _SEED_STRIDE)
                         self._reseed_functions(inner, number, library)
 
-    def _put_after(self, copy: dict[str, Any], before: dict[str, Any]) -> None:
+    def _put_after(self, copy: dict[str, Operation], before: dict[str, Operation]) -> None:
         """Make each use of a resource in one copy wait for all uses in the copy before."""
         users: dict[str, list[str]] = defaultdict(list)
         for op in self._ops:
@@ -184,7 +192,7 @@ class UnrolledStep:
                 before_it = list(dict.fromkeys(ends if self._is_workers(used) else [*gate, *ends]))
                 for name in names:
                     if (name in self._acts_if_shown) is if_shown:
-                        copy[name]._add_control_inputs(before_it)
+                        add_control_inputs(copy[name], before_it)
 
     def _ends(self, op: Operation) -> Sequence[str]:
         """Return the names of the operations that end an operation's use of its resources; empty if unknown.
@@ -199,7 +207,7 @@ class UnrolledStep:
         todo, ends = [(op, 1)], []
         seen = {op}
         for inner, depth in todo:  # grows during the loop
-            for user in (user for output in inner.outputs for user in output.consumers()):
+            for user in data_users(inner):
                 level = depth + _DEEPER.get(user.type, 0)
                 if user.name not in self._copies[0] or user in seen:
                     continue
@@ -225,4 +233,4 @@ def _lasts(op: Operation) -> bool:
     if op.type in ("Const", "Placeholder"):
         return not op.control_inputs
     is_shared = "shared_name" in op.node_def.attr or not op.inputs
-    return is_shared and any(side_effects.is_handle(tensor) for tensor in op.outputs)
+    return is_shared and any(is_handle(tensor) for tensor in op.outputs)

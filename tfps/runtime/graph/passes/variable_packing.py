@@ -25,12 +25,12 @@ import tensorflow.compat.v1 as tf
 
 from tfps.optimizers.adagrad import ExactAdagradOptimizer
 from tfps.optimizers.lazy_adam import LazyAdamOptimizer
-from tfps.runtime.graph.graph_editor import device, flat, unflat
+from tfps.runtime.graph.graph_editor import create_slots, device, flat, set_input, unflat, uses_locking
 from tfps.runtime.graph.passes import wire_packing
 from tfps.runtime.graph.passes.loop_hoisting import is_unused
 from tfps.runtime.graph.passes.snapshot import Place
 from tfps.runtime.graph.placement import task_of, variable_bytes
-from tfps.tf_types import Gradient, Graph, Operation, Optimizer, Tensor, Variable
+from tfps.tf_types import Fetch, Gradient, Graph, Operation, Optimizer, Tensor, Variable
 
 _NAME = "tfps/packed"
 _NAMED = 3  # packed variables that a message names
@@ -82,9 +82,9 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
     """
 
     def __init__(self, optimizer: Optimizer, scalars: bool) -> None:
-        super().__init__(optimizer._use_locking, optimizer.get_name())
+        super().__init__(uses_locking(optimizer), optimizer.get_name())
         self._optimizer, self._scalars = optimizer, scalars
-        self.updated: Sequence[Any] = ()
+        self.updated: Sequence[Variable] = ()
         self._packs: Sequence[_Pack] = ()
 
     def compute_gradients(self, loss: Tensor, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
@@ -96,11 +96,13 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
         packed = [(flat([gradients.pop(v.ref()) for v in pack.variables]), pack.whole) for pack in self._packs]
         return packed + [pair for pair in pairs if pair[1].ref() in gradients]
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Variable = None, name: str | None = None) -> Any:
+    def apply_gradients(
+        self, grads_and_vars: Sequence[tuple[Gradient, Variable]], global_step: Variable = None, name: str | None = None
+    ) -> Fetch:
         """Apply the result of ``compute_gradients``, or means of it. Slots of packed variables are in no collection."""
         del global_step  # no optimizer that can be packed uses it
         with tf.init_scope():
-            self._optimizer._create_slots(self.updated)
+            create_slots(self._optimizer, self.updated)
         with tf.variable_creator_scope(lambda create, **kwargs: create(**{**kwargs, "collections": []})):
             return self._optimizer.apply_gradients(grads_and_vars, None, name)
 
@@ -116,18 +118,18 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
             for index, tensor in enumerate(user.inputs):
                 if tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0].op in places:
                     pack, part = places[tensor.op.inputs[0].op]
-                    user._update_input(index, pack.values(tensor.op, task_of(user))[part])
+                    set_input(user, index, pack.values(tensor.op, task_of(user))[part])
 
     @property
-    def wholes(self) -> Sequence[Any]:
+    def wholes(self) -> Sequence[Variable]:
         """The packed variables."""
         return [pack.whole for pack in self._packs]
 
-    def load(self) -> Any:
+    def load(self) -> Operation:
         """Return an operation that fills the packed variables and slots from the plain ones, and frees those."""
         return tf.group(*(pack.load(slot) for pack in self._packs for slot in self._views()))
 
-    def store(self) -> Any:
+    def store(self) -> Operation:
         """Return an operation that fills the plain variables and slots from the packed ones."""
         return tf.group(*(pack.store(slot) for pack in self._packs for slot in self._views()))
 
@@ -140,7 +142,7 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
                 found |= {part.name: Place(slot(pack.whole), parts, index) for index, part in enumerate(parts)}
         return found
 
-    def _views(self) -> Sequence[Callable[[Any], Any]]:
+    def _views(self) -> Sequence[Callable[[Variable], Variable]]:
         """Return functions from a variable to itself, and to each of its slots."""
         names = self._optimizer.get_slot_names()
         return [lambda variable: variable] + [lambda v, name=name: self._optimizer.get_slot(v, name) for name in names]
@@ -160,9 +162,9 @@ class _Pack:
                 use_resource=True,
                 name=_NAME,
             )
-        self._values: dict[Any, Sequence[Any]] = {}
+        self._values: dict[object, Sequence[Tensor]] = {}
 
-    def values(self, read: Tensor, task: str) -> Sequence[Any]:
+    def values(self, read: Tensor, task: str) -> Sequence[Tensor]:
         """Return the values of the variables on a task at the time of a read of one of them: one read of ``whole``."""
         when = task, tuple(op.name for op in read.control_inputs)
         if when not in self._values:
@@ -170,13 +172,13 @@ class _Pack:
                 self._values[when] = unflat(self.whole.read_value(), self.variables)
         return self._values[when]
 
-    def load(self, slot: Callable[[Any], Any]) -> Any:
+    def load(self, slot: Callable[[Variable], Variable]) -> Operation:
         with tf.device(self.whole.device):
             filled = slot(self.whole).assign(flat([slot(v).read_value() for v in self.variables]), read_value=False)
             with tf.control_dependencies([filled]):
                 return tf.group(*(tf.raw_ops.DestroyResourceOp(resource=slot(v).handle) for v in self.variables))
 
-    def store(self, slot: Callable[[Any], Any]) -> Any:
+    def store(self, slot: Callable[[Variable], Variable]) -> Operation:
         with tf.device(self.whole.device):
             parts = unflat(slot(self.whole).read_value(), self.variables)
             made = [slot(v).assign(part, read_value=False) for v, part in zip(self.variables, parts, strict=True)]
@@ -192,12 +194,12 @@ def sizes(graph: Graph) -> Counter[int]:
     return found
 
 
-def _buckets(pairs: Sequence[tuple[Gradient, Variable]], scalars: bool) -> Iterable[Sequence[Any]]:
+def _buckets(pairs: Sequence[tuple[Gradient, Variable]], scalars: bool) -> Iterable[Sequence[Variable]]:
     """Yield groups of at least two variables that can live together: of one PS and type, with dense gradients.
 
     They are sorted by name, so that every worker packs them the same way, in whatever order its model creates them.
     """
-    routes: dict[tuple[str, str], list[Any]] = {}
+    routes: dict[tuple[str, str], list[Variable]] = {}
     times = Counter(variable.ref() for _, variable in pairs)  # a variable may have several gradients
     for gradient, variable in sorted(pairs, key=lambda pair: str(pair[1].name)):
         alike = isinstance(gradient, tf.Tensor) and gradient.dtype == variable.dtype.base_dtype

@@ -25,7 +25,8 @@ from tensorflow.python.ops.variables import PartitionedVariable
 
 from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
-from tfps.tf_types import Graph, Optimizer, Tensor, Variable
+from tfps.runtime.graph.graph_editor import may_be_slice, slice_info
+from tfps.tf_types import DType, Graph, Initializer, Optimizer, Tensor, Variable
 
 _EACH_BY_ITSELF = (  # these get the whole shape, and use it instead of that of the slice
     tf.zeros_initializer,
@@ -54,7 +55,7 @@ def getter(config: JobConfig, cluster: Cluster) -> Any:
     smallest = max(1, int(config.min_slice_mb * 2**20))
     partitioner = tf.min_max_variable_partitioner(max_partitions=cluster.num_ps, axis=0, min_slice_size=smallest)
 
-    def get(getter: Callable[..., Any], name: str, **kwargs: Any) -> Any:
+    def get(getter: Callable[..., Variable], name: str, **kwargs: Any) -> Variable:
         shape = tf.TensorShape(kwargs.get("shape"))
         known = shape.is_fully_defined() and shape.rank
         if known and _may_be_split(kwargs) and max(partitioner(shape=shape, dtype=kwargs["dtype"])) > 1:
@@ -84,14 +85,14 @@ def _may_be_split(kwargs: dict[str, Any]) -> bool:
     return adds_up and kwargs.get("partitioner") is None and kwargs.get("constraint") is None
 
 
-def _of_slices(initializer: Any) -> Any:
+def _of_slices(initializer: Initializer) -> Initializer:
     """Return an initializer for slices that works as a given initializer does for the whole variable."""
     made = initializer() if inspect.isclass(initializer) else initializer
     if not callable(made):
         return made  # TensorFlow's default, which draws each element, or a tensor, which TensorFlow slices
     wholes: list[Variable] = []  # at most one, shared by all slices: without a seed, another would be another draw
 
-    def first(shape: Sequence[int], dtype: Any = tf.float32, partition_info: Any = None) -> Any:
+    def first(shape: Sequence[int], dtype: DType = tf.float32, partition_info: Any = None) -> Tensor:
         if partition_info is None:
             return made(shape, dtype=dtype)
         if type(made) in _EACH_BY_ITSELF:
@@ -106,7 +107,7 @@ def _of_slices(initializer: Any) -> Any:
     return first
 
 
-def _constant(initializer: Any, shape: Sequence[int]) -> Any:
+def _constant(initializer: Initializer, shape: Sequence[int]) -> Any:
     """Return the numbers of a constant initializer (TensorFlow repeats the last one), or ``None`` for any other."""
     if type(initializer) is not tf.constant_initializer:
         return None
@@ -115,7 +116,7 @@ def _constant(initializer: Any, shape: Sequence[int]) -> Any:
     return np.pad(numbers, (0, missing), mode="edge").reshape(shape) if numbers.size > 1 and missing >= 0 else None
 
 
-def _with_seed_of(initializer: Any, offset: int) -> Any:
+def _with_seed_of(initializer: Initializer, offset: int) -> Initializer:
     """Return an initializer with another seed for the slice that starts at a row, if the initializer has a seed."""
     if getattr(initializer, "seed", None) is None:
         return initializer
@@ -137,7 +138,7 @@ def patch_embedding_lookup() -> None:
     if hasattr(original, "finds_rows_in_slices"):
         return
 
-    def lookup(params: Any, ids: Tensor, partition_strategy: str = "mod", **kwargs: Any) -> Any:
+    def lookup(params: object, ids: Tensor, partition_strategy: str = "mod", **kwargs: Any) -> Tensor:
         is_split = _whole_name(params) in tf.get_collection(_SPLIT)
         return original(params, ids, partition_strategy="div" if is_split else partition_strategy, **kwargs)
 
@@ -145,11 +146,11 @@ def patch_embedding_lookup() -> None:
     embedding_ops._embedding_lookup_and_transform = lookup
 
 
-def _whole_name(params: Any) -> str | None:
+def _whole_name(params: object) -> str | None:
     """Return the name of the variable whose slices are looked up. TensorFlow's functions may have listed the slices."""
     if isinstance(params, PartitionedVariable):
         return str(params.name)
-    if not isinstance(params, list) or not all(hasattr(one, "_get_save_slice_info") for one in params):
+    if not isinstance(params, list) or not all(may_be_slice(one) for one in params):
         return None
-    names = {part.full_name if part else None for part in (one._get_save_slice_info() for one in params)}
+    names = {part.full_name if part else None for part in (slice_info(one) for one in params)}
     return names.pop() if len(params) > 1 and len(names) == 1 else None

@@ -24,19 +24,28 @@ travel alone. But ``loop_hoisting`` has moved the reads of loops before them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.graph.graph_editor import device, flat, independent, is_in_every_step, replace, unflat
+from tfps.runtime.graph.graph_editor import (
+    descendants,
+    device,
+    flat,
+    is_in_every_step,
+    order,
+    replace,
+    set_control_inputs,
+    set_device,
+    unflat,
+)
 from tfps.runtime.graph.passes import embedding_rows
 from tfps.runtime.graph.placement import ancestors, resource_of, task_of, tensor_bytes
-from tfps.tf_types import Graph, Operation, Tensor
+from tfps.tf_types import Fetch, Graph, Operation, Tensor
 
 BUCKET_BYTES = 1 << 20
 
 
-def pack(graph: Graph, fetches: Sequence[Any], halved: Callable[[Any], bool] | None = None) -> None:
+def pack(graph: Graph, fetches: Sequence[Fetch], halved: Callable[[Tensor], bool] | None = None) -> None:
     """Pack the tensors that cross between tasks when a graph's ``fetches`` are run, in place.
 
     Args:
@@ -55,18 +64,25 @@ def pack(graph: Graph, fetches: Sequence[Any], halved: Callable[[Any], bool] | N
             for bucket in buckets(found):
                 _send("pull", source, target, bucket, short)
         for source, target, short, found in _by_route(ancestors(fetches), _pushed, is_short):
-            for bucket in buckets(independent(found, target)):
+            for bucket in buckets(_independent(found, target)):
                 _send("push", source, target, bucket, short)
         routes = _by_route(ancestors(fetches), _unfixed, is_short)
         for source, target, short, found in sorted(routes, key=lambda route: _are_ids(route[-1])):
-            _send_unfixed(source, target, independent(found, target), short, ids_of)
+            _send_unfixed(source, target, _independent(found, target), short, ids_of)
+
+
+def _independent(tensors: Sequence[Tensor], target: str) -> Sequence[Tensor]:
+    """Return the tensors that do not depend on operations of ``target`` that use another one of them."""
+    used_by = [user for tensor in tensors for user in tensor.consumers() if task_of(user) == target]
+    after = set(descendants(used_by))
+    return [tensor for tensor in tensors if tensor.op not in after]
 
 
 def _move_constants(ops: Iterable[Operation]) -> None:
     for op in ops:
-        users = {_device_of(user) for user in op.outputs[0].consumers()} if op.type == "Const" else set()
-        if len(users) == 1 and not op.control_inputs:
-            op._set_device(users.pop())
+        devices = {_device_of(user) for user in op.outputs[0].consumers()} if op.type == "Const" else set()
+        if len(devices) == 1 and not op.control_inputs:
+            set_device(op, devices.pop())
 
 
 def _wait_directly(ops: Iterable[Operation]) -> None:
@@ -74,11 +90,10 @@ def _wait_directly(ops: Iterable[Operation]) -> None:
     for op in ops:
         waited_for = [leaf for other in op.control_inputs for leaf in _leaves(other, task_of(op))]
         if waited_for != list(op.control_inputs):
-            op._remove_all_control_inputs()
-            op._add_control_inputs(list(dict.fromkeys(waited_for)))
+            set_control_inputs(op, waited_for)
 
 
-def _leaves(op: Operation, task: str) -> Sequence[Any]:
+def _leaves(op: Operation, task: str) -> Sequence[Operation]:
     if op.type != "NoOp" or task_of(op) == task:
         return [op]
     return [leaf for other in op.control_inputs for leaf in _leaves(other, task)]
@@ -102,28 +117,28 @@ def _is_of_worker(tensor: Tensor) -> bool:
 
 def _merge_reads(ops: Iterable[Operation]) -> None:
     """Make all uses of a variable's value at the start of a step share one read."""
-    first: dict[Any, Any] = {}
-    for op in sorted(ops, key=lambda op: op._id):
+    first: dict[object, Tensor] = {}
+    for op in sorted(ops, key=order):
         if op.outputs and _is_read(op.outputs[0]):
             kept = first.setdefault((op.inputs[0].op.name, op.outputs[0].dtype), op.outputs[0])
             if kept is not op.outputs[0]:
                 replace(op.outputs[0], kept, lambda _user: True)
 
 
-def _pulled(tensor: Tensor) -> Any:
+def _pulled(tensor: Tensor) -> object:
     return _fixed(tensor) if _is_read(tensor) else None
 
 
-def _pushed(tensor: Tensor) -> Any:
+def _pushed(tensor: Tensor) -> object:
     return _fixed(tensor) if _is_of_worker(tensor) else None
 
 
-def _fixed(tensor: Tensor) -> Any:
+def _fixed(tensor: Tensor) -> object:
     """Return the common key of fixed-shape tensors that travel together, or ``None``."""
     return (tensor.dtype, tensor.shape.rank == 0) if tensor_bytes(tensor.shape, tensor.dtype) else None
 
 
-def _unfixed(tensor: Tensor) -> Any:
+def _unfixed(tensor: Tensor) -> object:
     """Return the common key of tensors of unknown length that travel together, or ``None``."""
     shape = tensor.shape
     alike = shape.rank and shape[0].value is None and shape[1:].is_fully_defined()
@@ -131,14 +146,14 @@ def _unfixed(tensor: Tensor) -> Any:
 
 
 def _by_route(
-    ops: Sequence[Operation], kind: Callable[[Any], Any], is_short: Callable[[Any], bool]
-) -> Iterable[tuple[str, str, bool, Sequence[Any]]]:
+    ops: Sequence[Operation], kind: Callable[[Tensor], object], is_short: Callable[[Tensor], bool]
+) -> Iterable[tuple[str, str, bool, Sequence[Tensor]]]:
     """Yield source, target, whether to send as bfloat16, and the tensors that cross tasks on this route.
 
     Each item has tensors of one kind. Tensors without a kind are left out.
     """
-    routes: dict[tuple[str, str, bool, Any], dict[Any, Any]] = {}
-    for op in sorted(ops, key=lambda op: op._id):
+    routes: dict[tuple[str, str, bool, object], dict[object, Tensor]] = {}
+    for op in sorted(ops, key=order):
         for tensor in op.inputs:
             source, target, alike = task_of(tensor.op), task_of(op), kind(tensor)
             if source != target and alike is not None and is_in_every_step(tensor.op):
@@ -158,7 +173,9 @@ def _send(name: str, source: str, target: str, tensors: Sequence[Tensor], short:
         _arrive(target, tensors, unflat(packed, tensors))
 
 
-def _send_unfixed(source: str, target: str, tensors: Sequence[Tensor], short: bool, ids_of: Mapping[str, Any]) -> None:
+def _send_unfixed(
+    source: str, target: str, tensors: Sequence[Tensor], short: bool, ids_of: Mapping[str, Tensor]
+) -> None:
     """Send tensors of unknown length as one, concatenated. Ids come last, so that all their users get the sent ids."""
     if _go_as_they_are(tensors, short):
         return
@@ -169,26 +186,30 @@ def _send_unfixed(source: str, target: str, tensors: Sequence[Tensor], short: bo
     _arrive(target, tensors, parts)
 
 
-def _sent_with_lengths(source: str, target: str, ids: Sequence[Any]) -> Any:
+def _sent_with_lengths(source: str, target: str, ids: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return several vectors on the target. The source sends their lengths in front of them."""
     count = len(ids)
     with tf.device(device(source)):
         packed = tf.concat([tf.cast(_lengths(ids), ids[0].dtype), *ids], 0, name="ids")
     with tf.device(device(target)):
-        return tf.split(packed, tf.concat([[count], packed[:count]], 0), num=count + 1)[1:]
+        parts: Sequence[Tensor] = tf.split(packed, tf.concat([[count], packed[:count]], 0), num=count + 1)
+        return parts[1:]
 
 
-def _sent_as_rows(source: str, target: str, tensors: Sequence[Tensor], short: bool, ids: Sequence[Any]) -> Any:
+def _sent_as_rows(
+    source: str, target: str, tensors: Sequence[Tensor], short: bool, ids: Sequence[Tensor]
+) -> Sequence[Tensor]:
     """Return several tensors on the target. It knows their numbers of rows if both sides have the ids."""
     with tf.device(device(source)):
         lengths = _lengths(tensors) if None in ids else None
         packed = tf.concat(tensors, 0, name="rows")
     packed = _across(packed, source, target, short)
     with tf.device(device(target)):
-        return tf.split(packed, _lengths(ids) if lengths is None else lengths, num=len(tensors))
+        parts: Sequence[Tensor] = tf.split(packed, _lengths(ids) if lengths is None else lengths, num=len(tensors))
+        return parts
 
 
-def _lengths(tensors: Sequence[Tensor]) -> Any:
+def _lengths(tensors: Sequence[Tensor]) -> Tensor:
     alike = len({tensor.dtype for tensor in tensors}) == 1
     return tf.stack(tf.shape_n(tensors) if alike else [tf.shape(tensor) for tensor in tensors])[:, 0]
 
@@ -205,7 +226,7 @@ def _go_as_they_are(tensors: Sequence[Tensor], short: bool) -> bool:
     return not tensors or (len(tensors) == 1 and not short)
 
 
-def _across(packed: Any, source: str, target: str, short: bool) -> Any:
+def _across(packed: Tensor, source: str, target: str, short: bool) -> Tensor:
     """Return a tensor on the target: unchanged, or as rounded by bfloat16."""
     if not short:
         return packed
@@ -215,16 +236,16 @@ def _across(packed: Any, source: str, target: str, short: bool) -> Any:
         return tf.cast(halved, tf.float32)
 
 
-def _arrive(target: str, tensors: Sequence[Tensor], parts: Sequence[Any]) -> None:
+def _arrive(target: str, tensors: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
     """Make all operations of the target use the received tensors."""
     for tensor, part in zip(tensors, parts, strict=True):
         part.set_shape(tensor.shape)
         replace(tensor, part, lambda user: task_of(user) == target)
 
 
-def buckets(tensors: Sequence[Tensor]) -> Iterable[Sequence[Any]]:
+def buckets(tensors: Sequence[Tensor]) -> Iterable[Sequence[Tensor]]:
     """Yield tensors that travel together. A tensor larger than half a bucket is alone."""
-    bucket: list[Any] = []
+    bucket: list[Tensor] = []
     room = BUCKET_BYTES
     for tensor in tensors:
         size = tensor_bytes(tensor.shape, tensor.dtype) or 0

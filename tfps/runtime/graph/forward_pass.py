@@ -1,0 +1,120 @@
+"""The forward part of a training graph: the input, the model, and the model's own updates. There are no gradients yet.
+
+``builder`` has the order of all passes.
+"""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import tensorflow.compat.v1 as tf
+
+from tfps.cluster.spec import Cluster, Task
+from tfps.config.converters import INT32_MAX
+from tfps.config.job_config import JobConfig
+from tfps.config.wire_format import WireFormat
+from tfps.errors import ModelError
+from tfps.models.loader import Model
+from tfps.models.spec import ModeKeys, ModelSpec
+from tfps.modes.base import Mode
+from tfps.runtime.graph import inputs, model_calls, placement, variable_check
+from tfps.runtime.graph.graph_scope import on_cluster
+from tfps.runtime.graph.passes import embedding_rows, loop_hoisting, model_updates, variable_splitting
+from tfps.runtime.graph.passes.snapshot import saved_name
+from tfps.tf_types import Graph, InputIterator, Operation, Tensor, Variable
+
+_WORKER_STRIDE = 7_368_787  # difference between the seeds of two workers
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """What a graph is built for: the job, the worker, the model, and what follows from the flags."""
+
+    config: JobConfig
+    cluster: Cluster
+    task: Task
+    model: Model
+    mode: Mode
+    wire: WireFormat
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The graph before there are gradients.
+
+    Attributes:
+        graph: The graph.
+        global_step: The variable of the global step.
+        iterator: The iterator of the input.
+        batches: See ``TrainGraph``.
+        examples: See ``TrainGraph``.
+        spec: The model's spec, with an identity of each logged tensor.
+        own: The names of the model's variables.
+        updates: The model's own updates.
+        checked: The tensors that a worker sends for them and that are checked for NaN, and what they are for.
+        summary: The merged summaries, or ``None``.
+    """
+
+    graph: Graph
+    global_step: Variable
+    iterator: InputIterator
+    batches: Tensor
+    examples: Tensor
+    spec: ModelSpec
+    own: Collection[str]
+    updates: Sequence[Operation]
+    checked: Sequence[tuple[Tensor, str]]
+    summary: Tensor | None
+
+    @property
+    def shown(self) -> list[Tensor]:
+        """The loss, and what is read in some steps."""
+        summary = [] if self.summary is None else [self.summary]
+        return [self.spec.loss, *self.spec.log_tensors.values(), *summary]
+
+
+def build(job: TrainJob, graph: Graph) -> Forward:
+    """Build the input and the model, and prepare the model's own updates."""
+    config, task, model = job.config, job.task, job.model
+    with on_cluster(config, job.cluster, task):
+        global_step = tf.train.get_or_create_global_step()
+        source = inputs.input_of(model, ModeKeys.TRAIN, config, task.device, job.cluster.num_workers, task.index)
+        iterator, batches, batch = source
+        with model_calls.seeded(_seed(config, task)):  # after the input, which must be the same on all workers
+            spec = model_calls.spec(model, ModeKeys.TRAIN, config, *batch)
+        own = {saved_name(variable) for variable in tf.global_variables()}
+        if task.is_chief:
+            variable_splitting.tell(graph, spec.optimizer, config)
+        examples = tf.convert_to_tensor(inputs.examples_of(*batch), tf.int64)
+        loop_hoisting.hoist_loop_reads(graph)
+        checked = model_updates.check(graph)
+        spec, updates = _with_own_updates(graph, spec, on_ps=task.is_chief or not job.mode.is_blocking)
+        inputs.only_with(inputs.next_of(iterator), [spec.loss, *updates])
+        summary = tf.summary.merge_all()
+    return Forward(graph, global_step, iterator, batches, examples, spec, own, updates, checked, summary)
+
+
+def check(job: TrainJob, forward: Forward) -> None:
+    """Check what the model has built.
+
+    Raises:
+        ModelError: If a step reads all of a table whose rows it looks up, or a variable has no first value.
+    """
+    used = [*forward.shown, *forward.updates]
+    if problem := embedding_rows.problem(used):
+        raise ModelError(f"--model={job.model.name}: {job.model.line_of('model_fn')}: {problem}")
+    variable_check.check_first_values(job.model, forward.graph, placement.ancestors(used))
+
+
+def _with_own_updates(graph: Graph, spec: ModelSpec, on_ps: bool) -> tuple[ModelSpec, Sequence[Operation]]:
+    """Return the model's spec and its own updates. Unless ``on_ps``, drop logged tensors that change a PS."""
+    logged = {n: t for n, t in spec.log_tensors.items() if on_ps or not model_updates.changes_ps(graph, t)}
+    summaries = graph.get_collection(tf.GraphKeys.SUMMARIES)
+    updates = model_updates.of_step(graph, on_ps, spec.loss, [*logged.values(), *summaries])
+    # Passes cannot redirect a fetched tensor, so fetch an identity of each logged tensor.
+    return dataclasses.replace(spec, log_tensors={n: tf.identity(t) for n, t in logged.items()}), updates
+
+
+def _seed(config: JobConfig, task: Task) -> int:
+    """Return the random seed of a worker. Noise that is equal on all workers would not average out."""
+    return (config.seed + _WORKER_STRIDE * task.index) % (INT32_MAX - 1)
