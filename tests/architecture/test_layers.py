@@ -38,7 +38,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.tf_types": (),
     "tfps.cluster": _BASE,
     "tfps.data": (*_BASE, "tfps.tf_types"),
-    "tfps.optimizers": ("tfps.tf_types",),
+    "tfps.optimizers": ("tfps.plugins", "tfps.tf_types"),
     "tfps.models": (*_BASE, "tfps.data", "tfps.tf_types"),
     "tfps.modes": (*_BASE, "tfps.cluster", "tfps.plugins", "tfps.tf_types"),
     "tfps.jobs": _OUTSIDE,
@@ -171,7 +171,7 @@ def test_the_choices_of_the_command_line_are_the_tables() -> None:
     from tfps.runtime.graph import placement  # noqa: PLC0415  imports TensorFlow
 
     assert main.CHOICES["mode"] is MODES
-    assert main.CHOICES["optimizer"] == tuple(OPTIMIZERS)
+    assert main.CHOICES["optimizer"] is OPTIMIZERS
     assert main.CHOICES["ps_strategy"] == tuple(placement.STRATEGIES)
 
 

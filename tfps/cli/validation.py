@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 CHOICES: Mapping[str, Collection[str]] = {
     "to": LAUNCHERS,
     "mode": MODES,
-    "optimizer": tuple(OPTIMIZERS),
+    "optimizer": OPTIMIZERS,
     "ps_strategy": ("greedy", "round_robin"),
     "on_nan": ("stop", "skip"),
     "wire": ("packed", "bfloat16", "plain"),

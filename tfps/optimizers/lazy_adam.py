@@ -16,6 +16,8 @@ from tfps.tf_types import Gradient, Tensor, Variable
 class LazyAdamOptimizer(tf.train.AdamOptimizer):  # type: ignore[misc]
     """``tf.compat.v1.train.AdamOptimizer``, lazy on sparse gradients; the same arguments."""
 
+    elementwise = True  # see tfps.optimizers.base
+
     def _resource_apply_sparse(self, grad: Gradient, handle: Any, indices: Tensor) -> Any:
         """Update some rows.
 
