@@ -39,7 +39,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.timeouts": (),
     "tfps.cluster": _BASE,
     "tfps.data": (*_BASE, "tfps.tf_types"),
-    "tfps.optimizers": ("tfps.tf_types",),
+    "tfps.optimizers": ("tfps.plugins", "tfps.tf_types"),
     "tfps.models": (*_BASE, "tfps.data", "tfps.tf_types"),
     "tfps.modes": (*_BASE, "tfps.cluster", "tfps.plugins", "tfps.tf_types", "tfps.runtime.graph.graph_editor"),
     "tfps.jobs": _OUTSIDE,

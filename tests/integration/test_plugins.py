@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 from support import distributions
 from support.processes import REPO, load_variable, run_tfps, summary
 
@@ -19,9 +20,9 @@ def model_fn(features, labels, mode, params):
 """
 
 
-def installed(tmp_path: Path, *entries: str) -> str:
-    """Install a distribution that offers modes; returns a ``PYTHONPATH`` with which it is there."""
-    distributions.install(tmp_path / "site", "extra", *entries, group="tfps.modes")
+def installed(tmp_path: Path, *entries: str, group: str = "tfps.modes") -> str:
+    """Install a distribution that offers classes of a group; returns the ``PYTHONPATH`` to use."""
+    distributions.install(tmp_path / "site", "extra", *entries, group=group)
     return f"{REPO}:{REPO / 'tests'}:{tmp_path / 'site'}"
 
 
@@ -62,3 +63,40 @@ def test_one_that_cannot_be_used_is_told_with_its_distribution(tmp_path: Path) -
         assert "Traceback" not in ended.stderr
     flags = ["--model=linear", "--max_steps=3", f"--model_dir={tmp_path / 'm'}"]
     assert run_tfps("launch", "--mode=sync", *flags, PYTHONPATH=path).returncode == 0
+
+
+TWO_VARIABLES = """
+import numpy as np
+import tensorflow.compat.v1 as tf
+import tfps
+
+def input_fn(mode, params, input_context):
+    numbers = np.random.default_rng(3).normal(size=(8, 4, 5)).astype("f4")
+    return None if mode == "eval" else tf.data.Dataset.from_tensor_slices(({"x": numbers}, numbers)).repeat()
+
+def model_fn(features, labels, mode, params):
+    weight = tf.get_variable("weight", [5, 3], initializer=tf.ones_initializer())
+    bias = tf.get_variable("bias", [3], initializer=tf.zeros_initializer())
+    optimizer = tfps.make_optimizer(params, "sgd", learning_rate=0.1)
+    packed = __import__("tfps.runtime.graph.passes.variable_packing", fromlist=["can_pack"]).can_pack(optimizer)
+    print("elementwise:", packed, type(optimizer).__name__)
+    return tfps.ModelSpec(tf.reduce_mean(tf.square(tf.matmul(features["x"], weight) + bias - 1.0)), optimizer=optimizer)
+"""
+
+
+def test_an_optimizer_of_another_package_trains_packed_and_plain(tmp_path: Path) -> None:
+    """``--optimizer`` takes its name; it states that it is element-wise, so it is packed, to the same bit."""
+    path = installed(tmp_path, "sign = support.sign_optimizer:SignFactory", group="tfps.optimizers")
+    (tmp_path / "mine.py").write_text(TWO_VARIABLES)
+    flags = [f"--model={tmp_path / 'mine.py'}", "--max_steps=9", "--num_workers=1", "--optimizer=sign"]
+    for wire in ("packed", "plain"):
+        ended = run_tfps("launch", *flags, f"--wire={wire}", f"--model_dir={tmp_path / wire}", PYTHONPATH=path)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert "elementwise: True SignSgdOptimizer" in ended.stdout
+    for name in ("weight", "bias", "weight/SignSgd", "bias/SignSgd"):
+        packed, plain = (np.asarray(load_variable(tmp_path / wire, name)) for wire in ("packed", "plain"))
+        assert packed.tobytes() == plain.tobytes()
+        assert np.any(packed)
+    missed = run_tfps("launch", "--optimizer=sig", PYTHONPATH=path)
+    assert missed.returncode == 2
+    assert "rmsprop, sign. Did you mean sign?" in missed.stderr

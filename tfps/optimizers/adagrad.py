@@ -14,6 +14,8 @@ from tfps.tf_types import Gradient, Operation, Variable
 class ExactAdagradOptimizer(tf.train.AdagradOptimizer):  # type: ignore[misc]
     """``tf.compat.v1.train.AdagradOptimizer`` (Duchi et al. 2011); the same arguments and slots."""
 
+    elementwise = True  # see tfps.optimizers.base
+
     def _resource_apply_dense(self, grad: Gradient, var: Variable) -> Operation:
         """Update a variable by a gradient of the same shape."""
         kind = grad.dtype.base_dtype

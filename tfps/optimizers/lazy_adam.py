@@ -14,6 +14,8 @@ from tfps.tf_types import Gradient, Operation, Tensor, Variable
 class LazyAdamOptimizer(tf.train.AdamOptimizer):  # type: ignore[misc]
     """``tf.compat.v1.train.AdamOptimizer``, lazy on sparse gradients; the same arguments."""
 
+    elementwise = True  # see tfps.optimizers.base
+
     def _resource_apply_sparse(self, grad: Gradient, handle: Variable, indices: Tensor) -> Operation:
         """Update some rows.
 

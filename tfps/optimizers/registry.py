@@ -1,19 +1,32 @@
-"""The optimizers that ``--optimizer`` names, as one table. Imports TensorFlow only when an optimizer is created."""
+"""The optimizers that ``--optimizer`` names. Imports TensorFlow only when an optimizer is created.
 
-import pkgutil
+A distribution offers an optimizer with an entry point of the group ``tfps.optimizers``; in its ``pyproject.toml``::
+
+    [project.entry-points."tfps.optimizers"]
+    lion = "my_package.lion:LionFactory"
+"""
+
 from collections.abc import Mapping
 from typing import Any
 
+from tfps.optimizers.base import OptimizerFactory
+from tfps.plugins import Registry
 from tfps.tf_types import Optimizer
 
-OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "sgd": ("tensorflow.compat.v1.train:GradientDescentOptimizer", {}),
-    "momentum": ("tensorflow.compat.v1.train:MomentumOptimizer", {"momentum": 0.9}),
-    "adam": ("tfps.optimizers.lazy_adam:LazyAdamOptimizer", {}),
-    "adagrad": ("tfps.optimizers.adagrad:ExactAdagradOptimizer", {}),
-    "ftrl": ("tensorflow.compat.v1.train:FtrlOptimizer", {}),
-    "rmsprop": ("tensorflow.compat.v1.train:RMSPropOptimizer", {}),
-}
+OPTIMIZERS: Registry[OptimizerFactory] = Registry(
+    OptimizerFactory,
+    "optimizer",
+    "optimizer",
+    {
+        "sgd": "tfps.optimizers.builtin:GradientDescentFactory",
+        "momentum": "tfps.optimizers.builtin:MomentumFactory",
+        "adam": "tfps.optimizers.builtin:AdamFactory",
+        "adagrad": "tfps.optimizers.builtin:AdagradFactory",
+        "ftrl": "tfps.optimizers.builtin:FtrlFactory",
+        "rmsprop": "tfps.optimizers.builtin:RMSPropFactory",
+    },
+    "tfps.optimizers",
+)
 
 
 def make_optimizer(params: Mapping[str, Any], default: str, learning_rate: float) -> Optimizer:
@@ -29,10 +42,9 @@ def make_optimizer(params: Mapping[str, Any], default: str, learning_rate: float
 
     Raises:
         ValueError: If there is no optimizer of that name.
+        ConfigError: If the optimizer is from another distribution and cannot be loaded.
     """
     name = params.get("optimizer") or default
     if name not in OPTIMIZERS:
         raise ValueError(f"there is no optimizer {name!r}: name one of {', '.join(OPTIMIZERS)}")
-    path, options = OPTIMIZERS[name]
-    make = pkgutil.resolve_name(path)
-    return make(learning_rate=params.get("learning_rate") or learning_rate, **options)
+    return OPTIMIZERS.load(name).create(params.get("learning_rate") or learning_rate)

@@ -23,8 +23,6 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.optimizers.adagrad import ExactAdagradOptimizer
-from tfps.optimizers.lazy_adam import LazyAdamOptimizer
 from tfps.runtime.graph.graph_editor import create_slots, device, flat, set_input, unflat, uses_locking
 from tfps.runtime.graph.passes import wire_packing
 from tfps.runtime.graph.passes.loop_hoisting import is_unused
@@ -41,8 +39,6 @@ _ELEMENTWISE = (
     tf.train.AdamOptimizer,
     tf.train.RMSPropOptimizer,
     tf.train.FtrlOptimizer,
-    LazyAdamOptimizer,
-    ExactAdagradOptimizer,
 )
 
 
@@ -50,17 +46,37 @@ def can_pack(optimizer: Optimizer) -> bool:
     """Return whether an optimizer's update of an element depends, to the bit, only on that element.
 
     This is false for TensorFlow's Adagrad, and for FTRL with a non-default power. The last few elements of a tensor,
-    which do not fill a vector register, are computed with another approximation. It is also false for user classes, and
-    if a function replaces a method of the optimizer or its class: these may do anything.
+    which do not fill a vector register, are computed with another approximation. A class of tfps or of a user states it
+    with ``elementwise = True`` in its own body. Its subclasses do not inherit that, because they may override methods.
+    The result is false if a function replaces a method of the optimizer or of one of its classes: it may do anything.
     """
-    as_made = type(optimizer) in _ELEMENTWISE and not _is_patched(optimizer)
-    return as_made and getattr(optimizer, "_learning_rate_power", -0.5) == -0.5
+    kind = type(optimizer)
+    stated = kind in _ELEMENTWISE or vars(kind).get("elementwise") is True
+    return stated and not _is_patched(optimizer) and getattr(optimizer, "_learning_rate_power", -0.5) == -0.5
 
 
 def _is_patched(optimizer: Optimizer) -> bool:
-    """Return whether a method of an optimizer, or one of its classes, has changed since this module was imported."""
+    """Return whether a method of an optimizer, or of one of its classes, has been replaced.
+
+    TensorFlow's classes are compared with those at the import of this module. Other classes may be defined later, so
+    each method must have the name that ``def`` in the body of its class gives it, and be wrapped by nothing.
+    """
     own = any(callable(getattr(type(optimizer), name, None)) for name in vars(optimizer))
-    return own or any(_members(kind) != _AS_THEY_WERE[kind] for kind in type(optimizer).__mro__[:-1])
+    return own or any(_has_changed(kind) for kind in type(optimizer).__mro__[:-1])
+
+
+def _has_changed(kind: type) -> bool:
+    if kind in _AS_THEY_WERE:
+        return _members(kind) != _AS_THEY_WERE[kind]
+    methods = [value for value in _members(kind).values() if callable(value) or hasattr(value, "__get__")]
+    return not all(_is_defined_in(kind, getattr(method, "fget", method)) for method in methods)
+
+
+def _is_defined_in(kind: type, method: Any) -> bool:
+    """Return whether ``def`` in the body of a class made a method."""
+    name = str(getattr(method, "__qualname__", ""))
+    own_module = getattr(method, "__module__", "") == kind.__module__
+    return own_module and name.startswith(f"{kind.__qualname__}.") and not hasattr(method, "__wrapped__")
 
 
 def _members(kind: type) -> Mapping[str, Any]:

@@ -165,6 +165,45 @@ def test_an_optimizer_that_may_do_anything_is_left_alone() -> None:
         assert can_pack(tf.train.FtrlOptimizer(0.1))
 
 
+class Stated(tf.train.Optimizer):  # type: ignore[misc]
+    """States that it treats each element separately."""
+
+    elementwise = True
+
+    def __init__(self) -> None:
+        super().__init__(use_locking=False, name="Stated")
+
+    def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
+        return var.assign_sub(grad, read_value=False)
+
+
+def test_an_optimizer_class_may_state_that_it_is_elementwise() -> None:
+    """The statement holds for the class itself, not for its subclasses or an object; a subclass may state it again."""
+
+    class Inherits(Stated):
+        def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
+            return var.assign_sub(tf.clip_by_norm(grad, 1.0), read_value=False)
+
+    class StatesAgain(Inherits):
+        elementwise = True
+
+    class Denies(Stated):
+        elementwise = False
+
+    marked = Inherits()
+    marked.elementwise = True
+    with tf.Graph().as_default():
+        assert [can_pack(optimizer) for optimizer in (Stated(), StatesAgain())] == [True, True]
+        assert [can_pack(optimizer) for optimizer in (Inherits(), Denies(), marked)] == [False] * 3
+
+
+@pytest.mark.parametrize("wrap", [lambda function: function, functools.wraps(Stated._resource_apply_dense)])
+def test_a_stated_class_whose_method_was_replaced_is_left_alone(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The statement holds for the methods in the class's body, not for a function that takes the place of one."""
+    monkeypatch.setattr(Stated, "_resource_apply_dense", wrap(lambda *args: args[2].assign_sub(args[1])))
+    assert not can_pack(Stated())
+
+
 def _clipped(pairs: Any) -> Any:
     """Return pairs of gradient and variable, each gradient clipped by its own norm."""
     return [(tf.clip_by_norm(gradient, 1.0), variable) for gradient, variable in pairs]
