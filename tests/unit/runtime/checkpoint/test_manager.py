@@ -678,10 +678,11 @@ def test_a_save_without_end_does_not_keep_a_task_that_is_told_to_stop(
     caplog.set_level(logging.INFO, "tfps")
     times = (
         mock.patch("tfps.runtime.training.worker.SAVED_WITHIN_SECS", 1.5),
+        mock.patch("tfps.runtime.training.early_end.SAVED_WITHIN_SECS", 1.5),
         mock.patch("tfps.runtime.training.parameter_server.PS_GRACE_SECS", 2.0),
     )
     flags = {**FLAGS, "mode": mode, "model_dir": str(tmp_path)}
-    with times[0], times[1], slow_disk(tmp_path) as (reached, _), job(LINEAR, **flags) as running:
+    with times[0], times[1], times[2], slow_disk(tmp_path) as (reached, _), job(LINEAR, **flags) as running:
         assert reached.wait(20)
         running.stop()
         assert isinstance(running.wait(5)["worker/0"], StoppedError)
