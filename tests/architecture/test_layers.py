@@ -32,7 +32,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.config": ("tfps.errors", "tfps.text"),
     "tfps.text": ("tfps.errors",),
     "tfps.progress": ("tfps.text",),
-    "tfps.report": ("tfps.text",),
+    "tfps.report": ("tfps.storage", "tfps.text"),
     "tfps.storage": ("tfps.errors",),
     "tfps.plugins": ("tfps.errors",),
     "tfps.tf_types": (),
@@ -216,8 +216,8 @@ _MOST_MODULE_LINES = 300
 LONG_FUNCTIONS = {"tfps.cluster.rendezvous.wait_for_peers", "tfps.runtime.training.summary_writer.write"}
 LONG_MODULES = {
     *("tfps.cluster.resolver", "tfps.config.job_config", "tfps.launchers.kubernetes.manifests"),
-    *("tfps.launchers.local.job", "tfps.models.loader", "tfps.runtime.checkpoint.directory"),
-    *("tfps.runtime.checkpoint.ownership", "tfps.runtime.coordination.job_state"),
+    *("tfps.launchers.local.job", "tfps.models.loader"),
+    "tfps.runtime.coordination.job_state",
     *("tfps.runtime.training.training_loop", "tfps.runtime.training.worker"),
 }
 
