@@ -134,7 +134,7 @@ class Worker:
 
     def _restart(self, parts: WorkerParts, loop: Loop) -> None:
         session = parts.connection.open()
-        session.run(parts.init_tables)  # the tables ended with the earlier session
+        session.run(parts.init.tables)  # the tables ended with the earlier session
         joining.begin(parts, session)
         loop.resume(session)
 
