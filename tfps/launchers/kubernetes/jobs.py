@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tfps.jobs.spec import PORT, Job, Role
-from tfps.launchers.kubernetes import manifests, status
+from tfps.launchers.kubernetes import manifests, status, task_inputs
 from tfps.launchers.kubernetes.launcher import KubernetesLauncher, hosts_by_flag
 from tfps.launchers.kubernetes.manifests import Object
 
@@ -30,7 +30,7 @@ class JobsLauncher(KubernetesLauncher):
         """
         hosts = hosts_by_flag(job, _host)
         return [
-            *manifests.config_maps(job, hosts),
+            *task_inputs.config_maps(job, hosts),
             *manifests.network_policies(job),
             _service(job),
             *(_job(job, role) for role in job.roles),

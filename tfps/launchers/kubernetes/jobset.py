@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tfps.jobs.spec import PORT, Job, Role
-from tfps.launchers.kubernetes import manifests, status
+from tfps.launchers.kubernetes import manifests, status, task_inputs
 from tfps.launchers.kubernetes.launcher import KubernetesLauncher, hosts_by_flag
 from tfps.launchers.kubernetes.manifests import Object
 
@@ -37,7 +37,7 @@ class JobSetLauncher(KubernetesLauncher):
             "replicatedJobs": [_replicated(job, role) for role in job.roles],
         }
         jobset = manifests.api_object(job, "jobset.x-k8s.io/v1alpha2", "JobSet", spec=spec)
-        return [*manifests.config_maps(job, hosts), *manifests.network_policies(job), jobset]
+        return [*task_inputs.config_maps(job, hosts), *manifests.network_policies(job), jobset]
 
     def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
         """Return the number of tasks of each role."""

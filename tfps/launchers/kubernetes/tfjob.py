@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tfps.jobs.spec import Job, Role
-from tfps.launchers.kubernetes import manifests, status
+from tfps.launchers.kubernetes import manifests, status, task_inputs
 from tfps.launchers.kubernetes.launcher import KubernetesLauncher
 from tfps.launchers.kubernetes.manifests import Object
 
@@ -30,7 +30,7 @@ class TFJobLauncher(KubernetesLauncher):
         Raises:
             ConfigError: If the cluster would refuse one of them.
         """
-        manifests.check_tf_config(job, f"{job.config.namespace or 'default'}.svc")
+        task_inputs.check_tf_config(job, f"{job.config.namespace or 'default'}.svc")
         policy = {
             "cleanPodPolicy": "Running",
             "backoffLimit": manifests.RETRIES,
@@ -39,7 +39,7 @@ class TFJobLauncher(KubernetesLauncher):
         replicas = {_KINDS[role.name]: _replica(job, role) for role in job.roles}
         spec = {"runPolicy": policy, "successPolicy": "AllWorkers", "tfReplicaSpecs": replicas}
         tfjob = manifests.api_object(job, "kubeflow.org/v1", "TFJob", spec=spec)
-        return [*manifests.config_maps(job), *manifests.network_policies(job), tfjob]
+        return [*task_inputs.config_maps(job), *manifests.network_policies(job), tfjob]
 
     def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
         """Return the number of tasks of each role."""
