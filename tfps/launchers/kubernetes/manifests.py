@@ -251,9 +251,9 @@ def _of_volumes(job: Job) -> str:
     found = containers.volumes(job.config)
     claims = ", ".join(volume.source for volume in found if not volume.on_host)
     paths = ", ".join(show(volume.source) for volume in found if volume.on_host)
-    told = f"The volume claim {claims} must exist; this job neither creates nor deletes it.\n" if claims else ""
-    told += f"The directory {paths} must be on every node, for user {_USER} to write to.\n" if paths else ""
+    text = f"The volume claim {claims} must exist; this job neither creates nor deletes it.\n" if claims else ""
+    text += f"The directory {paths} must be on every node, for user {_USER} to write to.\n" if paths else ""
     if not job.config.network_policy:
-        return f"{told}Whoever reaches the job's pods can run code in them: no NetworkPolicy keeps others away."
+        return f"{text}Whoever reaches the job's pods can run code in them: no NetworkPolicy keeps others away."
     reach = "anything, as --data_dir is a URL" if "://" in job.config.data_dir else "those and name servers only"
-    return f"{told}Only the job's own pods can reach its pods, which reach {reach}, where the network heeds policies."
+    return f"{text}Only the job's own pods can reach its pods, which reach {reach}, where the network heeds policies."

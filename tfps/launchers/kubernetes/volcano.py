@@ -66,9 +66,9 @@ class VolcanoLauncher(KubernetesLauncher):
 
     def state(self, found: Sequence[Object]) -> tuple[str, str]:
         """Return the state of a job, from its phase."""
-        told = found[0].get("status", {}).get("state", {})
-        words = ": ".join(str(told[name]) for name in ("reason", "message") if told.get(name))
-        phase = str(told.get("phase", ""))
+        state = found[0].get("status", {}).get("state", {})
+        words = ": ".join(str(state[name]) for name in ("reason", "message") if state.get(name))
+        phase = str(state.get("phase", ""))
         return _PHASES.get(phase, ""), words or (phase if phase in _PHASES and phase != "Completed" else "")
 
 
