@@ -173,7 +173,7 @@ class BatchLauncher(Launcher[BatchPlan]):
         answer = client.run_client(argv, str(plan))
         job_id = self.parse_job_id(answer)
         if not job_id:
-            raise PlatformError(f"{argv[0]} told no job's id: {show(answer.strip())}.")
+            raise PlatformError(f"{argv[0]} did not print a job id: {show(answer.strip())}.")
         roles = " ".join(f"{role} {count}" for role, count in plan.files.roles.items())
         append(plan.files.of_job(job_id), f"roles {roles}")  # the job may have to wait for long
         return BatchJob(self, job_id, plan.files)
@@ -275,7 +275,7 @@ class BatchJob(SubmittedJob):
         deadline = time.monotonic() + CANCEL_SECS
         while not self._has_ended():
             if time.monotonic() > deadline:
-                raise PlatformError(f"{self.handle} has not ended {CANCEL_SECS:g} s after it was told to.")
+                raise PlatformError(f"{self.handle} has not ended {CANCEL_SECS:g} s after it was asked to stop.")
             time.sleep(_POLL_SECS)
 
 

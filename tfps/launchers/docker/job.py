@@ -97,7 +97,7 @@ class DockerJob(SubmittedJob):
                 problems += error.problems
         if problems:
             raise PlatformError(
-                [*problems, f"{self.handle} is told to end, but not all of it has gone: cancel it again."]
+                [*problems, f"{self.handle} is asked to stop, but not all of it has gone: cancel it again."]
             )
 
     def remove(self) -> None:

@@ -10,8 +10,8 @@ from tfps.launchers.kubernetes.manifests import Object
 _WHY = f"""
 The parameter servers end by themselves, though plain Jobs know nothing of each other: with 0 when every worker has said
 that it is done; with a worker's exit code when it has failed for good; and when none has come for twice
---start_timeout_secs. tfps cancel ends them at once.
-{manifests.WHY_RESTARTS} Any other exit code fails the Job at once.
+--start_timeout_secs. tfps cancel ends them immediately.
+{manifests.WHY_RESTARTS} Any other exit code fails the Job immediately.
 """
 
 

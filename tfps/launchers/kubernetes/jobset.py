@@ -10,7 +10,7 @@ from tfps.launchers.kubernetes.manifests import Object
 _WHY = f"""
 The parameter servers end with the job: by themselves when every worker has said that it is done, and by JobSet, which
 deletes what still runs once the workers' Job is complete (successPolicy) or either Job has failed.
-{manifests.WHY_RESTARTS} Any other exit code fails the Job at once, and with it the JobSet,
+{manifests.WHY_RESTARTS} Any other exit code fails the Job immediately, and with it the JobSet,
 which is never started again as a whole (maxRestarts: 0).
 """
 

@@ -260,7 +260,7 @@ class KubeJob(SubmittedJob):
         problems += self._deleted(_BESIDE, "--wait=false")
         if problems:
             raise PlatformError(
-                [*problems, f"{self.handle} is told to end, but not all of it has gone: cancel it again."]
+                [*problems, f"{self.handle} is asked to stop, but not all of it has gone: cancel it again."]
             )
 
     def _deleted(self, what: str, *args: str, role: str = "") -> Sequence[str]:

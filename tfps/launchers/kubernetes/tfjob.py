@@ -11,8 +11,8 @@ _WHY = """
 The parameter servers end with the job: by themselves when every worker has said that it is done, and by the operator
 (cleanPodPolicy: Running) once all workers have ended with 0 (successPolicy: AllWorkers) or the job has failed.
 A task that is killed, or ends as another is lost, starts again inside its pod, a limited number of times. A pod that
-ends with 128 or more is made anew, one that ends with less fails the job (restartPolicy: ExitCode). The operator does
-not count what it makes anew for an exit code: to bound that, set runPolicy.activeDeadlineSeconds.
+ends with 128 or more is created again, one that ends with less fails the job (restartPolicy: ExitCode). The operator
+does not count the pods that it creates again for an exit code: to bound that, set runPolicy.activeDeadlineSeconds.
 """
 _KINDS = {"ps": "PS", "worker": "Worker"}
 

@@ -27,7 +27,7 @@ from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, Tas
 from tfps.jobs.spec import KILLED, MOST_RESTARTS
 from tfps.launchers.ray.actor import RayTask
 from tfps.launchers.ray.log_protocol import format_line, format_status
-from tfps.text import one_line
+from tfps.text import one_line, ordinal
 from tfps.timeouts import RAY_STOP_SECS
 
 _LOOK_SECS = 1.0  # how soon the driver sees a request to stop
@@ -176,7 +176,7 @@ class Driver:
         if error.actor_init_failed:
             self.fail(words)
         elif self._code is None and self._lost > MOST_RESTARTS:
-            self.fail(f"a node was lost for the {self._lost}. time: {words}", PeerLostError.exit_code)
+            self.fail(f"a node was lost for the {ordinal(self._lost)} time: {words}", PeerLostError.exit_code)
         elif self._code is None:
             for task, status in self._tasks.items():
                 self._set(task, state=PENDING, restarts=status.restarts + 1, reason=f"a node is lost: {words}")

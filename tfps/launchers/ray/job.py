@@ -92,7 +92,9 @@ class RayJob(SubmittedJob):
         deadline = time.monotonic() + CANCEL_SECS
         while not self._info().status.is_terminal():
             if time.monotonic() > deadline:
-                raise PlatformError(f"{self.handle} has not ended {CANCEL_SECS:g} s after it was told to: ask Ray why.")
+                raise PlatformError(
+                    f"{self.handle} has not ended {CANCEL_SECS:g} s after it was asked to stop: ask Ray why."
+                )
             time.sleep(_ASK_EVERY_SECS)
 
     def stop(self) -> None:
