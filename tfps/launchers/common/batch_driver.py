@@ -98,7 +98,7 @@ class Driver:
         self._record = JobRecord({}, [], "", "")
         self._processes: dict[Task, subprocess.Popen[bytes]] = {}
         self._kill_at: float | None = None
-        self._is_asked_to_stop = False
+        self._stop_requested = False
 
     def run(self) -> int:
         """Run the tasks; return the job's exit code: that of the task that made it fail, or 143 if it was stopped."""
@@ -110,7 +110,7 @@ class Driver:
         self._say("roles " + " ".join(f"{role} {count}" for role, count in self._spec.roles.items()))
         self._say(f"run {runs}")
         for task in self._cluster.tasks():
-            if not self._is_asked_to_stop:
+            if not self._stop_requested:
                 self._processes[task] = self._start(task)
                 self._say(f"{task} started on {self._hosts[task]}")
         self._see_through()
@@ -132,7 +132,7 @@ class Driver:
         cause = self._record.cause()
         code = (self._record.tasks[cause[0]].exit_code or 0) if cause else 0
         # The job was not stopped if all its tasks finished first.
-        was_stopped = self._is_asked_to_stop and (code or not self._processes)
+        was_stopped = self._stop_requested and (code or not self._processes)
         return StoppedError.exit_code if was_stopped else code
 
     def _start(self, task: Task) -> "subprocess.Popen[bytes]":
@@ -162,7 +162,7 @@ class Driver:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        self._is_asked_to_stop = True
+        self._stop_requested = True
         self._end()
 
     def _end(self) -> None:
