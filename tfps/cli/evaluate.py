@@ -15,7 +15,7 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, ConfigError
 from tfps.models import loader
 from tfps.progress import format_progress
-from tfps.runtime.checkpoint import directory as model_dir
+from tfps.runtime.checkpoint.directory import select_checkpoint
 from tfps.runtime.checkpoint.manifest import INDEX, file_of
 from tfps.storage import JOB, read_json
 
@@ -29,7 +29,7 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, lo
         raise ConfigError("--model_dir is missing: give the directory of a trained job.")
     directory = Path(given.model_dir or str(Path(given.checkpoint_path or "").parent))
     asked = problems.read(flags, argv, _stored(directory / JOB).replace(model_dir=str(directory)))
-    path = absolute(model_dir.select_checkpoint(asked))
+    path = absolute(select_checkpoint(asked))
     named = asked.model.endswith(".py") and asked.model != given.model  # by job.json, not by the flags
     if named:
         problems.of(_check_owner, directory / JOB, Path(asked.model))
@@ -39,7 +39,7 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, lo
     if named:
         print(f"runs {job.model}, as {directory / JOB} says", file=sys.stderr)
     if not asked.checkpoint_path and not file_of(path, INDEX).exists():  # a running job deletes old ones
-        path = absolute(model_dir.select_checkpoint(asked))
+        path = absolute(select_checkpoint(asked))
     return job, loader.load(job.model), path
 
 
@@ -54,8 +54,8 @@ def _stored(path: Path) -> JobConfig:
     for name, value in stored.items():
         number = kinds[name] in (float, float | None)  # a float may be written without a decimal point
         if not isinstance(value, kinds[name] | int if number else kinds[name]):
-            told = f"{path} cannot be read: {name} is {json.dumps(value)}"
-            raise CheckpointError(f"{told}. Mend it, or move it away and give the flags.")
+            problem = f"{path} cannot be read: {name} is {json.dumps(value)}"
+            raise CheckpointError(f"{problem}. Mend it, or move it away and give the flags.")
     return JobConfig(**stored)
 
 

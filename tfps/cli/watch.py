@@ -42,12 +42,12 @@ def _report(view: JobView, job: Job, outcome: Outcome) -> int:
         print(f"error: {outcome.error}", file=sys.stderr)
     else:
         stored = read_json(Path(job.config.model_dir) / SUMMARY) if job.config.model_dir else None
-        told = final_lines(stored, job.config.model_dir) if stored else final_lines(_as_told(view), None)
-        print("\n".join(["", *told]))
+        lines = final_lines(stored, job.config.model_dir) if stored else final_lines(_from_reports(view), None)
+        print("\n".join(["", *lines]))
     return outcome.exit_code
 
 
-def _as_told(view: JobView) -> dict[str, Any]:
+def _from_reports(view: JobView) -> dict[str, Any]:
     """Return a summary from the tasks' reports, for a job whose directory is not visible from here."""
     reported = [values for task in view.tasks.values() for values in task.values.items()]
     metrics = {name.removeprefix("eval/"): value for name, value in reported if name.startswith("eval/")}
