@@ -67,7 +67,7 @@ class _Counting(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
         zeros = tf.zeros_initializer()
         counters = [tf.get_variable(kind.__name__, [], initializer=zeros, trainable=False) for kind in KINDS]
         counted = [kind(counter) for kind, counter in zip(KINDS, counters, strict=True)]
-        return tf.group(super().apply_gradients(grads_and_vars, global_step), *counted)
+        return tf.group(super().apply_gradients(grads_and_vars, global_step, name), *counted)
 
 
 def _ones(mode: str, params: Any, context: Any) -> Any:
