@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tfps.storage import JobDirectory
 from tfps.text import count, duration, number, plural
 
 _SHORT_SECS = 10.0  # in a shorter job, chance decides which worker is the slowest
@@ -36,7 +37,8 @@ def final_lines(summary: Mapping[str, Any], model_dir: str | None) -> list[str]:
     lines += [f"  eval {name:<9} {told}" for name, value in metrics.items() if (told := _metric(value))]
     lines += [f"  {name:<14} {told}" for name, told in _course(summary).items() if told]
     if model_dir:
-        lines += [f"  checkpoint     {summary.get('checkpoint') or 'none'}", f"  logs           {model_dir}/logs"]
+        lines.append(f"  checkpoint     {summary.get('checkpoint') or 'none'}")
+        lines.append(f"  logs           {JobDirectory(model_dir).logs}")
     return lines
 
 

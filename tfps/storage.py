@@ -1,4 +1,4 @@
-"""Files of a job: names, and reads and writes that are complete or not there. Does not import TensorFlow."""
+"""The files of a job: their names, and reads and writes that are complete or not there. Does not import TensorFlow."""
 
 import errno
 import io
@@ -14,8 +14,81 @@ from typing import Any
 
 from tfps.errors import CheckpointError, StorageError
 
-JOB, SUMMARY, LOGS = "job.json", "summary.json", "logs"
 SCHEMA_VERSION = 1  # of job.json and summary.json: within a version, names that exist stay and keep their meaning
+CHECKPOINT_NAME = "model.ckpt"  # the first part of the names of a checkpoint's files
+STAGING_PREFIX = ".saving-"
+
+
+class JobDirectory:
+    """``--model_dir``: the place of every file of a job.
+
+    Attributes:
+        path: The directory.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def job(self) -> Path:
+        """``job.json``: the flags of the newest run."""
+        return self.path / "job.json"
+
+    @property
+    def summary(self) -> Path:
+        """``summary.json``: the result of the newest run."""
+        return self.path / "summary.json"
+
+    @property
+    def logs(self) -> Path:
+        """The directory of the logs."""
+        return self.path / "logs"
+
+    def log(self, task: str) -> Path:
+        """Return the log of a task, like ``worker/0``."""
+        return self.logs / f"{task.replace('/', '-')}.log"
+
+    @property
+    def launcher_log(self) -> Path:
+        """TensorFlow's output while a launcher on this machine imports it for all tasks."""
+        return self.logs / "launch.log"
+
+    @property
+    def training_events(self) -> Path:
+        """The directory of the chief's event files."""
+        return self.path
+
+    @property
+    def evaluation_events(self) -> Path:
+        """The directory of the event files of evaluations."""
+        return self.path / "eval"
+
+    def checkpoint(self, step: int) -> str:
+        """Return the path of a step's checkpoint, as TensorFlow takes it: its files have this name and a suffix."""
+        return str(self.path / f"{CHECKPOINT_NAME}-{step}")
+
+    @property
+    def state_file(self) -> Path:
+        """The file from which TensorFlow's own tools learn which checkpoint is the newest."""
+        return self.path / "checkpoint"
+
+    def staging(self, save: str) -> Path:
+        """Return the directory in which the save with a given id writes; it has the layout of this one."""
+        return self.path / f"{STAGING_PREFIX}{save}"
+
+    def export(self, step: int) -> Path:
+        """Return the directory of a step's SavedModel."""
+        return self.path / "export" / str(step)
+
+    @property
+    def owner(self) -> Path:
+        """The file that names the chief that holds the directory."""
+        return self.path / ".chief"
+
+    @property
+    def owner_lock(self) -> Path:
+        """The lock under which ``owner`` is written."""
+        return self.path / ".chief.lock"
 
 
 def make_dir(path: Path) -> None:

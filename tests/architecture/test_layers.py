@@ -32,7 +32,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.config": ("tfps.errors", "tfps.text"),
     "tfps.text": ("tfps.errors",),
     "tfps.progress": ("tfps.text",),
-    "tfps.report": ("tfps.text",),
+    "tfps.report": ("tfps.storage", "tfps.text"),
     "tfps.storage": ("tfps.errors",),
     "tfps.plugins": ("tfps.errors",),
     "tfps.tf_types": (),
@@ -213,12 +213,8 @@ def test_the_command_line_changes_no_environment() -> None:
 _MOST_FUNCTION_LINES = 40
 _MOST_MODULE_LINES = 300
 # What is longer. The lists only become shorter.
-LONG_FUNCTIONS = {"tfps.cluster.rendezvous.wait_for_peers", "tfps.runtime.training.summary_writer.write"}
-LONG_MODULES = {
-    *("tfps.cluster.resolver", "tfps.config.job_config", "tfps.models.loader", "tfps.runtime.checkpoint.directory"),
-    *("tfps.runtime.checkpoint.ownership", "tfps.runtime.coordination.job_state"),
-    *("tfps.runtime.training.training_loop", "tfps.runtime.training.worker"),
-}
+LONG_FUNCTIONS = {"tfps.runtime.training.summary_writer.write"}
+LONG_MODULES = {"tfps.models.loader"}
 
 
 def test_no_function_is_too_long() -> None:

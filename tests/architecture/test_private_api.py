@@ -12,7 +12,7 @@ _EXIT = "ends the process without Python's clean-up; a documented function, what
 EXCEPTIONS: Mapping[str, Mapping[str, str]] = {
     "cli/run.py": {"_exit": _EXIT, "_run_exitfuncs": "runs the exit handlers before such an end"},
     "launchers/local/fork_server.py": {"_forkserver_address": "Python has no public name for it"},
-    "runtime/checkpoint/manager.py": {"_get_save_slice_info": "to be graph_editor.slice_info"},
+    "runtime/checkpoint/restore.py": {"_get_save_slice_info": "to be graph_editor.slice_info"},
     "runtime/checkpoint/manifest.py": {"_asdict": "a documented method of named tuples, whatever its name"},
     "runtime/coordination/failure_notice.py": {"_exit": _EXIT},
     "runtime/error_translation.py": {"_functions": "to be a function of graph_editor"},

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tfps.errors import CheckpointError, StorageError
-from tfps.storage import read_json, write_json
+from tfps.storage import JobDirectory, read_json, write_json
 
 
 def test_json_is_written_whole_and_readable(tmp_path: Path) -> None:
@@ -91,3 +91,20 @@ def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path, text: bytes) -
         read_json(path)
     assert str(caught.value).startswith(str(path))
     assert str(caught.value).endswith("Move it away, or give another --model_dir.")
+
+
+def test_the_files_of_a_job_have_their_names() -> None:
+    """Jobs of earlier versions have these names, so that their directories go on, and people know them."""
+    directory = JobDirectory("m")
+    named = [directory.job, directory.summary, directory.log("worker/0"), directory.launcher_log, directory.state_file]
+    assert [str(path) for path in named] == [
+        "m/job.json",
+        "m/summary.json",
+        "m/logs/worker-0.log",
+        "m/logs/launch.log",
+        "m/checkpoint",
+    ]
+    assert directory.checkpoint(50) == "m/model.ckpt-50"
+    assert (directory.training_events, directory.evaluation_events) == (Path("m"), Path("m/eval"))
+    assert (directory.export(50), directory.staging("id")) == (Path("m/export/50"), Path("m/.saving-id"))
+    assert (directory.owner, directory.owner_lock) == (Path("m/.chief"), Path("m/.chief.lock"))

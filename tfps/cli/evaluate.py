@@ -15,9 +15,9 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, ConfigError
 from tfps.models import loader
 from tfps.progress import format_progress
-from tfps.runtime.checkpoint.directory import select_checkpoint
+from tfps.runtime.checkpoint.finder import select_checkpoint
 from tfps.runtime.checkpoint.manifest import INDEX, file_of
-from tfps.storage import JOB, read_json
+from tfps.storage import JobDirectory, read_json
 
 
 def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, loader.Model, str]:
@@ -27,17 +27,17 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, lo
     problems.settle()
     if not (given.model_dir or given.checkpoint_path):
         raise ConfigError("--model_dir is missing: give the directory of a trained job.")
-    directory = Path(given.model_dir or str(Path(given.checkpoint_path or "").parent))
-    asked = problems.read(flags, argv, _stored(directory / JOB).replace(model_dir=str(directory)))
+    directory = JobDirectory(given.model_dir or Path(given.checkpoint_path or "").parent)
+    asked = problems.read(flags, argv, _stored(directory.job).replace(model_dir=str(directory.path)))
     path = absolute(select_checkpoint(asked))
     named = asked.model.endswith(".py") and asked.model != given.model  # by job.json, not by the flags
     if named:
-        problems.of(_check_owner, directory / JOB, Path(asked.model))
+        problems.of(_check_owner, directory.job, Path(asked.model))
     job = found_from_anywhere(asked)
     check_model(job, problems)
     with_tensorflow(problems)
     if named:
-        print(f"runs {job.model}, as {directory / JOB} says", file=sys.stderr)
+        print(f"runs {job.model}, as {directory.job} says", file=sys.stderr)
     if not asked.checkpoint_path and not file_of(path, INDEX).exists():  # a running job deletes old ones
         path = absolute(select_checkpoint(asked))
     return job, loader.load(job.model), path
@@ -81,10 +81,10 @@ def _check_owner(stored: Path, source: Path) -> None:
 def _eval(argv: Sequence[str]) -> int:
     """Evaluate a checkpoint on this machine."""
     job, model, path = _trained(EVAL.flags, argv)
-    from tfps.runtime.checkpoint import manager  # noqa: PLC0415  imports TensorFlow
+    from tfps.runtime.checkpoint import restore  # noqa: PLC0415  imports TensorFlow
     from tfps.runtime.results import evaluation  # noqa: PLC0415  imports TensorFlow
 
-    step = manager.step_of(path)
+    step = restore.step_of(path)
     values = evaluation.of_checkpoint(job, model, path)
     lists = [f"{name}={json.dumps(v, separators=(',', ':'))}" for name, v in values.items() if not isinstance(v, float)]
     print(" ".join([format_progress(step, {k: v for k, v in values.items() if isinstance(v, float)}), *lists]))

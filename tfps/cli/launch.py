@@ -15,8 +15,9 @@ from tfps.jobs.spec import Job
 from tfps.report import final_lines
 from tfps.runtime import task
 from tfps.runtime.checkpoint import ownership
-from tfps.runtime.checkpoint.directory import Finder, sealed, step_in
-from tfps.storage import LOGS, SUMMARY, make_dir, read_json, remove, write_json
+from tfps.runtime.checkpoint.directory import sealed, step_in
+from tfps.runtime.checkpoint.finder import Finder
+from tfps.storage import JobDirectory, make_dir, read_json, remove, write_json
 from tfps.text import plural
 
 MOST_LOCAL_TASKS = 256
@@ -44,21 +45,21 @@ def _follow(job: JobConfig, began: float) -> int:
     from tfps.jobs import display, follow  # noqa: PLC0415  other commands do not need it
     from tfps.launchers.local.launcher import LocalLauncher  # noqa: PLC0415  other commands do not need it
 
-    directory = Path(job.model_dir or ".")
+    directory = JobDirectory(job.model_dir or ".")
     ownership.check(job.model_dir, force=job.force)
-    make_dir(directory / LOGS)
-    remove(directory / SUMMARY)  # an earlier run's
+    make_dir(directory.logs)
+    remove(directory.summary)  # an earlier run's
     workers = plural(job.num_workers or 2, "worker")
     print(f"{job.model}: {job.num_ps} ps, {workers}, {job.mode}; model_dir {job.model_dir}", flush=True)
     with ports.held_ports((job.num_ps or 1) + (job.num_workers or 2)) as held:
         launcher = LocalLauncher(held)
-        plan = launcher.plan(Job(directory.name, job))
+        plan = launcher.plan(Job(directory.path.name, job))
         shown = display.job_view(job, plan.commands, began)
         outcome = follow.follow(launcher.submit(plan), shown)
     keep = _is_kept_for(directory, [f"127.0.0.1:{port}" for port in held])
     summary = follow.complete_summary(job, shown, outcome, keep)
     summary = _with_checkpoint(job, summary) if keep else summary
-    unwritten = _written(directory / SUMMARY, summary) if keep else None
+    unwritten = _written(directory.summary, summary) if keep else None
     if outcome.exit_code == StoppedError.exit_code:
         print(_stopped(job, int(summary.get("global_step") or 0)))
     elif outcome.exit_code:
@@ -70,13 +71,13 @@ def _follow(job: JobConfig, began: float) -> int:
     return outcome.exit_code or (unwritten.exit_code if unwritten else 0)
 
 
-def _is_kept_for(directory: Path, hosts: Sequence[str]) -> bool:
+def _is_kept_for(directory: JobDirectory, hosts: Sequence[str]) -> bool:
     """Return whether a job still owns its directory at its end: no other job holds it, or held it and ended there."""
     try:
-        theirs = (read_json(directory / SUMMARY) or {}).get("hosts")
+        theirs = (read_json(directory.summary) or {}).get("hosts")
     except CheckpointError:
         theirs = None
-    return theirs in (None, hosts) and ownership.is_free_for(str(directory), hosts)
+    return theirs in (None, hosts) and ownership.is_free_for(str(directory.path), hosts)
 
 
 def _written(path: Path, summary: Mapping[str, Any]) -> StorageError | None:

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from tfps.errors import StoppedError
@@ -12,7 +11,7 @@ from tfps.jobs.handle import RunningJob, SubmittedJob
 from tfps.jobs.poller import JobPoller
 from tfps.jobs.spec import Job
 from tfps.report import final_lines
-from tfps.storage import SUMMARY, read_json
+from tfps.storage import JobDirectory, read_json
 
 
 def wait_for(submitted: SubmittedJob, job: Job, began: float) -> int:
@@ -41,7 +40,7 @@ def _report(view: JobView, job: Job, outcome: Outcome) -> int:
     elif outcome.exit_code:
         print(f"error: {outcome.error}", file=sys.stderr)
     else:
-        stored = read_json(Path(job.config.model_dir) / SUMMARY) if job.config.model_dir else None
+        stored = read_json(JobDirectory(job.config.model_dir).summary) if job.config.model_dir else None
         lines = final_lines(stored, job.config.model_dir) if stored else final_lines(_from_reports(view), None)
         print("\n".join(["", *lines]))
     return outcome.exit_code

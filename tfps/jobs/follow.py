@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,7 +14,7 @@ from tfps.errors import CheckpointError, PeerLostError, StoppedError, stopping_s
 from tfps.jobs.display import JobView, Plain, Terminal, screen
 from tfps.jobs.events import LogLine, Note, TaskExited, TaskRestarted, TaskStalled, how_it_ended
 from tfps.jobs.handle import RunningJob
-from tfps.storage import LOGS, SCHEMA_VERSION, SUMMARY, read_json
+from tfps.storage import SCHEMA_VERSION, JobDirectory, read_json
 from tfps.text import utc
 from tfps.timeouts import SECOND_THOUGHT_SECS
 
@@ -167,7 +166,7 @@ def log_tail(config: JobConfig, view: JobView, outcome: Outcome, most: int = 10)
     silent = [t for t, code in outcome.exit_codes.items() if code not in (0, stopped) and not view.tasks[t].error]
     if not silent or outcome.exit_code == stopped:
         return []
-    path = Path(config.model_dir or ".") / LOGS / f"{silent[0].job}-{silent[0].index}.log"
+    path = JobDirectory(config.model_dir or ".").log(str(silent[0]))
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     lines = [line for line in lines if not re.match(r"[IW]\d{4} ", line)]  # TensorFlow's information and warnings
     return [f"the end of {path}:", *(f"  {line}" for line in lines[-most:])]
@@ -224,7 +223,7 @@ def complete_summary(config: JobConfig, view: JobView, outcome: Outcome, read: b
 def _of_chief(model_dir: str | None) -> dict[str, Any] | None:
     """Return the chief's summary; ``None`` if there is none or it cannot be read."""
     try:
-        return read_json(Path(model_dir or ".") / SUMMARY)
+        return read_json(JobDirectory(model_dir or ".").summary)
     except CheckpointError:
         return None
 

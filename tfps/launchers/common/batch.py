@@ -24,7 +24,7 @@ from tfps.launchers.base import Launcher
 from tfps.launchers.common import client
 from tfps.launchers.common.batch_driver import Spec
 from tfps.launchers.common.job_files import Files, JobRecord, follow_lines, with_tasks
-from tfps.storage import LOGS, make_dir
+from tfps.storage import JobDirectory, make_dir
 from tfps.text import show
 from tfps.timeouts import CANCEL_SECS
 
@@ -150,7 +150,7 @@ class BatchLauncher(Launcher[BatchPlan]):
             raise ConfigError(
                 f"--model_dir={show(model_dir)} has no place for logs: give a directory that all hosts see."
             )
-        return Files(f"{model_dir}/{LOGS}", {role.name: role.replicas for role in job.roles}, self.name)
+        return Files(str(JobDirectory(model_dir).logs), {role.name: role.replicas for role in job.roles}, self.name)
 
     def plan(self, job: Job) -> BatchPlan:
         """Return the script of a job.
@@ -195,7 +195,7 @@ class BatchLauncher(Launcher[BatchPlan]):
 
     def _known_files(self, job_id: str, directory: Path) -> Files:
         """Return the files of a job, with its number of tasks as the job's own file has it."""
-        logs = directory / LOGS
+        logs = JobDirectory(directory).logs
         path = Files(str(logs), {}, self.name).of_job(job_id)
         text = path.read_text(errors="replace") if path.is_file() else ""
         match = re.search(r"^roles ps (\d+) worker (\d+)$", text, re.MULTILINE)

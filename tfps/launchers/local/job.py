@@ -37,7 +37,7 @@ from tfps.launchers.local.fork_server import ForkServer
 from tfps.launchers.local.life_signs import LifeSigns
 from tfps.launchers.local.output import TaskOutput
 from tfps.launchers.local.restart_policy import RestartPolicy
-from tfps.storage import LOGS
+from tfps.storage import JobDirectory
 from tfps.timeouts import KILL_AFTER_SECS, STALLED_AFTER_SECS
 
 _MOST_RESTARTS = 5
@@ -66,7 +66,7 @@ class LocalJob(RunningJob):
 
     def __init__(self, plan: Plan, restarts: RestartPolicy | None = None, log: Path | None = None) -> None:
         self._plan = plan
-        self._server = ForkServer(log or Path(plan.config.model_dir or ".") / LOGS / "launch.log")
+        self._server = ForkServer(log or JobDirectory(plan.config.model_dir or ".").launcher_log)
         self._processes: dict[Task, ForkServerProcess] = {}
         self._selector = selectors.DefaultSelector()
         self._kill_at: float | None = None

@@ -24,7 +24,7 @@ from tfps.errors import RetryableError, StoppedError, stopping_signals
 from tfps.jobs.events import LogLine, TaskExited, TaskRestarted, TaskStalled
 from tfps.launchers.local.job import LocalJob, Plan
 from tfps.launchers.local.restart_policy import Alone
-from tfps.storage import LOGS, temporary_directory
+from tfps.storage import JobDirectory, temporary_directory
 from tfps.timeouts import SECOND_THOUGHT_SECS
 
 # The task's own lines about its state; a model's output does not match.
@@ -101,7 +101,7 @@ class Supervisor:
 def _log_of(config: JobConfig, task: Task) -> Iterator[Path]:
     """Yield the file for TensorFlow's output during its import: the task's own log, if it has one."""
     if config.model_dir:
-        yield Path(config.model_dir) / LOGS / f"{task.job}-{task.index}.log"
+        yield JobDirectory(config.model_dir).log(str(task))
         return
     handle, name = tempfile.mkstemp(prefix="tfps-", suffix=".log", dir=temporary_directory())
     os.close(handle)

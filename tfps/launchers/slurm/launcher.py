@@ -24,6 +24,7 @@ from tfps.launchers.common import client
 from tfps.launchers.common.job_files import Files
 from tfps.launchers.slurm import job as slurm_job
 from tfps.launchers.slurm.job import SlurmJob
+from tfps.storage import JobDirectory
 from tfps.text import show
 
 _INSTALL = "use a login node of the cluster (Debian: apt-get install slurm-client)"
@@ -137,7 +138,8 @@ class SlurmLauncher(Launcher[Plan]):
         if queue is not None and not re.fullmatch(r"[\w.+@,-]+", queue):
             raise ConfigError(f"--queue={show(queue)} is not the name of a partition: sinfo lists them.")
         model_dir = job.config.model_dir or str(Path(job.directory, "runs", job.name))
-        return Plan(job, Files(f"{model_dir}/logs", {role.name: role.replicas for role in _in_order(job)}, self.name))
+        logs = str(JobDirectory(model_dir).logs)
+        return Plan(job, Files(logs, {role.name: role.replicas for role in _in_order(job)}, self.name))
 
     def submit(self, plan: Plan) -> SlurmJob:
         """Submit a job.

@@ -15,9 +15,9 @@ from typing import Any
 from tfps.errors import StorageError
 from tfps.runtime.checkpoint import file_clock
 from tfps.runtime.process.process_identity import ancestors, lives, machine, started
+from tfps.storage import JobDirectory
 from tfps.timeouts import ORPHANED_SECS
 
-OWNER = ".chief"
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 _DEAD_AFTER_SECS = 20.0
 _POLL_SECS = 0.1
@@ -75,7 +75,7 @@ def look(model_dir: str) -> Seen | None:
     Raises:
         StorageError: If that cannot be read.
     """
-    path = Path(model_dir) / OWNER
+    path = JobDirectory(model_dir).owner
     if is_no_file(path):
         raise StorageError(f"--model_dir: {path} cannot be read: it is not a regular file. Delete it.")
     try:

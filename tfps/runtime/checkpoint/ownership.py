@@ -7,16 +7,15 @@ time, and deletes it when it ends. So a holder that was killed is known to be de
   containers reuse the same names and process ids;
 - elsewhere, if the file was not renewed for 20 s, by the clock of the file system.
 
-The file is written under a lock, a file that only one process can create, so one of two simultaneous claims wins.
+The file is written under a lock (``owner_lock``), so one of two simultaneous claims wins.
 """
 
 import contextlib
 import logging
 import os
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from tfps.cluster.spec import Cluster
 from tfps.errors import PeerLostError, StorageError, TfpsError
 from tfps.runtime.checkpoint.lock_holder import (
     GONE,
-    OWNER,
     Holder,
     Seen,
     is_dead,
@@ -36,13 +34,12 @@ from tfps.runtime.checkpoint.lock_holder import (
     place_of,
     this_process,
 )
-from tfps.storage import make_dir, write_json
+from tfps.runtime.checkpoint.owner_lock import locked
+from tfps.storage import JobDirectory, make_dir, write_json
 from tfps.text import show
 
-_LOCK = ".chief.lock"
 _RENEW_SECS = 2.0
 _QUIET_SECS = 6.0  # a chief of the same addresses that is silent for this long was restarted as this one
-_LOCK_SECS = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -87,48 +84,6 @@ def _held(model_dir: str, holder: Holder) -> HeldError:
         f"--model_dir={show(model_dir, 200)} is held by another job: {holder}. Give each job a directory of its own, "
         "or end that job first; --force takes the directory over, and ends that job."
     )
-
-
-@contextlib.contextmanager
-def _locked(model_dir: str) -> Iterator[None]:
-    """Hold the lock under which the holder of a directory is written.
-
-    Raises:
-        StorageError: If nothing can be written there, or an abandoned lock cannot be deleted.
-    """
-    path, since, found = Path(model_dir) / _LOCK, time.monotonic(), None
-    while not _made(path):
-        with contextlib.suppress(OSError):
-            if (now := path.lstat().st_ino) != found:
-                found, since = now, time.monotonic()
-            elif time.monotonic() - since > _LOCK_SECS:  # the process that made it was killed
-                _unlock(path)
-        time.sleep(0.01)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-
-
-def _unlock(path: Path) -> None:
-    """Delete an abandoned lock; raise if it stays, as a directory does, because the wait for it would never end."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        if error.errno not in GONE:
-            told = f"{path} was left there, and cannot be deleted by this job: {error.strerror}. Delete it."
-            raise StorageError(f"--model_dir: {told}") from None
-
-
-def _made(path: Path) -> bool:
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    except FileExistsError:
-        return False
-    except OSError as error:
-        raise StorageError(f"--model_dir: {path} cannot be written: {error.strerror}.") from None
-    return True
 
 
 @dataclass
@@ -185,7 +140,7 @@ class Ownership:
             seen = look(model_dir)
             if seen and not self._may_take(model_dir, seen):
                 raise _held(model_dir, seen.holder)
-            with _locked(model_dir):
+            with locked(model_dir):
                 now = look(model_dir)
                 if now is None or (seen and now.holder.id == seen.holder.id):  # else another chief was faster
                     self._write(model_dir)
@@ -194,7 +149,7 @@ class Ownership:
     def _write(self, model_dir: str) -> None:
         self._place = place_of(model_dir)
         self.own = replace(self.own, inode=self._place[1])
-        write_json(Path(model_dir) / OWNER, asdict(self.own))
+        write_json(JobDirectory(model_dir).owner, asdict(self.own))
 
     def _may_take(self, model_dir: str, seen: Seen) -> bool:
         if self.force or (self._known and self._is_same_job(seen.holder)):
@@ -245,7 +200,7 @@ class Ownership:
             self._look_after(self.model_dir or "")
 
     def _renew(self, model_dir: str) -> None:
-        path = Path(model_dir) / OWNER
+        path = JobDirectory(model_dir).owner
         if is_no_file(path):
             return
         try:
@@ -264,7 +219,7 @@ class Ownership:
 
     def _move(self, model_dir: str) -> None:
         """Write the new inode after a copy has replaced the directory, because other chiefs compare the inode."""
-        with _locked(model_dir):
+        with locked(model_dir):
             seen = look(model_dir)
             if seen and seen.holder.id == self.own.id:
                 self._write(model_dir)
@@ -286,7 +241,7 @@ class Ownership:
             self._told = True
             log.info("--model_dir=%s, or what it held, is gone. It is made again, and saved to at once.", model_dir)
         make_dir(Path(model_dir))
-        with _locked(model_dir):
+        with locked(model_dir):
             if look(model_dir):
                 return
             self._write(model_dir)
@@ -298,6 +253,6 @@ class Ownership:
         self._ended.set()
         with contextlib.suppress(OSError, StorageError):
             if self.model_dir and (seen := look(self.model_dir)) and seen.holder.id == self.own.id:
-                with _locked(self.model_dir):
+                with locked(self.model_dir):
                     if (seen := look(self.model_dir)) and seen.holder.id == self.own.id:
-                        os.unlink(Path(self.model_dir) / OWNER)
+                        os.unlink(JobDirectory(self.model_dir).owner)

@@ -32,7 +32,7 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.errors import CheckpointError, ConfigError, PeerLostError
 from tfps.runtime.process import process_identity
-from tfps.storage import JOB, read_json
+from tfps.storage import JobDirectory, read_json
 
 _EDITED = "it was changed meanwhile, or is not the same on all hosts. Give every task the same."
 _POLL_SECS = 0.1
@@ -144,7 +144,7 @@ def check_run(model_dir: str | None, told: str, server: str) -> None:
     if not told or not model_dir:
         return
     there = json.loads(told)
-    here = _run_in(Path(model_dir) / JOB) or there["id"]
+    here = _run_in(JobDirectory(model_dir).job) or there["id"]
     if there["model_dir"] != os.path.abspath(model_dir):
         why = f"with --model_dir={there['model_dir'] or 'none'}"
     elif here != there["id"]:

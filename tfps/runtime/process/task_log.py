@@ -13,7 +13,7 @@ from typing import TextIO, cast
 
 from tfps.errors import StorageError
 from tfps.runtime.process.model_output import Errors, OwnLines, Printed
-from tfps.storage import LOGS, make_dir
+from tfps.storage import JobDirectory, make_dir
 
 _log = logging.getLogger("tfps")
 
@@ -44,7 +44,7 @@ class _Tee:
 
 def log_file(model_dir: str | None, task: str) -> Path | None:
     """Return the path of the log of a task, like ``worker/0``; ``None`` without a ``--model_dir``."""
-    return Path(model_dir) / LOGS / f"{task.replace('/', '-')}.log" if model_dir else None
+    return JobDirectory(model_dir).log(task) if model_dir else None
 
 
 def open_log(path: Path | None) -> TextIO:

@@ -16,15 +16,16 @@ from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, Pee
 from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys
 from tfps.progress import format_progress
-from tfps.runtime.checkpoint import file_clock, manager
-from tfps.runtime.checkpoint.directory import Finder, list_checkpoints, step_in
+from tfps.runtime.checkpoint import file_clock, restore
+from tfps.runtime.checkpoint.directory import list_checkpoints, step_in
+from tfps.runtime.checkpoint.finder import Finder
 from tfps.runtime.error_translation import failed, is_of_peers
 from tfps.runtime.graph import cancel_safe_iterator, model_check
 from tfps.runtime.graph.evaluation import EvalGraph, evaluation_graph
 from tfps.runtime.process import task_log
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results.event_file import EventFile
-from tfps.storage import SUMMARY, read_json
+from tfps.storage import JobDirectory, read_json
 from tfps.tf_types import Session
 
 _POLL_SECS = 0.5
@@ -96,7 +97,7 @@ def of_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Any]:
         raise ConfigError(f"--model={model.name} has nothing to evaluate on: input_fn(mode='eval') returned None.")
     with built.graph.as_default(), tf.Session(graph=built.graph) as session:
         try:
-            manager.restore(session, path, tf.train.Saver())
+            restore.restore(session, path, tf.train.Saver())
         except CheckpointError:
             model_check.explain_misfit(config, model, ModeKeys.EVAL, built.graph)
             raise
@@ -112,7 +113,7 @@ def follow(config: JobConfig, cluster: Cluster, model: Model, stop: StopRequest)
         PeerLostError: If no PS answers any more and there is no summary.
         StoppedError: If the task is asked to stop.
     """
-    events = EventFile(config.model_dir, "eval")
+    events = EventFile(JobDirectory(config.model_dir).evaluation_events if config.model_dir else None)
     finder, began = Finder(config.model_dir), _time_in(config.model_dir or "")
     last: str | None = None
     last_answer = time.monotonic()
@@ -150,7 +151,7 @@ def _time_in(model_dir: str) -> float:
 
 def _is_over(config: JobConfig, began: float) -> bool:
     """Return whether the chief wrote its summary after this evaluator started, or training was complete before."""
-    path = Path(config.model_dir or "") / SUMMARY
+    path = JobDirectory(config.model_dir or "").summary
     summary = read_json(path)
     if summary is None or (summary.get("status") == "failed" and _number(summary, "exit_code") >= _MAY_GO_ON):
         return False  # the job may continue when its tasks are restarted

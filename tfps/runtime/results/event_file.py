@@ -15,17 +15,20 @@ log = logging.getLogger(__name__)
 
 
 class EventFile:
-    """Write scalars to ``MODEL_DIR`` or a folder in it, or nothing without a ``--model_dir``.
+    """Write scalars to a new file.
+
+    Args:
+        directory: The directory of the file; ``None`` to write nothing.
 
     If writing fails, at the start or later, it logs that once and writes nothing more. The job does not end for it.
     """
 
-    def __init__(self, model_dir: str | None, folder: str = "") -> None:
+    def __init__(self, directory: Path | None) -> None:
         self._writer: Any = None
-        if model_dir:
+        if directory:
             with self._or_without(), tf.Graph().as_default():  # the writer cannot be created in eager mode
                 # The file name has a time in seconds; without the suffix, chief and evaluator could share a file.
-                self._writer = tf.summary.FileWriter(str(Path(model_dir) / folder), filename_suffix=f".{os.getpid()}")
+                self._writer = tf.summary.FileWriter(str(directory), filename_suffix=f".{os.getpid()}")
 
     def write(self, step: int, values: Mapping[str, Any], merged: bytes | None = None) -> None:
         """Write the scalars among ``values``, and the model's own merged summary, at a global step."""

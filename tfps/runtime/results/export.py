@@ -13,8 +13,9 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, StorageError
 from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys
-from tfps.runtime.checkpoint import manager
+from tfps.runtime.checkpoint import restore
 from tfps.runtime.graph import model_check, serving
+from tfps.storage import JobDirectory
 from tfps.text import brief, show
 
 
@@ -34,7 +35,7 @@ def saved_model(config: JobConfig, model: Model, path: str) -> Path:
         ModelError: If the model cannot be served, or its prediction uses a variable that training has not.
         StorageError: If the directory exists or cannot be written.
     """
-    directory = Path(config.export_dir or Path(path).parent / "export" / str(manager.step_of(path)))
+    directory = Path(config.export_dir or JobDirectory(Path(path).parent).export(restore.step_of(path)))
     try:
         if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
             raise StorageError(f"--export_dir={directory} exists and is not empty: give a new one.")
@@ -43,7 +44,7 @@ def saved_model(config: JobConfig, model: Model, path: str) -> Path:
     built, inputs, outputs = serving.prediction(config, model)
     with built.as_default(), tf.Session(graph=built) as session:
         try:
-            manager.restore(session, path, tf.train.Saver())
+            restore.restore(session, path, tf.train.Saver())
         except CheckpointError:
             model_check.explain_misfit(config, model, ModeKeys.PREDICT, built)
             raise

@@ -7,7 +7,6 @@ import contextlib
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -18,7 +17,7 @@ from tfps.config import job_config as flags
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError
 from tfps.runtime.coordination.compatibility import digest
-from tfps.storage import JOB, SCHEMA_VERSION, read_json, write_json
+from tfps.storage import SCHEMA_VERSION, JobDirectory, read_json, write_json
 from tfps.text import utc
 
 _OF_TRAINING = (
@@ -46,7 +45,7 @@ def write_job(config: JobConfig, cluster: Cluster, run: str) -> None:
     if config.model_dir:
         file = {"model_sha256": digest(config.model)}
         told = {**about(), "written": utc(time.time()), "run": run, **file, **_flags(config, cluster)}
-        write_json(Path(config.model_dir) / JOB, told)
+        write_json(JobDirectory(config.model_dir).job, told)
 
 
 def changes(config: JobConfig, cluster: Cluster) -> Sequence[str]:
@@ -56,7 +55,7 @@ def changes(config: JobConfig, cluster: Cluster) -> Sequence[str]:
     """
     before: Mapping[str, Any] = {}
     with contextlib.suppress(CheckpointError):  # a damaged file is written again
-        before = (read_json(Path(config.model_dir) / JOB) if config.model_dir else None) or {}
+        before = (read_json(JobDirectory(config.model_dir).job) if config.model_dir else None) or {}
     now = _flags(config, cluster)
     names = [name for name in flags.fields_of(_OF_TRAINING) if name not in ("model_dir", "issync", "force")]
     changed = [name for name in names if name in before and before[name] != now[name]]

@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from tfps.errors import DataError, ModelError, StorageError
 from tfps.models.loader import Model
 from tfps.modes.registry import mode_of
 from tfps.progress import format_progress
-from tfps.runtime.checkpoint import manager
+from tfps.runtime.checkpoint import restore
 from tfps.runtime.checkpoint.background import BackgroundThread
 from tfps.runtime.checkpoint.manager import CheckpointManager
 from tfps.runtime.checkpoint.manifest import partial_updates
@@ -34,7 +33,7 @@ from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training import interrupted_steps
 from tfps.runtime.training.connection import Connection
 from tfps.runtime.training.worker_progress import Progress
-from tfps.storage import JOB, SUMMARY, remove
+from tfps.storage import JobDirectory, remove
 from tfps.text import brief
 from tfps.tf_types import Session
 
@@ -71,6 +70,7 @@ class Chief:
         connection: Connection,
     ) -> None:
         self._config = config
+        self._directory = JobDirectory(config.model_dir) if config.model_dir else None
         self._cluster = cluster
         self._model = model
         self._built = built
@@ -130,7 +130,7 @@ class Chief:
         self.resumed_from = self._checkpoints.resume(session)
         if self.resumed_from:
             self.resumed_from_step = self.found_step = self.global_step(session)
-            manager.check_name(self.resumed_from, self.resumed_from_step)
+            restore.check_name(self.resumed_from, self.resumed_from_step)
             self._found_partial = partial_updates(self.resumed_from)
             log.info("resumed from %s", self.resumed_from)
             if changed := run_record.changes(self._config, self._cluster):
@@ -143,8 +143,8 @@ class Chief:
         run |= {"owner": self.owner.own.job, "resumed_from": self.resumed_from, "layout": self._built.layout}
         self._first_step, self._run = self.resumed_from_step, run["id"]
         self._write_job()
-        if self._config.model_dir:
-            remove(Path(self._config.model_dir) / SUMMARY)  # the summary of an earlier run
+        if self._directory:
+            remove(self._directory.summary)  # the summary of an earlier run
         return json.dumps(run)
 
     def _give_first_values(self, session: Session) -> None:
@@ -164,7 +164,7 @@ class Chief:
     def _write_missing_job(self) -> None:
         """Write ``job.json``, which ``tfps eval`` needs, where the run started in another directory."""
         with contextlib.suppress(StorageError):
-            if self._config.model_dir and not (Path(self._config.model_dir) / JOB).exists():
+            if self._directory and not self._directory.job.exists():
                 self._write_job()
 
     def _save_anew(self) -> None:
@@ -293,5 +293,5 @@ class Chief:
             metrics = evaluation.measure(eval_session, self._eval)
         scalars = {f"eval/{name}": value for name, value in metrics.items() if isinstance(value, float)}
         log.info(format_progress(step, scalars))
-        EventFile(self._config.model_dir, "eval").write(step, metrics)
+        EventFile(self._directory.evaluation_events if self._directory else None).write(step, metrics)
         return metrics

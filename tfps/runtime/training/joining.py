@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import rendezvous
 from tfps.cluster.spec import Task
 from tfps.errors import ClusterFormError, PeerLostError
-from tfps.runtime.checkpoint.directory import ended
+from tfps.runtime.checkpoint.job_end import has_ended
 from tfps.runtime.coordination import compatibility
 from tfps.runtime.coordination.job_state import Phase
 from tfps.runtime.graph import layout
@@ -89,7 +89,7 @@ class Joining:
             self._task,
             self._config.patience_secs,
             lambda: self._stop.error,
-            lambda: ended(self._config),
+            lambda: has_ended(self._config),
             self._parts.reader.was_here,
         )
 

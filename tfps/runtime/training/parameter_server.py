@@ -11,7 +11,7 @@ from tfps.cluster import probe, rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, TfpsError, error_for_exit_code
-from tfps.runtime.checkpoint.directory import ended
+from tfps.runtime.checkpoint.job_end import has_ended
 from tfps.runtime.coordination import compatibility, job_variables
 from tfps.runtime.coordination.job_state import AT_WORK, Phase
 from tfps.runtime.process import server
@@ -55,7 +55,7 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) ->
             return failed
         return stop.error
 
-    if rendezvous.wait_for_peers(cluster, task, config.patience_secs, stopping, lambda: ended(config)):
+    if rendezvous.wait_for_peers(cluster, task, config.patience_secs, stopping, lambda: has_ended(config)):
         log.info("training: serving %s", plural(cluster.num_workers, "worker"))
         _until_done(read, cluster, task, config, stop)
     log.info("done")

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -10,7 +9,8 @@ from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.errors import StoppedError, TfpsError
 from tfps.modes.registry import mode_of
-from tfps.runtime.checkpoint.directory import Finder, step_in
+from tfps.runtime.checkpoint.directory import step_in
+from tfps.runtime.checkpoint.finder import Finder
 from tfps.runtime.checkpoint.ownership import hosts_of
 from tfps.runtime.coordination.job_state import JobState
 from tfps.runtime.coordination.stragglers import Stragglers, WorkerPace
@@ -18,7 +18,7 @@ from tfps.runtime.results import run_record
 from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.training_loop import Loop
 from tfps.runtime.training.worker_progress import Progress
-from tfps.storage import SUMMARY, write_json
+from tfps.storage import JobDirectory, write_json
 from tfps.text import utc
 from tfps.tf_types import Session
 
@@ -109,7 +109,7 @@ def write(
     if error:
         told["status"] = "stopped" if isinstance(error, StoppedError) else "failed"
         told |= {"error": str(error), "exit_code": error.exit_code}
-    write_json(Path(config.model_dir) / SUMMARY, told)
+    write_json(JobDirectory(config.model_dir).summary, told)
 
 
 def dropped(config: JobConfig, chief: Chief | None, progress: Progress, steps: Mapping[int, int]) -> int | None:

@@ -33,6 +33,7 @@ from tfps.runtime.training.training_loop import Loop
 from tfps.runtime.training.worker_parts import WorkerParts
 from tfps.runtime.training.worker_progress import Progress
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState
+from tfps.storage import JobDirectory
 from tfps.text import count, plural
 from tfps.timeouts import SAVED_WITHIN_SECS, WORKER_GRACE_SECS
 
@@ -108,7 +109,8 @@ class Worker:
 
     def _make_loop(self, parts: WorkerParts) -> Loop:
         chief, connection = parts.chief, parts.connection
-        events = EventFile(self._config.model_dir) if chief else None
+        model_dir = self._config.model_dir
+        events = EventFile(JobDirectory(model_dir).training_events if model_dir else None) if chief else None
         reporter = Reporter(self._config, events, self._cluster.num_workers)
         between = (lambda: chief.save_if_due(connection.session)) if chief else (lambda: None)
         return Loop(connection.session, parts.built, self._config, reporter, self._stop, between)

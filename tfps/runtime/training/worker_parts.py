@@ -106,7 +106,6 @@ def build(
         ModelError: If the model is wrong.
     """
     built = builder.training(config, cluster, task, model)
-    is_blocking, ahead = built.mode.is_blocking, built.step.updates_ahead
     connection = Connection(built.graph)
     with built.graph.as_default():
         state = JobState(cluster, task.index)
@@ -116,8 +115,8 @@ def build(
         partial = PartialUpdates(built.step, task.index)
         chief = Chief(config, cluster, model, built, connection) if task.is_chief else None
     heartbeat = Heartbeat(state, pace)
-    reader = JobStateReader(connection.new_session, state, ahead, heartbeat.is_heard)
-    monitor = PeerMonitor(config, cluster, task, is_blocking, reader, heartbeat.silent_secs)
+    reader = JobStateReader(connection.new_session, state, built.step.updates_ahead, heartbeat.is_heard)
+    monitor = PeerMonitor(config, cluster, task, built.mode.is_blocking, reader, heartbeat.silent_secs)
     return WorkerParts(
         config=config,
         cluster=cluster,
@@ -133,5 +132,5 @@ def build(
         reader=reader,
         monitor=monitor,
         others=OtherWorkers(cluster, task, state, monitor.are_gone, built.step.fence),
-        barrier=RestartBarrier(state, chief, is_blocking, stop.wait_until, ahead),
+        barrier=RestartBarrier(state, chief, built.mode.is_blocking, stop.wait_until, built.step.updates_ahead),
     )

@@ -28,11 +28,12 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, DivergedError, PeerLostError, StoppedError, StorageError
 from tfps.models import loader
 from tfps.progress import parse_progress
-from tfps.runtime.checkpoint import directory as model_dir
-from tfps.runtime.checkpoint import manager
+from tfps.runtime.checkpoint import directory, job_end, manager, publish, restore
 from tfps.runtime.checkpoint.background import BackgroundThread
-from tfps.runtime.checkpoint.directory import Finder, list_checkpoints, select_checkpoint
+from tfps.runtime.checkpoint.directory import list_checkpoints
+from tfps.runtime.checkpoint.finder import Finder, select_checkpoint
 from tfps.runtime.checkpoint.manager import CheckpointManager
+from tfps.runtime.checkpoint.manifest import problem
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results import evaluation
 from tfps.runtime.training.worker import Worker
@@ -127,7 +128,7 @@ def test_a_save_every_so_many_seconds(tmp_path: Path) -> None:
     steps = [int(path.rpartition("-")[2]) for path in list_checkpoints(str(tmp_path))]
     assert 1 < len(steps) <= 5
     for path, step in zip(list_checkpoints(str(tmp_path)), steps, strict=True):
-        assert manager.step_of(path) == step
+        assert restore.step_of(path) == step
 
 
 @pytest.mark.parametrize(("shape", "name"), [((5,), "weight"), ((4, 1), "weight"), ((4,), "other")])
@@ -136,7 +137,7 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path: Path, shape: tuple[int
     Training(tmp_path).save(7)
     other = Training(tmp_path, shape, name)
     with pytest.raises(CheckpointError, match=r"model\.ckpt-7 does not fit the model: .*--model_dir"):
-        manager.restore(other.session, str(other.checkpoints.newest), other.saver)
+        restore.restore(other.session, str(other.checkpoints.newest), other.saver)
 
 
 def test_a_whole_checkpoint_of_another_model_is_not_passed_over(tmp_path: Path) -> None:
@@ -178,11 +179,11 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, file: str, how: str) -> N
     run = Training(tmp_path)
     spoil(tmp_path / f"model.ckpt-7.{file}", how)
     with pytest.raises(CheckpointError, match=r"model\.ckpt-7 is damaged: .*--checkpoint_path") as told:
-        manager.restore(run.session, str(run.checkpoints.newest), run.saver)
+        restore.restore(run.session, str(run.checkpoints.newest), run.saver)
     assert "\n" not in str(told.value)
     if file == "index":
         with pytest.raises(CheckpointError, match=r"model\.ckpt-7 "):
-            manager.step_of(str(run.checkpoints.newest))
+            restore.step_of(str(run.checkpoints.newest))
 
 
 def files_in(directory: Path) -> dict[str, bytes]:
@@ -235,7 +236,7 @@ def test_the_newest_whole_checkpoint_is_used(
     assert run.resume() == 7
     assert run.session.run(run.weight).tolist() == [7, 7, 7, 7]
     assert told_of_damage(caplog) == []
-    assert model_dir.problem(str(tmp_path / "model.ckpt-7")) is None
+    assert problem(str(tmp_path / "model.ckpt-7")) is None
 
 
 @pytest.mark.parametrize("how", ["truncated", "garbled", "empty"])
@@ -339,7 +340,7 @@ def test_a_checkpoint_is_read_and_told_once(tmp_path: Path, caplog: pytest.LogCa
     run.save(7)
     damage(tmp_path / "model.ckpt-7.index", "flipped")
     finder = Finder(str(tmp_path))
-    with mock.patch.object(model_dir, "problem", side_effect=model_dir.problem) as read:
+    with mock.patch("tfps.runtime.checkpoint.finder.problem", side_effect=problem) as read:
         assert [finder.newest() for _ in range(3)] == [str(tmp_path / "model.ckpt-5")] * 3
         assert [call.args[0][-1] for call in read.call_args_list] == ["7", "5"]
         assert len(told_of_damage(caplog)) == 1
@@ -452,7 +453,7 @@ def test_a_disk_that_is_full_leaves_the_old_one_whole(tmp_path: Path, caplog: py
             run.save(step, patiently=True)
             filler.unlink()
             assert steps_in(path) == [1]
-            assert model_dir.problem(str(path / "model.ckpt-1")) is None
+            assert problem(str(path / "model.ckpt-1")) is None
         assert "No space left on device" in caplog.text
         run.save(100)
         assert steps_in(path) == [1, 100]
@@ -664,10 +665,10 @@ def test_async_steps_go_on_while_a_checkpoint_is_saved(tmp_path: Path, caplog: p
         released.set()
         running.wait(15)
     first, *_, last = list_checkpoints(str(tmp_path))
-    assert manager.step_of(first) < begun + 50 < manager.step_of(last)
-    assert variables_of(tmp_path) == {"weight": -manager.step_of(last), "global_step": manager.step_of(last)}
+    assert restore.step_of(first) < begun + 50 < restore.step_of(last)
+    assert variables_of(tmp_path) == {"weight": -restore.step_of(last), "global_step": restore.step_of(last)}
     for path in list_checkpoints(str(tmp_path)):
-        assert path == str(tmp_path / f"model.ckpt-{manager.step_of(path)}")
+        assert path == str(tmp_path / f"model.ckpt-{restore.step_of(path)}")
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -678,16 +679,17 @@ def test_a_save_without_end_does_not_keep_a_task_that_is_told_to_stop(
     caplog.set_level(logging.INFO, "tfps")
     times = (
         mock.patch("tfps.runtime.training.worker.SAVED_WITHIN_SECS", 1.5),
+        mock.patch("tfps.runtime.training.early_end.SAVED_WITHIN_SECS", 1.5),
         mock.patch("tfps.runtime.training.parameter_server.PS_GRACE_SECS", 2.0),
     )
     flags = {**FLAGS, "mode": mode, "model_dir": str(tmp_path)}
-    with times[0], times[1], slow_disk(tmp_path) as (reached, _), job(LINEAR, **flags) as running:
+    with times[0], times[1], times[2], slow_disk(tmp_path) as (reached, _), job(LINEAR, **flags) as running:
         assert reached.wait(20)
         running.stop()
         assert isinstance(running.wait(5)["worker/0"], StoppedError)
         assert list_checkpoints(str(tmp_path)) == []
     assert "no time is left to save: the last steps are lost; the newest checkpoint: none" in caplog.messages
-    wait_until(lambda: not model_dir._stagings(str(tmp_path)))  # it disturbs no other test
+    wait_until(lambda: not directory.staging_directories(str(tmp_path)))  # it disturbs no other test
 
 
 def test_sync_steps_wait_for_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -704,7 +706,7 @@ def test_sync_steps_wait_for_a_checkpoint(tmp_path: Path, caplog: pytest.LogCapt
         running.stop()
         running.wait(15)
     for path in list_checkpoints(str(tmp_path)):
-        assert tf.train.load_variable(path, "weight") == -manager.step_of(path)
+        assert tf.train.load_variable(path, "weight") == -restore.step_of(path)
 
 
 def poisoned(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
@@ -767,13 +769,13 @@ def test_what_becomes_nan_during_a_save_is_not_saved(tmp_path: Path) -> None:
     """Training goes on during a save: a variable that was finite before it and is NaN after it is not trusted."""
     run = Training(tmp_path)
     run.save(1)
-    real = model_dir.stage
+    real = publish.stage
 
     def stage(path: str) -> Path:
         run.weight.load([1, np.nan, 1, 1], run.session)
         return real(path)
 
-    with mock.patch.object(model_dir, "stage", stage), pytest.raises(DivergedError, match="weight holds NaN"):
+    with mock.patch.object(publish, "stage", stage), pytest.raises(DivergedError, match="weight holds NaN"):
         run.save(2)
     assert steps_in(tmp_path) == [1]
 
@@ -794,7 +796,7 @@ def test_two_saves_wait_for_each_other(tmp_path: Path) -> None:
         first.join(20)
         second.join(20)
     assert steps_in(tmp_path) == [1, 2]
-    assert [model_dir.problem(path) for path in list_checkpoints(str(tmp_path))] == [None, None]
+    assert [problem(path) for path in list_checkpoints(str(tmp_path))] == [None, None]
 
 
 def test_a_chief_that_goes_on_saves_over_damage(tmp_path: Path) -> None:
@@ -805,7 +807,7 @@ def test_a_chief_that_goes_on_saves_over_damage(tmp_path: Path) -> None:
         spoil(tmp_path / f"model.ckpt-1.{file}", how)
         Training(tmp_path).save(1)
         assert steps_in(tmp_path) == [1]
-        assert model_dir.problem(str(tmp_path / "model.ckpt-1")) is None
+        assert problem(str(tmp_path / "model.ckpt-1")) is None
 
 
 def test_a_save_that_fails_half_way_loses_neither(tmp_path: Path) -> None:
@@ -837,13 +839,13 @@ def test_no_room_for_the_last_file_leaves_nothing(tmp_path: Path) -> None:
     run = Training(tmp_path)
     run.save(1)
     state = (tmp_path / "checkpoint").read_bytes()
-    real = model_dir.write_flushed
+    real = publish.write_flushed
 
     def no_room(path: Path, text: str) -> None:
         real(path, text[:10])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with mock.patch.object(model_dir, "write_flushed", no_room), pytest.raises(StorageError):
+    with mock.patch.object(publish, "write_flushed", no_room), pytest.raises(StorageError):
         run.save(2)
     assert steps_in(tmp_path) == [1]
     assert Training(tmp_path).resume() == 1
@@ -858,7 +860,7 @@ def test_a_directory_in_place_of_the_state_file_is_named(tmp_path: Path, caplog:
     told = "checkpoint cannot be written: it is a directory. Remove it; model.ckpt-{} itself is saved."
     with pytest.raises(StorageError, match=re.escape(f"--model_dir: {tmp_path}/{told.format(1)}")):
         run.save(1)
-    with mock.patch.object(model_dir, "_bring_in", side_effect=OSError), pytest.raises(StorageError):
+    with mock.patch.object(publish, "_move_into_place", side_effect=OSError), pytest.raises(StorageError):
         run.save(2)
     later = Training(tmp_path)
     assert later.resume() == 2
@@ -898,7 +900,7 @@ def test_a_checkpoint_that_a_save_was_broken_off_for_is_named(
     assert select_checkpoint(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-1")
     assert f"{tmp_path / 'model.ckpt-2'} is saved but not yet in its place" in caplog.text
     assert Training(tmp_path).resume() == 2
-    assert model_dir.sealed(str(tmp_path)) == []
+    assert directory.sealed(str(tmp_path)) == []
 
 
 def test_a_checkpoint_of_another_step_than_its_name_says_is_refused(tmp_path: Path) -> None:
@@ -920,14 +922,14 @@ def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> N
     """Whoever deletes the checkpoints begins anew, however shortly after the end."""
     config = JobConfig(model_dir=str(tmp_path), max_steps=3)
     train(LINEAR, num_workers=1, model_dir=str(tmp_path), max_steps=3)
-    assert model_dir.ended(config)
+    assert job_end.has_ended(config)
     os.utime(tmp_path / "summary.json", (time.time() + 1000, time.time() + 1000))
-    assert not model_dir.ended(config)
+    assert not job_end.has_ended(config)
     os.utime(tmp_path / "summary.json")
-    assert model_dir.ended(config)
+    assert job_end.has_ended(config)
     for file in tmp_path.glob("model.ckpt-*"):
         file.unlink()
-    assert not model_dir.ended(config)
+    assert not job_end.has_ended(config)
 
 
 def test_a_job_with_steps_left_has_ended_only_for_those_who_were_there(
@@ -938,11 +940,11 @@ def test_a_job_with_steps_left_has_ended_only_for_those_who_were_there(
     ones = model_of(lambda mode, *_: None if mode == "eval" else dataset_of([1.0, 1.0]), linear)
     train(ones, num_workers=1, model_dir=str(tmp_path), max_steps=1000)
     assert summary(tmp_path)["global_step"] == 2
-    assert model_dir.ended(config)
-    monkeypatch.setattr(model_dir, "_BEGAN", time.monotonic() + 10)
-    assert not model_dir.ended(config)
+    assert job_end.has_ended(config)
+    monkeypatch.setattr(job_end, "_BEGAN", time.monotonic() + 10)
+    assert not job_end.has_ended(config)
     monkeypatch.setenv("TFPS_STARTED_AGAIN", "1")
-    assert model_dir.ended(config)
+    assert job_end.has_ended(config)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -975,7 +977,7 @@ def test_a_job_has_ended_by_the_file_systems_clock(tmp_path: Path, monkeypatch: 
     before, now = sorted(path.name for path in tmp_path.iterdir()), time.time
     for wrong_secs in (-1000, 1000):
         monkeypatch.setattr(time, "time", lambda by=wrong_secs: now() + by)
-        assert model_dir.ended(JobConfig(model_dir=str(tmp_path), max_steps=3))
+        assert job_end.has_ended(JobConfig(model_dir=str(tmp_path), max_steps=3))
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
@@ -1028,7 +1030,7 @@ def test_what_cannot_be_read_for_a_moment_is_not_damaged(tmp_path: Path, caplog:
     run.save(1)
     run.save(2)
     errors = iter(["model.ckpt-2.index cannot be read: Stale file handle"])
-    with mock.patch.object(manager, "_damage", side_effect=lambda *_: next(errors, None)) as tried:
+    with mock.patch.object(manager, "restore_or_damage", side_effect=lambda *_: next(errors, None)) as tried:
         assert run.checkpoints.resume(run.session) == str(tmp_path / "model.ckpt-2")
     assert tried.call_count == 2
     assert told_of_damage(caplog) == []

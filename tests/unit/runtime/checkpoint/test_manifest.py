@@ -15,8 +15,8 @@ from support.cluster import tf
 from support.processes import environment
 
 from tfps.errors import CheckpointError
-from tfps.runtime.checkpoint.directory import mend_state
 from tfps.runtime.checkpoint.manifest import partial_updates, problem, seal
+from tfps.runtime.checkpoint.publish import mend_state
 from tfps.runtime.checkpoint.tensor_bundle import data_sizes
 from tfps.storage import read_json
 
@@ -225,6 +225,7 @@ def test_a_garbled_index_is_told_and_nothing_else(path: Path) -> None:
 
 def test_a_checkpoint_is_judged_without_tensorflow() -> None:
     """What judges checkpoints does not import TensorFlow, so that the command line can answer in no time."""
-    code = "import sys; from tfps.runtime.checkpoint import directory, manifest; print('tensorflow' in sys.modules)"
+    modules = "directory, finder, job_end, manifest, ownership, publish"
+    code = f"import sys; from tfps.runtime.checkpoint import {modules}; print('tensorflow' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
     assert ended.stdout == "False\n"

@@ -16,7 +16,7 @@ import pytest
 
 from tfps.cluster.spec import Cluster
 from tfps.errors import PeerLostError, StorageError
-from tfps.runtime.checkpoint import lock_holder, ownership
+from tfps.runtime.checkpoint import lock_holder, owner_lock, ownership
 from tfps.runtime.checkpoint.lock_holder import Holder, look, this_process
 from tfps.runtime.checkpoint.ownership import HeldError, Ownership, check
 from tfps.runtime.process import process_identity
@@ -217,7 +217,7 @@ def test_what_another_release_has_left_is_old_or_waited_for(tmp_path: Path, text
 @pytest.mark.parametrize("link", [False, True])
 def test_a_lock_that_was_left_does_not_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool) -> None:
     """Who was killed while it wrote its claim is in nobody's way for long; nor is a link that leads nowhere."""
-    monkeypatch.setattr(ownership, "_LOCK_SECS", 0.3)
+    monkeypatch.setattr(owner_lock, "_ABANDONED_SECS", 0.3)
     lock = tmp_path / ".chief.lock"
     lock.symlink_to("nowhere") if link else lock.touch()
     owner = Ownership(str(tmp_path), ONE)
@@ -229,7 +229,7 @@ def test_a_lock_that_was_left_does_not_last(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.timeout(10)
 def test_a_lock_that_cannot_be_deleted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stays in the lock's place, here a directory, ends the chief soon: the error says what to delete."""
-    monkeypatch.setattr(ownership, "_LOCK_SECS", 0.3)
+    monkeypatch.setattr(owner_lock, "_ABANDONED_SECS", 0.3)
     (tmp_path / ".chief.lock").mkdir()
     with pytest.raises(StorageError, match=r"\.chief\.lock was left there, and cannot be deleted .*\. Delete it\.$"):
         Ownership(str(tmp_path), ONE).claim()

@@ -37,7 +37,7 @@ def test_a_file_in_place_of_the_folder_is_told_once(tmp_path: Path, caplog: pyte
     """Where an event file cannot even be made, that is said once, with the reason, and each write does nothing."""
     caplog.set_level(logging.INFO, "tfps")
     (tmp_path / "eval").touch()
-    file = EventFile(str(tmp_path), "eval")
+    file = EventFile(tmp_path / "eval")
     for step in (1, 2):
         file.write(step, {"loss": 1.0})
     why = f"{tmp_path}/eval is not a directory"

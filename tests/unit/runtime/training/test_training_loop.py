@@ -162,7 +162,7 @@ def test_examples_are_those_of_the_batches(tmp_path: Path, flags: dict[str, Any]
 def test_an_event_file_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A full disk costs the event file, not the training."""
     caplog.set_level(logging.INFO, "tfps")
-    file = EventFile(str(tmp_path))
+    file = EventFile(tmp_path)
     file.write(1, {"loss": 1.0})
     with full_disk(10):
         for step in (2, 3, 4):

@@ -1,0 +1,116 @@
+"""Find the checkpoint to use: the newest intact one, or the one that a flag names. Does not import TensorFlow."""
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from tfps.config.job_config import JobConfig
+from tfps.errors import CheckpointError
+from tfps.runtime.checkpoint.directory import list_checkpoints, sealed
+from tfps.runtime.checkpoint.manifest import INDEX, file_of, problem
+from tfps.storage import JobDirectory, read_file
+from tfps.text import show
+
+log = logging.getLogger(__name__)
+
+
+def select_checkpoint(config: JobConfig) -> str:
+    """Return the checkpoint that ``--checkpoint_path`` names, or the newest intact one in ``--model_dir``.
+
+    Raises:
+        CheckpointError: If there is none.
+    """
+    if path := config.checkpoint_path:
+        if not os.path.isfile(file_of(path, INDEX)):
+            given, index = show(path, 200), show(f"{path}.index", 200)
+            name = path.removesuffix(".index")
+            fix = f"give its name without the suffix, {show(name, 200)}" if name != path else f"there is no {index}"
+            raise CheckpointError(f"--checkpoint_path={given} is not a checkpoint: {fix}.")
+        return path
+    warn_about_state_file(config.model_dir)
+    for saved in sealed(config.model_dir):
+        log.warning("%s is saved but not yet in its place: the job brings it in when it goes on.", saved)
+    finder = Finder(config.model_dir)
+    if path := finder.newest():
+        return path
+    if finder.damaged:
+        raise no_intact_checkpoint(config.model_dir, finder.damaged)
+    given = show(config.model_dir or "", 200)
+    raise CheckpointError(f"--model_dir={given} holds no checkpoint (model.ckpt-*): train first.")
+
+
+class Finder:
+    """Find the newest intact checkpoint of a directory, any number of times; read and report each one only once.
+
+    Attributes:
+        damaged: The checkpoints that were skipped, with the damage of each.
+    """
+
+    def __init__(self, model_dir: str | None) -> None:
+        self._dir = model_dir
+        self._known: dict[tuple[str, int], str | None] = {}
+        self.damaged: dict[str, str] = {}
+
+    def newest(self) -> str | None:
+        """Return the path of the newest intact checkpoint, or ``None`` if there is none."""
+        self.damaged = {}
+        for path in reversed(list_checkpoints(self._dir)):
+            why = self._problem(path)
+            if why is None:
+                return path
+            self.damaged[path] = why
+        return None
+
+    def _problem(self, path: str) -> str | None:
+        key = path, _written(path)
+        if key not in self._known:
+            self._known[key] = why = problem(path)
+            if why is not None and path in list_checkpoints(self._dir):  # else it was deleted while it was read
+                warn_about_damage(path, why)
+        return self._known[key]
+
+
+def _written(path: str) -> int:
+    """Return a time in ns that changes when a step is saved again; 0 without an index."""
+    try:
+        return file_of(path, INDEX).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def warn_about_damage(path: str, why: str) -> None:
+    """Log that a damaged checkpoint is skipped."""
+    log.warning("checkpoint %s is damaged: %s. The one before it is looked at.", path, why)
+
+
+def warn_about_state_file(model_dir: str | None) -> None:
+    """Log a warning if the ``checkpoint`` state file is damaged; nothing here depends on it."""
+    if not model_dir or not os.path.isfile(path := JobDirectory(model_dir).state_file):
+        return
+    if why := _state_problem(path):
+        log.warning("%s %s: the files tell which checkpoint is the newest.", path, why)
+
+
+def _state_problem(path: Path) -> str | None:
+    try:
+        text = read_file(path).decode()
+    except ValueError:
+        return "is garbled"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    newest = re.search(r'^model_checkpoint_path: "(.+)"$', text, re.MULTILINE)
+    if not newest:
+        return "is garbled" if text else "is empty"
+    name = Path(newest[1]).name
+    return None if os.path.isfile(file_of(path.parent / name, INDEX)) else f"names {name}, which is not there"
+
+
+def no_intact_checkpoint(model_dir: str | None, damaged: Mapping[str, str]) -> CheckpointError:
+    """Return the error that there are checkpoints but none can be used."""
+    checkpoints = ", ".join(f"{Path(path).name} ({why})" for path, why in damaged.items())
+    return CheckpointError(
+        f"--model_dir={show(model_dir or '', 200)} holds no whole checkpoint: {checkpoints}. "
+        "Put a copy back; or move these files away to begin at step 0."
+    )

@@ -1,0 +1,29 @@
+"""Whether the job of a directory is over, by its ``summary.json``. Does not import TensorFlow."""
+
+import os
+import time
+
+from tfps.config.job_config import STARTED_AGAIN, JobConfig
+from tfps.runtime.checkpoint import file_clock
+from tfps.runtime.checkpoint.manifest import INDEX, file_of
+from tfps.storage import JobDirectory, read_json
+
+_BEGAN = time.monotonic()  # when this process started
+
+
+def has_ended(config: JobConfig) -> bool:
+    """Return whether the job's summary reports that the job ended, and not long ago.
+
+    A task that was lost near the end of its job and then restarted finds no other task. A task that is started for the
+    first time after that end belongs to another run, which continues if there is something left to train.
+    """
+    path = JobDirectory(config.model_dir or ".").summary
+    summary = read_json(path) if config.model_dir else None
+    if not summary or summary.get("status") != "done" or summary.get("max_steps") != config.max_steps:
+        return False
+    age_secs = abs(file_clock.now(path.parent) - path.stat().st_mtime)
+    is_later = age_secs > time.monotonic() - _BEGAN and not os.environ.get(STARTED_AGAIN)
+    if is_later and int(summary.get("global_step") or 0) < config.max_steps:
+        return False
+    is_there = os.path.isfile(file_of(str(summary.get("checkpoint")), INDEX))  # else the job has to start again
+    return is_there and age_secs < config.patience_secs

@@ -1,0 +1,118 @@
+"""Read a checkpoint into a graph. TensorFlow reads any, whichever program or task has written it."""
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import tensorflow.compat.v1 as tf
+
+from tfps.errors import CheckpointError
+from tfps.runtime.checkpoint.directory import step_in
+from tfps.runtime.checkpoint.sharded_saver import LOST
+from tfps.storage import temporary_directory
+from tfps.text import brief, show
+from tfps.tf_types import Graph, Session
+
+
+class Restorer(Protocol):
+    """Gives the variables of a graph the values of a checkpoint: ``ShardedSaver``, or ``tf.train.Saver``."""
+
+    def restore(self, session: Session, path: str, /) -> None:
+        """Read a checkpoint."""
+
+
+def step_of(path: str) -> int:
+    """Return the global step at which a checkpoint was saved."""
+    try:
+        return _step_of(path)
+    except (tf.errors.OpError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {message_of(error)}") from None
+
+
+def _step_of(path: str) -> int:
+    with _no_pattern(path) as plain:
+        return int(tf.train.load_variable(plain, "global_step"))
+
+
+def check_name(path: str, step: int) -> None:
+    """Check that a checkpoint is of the step in its name, because saving and deleting rely on the name.
+
+    Raises:
+        CheckpointError: If it is not.
+    """
+    if step != step_in(path):
+        raise CheckpointError(
+            f"--model_dir: {path} is of step {step}, not of the one in its name: "
+            "give it its name back, or move it away."
+        )
+
+
+@contextlib.contextmanager
+def _no_pattern(path: str) -> Iterator[str]:
+    """Yield a path by which TensorFlow finds a checkpoint: it reads ``*``, ``?`` and ``[`` in a path as a pattern."""
+    folder, name = os.path.split(path)
+    if not re.search(r"[*?\[\\]", folder):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(dir=temporary_directory()) as made:
+        link = Path(made) / "model_dir"
+        link.symlink_to(Path(folder).resolve())
+        yield str(link / name)
+
+
+def restore(session: Session, path: str, saver: Restorer) -> None:
+    """Give the saved variables of a graph the values of a checkpoint.
+
+    Raises:
+        CheckpointError: If it is damaged, or its variables or shapes differ from the model's.
+    """
+    if why := restore_or_damage(session, path, saver):
+        raise CheckpointError(f"checkpoint {path} is damaged: {why}. Give another one: --checkpoint_path.")
+
+
+def restore_or_damage(session: Session, path: str, saver: Restorer) -> str | None:
+    """Restore a checkpoint; return why that is impossible if it is damaged.
+
+    Raises:
+        CheckpointError: If its variables or shapes differ from the model's.
+    """
+    try:
+        with _no_pattern(path) as plain:
+            misfits = _misfits(session.graph, plain)
+            if not misfits:
+                saver.restore(session, plain)
+    except (tf.errors.InvalidArgumentError, ValueError) as error:
+        misfits = [message_of(error)]
+    except LOST:
+        raise
+    except (tf.errors.OpError, OSError) as error:
+        return message_of(error).rstrip(".")
+    if misfits:
+        raise CheckpointError(
+            f"checkpoint {path} does not fit the model: {misfits[0]} "
+            "Give the flags it was trained with, or another --model_dir."
+        )
+    return None
+
+
+def _misfits(graph: Graph, path: str) -> list[str]:
+    """Return how a graph's variables differ from a checkpoint's; TensorFlow restores another shape without error."""
+    saved = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    found = []
+    for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
+        split = variable._get_save_slice_info()
+        name, shape = (split.full_name, split.full_shape) if split else (variable.op.name, variable.shape.as_list())
+        if name not in saved:
+            found.append(f"it has no {name}.")
+        elif list(shape) != saved[name]:
+            found.append(f"{name} has shape {saved[name]} in it, {list(shape)} in the model.")
+    return found
+
+
+def message_of(error: Exception) -> str:
+    """Return the first sentence of a TensorFlow error."""
+    return show(brief(error).split("[[")[0].strip(), 300).strip("'\"")
