@@ -15,7 +15,7 @@ _SLOW, _BEHIND = 0.8, 0.2  # the thresholds from which a worker is reported as s
 def pace(steps_per_run: int, runs_in_flight: int, num_workers: int) -> str:
     """Return a description of how steps run, and how much staler each worker's extra runs make gradients."""
     steps = f"{steps_per_run} steps a run" if steps_per_run > 1 else "1 step a run"
-    late = f", {runs_in_flight} under way: gradients are about {(runs_in_flight - 1) * num_workers} staler"
+    late = f", {runs_in_flight} under way: gradients are up to {(runs_in_flight - 1) * num_workers} staler"
     return steps + (late if runs_in_flight > 1 else "")
 
 

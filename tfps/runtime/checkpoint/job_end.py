@@ -1,11 +1,13 @@
 """Whether the job of a directory is over, by its ``summary.json``. Does not import TensorFlow."""
 
+import functools
 import os
 import time
+from pathlib import Path
 
 from tfps.config.job_config import STARTED_AGAIN, JobConfig
 from tfps.runtime.checkpoint import file_clock
-from tfps.runtime.checkpoint.manifest import INDEX, file_of
+from tfps.runtime.checkpoint.manifest import INDEX, file_of, problem
 from tfps.storage import JobDirectory, read_json
 
 _BEGAN = time.monotonic()  # when this process started
@@ -25,5 +27,15 @@ def has_ended(config: JobConfig) -> bool:
     is_later = age_secs > time.monotonic() - _BEGAN and not os.environ.get(STARTED_AGAIN)
     if is_later and int(summary.get("global_step") or 0) < config.max_steps:
         return False
-    is_there = os.path.isfile(file_of(str(summary.get("checkpoint")), INDEX))  # else the job has to start again
-    return is_there and age_secs < config.patience_secs
+    saved = str(path.parent / Path(str(summary.get("checkpoint"))).name)  # the directory may have been moved or copied
+    return age_secs < config.patience_secs and _is_intact(saved, path.stat().st_mtime)
+
+
+@functools.lru_cache(maxsize=1)
+def _is_intact(path: str, written: float) -> bool:
+    """Return whether the last checkpoint is there, and intact; else the job has to start again.
+
+    Reads the files only once for each time at which the summary was ``written``.
+    """
+    del written
+    return os.path.isfile(file_of(path, INDEX)) and problem(path) is None

@@ -100,7 +100,7 @@ def build(
 ) -> WorkerParts:
     """Build the graphs of a worker, and its parts. Opens no connection, so that a wrong model is reported early.
 
-    ``pace`` returns the worker's progress, or ``None`` if it does not train yet.
+    ``pace`` returns the worker's progress; ``None`` if it does not train yet.
 
     Raises:
         ModelError: If the model is wrong.
@@ -118,11 +118,7 @@ def build(
     reader = JobStateReader(connection.new_session, state, built.step.updates_ahead, heartbeat.is_heard)
     monitor = PeerMonitor(config, cluster, task, built.mode.is_blocking, reader, heartbeat.silent_secs)
     return WorkerParts(
-        config=config,
-        cluster=cluster,
-        task=task,
-        model=model,
-        built=built,
+        *(config, cluster, task, model, built),
         init=init,
         connection=connection,
         state=state,
