@@ -16,7 +16,7 @@ def describe_pace(pace: RunPace, num_workers: int) -> str:
     """Return a description of how steps run, and how much staler each worker's extra runs make gradients."""
     steps = f"{pace.steps_per_run} steps a run" if pace.steps_per_run > 1 else "1 step a run"
     runs = pace.runs_in_flight
-    late = f", {runs} under way: gradients are about {(runs - 1) * num_workers} staler"
+    late = f", {runs} under way: gradients are up to {(runs - 1) * num_workers} staler"
     return steps + (late if runs > 1 else "")
 
 

@@ -1,4 +1,4 @@
-"""Words for people: counts, durations, times, quoted values, and errors on one line. Does not import TensorFlow."""
+"""Words for people: counts, ordinals, durations, times, quoted values, one-line errors. Does not import TensorFlow."""
 
 import difflib
 import math
@@ -25,6 +25,12 @@ def count(number: float) -> str:
 def plural(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 worker``, ``2 workers``."""
     return f"{count(number)} {noun}" + ("" if number == 1 else "s")
+
+
+def ordinal(number: int) -> str:
+    """Return the place of a number in an order: ``1st``, ``2nd``, ``3rd``, ``4th``, ``11th``, ``21st``."""
+    suffix = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{count(number)}{'th' if number % 100 in (11, 12, 13) else suffix}"
 
 
 def duration(secs: float) -> str:

@@ -162,4 +162,4 @@ def test_what_a_model_prints_is_not_taken_for_the_tasks_own_words(line: str, tra
     cluster = Cluster(("127.0.0.1:1",), ("127.0.0.1:2",))
     watched = supervisor.Supervisor(JobConfig(max_restarts=1), cluster, Task("worker", 0))
     watched._pass_on(line)
-    assert watched.has_told(2) is trains
+    assert watched.has_reported(2) is trains

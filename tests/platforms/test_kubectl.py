@@ -292,7 +292,7 @@ def test_cancel_tries_everything(
     cluster.stuck.add(stuck)
     told = tfps("cancel", f"{platform}:mnist", code=69)
     assert "timed out" in told
-    assert f"{platform}:mnist is told to end, but not all of it has gone: cancel it again." in told
+    assert f"{platform}:mnist is asked to stop, but not all of it has gone: cancel it again." in told
     assert [(found["kind"], found["metadata"]["name"]) for found in cluster.objects.values()] == [stuck]
     assert "CANCELLED: being deleted" in tfps("status", f"{platform}:mnist")
 
@@ -491,7 +491,7 @@ def test_a_killed_worker_joins_again_and_a_cancelled_job_saves(running: Cluster,
         victim = running.pod("worker", 1)
         assert victim.process is not None
         victim.kill()
-        waiting.wait_for("worker/1 | restarted after exit code 137, the 1. time", SECS)
+        waiting.wait_for("worker/1 | restarted after exit code 137, the 1st time", SECS)
         wait_until(lambda: any("step=" in line for _, line in running.pod("worker", 1).lines))
         assert running.pod("worker", 1) is not victim
         pids = [pod.process.pid for pod in running.pods.values() if pod.process]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfps.text import brief, count, did_you_mean, duration, one_line, show, utc
+from tfps.text import brief, count, did_you_mean, duration, one_line, ordinal, show, utc
 
 MADE_AT = """Detected at node 'save/SaveV2' defined at (most recent call last):
     File "/usr/lib/python3.11/threading.py", line 1002, in _bootstrap
@@ -33,6 +33,28 @@ def test_a_duration_for_people(secs: float, text: str) -> None:
 def test_a_count_for_people(number: float, text: str) -> None:
     """Counts have thousands' separators and no fraction."""
     assert count(number) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (1, "1st"),
+        (2, "2nd"),
+        (3, "3rd"),
+        (4, "4th"),
+        (10, "10th"),
+        (11, "11th"),
+        (12, "12th"),
+        (13, "13th"),
+        (21, "21st"),
+        (22, "22nd"),
+        (111, "111th"),
+        (1001, "1,001st"),
+    ],
+)
+def test_an_ordinal_for_people(number: int, text: str) -> None:
+    """A place in an order has its English suffix, which the teens do not take from their last digit."""
+    assert ordinal(number) == text
 
 
 @pytest.mark.parametrize(

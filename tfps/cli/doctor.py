@@ -58,13 +58,13 @@ class Check:
     Attributes:
         state: OK, NOT_YET, WARNING or WRONG.
         what: The subject of the check.
-        told: The finding, and the fix.
+        finding: The finding, and the fix.
         code: The exit code of doctor if the state is WRONG.
     """
 
     state: str
     what: str
-    told: str
+    finding: str
     code: int = 0
 
 
@@ -89,7 +89,7 @@ def _doctor(argv: Sequence[str]) -> int:
 def _print(checks: Sequence[Check]) -> None:
     width = max(len(check.what) for check in checks)
     for check in checks:
-        print(f"{check.state:<7}  {check.what:<{width}}  {check.told}")
+        print(f"{check.state:<7}  {check.what:<{width}}  {check.finding}")
     if any(check.state == WRONG for check in checks):
         print("\nnot able to train yet: see what is wrong")
     else:
@@ -128,11 +128,11 @@ def _resolve(job: JobConfig) -> tuple[Cluster, Task | None]:
 def _versions() -> Check:
     """Check what is installed, without importing it."""
     here = _installed()
-    told = f"tfps {here['tfps']}, Python {platform.python_version()} on {here['host']}"
+    installed = f"tfps {here['tfps']}, Python {platform.python_version()} on {here['host']}"
     if here["TensorFlow"]:
-        return Check(OK, "versions", f"TensorFlow {here['TensorFlow']}, {told}")
+        return Check(OK, "versions", f"TensorFlow {here['TensorFlow']}, {installed}")
     fix = "TensorFlow is not installed: pip install tensorflow (or tensorflow-cpu)."
-    return Check(WRONG, "versions", f"{told}. {fix}", ConfigError.exit_code)
+    return Check(WRONG, "versions", f"{installed}. {fix}", ConfigError.exit_code)
 
 
 def _installed() -> Mapping[str, str]:
@@ -151,11 +151,11 @@ def _network(members: Cluster, me: Task | None, flag: str) -> Iterator[Check]:
     found = {task: _task(task, members.address(task), answer) for task, answer in answers.items()}
     alike: dict[tuple[str, str], list[Check]] = {}
     for check in found.values():
-        alike.setdefault((check.state, check.told), []).append(check)
+        alike.setdefault((check.state, check.finding), []).append(check)
     for checks in alike.values():
         yield from checks[:_ALIKE]
         if len(checks) > _ALIKE:
-            yield Check(checks[0].state, f"{len(checks) - _ALIKE:,} more", checks[0].told, checks[0].code)
+            yield Check(checks[0].state, f"{len(checks) - _ALIKE:,} more", checks[0].finding, checks[0].code)
     if me and me.job != "evaluator":
         yield _port(members.address(me), flag, found[me])
 
@@ -165,8 +165,8 @@ def _names(members: Cluster, answers: Mapping[Task, ProbeResult]) -> Check:
     unknown = [show(host) for host, problem in hosts.items() if problem == probe.UNKNOWN_HOST]
     if not unknown:
         return Check(OK, "names", f"{len(hosts)} of {len(hosts)} hosts resolve")
-    told = f"{rendezvous.first_few(unknown)}: {probe.UNKNOWN_HOST}, {_FIXES[probe.UNKNOWN_HOST]}"
-    return Check(WRONG, "names", told, ClusterFormError.exit_code)
+    finding = f"{rendezvous.first_few(unknown)}: {probe.UNKNOWN_HOST}, {_FIXES[probe.UNKNOWN_HOST]}"
+    return Check(WRONG, "names", finding, ClusterFormError.exit_code)
 
 
 def _task(task: Task, address: str, answer: ProbeResult) -> Check:
@@ -175,10 +175,10 @@ def _task(task: Task, address: str, answer: ProbeResult) -> Check:
         return Check(OK, what, "runs, and says who it is")
     if answer.problem == probe.REFUSED:
         return Check(NOT_YET, what, "not started yet: nobody listens there")
-    told = (
+    finding = (
         rendezvous.stranger(answer.task) if answer.task else f"{answer.problem}: {_FIXES.get(answer.problem, _REACH)}"
     )
-    return Check(WRONG, what, told, ClusterFormError.exit_code)
+    return Check(WRONG, what, finding, ClusterFormError.exit_code)
 
 
 def _port(address: str, flag: str, found: Check) -> Check:
@@ -198,8 +198,8 @@ def _proxies() -> Check:
         fix = f"unset it, unless the cluster is not in {_PROXY_OF_ADDRESSES}_ENABLED_ADDRESSES."
         return Check(WARNING, "proxies", f"{_PROXY_OF_ADDRESSES} is set, which tasks obey: {fix}")
     named = [name for name in _PROXIES if os.environ.get(name)]
-    told = f"{', '.join(named)} is set: tasks go round it to each other" if named else "none is set"
-    return Check(OK, "proxies", told)
+    finding = f"{', '.join(named)} is set: tasks go round it to each other" if named else "none is set"
+    return Check(OK, "proxies", finding)
 
 
 def _num_hosts(members: Cluster) -> int:
@@ -222,30 +222,31 @@ def _directory(model_dir: str | None, num_hosts: int, enough: threading.Event) -
 
 
 def _room(model_dir: str, visit: SharedDirProbe) -> Check:
-    told = f"{show(model_dir)} can be written, {visit.free_bytes / 1e9:,.1f} GB free"
-    little = visit.free_bytes < _LITTLE_BYTES
-    return Check(WARNING if little else OK, "model_dir", f"{told}: make room for checkpoints." if little else told)
+    finding = f"{show(model_dir)} can be written, {visit.free_bytes / 1e9:,.1f} GB free"
+    if visit.free_bytes < _LITTLE_BYTES:
+        return Check(WARNING, "model_dir", f"{finding}: make room for checkpoints.")
+    return Check(OK, "model_dir", finding)
 
 
 def _shared(here: Mapping[str, str], others: Mapping[str, Presence], num_hosts: int) -> Check:
     """Report which other hosts are in the directory, and whether they have the same versions."""
     if not others:
-        told = "nobody else is there: start doctor on all hosts at once to see whether they share it"
-        return Check(NOT_YET, "shared", told)
-    hosts = {card.told.get("host", "?"): card.told for card in others.values()}
-    odd = [f"{what} on {host}: {fix}" for host, told in hosts.items() for what, fix in _unlike(here, told)]
+        finding = "nobody else is there: start doctor on all hosts at once to see whether they share it"
+        return Check(NOT_YET, "shared", finding)
+    hosts = {card.content.get("host", "?"): card.content for card in others.values()}
+    odd = [f"{what} on {host}: {fix}" for host, there in hosts.items() for what, fix in _unlike(here, there)]
     if odd:
         return Check(WRONG, "shared", " ".join(odd), ClusterFormError.exit_code)
-    told = f"with {rendezvous.first_few(sorted(hosts))}, of the same versions"
+    finding = f"with {rendezvous.first_few(sorted(hosts))}, of the same versions"
     if (met := len({here["host"], *hosts})) < num_hosts:
-        told += f"; but these are {met} of {num_hosts} hosts: the others mean another directory, or run no doctor now"
-        return Check(WARNING, "shared", told)
-    return Check(OK, "shared", told)
+        rest = f"these are {met} of {num_hosts} hosts: the others mean another directory, or run no doctor now"
+        return Check(WARNING, "shared", f"{finding}; but {rest}")
+    return Check(OK, "shared", finding)
 
 
 def _unlike(here: Mapping[str, str], there: Mapping[str, str]) -> list[tuple[str, str]]:
-    def terms(told: Mapping[str, str]) -> compatibility.Terms:
-        return {"flags": {}, "sizes": {}, "versions": {name: told.get(name, "?") for name in ("tfps", "TensorFlow")}}
+    def terms(found: Mapping[str, str]) -> compatibility.Terms:
+        return {"flags": {}, "sizes": {}, "versions": {name: found.get(name, "?") for name in ("tfps", "TensorFlow")}}
 
     return compatibility.differences(terms(here), terms(there))
 
@@ -255,7 +256,7 @@ def _clocks(host: str, visit: SharedDirProbe, others: Mapping[str, Presence]) ->
     own = visit.own
     if own is None:
         raise StorageError("--model_dir: a file that was just written there cannot be read.")
-    cards = {host: own, **{card.told.get("host", "?"): card for card in others.values()}}
+    cards = {host: own, **{card.content.get("host", "?"): card for card in others.values()}}
     wrong = [
         f"{name} by {card.ahead_secs:+.1f} s" for name, card in cards.items() if abs(card.ahead_secs) > _CLOCK_SECS
     ]
@@ -283,8 +284,8 @@ def _in_background(act: Callable[[], _T]) -> "futures.Future[_T]":
 def _within(secs: float, directory: "futures.Future[list[Check]]") -> list[Check]:
     if futures.wait([directory], secs).done:
         return directory.result()
-    told = "does not answer: is its file system mounted, and its server up?"
-    return [Check(WRONG, "model_dir", told, StorageError.exit_code)]
+    finding = "does not answer: is its file system mounted, and its server up?"
+    return [Check(WRONG, "model_dir", finding, StorageError.exit_code)]
 
 
 COMMAND = Command(

@@ -54,8 +54,8 @@ def _stored(path: Path) -> JobConfig:
     for name, value in stored.items():
         number = kinds[name] in (float, float | None)  # a float may be written without a decimal point
         if not isinstance(value, kinds[name] | int if number else kinds[name]):
-            told = f"{path} cannot be read: {name} is {json.dumps(value)}"
-            raise CheckpointError(f"{told}. Mend it, or move it away and give the flags.")
+            problem = f"{path} cannot be read: {name} is {json.dumps(value)}"
+            raise CheckpointError(f"{problem}. Mend it, or move it away and give the flags.")
     return JobConfig(**stored)
 
 

@@ -24,8 +24,8 @@ def _find(verb: Command, argv: Sequence[str]) -> tuple[SubmittedJob, job_config.
     handles = [arg for arg in argv if not arg.startswith("-")]
     asked = problems.read(verb.flags, [arg for arg in argv if arg not in handles])
     if len(handles) != 1:
-        told = f"{len(handles)} handles are given" if handles else "the job's handle is missing"
-        problems.add(f"{told}: {_GIVE}.")
+        problem = f"{len(handles)} handles are given" if handles else "the job's handle is missing"
+        problems.add(f"{problem}: {_GIVE}.")
     elif handles[0].partition(":")[0] not in LAUNCHERS:
         local = f" Of a job that tfps launch runs, look into {handles[0]}/summary.json and logs."
         problems.add(f"{show(handles[0])} is no job's handle: {_GIVE}.{local if os.path.isdir(handles[0]) else ''}")

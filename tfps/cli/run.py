@@ -66,7 +66,7 @@ def _supervise(job: JobConfig, members: Cluster, me: Task) -> int:
             print(kept, flush=True)
     supervisor = Supervisor(job, members, me)
     code = supervisor.run()
-    if code and me.job == "worker" and not supervisor.has_told(code):
+    if code and me.job == "worker" and not supervisor.has_reported(code):
         failure_notice.tell(job, members, me, code)
     return code
 

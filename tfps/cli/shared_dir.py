@@ -26,12 +26,12 @@ class Presence:
     """The card that a visitor left.
 
     Attributes:
-        told: The card's content, as the visitor wrote it.
+        content: The card's content, as the visitor wrote it.
         written: The time of writing by the file system's clock, in seconds.
         ahead_secs: By how much the visitor's own clock was ahead of that.
     """
 
-    told: Mapping[str, str]
+    content: Mapping[str, str]
     written: float
     ahead_secs: float
 
@@ -60,7 +60,7 @@ class SharedDirProbe:
 
 
 @contextlib.contextmanager
-def visit(directory: Path, told: Mapping[str, str]) -> Iterator[SharedDirProbe]:
+def visit(directory: Path, content: Mapping[str, str]) -> Iterator[SharedDirProbe]:
     """Leave a card in a directory while the context lasts; creates the directory if it is missing.
 
     Raises:
@@ -69,7 +69,7 @@ def visit(directory: Path, told: Mapping[str, str]) -> Iterator[SharedDirProbe]:
     made = [path for path in (directory, *directory.parents) if not os.path.exists(path)]
     own = directory / _CARDS.replace("*", uuid.uuid4().hex)
     try:
-        write_json(own, {**told, "clock": time.time()})
+        write_json(own, {**content, "clock": time.time()})
         yield SharedDirProbe(own)
     finally:
         with contextlib.suppress(OSError):
@@ -81,7 +81,8 @@ def visit(directory: Path, told: Mapping[str, str]) -> Iterator[SharedDirProbe]:
 def _read(path: Path) -> Presence | None:
     """Return a card, or ``None`` if the file is missing or is not a card."""
     try:
-        told, written = read_json(path) or {}, path.stat().st_mtime
-        return Presence({name: str(value) for name, value in told.items()}, written, float(told["clock"]) - written)
+        content, written = read_json(path) or {}, path.stat().st_mtime
+        ahead_secs = float(content["clock"]) - written
+        return Presence({name: str(value) for name, value in content.items()}, written, ahead_secs)
     except (OSError, CheckpointError, KeyError, TypeError, ValueError):
         return None

@@ -154,8 +154,8 @@ class JobView:
         if state == "restarted":  # printed by the task's supervisor, where it has one
             view.error, view.values, view.loss_step = "", {}, 0  # these belong to the previous process
         if self.is_of_error(task, line):
-            told = line.removeprefix("error: ")
-            view.error = f"{view.error}\n{told}" if view.error else told
+            text = line.removeprefix("error: ")
+            view.error = f"{view.error}\n{text}" if view.error else text
 
 
 def job_view(config: JobConfig, tasks: Iterable[Task], began: float) -> JobView:
@@ -170,7 +170,7 @@ class Plain:
         self._view = view
         self._width = max(len(str(task)) for task in view.tasks)
         self._output = Output()
-        self._told_step, self._told_at = -1, 0.0
+        self._shown_step, self._shown_at = -1, 0.0
 
     def __enter__(self) -> "Plain":
         return self
@@ -185,11 +185,11 @@ class Plain:
 
     def refresh(self) -> None:
         """Show the progress of the job: one line for the reports of all tasks, and at most one line a second."""
-        step, secs = self._view.reported_step, time.monotonic() - self._told_at
+        step, secs = self._view.reported_step, time.monotonic() - self._shown_at
         every = self._view.config.steps_to_validate
-        due = self._told_step < 0 or step // every > self._told_step // every or secs > _QUIET_SECS
-        if step > self._told_step and due and secs >= _PROGRESS_EVERY_SECS and self._view.loss is not None:
-            self._told_step, self._told_at = step, time.monotonic()
+        due = self._shown_step < 0 or step // every > self._shown_step // every or secs > _QUIET_SECS
+        if step > self._shown_step and due and secs >= _PROGRESS_EVERY_SECS and self._view.loss is not None:
+            self._shown_step, self._shown_at = step, time.monotonic()
             self._line("job", self._view.progress)
 
     def _line(self, who: str, text: str) -> None:
@@ -243,8 +243,8 @@ class Terminal:
         view = self._view
         loss = "-" if view.loss is None else f"{view.loss:.4g}"
         elapsed = duration(time.monotonic() - view.began)
-        told = f"loss {loss}   {count(view.examples_per_sec)} examples/s"
-        head = Text(f"{view.doing or told}   {elapsed}")
+        numbers = f"loss {loss}   {count(view.examples_per_sec)} examples/s"
+        head = Text(f"{view.doing or numbers}   {elapsed}")
         return Group(self._progress, head, self._table())
 
     def _table(self, most: int = 16) -> Table:

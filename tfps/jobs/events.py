@@ -8,6 +8,7 @@ import signal
 from dataclasses import dataclass
 
 from tfps.cluster.spec import Task
+from tfps.text import ordinal
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class TaskRestarted:
         after = f" after {self.reason}" if self.reason else ""
         spent = "" if self.used is None else f" ({self.used} of {self.budget})"
         because = f", {self.because}" if self.because else ""
-        count = "" if self.count is None else f", the {self.count}. time"
+        count = "" if self.count is None else f", the {ordinal(self.count)} time"
         return f"restarted{after}{spent}{because}{count}"
 
 

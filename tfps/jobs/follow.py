@@ -31,7 +31,7 @@ class Outcome:
         exit_code: The job's: 0, the code of the first task that failed, 170 if a signal killed that task, or 143.
         error: The reason, if ``exit_code`` is not 0.
         restarts: Number of restarts of each task.
-        told_at: Monotonic time of the first signal to stop the job.
+        stop_requested_at: Monotonic time of the first signal to stop the job.
         of_chief: The chief's summary when the chief ended; ``None`` if there was none.
     """
 
@@ -39,7 +39,7 @@ class Outcome:
     exit_code: int = 0
     error: str = ""
     restarts: Mapping[Task, int] = field(default_factory=dict)
-    told_at: float | None = None
+    stop_requested_at: float | None = None
     of_chief: JobSummary | None = None
 
 
@@ -78,23 +78,23 @@ class _Errors:
         self._view, self._shown = view, shown
         self._held: dict[Task, list[str]] = {}
         self._since: dict[Task, float] = {}
-        self._told: list[str] = []
+        self._reported: list[str] = []
 
     def hold(self, task: Task, line: str) -> None:
         """Add a line of a task's error message."""
         self._held.setdefault(task, []).append(line)
         self._since.setdefault(task, time.monotonic())
 
-    def told(self, task: Task) -> None:
+    def reported(self, task: Task) -> None:
         """Note that another place shows a task's error."""
         self._take(task)
-        self._told.append(f"{self._view.tasks[task].error}\n")
+        self._reported.append(f"{self._view.tasks[task].error}\n")
 
     def show(self, task: Task) -> None:
         """Show the lines held for a task, unless an error shown before begins with all of them."""
         lines, said = self._take(task), f"{self._view.tasks[task].error}\n"
-        if lines and not any(told.startswith(said) for told in self._told):
-            self._told.append(said)
+        if lines and not any(text.startswith(said) for text in self._reported):
+            self._reported.append(said)
             for line in lines:
                 self._shown.line(task, line)
 
@@ -137,7 +137,7 @@ def _take_end(event: TaskExited, job: RunningJob, view: JobView, outcome: Outcom
     if event.exit_code and not outcome.exit_code:
         outcome.exit_code = event.exit_code if event.exit_code > 0 else PeerLostError.exit_code
         outcome.error = _why(event, view)
-        errors.told(event.task)
+        errors.reported(event.task)
         job.cancel()
     errors.show(event.task)
 
@@ -152,9 +152,9 @@ def _why(event: TaskExited, view: JobView) -> str:
 
 def _interrupt(job: RunningJob, outcome: Outcome) -> None:
     now = time.monotonic()
-    if outcome.told_at is None:
-        outcome.told_at = now
-    elif now - outcome.told_at > SECOND_THOUGHT_SECS:
+    if outcome.stop_requested_at is None:
+        outcome.stop_requested_at = now
+    elif now - outcome.stop_requested_at > SECOND_THOUGHT_SECS:
         job.kill()
     outcome.exit_code = outcome.exit_code or StoppedError.exit_code
     outcome.error = outcome.error or "stopped"

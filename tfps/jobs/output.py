@@ -35,16 +35,16 @@ class Output:
             return
         try:
             if self._left_out:
-                told = f"({plural(self._left_out, 'line')} left out: standard output was not read)\n"
-                self._left_out = 0 if self._takes() and self._write_parts(told) else self._left_out
+                note = f"({plural(self._left_out, 'line')} left out: standard output was not read)\n"
+                self._left_out = 0 if self._takes() and self._write_parts(note) else self._left_out
             self._left_out += not self._write_parts(f"{text}\n")
         except BrokenPipeError:
             raise
         except OSError as error:
             self._is_open = False
             _let_go(1)
-            told = f"standard output cannot be written: {error.strerror}; the job goes on without it"
-            print(told, file=sys.stderr, flush=True)
+            problem = f"standard output cannot be written: {error.strerror}; the job goes on without it"
+            print(problem, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Make later writes not wait for a reader that is stuck."""

@@ -22,7 +22,7 @@ class JobPoller(RunningJob):
     def __init__(self, job: SubmittedJob) -> None:
         self._job = job
         self.left = False
-        self._told = ""  # the last reason for waiting
+        self._reported_reason = ""  # why the job waited, when that was last reported
         self._lines: queue.Queue[LogLine] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._status = Status("UNKNOWN")
@@ -90,9 +90,9 @@ class JobPoller(RunningJob):
         """Yield the reason why the platform does not run the job, or part of it, when that reason changes."""
         waiting = [task for task, known in self._status.tasks.items() if known.state == PENDING]
         reason = self._status.reason if waiting else ""
-        if reason and reason != self._told:
+        if reason and reason != self._reported_reason:
             yield LogLine(waiting[0], f"waiting: {reason}")
-        self._told = reason or self._told
+        self._reported_reason = reason or self._reported_reason
 
     def _read(self) -> None:
         """Run in a thread: read the logs. ``_ask`` notices a platform that does not answer any more."""

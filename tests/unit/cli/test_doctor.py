@@ -33,8 +33,8 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_STAY_SECS", 0.3)
 
 
-class Told(dict[str, tuple[str, str]]):
-    """By what was looked at, the state and what is told; and the exit code."""
+class Findings(dict[str, tuple[str, str]]):
+    """The state and the text by subject; and the exit code."""
 
     code: int
     last: str
@@ -44,19 +44,19 @@ class Told(dict[str, tuple[str, str]]):
 def examine(capsys: pytest.CaptureFixture[str]) -> Any:
     """Return a function that runs doctor in this process."""
 
-    def run(*argv: str) -> Told:
-        told = Told()
-        told.code = main.main(["doctor", *argv])
+    def run(*argv: str) -> Findings:
+        findings = Findings()
+        findings.code = main.main(["doctor", *argv])
         out, err = capsys.readouterr()
         assert err == ""
-        *lines, empty, told.last = out.splitlines()
+        *lines, empty, findings.last = out.splitlines()
         assert empty == ""
         for line in lines:
             state, what, text = re.split(r" {2,}", line, maxsplit=2)
             assert state in (doctor.OK, doctor.NOT_YET, doctor.WARNING, doctor.WRONG)
-            told[what] = state, text
-        assert (told.code != 0) == any(state == doctor.WRONG for state, _ in told.values())
-        return told
+            findings[what] = state, text
+        assert (findings.code != 0) == any(state == doctor.WRONG for state, _ in findings.values())
+        return findings
 
     return run
 
@@ -71,28 +71,28 @@ def nobody() -> Iterator[tuple[str, str]]:
 def test_before_the_start_nothing_is_in_the_way(examine: Any) -> None:
     """Tasks that are not started are told as that, and are no fault: hosts that say so are there."""
     with nobody() as (ps, worker):
-        told = examine(f"--ps_hosts={ps}", f"--worker_hosts={worker}")
-    assert told.code == 0
-    assert told.last == "able to train: nothing is in the way"
-    assert told[f"ps/0 {ps}"] == ("-", "not started yet: nobody listens there")
-    assert told[f"worker/0 {worker}"] == ("-", "not started yet: nobody listens there")
-    assert told["names"] == ("ok", "1 of 1 hosts resolve")
-    assert told["proxies"] == ("ok", "none is set")
-    assert told["model_dir"][0] == "-"
-    assert told["versions"][0] == "ok"
-    assert re.match(rf"TensorFlow 2\.\d+\.\d+, tfps {re.escape(tfps.__version__)}, Python 3\.", told["versions"][1])
-    assert "port" not in told
+        findings = examine(f"--ps_hosts={ps}", f"--worker_hosts={worker}")
+    assert findings.code == 0
+    assert findings.last == "able to train: nothing is in the way"
+    assert findings[f"ps/0 {ps}"] == ("-", "not started yet: nobody listens there")
+    assert findings[f"worker/0 {worker}"] == ("-", "not started yet: nobody listens there")
+    assert findings["names"] == ("ok", "1 of 1 hosts resolve")
+    assert findings["proxies"] == ("ok", "none is set")
+    assert findings["model_dir"][0] == "-"
+    assert findings["versions"][0] == "ok"
+    assert re.match(rf"TensorFlow 2\.\d+\.\d+, tfps {re.escape(tfps.__version__)}, Python 3\.", findings["versions"][1])
+    assert "port" not in findings
 
 
 def test_tasks_that_run_say_who_they_are(examine: Any) -> None:
     """Real servers at their addresses are ok; so is the port of a task that runs already."""
     cluster = cluster_of(2, 2)
-    told = examine(*hosts_flags(cluster), "--job_name=worker", "--task_index=1")
-    assert told.code == 0
+    findings = examine(*hosts_flags(cluster), "--job_name=worker", "--task_index=1")
+    assert findings.code == 0
     for task in cluster.tasks():
-        assert told[f"{task} {cluster.address(task)}"] == ("ok", "runs, and says who it is")
+        assert findings[f"{task} {cluster.address(task)}"] == ("ok", "runs, and says who it is")
     port = cluster.workers[1].rpartition(":")[2]
-    assert told["port"] == ("ok", f"{port} is this task's, which runs already")
+    assert findings["port"] == ("ok", f"{port} is this task's, which runs already")
 
 
 def test_what_is_at_the_wrong_place_is_171(examine: Any) -> None:
@@ -100,28 +100,31 @@ def test_what_is_at_the_wrong_place_is_171(examine: Any) -> None:
     real = cluster_of(2, 1)
     with web_server() as web, blackhole() as hole:
         ps, workers = [*real.ps[::-1]], [web, hole, "no-such-host.invalid:2222"]
-        told = examine(f"--ps_hosts={','.join(ps)}", f"--worker_hosts={','.join(workers)}")
-    assert told.code == 171
-    assert told.last.startswith("not able to train yet")
-    assert told[f"ps/0 {ps[0]}"][1].startswith("says that it is ps/1: ")
-    assert told[f"ps/1 {ps[1]}"][1].startswith("says that it is ps/0: ")
-    assert told[f"worker/0 {web}"] == ("wrong", "something else listens there: end that process, or give another port.")
-    assert told[f"worker/1 {hole}"] == (
+        findings = examine(f"--ps_hosts={','.join(ps)}", f"--worker_hosts={','.join(workers)}")
+    assert findings.code == 171
+    assert findings.last.startswith("not able to train yet")
+    assert findings[f"ps/0 {ps[0]}"][1].startswith("says that it is ps/1: ")
+    assert findings[f"ps/1 {ps[1]}"][1].startswith("says that it is ps/0: ")
+    assert findings[f"worker/0 {web}"] == (
+        "wrong",
+        "something else listens there: end that process, or give another port.",
+    )
+    assert findings[f"worker/1 {hole}"] == (
         "wrong",
         "no answer: is the host up, and the port open in every firewall on the way?",
     )
-    assert told[f"worker/2 {workers[2]}"][1].startswith("unknown host: correct the address")
-    assert told["names"][0] == "wrong"
-    assert told["names"][1].startswith("no-such-host.invalid: unknown host")
+    assert findings[f"worker/2 {workers[2]}"][1].startswith("unknown host: correct the address")
+    assert findings["names"][0] == "wrong"
+    assert findings["names"][1].startswith("no-such-host.invalid: unknown host")
 
 
 def test_many_tasks_are_few_lines(examine: Any) -> None:
     """Of a hundred tasks of which the same is to be told, ten have a line each and the others one together."""
     with held_ports(100) as ports:
         workers = ",".join(f"127.0.0.1:{port}" for port in ports[1:])
-        told = examine(f"--ps_hosts=127.0.0.1:{ports[0]}", f"--worker_hosts={workers}")
-    assert told["90 more"] == ("-", "not started yet: nobody listens there")
-    assert sum(what.startswith(("ps/", "worker/")) for what in told) == 10
+        findings = examine(f"--ps_hosts=127.0.0.1:{ports[0]}", f"--worker_hosts={workers}")
+    assert findings["90 more"] == ("-", "not started yet: nobody listens there")
+    assert sum(what.startswith(("ps/", "worker/")) for what in findings) == 10
 
 
 @pytest.mark.parametrize("taken", [False, True])
@@ -134,13 +137,13 @@ def test_the_port_of_this_task(examine: Any, taken: bool) -> None:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             other.bind(("", int(port)))
             other.listen()
-        told = examine(f"--ps_hosts={ps}", f"--worker_hosts={worker}", "--job_name=ps", "--task_index=0")
+        findings = examine(f"--ps_hosts={ps}", f"--worker_hosts={worker}", "--job_name=ps", "--task_index=0")
     if taken:
-        assert told.code == 171
-        assert told["port"][1].startswith(f"--ps_hosts: port {port} of {ps} is taken by another process: end")
+        assert findings.code == 171
+        assert findings["port"][1].startswith(f"--ps_hosts: port {port} of {ps} is taken by another process: end")
     else:
-        assert told.code == 0
-        assert told["port"] == ("ok", f"{port} is free on this machine")
+        assert findings.code == 0
+        assert findings["port"] == ("ok", f"{port} is free on this machine")
 
 
 def test_tf_config_gives_cluster_and_role(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,8 +151,8 @@ def test_tf_config_gives_cluster_and_role(examine: Any, monkeypatch: pytest.Monk
     with nobody() as (ps, worker):
         members = {"ps": [ps], "worker": [worker]}
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": members, "task": {"type": "worker", "index": 0}}))
-        told = examine()
-        assert told["port"] == ("ok", f"{worker.rpartition(':')[2]} is free on this machine")
+        findings = examine()
+        assert findings["port"] == ("ok", f"{worker.rpartition(':')[2]} is free on this machine")
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": members}))
         assert "port" not in examine()
 
@@ -160,10 +163,10 @@ def test_a_slurm_step_gives_cluster_and_role(examine: Any, monkeypatch: pytest.M
     for name, value in step.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     with held_ports(1) as [port]:
-        told = examine("--num_ps=1", f"--port_base={port}")
-    assert told[f"ps/0 localhost:{port}"] == ("-", "not started yet: nobody listens there")
-    assert f"worker/0 localhost:{port + 1}" in told
-    assert str(port + 1) in told["port"][1]
+        findings = examine("--num_ps=1", f"--port_base={port}")
+    assert findings[f"ps/0 localhost:{port}"] == ("-", "not started yet: nobody listens there")
+    assert f"worker/0 localhost:{port + 1}" in findings
+    assert str(port + 1) in findings["port"][1]
 
 
 @pytest.mark.parametrize(
@@ -198,22 +201,22 @@ def test_proxies(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         flags = f"--ps_hosts={ps}", f"--worker_hosts={worker}"
         monkeypatch.setenv("https_proxy", "http://me:secret@proxy:3128")
         monkeypatch.setenv("HTTP_PROXY", "http://me:secret@proxy:3128")
-        told = examine(*flags)
-        assert told["proxies"] == ("ok", "https_proxy is set: tasks go round it to each other")
+        findings = examine(*flags)
+        assert findings["proxies"] == ("ok", "https_proxy is set: tasks go round it to each other")
         monkeypatch.setenv("GRPC_ADDRESS_HTTP_PROXY", "10.0.0.1:3128")
-        told = examine(*flags)
-    assert told["proxies"][0] == "warning"
-    assert told["proxies"][1].startswith("GRPC_ADDRESS_HTTP_PROXY is set")
-    assert told.code == 0
+        findings = examine(*flags)
+    assert findings["proxies"][0] == "warning"
+    assert findings["proxies"][1].startswith("GRPC_ADDRESS_HTTP_PROXY is set")
+    assert findings.code == 0
 
 
 def test_no_tensorflow_is_2(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where TensorFlow is not installed, no task can start: as ``tfps run`` says it."""
     monkeypatch.setattr(doctor, "_PACKAGES", ("no-such-package",))
     with nobody() as (ps, worker):
-        told = examine(f"--ps_hosts={ps}", f"--worker_hosts={worker}")
-    assert told.code == 2
-    assert "TensorFlow is not installed: pip install" in told["versions"][1]
+        findings = examine(f"--ps_hosts={ps}", f"--worker_hosts={worker}")
+    assert findings.code == 2
+    assert "TensorFlow is not installed: pip install" in findings["versions"][1]
 
 
 @pytest.fixture
@@ -228,11 +231,11 @@ def test_a_directory_is_tried_and_left_as_it_was(examine: Any, flags: list[str],
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "job.json").write_text("{}")
     for name in ("there", "not/yet"):
-        told = examine(*flags, f"--model_dir={tmp_path / name}")
-        assert told.code == 0
-        assert re.fullmatch(rf"{tmp_path / name} can be written, [\d,.]+ GB free", told["model_dir"][1])
-        assert told["shared"][0] == "-"
-        assert told["clocks"][0] == "ok"
+        findings = examine(*flags, f"--model_dir={tmp_path / name}")
+        assert findings.code == 0
+        assert re.fullmatch(rf"{tmp_path / name} can be written, [\d,.]+ GB free", findings["model_dir"][1])
+        assert findings["shared"][0] == "-"
+        assert findings["clocks"][0] == "ok"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["job.json", "there"]
 
 
@@ -240,10 +243,10 @@ def test_a_directory_that_cannot_be_written_is_74(examine: Any, flags: list[str]
     """Where a directory cannot be made, or nothing written, it is 74 with the system's reason."""
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below", "/proc/nowhere"):
-        told = examine(*flags, f"--model_dir={path}")
-        assert told.code == 74
-        assert told["model_dir"][0] == "wrong"
-        assert str(path) in told["model_dir"][1]
+        findings = examine(*flags, f"--model_dir={path}")
+        assert findings.code == 74
+        assert findings["model_dir"][0] == "wrong"
+        assert str(path) in findings["model_dir"][1]
 
 
 def test_little_room_is_a_warning(
@@ -252,9 +255,9 @@ def test_little_room_is_a_warning(
     """Under a gigabyte of room is told, and no fault."""
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 10**12 - 5 * 10**8, 5 * 10**8))
-    told = examine(*flags, f"--model_dir={tmp_path}")
-    assert told["model_dir"] == ("warning", f"{tmp_path} can be written, 0.5 GB free: make room for checkpoints.")
-    assert told.code == 0
+    findings = examine(*flags, f"--model_dir={tmp_path}")
+    assert findings["model_dir"] == ("warning", f"{tmp_path} can be written, 0.5 GB free: make room for checkpoints.")
+    assert findings.code == 0
 
 
 def leave_card(directory: Path, host: str, ahead_secs: float = 0.0, age_secs: float = 0.0, **versions: str) -> Path:
@@ -262,10 +265,10 @@ def leave_card(directory: Path, host: str, ahead_secs: float = 0.0, age_secs: fl
     with shared_dir.visit(directory, {**doctor._installed(), "host": host, **versions}) as visit:
         card = directory / f"copy-{host}"
         shutil.copy(visit._path, card)
-    told = json.loads(card.read_text())
+    content = json.loads(card.read_text())
     name = directory / f".tfps-doctor-{host}.json"
     now = time.time() - age_secs
-    name.write_text(json.dumps({**told, "clock": now + ahead_secs}))
+    name.write_text(json.dumps({**content, "clock": now + ahead_secs}))
     os.utime(name, (now, now))
     card.unlink()
     return name
@@ -276,10 +279,10 @@ def test_those_who_share_the_directory_are_named(examine: Any, flags: list[str],
     left = [leave_card(tmp_path, "h1"), leave_card(tmp_path, "h2"), leave_card(tmp_path, "old", age_secs=600)]
     (tmp_path / ".tfps-doctor-bad.json").write_text("[")
     threading.Timer(0.15, left[0].unlink).start()
-    told = examine(*flags, f"--model_dir={tmp_path}")
-    state, said = told["shared"]
+    findings = examine(*flags, f"--model_dir={tmp_path}")
+    state, said = findings["shared"]
     assert (state, said.partition(";")[0]) == ("ok", "with h1, h2, of the same versions")
-    assert told["clocks"][0] == "ok"
+    assert findings["clocks"][0] == "ok"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         ".tfps-doctor-bad.json",
         ".tfps-doctor-h2.json",
@@ -292,8 +295,8 @@ def test_hosts_that_are_not_met_are_missed(examine: Any, tmp_path: Path) -> None
     leave_card(tmp_path, "h1")
     leave_card(tmp_path, "h2")
     hosts = "--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.2:1,127.0.0.3:1,127.0.0.4:1"
-    told = examine(*hosts, f"--model_dir={tmp_path}")
-    state, said = told["shared"]
+    findings = examine(*hosts, f"--model_dir={tmp_path}")
+    state, said = findings["shared"]
     assert state == "warning"
     assert said.startswith("with h1, h2, of the same versions; but these are 3 of 4 hosts")
 
@@ -302,19 +305,19 @@ def test_other_versions_on_other_hosts_are_wrong(examine: Any, flags: list[str],
     """A host with another tfps or TensorFlow is named with both versions: its workers would be refused."""
     leave_card(tmp_path, "h1", tfps="9.9.9")
     leave_card(tmp_path, "h2", TensorFlow="2.16.2")
-    told = examine(*flags, f"--model_dir={tmp_path}")
-    assert told.code == 171
-    assert f"tfps {tfps.__version__} here, 9.9.9 on h1: install the same on every host." in told["shared"][1]
-    assert re.search(r"TensorFlow \S+ here, 2\.16\.2 on h2: ", told["shared"][1])
+    findings = examine(*flags, f"--model_dir={tmp_path}")
+    assert findings.code == 171
+    assert f"tfps {tfps.__version__} here, 9.9.9 on h1: install the same on every host." in findings["shared"][1]
+    assert re.search(r"TensorFlow \S+ here, 2\.16\.2 on h2: ", findings["shared"][1])
 
 
 def test_clocks_that_are_wrong_are_named(examine: Any, flags: list[str], tmp_path: Path) -> None:
     """A host whose clock is a minute ahead of the file system's is named, as a warning."""
     leave_card(tmp_path, "h1", ahead_secs=60)
     leave_card(tmp_path, "h2", ahead_secs=-0.5)
-    told = examine(*flags, f"--model_dir={tmp_path}")
-    assert told["clocks"] == ("warning", "differ from the file system's: h1 by +60.0 s; set them by NTP.")
-    assert told.code == 0
+    findings = examine(*flags, f"--model_dir={tmp_path}")
+    assert findings["clocks"] == ("warning", "differ from the file system's: h1 by +60.0 s; set them by NTP.")
+    assert findings.code == 0
 
 
 def test_a_file_system_that_hangs_is_74(
@@ -325,11 +328,11 @@ def test_a_file_system_that_hangs_is_74(
     monkeypatch.setattr(shared_dir, "write_json", lambda *_: ended.wait(30))
     monkeypatch.setattr(doctor, "_DEAD_AFTER_SECS", 0.5)
     began = time.monotonic()
-    told = examine(*flags, f"--model_dir={tmp_path}")
+    findings = examine(*flags, f"--model_dir={tmp_path}")
     assert time.monotonic() - began < 10
     ended.set()
-    assert told.code == 74
-    assert told["model_dir"][1].startswith("does not answer")
+    assert findings.code == 74
+    assert findings["model_dir"][1].startswith("does not answer")
 
 
 def test_real_doctors_meet_in_a_directory(tmp_path: Path) -> None:

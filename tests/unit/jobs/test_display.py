@@ -26,11 +26,11 @@ MISTAKE = ("error: --model=m.py: m.py, line 3: NameError: x", "    loss = x")
 
 
 class Script:
-    """A job whose events are given; remembers what it was told. An event that can be called is called."""
+    """A job whose events are given; remembers what it was asked to do. An event that can be called is called."""
 
     def __init__(self, events: Sequence[JobEvent | Callable[[], None] | None]) -> None:
         self._events = events
-        self.told: list[str] = []
+        self.requests: list[str] = []
         self.restarts = {WORKER: 2}
 
     def events(self) -> Iterator[JobEvent | None]:
@@ -43,11 +43,11 @@ class Script:
 
     def cancel(self) -> None:
         """Remember it."""
-        self.told.append("cancel")
+        self.requests.append("cancel")
 
     def kill(self) -> None:
         """Remember it."""
-        self.told.append("kill")
+        self.requests.append("kill")
 
 
 def shown(
@@ -105,7 +105,7 @@ def test_off_a_terminal_each_line_has_its_tasks_name(capsys: pytest.CaptureFixtu
         "worker/0 | a | b %s {x} [red]",
     ]
     assert outcome == Outcome({PS: 0, CHIEF: 0, WORKER: 0}, 0, "", job.restarts)
-    assert job.told == []
+    assert job.requests == []
 
 
 def test_progress_is_one_line_for_all_workers(
@@ -284,7 +284,7 @@ def test_the_first_task_that_fails_decides(lines: Sequence[str], code: int, job_
     outcome = follow(job, shown())
     assert (outcome.exit_code, outcome.error) == (job_code, error)
     assert outcome.exit_codes == {PS: 0, WORKER: code, CHIEF: 143}
-    assert job.told == ["cancel"]
+    assert job.requests == ["cancel"]
 
 
 def test_the_same_error_of_several_tasks_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,7 +352,7 @@ def test_a_signal_ends_the_job_in_order(number: signal.Signals) -> None:
     job = Script([lambda: os.kill(os.getpid(), number), *ended(143, 143, -15)])
     outcome = follow(job, shown())
     assert (outcome.exit_code, outcome.error) == (143, "stopped")
-    assert job.told == ["cancel"]
+    assert job.requests == ["cancel"]
     assert signal.getsignal(number) is before
 
 
@@ -360,14 +360,14 @@ def test_a_second_signal_kills_the_job() -> None:
     """A signal 2 s after the first does not wait for anything to be saved."""
     job = Script([_interrupted, lambda: time.sleep(2.1), _interrupted, *ended(-9, -9, -9)])
     assert follow(job, shown()).exit_code == 143
-    assert job.told[:2] == ["cancel", "kill"]
+    assert job.requests[:2] == ["cancel", "kill"]
 
 
 def test_two_signals_at_once_are_one() -> None:
     """A signal that is sent twice within 0.1 s kills nothing: the tasks keep their time to save."""
     job = Script([_interrupted, lambda: time.sleep(0.05), _interrupted, *ended(143, 143, 143)])
     assert follow(job, shown()).exit_code == 143
-    assert "kill" not in job.told
+    assert "kill" not in job.requests
 
 
 def test_a_failed_job_keeps_its_reason_when_it_is_told_to_stop() -> None:
@@ -375,10 +375,10 @@ def test_a_failed_job_keeps_its_reason_when_it_is_told_to_stop() -> None:
     job = Script([TaskExited(PS, 2), _interrupted, TaskExited(CHIEF, -9), TaskExited(WORKER, -9)])
     outcome = follow(job, shown())
     assert (outcome.exit_code, outcome.error) == (2, "ps/0 ended with exit code 2")
-    assert "kill" not in job.told
+    assert "kill" not in job.requests
     job = Script([TaskExited(PS, 2), _interrupted, lambda: time.sleep(2.1), _interrupted, TaskExited(CHIEF, -9)])
     assert follow(job, shown()).exit_code == 2
-    assert "kill" in job.told
+    assert "kill" in job.requests
 
 
 def test_the_log_of_a_task_that_died_in_silence_is_shown(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ WORKER = Task("worker", 0)
             TaskRestarted(WORKER, "exit code 170", None, 5, "as others were lost"),
             "restarted after exit code 170, as others were lost",
         ),
-        (TaskRestarted(WORKER, "exit code 137", count=2), "restarted after exit code 137, the 2. time"),
-        (TaskRestarted(WORKER, count=1), "restarted, the 1. time"),
+        (TaskRestarted(WORKER, "exit code 137", count=2), "restarted after exit code 137, the 2nd time"),
+        (TaskRestarted(WORKER, count=1), "restarted, the 1st time"),
         (TaskStalled(WORKER, 15.0), "stalled: no sign of life for 15 s, killed"),
     ],
 )

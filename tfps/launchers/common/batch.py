@@ -23,7 +23,7 @@ from tfps.jobs.spec import Job
 from tfps.launchers.base import Launcher
 from tfps.launchers.common import client
 from tfps.launchers.common.batch_driver import Spec
-from tfps.launchers.common.job_files import Files, Told, follow_lines, with_tasks
+from tfps.launchers.common.job_files import Files, JobRecord, follow_lines, with_tasks
 from tfps.storage import JobDirectory, make_dir
 from tfps.text import show
 from tfps.timeouts import CANCEL_SECS
@@ -173,7 +173,7 @@ class BatchLauncher(Launcher[BatchPlan]):
         answer = client.run_client(argv, str(plan))
         job_id = self.parse_job_id(answer)
         if not job_id:
-            raise PlatformError(f"{argv[0]} told no job's id: {show(answer.strip())}.")
+            raise PlatformError(f"{argv[0]} did not print a job id: {show(answer.strip())}.")
         roles = " ".join(f"{role} {count}" for role, count in plan.files.roles.items())
         append(plan.files.of_job(job_id), f"roles {roles}")  # the job may have to wait for long
         return BatchJob(self, job_id, plan.files)
@@ -228,15 +228,15 @@ class BatchJob(SubmittedJob):
         Raises:
             PlatformError: If the scheduler does not answer.
         """
-        whole, told = self._ask(), self._files.told(self._id)
+        whole, record = self._ask(), self._files.record(self._id)
         self._was_known = self._was_known or whole is not None
         if whole is None:
-            whole = _by_files(told)
+            whole = _by_files(record)
             if whole.state == UNKNOWN and self._was_known:  # the scheduler will not list it again
                 whole = Status(FAILED, reason="the scheduler has ended it, and its files do not tell how")
-        elif whole.state == FAILED and (told.cancelled or told.over == str(StoppedError.exit_code)):
+        elif whole.state == FAILED and (record.cancelled or record.over == str(StoppedError.exit_code)):
             whole = Status(CANCELLED, reason=whole.reason)
-        return with_tasks(whole, told, self._files.tasks(), told.runs)
+        return with_tasks(whole, record, self._files.tasks(), record.runs)
 
     def _ask(self) -> Status | None:
         """Return the scheduler's status of the job; ``None`` if it does not know the job, or no longer does."""
@@ -275,15 +275,15 @@ class BatchJob(SubmittedJob):
         deadline = time.monotonic() + CANCEL_SECS
         while not self._has_ended():
             if time.monotonic() > deadline:
-                raise PlatformError(f"{self.handle} has not ended {CANCEL_SECS:g} s after it was told to.")
+                raise PlatformError(f"{self.handle} has not ended {CANCEL_SECS:g} s after it was asked to stop.")
             time.sleep(_POLL_SECS)
 
 
-def _by_files(told: Told) -> Status:
+def _by_files(record: JobRecord) -> Status:
     """Return the state of a job that the scheduler no longer knows, from the job's files."""
-    if told.over:
+    if record.over:
         states = {"0": SUCCEEDED, str(StoppedError.exit_code): CANCELLED}
-        return Status(states.get(told.over, FAILED), reason="" if told.over == "0" else f"exit code {told.over}")
-    if told.cancelled:
+        return Status(states.get(record.over, FAILED), reason="" if record.over == "0" else f"exit code {record.over}")
+    if record.cancelled:
         return Status(CANCELLED)
     return Status(UNKNOWN, reason="the scheduler does not know the job any more, and its files do not tell its end")

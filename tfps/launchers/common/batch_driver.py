@@ -26,7 +26,7 @@ from types import FrameType
 
 from tfps.cluster.spec import Cluster, Task, hosts_flags
 from tfps.errors import ConfigError, StoppedError
-from tfps.launchers.common.job_files import Files, Told
+from tfps.launchers.common.job_files import Files, JobRecord
 from tfps.timeouts import KILL_AFTER_SECS
 
 _LOOK_SECS = 0.1
@@ -95,10 +95,10 @@ class Driver:
         self._hosts = {task: self._cluster.address(task).rpartition(":")[0] for task in self._cluster.tasks()}
         if len(set(self._hosts.values())) > 1 and not spec.remote:
             raise ConfigError("the job has several hosts, but its launcher can start tasks on one alone.")
-        self._told = Told({}, [], "", "")
+        self._record = JobRecord({}, [], "", "")
         self._processes: dict[Task, subprocess.Popen[bytes]] = {}
         self._kill_at: float | None = None
-        self._is_told_to_stop = False
+        self._stop_requested = False
 
     def run(self) -> int:
         """Run the tasks; return the job's exit code: that of the task that made it fail, or 143 if it was stopped."""
@@ -110,7 +110,7 @@ class Driver:
         self._say("roles " + " ".join(f"{role} {count}" for role, count in self._spec.roles.items()))
         self._say(f"run {runs}")
         for task in self._cluster.tasks():
-            if not self._is_told_to_stop:
+            if not self._stop_requested:
                 self._processes[task] = self._start(task)
                 self._say(f"{task} started on {self._hosts[task]}")
         self._see_through()
@@ -129,10 +129,10 @@ class Driver:
             time.sleep(_LOOK_SECS)
 
     def _exit_code(self) -> int:
-        cause = self._told.cause()
-        code = (self._told.tasks[cause[0]].exit_code or 0) if cause else 0
+        cause = self._record.cause()
+        code = (self._record.tasks[cause[0]].exit_code or 0) if cause else 0
         # The job was not stopped if all its tasks finished first.
-        was_stopped = self._is_told_to_stop and (code or not self._processes)
+        was_stopped = self._stop_requested and (code or not self._processes)
         return StoppedError.exit_code if was_stopped else code
 
     def _start(self, task: Task) -> "subprocess.Popen[bytes]":
@@ -156,13 +156,13 @@ class Driver:
 
     def _say(self, line: str) -> None:
         """Write a line into the job's file, and process it here as well."""
-        self._told.take(line)
+        self._record.take(line)
         with open(self._files.of_job(self._job_id), "a", encoding="utf-8") as file:
             file.write(f"{line}\n")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        self._is_told_to_stop = True
+        self._stop_requested = True
         self._end()
 
     def _end(self) -> None:
@@ -179,13 +179,13 @@ class Driver:
 
 def remote_command(argv: Sequence[str], directory: str, log: str) -> Sequence[str]:
     """Return a command for another host that runs ``argv`` there, in words that a shell does not change."""
-    told = base64.urlsafe_b64encode(json.dumps([list(argv), directory, log]).encode()).decode()
-    return (sys.executable, "-m", _ME, told)
+    encoded = base64.urlsafe_b64encode(json.dumps([list(argv), directory, log]).encode()).decode()
+    return (sys.executable, "-m", _ME, encoded)
 
 
-def _be(told: str) -> None:
+def _be(encoded: str) -> None:
     """Replace this process with the command that ``remote_command`` got; its output goes to its log."""
-    argv, directory, log = json.loads(base64.urlsafe_b64decode(told))
+    argv, directory, log = json.loads(base64.urlsafe_b64decode(encoded))
     os.chdir(directory)
     with open(log, "ab") as file:
         os.dup2(file.fileno(), 1)

@@ -24,7 +24,7 @@ from tfps.jobs.handle import FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Statu
 
 _POLL_SECS = 0.5
 _LATER_SECS = 2.0  # between two questions to a scheduler, which all its users share
-_TOLD = re.compile(r"(?:(ps|worker)/(\d+) (started|ended with (\d+)) on (.*)|(run|over with) (\d+))")
+_RECORD_LINE = re.compile(r"(?:(ps|worker)/(\d+) (started|ended with (\d+)) on (.*)|(run|over with) (\d+))")
 
 
 class Tail:
@@ -102,17 +102,17 @@ class Files:
             raise ConfigError(f"--task={task}: the job has only {', '.join(map(str, self.tasks()[:10]))}.")
         return [Tail(self.of_task(job_id, t), t) for t in (self.tasks() if task is None else [task])]
 
-    def told(self, job_id: str) -> "Told":
+    def record(self, job_id: str) -> "JobRecord":
         """Return the record that the job has written about its tasks."""
-        told = Told({}, [], "", "")
+        record = JobRecord({}, [], "", "")
         path = self.of_job(job_id)
         for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
-            told.take(line)
-        return told
+            record.take(line)
+        return record
 
 
 @dataclass
-class Told:
+class JobRecord:
     """The record that a job has written: the state of each task, and the data to find the cause of a failure."""
 
     tasks: dict[Task, TaskStatus]
@@ -124,7 +124,7 @@ class Told:
 
     def take(self, line: str) -> None:
         """Process a line of the job's file."""
-        match = _TOLD.fullmatch(line)
+        match = _RECORD_LINE.fullmatch(line)
         if match and match[1]:
             task = Task(match[1], int(match[2]))
             before = self.tasks.get(task, TaskStatus(PENDING))
@@ -149,28 +149,28 @@ class Told:
         return (final or self.failed)[:1]
 
 
-def with_tasks(whole: Status, told: Told, tasks: Sequence[Task], restarts: int = 0) -> Status:
+def with_tasks(whole: Status, record: JobRecord, tasks: Sequence[Task], restarts: int = 0) -> Status:
     """Return the status of a job with its tasks; after the job's end, the task that made it fail comes first.
 
     Args:
         whole: The job's status from the scheduler.
-        told: The record from the job's files.
+        record: The record from the job's files.
         tasks: All tasks of the job.
         restarts: Number of times that the scheduler has restarted the job.
     """
-    order = [*(told.cause() if whole.ended else []), *tasks]
-    known = {task: _settled(whole, told.tasks.get(task), restarts) for task in dict.fromkeys(order)}
+    order = [*(record.cause() if whole.ended else []), *tasks]
+    known = {task: _settled(whole, record.tasks.get(task), restarts) for task in dict.fromkeys(order)}
     return Status(whole.state, known, whole.reason)
 
 
-def _settled(job: Status, told: TaskStatus | None, restarts: int) -> TaskStatus:
+def _settled(job: Status, recorded: TaskStatus | None, restarts: int) -> TaskStatus:
     """Return the status of a task: its own record, as far as the job's state still allows it."""
-    told = told or TaskStatus(PENDING)
-    state = told.state
+    known = recorded or TaskStatus(PENDING)
+    state = known.state
     if job.state == PENDING or (job.state == RUNNING and state == PENDING):
         state = PENDING
     elif job.state == UNKNOWN:
         state = UNKNOWN if state in (PENDING, RUNNING) else state
     elif job.ended and state != SUCCEEDED:
         state = job.state
-    return TaskStatus(state, told.exit_code, restarts, told.where if job.state != PENDING else "")
+    return TaskStatus(state, known.exit_code, restarts, known.where if job.state != PENDING else "")

@@ -20,8 +20,7 @@ from tfps.launchers.base import Launcher
 from tfps.launchers.common import client, containers
 from tfps.launchers.common.containers import Volume
 from tfps.launchers.common.yaml_writer import to_yaml
-from tfps.launchers.docker import job as docker
-from tfps.launchers.docker.job import PROJECT, TASK, DockerJob
+from tfps.launchers.docker.job import PROJECT, TASK, DockerJob, ask_docker, docker_client
 from tfps.models import loader
 from tfps.text import show
 from tfps.timeouts import CONTAINER_STOP_SECS
@@ -91,7 +90,7 @@ class ComposeLauncher(Launcher[Plan]):
         ended = _ended_before(plan.job)
         _get_image(plan)
         if ended:
-            docker.ask("rm", *ended)
+            ask_docker("rm", *ended)
         job = DockerJob(plan.job.name)
         try:
             options = [f"--project-name={plan.job.name}", "--file=-"]
@@ -190,8 +189,8 @@ def _literal(value: Any) -> Any:
 
 def _compose() -> Sequence[str]:
     """Return the command that runs Compose here."""
-    if subprocess.run([docker.client(), "compose", "version"], capture_output=True, check=False).returncode == 0:
-        return docker.client(), "compose"
+    if subprocess.run([docker_client(), "compose", "version"], capture_output=True, check=False).returncode == 0:
+        return docker_client(), "compose"
     if (classic := shutil.which("docker-compose")) is not None:
         return (classic,)
     raise ClientMissingError(
@@ -206,7 +205,7 @@ def _check_machine(job: Job) -> None:
         ConfigError: If it does not have them.
         PlatformError: If Docker does not answer.
     """
-    machine = json.loads(docker.ask("info", "--format={{json .}}"))
+    machine = json.loads(ask_docker("info", "--format={{json .}}"))
     problems = [
         f"--{role.name}_cpu={role.cpu:g} is more than Docker's machine has: at most {machine['NCPU']}."
         for role in job.roles
@@ -229,7 +228,7 @@ def _ended_before(job: Job) -> Sequence[str]:
     """
     form = f"--format={{{{.ID}}}} {{{{.State}}}} {{{{.Label {json.dumps(TASK)}}}}}"
     found = [
-        line.split() for line in docker.ask("ps", "--all", f"--filter=label={PROJECT}={job.name}", form).splitlines()
+        line.split() for line in ask_docker("ps", "--all", f"--filter=label={PROJECT}={job.name}", form).splitlines()
     ]
     if any(len(words) < 3 or words[1] not in ("exited", "dead") for words in found):
         raise ConfigError(
@@ -246,14 +245,14 @@ def _get_image(plan: Plan) -> None:
         PlatformError: If it cannot be pulled.
     """
     try:
-        docker.ask("image", "inspect", "--format={{.Id}}", plan.image)
+        ask_docker("image", "inspect", "--format={{.Id}}", plan.image)
         return
     except PlatformError:
         pass
     try:
-        docker.ask("pull", "--quiet", plan.image, timeout_secs=None)
+        ask_docker("pull", "--quiet", plan.image, timeout_secs=None)
     except PlatformError as error:
         own = plan.job.config.image is None
         fix = f"docker build -t {plan.image} -f docker/Dockerfile . in tfps's repository makes it." if own else ""
-        told = f"the image {show(plan.image)} is not on Docker's machine and cannot be pulled. {fix}".rstrip()
-        raise PlatformError([*error.problems, told]) from None
+        problem = f"the image {show(plan.image)} is not on Docker's machine and cannot be pulled. {fix}".rstrip()
+        raise PlatformError([*error.problems, problem]) from None

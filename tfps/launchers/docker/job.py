@@ -13,7 +13,7 @@ from tfps.cluster.spec import Task
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, SubmittedJob, TaskStatus
-from tfps.launchers.common import client as command
+from tfps.launchers.common import client
 from tfps.text import show
 from tfps.timeouts import CLIENT_SECS, CONTAINER_STOP_SECS
 
@@ -31,22 +31,22 @@ _STATES = {
 }
 
 
-def client() -> str:
+def docker_client() -> str:
     """Return the path of Docker's client.
 
     Raises:
         ClientMissingError: If it is not installed.
     """
-    return command.require_tool("docker", "see https://docs.docker.com/engine/install")
+    return client.require_tool("docker", "see https://docs.docker.com/engine/install")
 
 
-def ask(*arguments: str, timeout_secs: float | None = CLIENT_SECS) -> str:
+def ask_docker(*arguments: str, timeout_secs: float | None = CLIENT_SECS) -> str:
     """Return the output of ``docker``.
 
     Raises:
         PlatformError: If it fails, in its own words.
     """
-    return command.run_client([client(), *arguments], timeout_secs=timeout_secs)
+    return client.run_client([docker_client(), *arguments], timeout_secs=timeout_secs)
 
 
 class DockerJob(SubmittedJob):
@@ -66,7 +66,7 @@ class DockerJob(SubmittedJob):
         Raises:
             PlatformError: If it does not answer, or knows no such job.
         """
-        known = json.loads(ask("inspect", *self._containers().values()))
+        known = json.loads(ask_docker("inspect", *self._containers().values()))
         tasks = {Task.parse(each["Config"]["Labels"][TASK]): _task_status(each) for each in known}
         return _job_status(dict(sorted(tasks.items())))
 
@@ -90,29 +90,29 @@ class DockerJob(SubmittedJob):
             PlatformError: If Docker does not answer, or knows no such job.
         """
         known, problems = self._containers().values(), list[str]()
-        for step in (lambda: ask("stop", f"--time={CONTAINER_STOP_SECS}", *known), self.remove):
+        for step in (lambda: ask_docker("stop", f"--time={CONTAINER_STOP_SECS}", *known), self.remove):
             try:
                 step()
             except PlatformError as error:  # one failure does not keep the rest from going
                 problems += error.problems
         if problems:
             raise PlatformError(
-                [*problems, f"{self.handle} is told to end, but not all of it has gone: cancel it again."]
+                [*problems, f"{self.handle} is asked to stop, but not all of it has gone: cancel it again."]
             )
 
     def remove(self) -> None:
         """Remove containers and network immediately."""
         mine = f"--filter=label={PROJECT}={self._name}"
-        if left := ask("ps", "--all", "--quiet", mine, f"--filter=label={TASK}").split():
-            ask("rm", "--force", *left)
-        if networks := ask("network", "ls", "--quiet", mine).split():
-            ask("network", "rm", *networks)
+        if left := ask_docker("ps", "--all", "--quiet", mine, f"--filter=label={TASK}").split():
+            ask_docker("rm", "--force", *left)
+        if networks := ask_docker("network", "ls", "--quiet", mine).split():
+            ask_docker("network", "rm", *networks)
 
     def _containers(self) -> Mapping[Task, str]:
         """Return the container of each task."""
         mine = f"--filter=label={PROJECT}={self._name}", f"--filter=label={TASK}"
         form = f"--format={{{{.ID}}}} {{{{.Label {json.dumps(TASK)}}}}}"
-        found = [line.split() for line in ask("ps", "--all", "--no-trunc", *mine, form).splitlines()]
+        found = [line.split() for line in ask_docker("ps", "--all", "--no-trunc", *mine, form).splitlines()]
         if not found:
             raise JobNotFoundError(f"{show(self.handle)} is not known to Docker: it was cancelled, or runs elsewhere.")
         return dict(sorted((Task.parse(task), container) for container, task in found))
@@ -120,7 +120,7 @@ class DockerJob(SubmittedJob):
 
 def _said(containers: Mapping[Task, str]) -> Iterator[LogLine]:
     for task, container in containers.items():
-        yield from (LogLine(task, text) for text in command.lines([client(), "logs", container]))
+        yield from (LogLine(task, text) for text in client.lines([docker_client(), "logs", container]))
 
 
 def _task_status(known: Mapping[str, Any]) -> TaskStatus:
@@ -188,13 +188,13 @@ class _Tail:
 
     def _is_live(self, task: Task) -> bool:
         """Return whether a container may print more."""
-        state = ask("ps", "--all", f"--filter=id={self._containers[task]}", "--format={{.State}}").strip()
+        state = ask_docker("ps", "--all", f"--filter=id={self._containers[task]}", "--format={{.State}}").strip()
         return state not in ("exited", "dead", "")
 
     def _read(self, task: Task, last: str, live: bool) -> str:
         """Pass on a container's lines after the time ``last``; return the time of the last line."""
         options = [*(["--follow"] if live else []), *([f"--since={last}"] if last else [])]
-        argv = [client(), "logs", "--timestamps", *options, self._containers[task]]
+        argv = [docker_client(), "logs", "--timestamps", *options, self._containers[task]]
         with subprocess.Popen(
             argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
         ) as self._clients[task]:

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 
 from tfps.jobs.spec import PORT, Job, Role
-from tfps.launchers.kubernetes import manifests, status
+from tfps.launchers.kubernetes import manifests, status, task_inputs
 from tfps.launchers.kubernetes.launcher import KubernetesLauncher, hosts_by_flag
 from tfps.launchers.kubernetes.manifests import Object
 
 _WHY = f"""
 The parameter servers end by themselves, though plain Jobs know nothing of each other: with 0 when every worker has said
 that it is done; with a worker's exit code when it has failed for good; and when none has come for twice
---start_timeout_secs. tfps cancel ends them at once.
-{manifests.WHY_RESTARTS} Any other exit code fails the Job at once.
+--start_timeout_secs. tfps cancel ends them immediately.
+{manifests.WHY_RESTARTS} Any other exit code fails the Job immediately.
 """
 
 
@@ -30,7 +30,7 @@ class JobsLauncher(KubernetesLauncher):
         """
         hosts = hosts_by_flag(job, _host)
         return [
-            *manifests.config_maps(job, hosts),
+            *task_inputs.config_maps(job, hosts),
             *manifests.network_policies(job),
             _service(job),
             *(_job(job, role) for role in job.roles),

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 
 from tfps.jobs.spec import PORT, Job, Role
-from tfps.launchers.kubernetes import manifests, status
+from tfps.launchers.kubernetes import manifests, status, task_inputs
 from tfps.launchers.kubernetes.launcher import KubernetesLauncher, hosts_by_flag
 from tfps.launchers.kubernetes.manifests import Object
 
 _WHY = f"""
 The parameter servers end with the job: by themselves when every worker has said that it is done, and by JobSet, which
 deletes what still runs once the workers' Job is complete (successPolicy) or either Job has failed.
-{manifests.WHY_RESTARTS} Any other exit code fails the Job at once, and with it the JobSet,
+{manifests.WHY_RESTARTS} Any other exit code fails the Job immediately, and with it the JobSet,
 which is never started again as a whole (maxRestarts: 0).
 """
 
@@ -37,7 +37,7 @@ class JobSetLauncher(KubernetesLauncher):
             "replicatedJobs": [_replicated(job, role) for role in job.roles],
         }
         jobset = manifests.api_object(job, "jobset.x-k8s.io/v1alpha2", "JobSet", spec=spec)
-        return [*manifests.config_maps(job, hosts), *manifests.network_policies(job), jobset]
+        return [*task_inputs.config_maps(job, hosts), *manifests.network_policies(job), jobset]
 
     def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
         """Return the number of tasks of each role."""

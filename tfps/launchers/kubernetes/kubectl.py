@@ -15,9 +15,7 @@ from tfps.jobs.events import LogLine
 from tfps.jobs.handle import CANCELLED, PENDING, Status, SubmittedJob, TaskStatus
 from tfps.launchers.common import client
 from tfps.launchers.common.yaml_writer import to_yaml
-from tfps.launchers.kubernetes import logs as pod_logs
-from tfps.launchers.kubernetes import manifests
-from tfps.launchers.kubernetes import status as pod_state
+from tfps.launchers.kubernetes import logs, manifests, status
 from tfps.launchers.kubernetes.manifests import Object, Plan
 from tfps.text import show
 from tfps.timeouts import POD_DELETE_SECS
@@ -68,8 +66,8 @@ def submit(platform: Platform, plan: Plan) -> "KubeJob":
     try:
         for made in plan.objects:
             say = ("-o", "jsonpath={.metadata.namespace} {.metadata.uid}", _ASK)
-            told = _kubectl(namespace, "create", "-f", "-", *say, given=to_yaml([made]), complained=said)
-            namespace, _, uid = told.partition(" ")
+            answer = _kubectl(namespace, "create", "-f", "-", *say, given=to_yaml([made]), complained=said)
+            namespace, _, uid = answer.partition(" ")
             created.append(_name(made))
     except BaseException as error:
         _undo(namespace, created, error)
@@ -109,8 +107,8 @@ def _undo(namespace: str, created: Sequence[str], error: BaseException) -> None:
     try:
         _kubectl(namespace, "delete", *reversed(created), "--ignore-not-found", "--wait=false", _ASK)
     except PlatformError as left:
-        told = error.problems if isinstance(error, PlatformError) else []
-        raise PlatformError([*told, *left.problems, f"left behind: {', '.join(created)}; delete them."]) from None
+        problems = error.problems if isinstance(error, PlatformError) else []
+        raise PlatformError([*problems, *left.problems, f"left behind: {', '.join(created)}; delete them."]) from None
 
 
 def find(platform: Platform, name: str) -> "KubeJob":
@@ -155,10 +153,10 @@ class KubeJob(SubmittedJob):
         try:
             _kubectl(self._namespace, "patch", *names, "--type=merge", f"--patch={patch}", "-o", "name", _ASK)
         except PlatformError as error:
-            told = (
+            note = (
                 f"{', '.join(names)} will stay when the job's other objects go: tfps cancel {self.handle} deletes them."
             )
-            self.warnings += [*error.problems, told]
+            self.warnings += [*error.problems, note]
 
     def status(self) -> Status:
         """Ask the cluster for the job's status.
@@ -171,9 +169,9 @@ class KubeJob(SubmittedJob):
     def _look(self) -> tuple[Status, dict[Task, list[Object]]]:
         """Return the job's status, and the pods of each task."""
         found = json.loads(self._ask("get", f"{self._platform.resource},pods", "-o", "json"))["items"]
-        running = pod_state.by_task([one for one in found if one["kind"] == "Pod"])
+        running = status.by_task([one for one in found if one["kind"] == "Pod"])
         owners = [one for one in found if one["kind"] != "Pod"]
-        self._pods = [pods_[-1] for pods_ in running.values() if not pod_state.has_failed(pods_[-1])]
+        self._pods = [pods_[-1] for pods_ in running.values() if not status.has_failed(pods_[-1])]
         if owners:
             self._last = self._status(owners, running)
         elif self._last:
@@ -191,8 +189,8 @@ class KubeJob(SubmittedJob):
             state, reason = CANCELLED, "being deleted"
         known = {task: self._task(task, found) for task, found in running.items()}
         restarted = max(one.get("status", {}).get("retryCount", 0) for one in owners)  # Volcano's count, for all tasks
-        told = {task: replace(one, restarts=max(one.restarts, restarted)) for task, one in known.items()}
-        return pod_state.of_job(state, reason, self._platform.replicas(owners), told, refused)
+        tasks = {task: replace(one, restarts=max(one.restarts, restarted)) for task, one in known.items()}
+        return status.of_job(state, reason, self._platform.replicas(owners), tasks, refused)
 
     def _refused(self, owners: list[Object]) -> str:
         """Return why the cluster creates no pods for tasks without one, in its words; asks only if there are any."""
@@ -207,12 +205,12 @@ class KubeJob(SubmittedJob):
             return ""
         names = {one["metadata"]["name"] for one in owners}
         newest = max((str(pod["metadata"].get("creationTimestamp", "")) for pod in self._pods), default="")
-        return pod_state.refusal(json.loads(asked)["items"], self._name, names, newest)
+        return status.refusal(json.loads(asked)["items"], self._name, names, newest)
 
     def _task(self, task: Task, found: list[Object]) -> TaskStatus:
         seen = self._seen.setdefault(task, set())
         seen.update(pod["metadata"]["uid"] for pod in found)
-        known = pod_state.of_task(found)
+        known = status.of_task(found)
         return replace(known, restarts=known.restarts + len(seen) - len(found))
 
     def _ask(self, verb: str, what: str, *args: str, role: str = "") -> str:
@@ -226,16 +224,16 @@ class KubeJob(SubmittedJob):
             ConfigError: If the job has no such task.
             PlatformError: If the cluster does not answer, or knows no such job, or the task has not started.
         """
-        status, running = self._look()
-        if task and task not in status.tasks:
-            raise ConfigError(f"{self.handle} has no task {task}: it has {', '.join(map(str, status.tasks))}.")
+        whole, running = self._look()
+        if task and task not in whole.tasks:
+            raise ConfigError(f"{self.handle} has no task {task}: it has {', '.join(map(str, whole.tasks))}.")
         if follow:
-            yield from pod_logs.follow(self._look, self._log, [task] if task else list(status.tasks))
+            yield from logs.follow(self._look, self._log, [task] if task else list(whole.tasks))
             return
-        if task and status.tasks[task].state == PENDING:
-            raise PlatformError(f"{task} has not started: {status.tasks[task].reason or 'it waits for its pod'}.")
-        for one in [task] if task else status.tasks:
-            for pod in filter(pod_state.has_started, running.get(one, [])):
+        if task and whole.tasks[task].state == PENDING:
+            raise PlatformError(f"{task} has not started: {whole.tasks[task].reason or 'it waits for its pod'}.")
+        for one in [task] if task else whole.tasks:
+            for pod in filter(status.has_started, running.get(one, [])):
                 yield from (LogLine(one, text) for text in self._said(pod))
 
     def _log(self, pod: Object) -> list[str]:
@@ -262,7 +260,7 @@ class KubeJob(SubmittedJob):
         problems += self._deleted(_BESIDE, "--wait=false")
         if problems:
             raise PlatformError(
-                [*problems, f"{self.handle} is told to end, but not all of it has gone: cancel it again."]
+                [*problems, f"{self.handle} is asked to stop, but not all of it has gone: cancel it again."]
             )
 
     def _deleted(self, what: str, *args: str, role: str = "") -> Sequence[str]:

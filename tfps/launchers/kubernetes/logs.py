@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tfps.cluster.spec import Task
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import Status
-from tfps.launchers.kubernetes import status as pod_state
+from tfps.launchers.kubernetes import status
 from tfps.launchers.kubernetes.manifests import Object
 
 MOST = 64  # the most tasks followed at the same time: each takes a process
@@ -42,8 +42,8 @@ def follow(look: _Look, log: _Command, tasks: Sequence[Task]) -> Iterator[LogLin
     try:
         ended_at, busy = None, True
         while ended_at is None or (busy and time.monotonic() < ended_at + _LAST_LINES_SECS):
-            status, running = look()
-            ended_at = ended_at or (time.monotonic() if status.ended else None)
+            whole, running = look()
+            ended_at = ended_at or (time.monotonic() if whole.ended else None)
             reading = [readers.take(task, running.get(task, ())) for task in followed]
             busy = any(reading)
             yield from readers.said(0.5 if ended_at else _LOOK_EVERY_SECS)
@@ -72,7 +72,7 @@ class _Readers:
             self._read |= {before.uid} if before.to_the_end else set()
         for pod in found:
             uid = pod["metadata"]["uid"]
-            if uid not in self._read and pod_state.has_started(pod):
+            if uid not in self._read and status.has_started(pod):
                 last = self._last.get(uid, _Stamp())
                 self._reading[task] = _Reader(task, pod, self._log(pod), last, self._lines)
                 return True
@@ -117,7 +117,7 @@ class _Reader:
 
     def __init__(self, task: Task, pod: Object, log: list[str], last: _Stamp, lines: "queue.Queue[LogLine]") -> None:
         self.uid = str(pod["metadata"]["uid"])
-        self.to_the_end = pod_state.has_ended(pod)
+        self.to_the_end = status.has_ended(pod)
         self.last = last
         since = [f"--since-time={last}"] if last.second else []
         self._process = subprocess.Popen(

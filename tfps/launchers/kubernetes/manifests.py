@@ -1,7 +1,6 @@
 """The parts of all Kubernetes platforms' manifests: the pod of a task, its mounts, and its network policy."""
 
 import dataclasses
-import json
 import math
 import re
 import textwrap
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
-from tfps.cluster.spec import Task
 from tfps.errors import ConfigError
 from tfps.jobs.spec import KILLED, PORT, RESOURCES, Job, Role
 from tfps.launchers.common import containers
@@ -32,8 +30,6 @@ A task that is killed, or ends as another is lost, starts again inside its pod w
 {", ".join(map(str, KILLED))}) up to {RETRIES} times."""
 
 _USER = 1000
-_CONFIG_MAP_BYTES = 2**20
-_ARGUMENT_BYTES = 2**17  # Linux's limit for one argument or variable, including the zero byte at its end
 _NAME = "app.kubernetes.io/"
 
 
@@ -225,57 +221,6 @@ def indexed_job(job: Job, role: Role, **spec: Any) -> Object:
     }
 
 
-def config_maps(job: Job, hosts: Mapping[str, Sequence[str]] | None = None) -> Sequence[Object]:
-    """Return the ConfigMap with the hosts, by flag, and the model's file; none if it would be empty.
-
-    Raises:
-        ConfigError: If the content is too large for a task or a ConfigMap.
-    """
-    data = {flag: ",".join(addresses) for flag, addresses in (hosts or {}).items()}
-    for flag, text in data.items():
-        check_argument(job, f"--{flag}={text}")
-    size = sum(len(text.encode()) for text in data.values())
-    if job.model_source is not None:
-        size += len(job.model_source.encode())
-        data["model"] = job.model_source
-    if size > _CONFIG_MAP_BYTES:
-        raise ConfigError(
-            f"--model={show(job.config.model)} is too large: a ConfigMap holds {_CONFIG_MAP_BYTES:,} bytes, not "
-            f"{size:,}; put the model into the image, and give its dotted name."
-        )
-    return [api_object(job, "v1", "ConfigMap", data=data)] if data else []
-
-
-def tf_config(job: Job, domain: str, task: Task) -> str:
-    """Return the TF_CONFIG that an operator sets for a task whose host is ``JOB-ROLE-INDEX.DOMAIN``."""
-    hosts = {
-        role.name: [f"{job.name}-{role.name}-{n}.{domain}:{PORT}" for n in range(role.replicas)] for role in job.roles
-    }
-    return json.dumps({"cluster": hosts, "task": {"type": task.job, "index": task.index}})
-
-
-def check_tf_config(job: Job, domain: str) -> None:
-    """Check that the cluster fits into an operator's TF_CONFIG.
-
-    Raises:
-        ConfigError: If there are too many tasks.
-    """
-    check_argument(job, f"TF_CONFIG={tf_config(job, domain, job.tasks()[-1])}")
-
-
-def check_argument(job: Job, text: str) -> None:
-    """Check that an argument with all the hosts is not too long for a process.
-
-    Raises:
-        ConfigError: If there are too many tasks.
-    """
-    if len(text.encode()) >= _ARGUMENT_BYTES:
-        raise ConfigError(
-            f"{len(job.tasks()):,} tasks are too many: their addresses take {len(text):,} bytes, and a process takes "
-            f"{_ARGUMENT_BYTES:,} in one argument; ask for fewer, or give a shorter --name."
-        )
-
-
 def network_policies(job: Job) -> Sequence[Object]:
     """Return the policy that limits the job's pods to traffic among themselves; none without ``--network_policy``."""
     return [_network_policy(job)] if job.config.network_policy else []
@@ -306,9 +251,9 @@ def _of_volumes(job: Job) -> str:
     found = containers.volumes(job.config)
     claims = ", ".join(volume.source for volume in found if not volume.on_host)
     paths = ", ".join(show(volume.source) for volume in found if volume.on_host)
-    told = f"The volume claim {claims} must exist; this job neither creates nor deletes it.\n" if claims else ""
-    told += f"The directory {paths} must be on every node, for user {_USER} to write to.\n" if paths else ""
+    text = f"The volume claim {claims} must exist; this job neither creates nor deletes it.\n" if claims else ""
+    text += f"The directory {paths} must be on every node, for user {_USER} to write to.\n" if paths else ""
     if not job.config.network_policy:
-        return f"{told}Whoever reaches the job's pods can run code in them: no NetworkPolicy keeps others away."
+        return f"{text}Whoever reaches the job's pods can run code in them: no NetworkPolicy keeps others away."
     reach = "anything, as --data_dir is a URL" if "://" in job.config.data_dir else "those and name servers only"
-    return f"{told}Only the job's own pods can reach its pods, which reach {reach}, where the network heeds policies."
+    return f"{text}Only the job's own pods can reach its pods, which reach {reach}, where the network heeds policies."

@@ -29,13 +29,13 @@ def by_conditions(found: Sequence[Object], deciding: Sequence[Object]) -> tuple[
 
 def _condition(found: Object, *types: str) -> Object | None:
     """Return the first true condition of an object among these types."""
-    told = found.get("status", {}).get("conditions") or []
-    return next((one for one in told if one.get("type") in types and one.get("status") == "True"), None)
+    conditions = found.get("status", {}).get("conditions") or []
+    return next((one for one in conditions if one.get("type") in types and one.get("status") == "True"), None)
 
 
-def _words(told: Mapping[str, Any]) -> str:
+def _words(found: Mapping[str, Any]) -> str:
     """Return a reason and a message in one line."""
-    parts = [str(told[name]) for name in ("reason", "message") if told.get(name)]
+    parts = [str(found[name]) for name in ("reason", "message") if found.get(name)]
     return " ".join(": ".join(parts).split())
 
 
@@ -73,11 +73,11 @@ def has_failed(pod: Object) -> bool:
 def of_task(found: Sequence[Object]) -> TaskStatus:
     """Return the status of the task with these pods, the oldest first."""
     pod = found[-1]
-    told = pod.get("status", {})
+    status = pod.get("status", {})
     codes = [code for one in found if (code := _exit_code(one)) is not None]
     node = pod.get("spec", {}).get("nodeName")
     return TaskStatus(
-        _PHASES.get(told.get("phase", "Pending"), UNKNOWN),
+        _PHASES.get(status.get("phase", "Pending"), UNKNOWN),
         codes[-1] if codes else None,
         len(found) - 1 + int(_container(pod).get("restartCount", 0)),
         f"{pod['metadata']['name']}{f' on {node}' if node else ''}",
@@ -101,16 +101,16 @@ def _exit_code(pod: Object) -> int | None:
 
 def _why(pod: Object) -> str:
     """Return the reason why a pod waits, or has failed."""
-    told, state = pod.get("status", {}), _container(pod).get("state", {})
+    status, state = pod.get("status", {}), _container(pod).get("state", {})
     if pod["metadata"].get("deletionTimestamp"):
         return "Terminating"
-    for words in (_words(state.get("waiting", {})), _words(told)):
+    for words in (_words(state.get("waiting", {})), _words(status)):
         if words:
             return words
-    if told.get("phase") == "Failed":
+    if status.get("phase") == "Failed":
         return _words(state.get("terminated", {}))
-    waits = [one for one in told.get("conditions") or [] if one.get("status") == "False" and one.get("message")]
-    return _words(waits[0]) if waits and told.get("phase") == "Pending" else ""
+    waits = [one for one in status.get("conditions") or [] if one.get("status") == "False" and one.get("message")]
+    return _words(waits[0]) if waits and status.get("phase") == "Pending" else ""
 
 
 def refusal(events: Sequence[Object], name: str, owners: Collection[str], since: str = "") -> str:

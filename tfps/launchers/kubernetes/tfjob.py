@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tfps.jobs.spec import Job, Role
-from tfps.launchers.kubernetes import manifests, status
+from tfps.launchers.kubernetes import manifests, status, task_inputs
 from tfps.launchers.kubernetes.launcher import KubernetesLauncher
 from tfps.launchers.kubernetes.manifests import Object
 
@@ -11,8 +11,8 @@ _WHY = """
 The parameter servers end with the job: by themselves when every worker has said that it is done, and by the operator
 (cleanPodPolicy: Running) once all workers have ended with 0 (successPolicy: AllWorkers) or the job has failed.
 A task that is killed, or ends as another is lost, starts again inside its pod, a limited number of times. A pod that
-ends with 128 or more is made anew, one that ends with less fails the job (restartPolicy: ExitCode). The operator does
-not count what it makes anew for an exit code: to bound that, set runPolicy.activeDeadlineSeconds.
+ends with 128 or more is created again, one that ends with less fails the job (restartPolicy: ExitCode). The operator
+does not count the pods that it creates again for an exit code: to bound that, set runPolicy.activeDeadlineSeconds.
 """
 _KINDS = {"ps": "PS", "worker": "Worker"}
 
@@ -30,7 +30,7 @@ class TFJobLauncher(KubernetesLauncher):
         Raises:
             ConfigError: If the cluster would refuse one of them.
         """
-        manifests.check_tf_config(job, f"{job.config.namespace or 'default'}.svc")
+        task_inputs.check_tf_config(job, f"{job.config.namespace or 'default'}.svc")
         policy = {
             "cleanPodPolicy": "Running",
             "backoffLimit": manifests.RETRIES,
@@ -39,7 +39,7 @@ class TFJobLauncher(KubernetesLauncher):
         replicas = {_KINDS[role.name]: _replica(job, role) for role in job.roles}
         spec = {"runPolicy": policy, "successPolicy": "AllWorkers", "tfReplicaSpecs": replicas}
         tfjob = manifests.api_object(job, "kubeflow.org/v1", "TFJob", spec=spec)
-        return [*manifests.config_maps(job), *manifests.network_policies(job), tfjob]
+        return [*task_inputs.config_maps(job), *manifests.network_policies(job), tfjob]
 
     def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
         """Return the number of tasks of each role."""

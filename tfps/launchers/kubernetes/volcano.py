@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from tfps.errors import ConfigError
 from tfps.jobs import handle
 from tfps.jobs.spec import KILLED, PORT, Job, Role
-from tfps.launchers.kubernetes import manifests
+from tfps.launchers.kubernetes import manifests, task_inputs
 from tfps.launchers.kubernetes.launcher import KubernetesLauncher
 from tfps.launchers.kubernetes.manifests import Object
 from tfps.text import show
@@ -46,7 +46,7 @@ class VolcanoLauncher(KubernetesLauncher):
         Raises:
             ConfigError: If the cluster would refuse one of them.
         """
-        manifests.check_tf_config(job, job.name)
+        task_inputs.check_tf_config(job, job.name)
         spec = {
             "schedulerName": "volcano",
             **_queue(job),
@@ -58,7 +58,7 @@ class VolcanoLauncher(KubernetesLauncher):
             "tasks": [_task(job, role) for role in job.roles],
         }
         volcano = manifests.api_object(job, "batch.volcano.sh/v1alpha1", "Job", spec=spec)
-        return [*manifests.config_maps(job), *manifests.network_policies(job), volcano]
+        return [*task_inputs.config_maps(job), *manifests.network_policies(job), volcano]
 
     def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
         """Return the number of tasks of each role."""
@@ -66,9 +66,9 @@ class VolcanoLauncher(KubernetesLauncher):
 
     def state(self, found: Sequence[Object]) -> tuple[str, str]:
         """Return the state of a job, from its phase."""
-        told = found[0].get("status", {}).get("state", {})
-        words = ": ".join(str(told[name]) for name in ("reason", "message") if told.get(name))
-        phase = str(told.get("phase", ""))
+        state = found[0].get("status", {}).get("state", {})
+        words = ": ".join(str(state[name]) for name in ("reason", "message") if state.get(name))
+        phase = str(state.get("phase", ""))
         return _PHASES.get(phase, ""), words or (phase if phase in _PHASES and phase != "Completed" else "")
 
 

@@ -9,10 +9,8 @@ listens on it yet, gRPC can bind it too.
 Each task runs the same command as anywhere else, ``python -m tfps run FLAGS``; ``str(plan)`` shows them.
 
 A task that is lost, or ends with a code for which a restart may help, is restarted up to ``--max_restarts`` times
-(``restart_policy``). A task that gives no sign of life is killed, and thereby lost. A thread in each task writes a
-byte every second; it stops when the process is stopped, or stuck where Python cannot run. A task that computes counts
-as alive even if Python cannot run. If a PS is lost, all other PS are restarted, because their variables are useless
-without its variables, and so are workers that are done.
+(``restart_policy``). A task that gives no sign of life (``life_signs``) is killed, and thereby lost. If a PS is lost,
+all other PS are restarted, because their variables are useless without its variables, and so are workers that are done.
 """
 
 import contextlib
@@ -36,13 +34,13 @@ from tfps.jobs.events import JobEvent, LogLine, Note, TaskExited, TaskRestarted,
 from tfps.jobs.handle import RunningJob
 from tfps.launchers.local import task_process
 from tfps.launchers.local.fork_server import ForkServer
+from tfps.launchers.local.life_signs import LifeSigns
 from tfps.launchers.local.output import TaskOutput
 from tfps.launchers.local.restart_policy import RestartPolicy
 from tfps.storage import JobDirectory
 from tfps.timeouts import KILL_AFTER_SECS, STALLED_AFTER_SECS
 
 _MOST_RESTARTS = 5
-_BUSY = 0.2  # a task that uses this share of a core is computing
 
 
 @dataclass(frozen=True)
@@ -72,13 +70,11 @@ class LocalJob(RunningJob):
         self._processes: dict[Task, ForkServerProcess] = {}
         self._selector = selectors.DefaultSelector()
         self._kill_at: float | None = None
-        self._looked = time.monotonic()
-        self._last_sign: dict[Task, tuple[float, float]] = {}  # when, and the seconds of CPU used by then
+        self._signs = LifeSigns()
         self._restarts = _policy(plan) if restarts is None else restarts
         self._given_up: list[TaskExited] = []
         self._lost_with: dict[Task, Task] = {}  # PS that were killed, and the PS whose loss was the reason
         self._started: set[Task] = set()
-        self._signed_off: set[Task] = set()
         self._not_begun: list[Task] = []  # they wait until worker 0 has built its graph
 
     def _start(self, task: Task) -> None:
@@ -93,7 +89,7 @@ class LocalJob(RunningJob):
             raise ConfigError(f"{task} cannot be started: {error.strerror}: {fix}.") from None
         self._restarts.began(task)
         self._started.add(task)
-        self._signed_off.discard(task)
+        self._signs.began(task, process.pid)
         os.set_blocking(life.fileno(), False)
         self._processes[task] = process
         output = TaskOutput(task, ours)
@@ -136,7 +132,7 @@ class LocalJob(RunningJob):
                 yield from key.data()
             if self._kill_at and time.monotonic() > self._kill_at:
                 self.kill()
-            yield from self._silent()
+            yield from self._kill_stalled()
             self._start_those_due()
             if not ready:
                 yield None
@@ -164,10 +160,7 @@ class LocalJob(RunningJob):
     def _took_sign(self, task: Task, life: Connection) -> bool:
         """Read a task's pending signs; return whether there were any."""
         signs = b"" if life.closed else os.read(life.fileno(), 1 << 10)
-        if signs:
-            self._last_sign[task] = time.monotonic(), self._cpu_secs(task)
-        if task_process.SIGNED_OFF in signs:
-            self._signed_off.add(task)
+        self._signs.take(task, signs)
         if task_process.BUILT in signs:
             self._start_others()
         return bool(signs)
@@ -178,27 +171,11 @@ class LocalJob(RunningJob):
             self._selector.unregister(life)
             life.close()
 
-    def _silent(self) -> Iterator[TaskStalled]:
+    def _kill_stalled(self) -> Iterator[TaskStalled]:
         """Kill tasks that give no sign of life; yield an event for each."""
-        now, before = time.monotonic(), self._looked
-        self._looked = now
-        if now - before > STALLED_AFTER_SECS / 2:  # this process was stopped, not the tasks
-            self._last_sign = {task: (now, self._cpu_secs(task)) for task in self._last_sign}
-        for task in [task for task, (when, _) in self._last_sign.items() if now - when > STALLED_AFTER_SECS]:
-            used = self._cpu_secs(task)
-            if used - self._last_sign.pop(task)[1] > _BUSY * STALLED_AFTER_SECS:
-                self._last_sign[task] = now, used
-                continue
+        for task in self._signs.stalled():
             yield TaskStalled(task, STALLED_AFTER_SECS)
             self._signal(signal.SIGKILL, task)
-
-    def _cpu_secs(self, task: Task) -> float:
-        """Return the CPU time that a task has used; 0.0 where the system does not report it."""
-        try:
-            fields = Path(f"/proc/{self._processes[task].pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return 0.0
-        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
     def _start_those_due(self) -> None:
         for task in self._restarts.due():
@@ -226,7 +203,7 @@ class LocalJob(RunningJob):
             while self._took_sign(output.task, life):
                 pass
         self._forget(life)
-        self._last_sign.pop(output.task, None)
+        self._signs.ended(output.task)
         lost_with = self._lost_with.pop(output.task, None)
         yield from self._replaced(output.task, process.exitcode or 0, lost_with)
         if output.task.job == "ps" and output.task in self._restarts and not lost_with:
@@ -242,7 +219,7 @@ class LocalJob(RunningJob):
             self._restarts.recall(task)
             yield TaskRestarted(task, f"the loss of {lost_with}")
             return
-        early = code == 0 and task not in self._signed_off
+        early = code == 0 and task not in self._signs.signed_off
         grant = None if self._kill_at else self._restarts.grant(task, RetryableError.exit_code if early else code)
         how = f"{how_it_ended(code)}{' before it was done' if early else ''}"
         if grant is not None:
@@ -264,7 +241,7 @@ class LocalJob(RunningJob):
 
         A worker that has signed off but still runs is restarted when it has ended.
         """
-        for task in [task for task in self._signed_off if task.job == "worker"]:
+        for task in [task for task in self._signs.signed_off if task.job == "worker"]:
             if self.status()[task] is None:
                 self._lost_with[task] = lost
             elif self.status()[task] == 0 and task not in self._restarts:

@@ -35,7 +35,7 @@ class Supervisor:
     """Follows one task to its end.
 
     Attributes:
-        told: Whether a signal has asked it to stop.
+        stop_requested: Whether a signal has asked it to stop.
     """
 
     def __init__(self, config: JobConfig, cluster: Cluster, task: Task) -> None:
@@ -44,8 +44,8 @@ class Supervisor:
         self._plan = Plan(config, {task: [*given.to_argv(), *hosts_flags(cluster)]})
         self._policy = Alone(task, config.max_restarts or 0)
         self._job: LocalJob | None = None
-        self.told = False
-        self._told_at = 0.0
+        self.stop_requested = False
+        self._stop_requested_at = 0.0
 
     def run(self) -> int:
         """Run the task, with its restarts; return its last exit code, for a signal as shells do.
@@ -58,13 +58,13 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         with _log_of(self._config, self._task) as log:
             self._job = LocalJob(self._plan, self._policy, log)
-            if self.told:
+            if self.stop_requested:
                 self._job.cancel()
             return self._see_through(self._job)
 
-    def has_told(self, code: int) -> bool:
+    def has_reported(self, code: int) -> bool:
         """Return whether the task itself has reported to the PS that it has ended for good with this code."""
-        return self.told or (code < RetryableError.exit_code and self._policy.has_trained)
+        return self.stop_requested or (code < RetryableError.exit_code and self._policy.has_trained)
 
     def _see_through(self, job: LocalJob) -> int:
         code = -signal.SIGTERM  # for a task that has not begun
@@ -75,7 +75,7 @@ class Supervisor:
                 code = event.exit_code
                 if event.error:
                     self._pass_on(f"error: {event.error}")
-        if self.told and code == -signal.SIGTERM:  # it had no signal handler yet
+        if self.stop_requested and code == -signal.SIGTERM:  # it had no signal handler yet
             return StoppedError.exit_code
         return code if code >= 0 else 128 - code
 
@@ -88,12 +88,13 @@ class Supervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         now = time.monotonic()
-        if self._job and self.told and number == signal.SIGINT and now - self._told_at > SECOND_THOUGHT_SECS:
+        is_late = self.stop_requested and now - self._stop_requested_at > SECOND_THOUGHT_SECS
+        if self._job and is_late and number == signal.SIGINT:
             self._job.kill()
         elif self._job:
             self._job.cancel()
-        self._told_at = self._told_at if self.told else now
-        self.told = True
+        self._stop_requested_at = self._stop_requested_at if self.stop_requested else now
+        self.stop_requested = True
 
 
 @contextlib.contextmanager

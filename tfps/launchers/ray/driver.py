@@ -27,15 +27,15 @@ from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, Tas
 from tfps.jobs.spec import KILLED, MOST_RESTARTS
 from tfps.launchers.ray.actor import RayTask
 from tfps.launchers.ray.log_protocol import format_line, format_status
-from tfps.text import one_line
+from tfps.text import one_line, ordinal
 from tfps.timeouts import RAY_STOP_SECS
 
 _LOOK_SECS = 1.0  # how soon the driver sees a request to stop
 _READ_SECS = 10.0
-_FORM_ANEW_SECS = 5.0  # Ray takes a while to notice that a node is gone
+_FORM_AGAIN_SECS = 5.0  # Ray takes a while to notice that a node is gone
 
 
-class ToldToStop(Exception):  # noqa: N818  not an error
+class StopRequested(Exception):  # noqa: N818  not an error
     """The job is asked to stop while its tasks are being placed or started."""
 
 
@@ -43,11 +43,11 @@ class Driver:
     """The tasks of a job and their states.
 
     Attributes:
-        told: Whether a signal has asked the job to stop.
+        stop_requested: Whether a signal has asked the job to stop.
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
-        self.told = False
+        self.stop_requested = False
         self._spec = spec
         tasks = [Task(role["name"], index) for role in spec["roles"] for index in range(role["replicas"])]
         self._tasks = dict.fromkeys(tasks, TaskStatus(PENDING))
@@ -66,7 +66,7 @@ class Driver:
                 self._see_through()
             except RayActorError as error:
                 self._lose(error)
-            except ToldToStop:
+            except StopRequested:
                 return StoppedError.exit_code
             finally:
                 self._release()
@@ -112,8 +112,8 @@ class Driver:
                 self._check()
 
     def _check(self) -> None:
-        if self.told:
-            raise ToldToStop
+        if self.stop_requested:
+            raise StopRequested
 
     def _get(self, refs: list[Any]) -> list[Any]:
         """Return the values of object references; stop waiting if the job is asked to stop."""
@@ -130,7 +130,7 @@ class Driver:
         """Pass on the tasks' lines until all have ended."""
         reading = {actor.read.remote(_READ_SECS): task for task, actor in self._actors.items()}
         while reading:
-            if self.told and self._code is None:
+            if self.stop_requested and self._code is None:
                 self._end(StoppedError.exit_code)
             for ref in ray.wait(list(reading), timeout=_LOOK_SECS)[0]:
                 task = reading.pop(ref)
@@ -176,11 +176,11 @@ class Driver:
         if error.actor_init_failed:
             self.fail(words)
         elif self._code is None and self._lost > MOST_RESTARTS:
-            self.fail(f"a node was lost for the {self._lost}. time: {words}", PeerLostError.exit_code)
+            self.fail(f"a node was lost for the {ordinal(self._lost)} time: {words}", PeerLostError.exit_code)
         elif self._code is None:
             for task, status in self._tasks.items():
                 self._set(task, state=PENDING, restarts=status.restarts + 1, reason=f"a node is lost: {words}")
-            time.sleep(_FORM_ANEW_SECS)
+            time.sleep(_FORM_AGAIN_SECS)
 
     def _release(self) -> None:
         """Stop the running tasks, with time to save, and give back the cluster's actors and places."""
@@ -229,7 +229,7 @@ def main(argv: Sequence[str]) -> int:
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
-        driver.told = True
+        driver.stop_requested = True
 
     try:
         ray.init(log_to_driver=False, logging_level=logging.WARNING)

@@ -92,7 +92,9 @@ class RayJob(SubmittedJob):
         deadline = time.monotonic() + CANCEL_SECS
         while not self._info().status.is_terminal():
             if time.monotonic() > deadline:
-                raise PlatformError(f"{self.handle} has not ended {CANCEL_SECS:g} s after it was told to: ask Ray why.")
+                raise PlatformError(
+                    f"{self.handle} has not ended {CANCEL_SECS:g} s after it was asked to stop: ask Ray why."
+                )
             time.sleep(_ASK_EVERY_SECS)
 
     def stop(self) -> None:
@@ -114,8 +116,8 @@ class RayJob(SubmittedJob):
         Raises:
             JobNotFoundError: If tfps did not submit the job.
         """
-        told = info.metadata or {}
-        sizes = {"ps": told.get("num_ps", ""), "worker": told.get("num_workers", "")}
+        metadata = info.metadata or {}
+        sizes = {"ps": metadata.get("num_ps", ""), "worker": metadata.get("num_workers", "")}
         if not all(size.isdigit() for size in sizes.values()):
             raise JobNotFoundError(f"{self.handle} is no job of tfps: ray job list shows which there are.")
         return Reader(Task(job, index) for job, size in sizes.items() for index in range(int(size)))

@@ -54,8 +54,8 @@ class Reader:
         if match is None:
             return None
         if match[1] == _DRIVER:
-            told = json.loads(match[2])
-            task = Task.parse(told.pop("task"))
-            self.tasks[task] = TaskStatus(**told)
+            fields = json.loads(match[2])
+            task = Task.parse(fields.pop("task"))
+            self.tasks[task] = TaskStatus(**fields)
             return None
         return LogLine(Task.parse(match[1]), match[2])

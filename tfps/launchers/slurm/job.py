@@ -13,7 +13,7 @@ from tfps.errors import JobNotFoundError, PlatformError
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, SubmittedJob
 from tfps.launchers.common import client
-from tfps.launchers.common.job_files import Files, Told, follow_lines, with_tasks
+from tfps.launchers.common.job_files import Files, JobRecord, follow_lines, with_tasks
 from tfps.timeouts import SLURM_STOP_SECS
 
 _POLL_SECS = 0.5
@@ -153,16 +153,16 @@ def forgotten(job_id: str) -> Status:
 
 def status(job_id: str, known: Mapping[str, str] | None, files: Files | None) -> Status:
     """Return the status of a job, from Slurm's record and from the job's files."""
-    told = files.told(job_id) if files else Told({}, [], "", "")
+    record = files.record(job_id) if files else JobRecord({}, [], "", "")
     if known is None:  # then the script's last line decides
-        known = {"JobState": "" if not told.over else "FAILED" if int(told.over) else "COMPLETED"}
+        known = {"JobState": "" if not record.over else "FAILED" if int(record.over) else "COMPLETED"}
     slurm = known["JobState"]
     state = _STATES.get(slurm, FAILED) if slurm else UNKNOWN
-    whole = Status(state, reason=_reason(slurm, known, told))
-    return with_tasks(whole, told, files.tasks() if files else [], int(known.get("Restarts", 0)))
+    whole = Status(state, reason=_reason(slurm, known, record))
+    return with_tasks(whole, record, files.tasks() if files else [], int(known.get("Restarts", 0)))
 
 
-def _reason(slurm: str, known: Mapping[str, str], told: Told) -> str:
+def _reason(slurm: str, known: Mapping[str, str], record: JobRecord) -> str:
     """Return the reason for a job's state, in Slurm's words."""
     words = [] if _STATES.get(slurm) == slurm or slurm in ("COMPLETED", "FAILED") else [slurm]
     reason = known.get("Reason", "None")
@@ -170,8 +170,8 @@ def _reason(slurm: str, known: Mapping[str, str], told: Told) -> str:
     words += [f"until {known['EligibleTime']}"] if reason == "BeginTime" else []
     code, _, number = known.get("ExitCode", "0:0").partition(":")
     words += [f"exit code {code}"] if code != "0" else [f"signal {number}"] if number not in ("", "0") else []
-    failed = _STATES.get(slurm, FAILED) == FAILED and told.error and not told.failed
-    return ", ".join([*words, *([told.error] if failed else [])])
+    failed = _STATES.get(slurm, FAILED) == FAILED and record.error and not record.failed
+    return ", ".join([*words, *([record.error] if failed else [])])
 
 
 class SlurmJob(SubmittedJob):

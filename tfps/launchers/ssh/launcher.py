@@ -134,7 +134,7 @@ def _check_hosts(plan: Plan) -> None:
         return []
 
     with ThreadPoolExecutor(max_workers=32) as pool:
-        found = [problem for told in pool.map(problems, dict.fromkeys(plan.hosts.values())) for problem in told]
+        found = [problem for of_host in pool.map(problems, dict.fromkeys(plan.hosts.values())) for problem in of_host]
     if found:
         raise PlatformError(found)
 

@@ -4,14 +4,16 @@ A task that starts and an evaluator ask this. Both take a summary for the end of
 the file system's clock.
 """
 
+import functools
 import os
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 from tfps.config.job_config import STARTED_AGAIN, JobConfig
 from tfps.runtime.checkpoint import file_clock
 from tfps.runtime.checkpoint.directory import list_checkpoints
-from tfps.runtime.checkpoint.manifest import INDEX, file_of
+from tfps.runtime.checkpoint.manifest import INDEX, file_of, problem
 from tfps.storage import JobDirectory
 from tfps.summary import DONE, JobSummary
 
@@ -54,9 +56,20 @@ def has_ended(config: JobConfig) -> bool:
     is_later = age_secs > time.monotonic() - _BEGAN and not os.environ.get(STARTED_AGAIN)
     if is_later and not found.summary.has_reached(config.max_steps):
         return False
-    checkpoint = found.summary.checkpoint
-    is_there = checkpoint is not None and os.path.isfile(file_of(checkpoint, INDEX))  # else the job has to start again
-    return is_there and age_secs < config.patience_secs
+    if found.summary.checkpoint is None or not config.model_dir:
+        return False
+    saved = str(Path(config.model_dir) / Path(found.summary.checkpoint).name)  # the directory may have been moved
+    return age_secs < config.patience_secs and _is_intact(saved, found.written)
+
+
+@functools.lru_cache(maxsize=1)
+def _is_intact(path: str, written: float) -> bool:
+    """Return whether the last checkpoint is there, and intact; else the job has to start again.
+
+    Reads the files only once for each time at which the summary was ``written``.
+    """
+    del written
+    return os.path.isfile(file_of(path, INDEX)) and problem(path) is None
 
 
 def has_ended_since(config: JobConfig, began: float) -> bool:

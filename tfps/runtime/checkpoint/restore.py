@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint.directory import step_in
+from tfps.runtime.checkpoint.manifest import problem
 from tfps.runtime.checkpoint.sharded_saver import LOST
 from tfps.storage import temporary_directory
 from tfps.text import brief, show
@@ -29,8 +30,8 @@ def step_of(path: str) -> int:
     """Return the global step at which a checkpoint was saved."""
     try:
         return _step_of(path)
-    except (tf.errors.OpError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {message_of(error)}") from None
+    except (tf.errors.OpError, ValueError, IndexError) as error:  # IndexError: a file that was cut short
+        raise CheckpointError(f"checkpoint {path} cannot be read: {problem(path) or message_of(error)}") from None
 
 
 def _step_of(path: str) -> int:

@@ -16,6 +16,7 @@ old one. But it comes from another ``--model_dir``, or from one that has seen an
 holds a run's id, and so does the PS. Does not import TensorFlow.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -31,6 +32,7 @@ from tfps.cluster import rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.errors import CheckpointError, ConfigError, PeerLostError
+from tfps.models import loader
 from tfps.runtime.process import process_identity
 from tfps.storage import JobDirectory, read_json
 
@@ -48,7 +50,7 @@ def fingerprint(config: JobConfig, cluster: Cluster, tensorflow: str) -> str:
     flags = {name: getattr(config, name) for name in shared} | {"model": os.path.basename(config.model)}
     sizes = {"ps_hosts": cluster.num_ps, "worker_hosts": cluster.num_workers}
     versions = {"tfps": tfps.__version__, "TensorFlow": tensorflow}
-    files = {"model": digest(config.model)}
+    files = {"model": digest(config.model), **_imported(config.model)}
     return json.dumps({"flags": flags, "sizes": sizes, "versions": versions, "files": files})
 
 
@@ -58,6 +60,24 @@ def digest(model: str) -> str:
         return hashlib.sha256(Path(model).read_bytes()).hexdigest() if model.endswith(".py") else ""
     except OSError:
         return ""
+
+
+def _imported(model: str) -> Mapping[str, str]:
+    """Return a hash of each file in a model's own directory that it imports, directly or not, by its path there."""
+    if not os.path.isfile(model):
+        return {}
+    first = Path(model)
+    todo = [first]
+    for path in todo:  # grows during the loop
+        with contextlib.suppress(OSError, SyntaxError, ValueError):
+            found = [path.parent / name for name in loader.beside(path)]
+            todo += [file for one in found for file in _sources(one) if file not in todo]
+    return {str(file.relative_to(first.parent)): digest(str(file)) for file in todo[1:]}
+
+
+def _sources(path: Path) -> Sequence[Path]:
+    """Return the Python files of a module or a package."""
+    return [path] if path.is_file() else sorted(path.rglob("*.py"))
 
 
 def check(mine: str, theirs: Sequence[str], cluster: Cluster) -> None:
@@ -100,10 +120,14 @@ def differences(mine: Terms, theirs: Terms) -> list[tuple[str, str]]:
     found += [(f"--{name} has {a} here, {b}", same) for name, a, b in _unequal(mine, theirs, "sizes")]
     files = _unequal(mine, {"files": {}, **theirs}, "files") if "files" in mine else []
     named = mine["flags"].get("model")
-    found += [(f"--{flag}={named} here is another file than", _EDITED) for flag, a, b in files if a and b]
+    found += [(f"{_file(name, named)} here is another file than", _EDITED) for name, a, b in files if a and b]
     packages = _unequal(mine, theirs, "versions")
     odd = [each for each in packages if each[0] != "TensorFlow" or _minor(each[1]) != _minor(each[2])]
     return found + [(f"{package} {a} here, {b}", install) for package, a, b in odd]
+
+
+def _file(name: str, model: str | None) -> str:
+    return f"--model={model}" if name == "model" else f"{name}, which --model={model} imports,"
 
 
 def _unequal(mine: Terms, theirs: Terms, kind: str) -> list[tuple[str, Any, Any]]:

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from tfps.modes.base import Step
 from tfps.runtime.graph import placement
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
-from tfps.runtime.graph.graph_editor import add_control_inputs, descendants, is_in_every_step
+from tfps.runtime.graph.graph_editor import add_control_inputs, can_wait, descendants
 from tfps.runtime.graph.passes import side_effects, wire_packing
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
 from tfps.tf_types import Graph, Operation, Session, Tensor
@@ -91,10 +91,10 @@ def unrolled(graph: Graph, step: Step, packed: bool) -> Operation | None:
 
 
 def _uses_ps(op: Operation) -> bool:
-    """Return whether an operation uses a resource on a PS, outside all branches and loops.
+    """Return whether an operation uses a resource on a PS, or takes it into a branch or a loop.
 
     Operations that count something, or call a function that reads a learning rate, take no gradient. Without a control
-    edge they would run one update too early.
+    edge they would run one update too early. What is in a loop waits for the entry of the loop.
     """
     handles = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
-    return any(placement.task_of(handle).startswith("ps/") for handle in handles) and is_in_every_step(op)
+    return any(placement.task_of(handle).startswith("ps/") for handle in handles) and can_wait(op)

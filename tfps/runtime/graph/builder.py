@@ -3,20 +3,21 @@
 The passes run in this order:
 
 1. ``variable_splitting`` is active while the model creates its variables, because it decides how many there are.
-2. ``loop_hoisting`` runs on the finished model, before there are gradients. Later, their sums would change order.
-3. ``model_updates.check`` and ``of_step`` find the model's own changes while the graph has no changes by an optimizer.
-4. ``inputs.only_with`` makes these changes wait for the batch. It needs to know all of them.
-5. ``embedding_rows.problem`` and ``variable_check`` check what a step uses. The checks precede the costly gradients.
-6. ``Packing`` and ``nan_guard`` wrap the optimizer before the mode uses it: packing inside, so that checks see few
+2. ``function_calls`` keeps the order of calls on the finished model. Passes after it add control edges to calls.
+3. ``loop_hoisting`` runs on the finished model, before there are gradients. Later, their sums would change order.
+4. ``model_updates.check`` and ``of_step`` find the model's own changes while the graph has no changes by an optimizer.
+5. ``inputs.only_with`` makes these changes wait for the batch. It needs to know all of them.
+6. ``embedding_rows.problem`` and ``variable_check`` check what a step uses. The checks precede the costly gradients.
+7. ``Packing`` and ``nan_guard`` wrap the optimizer before the mode uses it: packing inside, so that checks see few
    gradients.
-7. The mode builds the step: gradients, their way to the PS, tickets.
-8. ``model_updates.put_before`` and ``put_after`` need the gates and checks of the gradients. ``put_after`` is second,
+8. The mode builds the step: gradients, their way to the PS, tickets.
+9. ``model_updates.put_before`` and ``put_after`` need the gates and checks of the gradients. ``put_after`` is second,
    because it excludes what the gradients now wait for.
-9. ``place_unplaced_ops`` gives each operation a device. The passes after it ask on which task an operation runs.
-10. ``Packing.redirect`` changes which variables a step reads, and thus what crosses the wire.
-11. ``wire_packing`` (with ``embedding_rows.make_unique``) packs what crosses the wire. Operations added later are not
+10. ``place_unplaced_ops`` gives each operation a device. The passes after it ask on which task an operation runs.
+11. ``Packing.redirect`` changes which variables a step reads, and thus what crosses the wire.
+12. ``wire_packing`` (with ``embedding_rows.make_unique``) packs what crosses the wire. Operations added later are not
     packed.
-12. ``background_updates.unrolled`` copies the finished update of the chief. The steps of a run are copied still later,
+13. ``background_updates.unrolled`` copies the finished update of the chief. The steps of a run are copied still later,
     by the training loop, with ``unrolling``.
 """
 
@@ -36,7 +37,7 @@ from tfps.models.spec import ModelSpec
 from tfps.modes.atomic_update import leaves
 from tfps.modes.base import Mode, ModeContext, Step
 from tfps.modes.registry import mode_of
-from tfps.runtime.graph import forward_pass, inputs, layout, placement
+from tfps.runtime.graph import forward_pass, inputs, layout, placement, variable_check
 from tfps.runtime.graph.background_updates import unrolled
 from tfps.runtime.graph.forward_pass import Forward, TrainJob
 from tfps.runtime.graph.graph_scope import new_graph
@@ -146,6 +147,7 @@ def _backward(job: TrainJob, forward: Forward) -> _Backward:
         step = _built(
             job.model, lambda: job.mode.build_step(optimizer, forward.spec.loss, forward.global_step, context)
         )
+        variable_check.check_trained(job.model, graph, optimizer.updated)
         made = [op for op in graph.get_operations() if op not in known]
         model_updates.put_before(graph, updates, made, optimizer.gates, step.update)
         model_updates.put_after(graph, updates, optimizer.checks)

@@ -19,7 +19,7 @@ from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.base import Mode
 from tfps.runtime.graph import inputs, model_calls, placement, variable_check
 from tfps.runtime.graph.graph_scope import on_cluster
-from tfps.runtime.graph.passes import embedding_rows, loop_hoisting, model_updates, variable_splitting
+from tfps.runtime.graph.passes import embedding_rows, function_calls, loop_hoisting, model_updates, variable_splitting
 from tfps.runtime.graph.passes.snapshot import saved_name
 from tfps.tf_types import Graph, InputIterator, Operation, Tensor, Variable
 
@@ -80,12 +80,15 @@ def build(job: TrainJob, graph: Graph) -> Forward:
         global_step = tf.train.get_or_create_global_step()
         source = inputs.input_of(model, ModeKeys.TRAIN, config, task.device, job.cluster.num_workers, task.index)
         iterator, batches, batch = source
+        known = set(graph.get_operations())
         with model_calls.seeded(_seed(config, task)):  # after the input, which must be the same on all workers
             spec = model_calls.spec(model, ModeKeys.TRAIN, config, *batch)
         own = {saved_name(variable) for variable in tf.global_variables()}
         if task.is_chief:
             variable_splitting.tell(graph, spec.optimizer, config)
+        batches = inputs.batches_with(graph, known, batches)
         examples = tf.convert_to_tensor(inputs.examples_of(*batch), tf.int64)
+        function_calls.wait_for_inputs(graph)
         loop_hoisting.hoist_loop_reads(graph)
         checked = model_updates.check(graph)
         spec, updates = _with_own_updates(graph, spec, on_ps=task.is_chief or not job.mode.is_blocking)
@@ -98,12 +101,15 @@ def check(job: TrainJob, forward: Forward) -> None:
     """Check what the model has built.
 
     Raises:
-        ModelError: If a step reads all of a table whose rows it looks up, or a variable has no first value.
+        ModelError: If a step reads all of a table whose rows it looks up, or a variable has no first value,
+            or the model changes ``global_step``.
     """
     used = [*forward.shown, *forward.updates]
     if problem := embedding_rows.problem(used):
         raise ModelError(f"--model={job.model.name}: {job.model.line_of('model_fn')}: {problem}")
-    variable_check.check_first_values(job.model, forward.graph, placement.ancestors(used))
+    run = placement.ancestors(used)
+    variable_check.check_first_values(job.model, forward.graph, run)
+    variable_check.check_global_step(job.model, forward.global_step, run)
 
 
 def _with_own_updates(graph: Graph, spec: ModelSpec, on_ps: bool) -> tuple[ModelSpec, Sequence[Operation]]:

@@ -5,7 +5,7 @@ what tfps needs of it. The module is at the bottom of the layers: it imports not
 that placement, the passes and the modes can use it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -108,6 +108,29 @@ def is_in_control_flow(op: Operation) -> bool:
 def is_in_every_step(op: Operation) -> bool:
     """Return whether an operation runs once in each step: it is in no branch of ``tf.cond`` and in no loop."""
     return not is_in_control_flow(op) and op.type not in ("Switch", "RefSwitch", "Enter", "RefEnter")
+
+
+def can_wait(op: Operation) -> bool:
+    """Return whether an operation may get a control edge from an operation that runs in every step.
+
+    It may if it gets its inputs from outside all loops: in a branch of ``tf.cond``, at the entry of a loop, or outside
+    both. Inside a loop, the edge would let the step wait forever::
+
+        before   handle --> Switch --> [branch: assign]       handle --> Enter --> [loop: assign]
+        after    handle --> Switch --> [branch: assign]       handle --> Enter --> [loop: assign]
+                   gate ====^                                   gate ====^                  (==> is a control edge)
+    """
+    context = op._get_control_flow_context()
+    if context is not None and op.type in ("Enter", "RefEnter"):
+        context = context.outer_context
+    return not any(one.IsWhileContext() for one in _contexts(context))
+
+
+def _contexts(context: Any) -> Iterator[Any]:
+    """Yield a control flow context, and those around it."""
+    while context is not None:
+        yield context
+        context = context.outer_context
 
 
 def while_context(op: Operation) -> Any:

@@ -1,6 +1,6 @@
 """A model's input pipeline, in the graph of the task that reads it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -15,6 +15,7 @@ from tfps.tf_types import Dataset, Graph, InputIterator, Nested, NodeDef, Operat
 
 _MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of the op types of datasets
 _END = ("PyFunc", "IteratorGetNext", "Dequeue", "ReaderRead")  # likewise, with which a function may end the input
+_OWN_END = ("IteratorGetNext", "MultiDeviceIteratorGetNext", "Dequeue", "ReaderRead")  # likewise, in a model
 _MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
 
 
@@ -61,6 +62,21 @@ def _batches(dataset: Dataset) -> Tensor:
         return told
     unknown = tf.constant(tf.data.experimental.UNKNOWN_CARDINALITY, tf.int64)
     return tf.where(tf.equal(told, tf.data.experimental.INFINITE_CARDINALITY), unknown, told)
+
+
+def batches_with(graph: Graph, known: Collection[Operation], batches: Tensor) -> Tensor:
+    """Return how many batches there are for a model that may have an input of its own, which may end first.
+
+    Args:
+        graph: The graph, with the model.
+        known: Its operations before the model was built.
+        batches: The number of batches in the input of ``input_fn``: int64 scalar.
+    """
+    for op in graph.get_operations():
+        nodes = [] if op in known else [op.node_def, *_nodes(graph, op.node_def)]
+        if any(kind in node.op for node in nodes for kind in _OWN_END):
+            return tf.constant(tf.data.experimental.UNKNOWN_CARDINALITY, tf.int64)
+    return batches
 
 
 def _keep_cardinality(graph: Graph) -> None:

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from tfps.errors import ModelError
 from tfps.models.loader import Model, where
 from tfps.runtime.graph import placement
+from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.placement import TABLES, VARIABLES
 from tfps.tf_types import Graph, Operation, Variable
 
@@ -72,6 +73,39 @@ def check_first_values(model: Model, graph: Graph, run: Iterable[Operation]) -> 
             if op.type in VARIABLES and op not in known and not _is_assigned(op, first)
         ],
     )
+
+
+def check_trained(model: Model, graph: Graph, variables: Iterable[Variable]) -> None:
+    """Check that each trained variable can be on a PS, where all workers update it.
+
+    Args:
+        model: The model.
+        graph: Its training graph.
+        variables: The variables that the optimizer updates.
+
+    Raises:
+        ModelError: If one is a local variable of the worker.
+    """
+    local = {variable.op for variable in graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)}
+    text = "the optimizer trains variable {!r}, which is local to each worker: make it global, or not trainable"
+    _raise(model, [(v.op, text.format(v.op.name)) for v in variables if v.op in local])
+
+
+def check_global_step(model: Model, global_step: Variable, run: Iterable[Operation]) -> None:
+    """Check that the model does not change ``global_step``, which tfps raises by one with each update.
+
+    Args:
+        model: The model.
+        global_step: The variable.
+        run: The operations of a step, before the mode adds its own.
+
+    Raises:
+        ModelError: If an operation changes it.
+    """
+    lasting = side_effects.Lasting(global_step.op.graph)
+    changes = [op for op in run if global_step.op in {lasting.origin(handle) for handle in lasting.changed(op)}]
+    text = "the model changes global_step, which tfps raises by one with each update: leave it out"
+    _raise(model, [(op, text) for op in changes[:1]])
 
 
 def _is_assigned(variable: Variable, run: Container[Operation]) -> bool:

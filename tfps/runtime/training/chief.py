@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import STARTED_AGAIN, JobConfig
-from tfps.errors import DataError, StorageError
+from tfps.errors import DataError, ModelError, StorageError
 from tfps.models.loader import Model
 from tfps.modes.registry import mode_of
 from tfps.progress import format_progress
@@ -34,6 +34,7 @@ from tfps.runtime.training import interrupted_steps
 from tfps.runtime.training.connection import Connection
 from tfps.runtime.training.worker_progress import Progress
 from tfps.storage import JobDirectory, remove
+from tfps.text import brief
 from tfps.tf_types import Session
 
 _TORN_SECS = 3.0
@@ -136,7 +137,7 @@ class Chief:
                 log.info("resuming with %s", ", ".join(changed))
         else:
             _say_nothing_is_saved(self._config.model_dir)
-            session.run(self._init)
+            self._give_first_values(session)
         session.run(self._built.load)
         run = compatibility.new_run(self._config.model_dir, self.resumed_from_step)
         run |= {"owner": self.owner.own.job, "resumed_from": self.resumed_from, "layout": self._built.layout}
@@ -145,6 +146,16 @@ class Chief:
         if self._directory:
             remove(self._directory.summary)  # the summary of an earlier run
         return json.dumps(run)
+
+    def _give_first_values(self, session: Session) -> None:
+        try:
+            session.run(self._built.global_step.initializer)  # others may read it, as optimizers with a schedule do
+            session.run(self._init)
+        except tf.errors.FailedPreconditionError as error:
+            raise ModelError(
+                f"--model={self._model.name}: the initial value of a variable reads another variable, which has none "
+                f"yet ({brief(error)}): read its initialized_value() instead"
+            ) from error
 
     def _write_job(self) -> None:
         if self._run:

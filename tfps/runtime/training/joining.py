@@ -70,13 +70,13 @@ class Joining:
         self._wait_until_found(session)
         is_again = self._join_ps(session)
         self._parts.heartbeat.use(session)
-        session.run(self._parts.init_input)
+        session.run(self._parts.init.input)
         self._get_values(session, is_again)
         if not self._barrier.over:
             begin(self._parts, session)
         run = json.loads(self._state.run(session) or "{}")
         layout.check(self._parts.built.layout, run.get("layout", {}), self._parts.model)
-        session.run(self._parts.init_local)
+        session.run(self._parts.init.local)
         self._state.write(session, Phase.RUNNING)
         return True
 

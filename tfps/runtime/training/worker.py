@@ -35,7 +35,7 @@ from tfps.runtime.training.worker_parts import WorkerParts
 from tfps.runtime.training.worker_progress import Progress
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState
 from tfps.storage import JobDirectory
-from tfps.text import count, plural
+from tfps.text import plural
 from tfps.timeouts import SAVED_WITHIN_SECS, WORKER_GRACE_SECS
 
 _SIGN_OFF_SECS = 3.0
@@ -106,7 +106,7 @@ class Worker:
         except StoppedError:
             early_end.sign_off()
             raise
-        log.info("done: %s steps of this worker", count(loop.progress.steps))
+        log.info("done: %s of this worker", plural(loop.progress.steps, "step"))
 
     def _make_loop(self, parts: WorkerParts) -> Loop:
         chief, connection = parts.chief, parts.connection
@@ -137,7 +137,7 @@ class Worker:
 
     def _restart(self, parts: WorkerParts, loop: Loop) -> None:
         session = parts.connection.open()
-        session.run(parts.init_tables)  # the tables ended with the earlier session
+        session.run(parts.init.tables)  # the tables ended with the earlier session
         joining.begin(parts, session)
         loop.resume(session)
 

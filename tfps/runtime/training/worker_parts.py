@@ -26,6 +26,21 @@ from tfps.tf_types import Operation
 
 
 @dataclass(frozen=True)
+class InitOperations:
+    """Operations that a session of the worker starts with.
+
+    Attributes:
+        tables: Initializes the lookup tables.
+        input: Initializes the tables and the input.
+        local: Initializes the local variables; their values may come from variables on the PS.
+    """
+
+    tables: Operation
+    input: Operation
+    local: Operation
+
+
+@dataclass(frozen=True)
 class WorkerParts:
     """The parts of a worker.
 
@@ -35,9 +50,7 @@ class WorkerParts:
         task: The worker.
         model: The model.
         built: The training graph.
-        init_tables: Operation that initializes the lookup tables.
-        init_input: Operation that initializes the tables and the input.
-        init_local: Operation that initializes the local variables; their values may come from variables on the PS.
+        init: The operations that initialize what is not on the PS.
         connection: The worker's sessions.
         state: The job's state on the PS.
         partial: The partial updates of this worker.
@@ -54,9 +67,7 @@ class WorkerParts:
     task: Task
     model: Model
     built: TrainGraph
-    init_tables: Operation
-    init_input: Operation
-    init_local: Operation
+    init: InitOperations
     connection: Connection
     state: JobState
     partial: PartialUpdates
@@ -89,39 +100,26 @@ def build(
 ) -> WorkerParts:
     """Build the graphs of a worker, and its parts. Opens no connection, so that a wrong model is reported early.
 
-    Args:
-        config: The job.
-        cluster: Its tasks.
-        task: The worker.
-        model: The model.
-        stop: The request to end early.
-        pace: Returns the worker's progress; ``None`` if it does not train yet.
+    ``pace`` returns the worker's progress; ``None`` if it does not train yet.
 
     Raises:
         ModelError: If the model is wrong.
     """
     built = builder.training(config, cluster, task, model)
-    is_blocking, ahead = built.mode.is_blocking, built.step.updates_ahead
     connection = Connection(built.graph)
     with built.graph.as_default():
         state = JobState(cluster, task.index)
-        init_tables = tf.tables_initializer()
-        init_input = tf.group(init_tables, built.iterator.initializer)
-        init_local = tf.local_variables_initializer()
+        tables = tf.tables_initializer()
+        input_ = tf.group(tables, built.iterator.initializer)
+        init = InitOperations(tables, input_, tf.local_variables_initializer())
         partial = PartialUpdates(built.step, task.index)
         chief = Chief(config, cluster, model, built, connection) if task.is_chief else None
     heartbeat = Heartbeat(state, pace)
-    reader = JobStateReader(connection.new_session, state, ahead, heartbeat.is_heard)
-    monitor = PeerMonitor(config, cluster, task, is_blocking, reader, heartbeat.silent_secs)
+    reader = JobStateReader(connection.new_session, state, built.step.updates_ahead, heartbeat.is_heard)
+    monitor = PeerMonitor(config, cluster, task, built.mode.is_blocking, reader, heartbeat.silent_secs)
     return WorkerParts(
-        config=config,
-        cluster=cluster,
-        task=task,
-        model=model,
-        built=built,
-        init_tables=init_tables,
-        init_input=init_input,
-        init_local=init_local,
+        *(config, cluster, task, model, built),
+        init=init,
         connection=connection,
         state=state,
         partial=partial,
@@ -130,5 +128,5 @@ def build(
         reader=reader,
         monitor=monitor,
         others=OtherWorkers(cluster, task, state, monitor.are_gone, built.step.fence),
-        barrier=RestartBarrier(state, chief, is_blocking, stop.wait_until, ahead),
+        barrier=RestartBarrier(state, chief, built.mode.is_blocking, stop.wait_until, built.step.updates_ahead),
     )

@@ -182,7 +182,7 @@ def test_a_scheduler_that_does_not_answer(directory: Path, monkeypatch: pytest.M
         with pytest.raises(PlatformError, match="cannot connect to server pbs"):
             ask()
     program.write_text("#!/bin/sh\necho 'wait, and see'\n")
-    with pytest.raises(PlatformError, match="qsub told no job's id: 'wait, and see'"):
+    with pytest.raises(PlatformError, match="qsub did not print a job id: 'wait, and see'"):
         submitted(PbsLauncher(), directory)
 
 

@@ -8,12 +8,9 @@ from support.fake_kubernetes import expand
 from support.kubernetes_jobs import FULL, PLATFORMS, SMALL, changed, kind_of, objects_of, plan_of, templates
 from support.processes import NASTY, golden, run_tfps
 
-from tfps.cluster.resolver import resolve
-from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.spec import Job
-from tfps.launchers.kubernetes import manifests
 from tfps.launchers.registry import LAUNCHERS
 
 CORE = ("ConfigMap", "NetworkPolicy", "Service")
@@ -66,17 +63,6 @@ def test_every_value_arrives_as_given(platform: str, role: str) -> None:
     )
     given = [f"--ps_hosts=P --worker_hosts=W --job_name={role} --task_index=1".split(), []]
     assert argv == ["python", "-m", "tfps", "run", *wanted.to_argv(), *given[platform in ("tfjob", "volcano")]]
-
-
-@every_platform
-def test_a_models_file_arrives_as_it_is(platform: str) -> None:
-    """The ConfigMap has the model's source, to the byte, and is mounted where --model points."""
-    data = kind_of(platform, FULL, "ConfigMap")["data"]
-    assert data["model"] == FULL.model_source
-    spec = templates(platform, FULL)["worker"]["spec"]
-    [volume] = [volume for volume in spec["volumes"] if volume["name"] == "model"]
-    assert volume["configMap"] == {"name": "full", "items": [{"key": "model", "path": 'my "model" $(id).py'}]}
-    assert {"name": "model", "mountPath": "/opt/model", "readOnly": True} in spec["containers"][0]["volumeMounts"]
 
 
 @every_platform
@@ -172,7 +158,6 @@ def test_names_stay_within_limits(platform: str) -> None:
         ({"volumes": "My_Data:/data"}, "--volumes: My_Data is no name of a PersistentVolumeClaim"),
         ({"volumes": "/mnt/../etc:/data"}, "--volumes: /mnt/../etc has a .. in it"),
         ({"model_dir": "/elsewhere"}, "--model_dir=/elsewhere is on no volume"),
-        ({"num_workers": 4096, "num_ps": 1}, "4,097 tasks are too many"),
     ],
 )
 def test_bad_input_is_found_in_the_plan(platform: str, changes: dict[str, Any], problem: str) -> None:
@@ -180,24 +165,6 @@ def test_bad_input_is_found_in_the_plan(platform: str, changes: dict[str, Any], 
     with pytest.raises(ConfigError) as told:
         plan_of(platform, changed(Job("a" * 30, SMALL.config), **changes))
     assert problem in str(told.value)
-
-
-@every_platform
-def test_a_model_that_no_configmap_holds_is_refused(platform: str) -> None:
-    """A model's file of more than a mebibyte is an error that names another way."""
-    with pytest.raises(ConfigError, match="put the model into the image"):
-        plan_of(platform, changed(FULL, "#" * 2**20 + "\n"))
-
-
-@every_platform
-def test_tfps_takes_the_hosts(platform: str) -> None:
-    """The cluster that tasks are told, by the ConfigMap or by the operator, has the size that was asked for."""
-    told = kind_of(platform, FULL, "ConfigMap")["data"]
-    given = {"TF_CONFIG": manifests.tf_config(FULL, "team.svc", Task("worker", 2))}
-    env = {} if "ps_hosts" in told else given
-    task = ("worker", 2) if "ps_hosts" in told else (None, None)
-    members, me = resolve(told.get("ps_hosts"), told.get("worker_hosts"), *task, None, None, env)
-    assert (members.num_ps, members.num_workers, str(me)) == (2, 3, "worker/2")
 
 
 def test_volumes_may_be_mounted_anywhere_but_over_the_model() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tfps.cluster.spec import Task
 from tfps.jobs.handle import TaskStatus
-from tfps.launchers.kubernetes import status as pod_state
+from tfps.launchers.kubernetes import status
 
 
 def pod(name: str, phase: str, state: dict[str, Any] | None = None, made: str = "1", **status: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def ended(code: int, reason: str = "Error") -> dict[str, Any]:
 )
 def test_a_pod_tells_how_its_task_is(found: dict[str, Any], told: TaskStatus) -> None:
     """Phase, exit code and the platform's words, as one line, are those of the pod."""
-    known = pod_state.of_task([found])
+    known = status.of_task([found])
     assert (known.state, known.exit_code, known.reason) == (told.state, told.exit_code, told.reason)
 
 
@@ -50,7 +50,7 @@ def test_a_deleted_pod_is_terminating() -> None:
     """A pod that is being deleted says so, whatever else it says."""
     found = pod("a-ps-0", "Running", {"running": {}})
     found["metadata"]["deletionTimestamp"] = "2"
-    assert pod_state.of_task([found]).reason == "Terminating"
+    assert status.of_task([found]).reason == "Terminating"
 
 
 def test_the_newest_pod_speaks_for_its_task() -> None:
@@ -59,9 +59,9 @@ def test_the_newest_pod_speaks_for_its_task() -> None:
     found = [pod("a-worker-1-xyz", "Running", {"running": {}}, "2"), pod("a-worker-1-abc", "Failed", ended(143), "1")]
     for one in found:
         one["metadata"]["annotations"] = {index: "1"}
-    by_task = pod_state.by_task([*found, pod("a-worker-0", "Running"), pod("a-worker-x", "Running")])
+    by_task = status.by_task([*found, pod("a-worker-0", "Running"), pod("a-worker-x", "Running")])
     assert set(by_task) == {Task("worker", 0), Task("worker", 1)}
-    known = pod_state.of_task(by_task[Task("worker", 1)])
+    known = status.of_task(by_task[Task("worker", 1)])
     assert (known.state, known.exit_code, known.restarts, known.where) == ("RUNNING", 143, 1, "a-worker-1-xyz")
 
 
@@ -77,18 +77,18 @@ def test_the_newest_pod_speaks_for_its_task() -> None:
 )
 def test_a_task_without_a_pod_follows_its_job(state: str, worker: str, job: str, task: str) -> None:
     """A task whose pod is not made yet is pending; one whose pod went with its job ended as that did, or with it."""
-    status = pod_state.of_job(state, "", {"ps": 1, "worker": 1}, {Task("worker", 0): TaskStatus(worker, reason="why")})
-    assert (status.state, status.tasks[Task("ps", 0)].state) == (job, task)
-    assert status.reason == ("why" if job == "PENDING" else "")
+    whole = status.of_job(state, "", {"ps": 1, "worker": 1}, {Task("worker", 0): TaskStatus(worker, reason="why")})
+    assert (whole.state, whole.tasks[Task("ps", 0)].state) == (job, task)
+    assert whole.reason == ("why" if job == "PENDING" else "")
 
 
 def test_who_failed_by_itself_comes_first() -> None:
     """In a failed job those tasks come last that ended because another one had failed."""
     codes = {Task("ps", 0): 143, Task("worker", 0): 170, Task("worker", 1): 66, Task("worker", 2): 0}
     tasks = {task: TaskStatus("FAILED", code) for task, code in codes.items()}
-    status = pod_state.of_job("FAILED", "", {"ps": 1, "worker": 3}, tasks)
-    assert next(iter(status.tasks)) == Task("worker", 1)
-    assert dict(status.tasks) == tasks
+    whole = status.of_job("FAILED", "", {"ps": 1, "worker": 3}, tasks)
+    assert next(iter(whole.tasks)) == Task("worker", 1)
+    assert dict(whole.tasks) == tasks
 
 
 def event(name: str, when: str, message: str) -> dict[str, Any]:
@@ -105,9 +105,9 @@ def test_the_newest_refusal_of_ones_own_pods_counts() -> None:
         event("ab", "3", "other's"),
         event("a", "0", ""),
     ]
-    assert pod_state.refusal(events, "a", {"a"}) == "FailedCreate: quota"
-    assert pod_state.refusal(events[2:3], "a", {"a"}) == ""
-    assert pod_state.refusal(events, "a", {"a"}, "2") == "FailedCreate: quota"
-    assert pod_state.refusal(events, "a", {"a"}, "3") == "", "a pod was made since"
-    status = pod_state.of_job("", "", {"ps": 1, "worker": 1}, {Task("ps", 0): TaskStatus("RUNNING")}, "no quota")
-    assert (status.state, status.reason, status.tasks[Task("worker", 0)].reason) == ("RUNNING", "no quota", "no quota")
+    assert status.refusal(events, "a", {"a"}) == "FailedCreate: quota"
+    assert status.refusal(events[2:3], "a", {"a"}) == ""
+    assert status.refusal(events, "a", {"a"}, "2") == "FailedCreate: quota"
+    assert status.refusal(events, "a", {"a"}, "3") == "", "a pod was made since"
+    whole = status.of_job("", "", {"ps": 1, "worker": 1}, {Task("ps", 0): TaskStatus("RUNNING")}, "no quota")
+    assert (whole.state, whole.reason, whole.tasks[Task("worker", 0)].reason) == ("RUNNING", "no quota", "no quota")

@@ -927,8 +927,19 @@ def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> N
     assert not job_end.has_ended(config)
     os.utime(tmp_path / "summary.json")
     assert job_end.has_ended(config)
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for file in tmp_path.glob("*.*"):
+        (copied / file.name).write_bytes(file.read_bytes())
+    elsewhere = JobConfig(model_dir=str(copied), max_steps=3)
+    assert job_end.has_ended(elsewhere)
+    [data] = copied.glob("model.ckpt-3.data-*")
+    data.write_bytes(data.read_bytes()[:-4])
+    os.utime(copied / "summary.json")
+    assert not job_end.has_ended(elsewhere), "it is to go back to the checkpoint before"
     for file in tmp_path.glob("model.ckpt-*"):
         file.unlink()
+    os.utime(tmp_path / "summary.json")
     assert not job_end.has_ended(config)
 
 

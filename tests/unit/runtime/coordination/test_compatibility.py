@@ -89,6 +89,32 @@ def test_another_file_of_the_model_is_refused(tmp_path: Path) -> None:
     compatibility.check(terms(model=str(file)), [terms(model="/nowhere/mine.py")], Cluster(("p:1",), ("w:1",)))
 
 
+def test_another_file_that_the_model_imports_is_refused(tmp_path: Path) -> None:
+    """A restarted worker would train with other code than the rest; a host that lacks such a file is not refused."""
+    (tmp_path / "mine.py").write_text("import json, layers\nfrom package import rates\n")
+    (tmp_path / "layers.py").write_text("import sizes\n")
+    (tmp_path / "sizes.py").write_text("size = 1\n")
+    (tmp_path / "unused.py").write_text("size = 1\n")
+    (tmp_path / "package").mkdir()
+    for name in ("__init__", "rates"):
+        (tmp_path / "package" / f"{name}.py").write_text("")
+    before = terms(model=str(tmp_path / "mine.py"))
+    (tmp_path / "unused.py").write_text("size = 2\n")
+    assert terms(model=str(tmp_path / "mine.py")) == before
+    (tmp_path / "sizes.py").write_text("size = 2\n")
+    (tmp_path / "package" / "rates.py").write_text("rate = 2\n")
+    lines = refusal(terms(model=str(tmp_path / "mine.py")), before)
+    text = "{}, which --model=mine.py imports, here is another file than on ps/0 (h0:2222): it was changed"
+    assert [line.split(" meanwhile")[0] for line in sorted(lines)] == [
+        text.format("package/rates.py"),
+        text.format("sizes.py"),
+    ]
+    alone = tmp_path / "alone" / "mine.py"
+    alone.parent.mkdir()
+    alone.write_text((tmp_path / "mine.py").read_text())
+    compatibility.check(before, [terms(model=str(alone))], Cluster(("p:1",), ("w:1",)))
+
+
 def test_what_is_each_tasks_own_may_differ() -> None:
     """Role, paths, batch size, intervals and patience may differ, as may the names of hosts."""
     own = {"data_dir": "d", "model_dir": "m", "batch_size": 7, "seed": 3, "save_checkpoint_secs": 1.0}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
-from support.cluster import dataset_of, job, linear, model_of, train, variables_of, wait_until
+from support.cluster import dataset_of, job, linear, model_of, run_job, train, variables_of, wait_until
 from support.processes import POWERS, summary
 
 import tfps
@@ -108,6 +108,63 @@ def test_a_variable_that_nothing_initializes_is_found(kind: str) -> None:
     for find in (model_check.build_once, plan.make):
         with pytest.raises(ModelError, match=f"{__file__}, line {line}: nothing initializes variable 'hidden': leave"):
             find(JobConfig(), CLUSTER, model_of(ones, model_fn))
+
+
+@pytest.mark.parametrize("where", ["update", "loss", "function"])
+def test_a_model_that_changes_the_global_step_is_refused(where: str) -> None:
+    """Steps would count twice, and the job end before its last one."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        step = tf.train.get_global_step()
+        raised = tf2.function(lambda: step.assign_add(1), autograph=False)() if where == "function" else None
+        raised = step.assign_add(1) if raised is None else raised
+        if where == "update":
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, raised)
+            return spec_of(weight * features["x"])
+        return spec_of(weight * features["x"] + 0.0 * tf.cast(raised, tf.float32))
+
+    with pytest.raises(ModelError, match=r"line \d+: the model changes global_step, which tfps raises"):
+        model_check.build_once(JobConfig(), CLUSTER, model_of(ones, model_fn))
+
+
+@pytest.mark.parametrize("wire", ["packed", "plain"])
+def test_a_trained_variable_of_a_worker_is_refused(wire: str) -> None:
+    """Workers would train their own copies, and no checkpoint hold them."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        keys = [tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES]
+        mine = tf.get_variable("mine", [], initializer=tf.zeros_initializer(), collections=keys)
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        return spec_of((weight + mine) * features["x"])
+
+    with pytest.raises(ModelError, match=r"line \d+: the optimizer trains variable 'mine', which is local"):
+        model_check.build_once(JobConfig(wire=wire), CLUSTER, model_of(ones, model_fn))
+
+
+def test_a_first_value_that_reads_a_variable_without_one_is_the_models_mistake() -> None:
+    """The job ends at once, and does not take it for a lost PS."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        slow = lambda: tf.zeros([]) + 0.0 * tf.reduce_sum(tf.matmul(tf.ones([500, 500]), tf.ones([500, 500])))  # noqa: E731
+        weight = tf.get_variable("weight", initializer=slow)
+        tf.get_variable("copy", initializer=lambda: weight.read_value() + 1.0, trainable=False)
+        return spec_of(weight * features["x"])
+
+    ended = run_job(model_of(ones, model_fn), 1, 1, max_steps=4)
+    assert isinstance(ended["worker/0"], ModelError)
+    assert "the initial value of a variable reads another variable" in str(ended["worker/0"])
+
+
+def test_a_first_value_may_read_the_global_step(tmp_path: Path) -> None:
+    """Optimizers whose settings follow a schedule read it for the first values of their own variables."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        tf.get_variable("start", initializer=lambda: tf.train.get_global_step().read_value() + 7, trainable=False)
+        return spec_of(tf.get_variable("weight", [], initializer=tf.zeros_initializer()) * features["x"])
+
+    train(model_of(ones, model_fn), 2, 1, max_steps=4, model_dir=str(tmp_path))
+    assert variables_of(tmp_path)["start"] == 7
 
 
 @pytest.mark.parametrize("how", ["tables", "step", "local", "own"])

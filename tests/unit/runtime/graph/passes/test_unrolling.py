@@ -9,6 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from support.cluster import dataset_of, linear, model_of, run_job, train, variables_of
 from support.processes import summary
@@ -388,3 +389,49 @@ def test_state_that_copies_do_not_share_is_not_unrolled() -> None:
         steps = UnrolledStep(graph, [sampled.sampled_candidates])
         assert not steps.in_order
         assert steps.keeps_order
+
+
+def scratch_table(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose gradient is the size of a table that each step makes, and puts one entry in."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    turn = tf.cast(tf.train.get_global_step(), tf.int64)
+    table = tf2.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0, experimental_is_anonymous=True)
+    with tf.control_dependencies([table.insert(turn, turn)]):
+        size = tf.cast(table.size(), tf.float32)
+    return tfps.ModelSpec(
+        loss=-weight * size, predictions={"y": size}, optimizer=tf.train.GradientDescentOptimizer(1.0)
+    )
+
+
+def scratch_variable(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose gradient is the sum of a temporary variable that each step makes."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    made = tf.raw_ops.TemporaryVariable(shape=[], dtype=tf.float32, var_name="scratch")
+    filled = tf.assign_add(tf.assign(made, 0.5 * features["x"]), 0.5)
+    total = tf.raw_ops.DestroyTemporaryVariable(ref=filled, var_name="scratch")
+    total = tf.stop_gradient(total)
+    return tfps.ModelSpec(
+        loss=-weight * total, predictions={"y": total}, optimizer=tf.train.GradientDescentOptimizer(1.0)
+    )
+
+
+@pytest.mark.parametrize("model_fn", [scratch_table, scratch_variable])
+def test_what_a_step_makes_for_itself_is_not_shared(tmp_path: Path, model_fn: Any) -> None:
+    """A table without a name, or a temporary variable, is another one in each step of a run."""
+    train(model_of(counted(None), model_fn), 1, 1, steps_per_run=8, max_steps=48, model_dir=str(tmp_path))
+    assert variables_of(tmp_path)["weight"] == 48.0
+
+
+@pytest.mark.parametrize("flags", [{}, {"steps_per_run": 8}])
+def test_a_models_own_input_may_end_first(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """The job takes each element of it, though the input of ``input_fn`` has no end."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        iterator = tf.data.make_one_shot_iterator(tf.data.Dataset.range(37))
+        loss = -weight * tf.cast(iterator.get_next(), tf.float32)
+        return tfps.ModelSpec(loss=loss, predictions={"y": loss}, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    train(model_of(counted(None), model_fn), 1, 1, max_steps=1000, model_dir=str(tmp_path), **flags)
+    saved = variables_of(tmp_path)
+    assert (saved["global_step"], saved["weight"]) == (37, sum(range(37)))

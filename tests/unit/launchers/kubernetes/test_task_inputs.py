@@ -1,0 +1,48 @@
+"""The hosts and the model's file, as tasks on each Kubernetes platform get them, and what is too large for that."""
+
+import pytest
+from support.kubernetes_jobs import FULL, PLATFORMS, SMALL, changed, kind_of, plan_of, templates
+
+from tfps.cluster.resolver import resolve
+from tfps.cluster.spec import Task
+from tfps.errors import ConfigError
+from tfps.jobs.spec import Job
+from tfps.launchers.kubernetes import task_inputs
+
+every_platform = pytest.mark.parametrize("platform", PLATFORMS)
+
+
+@every_platform
+def test_a_models_file_arrives_as_it_is(platform: str) -> None:
+    """The ConfigMap has the model's source, to the byte, and is mounted where --model points."""
+    data = kind_of(platform, FULL, "ConfigMap")["data"]
+    assert data["model"] == FULL.model_source
+    spec = templates(platform, FULL)["worker"]["spec"]
+    [volume] = [volume for volume in spec["volumes"] if volume["name"] == "model"]
+    assert volume["configMap"] == {"name": "full", "items": [{"key": "model", "path": 'my "model" $(id).py'}]}
+    assert {"name": "model", "mountPath": "/opt/model", "readOnly": True} in spec["containers"][0]["volumeMounts"]
+
+
+@every_platform
+def test_a_model_that_no_configmap_holds_is_refused(platform: str) -> None:
+    """A model's file of more than a mebibyte is an error that names another way."""
+    with pytest.raises(ConfigError, match="put the model into the image"):
+        plan_of(platform, changed(FULL, "#" * 2**20 + "\n"))
+
+
+@every_platform
+def test_tfps_takes_the_hosts(platform: str) -> None:
+    """The cluster that tasks get, from the ConfigMap or from the operator, has the size that was asked for."""
+    data = kind_of(platform, FULL, "ConfigMap")["data"]
+    given = {"TF_CONFIG": task_inputs.tf_config(FULL, "team.svc", Task("worker", 2))}
+    env = {} if "ps_hosts" in data else given
+    task = ("worker", 2) if "ps_hosts" in data else (None, None)
+    members, me = resolve(data.get("ps_hosts"), data.get("worker_hosts"), *task, None, None, env)
+    assert (members.num_ps, members.num_workers, str(me)) == (2, 3, "worker/2")
+
+
+@every_platform
+def test_more_tasks_than_one_argument_names_are_refused(platform: str) -> None:
+    """The addresses of 4,097 tasks do not fit into one argument or variable of a process."""
+    with pytest.raises(ConfigError, match="4,097 tasks are too many"):
+        plan_of(platform, changed(Job("a" * 30, SMALL.config), num_workers=4096, num_ps=1))

@@ -1,0 +1,54 @@
+"""Claims about functions that a model calls: their changes come after what their arguments wait for."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+from support.cluster import dataset_of, model_of, train, variables_of
+
+import tfps
+
+STEPS = 96
+
+
+def ones(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` of ones without an end."""
+    return None if mode == "eval" else dataset_of(np.float32([1])).repeat()
+
+
+def doubling_and_halving(constant: bool) -> Any:
+    """Return a model that doubles a variable and then halves it in a function, whose argument alone gives that order.
+
+    The function returns 1, which is the gradient, so the weight counts the steps in which the order was kept.
+    """
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        state = tf.get_variable("state", [], initializer=tf.ones_initializer(), trainable=False)
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+
+        @tf2.function(autograph=False)
+        def halve(x: Any) -> Any:
+            return x + state.assign(state * 0.5)
+
+        with tf.control_dependencies([state.assign_add(1.0)]):
+            made = halve(tf.zeros([]) if constant else features["x"] * 0.0)
+        optimizer = tfps.make_optimizer(params, "sgd", learning_rate=1.0)
+        loss = -weight * tf.stop_gradient(made)
+        return tfps.ModelSpec(loss=loss, predictions={"y": loss}, optimizer=optimizer)
+
+    return model_fn
+
+
+@pytest.mark.parametrize("flags", [{"steps_per_run": 8}, {"steps_per_run": 8, "wire": "plain"}, {"steps_per_run": 1}])
+@pytest.mark.parametrize(("constant", "num_ps"), [(True, 1), (False, 2)])
+def test_a_function_comes_after_what_its_argument_waits_for(
+    tmp_path: Path, constant: bool, num_ps: int, flags: dict[str, Any]
+) -> None:
+    """Also where TensorFlow puts the function's body in the place of the call, as it does in runs of several steps."""
+    model = model_of(ones, doubling_and_halving(constant))
+    train(model, num_ps, 1, max_steps=STEPS, model_dir=str(tmp_path), **flags)
+    saved = variables_of(tmp_path)
+    assert (saved["weight"], saved["state"]) == (STEPS, 1.0)
