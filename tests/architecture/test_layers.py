@@ -217,7 +217,7 @@ _MOST_FUNCTION_LINES = 40
 _MOST_MODULE_LINES = 300
 # What is longer. The lists only become shorter.
 LONG_FUNCTIONS: set[str] = set()
-LONG_MODULES = {"tfps.models.loader"}
+LONG_MODULES: set[str] = set()
 
 
 def test_no_function_is_too_long() -> None:

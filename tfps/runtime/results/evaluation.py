@@ -12,7 +12,7 @@ from tfps.cluster import rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, PeerLostError, TfpsError
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.models.spec import ModeKeys
 from tfps.progress import format_progress
 from tfps.runtime.checkpoint import file_clock, restore

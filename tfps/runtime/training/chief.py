@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import STARTED_AGAIN, JobConfig
 from tfps.errors import DataError, ModelError, StorageError
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.modes.registry import mode_of
 from tfps.progress import format_progress
 from tfps.runtime.checkpoint import restore
