@@ -5,6 +5,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tfps.runtime.process import tensorflow_import
 
 tensorflow_import.load_v1()
@@ -12,6 +14,7 @@ tensorflow_import.load_v1()
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 from tfps.cluster.spec import Cluster  # noqa: E402
+from tfps.runtime.checkpoint.directory import list_checkpoints  # noqa: E402
 from tfps.runtime.checkpoint.manager import CheckpointManager  # noqa: E402
 from tfps.runtime.checkpoint.ownership import Ownership  # noqa: E402
 
@@ -64,3 +67,35 @@ def full_disk(limit_bytes: int = 1000) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+HOW = ["truncated", "empty", "flipped", "garbled", "missing"]
+
+
+FILES = ["index", "data-00000-of-00001"]
+
+
+def spoil(path: Path, how: str) -> None:
+    """Damage a checkpoint's file, or delete it."""
+    path.unlink() if how == "missing" else damage(path, how)
+
+
+def steps_in(model_dir: Path) -> list[int]:
+    """Return the steps of a directory's checkpoints; fails if there is anything else of checkpoints in it."""
+    suffixes = ["data-00000-of-00001", "index", "manifest.json"]
+    steps = sorted(int(path.rpartition("-")[2]) for path in list_checkpoints(str(model_dir)))
+    files = {f"model.ckpt-{step}.{suffix}" for step in steps for suffix in suffixes}
+    assert {path.name for path in model_dir.iterdir()} - {"checkpoint", ".chief"} == files
+    return steps
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what tfps has said; TensorFlow warns of ``Variable.load`` in whichever test of a process is the first."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("tfps")]
+
+
+def told_of_damage(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was said of damage since the last time."""
+    damage = [text for text in caplog.messages if "is damaged: " in text]
+    caplog.clear()
+    return damage

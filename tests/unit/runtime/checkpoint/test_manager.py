@@ -18,8 +18,8 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.checkpoints import Training, damage, full_disk
-from support.cluster import dataset_of, job, linear, model_of, run_job, train, variables_of, wait_until
+from support.checkpoints import FILES, HOW, Training, damage, full_disk, spoil, steps_in, told_of_damage
+from support.cluster import dataset_of, job, linear, model_of, train, variables_of, wait_until
 from support.processes import run_tfps, summary
 
 import tfps
@@ -28,10 +28,10 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, DivergedError, PeerLostError, StoppedError, StorageError
 from tfps.models import loader
 from tfps.progress import parse_progress
-from tfps.runtime.checkpoint import directory, job_end, manager, publish, restore
+from tfps.runtime.checkpoint import directory, manager, publish, restore
 from tfps.runtime.checkpoint.background import BackgroundThread
 from tfps.runtime.checkpoint.directory import list_checkpoints
-from tfps.runtime.checkpoint.finder import Finder, select_checkpoint
+from tfps.runtime.checkpoint.finder import select_checkpoint
 from tfps.runtime.checkpoint.manager import CheckpointManager
 from tfps.runtime.checkpoint.manifest import problem
 from tfps.runtime.process.shutdown import StopRequest
@@ -65,21 +65,12 @@ def test_the_files_count_and_not_the_state_file(tmp_path: Path) -> None:
         20: lambda: file.write_bytes(b"\x00\xff garbled"),
         30: lambda: file.write_text('model_checkpoint_path: "model.ckpt-10"'),
     }
-    for step, spoil in states.items():
-        spoil()
+    for step, change in states.items():
+        change()
         train(LINEAR, num_workers=1, max_steps=step + 10, model_dir=str(tmp_path))
         assert summary(tmp_path)["resumed_from_step"] == step
         assert variables_of(tmp_path) == {"weight": -step - 10, "global_step": step + 10}
         assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / f"model.ckpt-{step + 10}")
-
-
-def steps_in(model_dir: Path) -> list[int]:
-    """Return the steps of a directory's checkpoints; fails if there is anything else of checkpoints in it."""
-    suffixes = ["data-00000-of-00001", "index", "manifest.json"]
-    steps = sorted(int(path.rpartition("-")[2]) for path in list_checkpoints(str(model_dir)))
-    files = {f"model.ckpt-{step}.{suffix}" for step in steps for suffix in suffixes}
-    assert {path.name for path in model_dir.iterdir()} - {"checkpoint", ".chief"} == files
-    return steps
 
 
 def test_five_are_kept_over_all_runs(tmp_path: Path) -> None:
@@ -131,15 +122,6 @@ def test_a_save_every_so_many_seconds(tmp_path: Path) -> None:
         assert restore.step_of(path) == step
 
 
-@pytest.mark.parametrize(("shape", "name"), [((5,), "weight"), ((4, 1), "weight"), ((4,), "other")])
-def test_a_checkpoint_of_another_model_is_named(tmp_path: Path, shape: tuple[int, ...], name: str) -> None:
-    """Other shapes and missing variables are a CheckpointError that names the checkpoint, not a silent new start."""
-    Training(tmp_path).save(7)
-    other = Training(tmp_path, shape, name)
-    with pytest.raises(CheckpointError, match=r"model\.ckpt-7 does not fit the model: .*--model_dir"):
-        restore.restore(other.session, str(other.checkpoints.newest), other.saver)
-
-
 def test_a_whole_checkpoint_of_another_model_is_not_passed_over(tmp_path: Path) -> None:
     """Where the newest checkpoint is whole and does not fit, an older one that fits is no answer: flags are wrong."""
     Training(tmp_path).save(5)
@@ -162,45 +144,9 @@ def test_a_checkpoint_of_another_optimizer_ends_the_job(tmp_path: Path) -> None:
     assert (told["status"], told["exit_code"], told["error"]) == ("failed", 65, str(error))
 
 
-HOW = ["truncated", "empty", "flipped", "garbled", "missing"]
-FILES = ["index", "data-00000-of-00001"]
-
-
-def spoil(path: Path, how: str) -> None:
-    """Damage a checkpoint's file, or delete it."""
-    path.unlink() if how == "missing" else damage(path, how)
-
-
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("file", FILES)
-def test_a_damaged_checkpoint_is_named(tmp_path: Path, file: str, how: str) -> None:
-    """Asked for by its path, a truncated, empty, changed or missing file is a CheckpointError that names it."""
-    Training(tmp_path).save(7)
-    run = Training(tmp_path)
-    spoil(tmp_path / f"model.ckpt-7.{file}", how)
-    with pytest.raises(CheckpointError, match=r"model\.ckpt-7 is damaged: .*--checkpoint_path") as told:
-        restore.restore(run.session, str(run.checkpoints.newest), run.saver)
-    assert "\n" not in str(told.value)
-    if file == "index":
-        with pytest.raises(CheckpointError, match=r"model\.ckpt-7 "):
-            restore.step_of(str(run.checkpoints.newest))
-
-
 def files_in(directory: Path) -> dict[str, bytes]:
     """Return what a directory's files hold, by their names."""
     return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return what tfps has said; TensorFlow warns of ``Variable.load`` in whichever test of a process is the first."""
-    return [record.getMessage() for record in caplog.records if record.name.startswith("tfps")]
-
-
-def told_of_damage(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return what was said of damage since the last time."""
-    damage = [text for text in caplog.messages if "is damaged: " in text]
-    caplog.clear()
-    return damage
 
 
 @pytest.mark.parametrize(("file", "how"), list(itertools.product(FILES, HOW)))
@@ -290,65 +236,6 @@ def test_a_job_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path, caplog: 
     assert isinstance(running.ended["worker/0"], CheckpointError)
     told = summary(tmp_path)
     assert (told["exit_code"], told["global_step"], told["checkpoint"]) == (65, 0, None)
-
-
-STATES = {
-    b"": "is empty: ",
-    b"\x00\xff garbled": "is garbled: ",
-    b"model_checkpoint_pa": "is garbled: ",
-    b'model_checkpoint_path: "model.ckpt-9"\n': "names model.ckpt-9, which is not there: ",
-}
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_a_damaged_state_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, state: bytes) -> None:
-    """A damaged ``checkpoint`` state file is told in one line, and does not matter; the next save mends it."""
-    run = Training(tmp_path)
-    run.save(7)
-    assert run.resume() == 7
-    assert said(caplog) == []
-    (tmp_path / "checkpoint").write_bytes(state)
-    assert select_checkpoint(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-7")
-    assert run.resume() == 7
-    assert len(said(caplog)) == 2
-    for line in said(caplog):
-        assert line.startswith(f"{tmp_path}/checkpoint {STATES[state]}")
-    run.save(8)
-    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-8")
-
-
-@pytest.mark.parametrize(("file", "how"), list(itertools.product(FILES, HOW)))
-def test_eval_and_export_use_the_newest_whole_checkpoint(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, how: str
-) -> None:
-    """Without ``--checkpoint_path``, it is the newest whole one, and one line names what is damaged."""
-    run = Training(tmp_path)
-    for step in (5, 7):
-        run.save(step)
-    spoil(tmp_path / f"model.ckpt-7.{file}", how)
-    assert select_checkpoint(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-5")
-    [line] = said(caplog) if file != "index" or how != "missing" else told_of_damage(caplog)
-    assert f"model.ckpt-7.{file}" in line
-    given = str(tmp_path / "model.ckpt-5")
-    assert select_checkpoint(JobConfig(model_dir=str(tmp_path), checkpoint_path=given)) == given
-
-
-def test_a_checkpoint_is_read_and_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Who looks again and again for the newest one reads each once; a step that is saved anew is looked at anew."""
-    run = Training(tmp_path)
-    run.save(5)
-    run.save(7)
-    damage(tmp_path / "model.ckpt-7.index", "flipped")
-    finder = Finder(str(tmp_path))
-    with mock.patch("tfps.runtime.checkpoint.finder.problem", side_effect=problem) as read:
-        assert [finder.newest() for _ in range(3)] == [str(tmp_path / "model.ckpt-5")] * 3
-        assert [call.args[0][-1] for call in read.call_args_list] == ["7", "5"]
-        assert len(told_of_damage(caplog)) == 1
-        run = Training(tmp_path)
-        assert run.resume() == 5
-        run.save(7)
-        assert [finder.newest() for _ in range(3)] == [str(tmp_path / "model.ckpt-7")] * 3
-        assert [call.args[0][-1] for call in read.call_args_list] == ["7", "5", "7"]
 
 
 EVALUATED = """
@@ -834,130 +721,6 @@ def test_a_save_that_fails_half_way_loses_neither(tmp_path: Path) -> None:
     assert failed >= 5  # two to their names, two into their place, the index, the state
 
 
-def test_no_room_for_the_last_file_leaves_nothing(tmp_path: Path) -> None:
-    """A save whose state file alone finds no room has failed: the old one and its state file stay, and nothing else."""
-    run = Training(tmp_path)
-    run.save(1)
-    state = (tmp_path / "checkpoint").read_bytes()
-    real = publish.write_flushed
-
-    def no_room(path: Path, text: str) -> None:
-        real(path, text[:10])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with mock.patch.object(publish, "write_flushed", no_room), pytest.raises(StorageError):
-        run.save(2)
-    assert steps_in(tmp_path) == [1]
-    assert Training(tmp_path).resume() == 1
-    assert (tmp_path / "checkpoint").read_bytes() == state
-
-
-def test_a_directory_in_place_of_the_state_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The error names ``checkpoint`` and says what to do; the checkpoint is whole, also where a chief was lost."""
-    caplog.set_level(logging.INFO, "tfps")
-    (tmp_path / "checkpoint").mkdir()
-    run = Training(tmp_path)
-    told = "checkpoint cannot be written: it is a directory. Remove it; model.ckpt-{} itself is saved."
-    with pytest.raises(StorageError, match=re.escape(f"--model_dir: {tmp_path}/{told.format(1)}")):
-        run.save(1)
-    with mock.patch.object(publish, "_move_into_place", side_effect=OSError), pytest.raises(StorageError):
-        run.save(2)
-    later = Training(tmp_path)
-    assert later.resume() == 2
-    assert told.format(2) in caplog.text
-    (tmp_path / "checkpoint").rmdir()
-    later.save(3)
-    assert steps_in(tmp_path) == [1, 2, 3]
-    assert sorted(path.name for path in tmp_path.glob(".*")) == []
-
-
-def test_a_checkpoint_that_is_being_brought_in_is_no_error_elsewhere(tmp_path: Path) -> None:
-    """What is listed and then gone, as another process saves meanwhile, is no error of who looks."""
-    Training(tmp_path).save(1)
-    (tmp_path / ".saving-gone").symlink_to(tmp_path / "nowhere")
-    assert list_checkpoints(str(tmp_path)) == [str(tmp_path / "model.ckpt-1")]
-
-
-def test_a_checkpoint_that_a_save_was_broken_off_for_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step that is saved again has no index for a moment: who looks then is told that the job brings it in."""
-    run, replace = Training(tmp_path), os.replace
-    run.save(1)
-    run.save(2)
-
-    def interrupted(source: Any, target: Any) -> None:
-        if str(target) == str(tmp_path / "model.ckpt-2.index"):
-            raise OSError(errno.EIO, "Input/output error")
-        replace(source, target)
-
-    run.checkpoints._at_rest.clear()
-    monkeypatch.setattr(os, "replace", interrupted)
-    with contextlib.suppress(StorageError, OSError):
-        run.save(2)
-    monkeypatch.undo()
-    caplog.clear()
-    assert select_checkpoint(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-1")
-    assert f"{tmp_path / 'model.ckpt-2'} is saved but not yet in its place" in caplog.text
-    assert Training(tmp_path).resume() == 2
-    assert directory.sealed(str(tmp_path)) == []
-
-
-def test_a_checkpoint_of_another_step_than_its_name_says_is_refused(tmp_path: Path) -> None:
-    """The last save would be skipped, as that step is saved already, and later ones taken for older."""
-    flags = {"num_workers": 1, "model_dir": str(tmp_path)}
-    train(LINEAR, max_steps=3, **flags)
-    for file in tmp_path.glob("model.ckpt-3.*"):
-        file.rename(tmp_path / file.name.replace("ckpt-3", "ckpt-9"))
-    error = run_job(LINEAR, max_steps=9, **flags)["worker/0"]
-    assert isinstance(error, CheckpointError)
-    assert "model.ckpt-9 is of step 3, not of the one in its name" in str(error)
-    for file in tmp_path.glob("model.ckpt-9.*"):
-        file.rename(tmp_path / file.name.replace("ckpt-9", "ckpt-3"))
-    train(LINEAR, max_steps=9, **flags)
-    assert variables_of(tmp_path)["global_step"] == 9
-
-
-def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> None:
-    """Whoever deletes the checkpoints begins anew, however shortly after the end."""
-    config = JobConfig(model_dir=str(tmp_path), max_steps=3)
-    train(LINEAR, num_workers=1, model_dir=str(tmp_path), max_steps=3)
-    assert job_end.has_ended(config)
-    os.utime(tmp_path / "summary.json", (time.time() + 1000, time.time() + 1000))
-    assert not job_end.has_ended(config)
-    os.utime(tmp_path / "summary.json")
-    assert job_end.has_ended(config)
-    copied = tmp_path / "copied"
-    copied.mkdir()
-    for file in tmp_path.glob("*.*"):
-        (copied / file.name).write_bytes(file.read_bytes())
-    elsewhere = JobConfig(model_dir=str(copied), max_steps=3)
-    assert job_end.has_ended(elsewhere)
-    [data] = copied.glob("model.ckpt-3.data-*")
-    data.write_bytes(data.read_bytes()[:-4])
-    os.utime(copied / "summary.json")
-    assert not job_end.has_ended(elsewhere), "it is to go back to the checkpoint before"
-    for file in tmp_path.glob("model.ckpt-*"):
-        file.unlink()
-    os.utime(tmp_path / "summary.json")
-    assert not job_end.has_ended(config)
-
-
-def test_a_job_with_steps_left_has_ended_only_for_those_who_were_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its input had ended: a task that is started after that goes on, unless it takes the place of a lost one."""
-    config = JobConfig(model_dir=str(tmp_path), max_steps=1000)
-    ones = model_of(lambda mode, *_: None if mode == "eval" else dataset_of([1.0, 1.0]), linear)
-    train(ones, num_workers=1, model_dir=str(tmp_path), max_steps=1000)
-    assert summary(tmp_path)["global_step"] == 2
-    assert job_end.has_ended(config)
-    monkeypatch.setattr(job_end, "_BEGAN", time.monotonic() + 10)
-    assert not job_end.has_ended(config)
-    monkeypatch.setenv("TFPS_STARTED_AGAIN", "1")
-    assert job_end.has_ended(config)
-
-
 @pytest.mark.parametrize("mode", ["async", "sync"])
 @pytest.mark.parametrize("what", ["**/*", "model.ckpt-*"])
 def test_a_checkpoint_that_is_lost_in_the_evaluation_is_saved_again(tmp_path: Path, mode: str, what: str) -> None:
@@ -982,16 +745,6 @@ def test_a_checkpoint_that_is_lost_in_the_evaluation_is_saved_again(tmp_path: Pa
     assert variables_of(place) == {"global_step": 7, "weight": -7}
 
 
-def test_a_job_has_ended_by_the_file_systems_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host whose clock is wrong is told the same."""
-    train(LINEAR, num_workers=1, model_dir=str(tmp_path), max_steps=3)
-    before, now = sorted(path.name for path in tmp_path.iterdir()), time.time
-    for wrong_secs in (-1000, 1000):
-        monkeypatch.setattr(time, "time", lambda by=wrong_secs: now() + by)
-        assert job_end.has_ended(JobConfig(model_dir=str(tmp_path), max_steps=3))
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
-
-
 def test_an_older_chief_saves_no_more(tmp_path: Path) -> None:
     """A chief that was taken for lost saves nothing where a later one of its job does, and says why."""
     older, later = Training(tmp_path), Training(tmp_path)
@@ -1004,22 +757,6 @@ def test_an_older_chief_saves_no_more(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == [1, 3]
     for chief in (older, later):
         chief.owner.release()
-
-
-@pytest.mark.parametrize("act", [lambda run: run.resume(), lambda run: run.save(5)])
-def test_a_link_that_is_named_like_a_save_is_not_followed(tmp_path: Path, act: Callable[[Training], Any]) -> None:
-    """What is left of a save is brought in or deleted in directories of ``--model_dir`` only, not behind a link."""
-    other = tmp_path / "other"
-    other.mkdir()
-    for name in ("precious", "model.ckpt-7.index", "checkpoint"):
-        (other / name).write_text(name)
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / ".saving-link").symlink_to(other)
-    act(Training(tmp_path / "m"))
-    assert {path.name: path.read_text() for path in other.iterdir()} == {
-        name: name for name in ("precious", "model.ckpt-7.index", "checkpoint")
-    }
-    assert (tmp_path / "m" / ".saving-link").is_symlink()
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
@@ -1045,72 +782,6 @@ def test_what_cannot_be_read_for_a_moment_is_not_damaged(tmp_path: Path, caplog:
         assert run.checkpoints.resume(run.session) == str(tmp_path / "model.ckpt-2")
     assert tried.call_count == 2
     assert told_of_damage(caplog) == []
-
-
-def test_a_directory_whose_name_reads_like_a_pattern(tmp_path: Path) -> None:
-    """A job saves there, and goes on from there: TensorFlow's own reader would look for files that match."""
-    model_dir = tmp_path / "it's [1e3] * ? {} \\n\nnew line"
-    for steps in (10, 20):
-        train(LINEAR, num_workers=1, max_steps=steps, model_dir=str(model_dir))
-        assert summary(model_dir)["global_step"] == steps
-    assert summary(model_dir)["resumed_from_step"] == 10
-
-
-def test_a_file_system_that_cannot_flush_directories_is_saved_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some refuse it, as shared folders of virtual machines do: what is written there is there."""
-    really, refused = os.fsync, []
-
-    def fsync(descriptor: int) -> None:
-        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
-            refused.append(descriptor)
-            raise OSError(errno.EINVAL, "Invalid argument")
-        really(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    training = Training(tmp_path)
-    training.save(5)
-    assert refused
-    assert training.resume() == 5
-
-
-def test_a_state_file_that_cannot_be_replaced_costs_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each save says that only the state file is missing; what is too old is deleted, and the newest is known."""
-    really = os.replace
-
-    def replace(source: Any, target: Any) -> None:
-        if Path(target) == tmp_path / "checkpoint":
-            raise PermissionError(errno.EPERM, "Operation not permitted")
-        really(source, target)
-
-    monkeypatch.setattr(os, "replace", replace)
-    training = Training(tmp_path)
-    for step in range(1, 9):
-        with pytest.raises(StorageError, match=f"checkpoint cannot be written: .*model.ckpt-{step} itself is saved"):
-            training.save(step)
-        assert training.checkpoints.newest == str(tmp_path / f"model.ckpt-{step}")
-    assert [Path(path).name for path in list_checkpoints(str(tmp_path))] == [
-        f"model.ckpt-{step}" for step in range(4, 9)
-    ]
-    assert training.resume() == 8
-
-
-def test_a_state_file_that_is_not_there_is_written_with_the_last_save(tmp_path: Path) -> None:
-    """Also where there is nothing else to save any more: without it, TensorFlow's own tools begin at step 0."""
-    training = Training(tmp_path)
-    for step in (3, 4):
-        training.save(step)
-    for spoiled in (lambda path: path.unlink(), lambda path: path.write_text("x")):
-        spoiled(tmp_path / "checkpoint")
-        training.save(4)
-        assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-4")
-    (tmp_path / "checkpoint").unlink()
-    (tmp_path / "checkpoint").mkdir()
-    with pytest.raises(StorageError, match="checkpoint cannot be written: Is a directory"):
-        training.save(4)
 
 
 def test_a_checkpoint_that_cannot_be_deleted_keeps_no_others(tmp_path: Path) -> None:

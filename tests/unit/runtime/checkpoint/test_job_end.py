@@ -1,0 +1,72 @@
+"""Whether the job of a directory is over."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.cluster import dataset_of, linear, model_of, train
+from support.processes import summary
+
+from tfps.config.job_config import JobConfig
+from tfps.runtime.checkpoint import job_end
+
+
+def ones(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` of ones."""
+    return None if mode == "eval" else dataset_of(np.float32([1])).repeat()
+
+
+LINEAR = model_of(ones, linear)
+
+
+def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> None:
+    """Whoever deletes the checkpoints begins anew, however shortly after the end."""
+    config = JobConfig(model_dir=str(tmp_path), max_steps=3)
+    train(LINEAR, num_workers=1, model_dir=str(tmp_path), max_steps=3)
+    assert job_end.has_ended(config)
+    os.utime(tmp_path / "summary.json", (time.time() + 1000, time.time() + 1000))
+    assert not job_end.has_ended(config)
+    os.utime(tmp_path / "summary.json")
+    assert job_end.has_ended(config)
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for file in tmp_path.glob("*.*"):
+        (copied / file.name).write_bytes(file.read_bytes())
+    elsewhere = JobConfig(model_dir=str(copied), max_steps=3)
+    assert job_end.has_ended(elsewhere)
+    [data] = copied.glob("model.ckpt-3.data-*")
+    data.write_bytes(data.read_bytes()[:-4])
+    os.utime(copied / "summary.json")
+    assert not job_end.has_ended(elsewhere), "it is to go back to the checkpoint before"
+    for file in tmp_path.glob("model.ckpt-*"):
+        file.unlink()
+    os.utime(tmp_path / "summary.json")
+    assert not job_end.has_ended(config)
+
+
+def test_a_job_with_steps_left_has_ended_only_for_those_who_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its input had ended: a task that is started after that goes on, unless it takes the place of a lost one."""
+    config = JobConfig(model_dir=str(tmp_path), max_steps=1000)
+    ones = model_of(lambda mode, *_: None if mode == "eval" else dataset_of([1.0, 1.0]), linear)
+    train(ones, num_workers=1, model_dir=str(tmp_path), max_steps=1000)
+    assert summary(tmp_path)["global_step"] == 2
+    assert job_end.has_ended(config)
+    monkeypatch.setattr(job_end, "_BEGAN", time.monotonic() + 10)
+    assert not job_end.has_ended(config)
+    monkeypatch.setenv("TFPS_STARTED_AGAIN", "1")
+    assert job_end.has_ended(config)
+
+
+def test_a_job_has_ended_by_the_file_systems_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host whose clock is wrong is told the same."""
+    train(LINEAR, num_workers=1, model_dir=str(tmp_path), max_steps=3)
+    before, now = sorted(path.name for path in tmp_path.iterdir()), time.time
+    for wrong_secs in (-1000, 1000):
+        monkeypatch.setattr(time, "time", lambda by=wrong_secs: now() + by)
+        assert job_end.has_ended(JobConfig(model_dir=str(tmp_path), max_steps=3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == before

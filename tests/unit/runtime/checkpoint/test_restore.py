@@ -1,0 +1,69 @@
+"""A checkpoint is read into a graph, or the error says why not."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.checkpoints import FILES, HOW, Training, spoil
+from support.cluster import dataset_of, linear, model_of, run_job, train, variables_of
+from support.processes import summary
+
+from tfps.errors import CheckpointError
+from tfps.runtime.checkpoint import restore
+
+
+def ones(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` of ones."""
+    return None if mode == "eval" else dataset_of(np.float32([1])).repeat()
+
+
+LINEAR = model_of(ones, linear)
+
+
+@pytest.mark.parametrize(("shape", "name"), [((5,), "weight"), ((4, 1), "weight"), ((4,), "other")])
+def test_a_checkpoint_of_another_model_is_named(tmp_path: Path, shape: tuple[int, ...], name: str) -> None:
+    """Other shapes and missing variables are a CheckpointError that names the checkpoint, not a silent new start."""
+    Training(tmp_path).save(7)
+    other = Training(tmp_path, shape, name)
+    with pytest.raises(CheckpointError, match=r"model\.ckpt-7 does not fit the model: .*--model_dir"):
+        restore.restore(other.session, str(other.checkpoints.newest), other.saver)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, file: str, how: str) -> None:
+    """Asked for by its path, a truncated, empty, changed or missing file is a CheckpointError that names it."""
+    Training(tmp_path).save(7)
+    run = Training(tmp_path)
+    spoil(tmp_path / f"model.ckpt-7.{file}", how)
+    with pytest.raises(CheckpointError, match=r"model\.ckpt-7 is damaged: .*--checkpoint_path") as told:
+        restore.restore(run.session, str(run.checkpoints.newest), run.saver)
+    assert "\n" not in str(told.value)
+    if file == "index":
+        with pytest.raises(CheckpointError, match=r"model\.ckpt-7 "):
+            restore.step_of(str(run.checkpoints.newest))
+
+
+def test_a_directory_whose_name_reads_like_a_pattern(tmp_path: Path) -> None:
+    """A job saves there, and goes on from there: TensorFlow's own reader would look for files that match."""
+    model_dir = tmp_path / "it's [1e3] * ? {} \\n\nnew line"
+    for steps in (10, 20):
+        train(LINEAR, num_workers=1, max_steps=steps, model_dir=str(model_dir))
+        assert summary(model_dir)["global_step"] == steps
+    assert summary(model_dir)["resumed_from_step"] == 10
+
+
+def test_a_checkpoint_of_another_step_than_its_name_says_is_refused(tmp_path: Path) -> None:
+    """The last save would be skipped, as that step is saved already, and later ones taken for older."""
+    flags = {"num_workers": 1, "model_dir": str(tmp_path)}
+    train(LINEAR, max_steps=3, **flags)
+    for file in tmp_path.glob("model.ckpt-3.*"):
+        file.rename(tmp_path / file.name.replace("ckpt-3", "ckpt-9"))
+    error = run_job(LINEAR, max_steps=9, **flags)["worker/0"]
+    assert isinstance(error, CheckpointError)
+    assert "model.ckpt-9 is of step 3, not of the one in its name" in str(error)
+    for file in tmp_path.glob("model.ckpt-9.*"):
+        file.rename(tmp_path / file.name.replace("ckpt-9", "ckpt-3"))
+    train(LINEAR, max_steps=9, **flags)
+    assert variables_of(tmp_path)["global_step"] == 9
