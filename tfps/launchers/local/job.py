@@ -30,13 +30,14 @@ from typing import ClassVar
 from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, PeerLostError, RetryableError, error_for_limits
-from tfps.jobs.events import JobEvent, LogLine, Note, TaskExited, TaskRestarted, TaskStalled, how_it_ended
+from tfps.jobs.events import JobEvent, LogLine, TaskExited, TaskRestarted, TaskStalled, how_it_ended
 from tfps.jobs.handle import RunningJob
 from tfps.launchers.local import task_process
 from tfps.launchers.local.fork_server import ForkServer
 from tfps.launchers.local.life_signs import LifeSigns
 from tfps.launchers.local.output import TaskOutput
 from tfps.launchers.local.restart_policy import RestartPolicy
+from tfps.launchers.local.tensorflow_start import imported
 from tfps.storage import JobDirectory
 from tfps.timeouts import KILL_AFTER_SECS, STALLED_AFTER_SECS
 
@@ -116,12 +117,11 @@ class LocalJob(RunningJob):
 
         Raises:
             ConfigError: If TensorFlow cannot be imported.
+            KilledError: If a signal killed the import more often than a restart is allowed.
             StorageError: If the log of its import cannot be written.
         """
-        self._server.start()
-        yield Note("importing TensorFlow")
-        while self._kill_at is None and not self._server.is_ready(every_secs):
-            yield None
+        first = next(iter(self._plan.commands))
+        yield from imported(self._server, self._restarts, first, lambda: self._kill_at is not None, every_secs)
         if self._kill_at is None:
             self._begin()
         while self._selector.get_map() or self._restarts or self._given_up:

@@ -1,0 +1,58 @@
+"""``tfps launch`` and supervised tasks whose fork server, the process that imports TensorFlow, is killed or stopped."""
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.processes import Process, alive, children_of, processes, wait_gone
+
+from tfps.cluster.ports import held_ports
+
+LONG = ("launch", "--model=linear", "--num_ps=1", "--num_workers=1", "--max_steps=1000000", "--steps_to_validate=20")
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_an_import_of_tensorflow_that_is_killed_is_told_and_begun_again(tmp_path: Path, restarts: int) -> None:
+    """A SIGKILL, as for lack of memory, is named, with code 137; within the budget the import begins again."""
+    flags = (f"--max_restarts={restarts}", f"--model_dir={tmp_path / 'm'}")
+    with processes() as started:
+        started.append(Process(tmp_path / "out", *LONG, *flags))
+        for turn in range(restarts + 1):
+            os.kill(before := _importing(started[0].pid), signal.SIGKILL)
+            wait_gone([before], 5)
+            if turn < restarts:
+                started[0].wait_for("restarted after SIGKILL during the import of TensorFlow (1 of 1)", 10)
+        assert started[0].wait(20) == 137, started[0].output()
+        said = started[0].output()
+    assert "error: the process that imports TensorFlow was killed by SIGKILL: is memory short?" in said
+    assert "Traceback" not in said
+
+
+def test_a_supervised_task_whose_import_is_killed_once_runs(tmp_path: Path) -> None:
+    """``tfps run --max_restarts`` imports TensorFlow again, and says so."""
+    with held_ports(2) as (ps, worker), processes() as started:
+        hosts = (f"--ps_hosts=127.0.0.1:{ps}", f"--worker_hosts=127.0.0.1:{worker}", "--job_name=ps", "--task_index=0")
+        started.append(Process(tmp_path / "out", *hosts, "--model=linear", "--max_restarts=1"))
+        os.kill(_importing(started[0].pid), signal.SIGKILL)
+        started[0].wait_for("restarted after SIGKILL during the import of TensorFlow (1 of 1)", 10)
+        deadline = time.monotonic() + 60
+        while not [pid for pid in children_of(started[0].pid) if os.getsid(pid) == pid]:  # the task
+            assert time.monotonic() < deadline, started[0].output()
+            time.sleep(0.1)
+        started[0].signal(signal.SIGTERM)
+        assert started[0].wait(30) == 143, started[0].output()
+
+
+def _importing(launcher: int) -> int:
+    """Return the fork server of a launcher, as soon as it has one."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for pid in alive(children_of(launcher)):
+            with contextlib.suppress(OSError):
+                if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        time.sleep(0.02)
+    raise AssertionError(f"{launcher} has no fork server")
