@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.processes import Process, alive, children_of, processes, wait_gone
+from support.processes import Process, alive, children_of, processes, run_tfps, wait_gone
 
 from tfps.cluster.ports import held_ports
 
@@ -56,3 +56,15 @@ def _importing(launcher: int) -> int:
                     return pid
         time.sleep(0.02)
     raise AssertionError(f"{launcher} has no fork server")
+
+
+@pytest.mark.parametrize("name", ["launch.log", "worker-0.log"])
+def test_a_fifo_in_place_of_a_log_is_refused(tmp_path: Path, name: str) -> None:
+    """Nobody reads it: the job ends with 74, and the file's name, rather than to wait without end."""
+    logs = tmp_path / "m" / "logs"
+    logs.mkdir(parents=True)
+    os.mkfifo(logs / name)
+    ended = run_tfps(*LONG, f"--model_dir={tmp_path / 'm'}", timeout=60)
+    assert ended.returncode == 74, ended.stdout + ended.stderr
+    assert f"--model_dir: {logs / name} cannot be written: it is not a regular file." in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from multiprocessing import forkserver, util
 from pathlib import Path
 
-from tfps.errors import ConfigError, KilledError, StorageError, TfpsError
+from tfps.errors import ConfigError, KilledError, TfpsError
 from tfps.jobs.events import how_it_ended
 from tfps.launchers.local import task_process
-from tfps.storage import make_dir, temporary_directory
+from tfps.storage import open_to_append, temporary_directory
 
 _LONGEST_TEMPDIR = 60  # bytes; the fork server's socket is in it, with a path of at most 107
 _END_SECS = 2.0  # a process whose connections are closed has ended by then
@@ -46,7 +46,6 @@ class ForkServer:
         Raises:
             StorageError: If the log cannot be written, or there is no directory for temporary files.
         """
-        make_dir(self._log.parent)
         self._ready.clear()
         self._has_ended = False
         self.context.set_forkserver_preload(task_process.PRELOAD)
@@ -125,11 +124,7 @@ def _standard_error_to(path: Path) -> Iterator[None]:
     Raises:
         StorageError: If the file cannot be written.
     """
-    try:
-        opened = open(path, "ab")  # noqa: SIM115  closed below
-    except OSError as error:
-        raise StorageError(f"--model_dir: {path} cannot be written: {error.strerror}.") from None
-    with opened as file:
+    with open_to_append(path) as file:
         saved = os.dup(2)
         os.dup2(file.fileno(), 2)
         try:
