@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.processes import Process, alive, children_of, processes, run_tfps, wait_gone
+from support.processes import Process, alive, children_of, processes, run_tfps, slow, wait_gone
 
 from tfps.cluster.ports import held_ports
 
@@ -68,3 +68,27 @@ def test_a_fifo_in_place_of_a_log_is_refused(tmp_path: Path, name: str) -> None:
     assert ended.returncode == 74, ended.stdout + ended.stderr
     assert f"--model_dir: {logs / name} cannot be written: it is not a regular file." in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_stopped_fork_server_does_not_outlive_a_stop(tmp_path: Path) -> None:
+    """It cannot report the ends of tasks: the job is stopped nevertheless, and no process is left."""
+    with processes() as started:
+        started.append(Process(tmp_path / "out", *LONG, f"--model_dir={tmp_path / 'm'}"))
+        started[0].wait_for("examples/s=", 60)
+        below = children_of(started[0].pid)
+        os.kill(_importing(started[0].pid), signal.SIGSTOP)
+        started[0].signal(signal.SIGTERM)
+        assert started[0].wait(25) == 143, started[0].output()
+        wait_gone(below, 5)
+
+
+def test_a_job_that_is_done_ends_though_its_fork_server_is_stopped(tmp_path: Path) -> None:
+    """All tasks say that they are done, and end: so does the job, with 0."""
+    model = tmp_path / "slow.py"
+    model.write_text(slow(0.1))
+    flags = (f"--model={model}", "--num_workers=1", "--max_steps=50", f"--model_dir={tmp_path / 'm'}")
+    with processes() as started:
+        started.append(Process(tmp_path / "out", "launch", *flags))
+        started[0].wait_for("worker/0 | training", 60)
+        os.kill(_importing(started[0].pid), signal.SIGSTOP)
+        assert started[0].wait(45) == 0, started[0].output()

@@ -7,6 +7,7 @@ with its parent, even during the import (``forkserver_preload``).
 import contextlib
 import multiprocessing
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -76,6 +77,19 @@ class ForkServer:
             raise self.ended()
         return ready
 
+    def wake(self) -> None:
+        """Let the fork server go on, if something has stopped it."""
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill the fork server: it reports no ends of tasks any more, and what waits for them is told so."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if pid := _pid():
+            with contextlib.suppress(ProcessLookupError):  # multiprocessing has collected it meanwhile
+                os.kill(pid, number)
+
     def ended(self) -> TfpsError:
         """Return the error for a fork server that has ended."""
         killer = _killer()
@@ -84,10 +98,15 @@ class ForkServer:
         return ConfigError(f"TensorFlow cannot be imported: {_last_line(self._log)} (all of it is in {self._log}).")
 
 
+def _pid() -> int | None:
+    pid: int | None = vars(forkserver)["_forkserver"]._forkserver_pid
+    return pid
+
+
 def _killer() -> int | None:
     """Return the signal that has killed the fork server; ``None`` if it has exited, or still runs after a while."""
     deadline = time.monotonic() + _END_SECS
-    pid = vars(forkserver)["_forkserver"]._forkserver_pid
+    pid = _pid()
     while pid and time.monotonic() < deadline:
         # multiprocessing collects the process itself, when it starts the next one
         if ended := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
