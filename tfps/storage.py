@@ -191,6 +191,25 @@ def open_file(path: Path) -> io.FileIO:
     raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
+def open_to_append(path: Path) -> io.FileIO:
+    """Open a regular file of the job for appending, and create it and its directory if needed.
+
+    Raises:
+        StorageError: If the file is not regular, or cannot be written.
+    """
+    make_dir(path.parent)
+    try:  # a FIFO that nobody reads would block
+        file = io.FileIO(path, "a", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
+    except OSError as error:
+        why = "it is not a regular file" if error.errno in (errno.EISDIR, errno.ENXIO) else error.strerror
+        raise StorageError(f"--model_dir: {path} cannot be written: {why}.") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise StorageError(f"--model_dir: {path} cannot be written: it is not a regular file.")
+    os.set_blocking(file.fileno(), True)
+    return file
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the content of a JSON file, or ``None`` if there is no such file.
 
