@@ -3,56 +3,53 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from tfps.storage import JobDirectory
+from tfps.summary import ChiefReport, JobSummary, Metric, RunPace, WorkersReport
 from tfps.text import count, duration, number, plural
 
 _SHORT_SECS = 10.0  # in a shorter job, chance decides which worker is the slowest
 _SLOW, _BEHIND = 0.8, 0.2  # the thresholds from which a worker is reported as slow
 
 
-def pace(steps_per_run: int, runs_in_flight: int, num_workers: int) -> str:
+def describe_pace(pace: RunPace, num_workers: int) -> str:
     """Return a description of how steps run, and how much staler each worker's extra runs make gradients."""
-    steps = f"{steps_per_run} steps a run" if steps_per_run > 1 else "1 step a run"
-    late = f", {runs_in_flight} under way: gradients are up to {(runs_in_flight - 1) * num_workers} staler"
-    return steps + (late if runs_in_flight > 1 else "")
+    steps = f"{pace.steps_per_run} steps a run" if pace.steps_per_run > 1 else "1 step a run"
+    runs = pace.runs_in_flight
+    late = f", {runs} under way: gradients are up to {(runs - 1) * num_workers} staler"
+    return steps + (late if runs > 1 else "")
 
 
-def final_lines(summary: Mapping[str, Any], model_dir: str | None) -> list[str]:
+def final_lines(summary: JobSummary, model_dir: str | None) -> list[str]:
     """Return the final report of a job for its user, made from the summary."""
-    step, secs, rate = (summary.get(name) or 0 for name in ("global_step", "seconds", "examples_per_sec"))
-    resumed = summary.get("resumed_from_step")
-    lines = [f"done: step {count(step)} after {duration(secs)}"]
-    lines[0] += f", {count(rate)} examples/s" if rate else ""
-    lines[0] += f", resumed from step {count(resumed)}" if resumed else ""
-    if (first := summary.get("first_step_secs")) is not None:
-        lines.append(f"  first step     after {duration(first)}")
-    if summary.get("loss") is not None:
-        lines.append(f"  training loss  {summary['loss']:.4g}")
-    if summary.get("pace"):
-        workers = sum(task.startswith("worker/") for task in summary.get("tasks", {}))
-        lines.append(f"  pace           {pace(**summary['pace'], num_workers=workers)}")
-    metrics = summary.get("eval") or {}
-    lines += [f"  eval {name:<9} {told}" for name, value in metrics.items() if (told := _metric(value))]
-    lines += [f"  {name:<14} {told}" for name, told in _course(summary).items() if told]
+    chief = summary.chief or ChiefReport()
+    rate, resumed = chief.examples_per_sec, chief.resumed_from_step
+    first = f"done: step {count(summary.global_step)} after {duration(chief.seconds or 0)}"
+    first += f", {count(rate)} examples/s" if rate else ""
+    first += f", resumed from step {count(resumed)}" if resumed else ""
+    lines = [first]
+    if summary.launcher and summary.launcher.first_step_secs is not None:
+        lines.append(f"  first step     after {duration(summary.launcher.first_step_secs)}")
+    if chief.loss is not None:
+        lines.append(f"  training loss  {chief.loss:.4g}")
+    if chief.pace:
+        workers = sum(task.startswith("worker/") for task in summary.tasks)
+        lines.append(f"  pace           {describe_pace(chief.pace, workers)}")
+    lines += [f"  eval {name:<9} {text}" for name, value in chief.eval.items() if (text := _metric(value))]
+    lines += [f"  {name:<14} {text}" for name, text in _course(summary, chief).items() if text]
     if model_dir:
-        lines.append(f"  checkpoint     {summary.get('checkpoint') or 'none'}")
+        lines.append(f"  checkpoint     {summary.checkpoint or 'none'}")
         lines.append(f"  logs           {JobDirectory(model_dir).logs}")
     return lines
 
 
-def _course(summary: Mapping[str, Any]) -> dict[str, str]:
+def _course(summary: JobSummary, chief: ChiefReport) -> Mapping[str, str]:
     """Return the notable facts about a job's course for its user."""
-    restarted = {task: of for task, of in summary.get("tasks", {}).items() if of.get("restarts")}
-    restarts = [f"{task} {of['restarts']}{_after(of.get('restarted_after'))}" for task, of in restarted.items()]
-    lost = summary.get("recovery_secs")
-    names = ("gradients_dropped", "batches_skipped", "partial_updates")
-    dropped, skipped, partial = (summary.get(name) for name in names)
+    dropped, skipped, partial = chief.gradients_dropped, chief.batches_skipped, summary.partial_updates
     return {
-        "staleness": _shares(summary.get("staleness") or []),
+        "staleness": _shares((summary.workers.staleness if summary.workers else None) or []),
         "slowest": slowest(summary),
-        "restarts": ", ".join(restarts) + (f"; {duration(lost)} lost to recovery" if restarts and lost else ""),
+        "restarts": _restarts(summary),
         "dropped": f"{count(dropped)} gradients that came too late" if dropped else "",
         "skipped": f"{count(skipped)} {'batch' if skipped == 1 else 'batches'}" if skipped else "",
         "partial": f"{plural(partial, 'update')} of a lost worker, which some variables have and others not"
@@ -61,7 +58,14 @@ def _course(summary: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _after(reasons: Sequence[str] | None) -> str:
+def _restarts(summary: JobSummary) -> str:
+    restarted = {name: task for name, task in summary.tasks.items() if task.restarts}
+    counts = ", ".join(f"{name} {task.restarts}{_after(task.restarted_after)}" for name, task in restarted.items())
+    lost_secs = summary.launcher.recovery_secs if summary.launcher else 0.0
+    return counts + (f"; {duration(lost_secs)} lost to recovery" if counts and lost_secs else "")
+
+
+def _after(reasons: Sequence[str]) -> str:
     return f" (after {', '.join(dict.fromkeys(reasons))})" if reasons else ""
 
 
@@ -75,11 +79,12 @@ def _shares(counts: Sequence[int], most: int = 5) -> str:
     return ", ".join(f"{stale}: {number / total:.0%}" for stale, number in shown.items() if number) + " of the steps"
 
 
-def slowest(summary: Mapping[str, Any]) -> str:
+def slowest(summary: JobSummary) -> str:
     """Return which worker is clearly slower than the others, and how that shows; empty if none is."""
-    paces, behind = summary.get("steps_per_sec") or {}, summary.get("behind") or {}
-    is_blocking = summary.get("is_blocking")
-    if len(paces) > 1 and not is_blocking and summary.get("seconds", math.inf) > _SHORT_SECS:
+    chief, workers = summary.chief or ChiefReport(), summary.workers or WorkersReport()
+    paces, behind, is_blocking = workers.steps_per_sec, workers.behind, chief.is_blocking
+    secs = math.inf if chief.seconds is None else chief.seconds
+    if len(paces) > 1 and not is_blocking and secs > _SHORT_SECS:
         last = min(paces, key=paces.__getitem__)
         usual = statistics.median(pace for task, pace in paces.items() if task != last)
         if paces[last] < _SLOW * usual:
@@ -91,18 +96,21 @@ def slowest(summary: Mapping[str, Any]) -> str:
     return f"{most}: {what} {behind[most]:.0%} of the time"
 
 
-def _metric(value: Any, most: int = 8) -> str:
-    """Return a metric's value in readable form: a number, or the first ones of an array; else empty."""
+def _metric(value: Metric, most: int = 8) -> str:
+    """Return a metric's value in readable form: a number, or the first ones of an array."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "not finite"
-    if isinstance(value, list):
+    if isinstance(value, Sequence):
         values = list(_flat(value))
         return " ".join(map(_metric, values[:most])) + (
             f" ... ({count(len(values))} in all)" if len(values) > most else ""
         )
-    return number(value) if isinstance(value, (int, float)) else ""
+    return number(value)
 
 
-def _flat(values: Sequence[Any]) -> Iterator[Any]:
+def _flat(values: Sequence[Metric]) -> Iterator[float | None]:
     for value in values:
-        yield from _flat(value) if isinstance(value, list) else [value]
+        if isinstance(value, Sequence):
+            yield from _flat(value)
+        else:
+            yield value

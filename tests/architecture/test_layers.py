@@ -21,7 +21,8 @@ from tfps.optimizers.registry import OPTIMIZERS
 # What the modules of a package may import of tfps, at any depth. The longest name that fits a module is its line.
 # Its own package is always allowed.
 _BASE = ("tfps.errors", "tfps.config", "tfps.text", "tfps.timeouts")
-_FILES = ("tfps.progress", "tfps.report", "tfps.storage", "tfps.text")  # what a job writes, and how
+# What a job writes, and how.
+_FILES = ("tfps.json_object", "tfps.progress", "tfps.report", "tfps.storage", "tfps.summary", "tfps.text")
 _OUTSIDE = (*_BASE, *_FILES, "tfps.cluster")  # what is known of a job outside its tasks
 _CONTENT = ("tfps.models", "tfps.optimizers", "tfps.data")  # what a job trains
 _PLATFORM = (*_OUTSIDE, "tfps.models.loader", "tfps.jobs", "tfps.launchers.base", "tfps.launchers.common")
@@ -32,8 +33,10 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.config": ("tfps.errors", "tfps.text"),
     "tfps.text": ("tfps.errors",),
     "tfps.progress": ("tfps.text",),
-    "tfps.report": ("tfps.storage", "tfps.text"),
+    "tfps.report": ("tfps.storage", "tfps.summary", "tfps.text"),
+    "tfps.json_object": (),
     "tfps.storage": ("tfps.errors",),
+    "tfps.summary": ("tfps.errors", "tfps.json_object", "tfps.storage"),
     "tfps.plugins": ("tfps.errors",),
     "tfps.tf_types": (),
     "tfps.timeouts": (),
@@ -214,7 +217,7 @@ def test_the_command_line_changes_no_environment() -> None:
 _MOST_FUNCTION_LINES = 40
 _MOST_MODULE_LINES = 300
 # What is longer. The lists only become shorter.
-LONG_FUNCTIONS = {"tfps.runtime.training.summary_writer.write"}
+LONG_FUNCTIONS: set[str] = set()
 LONG_MODULES = {"tfps.models.loader"}
 
 

@@ -6,6 +6,12 @@ from typing import Any
 import pytest
 
 from tfps import report
+from tfps.summary import JobSummary
+
+
+def final_lines(summary: dict[str, Any], model_dir: str | None) -> list[str]:
+    """Return the report of a job whose ``summary.json`` has these entries."""
+    return report.final_lines(JobSummary.from_json(summary), model_dir)
 
 
 @pytest.mark.parametrize(
@@ -20,16 +26,16 @@ def test_the_report_tells_the_pace(steps: int, runs: int, told: str) -> None:
     """How many steps a run took, how many runs were under way, and what that did to the gradients."""
     tasks: dict[str, object] = {name: {} for name in ("ps/0", "worker/0", "worker/1")}
     summary = {"pace": {"steps_per_run": steps, "runs_in_flight": runs}, "tasks": tasks}
-    assert report.final_lines(summary, None)[1:] == [f"  pace           {told}"]
+    assert final_lines(summary, None)[1:] == [f"  pace           {told}"]
 
 
 def test_the_final_report() -> None:
     """A job's last words: steps, time, speed, loss, metrics, and where its files are."""
-    summary = {"global_step": 1000, "seconds": 61.2, "examples_per_sec": 12345.6, "loss": 0.04567}
+    summary: dict[str, Any] = {"global_step": 1000, "seconds": 61.2, "examples_per_sec": 12345.6, "loss": 0.04567}
     summary |= {"eval": {"accuracy": 0.9153, "loss": 0.25, "note": "text"}, "checkpoint": "m/model.ckpt-1000"}
     summary |= {"tasks": {"ps/0": {"restarts": 0}, "worker/1": {"restarts": 2}}, "batches_skipped": 1234}
     summary |= {"first_step_secs": 4.26}
-    assert report.final_lines(summary, "m") == [
+    assert final_lines(summary, "m") == [
         "done: step 1,000 after 61 s, 12,346 examples/s",
         "  first step     after 4.3 s",
         "  training loss  0.04567",
@@ -45,7 +51,7 @@ def test_the_final_report() -> None:
 def test_metrics_that_are_no_plain_numbers_are_in_the_final_report() -> None:
     """A loss that is NaN, which JSON has not, and a metric for each class are told, too."""
     metrics = {"loss": None, "auc": math.nan, "recall": [0.5, None, 1.0], "matrix": [[1, 2, 3], [4, 5, 6], [7, 8, 9]]}
-    assert report.final_lines({"eval": metrics, "batches_skipped": 1}, None)[1:] == [
+    assert final_lines({"eval": metrics, "batches_skipped": 1}, None)[1:] == [
         "  eval loss      not finite",
         "  eval auc       not finite",
         "  eval recall    0.5 not finite 1",
@@ -56,7 +62,7 @@ def test_metrics_that_are_no_plain_numbers_are_in_the_final_report() -> None:
 
 def test_the_final_report_of_little() -> None:
     """A summary without much in it, or with nulls, makes a report too; a resumed job says from where."""
-    assert report.final_lines({}, None) == ["done: step 0 after 0.0 s"]
+    assert final_lines({}, None) == ["done: step 0 after 0.0 s"]
     nulls = {
         "global_step": 5,
         "seconds": None,
@@ -65,7 +71,7 @@ def test_the_final_report_of_little() -> None:
         "eval": None,
         "checkpoint": None,
     }
-    assert report.final_lines({**nulls, "resumed_from_step": 3}, "m") == [
+    assert final_lines({**nulls, "resumed_from_step": 3}, "m") == [
         "done: step 5 after 0.0 s, resumed from step 3",
         "  checkpoint     none",
         "  logs           m/logs",
@@ -102,12 +108,12 @@ def test_the_final_report_of_little() -> None:
 )
 def test_a_worker_that_is_clearly_slower_is_named(summary: dict[str, Any], told: str) -> None:
     """In async its pace tells, in sync how often the others waited for it alone."""
-    assert report.slowest(summary) == told
+    assert report.slowest(JobSummary.from_json(summary)) == told
 
 
 def test_the_course_of_a_job_is_told() -> None:
     """The report tells what was stale, lost, started again and dropped."""
-    summary = {
+    summary: dict[str, Any] = {
         "staleness": [50, 40, 5, 3, 1, 1],
         "tasks": {
             "ps/0": {"restarts": 0},
@@ -116,9 +122,9 @@ def test_the_course_of_a_job_is_told() -> None:
         "recovery_secs": 4.25,
         "gradients_dropped": 1234,
     }
-    assert report.final_lines(summary, None)[1:] == [
+    assert final_lines(summary, None)[1:] == [
         "  staleness      0: 50%, 1: 40%, 2: 5%, 3: 3%, 4: 1%, 5 or more: 1% of the steps",
         "  restarts       worker/1 2 (after SIGKILL, exit code 170); 4.2 s lost to recovery",
         "  dropped        1,234 gradients that came too late",
     ]
-    assert report.final_lines({"staleness": [7]}, None)[1:] == []
+    assert final_lines({"staleness": [7]}, None)[1:] == []

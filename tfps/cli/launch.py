@@ -2,9 +2,9 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tfps.cli.command import JOB, Command, found_from_anywhere, new_model_dir
 from tfps.cli.validation import ProblemCollector, check_model
@@ -17,7 +17,8 @@ from tfps.runtime import task
 from tfps.runtime.checkpoint import ownership
 from tfps.runtime.checkpoint.directory import sealed, step_in
 from tfps.runtime.checkpoint.finder import Finder
-from tfps.storage import JobDirectory, make_dir, read_json, remove, write_json
+from tfps.storage import JobDirectory, make_dir, remove
+from tfps.summary import JobSummary
 from tfps.text import plural
 
 MOST_LOCAL_TASKS = 256
@@ -61,7 +62,7 @@ def _follow(job: JobConfig, began: float) -> int:
     summary = _with_checkpoint(job, summary) if keep else summary
     unwritten = _written(directory.summary, summary) if keep else None
     if outcome.exit_code == StoppedError.exit_code:
-        print(_stopped(job, int(summary.get("global_step") or 0)))
+        print(_stopped(job, summary.global_step))
     elif outcome.exit_code:
         print("\n".join([f"error: {outcome.error}", *follow.log_tail(job, shown, outcome)]), file=sys.stderr)
     else:
@@ -74,28 +75,29 @@ def _follow(job: JobConfig, began: float) -> int:
 def _is_kept_for(directory: JobDirectory, hosts: Sequence[str]) -> bool:
     """Return whether a job still owns its directory at its end: no other job holds it, or held it and ended there."""
     try:
-        theirs = (read_json(directory.summary) or {}).get("hosts")
+        summary = JobSummary.read(directory.summary)
     except CheckpointError:
-        theirs = None
-    return theirs in (None, hosts) and ownership.is_free_for(str(directory.path), hosts)
+        summary = None
+    writers = list(summary.chief.hosts) if summary and summary.chief else []
+    return writers in ([], hosts) and ownership.is_free_for(str(directory.path), hosts)
 
 
-def _written(path: Path, summary: Mapping[str, Any]) -> StorageError | None:
+def _written(path: Path, summary: JobSummary) -> StorageError | None:
     """Write the summary; returns an error rather than raising it, because the job's outcome is printed first."""
     try:
-        write_json(path, summary)
+        summary.write(path)
     except StorageError as error:
         return error
     return None
 
 
-def _with_checkpoint(job: JobConfig, summary: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_checkpoint(job: JobConfig, summary: JobSummary) -> JobSummary:
     """Return a summary that names the newest checkpoint, even if the chief was lost and wrote no summary."""
-    if "checkpoint" in summary:
+    if summary.chief:
         return summary
     path = _saved(job)
-    step = max(summary["global_step"], step_in(path)) if path else summary["global_step"]
-    return {**summary, "checkpoint": path, "global_step": step}
+    step = max(summary.global_step, step_in(path)) if path else summary.global_step
+    return replace(summary, checkpoint=path, global_step=step)
 
 
 def _saved(job: JobConfig) -> str | None:

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from typing import Any
 
 from tfps.errors import StoppedError
 from tfps.jobs.display import JobView, job_view
@@ -11,7 +10,8 @@ from tfps.jobs.handle import RunningJob, SubmittedJob
 from tfps.jobs.poller import JobPoller
 from tfps.jobs.spec import Job
 from tfps.report import final_lines
-from tfps.storage import JobDirectory, read_json
+from tfps.storage import JobDirectory
+from tfps.summary import ChiefReport, JobSummary, Metric
 
 
 def wait_for(submitted: SubmittedJob, job: Job, began: float) -> int:
@@ -40,14 +40,18 @@ def _report(view: JobView, job: Job, outcome: Outcome) -> int:
     elif outcome.exit_code:
         print(f"error: {outcome.error}", file=sys.stderr)
     else:
-        stored = read_json(JobDirectory(job.config.model_dir).summary) if job.config.model_dir else None
-        lines = final_lines(stored, job.config.model_dir) if stored else final_lines(_from_reports(view), None)
+        model_dir = job.config.model_dir
+        stored = JobSummary.read(JobDirectory(model_dir).summary) if model_dir else None
+        lines = final_lines(stored, model_dir) if stored else final_lines(_summary_of(view), None)
         print("\n".join(["", *lines]))
     return outcome.exit_code
 
 
-def _from_reports(view: JobView) -> dict[str, Any]:
+def _summary_of(view: JobView) -> JobSummary:
     """Return a summary from the tasks' reports, for a job whose directory is not visible from here."""
     reported = [values for task in view.tasks.values() for values in task.values.items()]
-    metrics = {name.removeprefix("eval/"): value for name, value in reported if name.startswith("eval/")}
-    return {"global_step": view.step, "seconds": time.monotonic() - view.began, "loss": view.loss, "eval": metrics}
+    metrics: dict[str, Metric] = {
+        name.removeprefix("eval/"): value for name, value in reported if name.startswith("eval/")
+    }
+    chief = ChiefReport(seconds=time.monotonic() - view.began, loss=view.loss, eval=metrics)
+    return JobSummary(global_step=view.step, chief=chief)

@@ -14,7 +14,8 @@ from tfps.errors import CheckpointError, PeerLostError, StoppedError, stopping_s
 from tfps.jobs.display import JobView, Plain, Terminal, screen
 from tfps.jobs.events import LogLine, Note, TaskExited, TaskRestarted, TaskStalled, how_it_ended
 from tfps.jobs.handle import RunningJob
-from tfps.storage import SCHEMA_VERSION, JobDirectory, read_json
+from tfps.storage import JobDirectory
+from tfps.summary import DONE, FAILED, STOPPED, JobSummary, LauncherReport, TaskSummary
 from tfps.text import utc
 from tfps.timeouts import SECOND_THOUGHT_SECS
 
@@ -31,7 +32,7 @@ class Outcome:
         error: The reason, if ``exit_code`` is not 0.
         restarts: Number of restarts of each task.
         stop_requested_at: Monotonic time of the first signal to stop the job.
-        of_chief: The content of ``summary.json`` when the chief ended; ``None`` if there was none.
+        of_chief: The chief's summary when the chief ended; ``None`` if there was none.
     """
 
     exit_codes: dict[Task, int]
@@ -39,7 +40,7 @@ class Outcome:
     error: str = ""
     restarts: Mapping[Task, int] = field(default_factory=dict)
     stop_requested_at: float | None = None
-    of_chief: dict[str, Any] | None = None
+    of_chief: JobSummary | None = None
 
 
 def follow(job: RunningJob, view: JobView) -> Outcome:
@@ -192,51 +193,49 @@ class _on_signals:  # noqa: N801  used as a function
         self._call()
 
 
-def complete_summary(config: JobConfig, view: JobView, outcome: Outcome, read: bool = True) -> Mapping[str, Any]:
-    """Return the chief's ``summary.json`` with the launcher's facts: exit codes, and the reason for a failure.
+def complete_summary(config: JobConfig, view: JobView, outcome: Outcome, read: bool = True) -> JobSummary:
+    """Return the chief's summary with the launcher's facts: exit codes, and the reason for a failure.
 
     If ``read`` is false, another job owns the directory now: use the chief's part as it was when the chief ended.
     """
-    summary = (
-        (_of_chief(config.model_dir) if read else None) or outcome.of_chief or _without_chief(config, view, outcome)
-    )
-    summary["began"] = utc(time.time() - (time.monotonic() - view.began))
+    summary = (_of_chief(config.model_dir) if read else None) or outcome.of_chief or _without_chief(config, view)
     if outcome.exit_code:
-        summary |= {"status": "stopped" if outcome.exit_code == 143 else "failed"}
-        summary |= {"error": outcome.error}
-    summary["exit_code"] = outcome.exit_code
-    tasks = summary.get("tasks", {})
-    summary["tasks"] = {
-        str(task): {
-            **tasks.get(str(task), {}),
-            "exit_code": outcome.exit_codes.get(task),
-            "restarts": outcome.restarts.get(task, 0),
-            **({"restarted_after": shown.restarted_after} if shown.restarted_after else {}),
-        }
-        for task, shown in view.tasks.items()
-    }
-    summary["recovery_secs"] = round(view.recovery_secs, 3)
-    summary["first_step_secs"] = view.first_step_secs
-    return summary
+        status = STOPPED if outcome.exit_code == StoppedError.exit_code else FAILED
+        summary = replace(summary, status=status, error=outcome.error)
+    return replace(
+        summary,
+        exit_code=outcome.exit_code,
+        began=utc(time.time() - (time.monotonic() - view.began)),
+        tasks={
+            str(task): replace(
+                summary.tasks.get(str(task), TaskSummary()),
+                exit_code=outcome.exit_codes.get(task),
+                restarts=outcome.restarts.get(task, 0),
+                restarted_after=shown.restarted_after,
+            )
+            for task, shown in view.tasks.items()
+        },
+        launcher=LauncherReport(round(view.recovery_secs, 3), view.first_step_secs),
+    )
 
 
-def _of_chief(model_dir: str | None) -> dict[str, Any] | None:
+def _of_chief(model_dir: str | None) -> JobSummary | None:
     """Return the chief's summary; ``None`` if there is none or it cannot be read."""
     try:
-        return read_json(JobDirectory(model_dir or ".").summary)
+        summary = JobSummary.read(JobDirectory(model_dir or ".").summary)
     except CheckpointError:
         return None
+    return summary if summary and summary.status else None
 
 
-def _without_chief(config: JobConfig, view: JobView, outcome: Outcome) -> dict[str, Any]:
+def _without_chief(config: JobConfig, view: JobView) -> JobSummary:
     """Return the summary of a job whose chief has left none."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "status": "failed" if outcome.exit_code else "done",
-        "ended": utc(time.time()),
-        "model_dir": config.model_dir,
-        "model": config.model,
-        "mode": config.mode,
-        "global_step": view.step,
-        "max_steps": config.max_steps,
-    }
+    return JobSummary(
+        status=DONE,
+        ended=utc(time.time()),
+        model_dir=config.model_dir,
+        model=config.model,
+        mode=config.mode,
+        global_step=view.step,
+        max_steps=config.max_steps,
+    )

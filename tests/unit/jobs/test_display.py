@@ -407,7 +407,7 @@ def test_the_summary_is_completed(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps(told))
     view = shown(model_dir=str(tmp_path))
     view.said(CHIEF, "step=5 loss=1")
-    summary = complete_summary(view.config, view, Outcome({PS: 0, CHIEF: 0}, restarts={CHIEF: 3}))
+    summary = complete_summary(view.config, view, Outcome({PS: 0, CHIEF: 0}, restarts={CHIEF: 3})).to_json()
     assert (summary["status"], summary["global_step"], summary["own"]) == ("done", 5, [1])
     assert "error" not in summary
     assert summary["first_step_secs"] == view.first_step_secs
@@ -424,10 +424,11 @@ def test_the_summary_of_a_job_that_failed_says_why(tmp_path: Path, code: int, st
     view = shown(model_dir=str(tmp_path))
     view.said(WORKER, "step=7 loss=1")
     summary = complete_summary(view.config, view, Outcome({PS: code}, code, "worker/1: lost"))
-    assert (summary["status"], summary["exit_code"], summary["error"]) == (status, code, "worker/1: lost")
-    assert (summary["global_step"], summary["model"], summary["mode"]) == (7, "linear", "async")
-    assert (summary["schema_version"], summary["model_dir"]) == (1, str(tmp_path))
-    began, ended = (datetime.strptime(summary[name], "%Y-%m-%dT%H:%M:%S%z") for name in ("began", "ended"))
+    assert (summary.status, summary.exit_code, summary.error) == (status, code, "worker/1: lost")
+    assert (summary.global_step, summary.model, summary.mode) == (7, "linear", "async")
+    assert (summary.schema_version, summary.model_dir) == (1, str(tmp_path))
+    times = (summary.began, summary.ended)
+    began, ended = (datetime.strptime(str(at), "%Y-%m-%dT%H:%M:%S%z") for at in times)
     assert abs((ended - began).total_seconds() - time.monotonic() + view.began) < 30
 
 
@@ -497,12 +498,14 @@ def test_another_job_takes_nothing_from_a_summary(tmp_path: Path) -> None:
     script = Script([left, TaskExited(CHIEF, 0), path.unlink, TaskExited(PS, 0), TaskExited(WORKER, 0)])
     outcome = follow(script, view)
     for read in (True, False):
-        told = complete_summary(view.config, view, outcome, read)
-        assert (told["status"], told["global_step"], told["eval"]) == ("done", 5, {"loss": 1.0})
+        summary = complete_summary(view.config, view, outcome, read)
+        assert (summary.status, summary.global_step) == ("done", 5)
+        assert summary.chief
+        assert summary.chief.eval == {"loss": 1.0}
 
 
 def test_a_job_that_ended_well_has_not_failed(tmp_path: Path) -> None:
     """Also where nothing is known of what its chief has left."""
     view = shown(model_dir=str(tmp_path))
-    told = complete_summary(view.config, view, Outcome({PS: 0, CHIEF: 0}))
-    assert (told["status"], told["exit_code"]) == ("done", 0)
+    summary = complete_summary(view.config, view, Outcome({PS: 0, CHIEF: 0}))
+    assert (summary.status, summary.exit_code) == ("done", 0)

@@ -1,16 +1,46 @@
-"""Whether the job of a directory is over, by its ``summary.json``. Does not import TensorFlow."""
+"""Whether the job of a directory is over, by its ``summary.json`` and its checkpoints. Does not import TensorFlow.
+
+A task that starts and an evaluator ask this. Both take a summary for the end of this run only if it is new enough, by
+the file system's clock.
+"""
 
 import functools
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from tfps.config.job_config import STARTED_AGAIN, JobConfig
 from tfps.runtime.checkpoint import file_clock
+from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.runtime.checkpoint.manifest import INDEX, file_of, problem
-from tfps.storage import JobDirectory, read_json
+from tfps.storage import JobDirectory
+from tfps.summary import DONE, JobSummary
 
 _BEGAN = time.monotonic()  # when this process started
+
+
+class _Found(NamedTuple):
+    """A summary, and when it was written, by the file system's clock."""
+
+    summary: JobSummary
+    written: float
+
+
+def _find(model_dir: str | None) -> _Found | None:
+    """Return the summary in a directory; ``None`` if there is none, as after a chief has started there.
+
+    Raises:
+        CheckpointError: If it cannot be read.
+    """
+    if not model_dir:
+        return None
+    path = JobDirectory(model_dir).summary
+    summary = JobSummary.read(path)
+    try:
+        return _Found(summary, path.stat().st_mtime) if summary else None
+    except FileNotFoundError:
+        return None
 
 
 def has_ended(config: JobConfig) -> bool:
@@ -19,16 +49,16 @@ def has_ended(config: JobConfig) -> bool:
     A task that was lost near the end of its job and then restarted finds no other task. A task that is started for the
     first time after that end belongs to another run, which continues if there is something left to train.
     """
-    path = JobDirectory(config.model_dir or ".").summary
-    summary = read_json(path) if config.model_dir else None
-    if not summary or summary.get("status") != "done" or summary.get("max_steps") != config.max_steps:
+    found = _find(config.model_dir)
+    if not found or found.summary.status != DONE or found.summary.max_steps != config.max_steps:
         return False
-    age_secs = abs(file_clock.now(path.parent) - path.stat().st_mtime)
+    age_secs = abs(file_clock.now(config.model_dir or ".") - found.written)
     is_later = age_secs > time.monotonic() - _BEGAN and not os.environ.get(STARTED_AGAIN)
-    if is_later and int(summary.get("global_step") or 0) < config.max_steps:
+    if is_later and not found.summary.has_reached(config.max_steps):
         return False
-    saved = str(path.parent / Path(str(summary.get("checkpoint"))).name)  # the directory may have been moved or copied
-    return age_secs < config.patience_secs and _is_intact(saved, path.stat().st_mtime)
+    name = Path(found.summary.checkpoint or "none").name
+    saved = str(Path(config.model_dir or ".") / name)  # the directory may have been moved or copied
+    return age_secs < config.patience_secs and _is_intact(saved, found.written)
 
 
 @functools.lru_cache(maxsize=1)
@@ -39,3 +69,18 @@ def _is_intact(path: str, written: float) -> bool:
     """
     del written
     return os.path.isfile(file_of(path, INDEX)) and problem(path) is None
+
+
+def has_ended_since(config: JobConfig, began: float) -> bool:
+    """Return whether the chief wrote its summary after a time, or training was complete before.
+
+    Args:
+        config: The job.
+        began: When the asking evaluator started, by the file system's clock.
+    """
+    found = _find(config.model_dir)
+    if not found or found.summary.may_continue:
+        return False  # the job may continue when its tasks are restarted
+    if found.written >= began:
+        return True
+    return found.summary.has_reached(config.max_steps) and bool(list_checkpoints(config.model_dir))

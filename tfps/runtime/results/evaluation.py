@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,24 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, PeerLostError, RetryableError, TfpsError
+from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, PeerLostError, TfpsError
 from tfps.models.loader import Model
 from tfps.models.spec import ModeKeys
 from tfps.progress import format_progress
 from tfps.runtime.checkpoint import file_clock, restore
 from tfps.runtime.checkpoint.directory import list_checkpoints, step_in
 from tfps.runtime.checkpoint.finder import Finder
+from tfps.runtime.checkpoint.job_end import has_ended_since
 from tfps.runtime.error_translation import failed, is_of_peers
 from tfps.runtime.graph import cancel_safe_iterator, model_check
 from tfps.runtime.graph.evaluation import EvalGraph, evaluation_graph
 from tfps.runtime.process import task_log
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results.event_file import EventFile
-from tfps.storage import JobDirectory, read_json
+from tfps.storage import JobDirectory
 from tfps.tf_types import Session
 
 _POLL_SECS = 0.5
-_MAY_GO_ON = RetryableError.exit_code
 _TELL_SECS = 30.0
 
 log = logging.getLogger(__name__)
@@ -118,7 +117,7 @@ def follow(config: JobConfig, cluster: Cluster, model: Model, stop: StopRequest)
     last: str | None = None
     last_answer = time.monotonic()
     while True:
-        over = _is_over(config, began)
+        over = has_ended_since(config, began)
         path = finder.newest()
         if path and path != last:
             last = path
@@ -147,25 +146,6 @@ def _evaluate_one(config: JobConfig, model: Model, path: str, events: EventFile)
 def _time_in(model_dir: str) -> float:
     """Return the time by the file system's clock, or 0 if there is no directory yet, as all its files will be newer."""
     return file_clock.now(model_dir) if Path(model_dir).is_dir() else 0.0
-
-
-def _is_over(config: JobConfig, began: float) -> bool:
-    """Return whether the chief wrote its summary after this evaluator started, or training was complete before."""
-    path = JobDirectory(config.model_dir or "").summary
-    summary = read_json(path)
-    if summary is None or (summary.get("status") == "failed" and _number(summary, "exit_code") >= _MAY_GO_ON):
-        return False  # the job may continue when its tasks are restarted
-    is_done = _number(summary, "global_step") >= config.max_steps
-    try:
-        return path.stat().st_mtime >= began or (is_done and bool(list_checkpoints(config.model_dir)))
-    except FileNotFoundError:  # a chief that has started removed it
-        return False
-
-
-def _number(summary: Mapping[str, Any], name: str) -> float:
-    """Return a number in a summary, or 0 if it is not one, as people may have edited the file."""
-    value = summary.get(name)
-    return value if isinstance(value, (int, float)) else 0
 
 
 def _check(cluster: Cluster, stop: StopRequest, last_answer: float, patience_secs: float) -> float:

@@ -30,10 +30,9 @@ _OF_TRAINING = (
 )  # the groups of flags that a result depends on
 
 
-def about() -> Mapping[str, Any]:
-    """Return the version of the schema, and those of the software that the job runs on."""
-    versions = {"tfps": tfps.__version__, "tensorflow": tf.__version__, "python": platform.python_version()}
-    return {"schema_version": SCHEMA_VERSION, "versions": versions}
+def versions() -> Mapping[str, str]:
+    """Return the versions of the software that the job runs on."""
+    return {"tfps": tfps.__version__, "tensorflow": tf.__version__, "python": platform.python_version()}
 
 
 def write_job(config: JobConfig, cluster: Cluster, run: str) -> None:
@@ -44,8 +43,8 @@ def write_job(config: JobConfig, cluster: Cluster, run: str) -> None:
     """
     if config.model_dir:
         file = {"model_sha256": digest(config.model)}
-        told = {**about(), "written": utc(time.time()), "run": run, **file, **_flags(config, cluster)}
-        write_json(JobDirectory(config.model_dir).job, told)
+        about = {"schema_version": SCHEMA_VERSION, "versions": versions(), "written": utc(time.time()), "run": run}
+        write_json(JobDirectory(config.model_dir).job, {**about, **file, **_flags(config, cluster)})
 
 
 def changes(config: JobConfig, cluster: Cluster) -> Sequence[str]:

@@ -20,6 +20,7 @@ from tfps.config.job_config import JobConfig
 from tfps.runtime.graph.builder import TrainGraph
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
 from tfps.runtime.process import malloc
+from tfps.summary import RunPace
 from tfps.tf_types import Session
 
 _RUN_SECS = 0.2
@@ -175,11 +176,12 @@ class Pace:
         self._chosen = None not in (config.steps_per_run, config.runs_in_flight)
 
     def __str__(self) -> str:
-        return report.pace(**self.to_dict(), num_workers=self._num_workers)
+        return report.describe_pace(self.in_summary, self._num_workers)
 
-    def to_dict(self) -> dict[str, int]:
-        """Return the pace for the summary."""
-        return {"steps_per_run": self.steps, "runs_in_flight": self.runs}
+    @property
+    def in_summary(self) -> RunPace:
+        """The pace as the summary has it."""
+        return RunPace(self.steps, self.runs)
 
     def measure(self, secs: float, left: int) -> bool:
         """Add a run's duration, with ``left`` steps to go in the job; return whether the pace has changed."""

@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
@@ -18,35 +17,58 @@ from tfps.runtime.results import run_record
 from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.training_loop import Loop
 from tfps.runtime.training.worker_progress import Progress
-from tfps.storage import JobDirectory, write_json
+from tfps.storage import JobDirectory
+from tfps.summary import DONE, FAILED, STOPPED, ChiefReport, JobSummary, Metric, TaskSummary, WorkersReport
 from tfps.text import utc
 from tfps.tf_types import Session
 
 
+@dataclass(frozen=True)
+class Observations:
+    """What the PS and the chief know when the job ends.
+
+    Attributes:
+        workers: The workers' progress; ``None`` if the job ends early.
+        batches_skipped: See ``ChiefReport``.
+        batch_size: The mean over all workers; ``None`` if only the chief's own is known.
+        partial_updates: See ``JobSummary``.
+        metrics: The final metrics by name.
+    """
+
+    workers: WorkersReport | None = None
+    batches_skipped: int = 0
+    batch_size: float | None = None
+    partial_updates: int | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+
 def observations(
     session: Session, state: JobState, chief: Chief, loop: Loop, stragglers: Stragglers, before: WorkerPace
-) -> dict[str, Any]:
-    """Return what the PS and the chief know about the workers' progress, by its name in the summary.
+) -> Observations:
+    """Return what the PS and the chief know about the workers' progress; no metrics.
 
     ``before`` is the last heartbeat of a lost chief. Without it, a process started for the last steps would look slow.
     """
-    tally, own = state.tally(session), loop.progress
-    taken = [(told.steps, told.secs) for told in tally]
-    taken[0] = before.steps + own.steps, before.secs + (own.seconds if own.steps else 0.0)
+    tallies, progress = state.tally(session), loop.progress
+    taken = [(tally.steps, tally.secs) for tally in tallies]
+    taken[0] = before.steps + progress.steps, before.secs + (progress.seconds if progress.steps else 0.0)
     paces = {index: steps / secs for index, (steps, secs) in enumerate(taken) if steps and secs}
-    return {
-        "batches_skipped": sum(told.skipped for told in tally[1:]) + loop.progress.skipped,  # plus worker 0's own
-        "batch_size": _mean([(told.steps, told.batch_size) for told in tally[1:]], loop.progress),
-        "steps_per_sec": {f"worker/{index}": round(pace, 3) for index, pace in sorted(paces.items())},
-        "behind": {f"worker/{index}": share for index, share in stragglers.shares.items()},
-        "staleness": chief.staleness(session),
-        "partial_updates": chief.partial_updates(session),
-    }
+    workers = WorkersReport(
+        steps_per_sec={f"worker/{index}": round(pace, 3) for index, pace in sorted(paces.items())},
+        behind={f"worker/{index}": share for index, share in stragglers.shares.items()},
+        staleness=chief.staleness(session),
+    )
+    return Observations(
+        workers,
+        batches_skipped=sum(tally.skipped for tally in tallies[1:]) + progress.skipped,  # plus worker 0's own
+        batch_size=_mean([(tally.steps, tally.batch_size) for tally in tallies[1:]], progress),
+        partial_updates=chief.partial_updates(session),
+    )
 
 
-def _mean(others: Sequence[tuple[int, float]], own: Progress) -> float:
+def _mean(others: Sequence[tuple[int, float]], chief: Progress) -> float:
     """Return the mean number of examples in a step of the job, over the workers that reported steps and batch size."""
-    known = [(steps, size) for steps, size in [*others, (own.steps, own.batch_size)] if steps and size]
+    known = [(steps, size) for steps, size in [*others, (chief.steps, chief.batch_size)] if steps and size]
     return sum(steps * size for steps, size in known) / (sum(steps for steps, _ in known) or 1)
 
 
@@ -56,7 +78,7 @@ def write(
     loop: Loop | None,
     chief: Chief | None,
     steps: Mapping[int, int],
-    observed: Mapping[str, Any] = MappingProxyType({}),
+    observed: Observations | None = None,
     error: TfpsError | None = None,
 ) -> None:
     """Write ``summary.json``, or nothing without a ``--model_dir``.
@@ -67,49 +89,75 @@ def write(
         loop: The chief's own loop; ``None`` if it has taken no step.
         chief: The chief; ``None`` if the job ended before there was one.
         steps: By worker index, the steps taken in this run, as far as they are known.
-        observed: Further entries of the summary, by name.
+        observed: What else is known; ``None`` for nothing.
         error: Why the job ended early.
     """
     if not config.model_dir:
         return
+    observed = observed or Observations()
+    report = _report_of_chief(config, cluster, loop, chief, steps, observed)
+    summary = _summary(config, loop, chief, steps, observed, error)
+    replace(summary, chief=report).write(JobDirectory(config.model_dir).summary)
+
+
+def _summary(
+    config: JobConfig,
+    loop: Loop | None,
+    chief: Chief | None,
+    steps: Mapping[int, int],
+    observed: Observations,
+    error: TfpsError | None,
+) -> JobSummary:
+    """Return the summary without the chief's report."""
+    progress = loop.progress if loop else Progress()
+    checkpoint = (chief and chief.checkpoint) or Finder(config.model_dir).newest()
+    found_step = (chief and chief.found_step) or (step_in(checkpoint) if checkpoint else 0)
+    status = DONE if error is None else STOPPED if isinstance(error, StoppedError) else FAILED
+    return JobSummary(
+        status=status,
+        exit_code=error.exit_code if error else 0,
+        began=utc(chief.began_at) if chief else None,
+        ended=utc(time.time()),
+        model_dir=config.model_dir,
+        model=config.model,
+        mode=config.mode,
+        global_step=progress.global_step or found_step,
+        max_steps=config.max_steps,
+        partial_updates=observed.partial_updates,
+        checkpoint=checkpoint,
+        tasks={f"worker/{index}": TaskSummary(taken) for index, taken in sorted(steps.items())},
+        error=str(error) if error else None,
+        workers=observed.workers,
+    )
+
+
+def _report_of_chief(
+    config: JobConfig,
+    cluster: Cluster,
+    loop: Loop | None,
+    chief: Chief | None,
+    steps: Mapping[int, int],
+    observed: Observations,
+) -> ChiefReport:
     progress = loop.progress if loop else Progress()
     updates, secs = chief.course(progress) if chief else (0, 0.0)
-    checkpoint = (chief and chief.checkpoint) or Finder(config.model_dir).newest()
-    size = observed.get("batch_size", progress.batch_size)
-    batches = mode_of(config).gradients_per_update(len(cluster.workers))
-    told = {
-        **run_record.about(),
-        "status": "done",
-        "exit_code": 0,
-        "began": utc(chief.began_at) if chief else None,
-        "ended": utc(time.time()),
-        "hosts": hosts_of(cluster),
-        "model_dir": config.model_dir,
-        "model": config.model,
-        "mode": config.mode,
-        "is_blocking": mode_of(config).is_blocking,
-        "global_step": progress.global_step
-        or (chief and chief.found_step)
-        or (step_in(checkpoint) if checkpoint else 0),
-        "max_steps": config.max_steps,
-        "resumed_from_step": chief.resumed_from_step if chief else 0,
-        "resumed_from": chief.resumed_from if chief else None,
-        "seconds": round(secs, 3),
-        "examples_per_sec": round(max(updates, 0) * batches * size / secs, 1) if secs else 0,
-        "loss": progress.loss,
-        "pace": loop.pace.to_dict() if loop else None,
-        "gradients_dropped": dropped(config, chief, progress, steps),
-        "batches_skipped": 0,
-        "batch_size": size,
-        "eval": {},
-        **observed,
-        "checkpoint": checkpoint,
-        "tasks": {f"worker/{index}": {"steps": taken} for index, taken in sorted(steps.items())},
-    }
-    if error:
-        told["status"] = "stopped" if isinstance(error, StoppedError) else "failed"
-        told |= {"error": str(error), "exit_code": error.exit_code}
-    write_json(JobDirectory(config.model_dir).summary, told)
+    size = progress.batch_size if observed.batch_size is None else observed.batch_size
+    examples = max(updates, 0) * mode_of(config).gradients_per_update(len(cluster.workers)) * size
+    return ChiefReport(
+        versions=run_record.versions(),
+        hosts=hosts_of(cluster),
+        is_blocking=mode_of(config).is_blocking,
+        resumed_from_step=chief.resumed_from_step if chief else 0,
+        resumed_from=chief.resumed_from if chief else None,
+        seconds=round(secs, 3),
+        examples_per_sec=round(examples / secs, 1) if secs else 0,
+        loss=progress.loss,
+        pace=loop.pace.in_summary if loop else None,
+        gradients_dropped=dropped(config, chief, progress, steps),
+        batches_skipped=observed.batches_skipped,
+        batch_size=size,
+        eval=observed.metrics,
+    )
 
 
 def dropped(config: JobConfig, chief: Chief | None, progress: Progress, steps: Mapping[int, int]) -> int | None:

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import tensorflow.compat.v1 as tf
 
@@ -178,7 +179,7 @@ class Worker:
             _report_idle([task for task in parts.others.tasks if not steps[task.index]])
         before, stragglers = parts.heartbeat.before, parts.barrier.stragglers
         observed = summary_writer.observations(session, parts.state, chief, loop, stragglers, before)
-        observed |= {"eval": metrics}
+        observed = replace(observed, metrics=metrics)
         by_worker = dict(enumerate(steps))
         return lambda: summary_writer.write(self._config, self._cluster, loop, chief, by_worker, observed)
 
@@ -253,7 +254,7 @@ class Worker:
         """Write the summary of a job that failed or was stopped."""
         steps = {0: self._loop.progress.steps if self._loop else 0}
         partial = self._early_end.partial_updates if self._early_end else None
-        observed = {} if partial is None else {"partial_updates": partial}
+        observed = summary_writer.Observations(partial_updates=partial)
         with contextlib.suppress(StorageError):  # the task exits with the original error
             summary_writer.write(self._config, self._cluster, self._loop, chief, steps, observed, error=error)
 

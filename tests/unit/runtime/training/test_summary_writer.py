@@ -11,6 +11,7 @@ from tfps.runtime.coordination.job_state import Tally
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.training.summary_writer import observations
 from tfps.runtime.training.worker_progress import Progress
+from tfps.summary import ChiefReport, JobSummary
 
 assert tf
 
@@ -30,7 +31,8 @@ def test_a_chief_that_was_started_again_is_not_slow(before: WorkerPace, steps: i
     state: Any = SimpleNamespace(tally=lambda _: [Tally(), Tally(600, 0, 60.0)])
     loop: Any = SimpleNamespace(progress=Progress(steps=steps, began=100.0, last_step=101.0))
     stragglers: Any = SimpleNamespace(shares={})
-    told = observations(None, state, chief, loop, stragglers, before)
-    assert told["steps_per_sec"] == pytest.approx(paces, rel=0.05)
-    slowest = report.slowest({"is_blocking": False, "seconds": 60.0, **told})
+    workers = observations(None, state, chief, loop, stragglers, before).workers
+    assert workers is not None
+    assert workers.steps_per_sec == pytest.approx(paces, rel=0.05)
+    slowest = report.slowest(JobSummary(chief=ChiefReport(is_blocking=False, seconds=60.0), workers=workers))
     assert slowest == ("worker/0: 20% of the others' steps a second" if paces.get("worker/0") == 2.0 else "")
