@@ -38,10 +38,7 @@ def test_a_supervised_task_whose_import_is_killed_once_runs(tmp_path: Path) -> N
         started.append(Process(tmp_path / "out", *hosts, "--model=linear", "--max_restarts=1"))
         os.kill(_importing(started[0].pid), signal.SIGKILL)
         started[0].wait_for("restarted after SIGKILL during the import of TensorFlow (1 of 1)", 10)
-        deadline = time.monotonic() + 60
-        while not [pid for pid in children_of(started[0].pid) if os.getsid(pid) == pid]:  # the task
-            assert time.monotonic() < deadline, started[0].output()
-            time.sleep(0.1)
+        _wait_for_task(started[0])
         started[0].signal(signal.SIGTERM)
         assert started[0].wait(30) == 143, started[0].output()
 
@@ -82,6 +79,23 @@ def test_a_stopped_fork_server_does_not_outlive_a_stop(tmp_path: Path) -> None:
         wait_gone(below, 5)
 
 
+def test_a_fork_server_that_stays_stopped_is_killed(tmp_path: Path) -> None:
+    """Stopped again and again, as by a frozen container, it is killed some time after the tasks."""
+    with processes() as started:
+        started.append(Process(tmp_path / "out", *LONG, f"--model_dir={tmp_path / 'm'}"))
+        started[0].wait_for("examples/s=", 60)
+        below = children_of(started[0].pid)
+        server = _importing(started[0].pid)
+        os.kill(server, signal.SIGSTOP)
+        started[0].signal(signal.SIGTERM)
+        deadline = time.monotonic() + 30
+        while started[0].poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server, signal.SIGSTOP)
+        assert started[0].wait(1) == 143, started[0].output()
+        wait_gone(below, 5)
+
+
 def test_a_job_that_is_done_ends_though_its_fork_server_is_stopped(tmp_path: Path) -> None:
     """All tasks say that they are done, and end: so does the job, with 0."""
     model = tmp_path / "slow.py"
@@ -92,3 +106,22 @@ def test_a_job_that_is_done_ends_though_its_fork_server_is_stopped(tmp_path: Pat
         started[0].wait_for("worker/0 | training", 60)
         os.kill(_importing(started[0].pid), signal.SIGSTOP)
         assert started[0].wait(45) == 0, started[0].output()
+
+
+def test_the_fork_server_does_not_outlive_a_supervised_task(tmp_path: Path) -> None:
+    """When ``tfps run --max_restarts`` has ended, so has the process that imported TensorFlow for it."""
+    with held_ports(2) as (ps, worker), processes() as started:
+        hosts = (f"--ps_hosts=127.0.0.1:{ps}", f"--worker_hosts=127.0.0.1:{worker}", "--job_name=ps", "--task_index=0")
+        started.append(Process(tmp_path / "out", *hosts, "--model=linear", "--max_restarts=1"))
+        server = _importing(started[0].pid)
+        _wait_for_task(started[0])
+        started[0].signal(signal.SIGTERM)
+        assert started[0].wait(30) == 143, started[0].output()
+        assert not alive([server])
+
+
+def _wait_for_task(supervisor: Process) -> None:
+    deadline = time.monotonic() + 60
+    while not [pid for pid in children_of(supervisor.pid) if os.getsid(pid) == pid]:
+        assert time.monotonic() < deadline, supervisor.output()
+        time.sleep(0.1)

@@ -85,6 +85,11 @@ class ForkServer:
         """Kill the fork server: it reports no ends of tasks any more, and what waits for them is told so."""
         self._signal(signal.SIGKILL)
 
+    def end(self) -> None:
+        """Kill the fork server when all tasks have ended, and wait: left alone it takes seconds, or stays stopped."""
+        self.kill()
+        _killer()
+
     def _signal(self, number: int) -> None:
         if pid := _pid():
             with contextlib.suppress(ProcessLookupError):  # multiprocessing has collected it meanwhile
@@ -109,8 +114,9 @@ def _killer() -> int | None:
     pid = _pid()
     while pid and time.monotonic() < deadline:
         # multiprocessing collects the process itself, when it starts the next one
-        if ended := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            return None if ended.si_code == os.CLD_EXITED else ended.si_status
+        with contextlib.suppress(ChildProcessError):
+            if ended := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                return None if ended.si_code == os.CLD_EXITED else ended.si_status
         time.sleep(0.01)
     return None
 

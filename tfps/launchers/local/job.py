@@ -141,6 +141,7 @@ class LocalJob(RunningJob):
             self._start_those_due()
             if not ready:
                 yield None
+        self._server.end()
 
     def _begin(self) -> None:
         """Start worker 0, or all tasks if the job has no worker 0."""
