@@ -82,7 +82,7 @@ class ForkServer:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill the fork server: it reports no ends of tasks any more, and what waits for them gets an error."""
+        """Kill the fork server: it reports no ends of tasks any more; who waits for one gets an end of file."""
         self._signal(signal.SIGKILL)
 
     def end(self) -> None:
