@@ -192,10 +192,10 @@ def open_file(path: Path) -> io.FileIO:
 
 
 def open_to_append(path: Path) -> io.FileIO:
-    """Open a regular file of the job for appending, and create it and its directory if needed.
+    """Open a file of the job for appending, and create it and its directory if needed; also a device like /dev/null.
 
     Raises:
-        StorageError: If the file is not regular, or cannot be written.
+        StorageError: If it is anything else, like a FIFO, or cannot be written.
     """
     make_dir(path.parent)
     try:  # a FIFO that nobody reads would block
@@ -203,7 +203,8 @@ def open_to_append(path: Path) -> io.FileIO:
     except OSError as error:
         why = "it is not a regular file" if error.errno in (errno.EISDIR, errno.ENXIO) else error.strerror
         raise StorageError(f"--model_dir: {path} cannot be written: {why}.") from None
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    mode = os.fstat(file.fileno()).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):
         file.close()
         raise StorageError(f"--model_dir: {path} cannot be written: it is not a regular file.")
     os.set_blocking(file.fileno(), True)
