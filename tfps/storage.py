@@ -115,7 +115,7 @@ def temporary_directory() -> str:
         raise StorageError("no temporary file can be written: set TMPDIR to a directory where one can.") from None
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, object]) -> None:
     """Write a JSON file like ``write_text``. NaN and Inf become null.
 
     Raises:
@@ -155,7 +155,7 @@ def remove(path: Path) -> None:
         raise StorageError(f"--model_dir: {path} cannot be deleted: {error.strerror}.") from None
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, Mapping):
         return {name: _finite(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):

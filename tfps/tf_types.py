@@ -53,6 +53,15 @@ FuncGraph: TypeAlias = Any
 InputIterator: TypeAlias = Any
 """``CancelSafeIterator``, or an initializable iterator of ``tf.data``."""
 
+InputContext: TypeAlias = Any
+"""``tf.distribute.InputContext``: which worker of how many reads the input."""
+
+Saver: TypeAlias = Any
+"""``tf.compat.v1.train.Saver``."""
+
+FileWriter: TypeAlias = Any
+"""``tf.compat.v1.summary.FileWriter``: writes an event file."""
+
 Context: TypeAlias = Any
 """A context manager of TensorFlow."""
 

@@ -19,7 +19,7 @@ from tfps.cli import main, reference
 from tfps.cli.registry import COMMANDS
 from tfps.config import command_line, job_config
 from tfps.launchers.registry import LAUNCHERS
-from tfps.models import loader
+from tfps.models import loader, static_check
 from tfps.modes.registry import MODES
 from tfps.optimizers.registry import OPTIMIZERS
 
@@ -235,7 +235,7 @@ def test_every_part_of_the_contract_is_in_models() -> None:
         : len(fields)
     ] == (fields)
     modes = [f"tfps.ModeKeys.{name}" for name in vars(tfps.ModeKeys) if name.isupper()]
-    parameters = {parameter for signature in loader.SIGNATURES.values() for parameter in signature}
+    parameters = {parameter for signature in static_check.SIGNATURES.values() for parameter in signature}
     for name in (*modes, *parameters, *OPTIMIZERS, *loader.BUILTIN):
         assert re.search(rf"[`\[]{re.escape(name)}[`\]]", page), name
 

@@ -28,7 +28,7 @@ import tfps
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, StorageError
-from tfps.models.loader import Model, mistake
+from tfps.models.model import Model, mistake
 from tfps.modes.registry import MODES
 from tfps.runtime.graph import builder
 from tfps.runtime.graph.evaluation import evaluation_graph

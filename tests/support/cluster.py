@@ -21,7 +21,7 @@ from tfps.cluster.ports import held_ports
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import StoppedError
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.runtime import task as tasks
 from tfps.runtime.process import tensorflow_import
 from tfps.runtime.process.shutdown import StopRequest

@@ -14,13 +14,14 @@ from tfps.config import job_config
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, ConfigError
 from tfps.models import loader
+from tfps.models.model import Model
 from tfps.progress import format_progress
 from tfps.runtime.checkpoint.finder import select_checkpoint
 from tfps.runtime.checkpoint.manifest import INDEX, file_of
 from tfps.storage import JobDirectory, read_json
 
 
-def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, loader.Model, str]:
+def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, Model, str]:
     """Return a directory's job, from ``job.json`` and the flags, with its model and the checkpoint's path."""
     problems = ProblemCollector()
     given = problems.read(flags, argv)

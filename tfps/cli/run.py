@@ -19,7 +19,7 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, StorageError, TfpsError, error_for_limits
 from tfps.launchers.local.task_process import BUILT, SIGNED_OFF, SIGNS
-from tfps.models import loader
+from tfps.models import loader, static_check
 from tfps.runtime import task
 from tfps.runtime.checkpoint import ownership
 from tfps.runtime.coordination import failure_notice
@@ -36,7 +36,7 @@ def _run(argv: Sequence[str]) -> int:
     """Run one task."""
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv)
-    problems.of(loader.check, job.model)
+    problems.of(static_check.check, job.model)
     sizes = job.num_ps, job.num_workers
     place = problems.of(
         resolver.resolve, job.ps_hosts, job.worker_hosts, job.job_name, job.task_index, *sizes, os.environ

@@ -16,7 +16,7 @@ from tfps.jobs.handle import RunningJob
 from tfps.jobs.spec import Job
 from tfps.launchers.base import Launcher, Plan
 from tfps.launchers.registry import LAUNCHERS
-from tfps.models import loader
+from tfps.models import loader, static_check
 from tfps.text import show
 
 _BESIDE = "{} beside it, which it imports, has to be in the image, or on a volume that PYTHONPATH names."
@@ -35,7 +35,7 @@ def _submit(argv: Sequence[str]) -> int:
     plan = problems.of(launcher.plan, job)
     problems.settle()
     assert plan is not None  # else settle() has raised a problem
-    if missing := loader.beside(Path(asked.model)) if job.model_source else []:
+    if missing := static_check.beside(Path(asked.model)) if job.model_source else []:
         print(f"warning: {asked.model} goes into the containers alone: {_BESIDE.format(missing[0])}", file=sys.stderr)
     if asked.dry_run or plan.is_printed_only:
         print(plan)
@@ -63,10 +63,10 @@ def _job(asked: JobConfig, launcher: Launcher[Plan], problems: ProblemCollector)
     is_file = asked.model.endswith(".py")
     if not launcher.shares_files:
         if is_file or asked.model in loader.BUILTIN:  # a dotted module may exist only in the image
-            problems.of(loader.check, asked.model)
+            problems.of(static_check.check, asked.model)
         source = Path(asked.model).read_text(encoding="utf-8") if is_file and Path(asked.model).is_file() else None
         return Job(name, asked, source, directory=directory)
-    problems.of(loader.check, asked.model)
+    problems.of(static_check.check, asked.model)
     problems.of(_check_data, asked.data_dir)
     return Job(name, _with_absolute_paths(asked, name), python=sys.executable, directory=directory)
 

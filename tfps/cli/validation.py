@@ -6,7 +6,7 @@ from typing import Any, TextIO, TypeVar
 from tfps.config import command_line
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, DataError, PlatformError, StoppedError, TfpsError
-from tfps.models import loader
+from tfps.models import loader, static_check
 from tfps.modes.registry import mode_of
 
 _T = TypeVar("_T")
@@ -69,5 +69,5 @@ class ProblemCollector:
 
 def check_model(job: JobConfig, problems: ProblemCollector) -> None:
     """Check a job's model and data, without TensorFlow."""
-    problems.of(loader.check, job.model)
+    problems.of(static_check.check, job.model)
     problems.of(loader.check_data, job.model, job.data_dir, job.num_workers or 1)

@@ -42,12 +42,12 @@ def _report(view: JobView, job: Job, outcome: Outcome) -> int:
     else:
         model_dir = job.config.model_dir
         stored = JobSummary.read(JobDirectory(model_dir).summary) if model_dir else None
-        lines = final_lines(stored, model_dir) if stored else final_lines(_summary_of(view), None)
+        lines = final_lines(stored, model_dir) if stored else final_lines(_from_reports(view), None)
         print("\n".join(["", *lines]))
     return outcome.exit_code
 
 
-def _summary_of(view: JobView) -> JobSummary:
+def _from_reports(view: JobView) -> JobSummary:
     """Return a summary from the tasks' reports, for a job whose directory is not visible from here."""
     reported = [values for task in view.tasks.values() for values in task.values.items()]
     metrics: dict[str, Metric] = {

@@ -10,14 +10,14 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 import tfps
-from tfps.tf_types import Tensor
+from tfps.tf_types import Dataset, InputContext, Tensor
 
 WEIGHT, BIAS, NOISE = 2.0, 10.0, 0.33
 EVAL_SEED = (-1, -1)  # --seed is never negative, so never a training stream
 EVAL_BATCHES, EVAL_BATCH_SIZE = 8, 128
 
 
-def input_fn(mode: str, params: Mapping[str, Any], input_context: Any) -> Any:
+def input_fn(mode: str, params: Mapping[str, Any], input_context: InputContext) -> Dataset:
     """Return batches of points: this worker's endless stream, or always the same few for evaluation."""
     training = mode == tfps.ModeKeys.TRAIN
     seed = (params["seed"], input_context.input_pipeline_id) if training else EVAL_SEED
@@ -26,7 +26,7 @@ def input_fn(mode: str, params: Mapping[str, Any], input_context: Any) -> Any:
     return steps.map(lambda step: _points(size, seed, step)).prefetch(4)
 
 
-def model_fn(features: Mapping[str, Any], labels: Tensor, mode: str, params: Mapping[str, Any]) -> tfps.ModelSpec:
+def model_fn(features: Mapping[str, Tensor], labels: Tensor, mode: str, params: Mapping[str, Any]) -> tfps.ModelSpec:
     """Build the line.
 
     Args:
@@ -52,7 +52,7 @@ def model_fn(features: Mapping[str, Any], labels: Tensor, mode: str, params: Map
     )
 
 
-def _points(count: int, seed: tuple[int, int], step: Any) -> tuple[dict[str, Any], Any]:
+def _points(count: int, seed: tuple[int, int], step: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Return ``count`` points of a stream: ``({"x": ...}, y)``, always the same for a seed and step."""
     step_seed = tf.random.experimental.stateless_fold_in(tf.constant(seed, tf.int64), step)
     x_seed, noise_seed = tf.unstack(tf.random.experimental.stateless_split(step_seed, 2))

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 import tfps
 from tfps.data import digits, idx
 from tfps.data.batches import batches
-from tfps.tf_types import Tensor
+from tfps.tf_types import Dataset, InputContext, Tensor
 
 EDGES = (  # three 3x3 filters of equal norm, far apart: each detects where ink ends in another direction
     ((1, 0, -1), (1, 0, -1), (1, 0, -1)),
@@ -26,7 +26,7 @@ EDGES = (  # three 3x3 filters of equal norm, far apart: each detects where ink 
 )
 
 
-def input_fn(mode: str, params: Mapping[str, Any], input_context: Any) -> Any:
+def input_fn(mode: str, params: Mapping[str, Any], input_context: InputContext) -> Dataset:
     """Return batches of the images in ``--data_dir``, or without that flag of the package's digits."""
     data = idx.load(params["data_dir"]) if params["data_dir"] else digits.load()
     if mode != tfps.ModeKeys.TRAIN:
@@ -35,7 +35,7 @@ def input_fn(mode: str, params: Mapping[str, Any], input_context: Any) -> Any:
     return batches(data.train_images, data.train_labels, params["batch_size"], params["seed"], shard)
 
 
-def model_fn(features: Mapping[str, Any], labels: Tensor, mode: str, params: Mapping[str, Any]) -> tfps.ModelSpec:
+def model_fn(features: Mapping[str, Tensor], labels: Tensor, mode: str, params: Mapping[str, Any]) -> tfps.ModelSpec:
     """Build the network.
 
     Args:
@@ -60,7 +60,7 @@ def model_fn(features: Mapping[str, Any], labels: Tensor, mode: str, params: Map
     )
 
 
-def _logits(image: Any) -> Any:
+def _logits(image: Tensor) -> Tensor:
     """Return the network's output, float32 of shape [batch, 10]."""
     edges = np.stack(EDGES, axis=-1).reshape(3, 3, 1, 3)
     kernel = tf.get_variable("conv/kernel", [3, 3, 1, 3], initializer=tf.constant_initializer(edges))

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from tfps.tf_types import Optimizer, Tensor
+from tfps.tf_types import Operation, Optimizer, Tensor
 
 
 class ModeKeys:
@@ -28,7 +27,7 @@ class ModelSpec:
     """
 
     loss: Tensor = None
-    predictions: Mapping[str, Any] | None = None
-    eval_metric_ops: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    predictions: Mapping[str, Tensor] | None = None
+    eval_metric_ops: Mapping[str, tuple[Tensor, Operation]] = field(default_factory=dict)
     optimizer: Optimizer = None
-    log_tensors: Mapping[str, Any] = field(default_factory=dict)
+    log_tensors: Mapping[str, Tensor] = field(default_factory=dict)

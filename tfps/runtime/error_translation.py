@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.errors import DataError, PeerLostError, TfpsError
-from tfps.models.loader import Model, mistake, where
+from tfps.models.model import Model, mistake, where
 from tfps.modes.moments import FENCED
 from tfps.runtime.coordination.heartbeat import FORGOTTEN
 from tfps.runtime.graph.placement import task_of

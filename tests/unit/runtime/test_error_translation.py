@@ -12,7 +12,7 @@ from support.cluster import dataset_of, job, linear, model_of, run_job, shared_s
 import tfps
 from tfps.cluster.spec import Task
 from tfps.errors import DataError, ModelError
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.runtime import error_translation
 from tfps.runtime.graph import cancel_safe_iterator
 from tfps.runtime.graph.passes import nan_guard

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 from tfps.runtime.process.thread_pool import ThreadPool
 
@@ -11,10 +10,10 @@ class BackgroundThread:
     """Run one task at a time in a separate thread; ``is_idle`` and ``wait`` raise what it raised."""
 
     def __init__(self) -> None:
-        self._pool: ThreadPool[Any] = ThreadPool("save")
-        self._under_way: Future[Any] | None = None
+        self._pool: ThreadPool[object] = ThreadPool("save")
+        self._under_way: Future[object] | None = None
 
-    def start(self, act: Callable[[], Any]) -> None:
+    def start(self, act: Callable[[], object]) -> None:
         """Start a task; call this only when none is running."""
         self._under_way = self._pool.submit(act)
 

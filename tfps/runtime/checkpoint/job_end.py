@@ -56,8 +56,9 @@ def has_ended(config: JobConfig) -> bool:
     is_later = age_secs > time.monotonic() - _BEGAN and not os.environ.get(STARTED_AGAIN)
     if is_later and not found.summary.has_reached(config.max_steps):
         return False
-    name = Path(found.summary.checkpoint or "none").name
-    saved = str(Path(config.model_dir or ".") / name)  # the directory may have been moved or copied
+    if found.summary.checkpoint is None or not config.model_dir:
+        return False
+    saved = str(Path(config.model_dir) / Path(found.summary.checkpoint).name)  # the directory may have been moved
     return age_secs < config.patience_secs and _is_intact(saved, found.written)
 
 

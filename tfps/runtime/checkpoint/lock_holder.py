@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tfps.errors import StorageError
 from tfps.runtime.checkpoint import file_clock
@@ -98,8 +97,8 @@ def is_no_file(path: Path) -> bool:
 def parsed(text: bytes) -> Holder:
     """Return the holder in an owner's file; a damaged file, or one of an older release, becomes the holder's id."""
     try:
-        told = json.loads(text)
-        known = {name: told[name] for name in Holder.__dataclass_fields__}
+        content = json.loads(text)
+        known = {name: content[name] for name in Holder.__dataclass_fields__}
         lists = {name: tuple(known[name]) for name in ("hosts", "ancestors")}
         return Holder(**{**known, **lists, "since": float(known["since"])})
     except (ValueError, TypeError, LookupError):
@@ -108,9 +107,16 @@ def parsed(text: bytes) -> Holder:
 
 def this_process(holder: Holder) -> Holder:
     """Return a copy of a holder as this process, starting now."""
-    host, pid = socket.gethostname(), os.getpid()
-    mine: dict[str, Any] = {"machine": machine(), "started": started(pid) or "", "ancestors": ancestors(pid)}
-    return replace(holder, host=host, pid=pid, since=time.time(), **mine)
+    pid = os.getpid()
+    return replace(
+        holder,
+        host=socket.gethostname(),
+        pid=pid,
+        machine=machine(),
+        started=started(pid) or "",
+        since=time.time(),
+        ancestors=ancestors(pid),
+    )
 
 
 def is_dead(model_dir: str, seen: Seen) -> bool:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tfps.runtime.checkpoint.tensor_bundle import data_sizes
 from tfps.storage import open_file, read_file
@@ -36,13 +36,13 @@ def seal(path: Path, partial_updates: int = 0) -> None:
         partial_updates: How many updates are in some of its variables and not in others.
     """
     files = [file for file in path.parent.iterdir() if file.name.startswith(f"{path.name}.")]
-    told = {file.name.removeprefix(f"{path.name}."): _flushed(file)._asdict() for file in sorted(files)}
-    manifest = {"files": told, "partial_updates": partial_updates}
+    written = {file.name.removeprefix(f"{path.name}."): _flushed(file)._asdict() for file in sorted(files)}
+    manifest = {"files": written, "partial_updates": partial_updates}
     text = json.dumps(manifest | {"crc32": _crc32_of(manifest)}, indent=2)
     write_flushed(file_of(path, MANIFEST), f"{text}\n")
 
 
-def _crc32_of(manifest: Mapping[str, Any]) -> int:
+def _crc32_of(manifest: Mapping[str, object]) -> int:
     return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
 
 
@@ -128,7 +128,7 @@ def _parsed(text: bytes) -> Mapping[str, _File]:
     """Return the files in a manifest; raise ``ValueError`` if it is damaged."""
     try:
         manifest = json.loads(text)
-        files = {suffix: _File(**told) for suffix, told in manifest["files"].items()}
+        files = {suffix: _File(**written) for suffix, written in manifest["files"].items()}
         as_written = manifest.keys() == {"files"} or manifest.pop("crc32") == _crc32_of(manifest)
     except (TypeError, LookupError, AttributeError):
         raise ValueError from None
@@ -138,14 +138,14 @@ def _parsed(text: bytes) -> Mapping[str, _File]:
 
 
 def _unlike_manifest(path: str, files: Mapping[str, _File], read_data: bool) -> str | None:
-    for suffix, told in files.items():
-        if (size := file_of(path, suffix).stat().st_size) != told.bytes:
-            return f"{file_of(path, suffix).name} has {size} bytes instead of {told.bytes}"
-    for suffix, told in files.items():
+    for suffix, written in files.items():
+        if (size := file_of(path, suffix).stat().st_size) != written.bytes:
+            return f"{file_of(path, suffix).name} has {size} bytes instead of {written.bytes}"
+    for suffix, written in files.items():
         if not (read_data or suffix == INDEX):
             continue
         with open_file(file_of(path, suffix)) as file:
-            if _read(file) != told:
+            if _read(file) != written:
                 return f"{file_of(path, suffix).name} is not what was written: its checksum is another"
     return None
 

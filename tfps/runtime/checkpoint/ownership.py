@@ -96,7 +96,7 @@ class Ownership:
         force: Whether to take the directory over from any holder.
         on_loss: Called after the directory was removed, and then recreated by this chief.
         others: Returns the checkpoints there that this chief has neither saved nor tried to resume from.
-        own: The claim that the chief writes.
+        this_chief: The claim that this chief writes.
         error: Why the chief has to end, once another has taken the directory.
     """
 
@@ -105,13 +105,13 @@ class Ownership:
     force: bool = False
     on_loss: Callable[[], None] = lambda: None
     others: Callable[[], Sequence[str]] = lambda: ()
-    own: Holder = field(default_factory=lambda: Holder(id=uuid.uuid4().hex, job=uuid.uuid4().hex))
+    this_chief: Holder = field(default_factory=lambda: Holder(id=uuid.uuid4().hex, job=uuid.uuid4().hex))
     error: TfpsError | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
     _wanted: bool = False
     _claimed: bool = False
     _known: bool = False
-    _told: bool = False
+    _is_loss_logged: bool = False
     _place: tuple[int, int] | None = None  # device and inode, which identify the directory whatever its name
 
     def claim(self, job: str = "") -> None:
@@ -126,7 +126,9 @@ class Ownership:
         """
         if not self.model_dir:
             return
-        self.own = this_process(replace(self.own, job=job or self.own.job, hosts=hosts_of(self.cluster)))
+        self.this_chief = this_process(
+            replace(self.this_chief, job=job or self.this_chief.job, hosts=hosts_of(self.cluster))
+        )
         self._known = bool(job)
         if self._known:
             self._tend()  # tries again if nothing can be written now
@@ -148,18 +150,18 @@ class Ownership:
 
     def _write(self, model_dir: str) -> None:
         self._place = place_of(model_dir)
-        self.own = replace(self.own, inode=self._place[1])
-        write_json(JobDirectory(model_dir).owner, asdict(self.own))
+        self.this_chief = replace(self.this_chief, inode=self._place[1])
+        write_json(JobDirectory(model_dir).owner, asdict(self.this_chief))
 
     def _may_take(self, model_dir: str, seen: Seen) -> bool:
         if self.force or (self._known and self._is_same_job(seen.holder)):
             return True
-        if seen.holder.hosts == self.own.hosts and is_here(seen.holder) is None:
+        if seen.holder.hosts == self.this_chief.hosts and is_here(seen.holder) is None:
             return is_silent(model_dir, seen, _QUIET_SECS) or is_dead(model_dir, seen)
         return is_dead(model_dir, seen)
 
     def _is_same_job(self, holder: Holder) -> bool:
-        return holder.job == self.own.job or holder.hosts == self.own.hosts
+        return holder.job == self.this_chief.job or holder.hosts == self.this_chief.hosts
 
     def check(self) -> None:
         """Raise an error if another chief has taken the directory."""
@@ -181,14 +183,14 @@ class Ownership:
 
     def _compare(self, holder: Holder) -> None:
         """Set the error if the directory belongs to another chief; an empty file is just being written."""
-        if holder.id not in (self.own.id, "") and self.error is None:
+        if holder.id not in (self.this_chief.id, "") and self.error is None:
             self.error = self._taken(holder)
 
     def _taken(self, holder: Holder) -> TfpsError:
-        told = f"--model_dir={show(self.model_dir or '', 200)} was taken over by {holder}"
+        event = f"--model_dir={show(self.model_dir or '', 200)} was taken over by {holder}"
         if self._is_same_job(holder):
-            return PeerLostError(f"{told}: this chief was taken for lost, and started again there. It ends.")
-        return HeldError(f"{told}: nothing more of this job is saved there. Give each job a directory of its own.")
+            return PeerLostError(f"{event}: this chief was taken for lost, and started again there. It ends.")
+        return HeldError(f"{event}: nothing more of this job is saved there. Give each job a directory of its own.")
 
     def _tend(self) -> None:
         if not self._wanted:
@@ -214,14 +216,14 @@ class Ownership:
             self._compare(holder)
             if self.error is None:
                 os.utime(file.fileno())
-        if holder.id == self.own.id and holder.inode != place_of(model_dir)[1]:
+        if holder.id == self.this_chief.id and holder.inode != place_of(model_dir)[1]:
             self._move(model_dir)
 
     def _move(self, model_dir: str) -> None:
         """Write the new inode after a copy has replaced the directory, because other chiefs compare the inode."""
         with locked(model_dir):
             seen = look(model_dir)
-            if seen and seen.holder.id == self.own.id:
+            if seen and seen.holder.id == self.this_chief.id:
                 self._write(model_dir)
 
     def _make_again(self, model_dir: str) -> None:
@@ -237,22 +239,22 @@ class Ownership:
                 f"{Path(others[-1]).name} of another run: nothing more of this job is saved there. Put its own "
                 "directory back, and start the job again."
             )
-        if not self._told:
-            self._told = True
+        if not self._is_loss_logged:
+            self._is_loss_logged = True
             log.info("--model_dir=%s, or what it held, is gone. It is made again, and saved to at once.", model_dir)
         make_dir(Path(model_dir))
         with locked(model_dir):
             if look(model_dir):
                 return
             self._write(model_dir)
-        self._told = False
+        self._is_loss_logged = False
         self.on_loss()
 
     def release(self) -> None:
         """Give the directory up for other jobs."""
         self._ended.set()
         with contextlib.suppress(OSError, StorageError):
-            if self.model_dir and (seen := look(self.model_dir)) and seen.holder.id == self.own.id:
+            if self.model_dir and (seen := look(self.model_dir)) and seen.holder.id == self.this_chief.id:
                 with locked(self.model_dir):
-                    if (seen := look(self.model_dir)) and seen.holder.id == self.own.id:
+                    if (seen := look(self.model_dir)) and seen.holder.id == self.this_chief.id:
                         os.unlink(JobDirectory(self.model_dir).owner)

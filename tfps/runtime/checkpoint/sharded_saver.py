@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.checkpoint.manifest import problem
 from tfps.runtime.graph.passes.snapshot import Snapshot
 from tfps.storage import open_file, read_file
 from tfps.text import brief
-from tfps.tf_types import Session
+from tfps.tf_types import Saver, Session, Tensor
 
 _TRIES_SECS = 3.0  # for finding a moment at which all PS have the same updates
 _STUCK_SECS = 1.0  # an update that is partial for this long stays so, because its worker is lost
@@ -55,13 +56,14 @@ class _Stuck:
     def __init__(self) -> None:
         self._since: dict[tuple[int, bytes], float] = {}
 
-    def look(self, counts: Any) -> Any:
+    def look(self, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Add the counts of updates, int64 [PS, 2, workers]; return bool [workers], whether the update is stuck."""
         now = time.monotonic()
         seen = {(worker, counts[:, :, worker].tobytes()): now for worker in range(counts.shape[2])}
         self._since = {key: self._since.get(key, now) for key in seen}
         stays = np.array([now - self._since[key] > _STUCK_SECS for key in seen], bool)
-        return stays & (counts != counts[:1]).any(axis=(0, 1))
+        is_uneven: npt.NDArray[np.bool_] = (counts != counts[:1]).any(axis=(0, 1))
+        return stays & is_uneven
 
 
 class ShardedSaver:
@@ -88,7 +90,7 @@ class ShardedSaver:
         }
         self._file = tf.placeholder(tf.string, [], "checkpoint_file")
         self._found = [_read_on(device, self._file) for device in sorted({v.device for v in tf.global_variables()})]
-        self._told = ""
+        self._logged = ""  # why the chief saved alone, the last time
 
     def look(self, session: Session) -> SaveResult:
         """Check the variables as ``save`` does, and write nothing."""
@@ -113,10 +115,11 @@ class ShardedSaver:
         saved = self._saved_by_ps(session, path) if self._is_shared(session, word) else None
         return saved or self._save(session, self._by_chief, path)
 
-    def _save(self, session: Session, saver: Any, path: str) -> SaveResult:
+    def _save(self, session: Session, saver: Saver, path: str) -> SaveResult:
         names = saver.saver_def
         fetches = {"path": names.save_tensor_name, **self._look}
-        deadline, feed = time.monotonic() + _TRIES_SECS, {names.filename_tensor_name: path}
+        deadline = time.monotonic() + _TRIES_SECS
+        feed: dict[Tensor, object] = {names.filename_tensor_name: path}
         while True:
             try:
                 return _saved(session.run(fetches, feed))
@@ -137,8 +140,8 @@ class ShardedSaver:
             why = brief(error)
         if why is None:
             return saved
-        (log.debug if why == self._told else log.info)("the chief saves, as a PS cannot: %s", why)
-        self._told = why
+        (log.debug if why == self._logged else log.info)("the chief saves, as a PS cannot: %s", why)
+        self._logged = why
         _clear(path)
         return None
 
@@ -170,14 +173,16 @@ class ShardedSaver:
         return all(there == here for there in found)
 
 
-def _read_on(device: str, file: Any) -> Any:
+def _read_on(device: str, file: Tensor) -> Tensor:
     with tf.device(device):
         return tf.io.read_file(file)
 
 
-def _saved(told: Mapping[str, Any]) -> SaveResult:
-    broken = [name for names, flags in told["broken"].items() for name, flag in zip(names, flags, strict=True) if flag]
-    return SaveResult(int(told["step"]), broken, int(told["partial_updates"]))
+def _saved(values: Mapping[str, Any]) -> SaveResult:
+    """Return the result that the values of ``ShardedSaver._look`` show."""
+    flagged = [pair for names, flags in values["broken"].items() for pair in zip(names, flags, strict=True)]
+    broken = [name for name, is_broken in flagged if is_broken]
+    return SaveResult(int(values["step"]), broken, int(values["partial_updates"]))
 
 
 def _unreadable(path: str) -> str | None:

@@ -32,7 +32,7 @@ from tfps.cluster import rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.errors import CheckpointError, ConfigError, PeerLostError
-from tfps.models import loader
+from tfps.models import static_check
 from tfps.runtime.process import process_identity
 from tfps.storage import JobDirectory, read_json
 
@@ -70,7 +70,7 @@ def _imported(model: str) -> Mapping[str, str]:
     todo = [first]
     for path in todo:  # grows during the loop
         with contextlib.suppress(OSError, SyntaxError, ValueError):
-            found = [path.parent / name for name in loader.beside(path)]
+            found = [path.parent / name for name in static_check.beside(path)]
             todo += [file for one in found for file in _sources(one) if file not in todo]
     return {str(file.relative_to(first.parent)): digest(str(file)) for file in todo[1:]}
 

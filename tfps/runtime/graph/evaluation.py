@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.models.spec import ModeKeys
 from tfps.runtime.graph import inputs, model_calls, placement, variable_check
 from tfps.runtime.graph.graph_scope import new_graph, on_cluster

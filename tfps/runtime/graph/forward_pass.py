@@ -14,7 +14,7 @@ from tfps.config.converters import INT32_MAX
 from tfps.config.job_config import JobConfig
 from tfps.config.wire_format import WireFormat
 from tfps.errors import ModelError
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.base import Mode
 from tfps.runtime.graph import inputs, model_calls, placement, variable_check

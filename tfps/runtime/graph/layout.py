@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from tfps.cluster import rendezvous
 from tfps.errors import ModelError
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.runtime.graph.passes.snapshot import Place
 from tfps.runtime.graph.placement import VARIABLES, task_of
 from tfps.runtime.graph.variable_check import kind

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.registry import mode_of
 from tfps.tf_types import Dataset, DType, Nested, Optimizer, Tensor

@@ -2,7 +2,7 @@
 
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.runtime.graph import builder, variable_check
 from tfps.runtime.graph.evaluation import EvalGraph, evaluation_graph
 from tfps.tf_types import Graph

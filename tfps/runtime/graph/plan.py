@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.config.wire_format import WireFormat
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.runtime.graph import model_check, placement
 from tfps.runtime.graph.passes import variable_packing
 

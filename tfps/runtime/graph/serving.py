@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.models.spec import ModeKeys
 from tfps.runtime.graph import model_calls
 from tfps.runtime.graph.graph_scope import new_graph

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 import tensorflow.compat.v1 as tf
 
 from tfps.errors import ModelError
-from tfps.models.loader import Model, where
+from tfps.models.model import Model, where
 from tfps.runtime.graph import placement
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.placement import TABLES, VARIABLES

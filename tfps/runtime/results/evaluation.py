@@ -3,7 +3,6 @@
 import logging
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -12,7 +11,7 @@ from tfps.cluster import rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, PeerLostError, TfpsError
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.models.spec import ModeKeys
 from tfps.progress import format_progress
 from tfps.runtime.checkpoint import file_clock, restore
@@ -26,10 +25,11 @@ from tfps.runtime.process import task_log
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results.event_file import EventFile
 from tfps.storage import JobDirectory
+from tfps.summary import Metric
 from tfps.tf_types import Session
 
 _POLL_SECS = 0.5
-_TELL_SECS = 30.0
+_REPORT_SECS = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def check_end(session: Session, built: EvalGraph) -> None:
         )
 
 
-def measure(session: Session, built: EvalGraph) -> dict[str, Any]:
+def measure(session: Session, built: EvalGraph) -> dict[str, Metric]:
     """Run a model's metrics over the whole evaluation input.
 
     Returns:
@@ -63,14 +63,14 @@ def measure(session: Session, built: EvalGraph) -> dict[str, Any]:
         initialise = tf.group(tf.local_variables_initializer(), tf.tables_initializer(), built.iterator.initializer)
         update = tf.group(*(pair[1] for pair in built.metrics.values()))
     step = session.make_callable(update)
-    batches, told = 0, time.monotonic()
+    batches, reported = 0, time.monotonic()
     try:
         session.run(initialise)
         while True:
             step()
             batches += 1
-            if time.monotonic() > told + _TELL_SECS:
-                told = time.monotonic()
+            if time.monotonic() > reported + _REPORT_SECS:
+                reported = time.monotonic()
                 log.info("evaluating: %d batches so far", batches)
     except tf.errors.OpError as error:
         if built.on_cluster and is_of_peers(error, built.graph):
@@ -83,7 +83,7 @@ def measure(session: Session, built: EvalGraph) -> dict[str, Any]:
     return {name: np.asarray(value).astype(np.float64).tolist() for name, value in values.items()}
 
 
-def of_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Any]:
+def of_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Metric]:
     """Evaluate a checkpoint on this machine, without a cluster; see ``measure``.
 
     Raises:

@@ -5,11 +5,11 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from tfps.text import brief
+from tfps.tf_types import FileWriter
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +24,13 @@ class EventFile:
     """
 
     def __init__(self, directory: Path | None) -> None:
-        self._writer: Any = None
+        self._writer: FileWriter = None
         if directory:
             with self._or_without(), tf.Graph().as_default():  # the writer cannot be created in eager mode
                 # The file name has a time in seconds; without the suffix, chief and evaluator could share a file.
                 self._writer = tf.summary.FileWriter(str(directory), filename_suffix=f".{os.getpid()}")
 
-    def write(self, step: int, values: Mapping[str, Any], merged: bytes | None = None) -> None:
+    def write(self, step: int, values: Mapping[str, object], merged: bytes | None = None) -> None:
         """Write the scalars among ``values``, and the model's own merged summary, at a global step."""
         if self._writer is None:
             return

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, StorageError
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.models.spec import ModeKeys
 from tfps.runtime.checkpoint import restore
 from tfps.runtime.graph import model_check, serving

@@ -7,7 +7,6 @@ import contextlib
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -52,7 +51,7 @@ def changes(config: JobConfig, cluster: Cluster) -> Sequence[str]:
 
     The model's file is compared, too.
     """
-    before: Mapping[str, Any] = {}
+    before: Mapping[str, object] = {}
     with contextlib.suppress(CheckpointError):  # a damaged file is written again
         before = (read_json(JobDirectory(config.model_dir).job) if config.model_dir else None) or {}
     now = _flags(config, cluster)
@@ -60,13 +59,13 @@ def changes(config: JobConfig, cluster: Cluster) -> Sequence[str]:
     changed = [name for name in names if name in before and before[name] != now[name]]
     files = before.get("model_sha256"), digest(config.model)
     edited = "model" not in changed and all(files) and files[0] != files[1]
-    told = [f"--{name}={_shown(now[name])} (was {_shown(before[name])})" for name in changed]
-    return [*(["an edited --model file"] if edited else []), *told]
+    flags_changed = [f"--{name}={_shown(now[name])} (was {_shown(before[name])})" for name in changed]
+    return [*(["an edited --model file"] if edited else []), *flags_changed]
 
 
-def _flags(config: JobConfig, cluster: Cluster) -> Mapping[str, Any]:
+def _flags(config: JobConfig, cluster: Cluster) -> Mapping[str, object]:
     return {**config.to_dict(), "num_ps": cluster.num_ps, "num_workers": cluster.num_workers}
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import STARTED_AGAIN, JobConfig
 from tfps.errors import DataError, ModelError, StorageError
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.modes.registry import mode_of
 from tfps.progress import format_progress
 from tfps.runtime.checkpoint import restore
@@ -34,6 +34,7 @@ from tfps.runtime.training import interrupted_steps
 from tfps.runtime.training.connection import Connection
 from tfps.runtime.training.worker_progress import Progress
 from tfps.storage import JobDirectory, remove
+from tfps.summary import Metric
 from tfps.text import brief
 from tfps.tf_types import Session
 
@@ -105,7 +106,7 @@ class Chief:
         record = json.loads(run) if run else {}
         layout.check(self._built.layout, record.get("layout", {}), self._model)
         try:
-            self.owner.claim(record.get("owner", self.owner.own.job))
+            self.owner.claim(record.get("owner", self.owner.this_chief.job))
         except HeldError:
             raise
         except StorageError:  # training continues while nothing can be written
@@ -140,7 +141,7 @@ class Chief:
             self._give_first_values(session)
         session.run(self._built.load)
         run = compatibility.new_run(self._config.model_dir, self.resumed_from_step)
-        run |= {"owner": self.owner.own.job, "resumed_from": self.resumed_from, "layout": self._built.layout}
+        run |= {"owner": self.owner.this_chief.job, "resumed_from": self.resumed_from, "layout": self._built.layout}
         self._first_step, self._run = self.resumed_from_step, run["id"]
         self._write_job()
         if self._directory:
@@ -276,13 +277,13 @@ class Chief:
             with self._connection.new_session(self._eval.graph) as eval_session:
                 evaluation.check_end(eval_session, self._eval)
 
-    def complete(self, session: Session) -> tuple[int, Mapping[str, Any]]:
+    def complete(self, session: Session) -> tuple[int, Mapping[str, Metric]]:
         """Save and evaluate; return the global step and the metrics. Save again if the checkpoint was lost by then."""
         self.save(session)
         metrics = self.evaluate(session)
         return self.save(session), metrics
 
-    def evaluate(self, session: Session) -> Mapping[str, Any]:
+    def evaluate(self, session: Session) -> Mapping[str, Metric]:
         """Evaluate the live parameters; return the metrics by name, empty if the model has no evaluation input."""
         if self._eval is None:
             return {}

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, RetryableError, StoppedError, StorageError, TfpsError
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.runtime.checkpoint.ownership import HeldError
 from tfps.runtime.coordination.job_state import Phase, Tally
 from tfps.runtime.coordination.stragglers import WorkerPace

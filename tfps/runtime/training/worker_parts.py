@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.runtime.coordination.heartbeat import Heartbeat
 from tfps.runtime.coordination.job_state import JobState, Phase, Tally
 from tfps.runtime.coordination.partial_updates import PartialUpdates

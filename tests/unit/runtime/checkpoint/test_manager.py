@@ -997,7 +997,7 @@ def test_an_older_chief_saves_no_more(tmp_path: Path) -> None:
     older, later = Training(tmp_path), Training(tmp_path)
     older.owner.claim()
     older.save(1)
-    later.owner.claim(older.owner.own.job)
+    later.owner.claim(older.owner.this_chief.job)
     with pytest.raises(PeerLostError, match="this chief was taken for lost"):
         older.save(2)
     later.save(3)

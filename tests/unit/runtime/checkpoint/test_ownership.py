@@ -124,7 +124,7 @@ def test_of_many_at_the_same_moment_one_has_it(tmp_path: Path, force: bool) -> N
     held_by = look(str(tmp_path))
     assert held_by is not None
     going_on = [owner for owner in owners if owner not in refused and owner.error is None]
-    assert [owner.own.id for owner in going_on] == [held_by.holder.id]
+    assert [owner.this_chief.id for owner in going_on] == [held_by.holder.id]
     assert force or len(refused) == 11
     for owner in owners:
         owner.release()
@@ -171,7 +171,7 @@ def test_the_dead_are_known_on_another_machine(tmp_path: Path, machine: str | No
 
 def test_the_living_are_known_on_another_machine(tmp_path: Path, held: Ownership) -> None:
     """A holder elsewhere that renews its hold is no dead one, whatever the clock of the host that asks."""
-    elsewhere = replace(held.own, machine="another boot pid:[1]")
+    elsewhere = replace(held.this_chief, machine="another boot pid:[1]")
     (tmp_path / ".chief").write_text(json.dumps(asdict(elsewhere)))
     os.utime(tmp_path / ".chief", (1, time.time() - 0.8))
     with pytest.raises(HeldError):
@@ -182,7 +182,7 @@ def test_who_goes_on_with_a_run_takes_over_at_once(tmp_path: Path, held: Ownersh
     """A chief of the same run need not wait, and the one before it ends as one that was replaced, for no failure."""
     again = Ownership(str(tmp_path), ONE)
     began = time.monotonic()
-    again.claim(held.own.job)
+    again.claim(held.this_chief.job)
     assert time.monotonic() - began < 0.3
     assert isinstance(wait_for_error(held), PeerLostError)
     again.release()
@@ -190,8 +190,8 @@ def test_who_goes_on_with_a_run_takes_over_at_once(tmp_path: Path, held: Ownersh
 
 def test_a_job_of_the_same_addresses_is_another_while_its_chief_lives(tmp_path: Path, held: Ownership) -> None:
     """Names like ps-0:2222 are in many clusters: only who does not renew its hold any more is the same job's."""
-    elsewhere = replace(held.own, machine="another boot pid:[1]")
-    held.own = elsewhere
+    elsewhere = replace(held.this_chief, machine="another boot pid:[1]")
+    held.this_chief = elsewhere
     (tmp_path / ".chief").write_text(json.dumps(asdict(elsewhere)))
     with pytest.raises(HeldError):
         Ownership(str(tmp_path), ONE).claim()
@@ -209,7 +209,7 @@ def test_what_another_release_has_left_is_old_or_waited_for(tmp_path: Path, text
     assert 0.5 < time.monotonic() - began < 3
     owner = Ownership(str(tmp_path), ONE)
     owner.claim()
-    assert look(str(tmp_path)).holder == owner.own  # type: ignore[union-attr]
+    assert look(str(tmp_path)).holder == owner.this_chief  # type: ignore[union-attr]
     owner.release()
 
 
@@ -255,7 +255,7 @@ def test_a_fifo_that_comes_later_holds_no_save_up(tmp_path: Path, held: Ownershi
     finally:
         (tmp_path / ".chief").unlink()
     held.check()
-    assert look(str(tmp_path)).holder == held.own  # type: ignore[union-attr]
+    assert look(str(tmp_path)).holder == held.this_chief  # type: ignore[union-attr]
 
 
 def test_where_nothing_can_be_written_the_chief_says_so(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_where_nothing_can_be_written_the_chief_says_so(tmp_path: Path) -> None:
     deadline = time.monotonic() + 5
     while look(str(inside)) is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert look(str(inside)).holder == owner.own  # type: ignore[union-attr]
+    assert look(str(inside)).holder == owner.this_chief  # type: ignore[union-attr]
     owner.release()
 
 
@@ -295,7 +295,7 @@ def test_a_directory_that_is_gone_is_made_again(
         time.sleep(0.02)
     owner.check()
     assert saves == [True]
-    assert look(str(tmp_path / "m")).holder == owner.own  # type: ignore[union-attr]
+    assert look(str(tmp_path / "m")).holder == owner.this_chief  # type: ignore[union-attr]
     assert f"--model_dir={tmp_path / 'm'}, or what it held, is gone." in caplog.text
     owner.release()
 
@@ -344,7 +344,7 @@ def test_a_holder_that_is_hidden_is_not_taken_for_dead(
     tmp_path: Path, held: Ownership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where ``/proc`` shows no processes of other users, or is that of another place, only silence tells."""
-    for started, machine in (("", held.own.machine), ("7", "")):
+    for started, machine in (("", held.this_chief.machine), ("7", "")):
         monkeypatch.setattr(process_identity, "started", lambda _pid, told=started: told)
         monkeypatch.setattr(lock_holder, "machine", lambda told=machine: told)
         with pytest.raises(HeldError):

@@ -22,7 +22,7 @@ from support.cluster import (
 import tfps
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.modes.registry import MODES
 from tfps.optimizers.registry import OPTIMIZERS
 from tfps.runtime.graph import builder, placement, plan

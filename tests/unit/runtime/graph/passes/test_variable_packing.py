@@ -15,7 +15,7 @@ import tfps
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
-from tfps.models.loader import Model
+from tfps.models.model import Model
 from tfps.optimizers.adagrad import ExactAdagradOptimizer
 from tfps.runtime.graph import builder, layout, placement
 from tfps.runtime.graph.passes.variable_packing import can_pack, sizes

@@ -1,0 +1,82 @@
+"""The mistakes of a model that runs, in plain messages."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.model_files import INPUT_FN, load_error, whole, write
+
+from tfps.errors import ModelError
+from tfps.models import loader
+from tfps.models.model import Model, mistake
+
+pytestmark = pytest.mark.usefixtures("own_directory")
+
+
+def test_an_error_in_a_function_shows_the_users_line() -> None:
+    """A function that fails is answered with the innermost line of the model's own file, also through a library's."""
+    text = "import json\ndef parse(text):\n    return json.loads(text)\n"
+    name = write(f"{text}{INPUT_FN}def model_fn(features, labels, mode, params):\n    return parse('{{')\n")
+    with pytest.raises(ModelError) as caught:
+        loader.load(name).model_fn({}, None, "train", {})
+    first, _, shown = str(caught.value).partition("\n")
+    assert first.startswith(f"--model={name}: {whole(name)}, line 3: JSONDecodeError: Expecting property name")
+    assert shown == "    return json.loads(text)"
+
+
+def test_a_model_that_exits_is_a_mistake() -> None:
+    """``sys.exit`` in a model ends no task in silence: it is shown with the user's line like any error."""
+    assert load_error("import sys\nsys.exit(3)\n").endswith("mine.py, line 2: SystemExit: 3\n    sys.exit(3)")
+    name = write(f"{INPUT_FN}def model_fn(features, labels, mode, params):\n    raise SystemExit\n")
+    with pytest.raises(ModelError, match="line 4: SystemExit: no message"):
+        loader.load(name).model_fn({}, None, "train", {})
+
+
+@pytest.mark.parametrize("message", ["100% of {x} and {0} %s %(y)s", "tab\tand\nline", "", "  blanks  ", "é \\n"])
+def test_messages_survive_as_they_are(message: str) -> None:
+    """A message with ``%`` or braces is text, not a format; an empty one is said to be so; it is one line."""
+    body = f"def model_fn(features, labels, mode, params):\n    raise ValueError({message!r})\n"
+    name = write(INPUT_FN + body)
+    with pytest.raises(ModelError) as caught:
+        loader.load(name).model_fn({}, None, "train", {})
+    said = (
+        f"--model={name}: {whole(name)}, line 4: ValueError: {message.strip().replace(chr(10), ' ') or 'no message'}\n"
+    )
+    assert str(caught.value) == f"{said}    raise ValueError({message!r})"
+
+
+KERAS = """Exception encountered when calling GRUCell.call().
+
+\x1b[1mAttempting to slice scalar input. for '{{node strided_slice}} = StridedSlice[Index=DT_INT32]'.\x1b[0m
+
+Arguments received by GRUCell.call():
+  • training=False"""  # of Keras 3
+
+
+def test_of_a_message_of_many_lines_the_cause_is_told() -> None:
+    """What Keras tells in its second line is in the first of the error, without colors; a long one keeps its end."""
+    model = Model("m", Path("/no/such.py"), sys)
+    [told] = mistake(model, ValueError(KERAS), []).problems
+    assert "Exception encountered when calling GRUCell.call(). Attempting to slice scalar input. for" in told
+    assert "unroll=True, reset_after=False" in told
+    assert not {"\n", "\x1b", "•"} & set(told)
+    assert "unroll" not in str(mistake(model, ValueError(KERAS.replace("GRUCell", "Dense")), []))
+    [told] = mistake(model, ValueError("in user code:\n" + "File x\n" * 1000 + "ValueError: the cause"), []).problems
+    assert told.startswith("--model=m: ValueError: in user code: File x")
+    assert told.endswith("ValueError: the cause")
+    assert len(told) < 1100
+
+
+def test_a_model_error_of_tfps_itself_is_passed_on() -> None:
+    """What a model raises as a ModelError is not wrapped again."""
+    body = "def model_fn(features, labels, mode, params):\n    raise ModelError('as it is')\n"
+    name = write(f"from tfps.errors import ModelError\n{INPUT_FN}{body}")
+    with pytest.raises(ModelError, match=r"^as it is$"):
+        loader.load(name).model_fn({}, None, "train", {})
+
+
+def test_an_error_that_is_not_in_the_model_has_no_line() -> None:
+    """An error without a frame of the user's is told without inventing one."""
+    model = Model("m", Path("/no/such.py"), sys)
+    told = mistake(model, ValueError("x % {y}"), [])
+    assert told.problems == ["--model=m: ValueError: x % {y}"]
