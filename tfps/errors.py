@@ -13,6 +13,7 @@
     │   └── JobNotFoundError    69   the platform knows no such job, or tfps did not submit it
     ├── StorageError            74   model_dir cannot be written
     └── RetryableError         128+  the same command may succeed if it is run again
+        ├── KilledError        137   a signal killed the process that imports TensorFlow
         ├── StoppedError       143   stopped by a signal (SIGTERM, SIGINT, SIGHUP); state is saved
         ├── PeerLostError      170   another task of the cluster is gone
         ├── ClusterFormError   171   the cluster did not form in time
@@ -113,6 +114,22 @@ class StoppedError(RetryableError):
     """A signal (SIGTERM, SIGINT or SIGHUP) stopped the task, and the task has saved its state."""
 
     exit_code = 143
+
+
+class KilledError(RetryableError):
+    """A signal killed the process that imports TensorFlow; for another one than SIGKILL the code is 128 + its number.
+
+    Args:
+        killer: The number of the signal.
+        name: Its name.
+    """
+
+    exit_code = 128 + signal.SIGKILL
+
+    def __init__(self, killer: int, name: str) -> None:
+        self.signal, self.exit_code = killer, RetryableError.exit_code + killer
+        why = ": is memory short?" if killer == signal.SIGKILL else "."
+        super().__init__(f"the process that imports TensorFlow was killed by {name}{why}")
 
 
 def error_for_limits(error: BaseException) -> ConfigError | None:

@@ -191,6 +191,26 @@ def open_file(path: Path) -> io.FileIO:
     raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
+def open_to_append(path: Path) -> io.FileIO:
+    """Open a file of the job for appending, and create it and its directory if needed; also a device like /dev/null.
+
+    Raises:
+        StorageError: If it is anything else, like a FIFO, or cannot be written.
+    """
+    make_dir(path.parent)
+    try:  # a FIFO that nobody reads would block
+        file = io.FileIO(path, "a", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
+    except OSError as error:
+        why = "it is not a regular file" if error.errno in (errno.EISDIR, errno.ENXIO) else error.strerror
+        raise StorageError(f"--model_dir: {path} cannot be written: {why}.") from None
+    mode = os.fstat(file.fileno()).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):
+        file.close()
+        raise StorageError(f"--model_dir: {path} cannot be written: it is not a regular file.")
+    os.set_blocking(file.fileno(), True)
+    return file
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the content of a JSON file, or ``None`` if there is no such file.
 

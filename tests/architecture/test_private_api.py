@@ -11,7 +11,9 @@ MODULES = {str(file.relative_to(REPO / "tfps")): file for file in sorted((REPO /
 _EXIT = "ends the process without Python's clean-up; a documented function, whatever its name"
 EXCEPTIONS: Mapping[str, Mapping[str, str]] = {
     "cli/run.py": {"_exit": _EXIT, "_run_exitfuncs": "runs the exit handlers before such an end"},
-    "launchers/local/fork_server.py": {"_forkserver_address": "Python has no public name for it"},
+    "launchers/local/fork_server.py": dict.fromkeys(
+        ("_forkserver_address", "_forkserver_pid"), "Python has no public name for it"
+    ),
     "runtime/checkpoint/restore.py": {"_get_save_slice_info": "to be graph_editor.slice_info"},
     "runtime/checkpoint/manifest.py": {"_asdict": "a documented method of named tuples, whatever its name"},
     "runtime/coordination/failure_notice.py": {"_exit": _EXIT},

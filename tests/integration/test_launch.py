@@ -281,7 +281,7 @@ def test_a_worker_that_signs_off_as_a_ps_is_lost_comes_back_when_it_has_ended() 
     job = LocalJob(Plan(JobConfig(num_ps=2, num_workers=2), dict.fromkeys(tasks, ())))
     ended = {Task("worker", 0): 0, Task("worker", 1): None}
     job._processes |= {task: mock.Mock(exitcode=code) for task, code in ended.items()}
-    job._signed_off |= set(ended)
+    job._signs.signed_off |= set(ended)
     assert [line.task for line in job._recalled(Task("ps", 1))] == [Task("worker", 0)]
     [line] = job._replaced(Task("worker", 1), 0, job._lost_with.pop(Task("worker", 1)))
     assert (line.task, line.text) == (Task("worker", 1), "restarted after the loss of ps/1")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tfps.errors import CheckpointError, StorageError
-from tfps.storage import JobDirectory, read_json, write_json
+from tfps.storage import JobDirectory, open_to_append, read_json, write_json
 
 
 def test_json_is_written_whole_and_readable(tmp_path: Path) -> None:
@@ -91,6 +91,33 @@ def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path, text: bytes) -
         read_json(path)
     assert str(caught.value).startswith(str(path))
     assert str(caught.value).endswith("Move it away, or give another --model_dir.")
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("kind", ["FIFO", "directory"])
+def test_not_every_file_is_opened_to_append(tmp_path: Path, kind: str, is_read: bool) -> None:
+    """In place of a log, a FIFO or a directory is refused at once: writing to a FIFO that nobody reads would block."""
+    path = tmp_path / "logs" / "launch.log"
+    path.parent.mkdir()
+    if kind == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if is_read else None
+    with pytest.raises(StorageError) as caught:
+        open_to_append(path)
+    assert str(caught.value) == f"--model_dir: {path} cannot be written: it is not a regular file."
+    if reader is not None:
+        os.close(reader)
+
+
+def test_a_file_is_appended_to(tmp_path: Path) -> None:
+    """It is made with its directory, keeps what it has, and is written like any other."""
+    for text in (b"one\n", b"two\n"):
+        with open_to_append(tmp_path / "logs" / "launch.log") as file:
+            assert os.get_blocking(file.fileno())
+            file.write(text)
+    assert (tmp_path / "logs" / "launch.log").read_text() == "one\ntwo\n"
 
 
 def test_the_files_of_a_job_have_their_names() -> None:

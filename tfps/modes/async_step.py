@@ -16,6 +16,7 @@ from tfps.config.converters import INT64_MAX
 from tfps.modes import atomic_update
 from tfps.modes.base import Copy, Fence, ModeContext, PartialUpdates, Step
 from tfps.modes.moments import Moments
+from tfps.modes.update_ops import leaves
 from tfps.runtime.graph.graph_editor import add_control_inputs
 from tfps.tf_types import Operation, Optimizer, Tensor, Variable
 
@@ -90,7 +91,7 @@ class _Tickets:
 
         Draw last, so that failed steps draw nothing. Wait for the leaves: a graph pass may drop the group itself.
         """
-        done = [copy(op) for op in atomic_update.leaves(self._train_op)]
+        done = [copy(op) for op in leaves(self._train_op)]
         with tf.device(self._global_step.device):
             with tf.control_dependencies(done):
                 reached = [self._global_step.read_value()]

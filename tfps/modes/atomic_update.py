@@ -18,39 +18,21 @@ locks cannot deadlock, and a lost worker holds none. Some changes on a PS have t
 Adam's powers of beta with several PS. They form a second critical section on that PS, and the update counts as applied
 after it. A reader between the two sections finds that not all PS have the update.
 
+An update that changes something inside ``tf.cond`` or a loop, or several PS in one function, has one section under the
+locks of all these PS instead: see ``joint_update``.
+
 ``moments`` has the locks, the part of the reader, and the counts.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
 import tensorflow.compat.v1 as tf
 
+from tfps.modes import joint_update
 from tfps.modes.moments import APPLIED, BEGUN, Moments
-from tfps.runtime.graph import graph_editor
+from tfps.modes.update_ops import READS, Update, ancestors, descendants, is_writer, leaves, let_wait, place_of
 from tfps.runtime.graph.graph_editor import is_handle, is_in_control_flow
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
-
-_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
-_LOOKS = (*_READS, "VarIsInitializedOp", "VariableShape")
-
-
-@dataclass(frozen=True)
-class Update:
-    """The operations that apply one worker's gradients.
-
-    Attributes:
-        counted: Operation that ends when the part on the PS of ``global_step`` is applied. This part raises the step.
-        others: Operations that end when the parts on the other PS are applied.
-        counts_last: Whether ``counted`` follows changes on other PS: the PS of ``global_step`` has no part that can
-            start before them, or raises the step with a separate lock.
-        device: The PS of ``global_step``.
-    """
-
-    counted: Operation
-    others: Sequence[Operation]
-    counts_last: bool
-    device: str
 
 
 def apply(
@@ -75,7 +57,10 @@ def apply(
     before = set(tf.get_default_graph().get_operations())
     applied = optimizer.apply_gradients(pairs, global_step)
     applied = applied if isinstance(applied, tf.Operation) else applied.op
-    made = {op for op in _ancestors([applied]) if op not in before}
+    made = {op for op in ancestors([applied]) if op not in before}
+    if joint_update.is_needed(made, global_step):
+        gates = [one.op for gradient, _ in pairs for one in tf.nest.flatten(gradient, expand_composites=True)]
+        return joint_update.JointUpdate(made, applied, gates, global_step, moments, worker).build()
     return _AtomicUpdate(made, applied, global_step, moments, worker).build()
 
 
@@ -99,7 +84,7 @@ class _AtomicUpdate:
         self._worker = worker
         self._sections = {device: _section(made, device) for device in moments.devices}
         self._tails = {device: _tail(made, device) for device in moments.devices}
-        self._first = _place(global_step.handle.op)
+        self._first = place_of(global_step.handle.op)
         apart = set(made) - set(self._sections[self._first])
         self._early = _reads(global_step, apart)
         late_reads = (op for op in apart if _is_read_of(global_step, op) and op not in self._early)
@@ -166,15 +151,15 @@ def _section(made: Collection[Operation], device: str) -> Collection[Operation]:
 
     Return an empty set if the update changes nothing there.
     """
-    elsewhere = [op for op in made if _is_writer(op) and _place(op) != device]
-    late = _descendants(elsewhere)
-    found = {op for op in made if _place(op) == device and op not in late and not is_in_control_flow(op)}
+    elsewhere = [op for op in made if is_writer(op) and place_of(op) != device]
+    late = descendants(elsewhere)
+    found = {op for op in made if place_of(op) == device and op not in late and not is_in_control_flow(op)}
     asked = [t.op for op in found for t in op.inputs if t.op in made and t.op not in found and t.dtype != tf.resource]
-    found -= set(_ancestors(asked))
+    found -= set(ancestors(asked))
     # Ops on gradients alone run before the lock. Ops that wait for a write in the section belong to it, even constants.
-    begun = _descendants(op for op in found if op.type in _READS or _is_writer(op))
-    found = {op for op in found if op in begun or _is_writer(op)}
-    return found if any(_is_writer(op) for op in found) else set()
+    begun = descendants(op for op in found if op.type in READS or is_writer(op))
+    found = {op for op in found if op in begun or is_writer(op)}
+    return found if any(is_writer(op) for op in found) else set()
 
 
 def _tail(made: Collection[Operation], device: str) -> Collection[Operation]:
@@ -182,12 +167,12 @@ def _tail(made: Collection[Operation], device: str) -> Collection[Operation]:
 
     Return an empty set if there is no such change.
     """
-    late = _descendants(op for op in made if _is_writer(op) and _place(op) != device)
-    found = {op for op in late & set(made) if _place(op) == device and not is_in_control_flow(op)}
-    begun = _descendants(op for op in found if op.type in _READS or _is_writer(op))
+    late = descendants(op for op in made if is_writer(op) and place_of(op) != device)
+    found = {op for op in late & set(made) if place_of(op) == device and not is_in_control_flow(op)}
+    begun = descendants(op for op in found if op.type in READS or is_writer(op))
     found &= begun
-    back = _descendants(op for op in begun - found if op in made and _place(op) not in ("", device))
-    writes = any(_is_writer(op) for op in found)
+    back = descendants(op for op in begun - found if op in made and place_of(op) not in ("", device))
+    writes = any(is_writer(op) for op in found)
     return found if writes and not back & found else set()
 
 
@@ -206,12 +191,12 @@ def _arrived(section: Collection[Operation]) -> Sequence[Operation]:
 
 def _reads(variable: Variable, ops: Collection[Operation]) -> Sequence[Operation]:
     """Return the operations that read a variable before any of the operations changes something."""
-    changed = _descendants(op for op in ops if _is_writer(op))
+    changed = descendants(op for op in ops if is_writer(op))
     return [op for op in ops if _is_read_of(variable, op) and op not in changed]
 
 
 def _is_read_of(variable: Variable, op: Operation) -> bool:
-    return op.type in _READS and op.inputs[0].name == variable.handle.name
+    return op.type in READS and op.inputs[0].name == variable.handle.name
 
 
 def _locked(
@@ -235,45 +220,11 @@ def _locked(
     counted = [counter.assign_add(1, read_value=False) for counter in begun]
     raised = [counter.assign_add(1, read_value=False) for counter in ended]
     end = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-    _let_wait([lock.op], arrived)
-    _let_wait(checked, [lock.op])
-    _let_wait(counted, [lock.op, *checked])
-    parts = [op for op in section if op.type in _READS or _is_writer(op)]
-    _let_wait(parts, [lock.op, *counted])
-    _let_wait(raised, [lock.op, *counted, *parts])
-    _let_wait([end], [*counted, *parts, *raised])
+    let_wait([lock.op], arrived)
+    let_wait(checked, [lock.op])
+    let_wait(counted, [lock.op, *checked])
+    parts = [op for op in section if op.type in READS or is_writer(op)]
+    let_wait(parts, [lock.op, *counted])
+    let_wait(raised, [lock.op, *counted, *parts])
+    let_wait([end], [*counted, *parts, *raised])
     return end
-
-
-def _let_wait(ops: Iterable[Operation], before: Sequence[Operation]) -> None:
-    """Add control edges directly to operations: ``tf.control_dependencies`` may add them to a constant instead."""
-    for op in ops:
-        graph_editor.add_control_inputs(op, before)
-
-
-def _is_writer(op: Operation) -> bool:
-    return op.type not in (*_LOOKS, "VarHandleOp") and any(is_handle(tensor) for tensor in op.inputs)
-
-
-def _place(op: Operation) -> str:
-    """Return the device of an operation's task. An operation on a resource runs where the resource is."""
-    handle = next((tensor.op for tensor in op.inputs if is_handle(tensor)), None)
-    if handle is not None:
-        return _place(handle)
-    spec = tf.DeviceSpec.from_string(op.device)
-    return f"/job:{spec.job}/task:{spec.task or 0}" if spec.job else ""
-
-
-def leaves(op: Operation) -> Sequence[Operation]:
-    """Return the operations that an operation waits for, looking through groups."""
-    return [leaf for other in op.control_inputs for leaf in leaves(other)] if op.type == "NoOp" else [op]
-
-
-def _ancestors(ops: Iterable[Operation]) -> Sequence[Operation]:
-    """Return the operations, and all operations that must run before them."""
-    return graph_editor.reachable(ops, lambda op: [tensor.op for tensor in op.inputs] + list(op.control_inputs))
-
-
-def _descendants(ops: Iterable[Operation]) -> set[Operation]:
-    """Return the operations, and all operations that use them or wait for them."""
-    return set(graph_editor.descendants(ops))

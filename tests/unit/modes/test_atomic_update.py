@@ -14,7 +14,7 @@ from support.processes import summary
 import tfps
 from tfps.cluster.spec import Task
 from tfps.errors import PeerLostError
-from tfps.modes import atomic_update
+from tfps.modes import atomic_update, update_ops
 from tfps.modes.moments import APPLIED, FENCED, Moments
 from tfps.runtime.checkpoint import manager
 from tfps.runtime.checkpoint.manifest import partial_updates
@@ -218,7 +218,7 @@ def test_what_comes_after_another_ps_has_its_own_moment() -> None:
             applied = moments.counter(APPLIED, "/job:ps/task:0", 0)
             assert lock.device == "/job:ps/task:0"
             assert any(op.inputs and op.inputs[0] is applied.handle for op in counts)
-            reads = [op for op in atomic_update._ancestors([write]) if op.type == "ReadVariableOp"]
+            reads = [op for op in update_ops.ancestors([write]) if op.type == "ReadVariableOp"]
             assert any(op.inputs[0] is power.handle and lock in op.control_inputs for op in reads)
         assert len(powers) == 2
 

@@ -7,17 +7,21 @@ with its parent, even during the import (``forkserver_preload``).
 import contextlib
 import multiprocessing
 import os
+import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from multiprocessing import forkserver, util
 from pathlib import Path
 
-from tfps.errors import ConfigError, StorageError
+from tfps.errors import ConfigError, KilledError, TfpsError
+from tfps.jobs.events import how_it_ended
 from tfps.launchers.local import task_process
-from tfps.storage import make_dir, temporary_directory
+from tfps.storage import open_to_append, temporary_directory
 
 _LONGEST_TEMPDIR = 60  # bytes; the fork server's socket is in it, with a path of at most 107
+_END_SECS = 2.0  # a process whose connections are closed has ended by then
 _SHORT_TEMPDIRS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  mkdtemp makes the directory in it
 
 
@@ -38,12 +42,13 @@ class ForkServer:
         self._has_ended = False
 
     def start(self) -> None:
-        """Start the fork server, and return without waiting for the import.
+        """Start the fork server, also again after its end, and return without waiting for the import.
 
         Raises:
             StorageError: If the log cannot be written, or there is no directory for temporary files.
         """
-        make_dir(self._log.parent)
+        self._ready.clear()
+        self._has_ended = False
         self.context.set_forkserver_preload(task_process.PRELOAD)
         with _standard_error_to(self._log), _short_tempdir():
             forkserver.ensure_running()
@@ -65,15 +70,55 @@ class ForkServer:
 
         Raises:
             ConfigError: If the import failed.
+            KilledError: If a signal killed the fork server.
         """
         ready = self._ready.wait(within_secs)
         if self._has_ended:
             raise self.ended()
         return ready
 
-    def ended(self) -> ConfigError:
+    def wake(self) -> None:
+        """Let the fork server go on, if something has stopped it."""
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill the fork server: it reports no ends of tasks any more; who waits for one gets an end of file."""
+        self._signal(signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill the fork server when all tasks have ended, and wait: left alone it takes seconds, or stays stopped."""
+        self.kill()
+        _killer()
+
+    def _signal(self, number: int) -> None:
+        if pid := _pid():
+            with contextlib.suppress(ProcessLookupError):  # multiprocessing has collected it meanwhile
+                os.kill(pid, number)
+
+    def ended(self) -> TfpsError:
         """Return the error for a fork server that has ended."""
+        killer = _killer()
+        if killer:
+            return KilledError(killer, how_it_ended(-killer))
         return ConfigError(f"TensorFlow cannot be imported: {_last_line(self._log)} (all of it is in {self._log}).")
+
+
+def _pid() -> int | None:
+    pid: int | None = vars(forkserver)["_forkserver"]._forkserver_pid
+    return pid
+
+
+def _killer() -> int | None:
+    """Return the signal that has killed the fork server; ``None`` if it has exited, or still runs after a while."""
+    deadline = time.monotonic() + _END_SECS
+    pid = _pid()
+    while pid and time.monotonic() < deadline:
+        # multiprocessing collects the process itself, when it starts the next one
+        with contextlib.suppress(ChildProcessError):
+            if ended := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                return None if ended.si_code == os.CLD_EXITED else ended.si_status
+        time.sleep(0.01)
+    return None
 
 
 def _last_line(log: Path) -> str:
@@ -104,11 +149,7 @@ def _standard_error_to(path: Path) -> Iterator[None]:
     Raises:
         StorageError: If the file cannot be written.
     """
-    try:
-        opened = open(path, "ab")  # noqa: SIM115  closed below
-    except OSError as error:
-        raise StorageError(f"--model_dir: {path} cannot be written: {error.strerror}.") from None
-    with opened as file:
+    with open_to_append(path) as file:
         saved = os.dup(2)
         os.dup2(file.fileno(), 2)
         try:

@@ -30,17 +30,20 @@ from typing import ClassVar
 from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, PeerLostError, RetryableError, error_for_limits
-from tfps.jobs.events import JobEvent, LogLine, Note, TaskExited, TaskRestarted, TaskStalled, how_it_ended
+from tfps.jobs.events import JobEvent, LogLine, TaskExited, TaskRestarted, TaskStalled, how_it_ended
 from tfps.jobs.handle import RunningJob
 from tfps.launchers.local import task_process
 from tfps.launchers.local.fork_server import ForkServer
 from tfps.launchers.local.life_signs import LifeSigns
 from tfps.launchers.local.output import TaskOutput
 from tfps.launchers.local.restart_policy import RestartPolicy
+from tfps.launchers.local.silent_ends import SilentEnds, put_end_of_file_at
+from tfps.launchers.local.tensorflow_start import imported
 from tfps.storage import JobDirectory
 from tfps.timeouts import KILL_AFTER_SECS, STALLED_AFTER_SECS
 
 _MOST_RESTARTS = 5
+_SERVER_ENDED = 255  # the exit code of a process, for multiprocessing, if the fork server cannot report it
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,9 @@ class LocalJob(RunningJob):
         self._selector = selectors.DefaultSelector()
         self._kill_at: float | None = None
         self._signs = LifeSigns()
-        self._restarts = _policy(plan) if restarts is None else restarts
+        self._silent = SilentEnds(self._server)
+        budget = _MOST_RESTARTS if plan.config.max_restarts is None else plan.config.max_restarts
+        self._restarts = RestartPolicy(plan.commands, budget) if restarts is None else restarts
         self._given_up: list[TaskExited] = []
         self._lost_with: dict[Task, Task] = {}  # PS that were killed, and the PS whose loss was the reason
         self._started: set[Task] = set()
@@ -116,12 +121,11 @@ class LocalJob(RunningJob):
 
         Raises:
             ConfigError: If TensorFlow cannot be imported.
+            KilledError: If a signal killed the import more often than a restart is allowed.
             StorageError: If the log of its import cannot be written.
         """
-        self._server.start()
-        yield Note("importing TensorFlow")
-        while self._kill_at is None and not self._server.is_ready(every_secs):
-            yield None
+        first = next(iter(self._plan.commands))
+        yield from imported(self._server, self._restarts, first, lambda: self._kill_at is not None, every_secs)
         if self._kill_at is None:
             self._begin()
         while self._selector.get_map() or self._restarts or self._given_up:
@@ -133,9 +137,11 @@ class LocalJob(RunningJob):
             if self._kill_at and time.monotonic() > self._kill_at:
                 self.kill()
             yield from self._kill_stalled()
+            self._give_up_silent()
             self._start_those_due()
             if not ready:
                 yield None
+        self._server.end()
 
     def _begin(self) -> None:
         """Start worker 0, or all tasks if the job has no worker 0."""
@@ -155,6 +161,7 @@ class LocalJob(RunningJob):
         with contextlib.suppress(BlockingIOError):
             if not self._took_sign(task, life):
                 self._forget(life)
+                self._silent.closed(task, self._processes[task].pid)
         yield from ()
 
     def _took_sign(self, task: Task, life: Connection) -> bool:
@@ -176,6 +183,15 @@ class LocalJob(RunningJob):
         for task in self._signs.stalled():
             yield TaskStalled(task, STALLED_AFTER_SECS)
             self._signal(signal.SIGKILL, task)
+
+    def _give_up_silent(self) -> None:
+        """Stop waiting for tasks whose end nobody reports: each looks as if the fork server had ended."""
+        for task in self._silent.act():
+            self._silent.reported(task)
+            sentinel = self._processes[task].sentinel
+            ends = self._selector.unregister(sentinel).data
+            put_end_of_file_at(sentinel)  # so multiprocessing does not wait for it either
+            self._selector.register(sentinel, selectors.EVENT_READ, ends)
 
     def _start_those_due(self) -> None:
         for task in self._restarts.due():
@@ -204,8 +220,11 @@ class LocalJob(RunningJob):
                 pass
         self._forget(life)
         self._signs.ended(output.task)
+        self._silent.reported(output.task)
         lost_with = self._lost_with.pop(output.task, None)
-        yield from self._replaced(output.task, process.exitcode or 0, lost_with)
+        is_done = process.exitcode == _SERVER_ENDED and output.task in self._signs.signed_off
+        code = 0 if is_done else process.exitcode or 0
+        yield from self._replaced(output.task, code, lost_with)
         if output.task.job == "ps" and output.task in self._restarts and not lost_with:
             self._end_other_ps(output.task)
             yield from self._recalled(output.task)
@@ -263,19 +282,17 @@ class LocalJob(RunningJob):
             self._kill_at = time.monotonic() + KILL_AFTER_SECS
             self._not_begun.clear()
             self._given_up += [TaskExited(task, code) for task, code in self._restarts.give_up().items()]
+            self._server.wake()  # it could be stopped, and then a start of a task blocks
             self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill every task immediately."""
         self._signal(signal.SIGKILL)
+        for task in [task for task, code in self.status().items() if code is None]:
+            self._silent.killed(task)
 
     def _signal(self, number: int, task: Task | None = None) -> None:
         for process in [self._processes[task]] if task else self._processes.values():
             if process.exitcode is None and process.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
-
-
-def _policy(plan: Plan) -> RestartPolicy:
-    asked = plan.config.max_restarts
-    return RestartPolicy(plan.commands, _MOST_RESTARTS if asked is None else asked)

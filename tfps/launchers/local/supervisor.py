@@ -52,6 +52,7 @@ class Supervisor:
 
         Raises:
             ConfigError: If TensorFlow cannot be imported.
+            KilledError: If a signal killed the import more often than a restart is allowed.
             StorageError: If the task's log cannot be written.
         """
         for number in stopping_signals():

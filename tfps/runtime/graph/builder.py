@@ -34,9 +34,9 @@ from tfps.config.wire_format import WireFormat
 from tfps.errors import ModelError
 from tfps.models.model import Model
 from tfps.models.spec import ModelSpec
-from tfps.modes.atomic_update import leaves
 from tfps.modes.base import Mode, ModeContext, Step
 from tfps.modes.registry import mode_of
+from tfps.modes.update_ops import leaves
 from tfps.runtime.graph import forward_pass, inputs, layout, placement, variable_check
 from tfps.runtime.graph.background_updates import unrolled
 from tfps.runtime.graph.forward_pass import Forward, TrainJob

@@ -26,6 +26,13 @@ def set_device(op: Operation, name: str) -> None:
     op._set_device(name)
 
 
+def move(op: Operation, name: str) -> None:
+    """Place an operation on another device, and forget that it was to be where another operation is."""
+    set_device(op, name)
+    if "_class" in op.node_def.attr:
+        op._clear_attr("_class")
+
+
 def set_bool_attr(op: Operation, name: str, value: bool) -> None:
     """Set a bool attribute of an operation."""
     op._set_attr(name, attr_value_pb2.AttrValue(b=value))
@@ -126,6 +133,11 @@ def can_wait(op: Operation) -> bool:
     return not any(one.IsWhileContext() for one in _contexts(context))
 
 
+def outermost_context(op: Operation) -> Any:
+    """Return the outermost branch or loop around an operation, as an object that only it has; ``None`` without one."""
+    return next(reversed(list(_contexts(op._get_control_flow_context()))), None)
+
+
 def _contexts(context: Any) -> Iterator[Any]:
     """Yield a control flow context, and those around it."""
     while context is not None:
@@ -137,6 +149,12 @@ def while_context(op: Operation) -> Any:
     """Return the ``WhileContext`` of the innermost loop around an operation; ``None`` if a branch is, or nothing."""
     context = op._get_control_flow_context()
     return context if context is not None and context.IsWhileContext() else None
+
+
+def is_call(op: Operation) -> bool:
+    """Return whether an operation calls functions: by name, as a condition, or as a loop."""
+    attrs = op.node_def.attr.values()
+    return any(attr.HasField("func") or attr.list.func for attr in attrs) or has_function(op.graph, op.type)
 
 
 def has_function(graph: Graph, name: str) -> bool:

@@ -112,8 +112,19 @@ def only_with(read: Operation, updates: Sequence[Operation]) -> None:
 
     A step that finds no more batches then changes nothing.
     """
-    for op in set(placement.ancestors(updates)) - set(placement.ancestors([read])):
+    early = set(placement.ancestors([read]))
+    for op in set(placement.ancestors(updates)) - early:
         lasts = any(graph_editor.is_handle(tensor) for tensor in op.inputs)
-        in_loop = graph_editor.is_in_control_flow(op)  # no control edge may enter it
-        if lasts and side_effects.changes(op) and not in_loop:
-            graph_editor.add_control_inputs(op, [read])
+        if lasts and side_effects.changes(op):
+            for start in _starts(op):
+                if start not in early:
+                    graph_editor.add_control_inputs(start, [read])
+
+
+def _starts(op: Operation) -> Sequence[Operation]:
+    """Return an operation, or the entries of the loop around it: no control edge may lead into a loop."""
+    if graph_editor.can_wait(op):
+        return [op]
+    return [
+        one for one in placement.ancestors([op]) if one.type in ("Enter", "RefEnter") and graph_editor.can_wait(one)
+    ]

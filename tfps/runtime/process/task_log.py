@@ -5,15 +5,15 @@ not import TensorFlow.
 """
 
 import contextlib
+import io
 import logging
 import os
 import sys
 from pathlib import Path
 from typing import TextIO, cast
 
-from tfps.errors import StorageError
 from tfps.runtime.process.model_output import Errors, OwnLines, Printed
-from tfps.storage import JobDirectory, make_dir
+from tfps.storage import JobDirectory, open_to_append
 
 _log = logging.getLogger("tfps")
 
@@ -92,11 +92,8 @@ def _drop_noise() -> TextIO:
 
 
 def _opened(path: Path) -> TextIO:
-    make_dir(path.parent)
-    try:
-        return open(path, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise StorageError(f"--model_dir: {path} cannot be written: {error.strerror}.") from None
+    buffered = io.BufferedWriter(open_to_append(path))
+    return io.TextIOWrapper(buffered, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def _formatted(handler: logging.Handler, line: str, level: int = logging.DEBUG) -> logging.Handler:

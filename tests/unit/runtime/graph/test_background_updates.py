@@ -63,11 +63,12 @@ KINDS = (loop, branch, branch_in_loop, loop_in_branch, loop_in_loop, branch_in_b
 class _Counting(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
     """Counts its updates in branches and loops that do not depend on a gradient."""
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None) -> Any:
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply the gradients, and count."""
         zeros = tf.zeros_initializer()
         counters = [tf.get_variable(kind.__name__, [], initializer=zeros, trainable=False) for kind in KINDS]
         counted = [kind(counter) for kind, counter in zip(KINDS, counters, strict=True)]
-        return tf.group(super().apply_gradients(grads_and_vars, global_step, name), *counted)
+        return tf.group(super().apply_gradients(*args, **kwargs), *counted)
 
 
 def _ones(mode: str, params: Any, context: Any) -> Any:

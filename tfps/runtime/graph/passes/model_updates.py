@@ -24,6 +24,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.runtime.graph.graph_editor import (
     add_control_inputs,
+    can_wait,
     descendants,
     is_handle,
     is_in_every_step,
@@ -102,7 +103,7 @@ def put_before(
         readers = [op for op, found in uses.items() if not found.isdisjoint(changes)]
         late = gates if readers or not seen.isdisjoint(changed) else []
         for op in dict.fromkeys([*late, *(op for op in readers if op not in elsewhere)]):
-            if op not in own and is_in_every_step(op):
+            if op not in own and can_wait(op):
                 add_control_inputs(op, [update])
 
 

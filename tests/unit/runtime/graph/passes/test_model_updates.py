@@ -323,14 +323,21 @@ def halving(how: str) -> Any:
         def slowed(value: Any) -> Any:
             return tf.identity(value), lambda gradient: gradient * rate.read_value()
 
+        rates = {
+            "rate": rate,
+            "branch": lambda: tf.cond(tf.random.uniform([]) < 2.0, rate.read_value, lambda: 0.0),
+            "loop": lambda: tf.while_loop(lambda turn, _: turn < 1, lambda turn, _: (turn + 1, rate + 0.0), (0, 0.0))[
+                1
+            ],
+        }
         loss = weight + 0.0 * features["x"]
-        optimizer = tf.train.GradientDescentOptimizer(rate if how == "rate" else 1.0)
-        return tfps.ModelSpec(loss=loss if how == "rate" else slowed(loss), optimizer=optimizer)
+        optimizer = tf.train.GradientDescentOptimizer(rates.get(how, 1.0))
+        return tfps.ModelSpec(loss=slowed(loss) if how == "gradient" else loss, optimizer=optimizer)
 
     return model_fn
 
 
-@pytest.mark.parametrize("how", ["rate", "gradient"])
+@pytest.mark.parametrize("how", ["rate", "gradient", "branch", "loop"])
 @pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_an_optimizer_goes_by_what_a_step_has_made_of_its_variables(

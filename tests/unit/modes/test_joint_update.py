@@ -1,0 +1,160 @@
+"""Claims about optimizers with branches, loops and functions: concurrent updates of two workers lose nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from support.cluster import dataset_of, model_of, train, variables_of
+from tensorflow.python.ops import cond_v2, while_v2
+
+import tfps
+
+STEPS = 200
+EVERY = 4
+
+
+def ones(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` of ones, without end."""
+    return None if mode == "eval" else dataset_of([1.0]).repeat().batch(1)
+
+
+def model(optimizer: Any) -> Any:
+    """Return a model with a vector and a scalar, of which one unit of gradient adds 1 to each."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        vector = tf.get_variable("vector", [4000], initializer=tf.zeros_initializer())
+        scalar = tf.get_variable("scalar", [], initializer=tf.zeros_initializer())
+        loss = scalar * tf.reduce_mean(features["x"]) + tf.reduce_sum(vector)
+        return tfps.ModelSpec(loss=loss, optimizer=optimizer())
+
+    return model_of(ones, model_fn)
+
+
+class _Wrapper(tf.train.Optimizer):  # type: ignore[misc]
+    """Applies gradients with another optimizer, in a subclass's way."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(False, "Wrapper")
+        self.inner = inner
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner.compute_gradients(*args, **kwargs)
+
+
+class _Accumulating(_Wrapper):
+    """Applies the sum of ``EVERY`` gradients in a branch, and starts again."""
+
+    def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
+        zeros = tf.zeros_initializer()
+        count = tf.get_variable("count", [], tf.int64, initializer=zeros, trainable=False)
+        variables = [one for _, one in grads_and_vars]
+        sums = [tf.get_variable(f"{one.op.name}/sum", one.shape, initializer=zeros) for one in variables]
+        added = [one.assign_add(gradient) for one, (gradient, _) in zip(sums, grads_and_vars, strict=True)]
+        with tf.control_dependencies(added):
+            number = count.assign_add(1)
+
+        def apply() -> Any:
+            pairs = [(one.read_value(), variable) for one, variable in zip(sums, variables, strict=True)]
+            with tf.control_dependencies([self.inner.apply_gradients(pairs)]):
+                return tf.group(*(one.assign(tf.zeros_like(one)) for one in sums))
+
+        with tf.control_dependencies([number]):
+            return tf.group(tf.cond(tf.equal(number % EVERY, 0), apply, tf.no_op))
+
+
+class _IfSmall(_Wrapper):
+    """Applies the gradients in a branch, unless they are too large."""
+
+    def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
+        norm = tf.linalg.global_norm([gradient for gradient, _ in grads_and_vars])
+        return tf.group(tf.cond(norm < 1e6, lambda: tf.group(self.inner.apply_gradients(grads_and_vars)), tf.no_op))
+
+
+def _assigned(grads_and_vars: Any) -> Any:
+    """Add the gradients with a read, a sum and a write, which another update in between would undo."""
+    return tf.group(*(variable.assign(variable.read_value() + gradient) for gradient, variable in grads_and_vars))
+
+
+class _InLoop(_Wrapper):
+    """Adds the gradients in a loop."""
+
+    def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
+        def turn(index: Any) -> Any:
+            with tf.control_dependencies([_assigned(grads_and_vars)]):
+                return index + 1
+
+        return tf.group(tf.while_loop(lambda index: index < 1, turn, [tf.constant(0)]))
+
+
+class _ReadInBranch(_Wrapper):
+    """Adds the gradients to what a branch has read."""
+
+    def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
+        def added(gradient: Any, variable: Any) -> Any:
+            value = tf.cond(tf.norm(gradient) < 1e6, lambda: variable.read_value() + gradient, variable.read_value)
+            return variable.assign(value)
+
+        return tf.group(*(added(*pair) for pair in grads_and_vars))
+
+
+class _InFunction(_Wrapper):
+    """Adds the gradients in one function that changes all variables."""
+
+    def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
+        @tf.function
+        def add(*gradients: Any) -> Any:
+            for gradient, (_, variable) in zip(gradients, grads_and_vars, strict=True):
+                variable.assign(variable.read_value() + gradient)
+            return tf.constant(0)
+
+        return tf.group(add(*(gradient for gradient, _ in grads_and_vars)))
+
+
+class _InIf(_Wrapper):
+    """Adds the gradients in an ``If``, which calls a function for each branch."""
+
+    def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
+        def added() -> Any:
+            with tf.control_dependencies([_assigned(grads_and_vars)]):
+                return tf.constant(1)
+
+        norm = tf.linalg.global_norm([gradient for gradient, _ in grads_and_vars])
+        return tf.group(cond_v2.cond_v2(norm < 1e6, added, lambda: tf.constant(0)))
+
+
+class _InWhile(_Wrapper):
+    """Adds the gradients in a ``While``, which calls a function for each turn."""
+
+    def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
+        def turn(index: Any) -> Any:
+            with tf.control_dependencies([_assigned(grads_and_vars)]):
+                return tf.identity(index) + 1
+
+        return tf.group(while_v2.while_loop(lambda index: index < 1, turn, [tf.constant(0)]))
+
+
+def descent() -> Any:
+    """Return the optimizer whose update adds the gradient."""
+    return tf.train.GradientDescentOptimizer(-1.0)
+
+
+@pytest.mark.parametrize("kind", [_Accumulating, _IfSmall, _InLoop, _ReadInBranch, _InFunction, _InIf, _InWhile])
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_no_update_is_lost(tmp_path: Path, kind: Any, num_ps: int) -> None:
+    """Each weight is the number of updates, whatever an optimizer puts them into."""
+    train(model(lambda: kind(descent())), num_ps, 2, 60, model_dir=str(tmp_path), max_steps=STEPS)
+    found = variables_of(tmp_path)
+    assert found["global_step"] == STEPS
+    assert (found["scalar"], set(found["vector"].tolist())) == (STEPS, {STEPS})
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_adam_in_a_branch_multiplies_its_powers_once_per_update(tmp_path: Path, num_ps: int) -> None:
+    """The powers of beta are those of one machine to the last bits, after updates of two workers."""
+    optimizer = lambda: _IfSmall(tf.train.AdamOptimizer(0.001))  # noqa: E731
+    train(model(optimizer), num_ps, 2, 60, model_dir=str(tmp_path), max_steps=STEPS)
+    found = variables_of(tmp_path)
+    [power] = [value for name, value in found.items() if name.endswith("beta1_power")]
+    np.testing.assert_allclose(power, 0.9 ** (STEPS + 1), rtol=1e-4)
