@@ -44,12 +44,16 @@ def test_a_supervised_task_whose_import_is_killed_once_runs(tmp_path: Path) -> N
 
 
 def _importing(launcher: int) -> int:
-    """Return the fork server of a launcher, as soon as it has one."""
+    """Return the fork server of a launcher, as soon as it imports TensorFlow.
+
+    Before, nothing may be connected to it yet, and ``multiprocessing`` starts another one without a word.
+    """
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for pid in alive(children_of(launcher)):
             with contextlib.suppress(OSError):
-                if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                is_fork_server = b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                if is_fork_server and b"/libtensorflow" in Path(f"/proc/{pid}/maps").read_bytes():
                     return pid
         time.sleep(0.02)
     raise AssertionError(f"{launcher} has no fork server")

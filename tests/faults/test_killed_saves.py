@@ -149,7 +149,7 @@ def test_a_kill_at_any_phase_leaves_the_newest_whole_one(
         assert one["after"] in (names_of(*anew[-5:]), names_of(*saved, 7) if 6 in saved else None)
 
 
-# Saves 64 MB, and is killed as TensorFlow writes them.
+# Saves 256 MB, and is killed as TensorFlow writes them.
 KILLED_IN_WRITING = """
 import os, signal, sys, threading, time
 from pathlib import Path
@@ -167,7 +167,7 @@ def watch():
 
 with tf.Graph().as_default(), tf.Session() as session:
     step = tf.train.get_or_create_global_step()
-    tf.get_variable("weight", [2**24], initializer=tf.ones_initializer())
+    tf.get_variable("weight", [2**26], initializer=tf.ones_initializer())
     session.run(tf.global_variables_initializer())
     threading.Thread(target=watch, daemon=True).start()
     CheckpointManager(sys.argv[1], 60).save(session, step)
