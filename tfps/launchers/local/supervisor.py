@@ -73,6 +73,8 @@ class Supervisor:
             if isinstance(event, (LogLine, TaskRestarted, TaskStalled)):
                 self._pass_on(event.text)
             elif isinstance(event, TaskExited):
+                for number in stopping_signals():  # also while Python ends: the exit code is known
+                    signal.signal(number, signal.SIG_IGN)
                 code = event.exit_code
                 if event.error:
                     self._pass_on(f"error: {event.error}")
