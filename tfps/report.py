@@ -12,12 +12,11 @@ _SHORT_SECS = 10.0  # in a shorter job, chance decides which worker is the slowe
 _SLOW, _BEHIND = 0.8, 0.2  # the thresholds from which a worker is reported as slow
 
 
-def describe_pace(pace: RunPace, num_workers: int) -> str:
-    """Return a description of how steps run, and how much staler each worker's extra runs make gradients."""
+def describe_pace(pace: RunPace) -> str:
+    """Return a description of how steps run."""
     steps = f"{pace.steps_per_run} steps a run" if pace.steps_per_run > 1 else "1 step a run"
-    runs = pace.runs_in_flight
-    late = f", {runs} under way: gradients are up to {(runs - 1) * num_workers} staler"
-    return steps + (late if runs > 1 else "")
+    several = f", {pace.runs_in_flight} under way: gradients may be staler"
+    return steps + (several if pace.runs_in_flight > 1 else "")
 
 
 def final_lines(summary: JobSummary, model_dir: str | None) -> list[str]:
@@ -33,8 +32,7 @@ def final_lines(summary: JobSummary, model_dir: str | None) -> list[str]:
     if chief.loss is not None:
         lines.append(f"  training loss  {chief.loss:.4g}")
     if chief.pace:
-        workers = sum(task.startswith("worker/") for task in summary.tasks)
-        lines.append(f"  pace           {describe_pace(chief.pace, workers)}")
+        lines.append(f"  pace           {describe_pace(chief.pace)}")
     lines += [f"  eval {name:<9} {text}" for name, value in chief.eval.items() if (text := _metric(value))]
     lines += [f"  {name:<14} {text}" for name, text in _course(summary, chief).items() if text]
     if model_dir:

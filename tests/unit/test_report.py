@@ -19,7 +19,7 @@ def final_lines(summary: dict[str, Any], model_dir: str | None) -> list[str]:
     [
         (1, 1, "1 step a run"),
         (8, 1, "8 steps a run"),
-        (8, 2, "8 steps a run, 2 under way: gradients are up to 2 staler"),
+        (8, 2, "8 steps a run, 2 under way: gradients may be staler"),
     ],
 )
 def test_the_report_tells_the_pace(steps: int, runs: int, told: str) -> None:

@@ -176,7 +176,7 @@ class Pace:
         self._chosen = None not in (config.steps_per_run, config.runs_in_flight)
 
     def __str__(self) -> str:
-        return report.describe_pace(self.in_summary, self._num_workers)
+        return report.describe_pace(self.in_summary)
 
     @property
     def in_summary(self) -> RunPace:
