@@ -155,3 +155,20 @@ def test_a_supervised_job_ends_as_any_other(tmp_path: Path) -> None:
         assert {name: task.wait(120) for name, task in tasks.items()} == dict.fromkeys(tasks, 0)
         assert summary(tmp_path / "m")["global_step"] == 50
         assert "training: mode async, 2 workers, 1 ps" in tasks["worker/1"].output()
+
+
+@pytest.mark.timeout(200)
+def test_a_ps_that_is_done_stays_done(tmp_path: Path) -> None:
+    """SIGTERM may come at any moment while its processes end, as from a TFJob's controller: it ends with 0."""
+    with job(tmp_path, 1, 1, "--max_steps=50", model=POWERS) as tasks:
+        ps, signals = tasks["ps/0"], 0
+        ps.wait_for("training: serving", 120)
+        while "\ndone\n" not in ps.output():
+            assert ps.poll() is None, ps.output()
+            time.sleep(0.002)
+        while ps.poll() is None:
+            ps.signal(signal.SIGTERM)
+            signals += 1
+            time.sleep(0.002)
+        assert signals > 1
+        assert {name: task.wait(60) for name, task in tasks.items()} == dict.fromkeys(tasks, 0)

@@ -42,7 +42,6 @@ _SEED_STRIDE = 1_000_003
 _SCOPE = "tfps/step_"
 _TURNS = "tfps/acts/"
 _MADE_IN_EACH_RUN = ("Anonymous", "TemporaryVariable")  # beginnings of the types of operations
-_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # ResourceHandle::ANONYMOUS_NAME (resource_handle.h)
 _CONTROL = ("Enter", "RefEnter", "Switch", "RefSwitch")
 _DEEPER = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
 
@@ -228,12 +227,6 @@ def copy_number(name: str) -> int:
     return int(named[1]) if named else 0
 
 
-def _has_no_name(op: Operation) -> bool:
-    """Return whether an operation makes a resource of its own in each run, as ``tf.Variable`` does in eager mode."""
-    named = op.node_def.attr.get("shared_name")
-    return named is not None and named.s.decode() == _ANONYMOUS
-
-
 def _lasts(op: Operation) -> bool:
     """Return whether an operation is the same in every step: its output outlives the step, or never changes.
 
@@ -241,7 +234,7 @@ def _lasts(op: Operation) -> bool:
     """
     if op.type in ("Const", "Placeholder"):
         return not op.control_inputs
-    if op.type.startswith(_MADE_IN_EACH_RUN) or _has_no_name(op):
+    if op.type.startswith(_MADE_IN_EACH_RUN):
         return False
     is_shared = "shared_name" in op.node_def.attr or not op.inputs
     return is_shared and any(is_handle(tensor) for tensor in op.outputs)
