@@ -40,7 +40,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, file: str, how: str) -> N
     with pytest.raises(CheckpointError, match=r"model\.ckpt-7 is damaged: .*--checkpoint_path") as told:
         restore.restore(run.session, str(run.checkpoints.newest), run.saver)
     assert "\n" not in str(told.value)
-    if file == "index" or how in ("truncated", "empty"):
+    if file == "index" or how == "empty":
         with pytest.raises(CheckpointError, match=r"model\.ckpt-7 "):
             restore.step_of(str(run.checkpoints.newest))
 
