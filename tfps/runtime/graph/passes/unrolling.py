@@ -43,6 +43,7 @@ _SCOPE = "tfps/step_"
 _TURNS = "tfps/acts/"
 _MADE_IN_EACH_RUN = ("Anonymous", "TemporaryVariable")  # beginnings of the types of operations
 _CONTROL = ("Enter", "RefEnter", "Switch", "RefSwitch")
+_BRANCHES = (*("Switch", "RefSwitch", "If", "StatelessIf", "Case", "StatelessCase"), *("While", "StatelessWhile"))
 _DEEPER = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
 
 
@@ -200,9 +201,9 @@ class UnrolledStep:
         """Return the names of the operations that end an operation's use of its resources; empty if unknown.
 
         This is the operation itself. For one that enters a loop, it is the operations through which its input leaves
-        the loop.
+        the loop. TensorFlow turns an ``If`` or ``While`` into branches and loops of which control edges reach a part.
         """
-        if op.type in ("Switch", "RefSwitch"):
+        if op.type in _BRANCHES:
             return []
         if op.type not in ("Enter", "RefEnter"):
             return [op.name]

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from support.cluster import dataset_of, model_of, train, variables_of
+from tensorflow.python.ops import cond_v2
 
 import tfps
 
@@ -40,6 +41,31 @@ def doubling_and_halving(constant: bool) -> Any:
         return tfps.ModelSpec(loss=loss, predictions={"y": loss}, optimizer=optimizer)
 
     return model_fn
+
+
+def halving_in_a_branch(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be the same model with an ``If`` in place of a function; in it, all is in order."""
+    state = tf.get_variable("state", [], initializer=tf.ones_initializer(), trainable=False)
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    with tf.control_dependencies([state.assign_add(1.0)]):
+        zero = tf.identity(features["x"] * 0.0)
+
+    def halve() -> Any:
+        with tf.control_dependencies([state.assign(state * 0.5)]):
+            return zero + state.read_value()
+
+    made = cond_v2.cond_v2(zero < 1.0, halve, lambda: zero - 7.0)
+    optimizer = tfps.make_optimizer(params, "sgd", learning_rate=1.0)
+    loss = -weight * tf.stop_gradient(made)
+    return tfps.ModelSpec(loss=loss, predictions={"y": loss}, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("flags", [{"steps_per_run": 8}, {}])
+def test_a_branch_comes_after_what_its_input_waits_for(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """An ``If`` that changes a variable is not copied: control edges do not reach all of it."""
+    train(model_of(ones, halving_in_a_branch), 1, 1, max_steps=STEPS, model_dir=str(tmp_path), **flags)
+    saved = variables_of(tmp_path)
+    assert (saved["weight"], saved["state"]) == (STEPS, 1.0)
 
 
 @pytest.mark.parametrize("flags", [{"steps_per_run": 8}, {"steps_per_run": 8, "wire": "plain"}, {"steps_per_run": 1}])
