@@ -43,9 +43,7 @@ from tfps.storage import JobDirectory
 from tfps.timeouts import KILL_AFTER_SECS, STALLED_AFTER_SECS
 
 _MOST_RESTARTS = 5
-# Exit codes that say nothing of a task that has signed off: 255 is multiprocessing's, if the fork server cannot report
-# one. SIGTERM may come while Python ends, when it has no handler any more.
-_NO_CODES = (255, -signal.SIGTERM)
+_SERVER_ENDED = 255  # the exit code of a process, for multiprocessing, if the fork server cannot report it
 
 
 @dataclass(frozen=True)
@@ -224,7 +222,7 @@ class LocalJob(RunningJob):
         self._signs.ended(output.task)
         self._silent.reported(output.task)
         lost_with = self._lost_with.pop(output.task, None)
-        is_done = process.exitcode in _NO_CODES and output.task in self._signs.signed_off
+        is_done = process.exitcode == _SERVER_ENDED and output.task in self._signs.signed_off
         code = 0 if is_done else process.exitcode or 0
         yield from self._replaced(output.task, code, lost_with)
         if output.task.job == "ps" and output.task in self._restarts and not lost_with:
