@@ -152,7 +152,7 @@ class Running:
         for name in names or self._stops:
             self._stops[name].request(StoppedError("stopped by SIGTERM"))
 
-    def wait(self, secs: float = 30) -> Errors:
+    def wait(self, secs: float = 60) -> Errors:
         """Return what each task ended with; fails if one still runs after ``secs``, and shows where."""
         deadline = time.monotonic() + secs
         for thread in self._threads.values():
@@ -172,7 +172,7 @@ def _where() -> str:
 @contextlib.contextmanager
 def job(model: Model, num_ps: int = 1, num_workers: int = 2, **flags: Any) -> Iterator[Running]:
     """Start a job and yield it while it runs; in the end, what still runs is told to stop."""
-    config = JobConfig(**{"start_timeout_secs": 10.0, "batch_size": 1, **flags})
+    config = JobConfig(**{"start_timeout_secs": 30.0, "batch_size": 1, **flags})
     with (
         shared_servers(),
         mock.patch.object(tensorflow_import, "load_v1"),  # switches behaviours off and on, under other threads' feet
@@ -185,7 +185,7 @@ def job(model: Model, num_ps: int = 1, num_workers: int = 2, **flags: Any) -> It
             running.stop()
 
 
-def run_job(model: Model, num_ps: int = 1, num_workers: int = 2, secs: float = 30, **flags: Any) -> Errors:
+def run_job(model: Model, num_ps: int = 1, num_workers: int = 2, secs: float = 60, **flags: Any) -> Errors:
     """Run a job to its end; returns what each task ended with."""
     with job(model, num_ps, num_workers, **flags) as running:
         return running.wait(secs)
@@ -198,12 +198,12 @@ def assert_done(ended: Mapping[str, BaseException | None]) -> None:
         assert error is None, f"{name} ended with {told}"
 
 
-def train(model: Model, num_ps: int = 1, num_workers: int = 2, secs: float = 30, **flags: Any) -> None:
+def train(model: Model, num_ps: int = 1, num_workers: int = 2, secs: float = 60, **flags: Any) -> None:
     """Run a job that has to end well."""
     assert_done(run_job(model, num_ps, num_workers, secs, **flags))
 
 
-def wait_until(condition: Callable[[], Any], secs: float = 20) -> None:
+def wait_until(condition: Callable[[], Any], secs: float = 60) -> None:
     """Wait for something to come true; fails after ``secs``."""
     deadline = time.monotonic() + secs
     while not condition():
