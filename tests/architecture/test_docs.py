@@ -17,7 +17,7 @@ from tfps import errors
 from tfps.cli import help as help_command
 from tfps.cli import main, reference
 from tfps.cli.registry import COMMANDS
-from tfps.config import command_line, job_config
+from tfps.config import command_line
 from tfps.launchers.registry import LAUNCHERS
 from tfps.models import loader, static_check
 from tfps.modes.registry import MODES
@@ -155,7 +155,7 @@ def test_blocks_are_of_a_known_language(file: Path) -> None:
 def test_mentions_no_flag_that_is_not(file: Path) -> None:
     """A page names no flag that tfps, or a program of the list above, does not have."""
     mentioned = set(re.findall(r"(?<![\w-])--([a-z_]+)\b(?!-)", file.read_text()))
-    assert mentioned - set(job_config.FIELDS) - FOREIGN == set()
+    assert mentioned - set(command_line.FLAGS) - FOREIGN == set()
 
 
 @pytest.mark.parametrize("file", [*FILES, REPO / "CHANGELOG.md"], ids=name_of)
@@ -208,7 +208,7 @@ def test_the_page_of_flags_is_made_from_the_flags() -> None:
     page = (DOCS / "flags.md").read_text()
     assert page == reference.flags_page()
     rows = re.findall(r"^\| `--(\w+)` \| .+ \|$", page, re.MULTILINE)
-    assert sorted(rows) == sorted(job_config.FIELDS)
+    assert sorted(rows) == sorted(command_line.FLAGS)
 
 
 def test_every_exit_code_is_on_its_page() -> None:

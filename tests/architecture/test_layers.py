@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.processes import REPO, environment
 
-from tfps.config.job_config import OPTIONS
+from tfps.config.command_line import FLAGS
 from tfps.launchers.local import task_process
 from tfps.launchers.registry import LAUNCHERS
 from tfps.models import loader
@@ -176,7 +176,7 @@ def test_the_choices_of_the_command_line_are_the_tables() -> None:
     """``--to``, ``--mode``, ``--optimizer`` and ``--ps_strategy`` take what the tables hold, in their order."""
     from tfps.runtime.graph import placement  # noqa: PLC0415  imports TensorFlow
 
-    allowed = {name: option.allowed_values() for name, option in OPTIONS.items() if option.choices}
+    allowed = {name: option.allowed_values() for name, option in FLAGS.items() if option.choices}
     assert allowed["to"] is LAUNCHERS
     assert allowed["mode"] is MODES
     assert allowed["optimizer"] is OPTIMIZERS
@@ -185,7 +185,7 @@ def test_the_choices_of_the_command_line_are_the_tables() -> None:
 
 def test_the_tables_name_what_exists() -> None:
     """Every module and function that a table or a list names as text is there."""
-    choices = [option.choices for option in OPTIONS.values() if isinstance(option.choices, str)]
+    choices = [option.choices for option in FLAGS.values() if isinstance(option.choices, str)]
     places = (*MODES.builtin.values(), *LAUNCHERS.builtin.values(), *choices)
     named = {*(path.partition(":")[0] for path in places), *loader.BUILTIN.values(), *task_process.PRELOAD}
     functions = [check.split(":") for check in loader.DATA_CHECKS.values()]

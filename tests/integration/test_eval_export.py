@@ -325,8 +325,8 @@ def test_an_export_is_served_by_plain_tensorflow(trained: Path, tmp_path: Path) 
     """
     arguments = []
     for single in (False, True):
-        config = JobConfig(export_dir=str(tmp_path / str(single)))
-        written = export.saved_model(config, model_of(batches(single), regression), newest(trained))
+        model, place = model_of(batches(single), regression), str(tmp_path / str(single))
+        written = export.saved_model(JobConfig(), model, newest(trained), place)
         arguments += [str(written), str(single)]
     (tmp_path / "elsewhere").mkdir()
     ended = subprocess.run(
@@ -371,8 +371,8 @@ def test_features_may_have_any_name(tmp_path: Path) -> None:
         return tfps.ModelSpec(loss=loss, predictions={"y": y}, optimizer=tf.train.GradientDescentOptimizer(0.1))
 
     train(model_of(input_fn, model_fn), num_workers=1, max_steps=2, model_dir=str(tmp_path / "m"))
-    config = JobConfig(export_dir=str(tmp_path / "out"))
-    written = export.saved_model(config, model_of(input_fn, model_fn), newest(tmp_path / "m"))
+    model = model_of(input_fn, model_fn)
+    written = export.saved_model(JobConfig(), model, newest(tmp_path / "m"), str(tmp_path / "out"))
     served = tf.saved_model.load_v2(str(written)).signatures["serving_default"]
     assert sorted(served.structured_input_signature[1]) == sorted(names)
 
@@ -382,18 +382,18 @@ def test_an_export_that_cannot_be_written_is_a_storage_error(trained: Path, tmp_
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(StorageError, match=r"--export_dir="):
-            export.saved_model(JobConfig(export_dir=str(place)), MODEL, newest(trained))
+            export.saved_model(JobConfig(), MODEL, newest(trained), str(place))
 
 
 def test_an_export_that_breaks_off_leaves_nothing(trained: Path, tmp_path: Path) -> None:
     """Half a model must not be served; the same command can be given again."""
-    config = JobConfig(export_dir=str(tmp_path / "out"))
+    out = str(tmp_path / "out")
     full = OSError(errno.ENOSPC, "No space left on device")
     writes = mock.patch("tensorflow.python.lib.io.file_io.write_string_to_file", side_effect=full)
     with writes, pytest.raises(StorageError, match="No space left on device"):
-        export.saved_model(config, MODEL, newest(trained))
+        export.saved_model(JobConfig(), MODEL, newest(trained), out)
     assert list(tmp_path.iterdir()) == []
-    assert (export.saved_model(config, MODEL, newest(trained)) / "saved_model.pb").is_file()
+    assert (export.saved_model(JobConfig(), MODEL, newest(trained), out) / "saved_model.pb").is_file()
 
 
 def nothing(*_: Any) -> None:

@@ -4,9 +4,10 @@ import dataclasses
 from typing import Any
 
 import yaml
+from support import jobs
+from support.jobs import job_of
 from support.processes import ECHO, NASTY
 
-from tfps.config.job_config import JobConfig
 from tfps.jobs.spec import Job
 from tfps.launchers.base import Plan
 from tfps.launchers.registry import LAUNCHERS
@@ -14,33 +15,31 @@ from tfps.launchers.registry import LAUNCHERS
 Object = dict[str, Any]
 
 PLATFORMS = ("kubernetes", "tfjob", "volcano", "jobset")
-SMALL = Job("mnist", JobConfig(model="mnist", num_ps=1, num_workers=2))
-FULL = Job(
+SMALL = job_of("mnist", model="mnist", num_ps=1, num_workers=2)
+FULL = job_of(
     "full",
-    JobConfig(
-        num_ps=2,
-        num_workers=3,
-        ps_cpu=2.5,
-        ps_memory=6 * 2**30,
-        worker_cpu=8,
-        worker_memory=500_000_000,
-        worker_gpu=8,
-        image="registry.example:5000/team/tfps:1e3",
-        volumes="team-data:/data:ro,/mnt/out:/out",
-        namespace="team",
-        model='./models/my "model" $(id).py',
-        data_dir=f"/data/{NASTY}",
-        model_dir=f"/out/{NASTY}",
-        mode="sync",
-        start_timeout_secs=120.0,
-    ),
     ECHO,
+    num_ps=2,
+    num_workers=3,
+    ps_cpu=2.5,
+    ps_memory=6 * 2**30,
+    worker_cpu=8,
+    worker_memory=500_000_000,
+    worker_gpu=8,
+    image="registry.example:5000/team/tfps:1e3",
+    volumes="team-data:/data:ro,/mnt/out:/out",
+    namespace="team",
+    model='./models/my "model" $(id).py',
+    data_dir=f"/data/{NASTY}",
+    model_dir=f"/out/{NASTY}",
+    mode="sync",
+    start_timeout_secs=120.0,
 )
 
 
-def changed(job: Job, source: str | None = None, **changes: Any) -> Job:
-    """Return a job with some fields of its config, and its model's file, changed."""
-    return dataclasses.replace(job, config=job.config.replace(**changes), model_source=source)
+def changed(job: Job, source: str | None = None, **flags: Any) -> Job:
+    """Return a job with some flags, and its model's file, changed."""
+    return dataclasses.replace(jobs.changed(job, **flags), model_source=source)
 
 
 def plan_of(platform: str, job: Job) -> Plan:

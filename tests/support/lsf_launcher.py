@@ -19,7 +19,7 @@ class LsfLauncher(BatchLauncher):
     """LSF, by ``bsub``, ``bjobs`` and ``bkill``."""
 
     name = "lsf"
-    options = frozenset({"queue"})
+    options = frozenset({"port_base", "queue"})
     states = {  # noqa: RUF012  bjobs(1)
         "PEND": PENDING,
         "PROV": PENDING,
@@ -37,7 +37,7 @@ class LsfLauncher(BatchLauncher):
 
     def script(self, job: Job) -> str:
         """Return the script."""
-        queue = job.config.queue
+        queue = job.options.queue
         if queue is not None and not re.fullmatch(r"[\w.-]+", queue):
             raise ConfigError(f"--queue={show(queue)} is not the name of a queue: bqueues lists them.")
         options = [

@@ -21,7 +21,7 @@ class PbsLauncher(BatchLauncher):
     """PBS, by ``qsub``, ``qstat`` and ``qdel``."""
 
     name = "pbs"
-    options = frozenset({"queue"}) | RESOURCES
+    options = frozenset({"port_base", "queue"}) | RESOURCES
     states = {  # noqa: RUF012  qstat(1B)
         "Q": PENDING,
         "H": PENDING,
@@ -39,7 +39,7 @@ class PbsLauncher(BatchLauncher):
 
     def script(self, job: Job) -> str:
         """Return the script."""
-        queue = job.config.queue
+        queue = job.options.queue
         if queue is not None and not re.fullmatch(r"[A-Za-z][\w.-]*(@[\w.-]+)?", queue):
             raise ConfigError(f"--queue={show(queue)} is not the name of a queue: qstat -Q lists them.")
         options = "\n".join(f"#PBS {option}" for option in _options(job))
@@ -76,7 +76,7 @@ class PbsLauncher(BatchLauncher):
 def _options(job: Job) -> Iterator[str]:
     yield from (f"-N {job.name}", "-S /bin/bash", "-V", "-r y", "-j oe", "-o /dev/null")
     yield f"-l select={'+'.join(_chunks(role) for role in job.roles)}"
-    yield from [f"-q {job.config.queue}"] if job.config.queue else []
+    yield from [f"-q {job.options.queue}"] if job.options.queue else []
 
 
 def _chunks(role: Role) -> str:

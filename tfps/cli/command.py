@@ -1,13 +1,15 @@
 """The definition of a command, and functions that several commands share."""
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tfps.cli.validation import ProblemCollector
-from tfps.config import job_config
+from tfps.config.command_line import OptionsT, flags_of
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.runtime import task
@@ -40,22 +42,24 @@ class Command:
     @property
     def flags(self) -> Sequence[str]:
         """The names of its flags."""
-        return job_config.fields_of(self.groups)
+        return flags_of(self.groups)
 
 
-def found_from_anywhere(job: JobConfig) -> JobConfig:
-    """Return a job with absolute paths: a model may change directory, and ``tfps eval`` may run in another one.
+def found_from_anywhere(options: OptionsT) -> OptionsT:
+    """Return options with absolute paths: a model may change directory, and ``tfps eval`` may run in another one.
 
     Raises:
         ConfigError: If a path is not UTF-8, which TensorFlow needs, or is relative to a directory that is gone.
     """
-    paths = {name: getattr(job, name) for name in ("model_dir", "checkpoint_path", "export_dir")}
-    paths["data_dir"] = job.data_dir if os.path.exists(job.data_dir) else None
-    paths["model"] = job.model if Path(job.model).is_file() else None
+    paths = {name: getattr(options, name, None) for name in ("model_dir", "checkpoint_path", "export_dir")}
+    if isinstance(options, JobConfig):
+        paths["data_dir"] = options.data_dir if os.path.exists(options.data_dir) else None
+        paths["model"] = options.model if Path(options.model).is_file() else None
     for name, path in paths.items():
         if path and any("\ud800" <= letter <= "\udfff" for letter in path):
             raise ConfigError(f"--{name}={show(path)} is not UTF-8: rename it, or set LC_ALL=C.UTF-8.")
-    return job.replace(**{name: absolute(path) for name, path in paths.items() if path})
+    changes: dict[str, Any] = {name: absolute(path) for name, path in paths.items() if path}
+    return dataclasses.replace(options, **changes)
 
 
 def absolute(path: str) -> str:

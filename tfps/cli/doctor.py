@@ -71,7 +71,7 @@ class Check:
 def _doctor(argv: Sequence[str]) -> int:
     """Run all checks, the directory's in the background; print them and return the lowest exit code of a problem."""
     problems = ProblemCollector()
-    job = problems.read(COMMAND.flags, argv)
+    job = problems.read(COMMAND.flags, argv).config
     place = problems.of(_place, job)
     problems.settle()
     assert place is not None
@@ -290,7 +290,7 @@ def _within(secs: float, directory: "futures.Future[list[Check]]") -> list[Check
 
 COMMAND = Command(
     _doctor,
-    ("cluster", "task", "size", *JOB, "restarts"),
+    ("cluster", "task", "size", "ports", *JOB, "restarts"),
     "is this cluster able to train?",
     "Takes the flags of run, starts nothing, and answers in seconds: does each address resolve, and who answers there; "
     "is this task's port free (with --job_name and --task_index); proxies, versions, clocks; and, started on all hosts "

@@ -6,12 +6,12 @@ import stat
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import get_type_hints
+from typing import NamedTuple, get_type_hints
 
 from tfps.cli.command import Command, absolute, found_from_anywhere, with_tensorflow
 from tfps.cli.validation import ProblemCollector, check_model
-from tfps.config import job_config
-from tfps.config.job_config import JobConfig
+from tfps.config.command_options import ResultOptions
+from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.errors import CheckpointError, ConfigError
 from tfps.models import loader
 from tfps.models.model import Model
@@ -21,27 +21,37 @@ from tfps.runtime.checkpoint.manifest import INDEX, file_of
 from tfps.storage import JobDirectory, read_json
 
 
-def _trained(flags: Collection[str], argv: Sequence[str]) -> tuple[JobConfig, Model, str]:
-    """Return a directory's job, from ``job.json`` and the flags, with its model and the checkpoint's path."""
+class _Trained(NamedTuple):
+    """A trained job: its config is from ``job.json`` and the flags; ``checkpoint`` is a path without suffix."""
+
+    config: JobConfig
+    options: ResultOptions
+    model: Model
+    checkpoint: str
+
+
+def _trained(flags: Collection[str], argv: Sequence[str]) -> _Trained:
+    """Return the job of the directory, or of the checkpoint, that the flags name."""
     problems = ProblemCollector()
-    given = problems.read(flags, argv)
+    parsed = problems.read(flags, argv)
     problems.settle()
-    if not (given.model_dir or given.checkpoint_path):
+    given, options = parsed.config, parsed.options(ResultOptions)
+    if not (given.model_dir or options.checkpoint_path):
         raise ConfigError("--model_dir is missing: give the directory of a trained job.")
-    directory = JobDirectory(given.model_dir or Path(given.checkpoint_path or "").parent)
-    asked = problems.read(flags, argv, _stored(directory.job).replace(model_dir=str(directory.path)))
-    path = absolute(select_checkpoint(asked))
+    directory = JobDirectory(given.model_dir or Path(options.checkpoint_path or "").parent)
+    asked = problems.read(flags, argv, _stored(directory.job).replace(model_dir=str(directory.path))).config
+    path = absolute(select_checkpoint(asked.model_dir, options.checkpoint_path))
     named = asked.model.endswith(".py") and asked.model != given.model  # by job.json, not by the flags
     if named:
         problems.of(_check_owner, directory.job, Path(asked.model))
-    job = found_from_anywhere(asked)
+    job, found = found_from_anywhere(asked), found_from_anywhere(options)
     check_model(job, problems)
     with_tensorflow(problems)
     if named:
         print(f"runs {job.model}, as {directory.job} says", file=sys.stderr)
-    if not asked.checkpoint_path and not file_of(path, INDEX).exists():  # a running job deletes old ones
-        path = absolute(select_checkpoint(asked))
-    return job, loader.load(job.model), path
+    if not options.checkpoint_path and not file_of(path, INDEX).exists():  # a running job deletes old ones
+        path = absolute(select_checkpoint(asked.model_dir))
+    return _Trained(job, found, loader.load(job.model), path)
 
 
 def _stored(path: Path) -> JobConfig:
@@ -50,7 +60,7 @@ def _stored(path: Path) -> JobConfig:
     Raises:
         CheckpointError: If the file cannot be read, or a value has the wrong type.
     """
-    stored = {name: value for name, value in (read_json(path) or {}).items() if name in job_config.FIELDS}
+    stored = {name: value for name, value in (read_json(path) or {}).items() if name in OPTIONS}
     kinds = get_type_hints(JobConfig)
     for name, value in stored.items():
         number = kinds[name] in (float, float | None)  # a float may be written without a decimal point
@@ -81,12 +91,12 @@ def _check_owner(stored: Path, source: Path) -> None:
 
 def _eval(argv: Sequence[str]) -> int:
     """Evaluate a checkpoint on this machine."""
-    job, model, path = _trained(EVAL.flags, argv)
+    trained = _trained(EVAL.flags, argv)
     from tfps.runtime.checkpoint import restore  # noqa: PLC0415  imports TensorFlow
     from tfps.runtime.results import evaluation  # noqa: PLC0415  imports TensorFlow
 
-    step = restore.step_of(path)
-    values = evaluation.of_checkpoint(job, model, path)
+    step = restore.step_of(trained.checkpoint)
+    values = evaluation.of_checkpoint(trained.config, trained.model, trained.checkpoint)
     lists = [f"{name}={json.dumps(v, separators=(',', ':'))}" for name, v in values.items() if not isinstance(v, float)]
     print(" ".join([format_progress(step, {k: v for k, v in values.items() if isinstance(v, float)}), *lists]))
     return 0
@@ -94,10 +104,10 @@ def _eval(argv: Sequence[str]) -> int:
 
 def _export(argv: Sequence[str]) -> int:
     """Write a SavedModel."""
-    job, model, path = _trained(EXPORT.flags, argv)
+    trained = _trained(EXPORT.flags, argv)
     from tfps.runtime.results import export  # noqa: PLC0415  imports TensorFlow
 
-    print(export.saved_model(job, model, path))
+    print(export.saved_model(trained.config, trained.model, trained.checkpoint, trained.options.export_dir))
     return 0
 
 

@@ -7,7 +7,7 @@ from tfps.cli.command import Command
 from tfps.cli.tables import print_status
 from tfps.cli.validation import ProblemCollector
 from tfps.cluster.spec import Task
-from tfps.config import job_config
+from tfps.config.command_options import LogsOptions
 from tfps.jobs.handle import SubmittedJob
 from tfps.launchers.registry import LAUNCHERS
 from tfps.text import show
@@ -18,11 +18,11 @@ _EXAMPLE = "slurm:4711"
 _GIVE = f"give the one that tfps submit printed, like {_EXAMPLE}"
 
 
-def _find(verb: Command, argv: Sequence[str]) -> tuple[SubmittedJob, job_config.JobConfig]:
+def _find(verb: Command, argv: Sequence[str]) -> tuple[SubmittedJob, LogsOptions]:
     """Return the job whose handle is among the arguments, and the flags."""
     problems = ProblemCollector()
     handles = [arg for arg in argv if not arg.startswith("-")]
-    asked = problems.read(verb.flags, [arg for arg in argv if arg not in handles])
+    parsed = problems.read(verb.flags, [arg for arg in argv if arg not in handles])
     if len(handles) != 1:
         problem = f"{len(handles)} handles are given" if handles else "the job's handle is missing"
         problems.add(f"{problem}: {_GIVE}.")
@@ -31,7 +31,7 @@ def _find(verb: Command, argv: Sequence[str]) -> tuple[SubmittedJob, job_config.
         problems.add(f"{show(handles[0])} is no job's handle: {_GIVE}.{local if os.path.isdir(handles[0]) else ''}")
     problems.settle()
     platform, _, name = handles[0].partition(":")
-    return LAUNCHERS.load(platform).find(name), asked
+    return LAUNCHERS.load(platform).find(name), parsed.options(LogsOptions)
 
 
 def _status(argv: Sequence[str]) -> int:
@@ -41,9 +41,9 @@ def _status(argv: Sequence[str]) -> int:
 
 
 def _logs(argv: Sequence[str]) -> int:
-    job, asked = _find(LOGS, argv)
-    task = Task.parse(asked.task) if asked.task else None
-    for line in job.logs(task, asked.follow):
+    job, options = _find(LOGS, argv)
+    task = Task.parse(options.task) if options.task else None
+    for line in job.logs(task, options.follow):
         print(line.text if task else f"{line.task!s:<9} | {line.text}", flush=True)
     return 0
 

@@ -28,7 +28,7 @@ def _launch(argv: Sequence[str]) -> int:
     """Run a whole cluster on this machine."""
     began = time.monotonic()
     problems = ProblemCollector()
-    job = problems.read(COMMAND.flags, argv)
+    job = problems.read(COMMAND.flags, argv).config
     job = job.replace(num_ps=job.num_ps or 1, num_workers=job.num_workers or 2)
     check_model(job, problems)
     problems.of(task.require_tensorflow)

@@ -11,7 +11,7 @@ from tfps.models import loader
 def _plan(argv: Sequence[str]) -> int:
     """Print where variables go and what a step sends."""
     problems = ProblemCollector()
-    job = problems.read(COMMAND.flags, argv)
+    job = problems.read(COMMAND.flags, argv).config
     check_model(job, problems)
     with_tensorflow(problems)
     from tfps.cli.tables import print_plan  # noqa: PLC0415

@@ -6,7 +6,7 @@ Does not import TensorFlow.
 from collections.abc import Iterator
 
 from tfps.cli.registry import COMMANDS
-from tfps.config import command_line, job_config
+from tfps.config import command_line
 from tfps.models import loader
 
 _HEAD = """# Flags
@@ -14,14 +14,14 @@ _HEAD = """# Flags
 Every flag, by group. Write `--flag=value` or `--flag value`; a dash in a name is the same as an underscore. A boolean
 flag may stand alone. A flag that a command does not have is an error, as is a flag that is given twice.
 
-This page is made from `tfps/config/job_config.py` by `python -m tfps.cli.reference > tfps/docs/flags.md`.
+This page is made from `tfps/config` by `python -m tfps.cli.reference > tfps/docs/flags.md`.
 """
 _WIDE = 100_000  # columns, so that no line wraps
 
 
 def flags_page() -> str:
     """Return the page of flags, as Markdown."""
-    groups = dict.fromkeys(option.group for option in job_config.OPTIONS.values())
+    groups = dict.fromkeys(option.group for option in command_line.FLAGS.values())
     return "\n".join([_HEAD, *(line for group in groups for line in _table(group))])
 
 
@@ -33,7 +33,7 @@ def _table(group: str) -> Iterator[str]:
     yield ""
     yield "| flag | meaning |"
     yield "|---|---|"
-    for name in job_config.fields_of([group]):
+    for name in command_line.flags_of([group]):
         yield f"| `--{name}` | {help_text(name)} |"
     yield ""
 

@@ -35,7 +35,7 @@ _EXIT_HOOKS_SECS = 2.0
 def _run(argv: Sequence[str]) -> int:
     """Run one task."""
     problems = ProblemCollector()
-    job = problems.read(COMMAND.flags, argv)
+    job = problems.read(COMMAND.flags, argv).config
     problems.of(static_check.check, job.model)
     sizes = job.num_ps, job.num_workers
     place = problems.of(
@@ -160,7 +160,7 @@ def _tell(text: str) -> None:
 
 COMMAND = Command(
     _run,
-    ("cluster", "task", "size", *JOB, "restarts"),
+    ("cluster", "task", "size", "ports", *JOB, "restarts"),
     "be one task of a cluster",
     "Start it once for each task, on any machines, with the same flags but --job_name and --task_index. All tasks "
     "end by themselves when the job is done.",

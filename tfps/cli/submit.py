@@ -9,7 +9,8 @@ from pathlib import Path
 from tfps.cli.command import JOB, Command, working_directory
 from tfps.cli.validation import ProblemCollector
 from tfps.cli.watch import run_to_completion, wait_for
-from tfps.config import job_config
+from tfps.config.command_line import FLAGS, Parsed, flags_of
+from tfps.config.command_options import SubmitOptions
 from tfps.config.job_config import JobConfig
 from tfps.errors import DataError
 from tfps.jobs.handle import RunningJob
@@ -21,23 +22,25 @@ from tfps.text import show
 
 _BESIDE = "{} beside it, which it imports, has to be in the image, or on a volume that PYTHONPATH names."
 _EVERYWHERE = ("to", "name", "dry_run", "wait")
-_PLATFORM = ("platform", "resources", "cluster")
+_PLATFORM = ("platform", "ports", "resources", "cluster")
 
 
 def _submit(argv: Sequence[str]) -> int:
     problems = ProblemCollector()
-    asked = problems.read(COMMAND.flags, argv)
-    if asked.to is None:
+    parsed = problems.read(COMMAND.flags, argv)
+    asked, options = parsed.config, parsed.options(SubmitOptions)
+    if options.to is None:
         problems.add(f"--to is missing: say where the job runs, one of {', '.join(LAUNCHERS)}.")
     problems.settle()
-    launcher = LAUNCHERS.load(asked.to or "")
-    job = _job(asked, launcher, problems)
+    launcher = LAUNCHERS.load(options.to or "")
+    _check_flags(parsed, launcher, problems)
+    job = _job(asked, options, launcher, problems)
     plan = problems.of(launcher.plan, job)
     problems.settle()
     assert plan is not None  # else settle() has raised a problem
     if missing := static_check.beside(Path(asked.model)) if job.model_source else []:
         print(f"warning: {asked.model} goes into the containers alone: {_BESIDE.format(missing[0])}", file=sys.stderr)
-    if asked.dry_run or plan.is_printed_only:
+    if options.dry_run or plan.is_printed_only:
         print(plan)
         return 0
     return _send(launcher, plan, job)
@@ -51,24 +54,30 @@ def _send(launcher: Launcher[Plan], plan: Plan, job: Job) -> int:
     for warning in submitted.warnings:
         print(warning, file=sys.stderr)
     print(submitted.handle, flush=True)
-    return wait_for(submitted, job, began) if job.config.wait else 0
+    return wait_for(submitted, job, began) if job.options.wait else 0
 
 
-def _job(asked: JobConfig, launcher: Launcher[Plan], problems: ProblemCollector) -> Job:
+def _check_flags(parsed: Parsed, launcher: Launcher[Plan], problems: ProblemCollector) -> None:
+    """Check that the platform has the flags that were given."""
+    for flag in flags_of(_PLATFORM):
+        default = FLAGS[flag].default
+        if parsed.given.get(flag, default) != default and flag not in (*_EVERYWHERE, *launcher.options):
+            problems.add(f"--{flag} means nothing with --to={launcher.name}: leave it out.")
+
+
+def _job(asked: JobConfig, options: SubmitOptions, launcher: Launcher[Plan], problems: ProblemCollector) -> Job:
     """Return the job, checked as far as this machine can check it."""
-    for flag in job_config.fields_of(_PLATFORM):
-        if getattr(asked, flag) != job_config.FIELDS[flag].default and flag not in (*_EVERYWHERE, *launcher.options):
-            problems.add(f"--{flag} means nothing with --to={asked.to}: leave it out.")
-    name, directory = asked.name or _name(asked.model), working_directory()
+    name, directory = options.name or _name(asked.model), working_directory()
     is_file = asked.model.endswith(".py")
     if not launcher.shares_files:
         if is_file or asked.model in loader.BUILTIN:  # a dotted module may exist only in the image
             problems.of(static_check.check, asked.model)
         source = Path(asked.model).read_text(encoding="utf-8") if is_file and Path(asked.model).is_file() else None
-        return Job(name, asked, source, directory=directory)
+        return Job(name, asked, options, source, directory=directory)
     problems.of(static_check.check, asked.model)
     problems.of(_check_data, asked.data_dir)
-    return Job(name, _with_absolute_paths(asked, name), python=sys.executable, directory=directory)
+    config = _with_absolute_paths(asked, name)
+    return Job(name, config, options, python=sys.executable, directory=directory)
 
 
 def _check_data(data_dir: str) -> None:
@@ -96,7 +105,7 @@ def _name(model: str) -> str:
 
 COMMAND = Command(
     _submit,
-    ("platform", "size", "resources", "cluster", *JOB, "restarts"),
+    ("platform", "size", "ports", "resources", "cluster", *JOB, "restarts"),
     "hand the job to a platform",
     "Prints the job's handle, which tfps status, logs and cancel take. The platform's own program must be installed "
     "and logged in, but not for --dry_run.",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, TextIO, TypeVar
 
 from tfps.config import command_line
+from tfps.config.command_line import Parsed
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, DataError, PlatformError, StoppedError, TfpsError
 from tfps.models import loader, static_check
@@ -34,13 +35,13 @@ class ProblemCollector:
         self._errors: list[TfpsError] = []
         self._flags: set[str] = set()
 
-    def read(self, flags: Collection[str], argv: Sequence[str], defaults: JobConfig | None = None) -> JobConfig:
+    def read(self, flags: Collection[str], argv: Sequence[str], defaults: JobConfig | None = None) -> Parsed:
         """Parse a command's flags, and collect the problems with them."""
         parsed = command_line.parse(argv, flags, defaults)
         self._flags |= set(parsed.problems)
         of_mode = self.of(lambda: mode_of(parsed.config).validate(parsed.config)) or ()
         self._errors += [ConfigError(problem) for problem in (*parsed.problems.values(), *of_mode)]
-        return parsed.config
+        return parsed
 
     def of(self, check: Callable[..., _T], *args: Any) -> _T | None:
         """Run a check; return its result, or ``None`` if it finds a problem."""

@@ -1,4 +1,4 @@
-"""The command line: arguments become a ``JobConfig`` and the problems with them, and flags become a help text.
+"""The command line: arguments become typed options and the problems with them, and flags become a help text.
 
 Parsing checks each value but never raises: all problems of a command line are collected and reported together. Must
 not import TensorFlow.
@@ -9,13 +9,23 @@ import itertools
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import flags
 
+from tfps.config.command_options import LogsOptions, ResultOptions, SubmitOptions
 from tfps.config.converters import boolean
-from tfps.config.job_config import FIELDS, OPTIONS, JobConfig
+from tfps.config.job_config import JobConfig
+from tfps.config.options import Option, options_of
 from tfps.text import did_you_mean, show
+
+OptionsT = TypeVar("OptionsT", SubmitOptions, JobConfig, ResultOptions, LogsOptions)
+
+FLAGS: Mapping[str, Option] = {
+    name: option
+    for kind in (SubmitOptions, JobConfig, ResultOptions, LogsOptions)
+    for name, option in options_of(kind).items()
+}
 
 _HEADINGS = {  # the heading of any other group is its name
     "cluster": "cluster (for run, what TF_CONFIG or srun tells need not be given)",
@@ -40,10 +50,10 @@ class _Parser(flags.ArgumentParser):  # type: ignore[misc]
     def parse(self, argument: Any) -> Any:
         """Return the value, or an ``_Invalid`` with the problem."""
         try:
-            value = OPTIONS[self._name].convert(str(argument))
+            value = FLAGS[self._name].convert(str(argument))
         except ValueError as error:
             return _Invalid(f"--{self._name}={show(str(argument))} {error}.")
-        allowed = OPTIONS[self._name].allowed_values()
+        allowed = FLAGS[self._name].allowed_values()
         if allowed is not None and value not in allowed:
             hint = did_you_mean(str(value), allowed)
             return _Invalid(f"--{self._name}={show(str(value))} is not one of {', '.join(allowed)}.{hint}")
@@ -52,10 +62,36 @@ class _Parser(flags.ArgumentParser):  # type: ignore[misc]
 
 @dataclasses.dataclass(frozen=True)
 class Parsed:
-    """A parsed command line: the config, in which bad flags are unset, and the problems by flag or argument."""
+    """A parsed command line.
 
-    config: JobConfig
+    Attributes:
+        given: The values of the flags that were given and are valid.
+        problems: The problems by flag or argument.
+        defaults: The job's values of unset flags.
+    """
+
+    given: Mapping[str, Any]
     problems: Mapping[str, str]
+    defaults: JobConfig = dataclasses.field(default_factory=JobConfig)
+
+    @property
+    def config(self) -> JobConfig:
+        """The job."""
+        return _with_mode(_changed(self.defaults, self.given))
+
+    def options(self, kind: type[OptionsT]) -> OptionsT:
+        """Return the options of a command; those that were not given have their defaults."""
+        return _changed(kind(), self.given)
+
+
+def _changed(options: OptionsT, given: Mapping[str, Any]) -> OptionsT:
+    names = options_of(type(options))
+    return dataclasses.replace(options, **{name: value for name, value in given.items() if name in names})
+
+
+def flags_of(groups: Collection[str]) -> list[str]:
+    """Return the names of the flags in ``groups``, in the order of the declarations."""
+    return [name for name, option in FLAGS.items() if option.group in groups]
 
 
 def parse(argv: Sequence[str], names: Collection[str], defaults: JobConfig | None = None) -> Parsed:
@@ -74,18 +110,18 @@ def parse(argv: Sequence[str], names: Collection[str], defaults: JobConfig | Non
     values(["tfps", *known])
     given = {name: values[name].value for name in names if values[name].present}
     problems |= {name: value.problem for name, value in given.items() if isinstance(value, _Invalid)}
-    config = (defaults or JobConfig()).replace(**{n: v for n, v in given.items() if n not in problems})
-    if contradiction := _mode_contradiction(config, "mode" in given and "mode" not in problems):
+    valid = {name: value for name, value in given.items() if name not in problems}
+    if contradiction := _mode_contradiction(valid):
         problems["issync"] = contradiction
-    return Parsed(_with_mode(config), problems)
+    return Parsed(valid, problems, defaults or JobConfig())
 
 
-def _mode_contradiction(config: JobConfig, mode_given: bool) -> str:
-    meant = _with_mode(config).mode
-    if not mode_given or config.mode == meant:
+def _mode_contradiction(given: Mapping[str, Any]) -> str:
+    mode, is_sync = given.get("mode"), given.get("issync")
+    meant = "sync" if is_sync else "async"
+    if mode is None or is_sync is None or mode == meant:
         return ""
-    given = f"--issync={int(bool(config.issync))}"
-    return f"{given} means --mode={meant}, but --mode={config.mode} is given: drop one of them."
+    return f"--issync={int(is_sync)} means --mode={meant}, but --mode={mode} is given: drop one of them."
 
 
 def _with_mode(config: JobConfig) -> JobConfig:
@@ -106,7 +142,7 @@ def _normal(argv: Sequence[str], names: Collection[str]) -> tuple[list[str], dic
         seen |= {name: arg} if name in names else {}
         if name not in names:
             problems[arg] = _unknown(arg, name, names)
-        elif value is None and OPTIONS[name].convert is not boolean:
+        elif value is None and FLAGS[name].convert is not boolean:
             problems[name] = f"--{name} has no value: write --{name}=VALUE."
         else:
             known.append(f"--{name}={'1' if value is None else value}")
@@ -128,7 +164,7 @@ def _read(argv: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
 def _unknown(arg: str, name: str, names: Collection[str]) -> str:
     if not name:
         return f"{show(arg)} is not a flag: write --flag=value."
-    if name in FIELDS:
+    if name in FLAGS:
         return f"--{name} is not a flag of this command: leave it out."
     return f"--{show(name)} is not a known flag.{did_you_mean(name, names, '--')} See --help."
 
@@ -137,12 +173,12 @@ def describe(names: Iterable[str], known: Mapping[str, Collection[str]] | None =
     """Return the help text of some flags by group, each name beside its description.
 
     Args:
-        names: The flags, in the order of ``JobConfig``.
+        names: The flags, in the order of their declarations.
         known: By flag, values to list for a flag that takes other values, too.
         width: The number of columns.
     """
     lines: list[str] = []
-    for group, members in itertools.groupby(names, lambda name: OPTIONS[name].group):
+    for group, members in itertools.groupby(names, lambda name: FLAGS[name].group):
         lines += ["", f"{_HEADINGS.get(group, group)}:"]
         for name in members:
             told = textwrap.wrap(_help(name, (known or {}).get(name)), width - 26, break_on_hyphens=False)
@@ -151,8 +187,8 @@ def describe(names: Iterable[str], known: Mapping[str, Collection[str]] | None =
 
 
 def _help(name: str, known: Collection[str] | None) -> str:
-    told, default = OPTIONS[name].help, FIELDS[name].default
-    if listed := known or OPTIONS[name].allowed_values():
+    told, default = FLAGS[name].help, FLAGS[name].default
+    if listed := known or FLAGS[name].allowed_values():
         told += f": {', '.join(listed)}"
     default = f"{default:g}" if isinstance(default, float) else default
     default = int(default) if default is True else default

@@ -4,7 +4,7 @@ Must not import TensorFlow.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tfps.config.converters import (
@@ -12,15 +12,13 @@ from tfps.config.converters import (
     INT64_MAX,
     boolean,
     directory,
-    dns_label,
     integer,
-    memory,
     number,
-    plain_name,
     text,
 )
-from tfps.config.options import Option, option, option_of
+from tfps.config.options import Option, option, options_of
 
+_OF_STARTER = ("size", "ports", "restarts")  # the groups of flags that only the starter of the tasks needs
 STARTED_AGAIN = "TFPS_STARTED_AGAIN"  # environment variable of a task that replaces a lost one
 
 
@@ -28,35 +26,6 @@ STARTED_AGAIN = "TFPS_STARTED_AGAIN"  # environment variable of a task that repl
 class JobConfig:
     """All options of a job. Immutable; ``None`` means that the flag was not given."""
 
-    to: str | None = option(None, "platform", text, "where the job runs", choices="tfps.launchers.registry:LAUNCHERS")
-    name: str | None = option(None, "platform", plain_name, "the job's name there (default: the model's, and the time)")
-    dry_run: bool = option(False, "platform", boolean, "print what would be sent, and only that; send nothing")
-    wait: bool = option(False, "platform", boolean, "watch the job to its end, and exit as it does")
-    image: str | None = option(None, "platform", text, "containers: the image, with tfps in it (default tfps:VERSION)")
-    volumes: str | None = option(
-        None,
-        "platform",
-        text,
-        "containers: what they mount, NAME:/path or /host/path:/path,... with :ro to only read (default tfps:/tfps); "
-        "--model_dir lies on one of them (default /tfps/NAME)",
-    )
-    namespace: str | None = option(None, "platform", dns_label, "Kubernetes: the namespace (default: kubectl's own)")
-    network_policy: bool = option(
-        True, "platform", boolean, "Kubernetes: let only the job's own pods reach its pods, where policies are heeded"
-    )
-    queue: str | None = option(None, "platform", text, "Volcano: the queue; Slurm: the partition (default: its own)")
-    address: str | None = option(
-        None,
-        "platform",
-        text,
-        "Ray: the dashboard, http://host:8265 (default: RAY_ADDRESS, else this machine's)",
-    )
-    ssh: bool = option(False, "platform", boolean, "hosts: start the tasks over ssh, and end them with this command")
-    ps_cpu: float | None = option(None, "resources", number(0), "processor cores of each parameter server")
-    ps_memory: int | None = option(None, "resources", memory, "memory of each parameter server, like 8Gi or 500M")
-    worker_cpu: float | None = option(None, "resources", number(0), "processor cores of each worker")
-    worker_memory: int | None = option(None, "resources", memory, "memory of each worker")
-    worker_gpu: int | None = option(None, "resources", integer(0, 64), "GPUs of each worker")
     ps_hosts: str | None = option(None, "cluster", str, "addresses of the parameter servers: host:port,host:port")
     worker_hosts: str | None = option(None, "cluster", str, "addresses of the workers; the first is the chief")
     job_name: str | None = option(None, "task", str, "what this task is: ps, worker or evaluator")
@@ -70,7 +39,7 @@ class JobConfig:
         None, "size", integer(1, 4096), "how many workers (default 2; where the cluster is given, as many as it has)"
     )
     port_base: int | None = option(
-        None, "size", integer(1, 65535), "Slurm: the first port of a node's tasks (default 8888; submitted: by its id)"
+        None, "ports", integer(1, 65535), "Slurm: the first port of a node's tasks (default 8888; submitted: by its id)"
     )
     model: str = option("linear", "job", text, "a .py file, a dotted module, or a built-in model", must_agree=True)
     data_dir: str = option("", "job", text, "where the data is (default: what the model carries with it)")
@@ -168,12 +137,6 @@ class JobConfig:
         "how often each task is started again that is lost or ends with a code from 128 up; a 170 because another task "
         "was lost does not count (default 5; of submitted jobs 10; of run 0: it is the task in its own process)",
     )
-    checkpoint_path: str | None = option(None, "checkpoint", directory, "which checkpoint (default: the newest)")
-    task: str | None = option(None, "logs", text, "only this task's, like worker:1")
-    follow: bool = option(False, "logs", boolean, "go on until the job ends")
-    export_dir: str | None = option(
-        None, "export", directory, "where the SavedModel goes (default: MODEL_DIR/export/STEP)"
-    )
 
     def replace(self, **changes: Any) -> "JobConfig":
         """Return a copy with some fields changed."""
@@ -186,24 +149,17 @@ class JobConfig:
 
     def for_task(self, **changes: Any) -> "JobConfig":
         """Return a copy without the options that only the starter of the tasks needs."""
-        groups = ("size", "platform", "resources", "restarts", "logs")
-        others = {name: FIELDS[name].default for name in fields_of(groups)}
+        others = {name: option.default for name, option in OPTIONS.items() if option.group in _OF_STARTER}
         return self.replace(**{**others, **changes})
 
     def to_argv(self) -> list[str]:
         """Return the command line that reproduces this config: ``--name=value`` for each non-default field."""
-        given = ((f.name, getattr(self, f.name)) for f in FIELDS.values() if getattr(self, f.name) != f.default)
-        return [f"--{name}={int(value) if isinstance(value, bool) else value}" for name, value in given]
+        given = {name: value for name, value in self.to_dict().items() if value != OPTIONS[name].default}
+        return [f"--{name}={int(value) if isinstance(value, bool) else value}" for name, value in given.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, as plain JSON values."""
         return dataclasses.asdict(self)
 
 
-FIELDS: Mapping[str, "dataclasses.Field[Any]"] = {f.name: f for f in dataclasses.fields(JobConfig)}
-OPTIONS: Mapping[str, Option] = {name: option_of(field) for name, field in FIELDS.items()}
-
-
-def fields_of(groups: Collection[str]) -> list[str]:
-    """Return the names of the flags in ``groups``, in the order of ``JobConfig``."""
-    return [name for name, option in OPTIONS.items() if option.group in groups]
+OPTIONS: Mapping[str, Option] = options_of(JobConfig)

@@ -7,7 +7,7 @@ table as text, and it is imported when the choices are needed. Must not import T
 
 import dataclasses
 import pkgutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from tfps.config.converters import Converter
@@ -18,9 +18,10 @@ _KEY = "option"
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A flag, without its name and its default, which are the field's.
+    """A flag; its name is the field's.
 
     Attributes:
+        default: The field's default.
         group: Decides which commands have the flag, and under which heading ``--help`` lists it.
         convert: Parses a value, or raises ``ValueError`` with what would be valid.
         help: Its description in ``--help``.
@@ -29,6 +30,7 @@ class Option:
         must_agree: Whether all tasks of a job must have the same value (``runtime.coordination.compatibility``).
     """
 
+    default: Any
     group: str
     convert: Converter
     help: str
@@ -58,12 +60,11 @@ def option(
 
         mode: str = option("async", "mode", text, "how gradients become updates", choices="tfps.modes.registry:MODES")
     """
-    declared = Option(group, convert, help_text, choices, must_agree)
+    declared = Option(default, group, convert, help_text, choices, must_agree)
     field: _T = dataclasses.field(default=default, metadata={_KEY: declared})
     return field
 
 
-def option_of(field: "dataclasses.Field[Any]") -> Option:
-    """Return the declaration of a field that ``option`` made."""
-    found: Option = field.metadata[_KEY]
-    return found
+def options_of(kind: type) -> Mapping[str, Option]:
+    """Return the declarations of a dataclass's fields by name; all of them must be flags."""
+    return {field.name: field.metadata[_KEY] for field in dataclasses.fields(kind)}

@@ -1,10 +1,11 @@
 """A job as a platform gets it: a name, the command of each task, and the resources of each role."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfps.cluster.spec import Task
+from tfps.config.command_options import SubmitOptions
 from tfps.config.job_config import JobConfig
 
 RESOURCES = frozenset(
@@ -46,6 +47,7 @@ class Job:
     Attributes:
         name: Up to 40 of a-z, 0-9 and ``-``: valid on any platform.
         config: The config that the user gave.
+        options: What the platform is asked for.
         model_source: The text of the model's file, if ``--model`` is one on this machine; for containers only.
         python: The interpreter that the tasks run.
         directory: The tasks' working directory, on platforms that share this machine's files.
@@ -53,6 +55,7 @@ class Job:
 
     name: str
     config: JobConfig
+    options: SubmitOptions = field(default_factory=SubmitOptions)
     model_source: str | None = None
     python: str = "python"
     directory: str = "."
@@ -60,14 +63,14 @@ class Job:
     @property
     def ps(self) -> Role:
         """The parameter servers, which never get a GPU."""
-        return Role("ps", self.config.num_ps or 1, self.config.ps_cpu, self.config.ps_memory)
+        return Role("ps", self.config.num_ps or 1, self.options.ps_cpu, self.options.ps_memory)
 
     @property
     def worker(self) -> Role:
         """The workers."""
-        config = self.config
-        gpu = config.worker_gpu or None
-        return Role("worker", config.num_workers or 2, config.worker_cpu, config.worker_memory, gpu)
+        options = self.options
+        gpu = options.worker_gpu or None
+        return Role("worker", self.config.num_workers or 2, options.worker_cpu, options.worker_memory, gpu)
 
     @property
     def roles(self) -> tuple[Role, Role]:

@@ -367,6 +367,7 @@ def test_an_unknown_command(refused: Any, verb: str, hint: str) -> None:
 def test_a_flag_of_another_command(refused: Any) -> None:
     """``launch`` makes its own cluster, so the classic flags are not ignored but refused; so are others elsewhere."""
     assert refused("launch", "--ps_hosts=h:1") == "error: --ps_hosts is not a flag of this command: leave it out.\n"
+    assert refused("launch", "--port_base=9000") == "error: --port_base is not a flag of this command: leave it out.\n"
     assert refused("eval", "--max_steps=5") == "error: --max_steps is not a flag of this command: leave it out.\n"
 
 

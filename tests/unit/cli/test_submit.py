@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.jobs import job_of
 from support.processes import POWERS, REPO, run_tfps
 
 from tfps.cli import main
-from tfps.config.job_config import OPTIONS, JobConfig, fields_of
-from tfps.jobs.spec import Job
+from tfps.config.command_line import FLAGS, flags_of
 from tfps.launchers.registry import LAUNCHERS
 
 HOSTS = ["--ps_hosts=h0:1", "--worker_hosts=h1:1,h2:1"]
@@ -58,9 +58,9 @@ def test_flags_that_mean_nothing_there_are_refused(platform: str, capsys: pytest
     launcher = LAUNCHERS.load(platform)
     values = {"ssh": "1", "worker_gpu": "1", "ps_memory": "1Gi", "worker_memory": "1Gi", "namespace": "a"}
     values |= {"ps_cpu": "1", "worker_cpu": "1", "volumes": "a:/b", "image": "a", "queue": "a", "address": "a"}
-    values |= {"network_policy": "0", "ps_hosts": "a:1", "worker_hosts": "b:1"}
+    values |= {"network_policy": "0", "ps_hosts": "a:1", "worker_hosts": "b:1", "port_base": "9000"}
     common = {"to", "name", "dry_run", "wait"}
-    assert set(values) == set(fields_of(("platform", "resources", "cluster"))) - common
+    assert set(values) == set(flags_of(("platform", "ports", "resources", "cluster"))) - common
     assert set(values) >= launcher.options
     foreign = [flag for flag in values if flag not in launcher.options]
     argv = [f"--{flag}={values[flag]}" for flag in foreign]
@@ -109,7 +109,7 @@ def test_a_job_has_a_name_that_every_platform_takes(tmp_path: Path, model: str, 
 
     made = submit._name(model)
     assert made.startswith(f"{name}-")
-    OPTIONS["name"].convert(made)
+    FLAGS["name"].convert(made)
 
 
 def test_relative_paths_hold_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_what_a_model_imports_from_beside_it_is_named(tmp_path: Path) -> None:
 
 def test_resources_of_a_job() -> None:
     """Two machines of 8 GPUs and a PS can be said: GPUs belong to workers; what is not asked for is not set."""
-    job = Job("a", JobConfig(num_ps=1, num_workers=2, worker_gpu=8, ps_memory=2**30))
+    job = job_of("a", num_ps=1, num_workers=2, worker_gpu=8, ps_memory=2**30)
     assert [(role.name, role.replicas, role.gpu, role.memory_bytes) for role in job.roles] == [
         ("ps", 1, None, 2**30),
         ("worker", 2, 8, None),

@@ -1,5 +1,6 @@
 """A command line as it is read: every field is a flag, comes back from its own command line, and has its bounds."""
 
+import dataclasses
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 
 from tfps.config import command_line
-from tfps.config.command_line import Parsed, parse
-from tfps.config.job_config import FIELDS, OPTIONS, JobConfig
+from tfps.config.command_line import FLAGS, Parsed, parse
+from tfps.config.command_options import LogsOptions, ResultOptions, SubmitOptions
+from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.text import show
 
 ODD = ["a b", "'", '"', "a\nb\n", "\\", "$(x)", ";", "`x`", "-1", "--model=x", "--", "=", "a=b", "é", "%s", "{0}"]
@@ -48,7 +50,7 @@ NOT_NUMBERS = [
 ]
 
 
-def read(*argv: str, names: Any = tuple(FIELDS)) -> Parsed:
+def read(*argv: str, names: Any = tuple(FLAGS)) -> Parsed:
     """Read a command line of a command that has these flags, by default all."""
     return parse(argv, names)
 
@@ -56,16 +58,19 @@ def read(*argv: str, names: Any = tuple(FIELDS)) -> Parsed:
 def changed(parsed: Parsed) -> dict[str, Any]:
     """Return the fields that a good command line has set."""
     assert parsed.problems == {}
-    return {name: value for name, value in parsed.config.to_dict().items() if value != FIELDS[name].default}
+    kinds = (JobConfig, SubmitOptions, ResultOptions, LogsOptions)
+    values = {name: value for kind in kinds for name, value in dataclasses.asdict(parsed.options(kind)).items()}
+    values |= parsed.config.to_dict()
+    return {name: value for name, value in values.items() if value != FLAGS[name].default}
 
 
-def refusal(*argv: str, names: Any = tuple(FIELDS)) -> str:
+def refusal(*argv: str, names: Any = tuple(FLAGS)) -> str:
     """Return the one problem of a command line, a line that can be printed; its flag is left unset."""
     parsed = read(*argv, names=names)
     [(name, problem)] = parsed.problems.items()
     assert problem.isprintable()
     assert len(problem) < 300
-    assert getattr(parsed.config, name, None) == (FIELDS[name].default if name in FIELDS else None)
+    assert name not in parsed.given
     return problem
 
 
@@ -73,16 +78,16 @@ def values_of(name: str) -> list[Any]:
     """Return good values of a field."""
     if name in GOOD:
         return GOOD[name]
-    if allowed := OPTIONS[name].allowed_values():
+    if allowed := FLAGS[name].allowed_values():
         return list(allowed)
     if name in INTEGERS:
         return [1, 2, 4096] if name.startswith("num_") else [1, 7, 2**31 - 1]
     if name in NUMBERS:
         return [0.1, 1e-300, 1 / 3, 5e-324, 1.7976931348623157e308, 1e16]
-    return ["", *ODD] if OPTIONS[name].group in ("cluster", "task") else ODD_PATHS
+    return ["", *ODD] if FLAGS[name].group in ("cluster", "task") else ODD_PATHS
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if name != "issync"])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "issync"])
 def test_every_field_comes_back_from_its_own_command_line(name: str) -> None:
     """``to_argv`` of any config, with whatever text in it, is read back as that very config."""
     for value in values_of(name):
@@ -93,9 +98,19 @@ def test_every_field_comes_back_from_its_own_command_line(name: str) -> None:
         assert type(getattr(parsed.config, name)) is type(value)
 
 
+@pytest.mark.parametrize("name", [name for name in FLAGS if name not in OPTIONS])
+def test_an_option_of_a_command_is_read(name: str) -> None:
+    """Any text of an option that is no part of the job is read as given, and the job stays as it was."""
+    for value in values_of(name):
+        parsed = read(f"--{name}={int(value) if isinstance(value, bool) else value}")
+        assert parsed.problems == {}
+        assert parsed.given == {name: value}
+        assert parsed.config == JobConfig()
+
+
 def test_a_config_of_all_flags_comes_back() -> None:
     """All flags together come back too, and the command line has each once; a default has none."""
-    names = [name for name in FIELDS if name != "issync"]
+    names = [name for name in OPTIONS if name != "issync"]
     for turn in range(12):
         job = JobConfig(**{name: values_of(name)[turn % len(values_of(name))] for name in names})
         assert read(*job.to_argv()).config == job
@@ -285,10 +300,10 @@ def test_what_is_not_given_is_the_defaults() -> None:
 
 def test_help_tells_every_flag_once_within_the_width() -> None:
     """The help of a command has each of its flags at the start of a line, with choices and defaults, and fits."""
-    told = command_line.describe(FIELDS, {"model": ("linear", "mnist")}, 72)
+    told = command_line.describe(FLAGS, {"model": ("linear", "mnist")}, 72)
     assert all(len(line) <= 72 for line in told.splitlines())
     flags = [line.split()[0] for line in told.splitlines() if line.startswith("  --")]
-    assert flags == [f"--{name}" for name in FIELDS]
+    assert flags == [f"--{name}" for name in FLAGS]
     joined = " ".join(told.split())
     assert "how gradients become updates: async, sync (default async)" in joined
     assert "a built-in model: linear, mnist (default linear)" in joined
@@ -301,7 +316,7 @@ def test_help_tells_every_flag_once_within_the_width() -> None:
 )
 def test_memory_has_units(value: str, size: int) -> None:
     """Memory is read as bytes: ``i`` makes a unit a power of 1024, as in Kubernetes; a B after it changes nothing."""
-    assert read(f"--ps_memory={value}").config.ps_memory == size
+    assert read(f"--ps_memory={value}").given == {"ps_memory": size}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def test_a_config_is_frozen() -> None:
 
 def test_what_a_task_is_not_told() -> None:
     """A task's command line has nothing of what only those need who start it."""
-    job = JobConfig(to="slurm", name="a", wait=True, ps_memory=2**30, num_ps=1, volumes="a:/b", seed=3, follow=True)
+    job = JobConfig(num_ps=1, num_workers=3, port_base=9000, max_restarts=3, seed=3)
     assert job.for_task(job_name="ps", task_index=2).to_argv() == ["--job_name=ps", "--task_index=2", "--seed=3"]
 
 

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from tfps.config.command_options import SubmitOptions
 from tfps.config.converters import text
-from tfps.config.job_config import JobConfig
-from tfps.config.options import option, option_of
+from tfps.config.options import option, options_of
 from tfps.launchers.registry import LAUNCHERS
 
 
@@ -17,13 +17,14 @@ class _Menu:
     dish: str | None = option(None, "dishes", text, "what to eat")
 
 
-DRINK, PAGE, DISH = (option_of(field) for field in dataclasses.fields(_Menu))
+DRINK, PAGE, DISH = options_of(_Menu).values()
 
 
 def test_a_field_is_its_flags_declaration() -> None:
     """A field has its default, and its flag's group, converter, help and choices."""
     assert _Menu() == _Menu("tea", "", None)
-    assert (DRINK.group, DRINK.convert, DRINK.help) == ("drinks", text, "what to drink")
+    assert list(options_of(_Menu)) == ["drink", "page", "dish"]
+    assert (DRINK.default, DRINK.group, DRINK.convert, DRINK.help) == ("tea", "drinks", text, "what to drink")
     assert (DRINK.must_agree, DISH.must_agree) == (True, False)
     assert (DRINK.allowed_values(), DISH.allowed_values()) == (("tea", "coffee"), None)
 
@@ -33,4 +34,4 @@ def test_a_table_of_choices_is_imported_when_it_is_needed() -> None:
     assert PAGE.choices == "no_such_module:PAGES"
     with pytest.raises(ModuleNotFoundError):
         PAGE.allowed_values()
-    assert option_of(dataclasses.fields(JobConfig)[0]).allowed_values() is LAUNCHERS
+    assert options_of(SubmitOptions)["to"].allowed_values() is LAUNCHERS

@@ -7,7 +7,7 @@ import pytest
 from support.distributions import install
 from support.processes import REPO, run_tfps
 
-from tfps.config.job_config import fields_of
+from tfps.config.command_line import flags_of
 from tfps.errors import ConfigError
 from tfps.launchers.registry import LAUNCHERS
 
@@ -61,7 +61,7 @@ def test_a_built_in_launcher_has_its_names(name: str) -> None:
     """Each launcher is made without arguments, has the name of its line, and knows only flags that there are."""
     launcher = LAUNCHERS.load(name)
     assert launcher.name == name
-    assert launcher.options <= set(fields_of(("platform", "resources", "cluster")))
+    assert launcher.options <= set(flags_of(("platform", "ports", "resources", "cluster")))
 
 
 def test_what_is_installed_is_a_choice(site: Path) -> None:

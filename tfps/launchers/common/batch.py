@@ -55,7 +55,7 @@ class BatchLauncher(Launcher[BatchPlan]):
 
         class PbsLauncher(BatchLauncher):
             name = "pbs"
-            options = frozenset({"queue"})
+            options = frozenset({"port_base", "queue"})
             states = {"Q": PENDING, "R": RUNNING}
             no_such_job = "Unknown Job Id"
 

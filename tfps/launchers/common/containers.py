@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import tfps
+from tfps.config.command_options import SubmitOptions
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.spec import Job
@@ -35,19 +36,19 @@ class Volume:
         return PurePosixPath(posixpath.normpath(path)).is_relative_to(self.target)
 
 
-def image(config: JobConfig) -> str:
+def image(options: SubmitOptions) -> str:
     """Return the image that the tasks run."""
-    return config.image or f"tfps:{tfps.__version__}"
+    return options.image or f"tfps:{tfps.__version__}"
 
 
-def volumes(config: JobConfig) -> Sequence[Volume]:
+def volumes(options: SubmitOptions) -> Sequence[Volume]:
     """Return the volumes that ``--volumes`` lists.
 
     Raises:
         ConfigError: If a part of it is not ``NAME:/path`` or ``/host/path:/path``, with or without ``:ro``; or if two
             have the same path.
     """
-    text = f"tfps:{HOME}" if config.volumes is None else config.volumes
+    text = f"tfps:{HOME}" if options.volumes is None else options.volumes
     found = [_volume(part) for part in text.split(",")]
     targets = [volume.target for volume in found]
     for target in targets:
@@ -72,8 +73,8 @@ def task_config(job: Job) -> JobConfig:
         ConfigError: If ``--model_dir`` is on no writable volume.
     """
     config = job.config
-    model_dir = config.model_dir or str(PurePosixPath(_first_writable(config).target) / job.name)
-    if not any(volume.holds(model_dir) and not volume.read_only for volume in volumes(config)):
+    model_dir = config.model_dir or str(PurePosixPath(_first_writable(job.options).target) / job.name)
+    if not any(volume.holds(model_dir) and not volume.read_only for volume in volumes(job.options)):
         raise ConfigError(
             f"--model_dir={show(model_dir)} is on no volume, so what the job leaves there would be lost: "
             f"give --volumes=NAME:{show(str(PurePosixPath('/') / model_dir))}, or leave --model_dir out."
@@ -87,6 +88,6 @@ def model_path(job: Job) -> str:
     return model if job.model_source is None else f"{MODEL_DIR}/{PurePosixPath(model).name}"
 
 
-def _first_writable(config: JobConfig) -> Volume:
-    found = volumes(config)
+def _first_writable(options: SubmitOptions) -> Volume:
+    found = volumes(options)
     return next((volume for volume in found if not volume.read_only), found[0])

@@ -63,9 +63,9 @@ class ComposeLauncher(Launcher[Plan]):
         """
         config = containers.task_config(job)
         _check_memory(job)
-        data_dir = _of_this_machine(job, config.data_dir, containers.volumes(config))
+        data_dir = _of_this_machine(job, config.data_dir, containers.volumes(job.options))
         config = config.replace(data_dir=_DATA_DIR) if data_dir else config
-        volumes = [*containers.volumes(config), *_mounted_files(job, data_dir)]
+        volumes = [*containers.volumes(job.options), *_mounted_files(job, data_dir)]
         services = {
             _service(task): _container(job, config, role, task, volumes) for role in job.roles for task in role.tasks()
         }
@@ -74,7 +74,9 @@ class ComposeLauncher(Launcher[Plan]):
             "networks": {_NETWORK: {"internal": True}},
             "volumes": {volume.source: {} for volume in volumes if not volume.on_host},
         }
-        return Plan(job, containers.image(config), {key: value for key, value in document.items() if value}, data_dir)
+        return Plan(
+            job, containers.image(job.options), {key: value for key, value in document.items() if value}, data_dir
+        )
 
     def submit(self, plan: Plan) -> DockerJob:
         """Start the containers of a job; first remove a job of the same name that has ended.
@@ -132,7 +134,7 @@ def _service(task: Task) -> str:
 
 def _container(job: Job, config: JobConfig, role: Role, task: Task, volumes: Sequence[Volume]) -> Mapping[str, Any]:
     return {
-        "image": containers.image(config),
+        "image": containers.image(job.options),
         "command": _command(job, config, task),
         "labels": {TASK: str(task)},
         "networks": [_NETWORK],
@@ -252,7 +254,7 @@ def _get_image(plan: Plan) -> None:
     try:
         ask_docker("pull", "--quiet", plan.image, timeout_secs=None)
     except PlatformError as error:
-        own = plan.job.config.image is None
+        own = plan.job.options.image is None
         fix = f"docker build -t {plan.image} -f docker/Dockerfile . in tfps's repository makes it." if own else ""
         problem = f"the image {show(plan.image)} is not on Docker's machine and cannot be pulled. {fix}".rstrip()
         raise PlatformError([*error.problems, problem]) from None

@@ -54,13 +54,13 @@ def with_container_paths(job: Job) -> Job:
         ConfigError: If a pod cannot have one of the paths or volumes.
     """
     config = job.config
-    problems = [problem for volume in containers.volumes(config) if (problem := _problem(volume))]
+    problems = [problem for volume in containers.volumes(job.options) if (problem := _problem(volume))]
     if config.data_dir and not config.data_dir.startswith("/") and "://" not in config.data_dir:
         problems.append(
             f"--data_dir={show(config.data_dir)} is no path in the containers: give an absolute one, on a volume "
             "of --volumes or in the image."
         )
-    if job.model_source is not None and any(v.target == containers.MODEL_DIR for v in containers.volumes(config)):
+    if job.model_source is not None and any(v.target == containers.MODEL_DIR for v in containers.volumes(job.options)):
         problems.append(f"--volumes mounts {containers.MODEL_DIR}, where the model's file goes: mount it elsewhere.")
     if problems:
         raise ConfigError(problems)
@@ -96,7 +96,7 @@ def role_of(found: Mapping[str, Any]) -> str:
 
 def api_object(job: Job, api: str, kind: str, role: str = "", **fields: Any) -> Object:
     """Return an object of a job: the common head, and ``fields``."""
-    where = {"namespace": job.config.namespace} if job.config.namespace else {}
+    where = {"namespace": job.options.namespace} if job.options.namespace else {}
     name = f"{job.name}-{role}" if role else job.name
     return {
         "apiVersion": api,
@@ -141,7 +141,7 @@ def _container(job: Job, role: Role, flags: Sequence[str], env: Sequence[Object]
     resources = _resources(role)
     return {
         "name": CONTAINER,
-        "image": containers.image(job.config),
+        "image": containers.image(job.options),
         "command": [*(word.replace("$", "$$") for word in job.command()), *flags],
         "env": [{"name": "HOME", "value": "/tmp"}, *env],  # noqa: S108  a volume of the pod's own
         "ports": [{"name": "tfjob-port", "containerPort": PORT, "protocol": "TCP"}],
@@ -176,7 +176,7 @@ def _memory(size: int) -> str:
 
 def _volumes(job: Job) -> Sequence[tuple[Object, Object]]:
     """Return each volume of a pod, and its mount."""
-    found = [_volume(f"volume-{n}", volume) for n, volume in enumerate(containers.volumes(job.config))]
+    found = [_volume(f"volume-{n}", volume) for n, volume in enumerate(containers.volumes(job.options))]
     if all(mount["mountPath"] != "/tmp" for _, mount in found):  # noqa: S108
         found.append(({"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": "/tmp"}))  # noqa: S108
     if job.model_source is not None:
@@ -223,7 +223,7 @@ def indexed_job(job: Job, role: Role, **spec: Any) -> Object:
 
 def network_policies(job: Job) -> Sequence[Object]:
     """Return the policy that limits the job's pods to traffic among themselves; none without ``--network_policy``."""
-    return [_network_policy(job)] if job.config.network_policy else []
+    return [_network_policy(job)] if job.options.network_policy else []
 
 
 def _network_policy(job: Job) -> Object:
@@ -242,18 +242,19 @@ def _network_policy(job: Job) -> Object:
 def plan(job: Job, platform: str, objects: Sequence[Object], why: str) -> Plan:
     """Return the plan of a job with container paths; ``why`` says why its PS end, and what restarts tasks."""
     sizes = f"{job.ps.replicas} ps, {plural(job.worker.replicas, 'worker')}"
-    handle = f"{platform}:{job.config.namespace or 'NAMESPACE'}/{job.name}"
+    handle = f"{platform}:{job.options.namespace or 'NAMESPACE'}/{job.name}"
     head = f"{job.name}: {sizes}. kubectl create -f FILE starts it, tfps status {handle} shows it.\n"
-    return Plan(job.name, job.config.namespace, objects, f"{head}{textwrap.fill(why.strip(), 118)}\n{_of_volumes(job)}")
+    comment = f"{head}{textwrap.fill(why.strip(), 118)}\n{_of_volumes(job)}"
+    return Plan(job.name, job.options.namespace, objects, comment)
 
 
 def _of_volumes(job: Job) -> str:
-    found = containers.volumes(job.config)
+    found = containers.volumes(job.options)
     claims = ", ".join(volume.source for volume in found if not volume.on_host)
     paths = ", ".join(show(volume.source) for volume in found if volume.on_host)
     text = f"The volume claim {claims} must exist; this job neither creates nor deletes it.\n" if claims else ""
     text += f"The directory {paths} must be on every node, for user {_USER} to write to.\n" if paths else ""
-    if not job.config.network_policy:
+    if not job.options.network_policy:
         return f"{text}Whoever reaches the job's pods can run code in them: no NetworkPolicy keeps others away."
     reach = "anything, as --data_dir is a URL" if "://" in job.config.data_dir else "those and name servers only"
     return f"{text}Only the job's own pods can reach its pods, which reach {reach}, where the network heeds policies."

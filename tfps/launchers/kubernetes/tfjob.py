@@ -30,7 +30,7 @@ class TFJobLauncher(KubernetesLauncher):
         Raises:
             ConfigError: If the cluster would refuse one of them.
         """
-        task_inputs.check_tf_config(job, f"{job.config.namespace or 'default'}.svc")
+        task_inputs.check_tf_config(job, f"{job.options.namespace or 'default'}.svc")
         policy = {
             "cleanPodPolicy": "Running",
             "backoffLimit": manifests.RETRIES,

@@ -73,7 +73,7 @@ class VolcanoLauncher(KubernetesLauncher):
 
 
 def _queue(job: Job) -> Object:
-    queue = job.config.queue
+    queue = job.options.queue
     if queue is None:
         return {}
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", queue) or len(queue) > 63:

@@ -49,7 +49,7 @@ class RayLauncher(Launcher[Plan]):
         Raises:
             ConfigError: If ``--address`` is not a dashboard's, or Ray would refuse the resources.
         """
-        problems = [*_bad_address(job.config.address), *_bad_cpus(job)]
+        problems = [*_bad_address(job.options.address), *_bad_cpus(job)]
         if problems:
             raise ConfigError(problems)
         roles = [{"name": role.name, "replicas": role.replicas, "bundle": _bundle(role)} for role in job.roles]
@@ -76,7 +76,7 @@ class RayLauncher(Launcher[Plan]):
             PlatformError: If ray is not installed, or the cluster does not answer, or does not take the job.
         """
         bundles = {role.name: (role.replicas, _bundle(role)) for role in plan.job.roles}
-        client = cluster.find(plan.job.config.address)
+        client = cluster.find(plan.job.options.address)
         own = client is None
         client = client or cluster.start(bundles)
         with cluster.words():

@@ -126,7 +126,7 @@ class SlurmLauncher(Launcher[Plan]):
     """Slurm, through sbatch."""
 
     name = "slurm"
-    options = frozenset({"queue", *RESOURCES})
+    options = frozenset({"port_base", "queue", *RESOURCES})
 
     def plan(self, job: Job) -> Plan:
         """Return the script of a job.
@@ -134,7 +134,7 @@ class SlurmLauncher(Launcher[Plan]):
         Raises:
             ConfigError: If ``--queue`` is no partition's name.
         """
-        queue = job.config.queue
+        queue = job.options.queue
         if queue is not None and not re.fullmatch(r"[\w.+@,-]+", queue):
             raise ConfigError(f"--queue={show(queue)} is not the name of a partition: sinfo lists them.")
         model_dir = job.config.model_dir or str(Path(job.directory, "runs", job.name))
@@ -201,7 +201,7 @@ def _options(job: Job) -> Iterator[str]:
     for number, component in enumerate(_components(job)):
         yield from ("hetjob",) if number else ()
         yield "--signal=TERM@90"  # the tasks save, and the job is requeued
-        yield from (f"--partition={job.config.queue}",) if job.config.queue else ()
+        yield from (f"--partition={job.options.queue}",) if job.options.queue else ()
         yield from component
 
 
@@ -215,7 +215,7 @@ def _step(job: Job) -> Iterator[str]:
 
 def _check_room(job: Job) -> None:
     """Check that the nodes are large enough: otherwise Slurm lets a job of several tasks wait without end."""
-    queue = job.config.queue or os.environ.get("SBATCH_PARTITION")
+    queue = job.options.queue or os.environ.get("SBATCH_PARTITION")
     nodes = slurm_job.nodes(queue)
     problems = []
     for role in job.roles:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tfps.cluster import resolver
 from tfps.cluster.spec import Cluster, Task
@@ -44,13 +44,13 @@ class Plan:
     @property
     def is_printed_only(self) -> bool:
         """Whether the plan is only printed: without ``--ssh``, the user starts the tasks."""
-        return not self.job.config.ssh
+        return not self.job.options.ssh
 
     def __str__(self) -> str:
         return "\n".join(self._line(task) for task in self.argv)
 
     def _line(self, task: Task) -> str:
-        if self.job.config.ssh:
+        if self.job.options.ssh:
             return shlex.join(self.ssh(task))
         return f"{shlex.join(self.argv[task])}  # on {self.hosts[task]}"
 
@@ -84,11 +84,10 @@ class HostsLauncher(Launcher[Plan]):
         sizes = config.num_ps, config.num_workers
         members, _ = resolver.resolve(config.ps_hosts, config.worker_hosts, "worker", 0, *sizes, {})
         hosts = {task: members.address(task).rpartition(":")[0].strip("[]") for task in members.tasks()}
-        sized = Job(
-            job.name,
-            config.replace(num_ps=members.num_ps, num_workers=members.num_workers),
-            python=job.python if config.ssh else "python",
-            directory=job.directory,
+        sized = replace(
+            job,
+            config=config.replace(num_ps=members.num_ps, num_workers=members.num_workers),
+            python=job.python if job.options.ssh else "python",
         )
         return Plan(sized, hosts, {task: _argv(sized, members, task) for task in members.tasks()})
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint.directory import list_checkpoints, sealed
 from tfps.runtime.checkpoint.manifest import INDEX, file_of, problem
@@ -16,28 +15,28 @@ from tfps.text import show
 log = logging.getLogger(__name__)
 
 
-def select_checkpoint(config: JobConfig) -> str:
+def select_checkpoint(model_dir: str | None, path: str | None = None) -> str:
     """Return the checkpoint that ``--checkpoint_path`` names, or the newest intact one in ``--model_dir``.
 
     Raises:
         CheckpointError: If there is none.
     """
-    if path := config.checkpoint_path:
+    if path:
         if not os.path.isfile(file_of(path, INDEX)):
             given, index = show(path, 200), show(f"{path}.index", 200)
             name = path.removesuffix(".index")
             fix = f"give its name without the suffix, {show(name, 200)}" if name != path else f"there is no {index}"
             raise CheckpointError(f"--checkpoint_path={given} is not a checkpoint: {fix}.")
         return path
-    warn_about_state_file(config.model_dir)
-    for saved in sealed(config.model_dir):
+    warn_about_state_file(model_dir)
+    for saved in sealed(model_dir):
         log.warning("%s is saved but not yet in its place: the job brings it in when it goes on.", saved)
-    finder = Finder(config.model_dir)
+    finder = Finder(model_dir)
     if path := finder.newest():
         return path
     if finder.damaged:
-        raise no_intact_checkpoint(config.model_dir, finder.damaged)
-    given = show(config.model_dir or "", 200)
+        raise no_intact_checkpoint(model_dir, finder.damaged)
+    given = show(model_dir or "", 200)
     raise CheckpointError(f"--model_dir={given} holds no checkpoint (model.ckpt-*): train first.")
 
 

@@ -19,13 +19,14 @@ from tfps.storage import JobDirectory
 from tfps.text import brief, show
 
 
-def saved_model(config: JobConfig, model: Model, path: str) -> Path:
+def saved_model(config: JobConfig, model: Model, path: str, export_dir: str | None = None) -> Path:
     """Write a SavedModel with the signature ``serving_default``: features in, predictions out.
 
     Args:
-        config: The job; ``export_dir`` is the target, by default ``MODEL_DIR/export/STEP``.
+        config: The job.
         model: The model; its evaluation input gives the names, types and shapes of the features.
         path: The checkpoint.
+        export_dir: The directory to write, by default ``MODEL_DIR/export/STEP``.
 
     Returns:
         The directory written.
@@ -35,7 +36,7 @@ def saved_model(config: JobConfig, model: Model, path: str) -> Path:
         ModelError: If the model cannot be served, or its prediction uses a variable that training has not.
         StorageError: If the directory exists or cannot be written.
     """
-    directory = Path(config.export_dir or JobDirectory(Path(path).parent).export(restore.step_of(path)))
+    directory = Path(export_dir or JobDirectory(Path(path).parent).export(restore.step_of(path)))
     try:
         if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
             raise StorageError(f"--export_dir={directory} exists and is not empty: give a new one.")

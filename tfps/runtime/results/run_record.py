@@ -12,8 +12,7 @@ import tensorflow.compat.v1 as tf
 
 import tfps
 from tfps.cluster.spec import Cluster
-from tfps.config import job_config as flags
-from tfps.config.job_config import JobConfig
+from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.errors import CheckpointError
 from tfps.runtime.coordination.compatibility import digest
 from tfps.storage import SCHEMA_VERSION, JobDirectory, read_json, write_json
@@ -27,6 +26,7 @@ _OF_TRAINING = (
     "placement",
     "performance",
 )  # the groups of flags that a result depends on
+_NOT_COMPARED = ("model_dir", "issync", "force")
 
 
 def versions() -> Mapping[str, str]:
@@ -55,7 +55,7 @@ def changes(config: JobConfig, cluster: Cluster) -> Sequence[str]:
     with contextlib.suppress(CheckpointError):  # a damaged file is written again
         before = (read_json(JobDirectory(config.model_dir).job) if config.model_dir else None) or {}
     now = _flags(config, cluster)
-    names = [name for name in flags.fields_of(_OF_TRAINING) if name not in ("model_dir", "issync", "force")]
+    names = [name for name, option in OPTIONS.items() if option.group in _OF_TRAINING and name not in _NOT_COMPARED]
     changed = [name for name in names if name in before and before[name] != now[name]]
     files = before.get("model_sha256"), digest(config.model)
     edited = "model" not in changed and all(files) and files[0] != files[1]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support import fake_schedulers
+from support.jobs import job_of
 from support.lsf_launcher import LsfLauncher
 from support.pbs_launcher import PbsLauncher
 from support.processes import NASTY, REPO
@@ -47,7 +48,9 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def submitted(launcher: BatchLauncher, directory: Path, name: str = "m") -> BatchJob:
     """Submit a job of one PS and two workers."""
     config = JobConfig(num_ps=1, num_workers=2, model="mnist", model_dir=str(directory / name))
-    return launcher.submit(launcher.plan(Job("small", config, None, str(directory / "python"), str(directory))))
+    return launcher.submit(
+        launcher.plan(Job("small", config, python=str(directory / "python"), directory=str(directory)))
+    )
 
 
 def name_of(text: str) -> str:
@@ -233,8 +236,9 @@ def test_states_of_lsf(line: str, state: str, reason: str) -> None:
 
 def test_scripts(tmp_path: Path) -> None:
     """Directives come first; in PBS, each role has chunks of its own; a shell can read the script."""
-    config = JobConfig(num_ps=2, num_workers=3, worker_cpu=4, worker_gpu=1, ps_memory=2**30, queue="main")
-    job = Job("large", config.replace(model_dir=f"/m/{NASTY}"), python="/venv/bin/python", directory="/home/me")
+    asked = {"worker_cpu": 4, "worker_gpu": 1, "ps_memory": 2**30, "queue": "main"}
+    place = {"model_dir": f"/m/{NASTY}", "python": "/venv/bin/python", "at": "/home/me"}
+    job = job_of("large", num_ps=2, num_workers=3, **asked, **place)
     pbs, lsf = str(PbsLauncher().plan(job)), str(LsfLauncher().plan(job))
     assert "#PBS -l select=2:ncpus=1:mpiprocs=1:mem=1024mb+3:ncpus=4:mpiprocs=1:ngpus=1\n#PBS -q main\n\n" in pbs
     assert "#BSUB -n 5\n" in lsf
@@ -243,9 +247,9 @@ def test_scripts(tmp_path: Path) -> None:
         assert subprocess.run(["bash", "-n", "-c", script], check=False).returncode == 0
     for launcher in (PbsLauncher(), LsfLauncher()):
         with pytest.raises(ConfigError, match="is not the name of a queue"):
-            launcher.plan(Job("a", JobConfig(queue="a b")))
+            launcher.plan(job_of("a", queue="a b"))
         with pytest.raises(ConfigError, match="--model_dir=gs://b/m has no place for logs"):
-            launcher.plan(Job("a", JobConfig(model_dir="gs://b/m")))
+            launcher.plan(job_of("a", model_dir="gs://b/m"))
 
 
 def test_places_and_ports() -> None:

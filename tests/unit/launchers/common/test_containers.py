@@ -1,24 +1,24 @@
 """What the container platforms share: the image, the volumes, and the paths that the job's files have inside."""
 
 import pytest
+from support.jobs import job_of
 
 import tfps
-from tfps.config.job_config import JobConfig
+from tfps.config.command_options import SubmitOptions
 from tfps.errors import ConfigError
-from tfps.jobs.spec import Job
 from tfps.launchers.common import containers
 from tfps.launchers.common.containers import Volume
 
 
 def volumes(text: str | None) -> list[Volume]:
     """Return what ``--volumes`` says."""
-    return list(containers.volumes(JobConfig(volumes=text)))
+    return list(containers.volumes(SubmitOptions(volumes=text)))
 
 
 def test_the_image_is_that_of_this_version_unless_given() -> None:
     """Without --image the tasks run the image that docker/Dockerfile makes of this version."""
-    assert containers.image(JobConfig()) == f"tfps:{tfps.__version__}"
-    assert containers.image(JobConfig(image="registry:5000/mine@sha256:0")) == "registry:5000/mine@sha256:0"
+    assert containers.image(SubmitOptions()) == f"tfps:{tfps.__version__}"
+    assert containers.image(SubmitOptions(image="registry:5000/mine@sha256:0")) == "registry:5000/mine@sha256:0"
 
 
 def test_volumes_are_named_or_of_the_host() -> None:
@@ -45,21 +45,19 @@ def test_a_path_is_on_a_volume_only_if_it_stays_there() -> None:
 
 def test_model_dir_is_on_the_first_volume_that_can_be_written() -> None:
     """Without --model_dir a job leaves what it leaves in a directory of its name."""
-    config = JobConfig(volumes="data:/data:ro,out:/out")
-    assert containers.task_config(Job("first", config)).model_dir == "/out/first"
+    job = job_of("first", volumes="data:/data:ro,out:/out")
+    assert containers.task_config(job).model_dir == "/out/first"
 
 
-@pytest.mark.parametrize(
-    "config", [JobConfig(model_dir="/x"), JobConfig(model_dir="runs"), JobConfig(volumes="a:/a:ro")]
-)
-def test_what_a_job_leaves_must_be_on_a_volume(config: JobConfig) -> None:
+@pytest.mark.parametrize(("flag", "value"), [("model_dir", "/x"), ("model_dir", "runs"), ("volumes", "a:/a:ro")])
+def test_what_a_job_leaves_must_be_on_a_volume(flag: str, value: str) -> None:
     """A --model_dir that would be gone with its container, or cannot be written, is an error that gives the fix."""
     with pytest.raises(ConfigError, match=r"--model_dir=.* is on no volume.*--volumes=NAME:/"):
-        containers.task_config(Job("first", config))
+        containers.task_config(job_of("first", **{flag: value}))
 
 
 def test_a_users_model_has_a_path_of_its_own_inside() -> None:
     """A file of this machine keeps its name; a built-in model or a module is left as it is."""
-    mine = Job("first", JobConfig(model="dir/it's mine.py"), model_source="...")
+    mine = job_of("first", model="dir/it's mine.py", model_source="...")
     assert containers.task_config(mine).model == f"{containers.MODEL_DIR}/it's mine.py"
-    assert containers.task_config(Job("first", JobConfig(model="mnist"))).model == "mnist"
+    assert containers.task_config(job_of("first", model="mnist")).model == "mnist"

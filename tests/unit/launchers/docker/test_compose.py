@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 import yaml
+from support.jobs import job_of
 from support.processes import NASTY, REPO, golden, run_tfps
 
-from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
-from tfps.jobs.spec import Job
 from tfps.launchers.docker.compose import ComposeLauncher
 
 SHIPPED = ("--to=compose", "--name=tfps", "--model=mnist")
@@ -17,7 +16,7 @@ SHIPPED = ("--to=compose", "--name=tfps", "--model=mnist")
 
 def planned(source: str | None = None, **flags: Any) -> dict[str, Any]:
     """Return the Compose file of a job as a reader of YAML has it."""
-    job = Job("first", JobConfig(**flags), source, directory="/here")
+    job = job_of("first", source, at="/here", **flags)
     document: dict[str, Any] = yaml.safe_load(str(ComposeLauncher().plan(job)))
     return document
 
@@ -31,7 +30,10 @@ def test_the_shipped_file_is_what_the_planner_writes() -> None:
 
 def test_a_large_job_is_planned_as_before() -> None:
     """Several of each role, resources, GPUs, volumes, a model and data of this machine: as in the golden file."""
-    config = JobConfig(
+    job = job_of(
+        "large",
+        "...",
+        at="/home/me",
         num_ps=2,
         num_workers=3,
         ps_cpu=0.5,
@@ -46,7 +48,7 @@ def test_a_large_job_is_planned_as_before() -> None:
         mode="sync",
         learning_rate=0.5,
     )
-    plan = str(ComposeLauncher().plan(Job("large", config, model_source="...", directory="/home/me")))
+    plan = str(ComposeLauncher().plan(job))
     assert plan == golden("compose-large.yaml", plan)
 
 

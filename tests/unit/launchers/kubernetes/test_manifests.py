@@ -5,10 +5,10 @@ from typing import Any
 import kubernetes_validate
 import pytest
 from support.fake_kubernetes import expand
+from support.jobs import job_of
 from support.kubernetes_jobs import FULL, PLATFORMS, SMALL, changed, kind_of, objects_of, plan_of, templates
 from support.processes import NASTY, golden, run_tfps
 
-from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.spec import Job
 from tfps.launchers.registry import LAUNCHERS
@@ -145,7 +145,9 @@ def test_the_comment_says_why_the_ps_end(platform: str) -> None:
 def test_names_stay_within_limits(platform: str) -> None:
     """With the longest name, every name and label of a job of 4096 tasks a role is at most 63 characters long."""
     name = "a" * 40
-    found = [one["metadata"]["name"] for one in objects_of(platform, Job(name, SMALL.config))]
+    found = [
+        one["metadata"]["name"] for one in objects_of(platform, job_of(name, num_ps=1, num_workers=2, model="mnist"))
+    ]
     longest = f"{name}-worker-0-4095-abcde" if platform == "jobset" else f"{name}-worker-4095-abcde"
     assert max(map(len, [*found, longest])) <= 63
 
@@ -163,7 +165,7 @@ def test_names_stay_within_limits(platform: str) -> None:
 def test_bad_input_is_found_in_the_plan(platform: str, changes: dict[str, Any], problem: str) -> None:
     """What the cluster or the tasks would refuse is said before anything is sent."""
     with pytest.raises(ConfigError) as told:
-        plan_of(platform, changed(Job("a" * 30, SMALL.config), **changes))
+        plan_of(platform, changed(job_of("a" * 30, num_ps=1, num_workers=2, model="mnist"), **changes))
     assert problem in str(told.value)
 
 
@@ -203,4 +205,4 @@ def test_a_flag_of_another_platform_is_refused() -> None:
 
 def test_small_is_what_the_defaults_are() -> None:
     """The small golden files show what a job without any flag but its model gets."""
-    assert objects_of("kubernetes", Job("mnist", JobConfig(model="mnist"))) == objects_of("kubernetes", SMALL)
+    assert objects_of("kubernetes", job_of("mnist", model="mnist")) == objects_of("kubernetes", SMALL)

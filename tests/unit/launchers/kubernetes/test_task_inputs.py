@@ -1,12 +1,12 @@
 """The hosts and the model's file, as tasks on each Kubernetes platform get them, and what is too large for that."""
 
 import pytest
-from support.kubernetes_jobs import FULL, PLATFORMS, SMALL, changed, kind_of, plan_of, templates
+from support.jobs import job_of
+from support.kubernetes_jobs import FULL, PLATFORMS, changed, kind_of, plan_of, templates
 
 from tfps.cluster.resolver import resolve
 from tfps.cluster.spec import Task
 from tfps.errors import ConfigError
-from tfps.jobs.spec import Job
 from tfps.launchers.kubernetes import task_inputs
 
 every_platform = pytest.mark.parametrize("platform", PLATFORMS)
@@ -45,4 +45,4 @@ def test_tfps_takes_the_hosts(platform: str) -> None:
 def test_more_tasks_than_one_argument_names_are_refused(platform: str) -> None:
     """The addresses of 4,097 tasks do not fit into one argument or variable of a process."""
     with pytest.raises(ConfigError, match="4,097 tasks are too many"):
-        plan_of(platform, changed(Job("a" * 30, SMALL.config), num_workers=4096, num_ps=1))
+        plan_of(platform, changed(job_of("a" * 30), num_workers=4096, num_ps=1))

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.jobs import job_of
 from support.processes import NASTY, environment, golden, run_tfps
 
 from tfps.cluster.spec import Task
-from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import FAILED, PENDING, RUNNING, TaskStatus
@@ -23,7 +23,7 @@ GIB = 2**30
 
 
 def _job(python: str = "/usr/bin/python3", directory: str = "/home/me", **flags: Any) -> Job:
-    return Job("demo", JobConfig(**{"model": "mnist", "model_dir": "/shared/demo", **flags}), None, python, directory)
+    return job_of("demo", None, python, directory, **{"model": "mnist", "model_dir": "/shared/demo", **flags})
 
 
 def _spec(plan: Plan) -> Any:

@@ -3,6 +3,7 @@
 Beside these, ``tests/platforms/test_slurm.py`` runs jobs on a real Slurm.
 """
 
+import dataclasses
 import itertools
 import os
 import shlex
@@ -10,10 +11,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.jobs import changed, job_of
 from support.processes import NASTY, golden, run_tfps
 
 from tfps.cluster.spec import Task
-from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN
 from tfps.jobs.spec import Job
@@ -22,8 +23,9 @@ from tfps.launchers.slurm import job as slurm_job
 from tfps.launchers.slurm.job import Node
 from tfps.launchers.slurm.launcher import Plan, SlurmLauncher
 
-SMALL = JobConfig(model="mnist", model_dir="/shared/m")
-FULL = SMALL.replace(
+SMALL = job_of("mnist", python="/venv/bin/python", at="/home/me", model="mnist", model_dir="/shared/m")
+FULL = changed(
+    SMALL,
     num_ps=2,
     num_workers=2,
     ps_cpu=1.5,
@@ -36,23 +38,23 @@ FULL = SMALL.replace(
 )
 
 
-def planned(config: JobConfig) -> Plan:
+def planned(job: Job) -> Plan:
     """Return the plan of a job."""
-    return SlurmLauncher().plan(Job("mnist", config, python="/venv/bin/python", directory="/home/me"))
+    return SlurmLauncher().plan(job)
 
 
-@pytest.mark.parametrize(("name", "config"), [("small", SMALL), ("full", FULL)])
-def test_golden(name: str, config: JobConfig) -> None:
+@pytest.mark.parametrize(("name", "job"), [("small", SMALL), ("full", FULL)])
+def test_golden(name: str, job: Job) -> None:
     """A job of like tasks, and one of 2 machines of 8 GPUs and 2 parameter servers without any."""
-    plan = str(planned(config))
+    plan = str(planned(job))
     assert plan == golden(f"slurm-{name}.sh", plan)
-    assert not planned(config).is_printed_only
+    assert not planned(job).is_printed_only
 
 
-@pytest.mark.parametrize("config", [SMALL, FULL])
-def test_scripts_are_bash(config: JobConfig) -> None:
+@pytest.mark.parametrize("job", [SMALL, FULL])
+def test_scripts_are_bash(job: Job) -> None:
     """Bash reads the script, with any value in it, to its end and finds nothing to complain of."""
-    script = str(planned(config.replace(data_dir=NASTY, model_dir=NASTY)))
+    script = str(planned(changed(job, data_dir=NASTY, model_dir=NASTY)))
     read = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False, timeout=20)
     assert (read.returncode, read.stderr) == (0, "")
 
@@ -66,13 +68,13 @@ def test_memory_is_asked_for_per_cpu_and_rounded_up() -> None:
 def test_a_queue_that_is_no_name_is_refused(queue: str) -> None:
     """What sbatch would read as something else is said before anything is sent."""
     with pytest.raises(ConfigError, match=r"--queue=.* is not the name of a partition"):
-        planned(SMALL.replace(queue=queue))
+        planned(changed(SMALL, queue=queue))
 
 
 @pytest.mark.parametrize("logs", ["/plain", NASTY, f"/a/{NASTY}/logs", "it's", ""])
 def test_the_script_tells_where_its_files_are(logs: str, tmp_path: Path) -> None:
     """What a handle needs to know is read from the script that Slurm keeps, whatever the directory is called."""
-    script = str(planned(FULL.replace(model_dir=logs or None)))
+    script = str(planned(changed(FULL, model_dir=logs or None)))
     expected = f"{logs}/logs" if logs else "/home/me/runs/mnist/logs"
     bin_dir = fake(tmp_path, "scontrol", f"cat <<'END'\n{script}\nEND\n")
     told = with_path(bin_dir, lambda: slurm_job.files_of("7"))
@@ -85,7 +87,7 @@ def test_ports_of_neighbouring_jobs_are_apart() -> None:
     assert all(abs(a - b) >= 16 for a, b in itertools.pairwise(bases))
     assert max(bases) + 16 < 32768
     assert '"--port_base=$((8888 + SLURM_JOB_ID % 1400 * 16))"' in str(planned(SMALL))
-    assert '"--port_base=9000"' in str(planned(SMALL.replace(port_base=9000)))
+    assert '"--port_base=9000"' in str(planned(changed(SMALL, port_base=9000)))
 
 
 def test_without_slurm_a_plan_is_printed_and_a_job_is_refused(tmp_path: Path) -> None:
@@ -222,8 +224,8 @@ def test_what_the_script_makes_of_exit_codes(codes: str, count: str, code: int, 
     python.chmod(0o755)
     fake(tmp_path, "srun", SRUN)
     bin_dir = fake(tmp_path, "scontrol", f'echo "$@" >>{shlex.quote(str(tmp_path))}/asked\n')
-    config = SMALL.replace(model_dir=str(tmp_path / "m"))
-    script = str(SlurmLauncher().plan(Job("mnist", config, python=str(python), directory=str(tmp_path))))
+    job = changed(SMALL, model_dir=str(tmp_path / "m"))
+    script = str(planned(dataclasses.replace(job, python=str(python), directory=str(tmp_path))))
     env = {**os.environ, "PATH": f"{bin_dir}:{os.environ['PATH']}", "ORDER": "0 1 2", "SLURM_JOB_ID": "7"}
     env["SLURM_RESTART_COUNT"] = count
     ended = subprocess.run(["bash", "-c", script], env=env, timeout=20, check=False)

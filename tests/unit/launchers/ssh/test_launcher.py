@@ -1,29 +1,36 @@
 """``tfps submit --to=hosts``: a line for each task, to be started by hand, by a tool, or over ssh."""
 
+import dataclasses
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.jobs import changed, job_of
 from support.processes import ECHO, NASTY, argv_of, environment, golden, run_tfps, summary
 
 from tfps.cluster.ports import held_ports
 from tfps.cluster.spec import Task
-from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
-from tfps.jobs.spec import Job
 from tfps.launchers.ssh.launcher import HostsLauncher
 
-SMALL = JobConfig(
-    ps_hosts="h0:2222", worker_hosts="h1:2222,[fe80::1]:2223", model="mnist", mode="sync", model_dir="/shared/m"
+SMALL = job_of(
+    "mnist",
+    python="/venv/bin/python",
+    at="/home/me",
+    ps_hosts="h0:2222",
+    worker_hosts="h1:2222,[fe80::1]:2223",
+    model="mnist",
+    mode="sync",
+    model_dir="/shared/m",
 )
 
 
 @pytest.mark.parametrize("ssh", [False, True])
 def test_golden(ssh: bool) -> None:
     """A PS and two workers, to be started by hand and over ssh."""
-    plan = HostsLauncher().plan(Job("mnist", SMALL.replace(ssh=ssh), python="/venv/bin/python", directory="/home/me"))
+    plan = HostsLauncher().plan(changed(SMALL, ssh=ssh))
     assert str(plan) == golden(f"hosts{'-ssh' if ssh else ''}.sh", str(plan))
     assert plan.is_printed_only is not ssh
 
@@ -59,7 +66,7 @@ def test_lines_run_in_a_shell_with_every_value_as_given(tmp_path: Path) -> None:
 
 def test_ssh_commands_are_quoted_for_two_shells() -> None:
     """What ssh hands to the host's shell gives, read twice as shells do, the very arguments of the task."""
-    job = Job("a", SMALL.replace(ssh=True, data_dir=NASTY), python="/p y", directory="/d'ir")
+    job = dataclasses.replace(changed(SMALL, ssh=True, data_dir=NASTY), python="/p y", directory="/d'ir")
     plan = HostsLauncher().plan(job)
     for task, argv in plan.argv.items():
         *_, host, remote = plan.ssh(task)
@@ -86,7 +93,7 @@ def test_ssh_commands_are_quoted_for_two_shells() -> None:
 def test_hosts_that_cannot_be_meant(changes: dict[str, object], says: str) -> None:
     """Missing, malformed and contradicting hosts are told with their flag."""
     with pytest.raises(ConfigError, match=r"^--") as error:
-        HostsLauncher().plan(Job("a", SMALL.replace(**changes)))
+        HostsLauncher().plan(changed(SMALL, **changes))
     assert says in str(error.value)
 
 

@@ -12,7 +12,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 from support.checkpoints import FILES, HOW, Training, damage, said, spoil, told_of_damage
 
-from tfps.config.job_config import JobConfig
 from tfps.errors import StorageError
 from tfps.runtime.checkpoint import directory
 from tfps.runtime.checkpoint.finder import Finder, select_checkpoint
@@ -34,7 +33,7 @@ def test_a_damaged_state_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureF
     assert run.resume() == 7
     assert said(caplog) == []
     (tmp_path / "checkpoint").write_bytes(state)
-    assert select_checkpoint(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-7")
+    assert select_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-7")
     assert run.resume() == 7
     assert len(said(caplog)) == 2
     for line in said(caplog):
@@ -52,11 +51,11 @@ def test_eval_and_export_use_the_newest_whole_checkpoint(
     for step in (5, 7):
         run.save(step)
     spoil(tmp_path / f"model.ckpt-7.{file}", how)
-    assert select_checkpoint(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-5")
+    assert select_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-5")
     [line] = said(caplog) if file != "index" or how != "missing" else told_of_damage(caplog)
     assert f"model.ckpt-7.{file}" in line
     given = str(tmp_path / "model.ckpt-5")
-    assert select_checkpoint(JobConfig(model_dir=str(tmp_path), checkpoint_path=given)) == given
+    assert select_checkpoint(str(tmp_path), given) == given
 
 
 def test_a_checkpoint_is_read_and_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -96,7 +95,7 @@ def test_a_checkpoint_that_a_save_was_broken_off_for_is_named(
         run.save(2)
     monkeypatch.undo()
     caplog.clear()
-    assert select_checkpoint(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-1")
+    assert select_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-1")
     assert f"{tmp_path / 'model.ckpt-2'} is saved but not yet in its place" in caplog.text
     assert Training(tmp_path).resume() == 2
     assert directory.sealed(str(tmp_path)) == []

@@ -208,7 +208,7 @@ def test_none_whole_is_an_error_that_lists_them(tmp_path: Path) -> None:
     (tmp_path / "model.ckpt-8.index").unlink()
     (tmp_path / "model.ckpt-8.manifest.json").unlink()
     before = files_in(tmp_path)
-    for act in (Training(tmp_path).resume, lambda: select_checkpoint(JobConfig(model_dir=str(tmp_path)))):
+    for act in (Training(tmp_path).resume, lambda: select_checkpoint(str(tmp_path))):
         with pytest.raises(CheckpointError, match="holds no whole checkpoint: ") as told:
             act()
         text = str(told.value)

@@ -408,7 +408,7 @@ def test_a_sparse_feature_is_no_input_of_an_export(tmp_path: Path) -> None:
         return ones(mode, params, context).map(lambda f, y: (first(f["x"], "sparse"), y))
 
     with pytest.raises(ModelError, match="feature 'a' is a sparse tensor; export takes one dense tensor"):
-        export.saved_model(JobConfig(export_dir=str(tmp_path / "e")), model_of(input_fn, linear), "model.ckpt-1")
+        export.saved_model(JobConfig(), model_of(input_fn, linear), "model.ckpt-1", str(tmp_path / "e"))
 
 
 def test_a_model_of_another_user_is_not_run_unasked(tmp_path: Path) -> None:
