@@ -46,6 +46,46 @@ def test_a_mistake_in_the_users_model_shows_the_users_line_once(tmp_path: Path) 
     assert summary(tmp_path / "m")["exit_code"] == 2
 
 
+# POWERS, whose both functions append the params that a port of a TF1 script branches on to a file in --data_dir.
+BRANCHES = f"""{POWERS}
+from pathlib import Path
+
+def noted(function):
+    def call(*args):
+        params, mode = (args[1], args[0]) if function.__name__ == "input_fn" else (args[3], args[2])
+        with Path(params["data_dir"], mode).open("a") as file:
+            print(*(params[name] for name in ("issync", "num_ps", "num_workers")), file=file)
+        return function(*args)
+    return call
+
+first, model_fn = noted(input_fn), noted(model_fn)
+
+def input_fn(mode, params, input_context):
+    return first("train", params, input_context).take(2) if mode == "eval" else first(mode, params, input_context)
+"""
+
+
+def test_params_have_the_mode_and_the_size_in_every_command(tmp_path: Path) -> None:
+    """``params["issync"]`` is what the mode is, and the sizes are the cluster's, in tasks, plan, eval and export."""
+    noted, model_dir = tmp_path / "noted", tmp_path / "m"
+    (tmp_path / "model.py").write_text(BRANCHES)
+    noted.mkdir()
+    flags = (f"--model={tmp_path / 'model.py'}", f"--data_dir={noted}")
+    size = ("--num_ps=1", "--num_workers=2", "--mode=sync")
+    for command in (
+        ("launch", *flags, *size, "--max_steps=2", f"--model_dir={model_dir}"),
+        ("plan", *flags, *size),
+        ("eval", f"--model_dir={model_dir}"),
+        ("export", f"--model_dir={model_dir}"),
+    ):
+        done = run_tfps(*command, timeout=120)
+        assert done.returncode == 0, done.stderr
+        told = {line for file in noted.iterdir() for line in file.read_text().splitlines()}
+        assert told == {"True 1 2"}, command
+        for file in noted.iterdir():
+            file.unlink()
+
+
 def test_a_model_may_have_processes_of_its_own(tmp_path: Path) -> None:
     """What reads its data with a pool of processes does so under ``tfps launch`` too."""
     pool = "import multiprocessing\nvalues = multiprocessing.get_context('fork').Pool(2).map(float, '12')\n"

@@ -29,7 +29,7 @@ def _launch(argv: Sequence[str]) -> int:
     began = time.monotonic()
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv).config
-    job = job.replace(num_ps=job.num_ps or 1, num_workers=job.num_workers or 2)
+    job = job.of_size(job.num_ps or 1, job.num_workers or 2)
     check_model(job, problems)
     problems.of(task.require_tensorflow)
     if (job.num_ps or 1) + (job.num_workers or 2) > MOST_LOCAL_TASKS:

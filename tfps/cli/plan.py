@@ -12,13 +12,14 @@ def _plan(argv: Sequence[str]) -> int:
     """Print where variables go and what a step sends."""
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv).config
+    job = job.of_size(job.num_ps or 1, job.num_workers or 2)
     check_model(job, problems)
     with_tensorflow(problems)
     from tfps.cli.tables import print_plan  # noqa: PLC0415
     from tfps.runtime.graph import plan  # noqa: PLC0415  imports TensorFlow
 
     hosts = [f"task{index}:2222" for index in range((job.num_ps or 1) + (job.num_workers or 2))]
-    members = Cluster(tuple(hosts[: job.num_ps or 1]), tuple(hosts[job.num_ps or 1 :]))
+    members = Cluster(tuple(hosts[: job.num_ps]), tuple(hosts[job.num_ps :]))
     print_plan(job, members, plan.make(job, members, loader.load(job.model)))
     return 0
 

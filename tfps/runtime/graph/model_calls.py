@@ -55,7 +55,12 @@ class _Asked(dict[str, Any]):
 
 def params_of(config: JobConfig) -> Mapping[str, Any]:
     """Return the ``params`` of a model: every flag of the job, read-only."""
-    return MappingProxyType(_Asked(config.to_dict()))
+    return MappingProxyType(_asked(config))
+
+
+def _asked(config: JobConfig) -> _Asked:
+    """Return the flags of a job; ``issync`` is what the mode is, whichever of both flags was given."""
+    return _Asked({**config.to_dict(), "issync": config.mode == "sync"})
 
 
 def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: int) -> Dataset:
@@ -94,7 +99,7 @@ def spec(model: Model, mode: str, config: JobConfig, features: Nested, labels: N
     Raises:
         ModelError: If the result is something else.
     """
-    asked = _Asked(config.to_dict())
+    asked = _asked(config)
     given: ModelSpec = model.model_fn(features, labels, mode, MappingProxyType(asked))
     if problem := _spec_problem(given, mode):
         where = f"--model={model.name}: {model.line_of('model_fn')}"

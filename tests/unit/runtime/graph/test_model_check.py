@@ -84,6 +84,12 @@ def test_a_variable_of_evaluation_alone_is_found_before_training(tmp_path: Path)
         assert told in str(caught.value)
 
 
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_params_have_issync_as_the_mode_is(mode: str) -> None:
+    """``issync`` is True or False for whichever flag gave the mode: a model may branch on it."""
+    assert model_calls.params_of(JobConfig(mode=mode))["issync"] is (mode == "sync")
+
+
 def test_a_variable_of_another_shape_in_evaluation_is_found() -> None:
     """A variable whose shape depends on the mode is told with both shapes."""
 
