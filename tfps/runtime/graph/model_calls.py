@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import random
 from collections.abc import Container, Iterator, Mapping
 from types import MappingProxyType
@@ -10,13 +11,16 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.config.job_config import JobConfig
-from tfps.errors import ModelError
+from tfps.errors import DataError, ModelError
 from tfps.models.model import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.registry import mode_of
+from tfps.text import show
 from tfps.tf_types import Dataset, DType, Nested, Optimizer, Tensor
 
 _OPTIMIZER_FLAGS = ("optimizer", "learning_rate")
+_FILE_ERRORS = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError)
+_LIMITS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of this machine: no fault of the data
 
 
 class _Asked(dict[str, Any]):
@@ -74,10 +78,11 @@ def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: i
         index: The index of this worker among them.
 
     Raises:
+        DataError: If ``input_fn`` cannot read its data.
         ModelError: If the result is something else.
     """
     context = tf.distribute.InputContext(pipelines, index, mode_of(config).gradients_per_update(pipelines))
-    given = model.input_fn(mode, params_of(config), context)
+    given = _input_of(model, mode, config, context)
     if given is None and mode == ModeKeys.EVAL:
         return None
     where = f"--model={model.name}: {model.line_of('input_fn')}"
@@ -91,6 +96,21 @@ def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: i
             f"{where}: input_fn's dataset has elements of {element}; they must be pairs (features, labels)."
         )
     return given
+
+
+def _input_of(model: Model, mode: str, config: JobConfig, context: Any) -> Any:
+    """Call ``input_fn``; a file or a directory that it cannot read is a ``DataError``."""
+    try:
+        return model.input_fn(mode, params_of(config), context)
+    except ModelError as error:
+        cause = error.__cause__
+        if isinstance(cause, DataError):
+            raise cause from None
+        if isinstance(cause, _FILE_ERRORS) or (isinstance(cause, OSError) and cause.errno not in _LIMITS):
+            told, line, source = str(error).partition("\n")
+            given = f"check --data_dir={show(config.data_dir)}" if config.data_dir else "--data_dir is not given"
+            raise DataError(f"{told}: {given}.{line}{source}") from cause
+        raise
 
 
 def spec(model: Model, mode: str, config: JobConfig, features: Nested, labels: Nested) -> ModelSpec:

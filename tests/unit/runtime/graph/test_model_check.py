@@ -1,6 +1,7 @@
 """What is found in a model before anything starts: variables, tables and input of its evaluation among it."""
 
 import dataclasses
+import errno
 import json
 import logging
 import random
@@ -18,7 +19,7 @@ import tfps
 from tfps.cli import evaluate
 from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
-from tfps.errors import ConfigError, ModelError
+from tfps.errors import ConfigError, DataError, ModelError
 from tfps.runtime.graph import model_calls, model_check, plan
 from tfps.runtime.results import evaluation, export
 
@@ -88,6 +89,33 @@ def test_a_variable_of_evaluation_alone_is_found_before_training(tmp_path: Path)
 def test_params_have_issync_as_the_mode_is(mode: str) -> None:
     """``issync`` is True or False for whichever flag gave the mode: a model may branch on it."""
     assert model_calls.params_of(JobConfig(mode=mode))["issync"] is (mode == "sync")
+
+
+@pytest.mark.parametrize("data_dir", ["", "/no/such"])
+@pytest.mark.parametrize("read", [open, tf.gfile.ListDirectory])
+def test_data_that_input_fn_cannot_read_is_65(read: Any, data_dir: str) -> None:
+    """A missing file is a DataError with the line of ``input_fn``, the path, and what is known of ``--data_dir``."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return dataset_of(list(read(params["data_dir"] + "/train.csv")))
+
+    told = f"check --data_dir={data_dir}" if data_dir else "--data_dir is not given"
+    where = f"{__file__}, line {input_fn.__code__.co_firstlineno + 1}: "
+    for find in (model_check.build_once, plan.make):
+        with pytest.raises(DataError, match=rf"{where}.*{data_dir}/train\.csv.*: {told}\.\n    return") as caught:
+            find(JobConfig(data_dir=data_dir), CLUSTER, model_of(input_fn, shifted))
+        assert caught.value.exit_code == 65
+
+
+def test_other_errors_of_input_fn_are_what_they_are() -> None:
+    """A limit of the machine is no fault of the data; a DataError of the model's own is passed on."""
+    for raised, kind in ((OSError(errno.EMFILE, "Too many open files"), ModelError), (DataError("as is"), DataError)):
+
+        def input_fn(mode: str, params: Any, context: Any, error: Exception = raised) -> Any:
+            raise error
+
+        with pytest.raises(kind, match=r"Too many open files\n|^as is$"):
+            model_check.build_once(JobConfig(), CLUSTER, model_of(input_fn, shifted))
 
 
 def test_a_variable_of_another_shape_in_evaluation_is_found() -> None:
