@@ -39,15 +39,21 @@ class CheckpointManager:
         every_secs: Seconds between two saves.
         snapshot: The variables' values; by default all are read as they are, while no update arrives.
         owner: Knows whether the directory still belongs to this chief.
+        remedy: What to try if a variable is not finite.
 
     Attributes:
         newest: The newest known checkpoint; not read yet if it is from an earlier run.
     """
 
     def __init__(
-        self, model_dir: str | None, every_secs: float, snapshot: Snapshot | None = None, owner: Ownership | None = None
+        self,
+        model_dir: str | None,
+        every_secs: float,
+        snapshot: Snapshot | None = None,
+        owner: Ownership | None = None,
+        remedy: str = "try a smaller --learning_rate",
     ) -> None:
-        self._dir, self._every_secs, self._owner = model_dir, every_secs, owner
+        self._dir, self._every_secs, self._owner, self._remedy = model_dir, every_secs, owner, remedy
         self._next = time.monotonic() + every_secs
         self._savers = ShardedSaver(snapshot)
         self._one_at_a_time = threading.Lock()
@@ -129,7 +135,7 @@ class CheckpointManager:
         with self._one_at_a_time:
             step = int(session.run(global_step))
             if not self._dir:
-                return _checked(self._savers.look(session)).step
+                return self._checked(self._savers.look(session)).step
             if self._is_saved(path := JobDirectory(self._dir).checkpoint(step)):
                 publish.mend_state(self._kept(path))
                 return step
@@ -156,7 +162,7 @@ class CheckpointManager:
         self._check_claim()
         staged = publish.stage(model_dir)
         try:
-            saved = _checked(self._savers.save(session, str(staged / CHECKPOINT_NAME)))
+            saved = self._checked(self._savers.save(session, str(staged / CHECKPOINT_NAME)))
             path = JobDirectory(model_dir).checkpoint(saved.step)
             kept = self._kept(path)
             self._check_claim()
@@ -185,6 +191,12 @@ class CheckpointManager:
         earlier = [old for old in list_checkpoints(self._dir) if step_in(old) < step]
         return [*[old for old in earlier if self._whole.get(old, True)][1 - _KEEP :], path]
 
+    def _checked(self, saved: SaveResult) -> SaveResult:
+        """Return ``saved``; raise ``DivergedError`` if a variable is not finite, as the loss may not show that yet."""
+        if saved.broken:
+            raise DivergedError(f"{saved.broken[0]} holds NaN or Inf at step {saved.step}: {self._remedy}.")
+        return saved
+
 
 def _published(staged: Path, path: str, kept: Sequence[str], partial_updates: int) -> StorageError | None:
     """Publish a checkpoint; return why its state file could not be written, if so."""
@@ -193,10 +205,3 @@ def _published(staged: Path, path: str, kept: Sequence[str], partial_updates: in
     except StorageError as error:
         return error
     return None
-
-
-def _checked(saved: SaveResult) -> SaveResult:
-    """Return ``saved``; raise ``DivergedError`` if a variable is not finite, as the loss may not show that yet."""
-    if saved.broken:
-        raise DivergedError(f"{saved.broken[0]} holds NaN or Inf at step {saved.step}: try a smaller --learning_rate.")
-    return saved

@@ -62,6 +62,7 @@ class TrainGraph:
         batches: int64 scalar: the number of batches in the input, or INFINITE or UNKNOWN_CARDINALITY of
             ``tf.data.experimental``.
         examples: int64 scalar: the number of examples in the batch of a step.
+        reads_rate: Whether the model reads ``--learning_rate``.
         next_ticket: int64 [1], drawn at the end of a step.
         updates: Operation that the chief repeats in the background, several updates of the mode, or ``None``.
         load: Operation to run when the variables have their first values; see ``variable_packing``.
@@ -79,6 +80,7 @@ class TrainGraph:
     batches: Tensor
     examples: Tensor
     spec: ModelSpec
+    reads_rate: bool
     mode: Mode
     step: Step
     next_ticket: Tensor
@@ -96,6 +98,12 @@ class TrainGraph:
     def fetches(self) -> list[Fetch]:
         """The fetches of one step in the training loop."""
         return [self.next_ticket, self.spec.loss, self.step.train_op]
+
+    @property
+    def remedy(self) -> str:
+        """What to try if training diverges: a model that does not read ``--learning_rate`` refuses it."""
+        rate = "--learning_rate" if self.reads_rate else "learning rate in the model's optimizer"
+        return f"try a smaller {rate}"
 
 
 def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> TrainGraph:
@@ -201,6 +209,7 @@ def _train_graph(job: TrainJob, forward: Forward, backward: _Backward, updates: 
         batches=forward.batches,
         examples=forward.examples,
         spec=forward.spec,
+        reads_rate=forward.reads_rate,
         mode=job.mode,
         step=backward.step,
         next_ticket=backward.next_ticket,

@@ -49,6 +49,7 @@ class Forward:
         batches: See ``TrainGraph``.
         examples: See ``TrainGraph``.
         spec: The model's spec, with an identity of each logged tensor.
+        reads_rate: Whether the model reads ``--learning_rate``.
         own: The names of the model's variables.
         updates: The model's own updates.
         checked: The tensors that a worker sends for them and that are checked for NaN, and what they are for.
@@ -61,6 +62,7 @@ class Forward:
     batches: Tensor
     examples: Tensor
     spec: ModelSpec
+    reads_rate: bool
     own: Collection[str]
     updates: Sequence[Operation]
     checked: Sequence[tuple[Tensor, str]]
@@ -82,7 +84,7 @@ def build(job: TrainJob, graph: Graph) -> Forward:
         iterator, batches, batch = source
         known = set(graph.get_operations())
         with model_calls.seeded(_seed(config, task)):  # after the input, which must be the same on all workers
-            spec = model_calls.spec(model, ModeKeys.TRAIN, config, *batch)
+            spec, reads_rate = model_calls.training_spec(model, config, *batch)
         own = {saved_name(variable) for variable in tf.global_variables()}
         if task.is_chief:
             variable_splitting.tell(graph, spec.optimizer, config)
@@ -94,7 +96,7 @@ def build(job: TrainJob, graph: Graph) -> Forward:
         spec, updates = _with_own_updates(graph, spec, on_ps=task.is_chief or not job.mode.is_blocking)
         inputs.only_with(inputs.next_of(iterator), [spec.loss, *updates])
         summary = tf.summary.merge_all()
-    return Forward(graph, global_step, iterator, batches, examples, spec, own, updates, checked, summary)
+    return Forward(graph, global_step, iterator, batches, examples, spec, reads_rate, own, updates, checked, summary)
 
 
 def check(job: TrainJob, forward: Forward) -> None:

@@ -119,13 +119,26 @@ def spec(model: Model, mode: str, config: JobConfig, features: Nested, labels: N
     Raises:
         ModelError: If the result is something else.
     """
+    return _spec(model, mode, _asked(config), features, labels)
+
+
+def training_spec(model: Model, config: JobConfig, features: Nested, labels: Nested) -> tuple[ModelSpec, bool]:
+    """Return the ``spec`` for training, and whether ``model_fn`` has read ``--learning_rate``.
+
+    Raises:
+        ModelError: As ``spec``, or if an optimizer flag is given that the model does not read.
+    """
     asked = _asked(config)
+    given = _spec(model, ModeKeys.TRAIN, asked, features, labels)
+    _check_used(model, config, asked.names)
+    return given, "learning_rate" in asked.names
+
+
+def _spec(model: Model, mode: str, asked: _Asked, features: Nested, labels: Nested) -> ModelSpec:
     given: ModelSpec = model.model_fn(features, labels, mode, MappingProxyType(asked))
     if problem := _spec_problem(given, mode):
         where = f"--model={model.name}: {model.line_of('model_fn')}"
         raise ModelError(f"{where}: model_fn(mode={mode!r}) returned {problem}")
-    if mode == ModeKeys.TRAIN:
-        _check_used(model, config, asked.names)
     if given.loss is not None and given.loss.shape.rank is None:
         given = dataclasses.replace(given, loss=tf.reshape(given.loss, []))
     return dataclasses.replace(given, log_tensors={name: _scalar(value) for name, value in _items(given.log_tensors)})

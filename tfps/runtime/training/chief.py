@@ -81,7 +81,8 @@ class Chief:
             config.model_dir, cluster, config.force, self._save_anew, lambda: self._checkpoints.others
         )
         snapshot = Snapshot(built.step.moments, built.places, built.may_be_inf, built.step.partial)
-        self._checkpoints = CheckpointManager(config.model_dir, config.save_checkpoint_secs, snapshot, self.owner)
+        secs = config.save_checkpoint_secs
+        self._checkpoints = CheckpointManager(config.model_dir, secs, snapshot, self.owner, built.remedy)
         self._background = BackgroundThread()
         self._eval = evaluation_graph(config, cluster, Task("worker", 0), model, like=built.graph)
         self.num_workers = built.num_workers

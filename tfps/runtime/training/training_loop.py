@@ -92,7 +92,7 @@ class Loop:
         stop: StopRequest,
         between_runs: Callable[[], None],
     ) -> None:
-        self._max_steps = config.max_steps
+        self._max_steps, self._remedy = config.max_steps, built.remedy
         self._reporter, self._stop, self._between_runs = reporter, stop, between_runs
         self._runs = StepRunner(session, built)
         self._input = Input(session, built)
@@ -236,7 +236,7 @@ class Loop:
         self._skipped_in_a_row += 1
         if not self._may_skip or self._skipped_in_a_row > _MOST_SKIPPED:
             is_trained = step > 1 or self._runs.global_step() > 0
-            fix = "try a smaller --learning_rate" if is_trained else "nothing is trained yet, look at input and model"
+            fix = self._remedy if is_trained else "nothing is trained yet, look at input and model"
             raise DivergedError(f"{found.what} at step {step}: {fix}.") from None
         self.progress.skipped += 1
         log.info("skipped a batch: %s at step %d", found.what, step)

@@ -74,6 +74,18 @@ def test_a_gradient_that_is_not_finite_is_never_applied(
     assert all_finite(variables_of(tmp_path))
 
 
+def test_a_model_with_a_rate_of_its_own_is_not_advised_to_give_the_flag() -> None:
+    """A model that does not read ``--learning_rate`` refuses it, so the loss's NaN names the model's optimizer."""
+
+    def own_rate(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        fields = {**vars(linear(features, labels, mode, {"optimizer": None, "learning_rate": None}))}
+        return tfps.ModelSpec(**{**fields, "optimizer": tf.train.GradientDescentOptimizer(0.01)})
+
+    flags = {"max_steps": 100, "steps_per_run": 1, "runs_in_flight": 1}
+    error = run_job(model_of(numbers(np.inf, worker=0, after=GOOD), own_rate), num_workers=1, **flags)["worker/0"]
+    assert str(error) == f"the loss is inf at step {GOOD + 1}: try a smaller learning rate in the model's optimizer."
+
+
 @pytest.mark.parametrize("steps_per_run", [1, 8])
 def test_the_steps_before_it_in_its_run_are_applied_and_counted(tmp_path: Path, steps_per_run: int) -> None:
     """A loss that is Inf in the middle of a run of several steps: those before it count, it and those after do not."""
