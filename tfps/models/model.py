@@ -34,8 +34,8 @@ _HINTS: Mapping[str, str] = {
     r"tensorflow.*estimator|estimator.*tensorflow": (
         "tf.estimator was removed: use tfps.ModelSpec for EstimatorSpec, tfps.ModeKeys for ModeKeys"
     ),
-    r"module 'tensorflow' has no attribute '(?!contrib|estimator|layers)": (
-        "a name of TensorFlow 1.x: import tensorflow.compat.v1 as tf"
+    r"module 'tensorflow(\._api\.v2(?!\.compat)\S*)?' has no attribute '(?!contrib|estimator|layers)": (
+        "a name of TensorFlow 1.x: write `import tensorflow.compat.v1 as tf`"
     ),
     r"TensorArray output_ta_\S+ Could not write to TensorArray index": _UNROLL,  # as Keras names them
     r"GRUCell\.call\(\)[\s\S]*Attempting to slice scalar input": (

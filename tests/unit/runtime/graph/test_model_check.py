@@ -463,7 +463,12 @@ def test_a_model_of_another_user_is_not_run_unasked(tmp_path: Path) -> None:
         (lambda: tf.layers.dense, "use tf.keras.layers, or tf.get_variable and tf.nn"),
         (lambda: tf.contrib.layers, "tf.contrib was removed: use"),
         (lambda: tf.estimator.EstimatorSpec, "use tfps.ModelSpec for EstimatorSpec, tfps.ModeKeys for ModeKeys"),
-        (lambda: tf2.get_variable, "import tensorflow.compat.v1 as tf"),
+        (lambda: tf2.get_variable, "write `import tensorflow.compat.v1 as tf`)"),
+        (
+            lambda: tf2.train.GradientDescentOptimizer,
+            "(a name of TensorFlow 1.x: write `import tensorflow.compat.v1 as",
+        ),
+        (lambda: tf.train.Mistyped, "has no attribute 'Mistyped'\n"),
     ],
 )
 def test_what_tensorflow_has_no_more_is_told_with_what_to_use(make: Any, told: str) -> None:
