@@ -71,7 +71,7 @@ def wait_for_peers(
         Whether all required tasks are there; if not, the job is over.
 
     Raises:
-        ConfigError: If another task is at some address, and stays.
+        ConfigError: If another task is at some address, and stays or was there when the wait ends.
         ClusterFormError: If some tasks never answered; names them.
     """
     meeting = _Meeting(cluster, task, timeout_secs)
@@ -95,6 +95,7 @@ class _Meeting:
     def __init__(self, cluster: Cluster, task: Task, timeout_secs: float) -> None:
         self._cluster, self._timeout_secs = cluster, timeout_secs
         self._absent: Mapping[Task, ProbeResult] = {peer: ProbeResult() for peer in cluster.tasks() if peer != task}
+        self._wrong: Mapping[Task, Task] = {}  # missing tasks in whose place another one has answered, now or before
         self._began = self._wrong_since = time.monotonic()
         self._is_reported = self._has_asked = False
 
@@ -102,24 +103,35 @@ class _Meeting:
         """Probe the tasks that were missing; return whether all are there now."""
         found = probe.probe_all(self._cluster, list(self._absent))
         self._absent = {peer: answer for peer, answer in found.items() if answer.task != peer}
-        if not any(answer.task for answer in self._absent.values()):
+        present = self._present
+        if not present:
             self._wrong_since = time.monotonic()
+        self._wrong = {peer: other for peer, other in {**self._wrong, **present}.items() if peer in self._absent}
         return not self._absent
 
     def check(self) -> None:
-        """Raise an error if there is no point in waiting any longer."""
-        found = {peer: answer.task for peer, answer in self._absent.items() if answer.task}
-        wrong = [
-            f"--{peer.job}_hosts: {peer} ({self._cluster.address(peer)}) {stranger(other)}"
-            for peer, other in found.items()
-        ]
-        if wrong and time.monotonic() - self._wrong_since > min(LEAVING_SECS, self._timeout_secs):
-            raise ConfigError(wrong)
-        if self.lasts(self._timeout_secs):
+        """Raise an error if there is no point in waiting any longer.
+
+        A wrong task that has gone may have ended for the same reason, so a wait that ends without the right one is
+        never a ``ClusterFormError``, after which all would be started again with the same hosts.
+        """
+        is_over = self.lasts(self._timeout_secs)
+        found = self._wrong if is_over else self._present
+        if found and (is_over or time.monotonic() - self._wrong_since > min(LEAVING_SECS, self._timeout_secs)):
+            raise ConfigError([self._refusal(peer, other) for peer, other in found.items()])
+        if is_over:
             raise ClusterFormError(
                 f"the cluster did not form: no answer from {self.missing} within "
                 f"--start_timeout_secs={self._timeout_secs:g}. Start them, or correct their addresses."
             )
+
+    def _refusal(self, peer: Task, other: Task) -> str:
+        return f"--{peer.job}_hosts: {peer} ({self._cluster.address(peer)}) {stranger(other)}"
+
+    @property
+    def _present(self) -> Mapping[Task, Task]:
+        """The tasks that answer now in place of others."""
+        return {peer: answer.task for peer, answer in self._absent.items() if answer.task}
 
     def report(self) -> None:
         """Log once who is missing, if the wait is a long one."""

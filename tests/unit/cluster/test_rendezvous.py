@@ -233,6 +233,30 @@ def test_another_jobs_task_is_refused_or_waited_for(monkeypatch: pytest.MonkeyPa
         rendezvous.wait_for_peers(Cluster((stays.address,), ("127.0.0.1:1",)), CHIEF, 20, lambda: None)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_wrong_task_is_no_missing_one_when_the_time_is_over(leaves: bool) -> None:
+    """Another task at an address is exit 2 although it came late in the wait, or has ended first, as all of them do."""
+    with contextlib.closing(Speaker(PS)) as server, held_ports(1) as [port]:
+        cluster = Cluster((server.address,), ("127.0.0.1:1", f"127.0.0.1:{port}"))
+        came: list[Speaker] = []
+
+        def come() -> None:
+            came.append(Speaker(CHIEF, port))
+
+        def leave() -> None:
+            came[0].close()
+
+        timers = [threading.Timer(0.5, come), *([threading.Timer(1.5, leave)] if leaves else [])]
+        for timer in timers:
+            timer.start()
+        with pytest.raises(ConfigError) as caught:
+            rendezvous.wait_for_peers(cluster, CHIEF, 2.5, lambda: None)
+        for timer in timers:
+            timer.join()
+        leave()
+    assert f"worker/1 ({cluster.workers[1]}) says that it is worker/0: it was started with" in str(caught.value)
+
+
 def test_what_is_no_task_is_not_there() -> None:
     """A listener that never answers, and one that says something else, are told as that when the time is over: 171."""
     with listener() as mute, contextlib.closing(Speaker(PS)) as other:
