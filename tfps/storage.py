@@ -100,7 +100,8 @@ def make_dir(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"--model_dir: {path} cannot be made: {error.strerror}.") from None
+        fix = "give a directory that you can write"
+        raise StorageError(f"--model_dir={path} cannot be made ({error.strerror}): {fix}.") from None
 
 
 def temporary_directory() -> str:

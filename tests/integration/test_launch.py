@@ -125,10 +125,16 @@ def test_a_model_may_close_standard_output(tmp_path: Path) -> None:
 def test_a_model_dir_that_is_a_file_is_74(tmp_path: Path) -> None:
     """``--model_dir`` that cannot be a directory is told as such, and nothing is started."""
     (tmp_path / "file").touch()
-    for given in (tmp_path / "file", tmp_path / ("x" * 300)):
-        ended = run_tfps("launch", f"--model_dir={given}")
+    task = ("run", "--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.1:9", "--job_name=worker", "--task_index=0")
+    fix = "give a directory that you can write"
+    for command, given, told in (
+        (["launch"], tmp_path / "file", f"--model_dir={tmp_path / 'file'} cannot be made (File exists): {fix}."),
+        (["launch"], tmp_path / ("x" * 300), f"--model_dir: {tmp_path / ('x' * 300)}"),
+        (task, "/proc/foo", f"--model_dir=/proc/foo cannot be made (No such file or directory): {fix}."),
+    ):
+        ended = run_tfps(*command, f"--model_dir={given}")
         assert (ended.returncode, ended.stdout) == (74, "")
-        assert ended.stderr.startswith(f"error: --model_dir: {given}")
+        assert ended.stderr.startswith(f"error: {told}")
         assert ended.stderr.count("\n") == 1
 
 

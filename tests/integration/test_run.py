@@ -72,7 +72,7 @@ def test_without_a_directory_the_chief_says_that_nothing_is_kept(tmp_path: Path)
     said = _without_model_dir(tmp_path).splitlines()
     assert said[0] == said[-1]
     assert said[0].startswith("nothing of this job is kept, for there is no --model_dir, and ")
-    assert said[0].endswith("cannot be made: Not a directory.")
+    assert said[0].endswith("cannot be made (Not a directory): give a directory that you can write.")
     assert [path.name for path in (tmp_path / "cwd").iterdir()] == ["runs"]
 
 

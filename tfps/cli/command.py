@@ -87,7 +87,12 @@ def working_directory() -> str:
 
 def new_model_dir(model: str) -> str:
     """Return the name of a new directory, so that a job without ``--model_dir`` starts from scratch."""
-    return str(Path("runs") / f"{Path(model).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    return str(Path("runs") / f"{stem_of(model)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+
+
+def stem_of(model: str) -> str:
+    """Return a model's short name: that of its file without the suffix, or the last part of a dotted module."""
+    return Path(model).stem if model.endswith(".py") or os.sep in model else model.rpartition(".")[2]
 
 
 def with_tensorflow(problems: ProblemCollector) -> None:

@@ -209,7 +209,7 @@ def _num_hosts(members: Cluster) -> int:
 def _directory(model_dir: str | None, num_hosts: int, enough: threading.Event) -> list[Check]:
     """Check ``--model_dir``, and stay there for some seconds or until ``enough`` is set."""
     if not model_dir:
-        return [Check(NOT_YET, "model_dir", "not given: the job will leave nothing, and cannot go on from anything")]
+        return [Check(NOT_YET, "model_dir", "not given: the chief makes a new one in runs/, and begins at step 0")]
     here = _installed()
     try:
         with shared_dir.visit(Path(model_dir), here) as visit:

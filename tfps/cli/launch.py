@@ -48,6 +48,7 @@ def _follow(job: JobConfig, began: float) -> int:
 
     directory = JobDirectory(job.model_dir or ".")
     ownership.check(job.model_dir, force=job.force)
+    make_dir(directory.path)
     make_dir(directory.logs)
     remove(directory.summary)  # an earlier run's
     workers = plural(job.num_workers or 2, "worker")

@@ -77,7 +77,7 @@ def _be_task(given: JobConfig, members: Cluster, me: Task, port_flag: str) -> in
     job, kept = _with_directory(found_from_anywhere(given)) if me.is_chief else (found_from_anywhere(given), "")
     if me.is_chief:
         ownership.check(job.model_dir, members, job.force)  # before this job writes to another job's log
-    console = task_log.open_log(task_log.log_file(job.model_dir, str(me)))
+    console = task_log.open_log(_log_file(job, me))
     _tell(kept)
     try:
         task.run(job, members, me, bool(kept), on_built=lambda: _sign(BUILT))
@@ -110,6 +110,13 @@ def _be_task(given: JobConfig, members: Cluster, me: Task, port_flag: str) -> in
         with contextlib.suppress(OSError, ValueError):  # a model may have closed it
             stream.flush()
     _exit(code)
+
+
+def _log_file(job: JobConfig, me: Task) -> Path | None:
+    """Return the task's log; its directory is made in ``--model_dir``, which is named if it cannot be made."""
+    if job.model_dir:
+        make_dir(Path(job.model_dir))
+    return task_log.log_file(job.model_dir, str(me))
 
 
 def _exit(code: int) -> NoReturn:
@@ -149,7 +156,10 @@ def _with_directory(job: JobConfig) -> tuple[JobConfig, str]:
     try:
         make_dir(Path(made.model_dir or ""))
     except StorageError as error:
-        return job, f"nothing of this job is kept, for there is no --model_dir, and {str(error).partition(': ')[2]}"
+        return (
+            job,
+            f"nothing of this job is kept, for there is no --model_dir, and {str(error).removeprefix('--model_dir=')}",
+        )
     return made, f"there is no --model_dir: what this job leaves is in {made.model_dir}"
 
 

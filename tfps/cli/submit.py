@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfps.cli.command import JOB, Command, working_directory
+from tfps.cli.command import JOB, Command, stem_of, working_directory
 from tfps.cli.validation import ProblemCollector
 from tfps.cli.watch import run_to_completion, wait_for
 from tfps.config.command_line import FLAGS, Parsed, flags_of
@@ -98,8 +98,7 @@ def _with_absolute_paths(asked: JobConfig, name: str) -> JobConfig:
 
 def _name(model: str) -> str:
     """Return a job name made of the model's name and the time."""
-    stem = Path(model).stem if model.endswith(".py") else model.rpartition(".")[2]
-    plain = re.sub("[^a-z0-9]+", "-", stem.lower()).strip("-")[:20].rstrip("-")
+    plain = re.sub("[^a-z0-9]+", "-", stem_of(model).lower()).strip("-")[:20].rstrip("-")
     return f"{plain if plain[:1].isalpha() else f'job-{plain}'.rstrip('-')}-{time.strftime('%m%d-%H%M%S')}"
 
 

@@ -47,8 +47,8 @@ def find(name: str) -> Path:
     """
     if name.endswith(".py") or os.sep in name:
         if not Path(name).is_file():
-            wrong = "is a directory" if Path(name).is_dir() else "no such file"
-            raise ModelError(f"--model={show(name)}: {wrong}. Give a .py file that defines input_fn and model_fn.")
+            wrong = " is a directory: give" if Path(name).is_dir() else ": no such file. Give"
+            raise ModelError(f"--model={show(name)}{wrong} a .py file that defines input_fn and model_fn.")
         return Path(name).resolve()
     if not all(part.isidentifier() for part in name.split(".")):
         raise ModelError(_not_found(name))

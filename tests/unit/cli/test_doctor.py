@@ -78,7 +78,7 @@ def test_before_the_start_nothing_is_in_the_way(examine: Any) -> None:
     assert findings[f"worker/0 {worker}"] == ("-", "not started yet: nobody listens there")
     assert findings["names"] == ("ok", "1 of 1 hosts resolve")
     assert findings["proxies"] == ("ok", "none is set")
-    assert findings["model_dir"][0] == "-"
+    assert findings["model_dir"] == ("-", "not given: the chief makes a new one in runs/, and begins at step 0")
     assert findings["versions"][0] == "ok"
     assert re.match(rf"TensorFlow 2\.\d+\.\d+, tfps {re.escape(tfps.__version__)}, Python 3\.", findings["versions"][1])
     assert "port" not in findings

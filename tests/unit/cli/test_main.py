@@ -4,6 +4,7 @@ import builtins
 import gzip
 import json
 import os
+import re
 import shlex
 import socket
 import struct
@@ -20,7 +21,7 @@ from support.processes import REPO, TFPS, environment, run_tfps
 
 import tfps
 from tfps.cli import main, run
-from tfps.cli.command import absolute
+from tfps.cli.command import absolute, new_model_dir
 from tfps.cluster.spec import Task
 from tfps.config import command_line
 
@@ -371,13 +372,20 @@ def test_a_flag_of_another_command(refused: Any) -> None:
     assert refused("eval", "--max_steps=5") == "error: --max_steps is not a flag of this command: leave it out.\n"
 
 
+@pytest.mark.parametrize("model", ["base", "base.py", "bad.base", "bad/base.py", "/a.b/base.py"])
+def test_a_new_directory_has_the_models_short_name(model: str) -> None:
+    """A module's directory is named by its last part, as a file's by its name."""
+    assert re.fullmatch(r"runs/base-\d{8}-\d{6}-\d+", new_model_dir(model))
+
+
 @pytest.mark.parametrize("verb", ["eval", "export"])
 def test_no_trained_job(refused: Any, tmp_path: Path, verb: str) -> None:
     """Without a directory it is exit 2; without a checkpoint in it, or a damaged job.json, exit 65, with the path."""
     assert refused(verb) == "error: --model_dir is missing: give the directory of a trained job.\n"
-    for directory in (".", "nowhere"):
-        said = refused(verb, f"--model_dir={directory}", code=65)
-        assert said == f"error: --model_dir={directory} holds no checkpoint (model.ckpt-*): train first.\n"
+    said = refused(verb, "--model_dir=.", code=65)
+    assert said == "error: --model_dir=. holds no checkpoint (model.ckpt-*): train first.\n"
+    said = refused(verb, "--model_dir=nowhere", code=65)
+    assert said == "error: --model_dir=nowhere does not exist: give the directory of a trained job.\n"
     said = refused(verb, "--checkpoint_path=model.ckpt-1", code=65)
     assert said.startswith("error: --checkpoint_path=model.ckpt-1 is not a checkpoint: there is no model.ckpt-1.index.")
     (tmp_path / "job.json").write_text("[")

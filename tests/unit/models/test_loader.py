@@ -22,7 +22,7 @@ def test_a_directory_is_no_model(tmp_path: Path) -> None:
     """A directory is called one, with or without a slash."""
     (tmp_path / "d.py").mkdir()
     for name in (str(tmp_path), f"{tmp_path}/", "d.py"):
-        assert refusal(name) == [": is a directory. Give a .py file that defines input_fn and model_fn."]
+        assert refusal(name) == [" is a directory: give a .py file that defines input_fn and model_fn."]
 
 
 @pytest.mark.parametrize("name", ["nosuch", "no.such.module", "minst", "LINEAR", "tfps.nosuch", "sys", "math"])

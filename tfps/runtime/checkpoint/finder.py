@@ -37,6 +37,8 @@ def select_checkpoint(model_dir: str | None, path: str | None = None) -> str:
     if finder.damaged:
         raise no_intact_checkpoint(model_dir, finder.damaged)
     given = show(model_dir or "", 200)
+    if not os.path.exists(model_dir or ""):
+        raise CheckpointError(f"--model_dir={given} does not exist: give the directory of a trained job.")
     raise CheckpointError(f"--model_dir={given} holds no checkpoint (model.ckpt-*): train first.")
 
 

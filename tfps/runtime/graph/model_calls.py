@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import random
+import re
 from collections.abc import Container, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -15,56 +16,13 @@ from tfps.errors import DataError, ModelError
 from tfps.models.model import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.registry import mode_of
+from tfps.runtime.graph.model_params import Asked, asked, params_of
 from tfps.text import show
 from tfps.tf_types import Dataset, DType, Nested, Optimizer, Tensor
 
 _OPTIMIZER_FLAGS = ("optimizer", "learning_rate")
 _FILE_ERRORS = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError)
 _LIMITS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of this machine: no fault of the data
-
-
-class _Asked(dict[str, Any]):
-    """The flags, and the names of those that a model has read."""
-
-    def __init__(self, flags: Mapping[str, Any]) -> None:
-        super().__init__(flags)
-        self.names: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        self.names.add(name)
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.names.add(name)
-        return super().get(name, default)
-
-    def copy(self) -> dict[str, Any]:
-        self.names.update(self)
-        return dict(self)
-
-    def items(self) -> Any:
-        self.names.update(self)
-        return super().items()
-
-    def values(self) -> Any:
-        self.names.update(self)
-        return super().values()
-
-    def __or__(self, other: Any) -> Any:
-        return self.copy() | other
-
-    def __ror__(self, other: Any) -> Any:
-        return other | self.copy()
-
-
-def params_of(config: JobConfig) -> Mapping[str, Any]:
-    """Return the ``params`` of a model: every flag of the job, read-only."""
-    return MappingProxyType(_asked(config))
-
-
-def _asked(config: JobConfig) -> _Asked:
-    """Return the flags of a job; ``issync`` is what the mode is, whichever of both flags was given."""
-    return _Asked({**config.to_dict(), "issync": config.mode == "sync"})
 
 
 def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: int) -> Dataset:
@@ -87,8 +45,10 @@ def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: i
         return None
     where = f"--model={model.name}: {model.line_of('input_fn')}"
     if not isinstance(given, tf.compat.v2.data.Dataset):  # the base of both versions of the class
+        taken = any(_is_taken(part) for part in tf.nest.flatten(given))
+        fix = ": return the dataset itself, not its iterator's get_next()" if taken else ""
         raise ModelError(
-            f"{where}: input_fn returned {_named(given)}; it must return a tf.data.Dataset of (features, labels)."
+            f"{where}: input_fn returned {_named(given)}; it must return a tf.data.Dataset of (features, labels){fix}."
         )
     element = tf.data.get_output_types(given)
     if not (isinstance(element, tuple) and len(element) == 2):
@@ -106,6 +66,8 @@ def _input_of(model: Model, mode: str, config: JobConfig, context: Any) -> Any:
         cause = error.__cause__
         if isinstance(cause, DataError):
             raise cause from None
+        if isinstance(cause, KeyError):
+            raise _explained(error, cause) from cause
         if isinstance(cause, _FILE_ERRORS) or (isinstance(cause, OSError) and cause.errno not in _LIMITS):
             told, line, source = str(error).partition("\n")
             given = f"check --data_dir={show(config.data_dir)}" if config.data_dir else "--data_dir is not given"
@@ -119,7 +81,7 @@ def spec(model: Model, mode: str, config: JobConfig, features: Nested, labels: N
     Raises:
         ModelError: If the result is something else.
     """
-    return _spec(model, mode, _asked(config), features, labels)
+    return _spec(model, mode, asked(config), features, labels)
 
 
 def training_spec(model: Model, config: JobConfig, features: Nested, labels: Nested) -> tuple[ModelSpec, bool]:
@@ -128,20 +90,41 @@ def training_spec(model: Model, config: JobConfig, features: Nested, labels: Nes
     Raises:
         ModelError: As ``spec``, or if an optimizer flag is given that the model does not read.
     """
-    asked = _asked(config)
-    given = _spec(model, ModeKeys.TRAIN, asked, features, labels)
-    _check_used(model, config, asked.names)
-    return given, "learning_rate" in asked.names
+    params = asked(config)
+    given = _spec(model, ModeKeys.TRAIN, params, features, labels)
+    _check_used(model, config, params.names)
+    return given, "learning_rate" in params.names
 
 
-def _spec(model: Model, mode: str, asked: _Asked, features: Nested, labels: Nested) -> ModelSpec:
-    given: ModelSpec = model.model_fn(features, labels, mode, MappingProxyType(asked))
+def _spec(model: Model, mode: str, params: Asked, features: Nested, labels: Nested) -> ModelSpec:
+    try:
+        given: ModelSpec = model.model_fn(features, labels, mode, MappingProxyType(params))
+    except ModelError as error:
+        if isinstance(error.__cause__, KeyError):
+            raise _explained(error, error.__cause__, features) from error.__cause__
+        raise
     if problem := _spec_problem(given, mode):
         where = f"--model={model.name}: {model.line_of('model_fn')}"
         raise ModelError(f"{where}: model_fn(mode={mode!r}) returned {problem}")
     if given.loss is not None and given.loss.shape.rank is None:
         given = dataclasses.replace(given, loss=tf.reshape(given.loss, []))
     return dataclasses.replace(given, log_tensors={name: _scalar(value) for name, value in _items(given.log_tensors)})
+
+
+def _explained(error: ModelError, cause: KeyError, features: Nested = None) -> ModelError:
+    """Return the error of a name that ``params`` or the features do not have, with what they have."""
+    told, line, source = str(error).partition("\n")
+    key = re.escape(repr(cause.args[0])[1:-1]) if cause.args else ""
+    if re.search(rf"\bparams\[[\"']{key}[\"']\]", source):
+        told += " (params holds the flags of the job; other values are constants of the model file)"
+    elif isinstance(features, Mapping) and re.search(rf"\bfeatures\[[\"']{key}[\"']\]", source):
+        told += f" (features has {', '.join(map(repr, features))})"
+    return ModelError(f"{told}{line}{source}")
+
+
+def _is_taken(part: object) -> bool:
+    """Return whether something is an element of a dataset, from an iterator."""
+    return isinstance(part, tf.Tensor) and part.op.type == "IteratorGetNext"
 
 
 def _check_used(model: Model, config: JobConfig, asked: Container[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster import rendezvous
+from tfps.cluster import ports, rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
@@ -40,7 +40,9 @@ def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
             tf.train.ClusterSpec(cluster.spec()), job_name=task.job, task_index=task.index, config=options
         )
     except tf.errors.OpError as error:
+        address = cluster.address(task)
+        why = "the port is in use" if ports.answers(address) else error.message
         raise ConfigError(
-            f"--{task.job}_hosts: no server at {cluster.address(task)}: {error.message}. If another task has its port, "
-            "maybe in another order of hosts: end that task or give another port."
+            f"--{task.job}_hosts: cannot listen on {address}: {why}. If another task has the port, maybe in another "
+            "order of hosts: end that task or give another port."
         ) from None

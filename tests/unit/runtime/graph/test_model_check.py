@@ -20,7 +20,7 @@ from tfps.cli import evaluate
 from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, DataError, ModelError
-from tfps.runtime.graph import model_calls, model_check, plan
+from tfps.runtime.graph import model_calls, model_check, model_params, plan
 from tfps.runtime.results import evaluation, export
 
 CLUSTER = Cluster(("ps:1", "ps:2"), ("worker:1", "worker:2"))  # of which nothing is started
@@ -88,7 +88,7 @@ def test_a_variable_of_evaluation_alone_is_found_before_training(tmp_path: Path)
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_params_have_issync_as_the_mode_is(mode: str) -> None:
     """``issync`` is True or False for whichever flag gave the mode: a model may branch on it."""
-    assert model_calls.params_of(JobConfig(mode=mode))["issync"] is (mode == "sync")
+    assert model_params.params_of(JobConfig(mode=mode))["issync"] is (mode == "sync")
 
 
 @pytest.mark.parametrize("data_dir", ["", "/no/such"])
@@ -105,6 +105,40 @@ def test_data_that_input_fn_cannot_read_is_65(read: Any, data_dir: str) -> None:
         with pytest.raises(DataError, match=rf"{where}.*{data_dir}/train\.csv.*: {told}\.\n    return") as caught:
             find(JobConfig(data_dir=data_dir), CLUSTER, model_of(input_fn, shifted))
         assert caught.value.exit_code == 65
+
+
+def test_a_name_that_params_or_features_do_not_have_is_explained() -> None:
+    """A KeyError of either says what they hold; one of the model's own dict has no such hint."""
+
+    def hidden(mode: str, params: Any, context: Any) -> Any:
+        return ones(mode, params, context).take(params["hidden_units"])
+
+    def upper(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        return spec_of(features["X"])
+
+    def own(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        return spec_of({}["X"])
+
+    flags = "KeyError: 'hidden_units' (params holds the flags of the job; other values are constants of the model file)"
+    for input_fn, model_fn, told in (
+        (hidden, shifted, flags),
+        (ones, upper, "KeyError: 'X' (features has 'x')"),
+        (ones, own, "KeyError: 'X'"),
+    ):
+        with pytest.raises(ModelError) as caught:
+            model_check.build_once(JobConfig(), CLUSTER, model_of(input_fn, model_fn))
+        assert f"{told}\n    return" in str(caught.value)
+
+
+def test_an_element_of_a_dataset_is_no_dataset() -> None:
+    """What a one-shot iterator gives is refused with what to return."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return tf.data.make_one_shot_iterator(ones(mode, params, context)).get_next()
+
+    told = r"must return a tf.data.Dataset of \(features, labels\): return the dataset itself, not its iterator's get_"
+    with pytest.raises(ModelError, match=told):
+        model_check.build_once(JobConfig(), CLUSTER, model_of(input_fn, shifted))
 
 
 def test_other_errors_of_input_fn_are_what_they_are() -> None:

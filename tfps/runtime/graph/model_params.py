@@ -1,0 +1,55 @@
+"""The ``params`` of a model: the flags of its job, and which of them it reads. Must not import TensorFlow."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from tfps.config.job_config import JobConfig
+
+
+class Asked(dict[str, Any]):
+    """The flags, and the names of those that a model has read."""
+
+    def __init__(self, flags: Mapping[str, Any]) -> None:
+        super().__init__(flags)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a flag, which counts as read."""
+        self.names.add(name)
+        return super().get(name, default)
+
+    def copy(self) -> dict[str, Any]:
+        """Return all flags, which count as read."""
+        self.names.update(self)
+        return dict(self)
+
+    def items(self) -> Any:
+        """Return all flags, which count as read."""
+        self.names.update(self)
+        return super().items()
+
+    def values(self) -> Any:
+        """Return the values of all flags, which count as read."""
+        self.names.update(self)
+        return super().values()
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
+
+
+def params_of(config: JobConfig) -> Mapping[str, Any]:
+    """Return the ``params`` of a model: every flag of the job, read-only."""
+    return MappingProxyType(asked(config))
+
+
+def asked(config: JobConfig) -> Asked:
+    """Return the flags of a job; ``issync`` is what the mode is, whichever of both flags was given."""
+    return Asked({**config.to_dict(), "issync": config.mode == "sync"})
