@@ -15,7 +15,7 @@ _SLOW, _BEHIND = 0.8, 0.2  # the thresholds from which a worker is reported as s
 def describe_pace(pace: RunPace) -> str:
     """Return a description of how steps run."""
     steps = f"{pace.steps_per_run} steps a run" if pace.steps_per_run > 1 else "1 step a run"
-    several = f", {pace.runs_in_flight} under way: gradients may be staler"
+    several = f", {pace.runs_in_flight} in flight: gradients may be staler"
     return steps + (several if pace.runs_in_flight > 1 else "")
 
 
@@ -30,7 +30,7 @@ def final_lines(summary: JobSummary, model_dir: str | None) -> list[str]:
     if summary.launcher and summary.launcher.first_step_secs is not None:
         lines.append(f"  first step     after {duration(summary.launcher.first_step_secs)}")
     if chief.loss is not None:
-        lines.append(f"  training loss  {chief.loss:.4g}")
+        lines.append(f"  training loss  {chief.loss:.4g} (chief)")
     if chief.pace:
         lines.append(f"  pace           {describe_pace(chief.pace)}")
     lines += [f"  eval {name:<9} {text}" for name, value in chief.eval.items() if (text := _metric(value))]

@@ -19,7 +19,7 @@ def final_lines(summary: dict[str, Any], model_dir: str | None) -> list[str]:
     [
         (1, 1, "1 step a run"),
         (8, 1, "8 steps a run"),
-        (8, 2, "8 steps a run, 2 under way: gradients may be staler"),
+        (8, 2, "8 steps a run, 2 in flight: gradients may be staler"),
     ],
 )
 def test_the_report_tells_the_pace(steps: int, runs: int, told: str) -> None:
@@ -38,7 +38,7 @@ def test_the_final_report() -> None:
     assert final_lines(summary, "m") == [
         "done: step 1,000 after 61 s, 12,346 examples/s",
         "  first step     after 4.3 s",
-        "  training loss  0.04567",
+        "  training loss  0.04567 (chief)",
         "  eval accuracy  0.9153",
         "  eval loss      0.25",
         "  restarts       worker/1 2",

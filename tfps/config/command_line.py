@@ -188,7 +188,8 @@ def describe(names: Iterable[str], known: Mapping[str, Collection[str]] | None =
 
 def _help(name: str, known: Collection[str] | None) -> str:
     told, default = FLAGS[name].help, FLAGS[name].default
-    if listed := known or FLAGS[name].allowed_values():
+    listed = known or FLAGS[name].allowed_values() or ()
+    if not all(re.search(rf"\b{re.escape(value)}\b", told) for value in listed):
         told += f": {', '.join(listed)}"
     default = f"{default:g}" if isinstance(default, float) else default
     default = int(default) if default is True else default

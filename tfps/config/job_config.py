@@ -135,7 +135,7 @@ class JobConfig:
         "restarts",
         integer(0, 1000),
         "how often each task is started again that is lost or ends with a code from 128 up; a 170 because another task "
-        "was lost does not count (default 5; of submitted jobs 10; of run 0: it is the task in its own process)",
+        "was lost does not count (default: 5 for launch, 10 for submitted jobs, 0 for run)",
     )
 
     def replace(self, **changes: Any) -> "JobConfig":

@@ -298,6 +298,13 @@ def test_what_is_not_given_is_the_defaults() -> None:
     assert parse(["--batch_size=0"], ("batch_size",), stored).config == stored
 
 
+@pytest.mark.parametrize(("name", "is_listed"), [("wire", False), ("on_nan", False), ("ps_strategy", True)])
+def test_help_lists_the_values_of_a_flag_once(name: str, is_listed: bool) -> None:
+    """A text that explains each value is not followed by a list of the same values; any other text is."""
+    listed = f": {', '.join(FLAGS[name].allowed_values() or ())}"
+    assert (listed in command_line.describe([name], width=1000)) is is_listed
+
+
 def test_help_tells_every_flag_once_within_the_width() -> None:
     """The help of a command has each of its flags at the start of a line, with choices and defaults, and fits."""
     told = command_line.describe(FLAGS, {"model": ("linear", "mnist")}, 72)

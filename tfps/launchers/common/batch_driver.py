@@ -115,7 +115,7 @@ class Driver:
                 self._say(f"{task} started on {self._hosts[task]}")
         self._see_through()
         code = self._exit_code()
-        self._say(f"over with {code}")
+        self._say(f"ended with exit code {code}")
         return code
 
     def _see_through(self) -> None:

@@ -5,7 +5,7 @@
 - ``roles ps 1 worker 2``: the number of tasks of the job;
 - ``run 0``: the job begins, for the first time, or again because the scheduler has requeued it;
 - ``ps/0 started on HOST`` and ``ps/0 ended with 0 on HOST``;
-- ``over with 0``: the job's exit code; ``cancelled``: somebody has asked for its end.
+- ``ended with exit code 0``: the job's exit code; ``cancelled``: somebody has asked for its end.
 
 ``PREFIX-ID-ROLE-K.out`` is the output of a task.
 """
@@ -24,7 +24,7 @@ from tfps.jobs.handle import FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Statu
 
 _POLL_SECS = 0.5
 _LATER_SECS = 2.0  # between two questions to a scheduler, which all its users share
-_RECORD_LINE = re.compile(r"(?:(ps|worker)/(\d+) (started|ended with (\d+)) on (.*)|(run|over with) (\d+))")
+_RECORD_LINE = re.compile(r"(?:(ps|worker)/(\d+) (started|ended with (\d+)) on (.*)|(run|ended with exit code) (\d+))")
 
 
 class Tail:

@@ -93,7 +93,7 @@ elif ((code && !ending && (cause == 0 || cause == 137 || cause == 143))); then
     exit "$code"
   fi
 fi
-echo "over with $code"
+echo "ended with exit code $code"
 exit "$code"
 """
 

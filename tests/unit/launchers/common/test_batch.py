@@ -152,7 +152,7 @@ def test_a_job_that_is_forgotten_is_known_by_its_files(
     (directory / "scheduler" / "jobs").mkdir()
     assert (job.status().state, job.status().reason) == (FAILED, "exit code 65")
     [file] = (directory / "m" / "logs").glob("*.fake.out" if launcher.name == "pbs" else "lsf-1.out")
-    file.write_text(file.read_text().replace("over with 65\n", ""))
+    file.write_text(file.read_text().replace("ended with exit code 65\n", ""))
     assert job.status().state == FAILED, "this process has seen it run"
     found = launcher.find(job.handle.partition(":")[2])
     assert found.status().state == UNKNOWN

@@ -143,8 +143,8 @@ requeued after 143
         ({"JobState": "COMPLETED"}, "run 1\nworker/0 ended with 0 on n1\n", SUCCEEDED, (SUCCEEDED, 0), ""),
         ({"JobState": "CANCELLED"}, "", CANCELLED, (CANCELLED, 143), ""),
         ({"JobState": "TIMEOUT", "ExitCode": "0:15"}, "", FAILED, (FAILED, 143), "TIMEOUT, signal 15"),
-        (None, "over with 0\n", SUCCEEDED, (SUCCEEDED, 143), ""),
-        (None, "over with 66\n", FAILED, (FAILED, 143), ""),
+        (None, "ended with exit code 0\n", SUCCEEDED, (SUCCEEDED, 143), ""),
+        (None, "ended with exit code 66\n", FAILED, (FAILED, 143), ""),
         (None, "", UNKNOWN, (FAILED, 143), ""),
     ],
 )
