@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from tfps.errors import ModelError
 from tfps.models.model import Model, where
 from tfps.runtime.graph import placement
-from tfps.runtime.graph.passes import side_effects
+from tfps.runtime.graph.passes import model_updates, side_effects
 from tfps.runtime.graph.placement import TABLES, VARIABLES
 from tfps.tf_types import Graph, Operation, Variable
 
@@ -106,6 +106,24 @@ def check_global_step(model: Model, global_step: Variable, run: Iterable[Operati
     changes = [op for op in run if global_step.op in {lasting.origin(handle) for handle in lasting.changed(op)}]
     text = "the model changes global_step, which tfps raises by one with each update: leave it out"
     _raise(model, [(op, text) for op in changes[:1]])
+
+
+def check_layers(model: Model, graph: Graph, run: Container[Operation]) -> None:
+    """Check that the changes that Keras's layers make can run with a step.
+
+    Args:
+        model: The model.
+        graph: Its training graph.
+        run: The operations of a step, which the model itself may have made wait for such a change.
+
+    Raises:
+        ModelError: If a layer changes a variable in a loop: nothing outside can wait for the change.
+    """
+    lost = [op for op in model_updates.of_layers_in_loops(graph) if op not in run]
+    text = (
+        "a Keras layer changes a variable in a loop (tf.map_fn, tf.while_loop), where the change would not be made"
+    )
+    _raise(model, [(op, f"{text}: call the layer outside the loop, or with training=False") for op in lost[:1]])
 
 
 def _is_assigned(variable: Variable, run: Container[Operation]) -> bool:

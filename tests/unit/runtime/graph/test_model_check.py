@@ -1,6 +1,7 @@
 """What is found in a model before anything starts: variables, tables and input of its evaluation among it."""
 
 import dataclasses
+import functools
 import json
 import logging
 import random
@@ -126,6 +127,21 @@ def test_a_model_that_changes_the_global_step_is_refused(where: str) -> None:
 
     with pytest.raises(ModelError, match=r"line \d+: the model changes global_step, which tfps raises"):
         model_check.build_once(JobConfig(), CLUSTER, model_of(ones, model_fn))
+
+
+def test_a_keras_layer_that_changes_a_variable_in_a_loop_is_refused() -> None:
+    """Nothing outside a loop can wait for the change, so the averages of batch norm would stay as they were."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any, training: bool = True) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        layer = tf2.keras.layers.BatchNormalization(name="norm")
+        layer.build((None, 1))
+        rows = tf.fill([2, 3, 1], features["x"])
+        return spec_of(weight * tf.reduce_sum(tf.map_fn(lambda x: layer(x, training=training), rows)))
+
+    with pytest.raises(ModelError, match=r"line \d+: a Keras layer changes a variable in a loop .* training=False"):
+        model_check.build_once(JobConfig(), CLUSTER, model_of(ones, model_fn))
+    model_check.build_once(JobConfig(), CLUSTER, model_of(ones, functools.partial(model_fn, training=False)))
 
 
 @pytest.mark.parametrize("wire", ["packed", "plain"])

@@ -107,7 +107,7 @@ def _without_raising(graph: Graph, applied: Fetch, made: Sequence[Operation], gl
     """Return ``applied`` without the operations that raise ``global_step``, and remove control edges from these."""
     lasting = side_effects.Lasting(graph)
     raising = {op for op in made if any(lasting.origin(h) is global_step.op for h in lasting.changed(op))}
-    if any(True for op in raising for _ in side_effects.functions_of(op.node_def)):
+    if any(graph_editor.is_call(op) for op in raising):
         raise ValueError("the optimizer raises global_step in a tf.function or a condition: let it do so outside.")
 
     _read_as_raised(made, raising, global_step)
