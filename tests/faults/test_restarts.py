@@ -113,7 +113,7 @@ def test_a_task_that_comes_after_the_end(tmp_path: Path) -> None:
         late = job._start("worker/1")
         try:
             assert late.wait(120) == 0
-            assert "the job has ended already" in late.output()
+            assert "the job has already ended" in late.output()
         finally:
             late.end()
 

@@ -74,8 +74,8 @@ def test_before_the_start_nothing_is_in_the_way(examine: Any) -> None:
         findings = examine(f"--ps_hosts={ps}", f"--worker_hosts={worker}")
     assert findings.code == 0
     assert findings.last == "able to train: nothing is in the way"
-    assert findings[f"ps/0 {ps}"] == ("-", "not started yet: nobody listens there")
-    assert findings[f"worker/0 {worker}"] == ("-", "not started yet: nobody listens there")
+    assert findings[f"ps/0 {ps}"] == ("-", "not started yet: no process listens there")
+    assert findings[f"worker/0 {worker}"] == ("-", "not started yet: no process listens there")
     assert findings["names"] == ("ok", "1 of 1 hosts resolve")
     assert findings["proxies"] == ("ok", "none is set")
     assert findings["model_dir"][0] == "-"
@@ -107,7 +107,7 @@ def test_what_is_at_the_wrong_place_is_171(examine: Any) -> None:
     assert findings[f"ps/1 {ps[1]}"][1].startswith("says that it is ps/0: ")
     assert findings[f"worker/0 {web}"] == (
         "wrong",
-        "something else listens there: end that process, or give another port.",
+        "another program listens there: end that process, or give another port.",
     )
     assert findings[f"worker/1 {hole}"] == (
         "wrong",
@@ -123,7 +123,7 @@ def test_many_tasks_are_few_lines(examine: Any) -> None:
     with held_ports(100) as ports:
         workers = ",".join(f"127.0.0.1:{port}" for port in ports[1:])
         findings = examine(f"--ps_hosts=127.0.0.1:{ports[0]}", f"--worker_hosts={workers}")
-    assert findings["90 more"] == ("-", "not started yet: nobody listens there")
+    assert findings["90 more"] == ("-", "not started yet: no process listens there")
     assert sum(what.startswith(("ps/", "worker/")) for what in findings) == 10
 
 
@@ -164,7 +164,7 @@ def test_a_slurm_step_gives_cluster_and_role(examine: Any, monkeypatch: pytest.M
         monkeypatch.setenv(f"SLURM_{name}", value)
     with held_ports(1) as [port]:
         findings = examine("--num_ps=1", f"--port_base={port}")
-    assert findings[f"ps/0 localhost:{port}"] == ("-", "not started yet: nobody listens there")
+    assert findings[f"ps/0 localhost:{port}"] == ("-", "not started yet: no process listens there")
     assert f"worker/0 localhost:{port + 1}" in findings
     assert str(port + 1) in findings["port"][1]
 

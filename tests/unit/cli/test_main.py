@@ -61,9 +61,9 @@ IDENTITY: Mapping[str, tuple[Mapping[str, str | None], str]] = {
     "upper-case job": ({"job_name": "PS"}, "--job_name=PS is not one of ps, worker, evaluator. Did you mean ps?"),
     "no job": (
         {"job_name": None},
-        "--job_name is missing: give what this task is: --job_name=ps, worker or evaluator.",
+        "--job_name is missing: give this task's role: --job_name=ps, worker or evaluator.",
     ),
-    "no index": ({"task_index": None}, "--task_index is missing: give which task of its job this is"),
+    "no index": ({"task_index": None}, "--task_index is missing: give this task's index in its role"),
     "negative": ({"task_index": "-1"}, "--task_index=-1 is out of range for job 'worker', which has 2 tasks (0-1)."),
     "count": ({"task_index": "2"}, "--task_index=2 is out of range for job 'worker', which has 2 tasks (0-1)."),
     "fraction": ({"task_index": "1.5"}, "--task_index=1.5 must be a whole number from 0 to 2^63 - 1."),
