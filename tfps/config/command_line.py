@@ -18,8 +18,8 @@ from tfps.config.job_config import FIELDS, OPTIONS, JobConfig
 from tfps.text import did_you_mean, show
 
 _HEADINGS = {  # the heading of any other group is its name
-    "cluster": "cluster (for run, what TF_CONFIG or srun tells need not be given)",
-    "resources": "resources (default: what the platform gives)",
+    "cluster": "cluster (for run; not needed if TF_CONFIG or srun provides it)",
+    "resources": "resources (default: the platform's own)",
 }
 _FLAG = re.compile(r"--?([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 
@@ -145,15 +145,15 @@ def describe(names: Iterable[str], known: Mapping[str, Collection[str]] | None =
     for group, members in itertools.groupby(names, lambda name: OPTIONS[name].group):
         lines += ["", f"{_HEADINGS.get(group, group)}:"]
         for name in members:
-            told = textwrap.wrap(_help(name, (known or {}).get(name)), width - 26, break_on_hyphens=False)
-            lines += [f"  {head:<23} {line}" for head, line in itertools.zip_longest([f"--{name}"], told, fillvalue="")]
+            rest = textwrap.wrap(_help(name, (known or {}).get(name)), width - 26, break_on_hyphens=False)
+            lines += [f"  {head:<23} {line}" for head, line in itertools.zip_longest([f"--{name}"], rest, fillvalue="")]
     return "\n".join(lines)
 
 
 def _help(name: str, known: Collection[str] | None) -> str:
-    told, default = OPTIONS[name].help, FIELDS[name].default
+    text, default = OPTIONS[name].help, FIELDS[name].default
     if listed := known or OPTIONS[name].allowed_values():
-        told += f": {', '.join(listed)}"
+        text += f": {', '.join(listed)}"
     default = f"{default:g}" if isinstance(default, float) else default
     default = int(default) if default is True else default
-    return told if default in (None, "", False) else f"{told} (default {default})"
+    return text if default in (None, "", False) else f"{text} (default {default})"
