@@ -19,7 +19,6 @@ from tfps.launchers.registry import LAUNCHERS
 from tfps.models import loader, static_check
 from tfps.text import show
 
-_BESIDE = "{} beside it, which it imports, has to be in the image, or on a volume that PYTHONPATH names."
 _EVERYWHERE = ("to", "name", "dry_run", "wait")
 _PLATFORM = ("platform", "resources", "cluster")
 
@@ -36,7 +35,8 @@ def _submit(argv: Sequence[str]) -> int:
     problems.settle()
     assert plan is not None  # else settle() has raised a problem
     if missing := static_check.beside(Path(asked.model)) if job.model_source else []:
-        print(f"warning: {asked.model} goes into the containers alone: {_BESIDE.format(missing[0])}", file=sys.stderr)
+        rest = f"{missing[0]}, which it imports, must be in the image, or on a volume in PYTHONPATH."
+        print(f"warning: {asked.model} is copied into the containers alone: {rest}", file=sys.stderr)
     if asked.dry_run or plan.is_printed_only:
         print(plan)
         return 0
@@ -58,7 +58,7 @@ def _job(asked: JobConfig, launcher: Launcher[Plan], problems: ProblemCollector)
     """Return the job, checked as far as this machine can check it."""
     for flag in job_config.fields_of(_PLATFORM):
         if getattr(asked, flag) != job_config.FIELDS[flag].default and flag not in (*_EVERYWHERE, *launcher.options):
-            problems.add(f"--{flag} means nothing with --to={asked.to}: leave it out.")
+            problems.add(f"--{flag} is not supported with --to={asked.to}: leave it out.")
     name, directory = asked.name or _name(asked.model), working_directory()
     is_file = asked.model.endswith(".py")
     if not launcher.shares_files:
@@ -97,8 +97,8 @@ def _name(model: str) -> str:
 COMMAND = Command(
     _submit,
     ("platform", "size", "resources", "cluster", *JOB, "restarts"),
-    "hand the job to a platform",
-    "Prints the job's handle, which tfps status, logs and cancel take. The platform's own program must be installed "
-    "and logged in, but not for --dry_run.",
+    "submit a job to a platform",
+    "Prints the job's handle for tfps status, logs and cancel. The platform's client must be installed and logged in, "
+    "except for --dry_run.",
     "tfps submit --to=slurm --num_ps=1 --num_workers=2 --worker_gpu=8 --model=mnist --model_dir=DIR",
 )

@@ -53,7 +53,7 @@ def two_signals(run: Attempt) -> None:
     run.ends()
     _state_is_saved(run)
     newest = max(run.model_dir.glob("model.ckpt-*.index"), key=_step).with_suffix("")
-    told = f"stopped at step {_step(newest)}; the same flags and --model_dir={run.model_dir} go on from {newest}."
+    told = f"stopped at step {_step(newest)}; the same flags and --model_dir={run.model_dir} resume from {newest}."
     run.need(run.said(told), f"it does not say: {told}")
 
 

@@ -383,7 +383,7 @@ def test_no_trained_job(refused: Any, tmp_path: Path, verb: str) -> None:
     assert refused(verb, "--model_dir=.", code=65).startswith("error: job.json cannot be read: ")
     for name, value in (("model", "null"), ("data_dir", "7"), ("batch_size", '"x"'), ("seed", "{}")):
         (tmp_path / "job.json").write_text(f'{{"{name}": {value}}}')
-        told = f"error: job.json cannot be read: {name} is {value}. Mend it, or move it away and give the flags.\n"
+        told = f"error: job.json cannot be read: {name} is {value}. Fix it, or move it away and give the flags.\n"
         assert refused(verb, "--model_dir=.", code=65) == told
 
 

@@ -417,7 +417,7 @@ def test_a_model_of_another_user_is_not_run_unasked(tmp_path: Path) -> None:
     source.write_text(POWERS)
     (tmp_path / "job.json").write_text(json.dumps({"model": str(source)}))
     source.chmod(0o666)
-    with pytest.raises(ConfigError, match=rf"{source} can be written by any user. Look at it, then give --model="):
+    with pytest.raises(ConfigError, match=rf"{source} is writable by any user. Check it, then give --model="):
         evaluate._check_owner(tmp_path / "job.json", source)
     source.chmod(0o644)
     evaluate._check_owner(tmp_path / "job.json", source)
