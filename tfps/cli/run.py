@@ -67,7 +67,7 @@ def _supervise(job: JobConfig, members: Cluster, me: Task) -> int:
     supervisor = Supervisor(job, members, me)
     code = supervisor.run()
     if code and me.job == "worker" and not supervisor.has_reported(code):
-        failure_notice.tell(job, members, me, code)
+        failure_notice.send(job, members, me, code)
     return code
 
 

@@ -94,13 +94,13 @@ def check(mine: str, theirs: Sequence[str], cluster: Cluster) -> None:
     """
     here = json.loads(mine)
     found: dict[tuple[str, str], list[Task]] = {}
-    for index, told in enumerate(theirs):
-        for difference in differences(here, json.loads(told)):
+    for index, terms in enumerate(theirs):
+        for difference in differences(here, json.loads(terms)):
             found.setdefault(difference, []).append(Task("ps", index))
     if found:
         _wait_for_leaving(cluster, {ps for others in found.values() for ps in others})
         raise ConfigError([f"{what} on {_named(cluster, others)}: {fix}" for (what, fix), others in found.items()])
-    versions = {json.loads(told)["versions"]["TensorFlow"] for told in theirs} - {here["versions"]["TensorFlow"]}
+    versions = {json.loads(terms)["versions"]["TensorFlow"] for terms in theirs} - {here["versions"]["TensorFlow"]}
     if versions:
         log.info("TensorFlow %s here, %s on PS", here["versions"]["TensorFlow"], ", ".join(sorted(versions)))
 
@@ -154,20 +154,20 @@ def new_run(model_dir: str | None, step: int = 0) -> dict[str, Any]:
     return {"id": uuid.uuid4().hex, "model_dir": place, "step": step, "began": process_identity.moment()}
 
 
-def check_run(model_dir: str | None, told: str, server: str) -> None:
+def check_run(model_dir: str | None, identity: str, server: str) -> None:
     """Check that the variables on the PS belong to the run that a chief continues.
 
     Args:
         model_dir: The chief's directory. Without one, nothing can be checked; without its ``job.json``, only its path.
-        told: The identity that the run's chief stored on the PS, as JSON; may be empty.
+        identity: The identity that the run's chief stored on the PS, as JSON; may be empty.
         server: The PS, as named in the message.
 
     Raises:
         ConfigError: If they belong to another run.
     """
-    if not told or not model_dir:
+    if not identity or not model_dir:
         return
-    there = json.loads(told)
+    there = json.loads(identity)
     here = _run_in(JobDirectory(model_dir).job) or there["id"]
     if there["model_dir"] != os.path.abspath(model_dir):
         why = f"with --model_dir={there['model_dir'] or 'none'}"

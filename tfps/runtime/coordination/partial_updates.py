@@ -27,7 +27,7 @@ class PartialUpdates:
         self._of = of = step.partial
         if of is None:
             return
-        self._own = of.untold[worker]
+        self._own = of.unreported[worker]
         with tf.control_dependencies([of.total.assign_add(self._own, read_value=False)]):
             self._count = of.settle()
 

@@ -46,8 +46,10 @@ def check(mine: Layout, chiefs: Layout, model: Model) -> None:
     """
     odd = [name for name, where in mine.items() if chiefs.get(name, where) != where]
     if odd:
-        told = rendezvous.first_few([f"{name!r} is {mine[name]}, the chief's {chiefs[name]}" for name in odd], _SHOWN)
-        raise ModelError(f"--model={model.name}: {model.line_of('model_fn')}: variable {told}: {_FIX}.")
+        misplaced = rendezvous.first_few(
+            [f"{name!r} is {mine[name]}, the chief's {chiefs[name]}" for name in odd], _SHOWN
+        )
+        raise ModelError(f"--model={model.name}: {model.line_of('model_fn')}: variable {misplaced}: {_FIX}.")
 
 
 def _part(place: Place | None) -> str:

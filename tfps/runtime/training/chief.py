@@ -219,7 +219,7 @@ class Chief:
     def partial_updates(self, session: Session) -> int:
         """Return how many partial updates the variables hold: those that workers counted, and those of lost workers."""
         partial = self._built.step.partial
-        return int(sum(map(np.sum, session.run([partial.total, partial.untold])))) if partial else 0
+        return int(sum(map(np.sum, session.run([partial.total, partial.unreported])))) if partial else 0
 
     def report_end_of_input(self, step: int) -> None:
         """Log that the input ended before ``max_steps``.

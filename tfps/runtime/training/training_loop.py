@@ -97,7 +97,7 @@ class Loop:
         self._runs = StepRunner(session, built)
         self._input = Input(session, built)
         self._under_way: Sequence[int] = []
-        self._workers = built.num_workers if built.step.tells_step else 0
+        self._workers = built.num_workers if built.step.reports_step else 0
         self._ahead = 0  # by how much tickets are ahead of steps
         self._pool: ThreadPool[StepResults] = ThreadPool("work")
         self._may_skip, self._skipped_in_a_row = config.on_nan == "skip", 0

@@ -96,7 +96,7 @@ def test_a_worker_that_the_ps_hear_is_not_lost(monkeypatch: pytest.MonkeyPatch, 
 def test_a_frozen_worker_is_not_waited_for_in_the_end(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     """The kernel takes calls for it, but the PS hear nothing: it is named, and gone after ``stall_timeout_secs``."""
     caplog.set_level(logging.INFO, "tfps")
-    monkeypatch.setattr(peer_monitor, "_TELL_AFTER_SECS", 0.1)
+    monkeypatch.setattr(peer_monitor, "_REPORT_AFTER_SECS", 0.1)
     silent_secs = {1: 0.1}
     with listener() as standing, contextlib.closing(Speaker(Task("ps", 0))) as ps:
         cluster = Cluster((ps.address,), ("127.0.0.1:1", address_of(standing)))

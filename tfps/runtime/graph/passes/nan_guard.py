@@ -22,7 +22,7 @@ from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.passes.unrolling import copy_number
 from tfps.tf_types import Fetch, Gradient, Graph, Operation, Optimizer, Tensor, Variable
 
-_TOLD = re.compile(r"tfps: ([^\n]*?) : Tensor had (NaN|Inf|Inf and NaN) values\s+\[\[\{\{node ([^}]*)\}")
+_MESSAGE = re.compile(r"tfps: ([^\n]*?) : Tensor had (NaN|Inf|Inf and NaN) values\s+\[\[\{\{node ([^}]*)\}")
 
 
 class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
@@ -186,10 +186,10 @@ def find_non_finite(error: Any) -> NonFiniteValue | None:
 
     The error may be of any class: errors of operations cancelled because of it are reported with it, sometimes first.
     """
-    told = _TOLD.search(error.message)
-    if told is None:
+    match = _MESSAGE.search(error.message)
+    if match is None:
         return None
-    what, kind, node = told.groups()
+    what, kind, node = match.groups()
     value = kind.lower().replace("inf and nan", "nan")
     what = f"the loss is {value}" if what == "the loss" else f"{what} holds {kind}"
     return NonFiniteValue(what, copy_number(node))

@@ -66,7 +66,7 @@ def getter(config: JobConfig, cluster: Cluster) -> Any:
     return get
 
 
-def tell(graph: Graph, optimizer: Optimizer, config: JobConfig) -> None:
+def log_split(graph: Graph, optimizer: Optimizer, config: JobConfig) -> None:
     """Log the split variables if a split may matter: if the optimizer is not from TensorFlow or tfps."""
     names = sorted(set(graph.get_collection(_SPLIT)))
     if names and not type(optimizer).__module__.startswith(("tensorflow.", "tfps.")):
