@@ -105,7 +105,7 @@ def test_a_directory_removed_in_mid_run_is_said_and_saved_to_at_once(tmp_path: P
         job.wait_for_step(30, 60)
         assert f"no checkpoint in {tmp_path / 'm'}: training begins at step 0" in job.output()
         shutil.rmtree(tmp_path / "m")
-        job.wait_for("is gone. It is made again, and saved to at once.", 10)
+        job.wait_for("is gone. This job recreates it and saves immediately.", 10)
         job.wait_for("| saved /", 10)
         [pid] = [one for one in children_of(job.pid) if _is_ps(one)]
         os.kill(pid, signal.SIGKILL)

@@ -307,7 +307,9 @@ def test_other_versions_on_other_hosts_are_wrong(examine: Any, flags: list[str],
     leave_card(tmp_path, "h2", TensorFlow="2.16.2")
     findings = examine(*flags, f"--model_dir={tmp_path}")
     assert findings.code == 171
-    assert f"tfps {tfps.__version__} here, 9.9.9 on h1: install the same on every host." in findings["shared"][1]
+    assert (
+        f"tfps {tfps.__version__} here, 9.9.9 on h1: install the same version on every host." in findings["shared"][1]
+    )
     assert re.search(r"TensorFlow \S+ here, 2\.16\.2 on h2: ", findings["shared"][1])
 
 

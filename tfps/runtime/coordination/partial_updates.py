@@ -37,7 +37,7 @@ class PartialUpdates:
         while self._of and (found := int(session.run(self._own))):
             if time.monotonic() > deadline:
                 log.info(
-                    "%s of this worker applied in part: broken off when some variables had it, and others had not",
+                    "%s of this worker applied in part: interrupted when some variables had it and others did not",
                     plural(found, "update"),
                 )
                 session.run(self._count)

@@ -22,7 +22,7 @@ STATES = {
     b"": "is empty: ",
     b"\x00\xff garbled": "is garbled: ",
     b"model_checkpoint_pa": "is garbled: ",
-    b'model_checkpoint_path: "model.ckpt-9"\n': "names model.ckpt-9, which is not there: ",
+    b'model_checkpoint_path: "model.ckpt-9"\n': "names model.ckpt-9, which does not exist: ",
 }
 
 
@@ -97,6 +97,6 @@ def test_a_checkpoint_that_a_save_was_broken_off_for_is_named(
     monkeypatch.undo()
     caplog.clear()
     assert select_checkpoint(JobConfig(model_dir=str(tmp_path))) == str(tmp_path / "model.ckpt-1")
-    assert f"{tmp_path / 'model.ckpt-2'} is saved but not yet in its place" in caplog.text
+    assert f"{tmp_path / 'model.ckpt-2'} is saved but not yet published" in caplog.text
     assert Training(tmp_path).resume() == 2
     assert directory.sealed(str(tmp_path)) == []

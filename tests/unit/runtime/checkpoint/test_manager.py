@@ -194,7 +194,7 @@ def test_a_garbled_manifest_is_damage(tmp_path: Path, caplog: pytest.LogCaptureF
     damage(tmp_path / "model.ckpt-7.manifest.json", how)
     assert Training(tmp_path).resume() == 5
     assert [line.partition("damaged: ")[2] for line in told_of_damage(caplog)] == [
-        f"model.ckpt-7.manifest.json is {'empty' if how == 'empty' else 'garbled'}. The one before it is looked at."
+        f"model.ckpt-7.manifest.json is {'empty' if how == 'empty' else 'garbled'}. Trying the previous one."
     ]
 
 
@@ -209,7 +209,7 @@ def test_none_whole_is_an_error_that_lists_them(tmp_path: Path) -> None:
     (tmp_path / "model.ckpt-8.manifest.json").unlink()
     before = files_in(tmp_path)
     for act in (Training(tmp_path).resume, lambda: select_checkpoint(JobConfig(model_dir=str(tmp_path)))):
-        with pytest.raises(CheckpointError, match="holds no whole checkpoint: ") as told:
+        with pytest.raises(CheckpointError, match="holds no complete checkpoint: ") as told:
             act()
         text = str(told.value)
         assert re.findall(r"(model\.ckpt-\d) \(", text) == [f"model.ckpt-{step}" for step in (8, 7, 6, 5)]
@@ -304,7 +304,7 @@ def test_a_full_disk_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         with pytest.raises(StorageError, match=r"--model_dir: .*model\.ckpt-3 cannot be written: "):
             run.save(3)
     assert "model.ckpt-2 cannot be written" in caplog.text
-    assert "Training goes on" in caplog.text
+    assert "Training continues" in caplog.text
     assert list_checkpoints(str(tmp_path)) == [str(tmp_path / "model.ckpt-1")]
     run.save(4, patiently=True)
     assert list_checkpoints(str(tmp_path)) == [str(tmp_path / f"model.ckpt-{step}") for step in (1, 4)]
@@ -425,7 +425,7 @@ def test_a_lost_directory_fails_the_job_at_its_end_only(tmp_path: Path, caplog: 
         error = running.ended["worker/0"]
     assert isinstance(error, StorageError), error
     assert f"--model_dir: {model_dir}" in str(error)
-    assert "Training goes on" in caplog.text
+    assert "Training continues" in caplog.text
     assert "step=100" in caplog.text
 
 
@@ -653,7 +653,7 @@ def test_an_error_in_the_background_is_raised_once(look: Any) -> None:
 
 
 def test_what_becomes_nan_during_a_save_is_not_saved(tmp_path: Path) -> None:
-    """Training goes on during a save: a variable that was finite before it and is NaN after it is not trusted."""
+    """Training continues during a save: a variable that was finite before it and is NaN after it is not trusted."""
     run = Training(tmp_path)
     run.save(1)
     real = publish.stage
@@ -751,7 +751,7 @@ def test_an_older_chief_saves_no_more(tmp_path: Path) -> None:
     older.owner.claim()
     older.save(1)
     later.owner.claim(older.owner.this_chief.job)
-    with pytest.raises(PeerLostError, match="this chief was taken for lost"):
+    with pytest.raises(PeerLostError, match="this chief was presumed lost"):
         older.save(2)
     later.save(3)
     assert steps_in(tmp_path) == [1, 3]
