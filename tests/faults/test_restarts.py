@@ -100,7 +100,7 @@ def test_a_killed_task_that_is_started_again(tmp_path: Path, mode: str, lost: st
         if lost != "ps/1":
             others = {name: count for name, count in job.starts.items() if name != lost}
             assert set(others.values()) == {1}, "a worker alone can be replaced"
-            assert ("going on from step" in job.said()) == (lost == "worker/0")
+            assert ("continuing from step" in job.said()) == (lost == "worker/0")
             assert ("all workers continue from step" in job.said()) == (mode == "sync")
         if mode == "sync":
             assert load_variable(tmp_path / "m", "weight") == -1.5 * steps, "each update is the exact mean"

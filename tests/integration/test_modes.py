@@ -552,7 +552,7 @@ def test_sync_refuses_an_update_that_needs_a_batch() -> None:
 
     model = model_of(lambda *_: dataset_of(np.ones(4, np.float32)), model_fn)
     cluster = Cluster(("p:1",), ("w:1", "w:2"))
-    with pytest.raises(ModelError, match="the optimizer needs the batch, for its learning rate perhaps"):
+    with pytest.raises(ModelError, match="the optimizer needs the batch, perhaps for its learning rate"):
         builder.training(JobConfig(mode="sync"), cluster, Task("worker", 0), model)
     assert builder.training(JobConfig(mode="async"), cluster, Task("worker", 0), model).updates is None
 

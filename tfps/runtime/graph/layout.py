@@ -19,8 +19,8 @@ from tfps.tf_types import Graph
 _SHOWN = 2
 _OWN = "tfps/"  # variables that are the same on all workers, or exist only on some
 _FIX = (
-    "every worker has to make the same variables in the same order (that of a set differs from process to process: "
-    "sort it), and from the same file"
+    "every worker must create the same variables in the same order and from the same file (the order of a set differs "
+    "between processes: sort it)"
 )
 
 Layout = Mapping[str, str]

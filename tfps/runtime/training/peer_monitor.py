@@ -112,7 +112,7 @@ class PeerMonitor:
 
     def _any_mute(self) -> TfpsError | None:
         mute = self._peers.mute(self._servers, MUTE_AFTER_SECS)
-        why = f"it can be reached, but has not answered for {MUTE_AFTER_SECS:g} s"
+        why = f"it is reachable but has not answered for {MUTE_AFTER_SECS:g} s"
         return PeerLostError(f"lost {_named(mute)}: {why}.") if mute else None
 
     def _still_needed(self, lost: Sequence[Task]) -> Sequence[Task]:

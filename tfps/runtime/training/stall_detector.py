@@ -51,7 +51,9 @@ class StallDetector:
         )
         if idle > self._timeout_secs * (2 if others else 1):
             faulthandler.dump_traceback(file=2, all_threads=True)
-            return StallError(f"{finding}: the task's log shows where it stands. --stall_timeout_secs allows for more.")
+            return StallError(
+                f"{finding}: see the stacks in the task's log. If steps take longer, raise --stall_timeout_secs."
+            )
         if idle > self._report_at:
             self._report_at *= 2
             log.info("waiting: %s", finding)

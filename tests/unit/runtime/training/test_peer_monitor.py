@@ -46,7 +46,7 @@ def test_a_ps_that_stands_still_is_lost_although_it_can_be_reached(monkeypatch: 
         time.sleep(0.4)
         error = watched.error(None, False)
     assert isinstance(error, PeerLostError)
-    assert str(error) == "lost ps/1: it can be reached, but has not answered for 0.3 s."
+    assert str(error) == "lost ps/1: it is reachable but has not answered for 0.3 s."
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,4 @@ def test_a_ps_of_another_release_is_no_endless_wait() -> None:
         wait_until(lambda: {"worker/0", "worker/1"} <= set(running.ended))
     for worker in ("worker/0", "worker/1"):
         assert isinstance(running.ended[worker], ClusterFormError)
-        assert "a PS is there but has not set up the job's state in 1 s" in str(running.ended[worker])
+        assert "a PS answers but has not set up the job's state in 1 s" in str(running.ended[worker])

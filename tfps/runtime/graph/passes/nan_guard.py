@@ -108,7 +108,7 @@ def _without_raising(graph: Graph, applied: Fetch, made: Sequence[Operation], gl
     lasting = side_effects.Lasting(graph)
     raising = {op for op in made if any(lasting.origin(h) is global_step.op for h in lasting.changed(op))}
     if any(True for op in raising for _ in side_effects.functions_of(op.node_def)):
-        raise ValueError("the optimizer raises global_step in a tf.function or a condition: let it do so outside.")
+        raise ValueError("the optimizer increments global_step in a tf.function or a condition: do it outside.")
 
     _read_as_raised(made, raising, global_step)
 

@@ -102,7 +102,7 @@ def test_an_optimizer_of_the_users_own_is_told_of(caplog: pytest.LogCaptureFixtu
         variable_splitting.log_split(graph, tf.train.AdamOptimizer(), JobConfig())
         assert caplog.text == ""
         variable_splitting.log_split(graph, Own(0.1), JobConfig())
-    assert "table: split over the PS, and Own gets each slice as a variable of its own." in caplog.text
+    assert "table: split over the PS, and Own gets each slice as a separate variable." in caplog.text
 
 
 @pytest.mark.parametrize("initializer", [tf.orthogonal_initializer(), tf.orthogonal_initializer(seed=7)])
