@@ -174,7 +174,7 @@ def _task(task: Task, address: str, answer: ProbeResult) -> Check:
     if answer.task == task:
         return Check(OK, what, "running as the expected task")
     if answer.problem == probe.REFUSED:
-        return Check(NOT_YET, what, "not started yet: nobody listens there")
+        return Check(NOT_YET, what, "not started yet: no process listens there")
     finding = (
         rendezvous.stranger(answer.task) if answer.task else f"{answer.problem}: {_FIXES.get(answer.problem, _REACH)}"
     )
