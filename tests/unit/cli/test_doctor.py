@@ -233,7 +233,7 @@ def test_a_directory_is_tried_and_left_as_it_was(examine: Any, flags: list[str],
     for name in ("there", "not/yet"):
         findings = examine(*flags, f"--model_dir={tmp_path / name}")
         assert findings.code == 0
-        assert re.fullmatch(rf"{tmp_path / name} can be written, [\d,.]+ GB free", findings["model_dir"][1])
+        assert re.fullmatch(rf"{tmp_path / name} is writable, [\d,.]+ GB free", findings["model_dir"][1])
         assert findings["shared"][0] == "-"
         assert findings["clocks"][0] == "ok"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["job.json", "there"]
@@ -256,7 +256,7 @@ def test_little_room_is_a_warning(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 10**12 - 5 * 10**8, 5 * 10**8))
     findings = examine(*flags, f"--model_dir={tmp_path}")
-    assert findings["model_dir"] == ("warning", f"{tmp_path} can be written, 0.5 GB free: make room for checkpoints.")
+    assert findings["model_dir"] == ("warning", f"{tmp_path} is writable, 0.5 GB free: make room for checkpoints.")
     assert findings.code == 0
 
 
