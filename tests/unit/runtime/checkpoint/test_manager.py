@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.checkpoints import FILES, HOW, Training, damage, full_disk, spoil, steps_in, told_of_damage
+from support.checkpoints import FILES, HOW, Training, damage, damage_reports, full_disk, spoil, steps_in
 from support.cluster import dataset_of, job, linear, model_of, train, variables_of, wait_until
 from support.processes import run_tfps, summary
 
@@ -168,20 +168,20 @@ def test_the_newest_whole_checkpoint_is_used(
     before = files_in(tmp_path)
     run = Training(tmp_path)
     assert run.resume() == 5
-    [line] = told_of_damage(caplog)
+    [line] = damage_reports(caplog)
     assert line.startswith(f"checkpoint {tmp_path}/model.ckpt-7 is damaged: ")
     assert f"model.ckpt-7.{file}" in line or (not manifest and "TensorBundle at " in line)
     assert "\n" not in line
     assert files_in(tmp_path) == before
     run.save(6)
     assert Training(tmp_path).resume() == 6
-    assert len(told_of_damage(caplog)) == 1
+    assert len(damage_reports(caplog)) == 1
     run.weight.load([7, 7, 7, 7], run.session)
     run.save(7)
     run = Training(tmp_path)
     assert run.resume() == 7
     assert run.session.run(run.weight).tolist() == [7, 7, 7, 7]
-    assert told_of_damage(caplog) == []
+    assert damage_reports(caplog) == []
     assert problem(str(tmp_path / "model.ckpt-7")) is None
 
 
@@ -193,7 +193,7 @@ def test_a_garbled_manifest_is_damage(tmp_path: Path, caplog: pytest.LogCaptureF
         run.save(step)
     damage(tmp_path / "model.ckpt-7.manifest.json", how)
     assert Training(tmp_path).resume() == 5
-    assert [line.partition("damaged: ")[2] for line in told_of_damage(caplog)] == [
+    assert [line.partition("damaged: ")[2] for line in damage_reports(caplog)] == [
         f"model.ckpt-7.manifest.json is {'empty' if how == 'empty' else 'garbled'}. Trying the previous one."
     ]
 
@@ -224,7 +224,7 @@ def test_a_job_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path, caplog: 
         train(LINEAR, num_workers=1, max_steps=step, model_dir=str(tmp_path))
     damage(tmp_path / "model.ckpt-20.data-00000-of-00001", "flipped")
     train(LINEAR, num_workers=1, mode="sync", max_steps=20, model_dir=str(tmp_path))
-    assert len(told_of_damage(caplog)) == 1
+    assert len(damage_reports(caplog)) == 1
     told = summary(tmp_path)
     assert (told["resumed_from_step"], told["resumed_from"]) == (10, str(tmp_path / "model.ckpt-10"))
     assert told["checkpoint"] == str(tmp_path / "model.ckpt-20")
@@ -274,7 +274,7 @@ def test_the_evaluator_passes_damage_over(tmp_path: Path, caplog: pytest.LogCapt
     config = JobConfig(model=str(tmp_path / "mine.py"), model_dir=str(tmp_path), max_steps=20)
     evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), loader.load(config.model), StopRequest())
     assert "step=10 loss=-10" in caplog.messages
-    assert len(told_of_damage(caplog)) == 1
+    assert len(damage_reports(caplog)) == 1
 
 
 def test_what_was_saved_as_training_went_on_is_saved_again_at_rest(tmp_path: Path) -> None:
@@ -528,7 +528,7 @@ def slow_disk(directory: Path) -> Iterator[tuple[threading.Event, threading.Even
             released.set()
 
 
-def steps_told(caplog: pytest.LogCaptureFixture) -> int:
+def steps_reported(caplog: pytest.LogCaptureFixture) -> int:
     """Return the last step that was reported."""
     steps = [progress["step"] for text in caplog.messages if (progress := parse_progress(text))]
     return int(max(steps, default=0))
@@ -542,8 +542,8 @@ def test_async_steps_go_on_while_a_checkpoint_is_saved(tmp_path: Path, caplog: p
     caplog.set_level(logging.INFO, "tfps")
     with slow_disk(tmp_path) as (reached, released), job(LINEAR, model_dir=str(tmp_path), **FLAGS) as running:
         assert reached.wait(20)
-        begun = steps_told(caplog)
-        wait_until(lambda: steps_told(caplog) > begun + 50)
+        begun = steps_reported(caplog)
+        wait_until(lambda: steps_reported(caplog) > begun + 50)
         assert list_checkpoints(str(tmp_path)) == []
         running.stop()
         time.sleep(5)
@@ -585,11 +585,11 @@ def test_sync_steps_wait_for_a_checkpoint(tmp_path: Path, caplog: pytest.LogCapt
     flags = {**FLAGS, "mode": "sync", "model_dir": str(tmp_path)}
     with slow_disk(tmp_path) as (reached, released), job(LINEAR, **flags) as running:
         assert reached.wait(20)
-        begun = steps_told(caplog)
+        begun = steps_reported(caplog)
         time.sleep(0.5)
-        assert steps_told(caplog) == begun
+        assert steps_reported(caplog) == begun
         released.set()
-        wait_until(lambda: steps_told(caplog) > begun + 50)
+        wait_until(lambda: steps_reported(caplog) > begun + 50)
         running.stop()
         running.wait(15)
     for path in list_checkpoints(str(tmp_path)):
@@ -781,7 +781,7 @@ def test_what_cannot_be_read_for_a_moment_is_not_damaged(tmp_path: Path, caplog:
     with mock.patch.object(manager, "restore_or_damage", side_effect=lambda *_: next(errors, None)) as tried:
         assert run.checkpoints.resume(run.session) == str(tmp_path / "model.ckpt-2")
     assert tried.call_count == 2
-    assert told_of_damage(caplog) == []
+    assert damage_reports(caplog) == []
 
 
 def test_a_checkpoint_that_cannot_be_deleted_keeps_no_others(tmp_path: Path) -> None:
