@@ -629,7 +629,7 @@ def test_an_optimizer_with_a_minimize_of_its_own_is_refused() -> None:
         return tfps.ModelSpec(loss=2 * tf.get_variable("weight", []), optimizer=Choosing(1.0))
 
     cluster = Cluster(("a:1",), ("b:1",))
-    with pytest.raises(ModelError, match="whose minimize\\(\\) is its own and would not be called"):
+    with pytest.raises(ModelError, match="whose own minimize\\(\\) would not be called"):
         builder.training(JobConfig(), cluster, Task("worker", 0), model_of(from_table(eighths(1, 9)), model_fn))
 
 

@@ -56,4 +56,4 @@ def _part(place: Place | None) -> str:
     if place is None:
         return ""
     sizes = [int(part.shape.num_elements()) for part in place.parts]
-    return f", from number {sum(sizes[: place.index]):,} of {sum(sizes):,} in {place.whole.op.name}"
+    return f", from element {sum(sizes[: place.index]):,} of {sum(sizes):,} in {place.whole.op.name}"

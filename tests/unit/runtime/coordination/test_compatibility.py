@@ -107,7 +107,7 @@ def test_another_file_that_the_model_imports_is_refused(tmp_path: Path) -> None:
     (tmp_path / "package" / "rates.py").write_text("rate = 2\n")
     lines = refusal(terms(model=str(tmp_path / "mine.py")), before)
     text = "{}, which --model=mine.py imports, here differs from the file on ps/0 (h0:2222): it was edited"
-    assert [line.split(" meanwhile")[0] for line in sorted(lines)] == [
+    assert [line.split(" in the meantime")[0] for line in sorted(lines)] == [
         text.format("package/rates.py"),
         text.format("sizes.py"),
     ]

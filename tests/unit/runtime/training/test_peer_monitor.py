@@ -71,7 +71,7 @@ def test_who_waits_tells_for_whom_and_since_when(ahead: list[int], awaited: str)
         time.sleep(0.3)
         error = watched.error(progress, True)
     assert isinstance(error, StallError)
-    assert f"the last was 120{awaited}: the task's log" in str(error)
+    assert f"the last was 120{awaited}: see the stacks in the task's log" in str(error)
 
 
 @pytest.mark.parametrize("began", [True, False])
