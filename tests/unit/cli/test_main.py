@@ -49,7 +49,7 @@ HOSTS = {  # a bad value, and how the answer tells the fix
     "[::zz]:1": "[::zz]:1 has no IPv6 address in its brackets: write [address]:port",
     "pö:1": "'pö:1' is not ASCII: write the host's ASCII name.",
     "x" * 65536: "(65536 characters) has no port: write host:port",
-    ",".join(f"p{n}:1" for n in range(10_000)): " has 10,000 addresses: a cluster can have 4,096 tasks.",
+    ",".join(f"p{n}:1" for n in range(10_000)): " has 10,000 addresses: a cluster can have at most 4,096 tasks.",
     "p0:1\np1:1": r"'p0:1\np1:1' has a blank or a control character: write host:port,host:port without any.",
     "$(x):1": "$(x):1 has a bad host name: use letters, digits",
     "p0:1;p1:1": "p0:1;p1:1 has more than one colon: write host:port,host:port.",
