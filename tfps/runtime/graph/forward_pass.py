@@ -92,7 +92,7 @@ def build(job: TrainJob, graph: Graph) -> Forward:
             spec = model_calls.spec(model, ModeKeys.TRAIN, config, *batch)
         own = {saved_name(variable) for variable in tf.global_variables()}
         if task.is_chief:
-            variable_splitting.tell(graph, spec.optimizer, config)
+            variable_splitting.log_split(graph, spec.optimizer, config)
         batches = inputs.batches_with(graph, known, batches)
         examples = tf.convert_to_tensor(inputs.examples_of(*batch), tf.int64)
         exclusive_updates.lock_references(graph)

@@ -56,13 +56,13 @@ def _batches(dataset: Dataset) -> Tensor:
     A dataset that selects from others ends when one of them ends. A Python function may return nothing the next time.
     ``repeat()`` after either still reports an infinite dataset.
     """
-    told = tf.data.experimental.cardinality(dataset)
+    size = tf.data.experimental.cardinality(dataset)
     graph = tf.get_default_graph().as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     if not any(kind in node.op for node in nodes for kind in _MAY_END):
-        return told
+        return size
     unknown = tf.constant(tf.data.experimental.UNKNOWN_CARDINALITY, tf.int64)
-    return tf.where(tf.equal(told, tf.data.experimental.INFINITE_CARDINALITY), unknown, told)
+    return tf.where(tf.equal(size, tf.data.experimental.INFINITE_CARDINALITY), unknown, size)
 
 
 def batches_with(graph: Graph, known: Collection[Operation], batches: Tensor) -> Tensor:

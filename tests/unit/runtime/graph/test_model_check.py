@@ -70,8 +70,8 @@ def test_a_variable_of_evaluation_alone_is_found_before_training(tmp_path: Path)
     """A variable that training does not have is the model's mistake, told with its line before the first step."""
     model = model_of(ones, shifted)
     told = (
-        f"{__file__}, line {shifted.__code__.co_firstlineno + 3}: variable 'moving_mean' of mode='eval' is not there "
-        "in mode='train', so it has no trained value: make it, under the same name, for mode='train' too"
+        f"{__file__}, line {shifted.__code__.co_firstlineno + 3}: variable 'moving_mean' of mode='eval' does not exist "
+        "in mode='train', so it has no trained value: create it under the same name for mode='train' too"
     )
     with job(model, num_workers=1, max_steps=10, model_dir=str(tmp_path)) as running:
         wait_until(lambda: "worker/0" in running.ended)
@@ -125,7 +125,7 @@ def test_a_model_that_changes_the_global_step_is_refused(where: str) -> None:
             return spec_of(weight * features["x"])
         return spec_of(weight * features["x"] + 0.0 * tf.cast(raised, tf.float32))
 
-    with pytest.raises(ModelError, match=r"line \d+: the model changes global_step, which tfps raises"):
+    with pytest.raises(ModelError, match=r"line \d+: the model changes global_step, but tfps increments"):
         model_check.build_once(JobConfig(), CLUSTER, model_of(ones, model_fn))
 
 
@@ -413,7 +413,9 @@ def test_eval_and_export_name_a_variable_that_training_has_not(tmp_path: Path) -
         return linear({"x": features["x"] - shift}, labels, mode, params)
 
     for use in (evaluation.of_checkpoint, export.saved_model):
-        with pytest.raises(ModelError, match=r"variable 'moving_mean' of mode='(eval|infer)' is not there in mode='tr"):
+        with pytest.raises(
+            ModelError, match=r"variable 'moving_mean' of mode='(eval|infer)' does not exist in mode='tr"
+        ):
             use(JobConfig(), model_of(ones, model_fn), str(tf.train.latest_checkpoint(str(tmp_path))))
 
 
@@ -433,7 +435,7 @@ def test_a_model_of_another_user_is_not_run_unasked(tmp_path: Path) -> None:
     source.write_text(POWERS)
     (tmp_path / "job.json").write_text(json.dumps({"model": str(source)}))
     source.chmod(0o666)
-    with pytest.raises(ConfigError, match=rf"{source} can be written by any user. Look at it, then give --model="):
+    with pytest.raises(ConfigError, match=rf"{source} is writable by any user. Check it, then give --model="):
         evaluate._check_owner(tmp_path / "job.json", source)
     source.chmod(0o644)
     evaluate._check_owner(tmp_path / "job.json", source)
