@@ -113,15 +113,15 @@ def _stopped(job: JobConfig, step: int) -> str:
     """Return the message for a stopped job: what is on the disk, and how to resume."""
     path = _saved(job)
     if path is None:
-        return f"stopped at step {step}; nothing was saved: --model_dir={job.model_dir} holds no whole checkpoint."
+        return f"stopped at step {step}; nothing was saved: --model_dir={job.model_dir} holds no complete checkpoint."
     lost = f", {step - step_in(path)} steps earlier" if step > step_in(path) else ""
-    return f"stopped at step {step}; the same flags and --model_dir={job.model_dir} go on from {path}{lost}."
+    return f"stopped at step {step}; the same flags and --model_dir={job.model_dir} resume from {path}{lost}."
 
 
 COMMAND = Command(
     _launch,
     ("size", *JOB, "restarts"),
     "run a whole cluster on this machine",
-    "Shows the job while it runs; Ctrl-C saves and stops it. Without --model_dir it makes a new one in runs/.",
+    "Shows the job while it runs; Ctrl-C saves and stops it. Without --model_dir it creates a directory in runs/.",
     "tfps launch --num_ps=1 --num_workers=2 --model=mnist --issync=1",
 )

@@ -289,5 +289,5 @@ def test_a_late_worker_adds_nothing_to_a_job_that_is_over(tmp_path: Path) -> Non
         running.wait()
     assert ended["worker/0"] is None
     assert isinstance(ended["worker/1"], PeerLostError)
-    assert "was taken for lost" in str(ended["worker/1"])
+    assert "was presumed lost" in str(ended["worker/1"])
     assert counts(tf.train.latest_checkpoint(str(tmp_path)))["small0"] == {40.0}

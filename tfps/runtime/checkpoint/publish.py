@@ -152,7 +152,7 @@ def recover_staging(model_dir: str) -> None:
             except StorageError as error:  # only the state file failed, so the job can continue from the checkpoint
                 log.info("%s", error)
             else:
-                log.info("brought in %s, which was saved when the chief was lost", path)
+                log.info("published %s, which was saved when the chief was lost", path)
         discard_staging(staged)
 
 

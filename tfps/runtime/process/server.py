@@ -43,6 +43,6 @@ def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
         address = cluster.address(task)
         why = "the port is in use" if ports.answers(address) else error.message
         raise ConfigError(
-            f"--{task.job}_hosts: cannot listen on {address}: {why}. If another task has the port, maybe in another "
-            "order of hosts: end that task or give another port."
+            f"--{task.job}_hosts: cannot listen on {address}: {why}. If another task has the port, perhaps with "
+            "another order of hosts, end that task or give another port."
         ) from None
