@@ -35,6 +35,8 @@ from tfps.runtime.graph.evaluation import evaluation_graph
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results import evaluation, export
 
+pytestmark = pytest.mark.slow
+
 BATCHES = np.random.default_rng(3).normal(size=[5, 4, 3]).astype(np.float32)
 EMPTY = np.zeros([0, 4, 3], np.float32)
 

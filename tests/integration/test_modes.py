@@ -41,6 +41,8 @@ from tfps.runtime.training.summary_writer import dropped as gradients_dropped
 from tfps.runtime.training.training_loop import Loop
 from tfps.runtime.training.worker_progress import Progress
 
+pytestmark = pytest.mark.slow
+
 STEPS = 50
 
 SIZES = {"first": 3, "second": 4, "third": 2}

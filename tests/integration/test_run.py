@@ -16,6 +16,8 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.launchers.local import supervisor
 
+pytestmark = pytest.mark.slow
+
 
 def _last(output: str, name: str) -> float:
     """Return the last value of a name in progress lines."""

@@ -28,6 +28,8 @@ from tfps.runtime.training.training_loop import Loop
 from tfps.runtime.training.worker import Worker
 from tfps.runtime.training.worker_parts import WorkerParts
 
+pytestmark = pytest.mark.slow
+
 BIG = 1 << 18  # floats: too large to be packed
 
 

@@ -21,6 +21,8 @@ from tfps.runtime.graph import builder
 from tfps.runtime.graph.passes import model_updates, side_effects
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
 
+pytestmark = pytest.mark.slow
+
 STEPS = 96
 UNROLLED = {"steps_per_run": 8, "runs_in_flight": 2}
 PLAIN = {"wire": "plain", "steps_per_run": 1, "runs_in_flight": 1}
