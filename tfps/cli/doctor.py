@@ -218,7 +218,8 @@ def _directory(model_dir: str | None, num_hosts: int, enough: threading.Event) -
             others |= visit.others()
             return [_room(model_dir, visit), _shared(here, others, num_hosts), _clocks(here["host"], visit, others)]
     except (OSError, StorageError) as error:
-        return [Check(WRONG, "model_dir", f"{error} Give a writable directory.", StorageError.exit_code)]
+        why = str(error).partition(": give a directory")[0].removesuffix(".")
+        return [Check(WRONG, "model_dir", f"{why}. Give a writable directory.", StorageError.exit_code)]
 
 
 def _room(model_dir: str, visit: SharedDirProbe) -> Check:
@@ -231,8 +232,7 @@ def _room(model_dir: str, visit: SharedDirProbe) -> Check:
 def _shared(here: Mapping[str, str], others: Mapping[str, Presence], num_hosts: int) -> Check:
     """Report which other hosts are in the directory, and whether they have the same versions."""
     if not others:
-        finding = "no other host is there: start doctor on all hosts at the same time to check that they share it"
-        return Check(NOT_YET, "shared", finding)
+        return Check(NOT_YET, "shared", "no other host is there: start doctor on all hosts at the same time")
     hosts = {card.content.get("host", "?"): card.content for card in others.values()}
     odd = [f"{what} on {host}: {fix}" for host, there in hosts.items() for what, fix in _unlike(here, there)]
     if odd:

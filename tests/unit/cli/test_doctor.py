@@ -247,6 +247,7 @@ def test_a_directory_that_cannot_be_written_is_74(examine: Any, flags: list[str]
         assert findings.code == 74
         assert findings["model_dir"][0] == "wrong"
         assert str(path) in findings["model_dir"][1]
+        assert findings["model_dir"][1].lower().count("give a") == 1
 
 
 def test_little_room_is_a_warning(
