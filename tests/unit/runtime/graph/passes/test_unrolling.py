@@ -21,6 +21,8 @@ from tfps.errors import DataError
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
 from tfps.runtime.training.step_runner import Pace, StepRunner
 
+pytestmark = pytest.mark.slow
+
 
 def counted(length: int | None) -> Any:
     """Return an ``input_fn`` that gives worker i the gradient 2^i, so many times, or for ever."""

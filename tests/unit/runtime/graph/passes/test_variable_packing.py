@@ -20,6 +20,8 @@ from tfps.optimizers.adagrad import ExactAdagradOptimizer
 from tfps.runtime.graph import builder, layout, placement
 from tfps.runtime.graph.passes.variable_packing import can_pack, sizes
 
+pytestmark = pytest.mark.slow
+
 STEPS = 7
 
 
