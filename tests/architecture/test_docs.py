@@ -123,7 +123,7 @@ def test_other_commands_are_right(file: Path) -> None:
     for line in (line for block in blocks(file) if block.language == "sh" for line in block.text.splitlines()):
         if line.startswith(tuple(f"{prefix} " for prefix in PREFIX)):
             continue
-        if match := re.fullmatch(r"pip install 'tfps\[(\w+)\]'", line):
+        if match := re.fullmatch(r"pip install '\.\[(\w+)\]'", line):
             assert match[1] in extras
         elif match := re.fullmatch(r"(scripts/\w+|\.ci/run)(?: (.*))?", line):
             assert (REPO / match[1]).is_file()
