@@ -134,12 +134,12 @@ class KilledError(RetryableError):
 
 def error_for_limits(error: BaseException) -> ConfigError | None:
     """Return the error to show if a limit on processes caused a Python error; ``None`` for any other error."""
-    told = (
+    message = (
         "no more threads or processes can be started: raise the limit on them, see ulimit -u, or that of the container"
     )
     of_thread = isinstance(error, RuntimeError) and str(error) == "can't start new thread"
     of_process = isinstance(error, OSError) and error.errno == errno.EAGAIN and not error.filename
-    return ConfigError(f"{told}.") if of_thread or of_process else None
+    return ConfigError(f"{message}.") if of_thread or of_process else None
 
 
 def stopping_signals() -> Sequence[signal.Signals]:

@@ -90,8 +90,8 @@ class Registry(Collection[str], Generic[_T]):
             missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
             raise ConfigError(f"{source} lacks {missing}.")
         if getattr(found, "name", None) != point.name:
-            told = getattr(found, "name", None)
-            raise ConfigError(f"{source} has another name, {told!r}: handles and summaries have that.")
+            own_name = getattr(found, "name", None)
+            raise ConfigError(f"{source} has another name, {own_name!r}: handles and summaries have that.")
         return found
 
 

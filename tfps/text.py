@@ -52,8 +52,8 @@ def brief(error: BaseException) -> str:
     """Return the gist of an error on one line, without TensorFlow's additions."""
     text = _MADE_AT.sub("", without_colors(str(getattr(error, "message", error))))
     lines = [line.strip() for line in text.splitlines()]
-    telling = [line for line in lines if line.strip("=") and line != "Graph execution error:"]
-    return " ".join(telling[:2]) or type(error).__name__
+    informative = [line for line in lines if line.strip("=") and line != "Graph execution error:"]
+    return " ".join(informative[:2]) or type(error).__name__
 
 
 def one_line(text: str) -> str:

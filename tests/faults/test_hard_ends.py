@@ -110,7 +110,7 @@ def test_two_signals_at_once_are_one(tmp_path: Path, number: int) -> None:
         time.sleep(0.05)
         job.signal(number)
         assert job.wait(30) == 143
-    told = re.search(r"stopped at step (\d+); .* go on from (\S+)\.\n", job.output())
+    told = re.search(r"stopped at step (\d+); .* resume from (\S+)\.\n", job.output())
     assert told, job.output()
     assert told[2] == f"{tmp_path / 'm'}/model.ckpt-{told[1]}"
     assert load_variable(tmp_path / "m", "global_step") == int(told[1]) > 0
@@ -132,5 +132,5 @@ def test_where_nothing_is_saved_nothing_else_is_said(tmp_path: Path) -> None:
         time.sleep(2.5)
         job.signal(signal.SIGINT)
         assert job.wait(30) == 143
-    assert "nothing was saved" in job.output() or "go on from" in job.output()
+    assert "nothing was saved" in job.output() or "resume from" in job.output()
     assert ("nothing was saved" in job.output()) == (not list((tmp_path / "m").glob("model.ckpt-*.index")))

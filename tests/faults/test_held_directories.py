@@ -105,7 +105,7 @@ def test_a_directory_removed_in_mid_run_is_said_and_saved_to_at_once(tmp_path: P
         job.wait_for_step(30, 60)
         assert f"no checkpoint in {tmp_path / 'm'}: training begins at step 0" in job.output()
         shutil.rmtree(tmp_path / "m")
-        job.wait_for("is gone. It is made again, and saved to at once.", 10)
+        job.wait_for("is gone. This job recreates it and saves immediately.", 10)
         job.wait_for("| saved /", 10)
         [pid] = [one for one in children_of(job.pid) if _is_ps(one)]
         os.kill(pid, signal.SIGKILL)
@@ -126,11 +126,11 @@ def test_a_directory_removed_with_the_only_ps_leaves_nothing_and_it_is_said(tmp_
         [pid] = [one for one in children_of(job.pid) if _is_ps(one)]
         os.kill(pid, signal.SIGKILL)
         shutil.rmtree(tmp_path / "m", ignore_errors=True)
-        job.wait_for("what the job had trained before is gone", 60)
+        job.wait_for("the earlier training of this job is lost", 60)
         job.signal(signal.SIGTERM)
         assert job.wait(30) in (0, 143)
     assert job.output().count("training begins at step 0") == 2
-    assert job.output().count("what the job had trained before is gone") == 1
+    assert job.output().count("the earlier training of this job is lost") == 1
 
 
 def _is_ps(pid: int) -> bool:

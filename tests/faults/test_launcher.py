@@ -72,7 +72,7 @@ def test_killed_it_can_be_started_again_at_once(tmp_path: Path) -> None:
         ended = run_tfps(*command, "--max_steps=3", timeout=90)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         wait_gone(below, 1)
-    assert "to end, whose launcher has gone" in ended.stderr
+    assert "to end, because its launcher ended" in ended.stderr
     assert summary(tmp_path / "m")["resumed_from_step"] >= 1, "what the first one's tasks have saved"
 
 
@@ -250,7 +250,7 @@ def test_a_killed_task_is_started_again_and_no_step_is_lost(tmp_path: Path, lost
     restarts = {task: of["restarts"] for task, of in told["tasks"].items()}
     assert restarts == {task: int(task == lost.replace("-", "/")) for task in restarts}
     assert told["global_step"] == steps
-    assert ("all go on together from step" in said) == (issync == "1")
+    assert ("all workers continue from step" in said) == (issync == "1")
     taken = sum(told["tasks"][f"worker/{index}"]["steps"] for index in (0, 1))
     at_once = 2 if issync == "1" else 1
     assert told["examples_per_sec"] * told["seconds"] == pytest.approx(at_once * steps, rel=1e-3)  # of one example each

@@ -172,7 +172,7 @@ def test_a_worker_that_comes_back_when_it_was_replaced_ends_alone(tmp_path: Path
         time.sleep(max(0.0, stopped_at + 33.0 - time.monotonic()))
         stalled.signal(signal.SIGCONT)
         assert stalled.wait(20) == 170, running.said()
-        assert "another process has replaced this task" in stalled.output()
+        assert "another process replaced this task" in stalled.output()
         running.go_on(15, 40)
         assert [task.poll() for task in (running.ps, running.chief, new)] == [None] * 3
         running.stop(running.chief, new, running.ps)

@@ -34,10 +34,10 @@ def test_a_checkpoint_is_whole_whoever_can_write_it(tmp_path: Path, mount: str |
         with by_hand(tmp_path, 2, 1, *flags, under=under) as tasks:
             said = {name: (task.wait(120), task.output()) for name, task in tasks.items()}
         assert [code for code, _ in said.values()] == [0, 0, 0], said
-        assert ("the chief saves, as a PS cannot" in said["worker/0"][1]) == (mount == READ_ONLY)
+        assert ("the chief saves, because a PS cannot" in said["worker/0"][1]) == (mount == READ_ONLY)
         assert len(list(model_dir.glob(f"model.ckpt-{max_steps}.data-*"))) == shards
         assert not list(model_dir.glob(".saving-*"))
         assert load_variable(model_dir, "weight") == -max_steps
     assert "resumed from" in said["worker/0"][1]
-    assert ("as a PS cannot: " in said["worker/0"][1]) == (mount in (READ_ONLY, INDEX_ONLY))
+    assert ("because a PS cannot: " in said["worker/0"][1]) == (mount in (READ_ONLY, INDEX_ONLY))
     assert (f"the chief reads {model_dir}/model.ckpt-3" in said["worker/0"][1]) == (mount == INDEX_ONLY)

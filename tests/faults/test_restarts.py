@@ -100,8 +100,8 @@ def test_a_killed_task_that_is_started_again(tmp_path: Path, mode: str, lost: st
         if lost != "ps/1":
             others = {name: count for name, count in job.starts.items() if name != lost}
             assert set(others.values()) == {1}, "a worker alone can be replaced"
-            assert ("going on from step" in job.said()) == (lost == "worker/0")
-            assert ("all go on together from step" in job.said()) == (mode == "sync")
+            assert ("continuing from step" in job.said()) == (lost == "worker/0")
+            assert ("all workers continue from step" in job.said()) == (mode == "sync")
         if mode == "sync":
             assert load_variable(tmp_path / "m", "weight") == -1.5 * steps, "each update is the exact mean"
 
@@ -113,7 +113,7 @@ def test_a_task_that_comes_after_the_end(tmp_path: Path) -> None:
         late = job._start("worker/1")
         try:
             assert late.wait(120) == 0
-            assert "the job has ended already" in late.output()
+            assert "the job has already ended" in late.output()
         finally:
             late.end()
 

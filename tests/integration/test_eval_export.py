@@ -35,6 +35,8 @@ from tfps.runtime.graph.evaluation import evaluation_graph
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results import evaluation, export
 
+pytestmark = pytest.mark.slow
+
 BATCHES = np.random.default_rng(3).normal(size=[5, 4, 3]).astype(np.float32)
 EMPTY = np.zeros([0, 4, 3], np.float32)
 
@@ -209,9 +211,7 @@ def test_an_evaluation_input_without_end_is_told_at_the_start(tmp_path: Path) ->
 
     error = run_job(model_of(endless, linear), num_workers=1, max_steps=10, model_dir=str(tmp_path))["worker/0"]
     assert isinstance(error, ModelError), error
-    assert re.search(
-        r"test_eval_export\.py, line \d+: input_fn\(mode='eval'\) returned a dataset without end", str(error)
-    )
+    assert re.search(r"test_eval_export\.py, line \d+: input_fn\(mode='eval'\) returned an endless dataset", str(error))
     assert summary(tmp_path)["global_step"] == 0
 
 
@@ -225,7 +225,7 @@ def test_the_evaluator_goes_on_when_its_checkpoint_is_deleted(
     monkeypatch.setattr(evaluation.Finder, "newest", lambda _: next(paths, newest(tmp_path / "m")))
     config = JobConfig(model_dir=str(tmp_path / "m"), max_steps=20)
     evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), MODEL, StopRequest())
-    assert f"{tmp_path}/m/model.ckpt-3 was deleted meanwhile: a newer one is evaluated" in caplog.messages
+    assert f"{tmp_path}/m/model.ckpt-3 was deleted in the meantime: using a newer one" in caplog.messages
     assert any(message.startswith("step=20 loss=") for message in caplog.messages)
 
 
@@ -474,7 +474,7 @@ def test_what_a_split_variable_cannot_do_is_told_with_the_flag() -> None:
 
     cluster = Cluster(("p:1", "p:2"), ("w:1",))
     model = Model("mine", Path(__file__), SimpleNamespace(input_fn=INPUT, model_fn=model_fn))
-    with pytest.raises(ModelError, match=r"PartitionedVariable.* a larger --min_slice_mb keeps whole"):
+    with pytest.raises(ModelError, match=r"PartitionedVariable.* a larger --min_slice_mb keeps it whole"):
         builder.training(JobConfig(min_slice_mb=1e-6), cluster, Task("worker", 0), model)
 
 

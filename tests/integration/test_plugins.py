@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from support import distributions
 from support.processes import REPO, load_variable, run_tfps, summary
+
+pytestmark = pytest.mark.slow
 
 MODEL = """
 import tensorflow.compat.v1 as tf

@@ -16,6 +16,8 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.launchers.local import supervisor
 
+pytestmark = pytest.mark.slow
+
 
 def _last(output: str, name: str) -> float:
     """Return the last value of a name in progress lines."""
@@ -56,7 +58,7 @@ def test_without_model_dir_the_chief_makes_one_and_says_so(tmp_path: Path) -> No
     said = _without_model_dir(tmp_path).splitlines()
     [made] = (tmp_path / "cwd" / "runs").iterdir()
     assert re.fullmatch(r"linear-\d{8}-\d{6}-\d+", made.name)
-    told = f"there is no --model_dir: what this job leaves is in {made}"
+    told = f"there is no --model_dir: this job writes to {made}"
     assert said[0] == said[-1] == told
     known = r"(threads|training|step|pace|evaluating|done|saved|no checkpoint|there is no --model_dir)\b"
     assert all(re.match(known, line) for line in said), said
@@ -71,7 +73,7 @@ def test_without_a_directory_the_chief_says_that_nothing_is_kept(tmp_path: Path)
     (tmp_path / "cwd" / "runs").write_text("no directory")
     said = _without_model_dir(tmp_path).splitlines()
     assert said[0] == said[-1]
-    assert said[0].startswith("nothing of this job is kept, for there is no --model_dir, and ")
+    assert said[0].startswith("this job saves nothing: there is no --model_dir, and ")
     assert said[0].endswith("cannot be made: Not a directory.")
     assert [path.name for path in (tmp_path / "cwd").iterdir()] == ["runs"]
 

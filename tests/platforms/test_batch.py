@@ -81,7 +81,7 @@ def test_cancel_lets_the_tasks_save(tmp_path: Path, env: dict[str, str]) -> None
         watcher.signal(signal.SIGINT)
         assert watcher.wait(20) == 143
         handle = handle_of(watcher.output())
-        assert f"not watched any more, but it goes on: tfps status, logs or cancel {handle}" in watcher.output()
+        assert f"no longer watching; the job continues: tfps status, logs or cancel {handle}" in watcher.output()
     assert "RUNNING" in run_tfps("status", handle, **env).stdout
     cancelled = run_tfps("cancel", handle, timeout=SECS, **env)
     assert (cancelled.returncode, cancelled.stdout) == (0, f"{handle} is cancelled\n"), cancelled.stderr

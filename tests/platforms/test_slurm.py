@@ -77,7 +77,7 @@ def wait_for(path: Path, text: str, secs: float = ENDS) -> None:
     )
 
 
-def told_to_slurm(model_dir: Path, job_id: str) -> str:
+def slurm_log(model_dir: Path, job_id: str) -> str:
     """Return what a job's script and srun said."""
     return (model_dir / "logs" / f"slurm-{job_id}.out").read_text()
 
@@ -147,14 +147,14 @@ def test_a_job_that_loses_a_node_goes_on_elsewhere(engine: Slurm, tmp_path: Path
     # Tasks of two CPUs each: two on the first node, the last worker on another, and a third node is free.
     job = submit(engine, *flags, "--worker_cpu=2", "--ps_cpu=2", "--save_checkpoint_secs=1")
     wait_for(said(model_dir, job, "worker-0"), "saved")
-    told = told_to_slurm(model_dir, job)
+    told = slurm_log(model_dir, job)
     [victim] = re.findall("worker/1 started on (n[123])", told)
     engine.crash(victim)
     engine.wait_state(job, "PENDING")
     engine.wait_state(job, "COMPLETED", "FAILED", secs=ENDS)
     engine.boot(victim)
     engine.wait_idle(victim)
-    assert engine.field(job, "JobState") == "COMPLETED", told_to_slurm(model_dir, job)
+    assert engine.field(job, "JobState") == "COMPLETED", slurm_log(model_dir, job)
     found = summary(model_dir)
     assert found["global_step"] == 1000
     assert found["resumed_from_step"] > 0
@@ -170,9 +170,9 @@ def test_a_time_limit_is_one_more_run(engine: Slurm, tmp_path: Path) -> None:
     engine.ask("scontrol", "update", f"JobId={job}", "TimeLimit=2")  # Slurm looks every 30 s
     engine.wait_state(job, "PENDING")
     engine.ask("scontrol", "update", f"JobId={job}", "TimeLimit=10")
-    assert "requeued after 143" in told_to_slurm(model_dir, job)
+    assert "requeued after 143" in slurm_log(model_dir, job)
     engine.wait_state(job, "COMPLETED", "FAILED", secs=ENDS)
-    assert engine.field(job, "JobState") == "COMPLETED", told_to_slurm(model_dir, job)
+    assert engine.field(job, "JobState") == "COMPLETED", slurm_log(model_dir, job)
     found = summary(model_dir)
     assert found["global_step"] == 1600
     assert found["resumed_from_step"] >= 100

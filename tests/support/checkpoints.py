@@ -94,7 +94,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name.startswith("tfps")]
 
 
-def told_of_damage(caplog: pytest.LogCaptureFixture) -> list[str]:
+def damage_reports(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return what was said of damage since the last time."""
     damage = [text for text in caplog.messages if "is damaged: " in text]
     caplog.clear()

@@ -123,10 +123,10 @@ def test_what_a_job_says_of_its_step_and_its_pace_is_understood() -> None:
     )
     assert timeline.under_way(said) == (8, 2)
     assert timeline.under_way([]) == (1, 1)
-    assert timeline.told_step(said, Mark(0, 1, [])) == 17
-    assert timeline.told_step(said, Mark(0, 3, [])) is None
+    assert timeline.reported_step(said, Mark(0, 1, [])) == 17
+    assert timeline.reported_step(said, Mark(0, 3, [])) is None
     at_zero = lines(("worker/0", "no checkpoint in /a/m: training begins at step 0"))
-    assert timeline.told_step(at_zero, Mark(0, 0, [])) == 0
+    assert timeline.reported_step(at_zero, Mark(0, 0, [])) == 0
 
 
 def test_the_table_tells_by_how_much_updates_and_steps_differ() -> None:

@@ -42,11 +42,11 @@ _PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly", "
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC uses the first that is set
 _PROXY_OF_ADDRESSES = "GRPC_ADDRESS_HTTP_PROXY"
 _FIXES = {
-    probe.UNKNOWN_HOST: "correct the address, or the name service.",
-    probe.MUTE: "if that is a task, it hangs: end it. Else give another port.",
+    probe.UNKNOWN_HOST: "correct the address, or fix the DNS.",
+    probe.MUTE: "if it is a task, it hangs: end it. Otherwise give another port.",
     probe.OTHER: "end that process, or give another port.",
 }
-_REACH = "is the host up, and the port open in every firewall on the way?"
+_REACH = "is the host up, and does every firewall allow the port?"
 
 _T = TypeVar("_T")
 
@@ -91,9 +91,9 @@ def _print(checks: Sequence[Check]) -> None:
     for check in checks:
         print(f"{check.state:<7}  {check.what:<{width}}  {check.finding}")
     if any(check.state == WRONG for check in checks):
-        print("\nnot able to train yet: see what is wrong")
+        print("\nnot ready to train: fix what is wrong above")
     else:
-        print("\nable to train: nothing is in the way")
+        print("\nready to train: no problem found")
 
 
 def _place(job: JobConfig) -> tuple[Cluster, Task | None, str]:
@@ -172,9 +172,9 @@ def _names(members: Cluster, answers: Mapping[Task, ProbeResult]) -> Check:
 def _task(task: Task, address: str, answer: ProbeResult) -> Check:
     what = f"{task} {address}"
     if answer.task == task:
-        return Check(OK, what, "runs, and says who it is")
+        return Check(OK, what, "running as the expected task")
     if answer.problem == probe.REFUSED:
-        return Check(NOT_YET, what, "not started yet: nobody listens there")
+        return Check(NOT_YET, what, "not started yet: no process listens there")
     finding = (
         rendezvous.stranger(answer.task) if answer.task else f"{answer.problem}: {_FIXES.get(answer.problem, _REACH)}"
     )
@@ -184,7 +184,7 @@ def _task(task: Task, address: str, answer: ProbeResult) -> Check:
 def _port(address: str, flag: str, found: Check) -> Check:
     port = str(split(address)[1])
     if found.state == OK:
-        return Check(OK, "port", f"{port} is this task's, which runs already")
+        return Check(OK, "port", f"{port} is in use by this task, which already runs")
     try:
         ports.check_port(address, flag)
     except ConfigError as error:
@@ -196,9 +196,9 @@ def _proxies() -> Check:
     """Check for proxies that gRPC would use. Their addresses may contain a password and are not shown."""
     if os.environ.get(_PROXY_OF_ADDRESSES):
         fix = f"unset it, unless the cluster is not in {_PROXY_OF_ADDRESSES}_ENABLED_ADDRESSES."
-        return Check(WARNING, "proxies", f"{_PROXY_OF_ADDRESSES} is set, which tasks obey: {fix}")
+        return Check(WARNING, "proxies", f"{_PROXY_OF_ADDRESSES} is set, and tasks use it: {fix}")
     named = [name for name in _PROXIES if os.environ.get(name)]
-    finding = f"{', '.join(named)} is set: tasks go round it to each other" if named else "none is set"
+    finding = f"{', '.join(named)} is set: tasks bypass it to reach each other" if named else "none is set"
     return Check(OK, "proxies", finding)
 
 
@@ -209,7 +209,7 @@ def _num_hosts(members: Cluster) -> int:
 def _directory(model_dir: str | None, num_hosts: int, enough: threading.Event) -> list[Check]:
     """Check ``--model_dir``, and stay there for some seconds or until ``enough`` is set."""
     if not model_dir:
-        return [Check(NOT_YET, "model_dir", "not given: the job will leave nothing, and cannot go on from anything")]
+        return [Check(NOT_YET, "model_dir", "not given: the job will save nothing, and cannot resume")]
     here = _installed()
     try:
         with shared_dir.visit(Path(model_dir), here) as visit:
@@ -218,11 +218,11 @@ def _directory(model_dir: str | None, num_hosts: int, enough: threading.Event) -
             others |= visit.others()
             return [_room(model_dir, visit), _shared(here, others, num_hosts), _clocks(here["host"], visit, others)]
     except (OSError, StorageError) as error:
-        return [Check(WRONG, "model_dir", f"{error} Give a directory that can be written.", StorageError.exit_code)]
+        return [Check(WRONG, "model_dir", f"{error} Give a writable directory.", StorageError.exit_code)]
 
 
 def _room(model_dir: str, visit: SharedDirProbe) -> Check:
-    finding = f"{show(model_dir)} can be written, {visit.free_bytes / 1e9:,.1f} GB free"
+    finding = f"{show(model_dir)} is writable, {visit.free_bytes / 1e9:,.1f} GB free"
     if visit.free_bytes < _LITTLE_BYTES:
         return Check(WARNING, "model_dir", f"{finding}: make room for checkpoints.")
     return Check(OK, "model_dir", finding)
@@ -231,15 +231,15 @@ def _room(model_dir: str, visit: SharedDirProbe) -> Check:
 def _shared(here: Mapping[str, str], others: Mapping[str, Presence], num_hosts: int) -> Check:
     """Report which other hosts are in the directory, and whether they have the same versions."""
     if not others:
-        finding = "nobody else is there: start doctor on all hosts at once to see whether they share it"
+        finding = "no other host is there: start doctor on all hosts at the same time to check that they share it"
         return Check(NOT_YET, "shared", finding)
     hosts = {card.content.get("host", "?"): card.content for card in others.values()}
     odd = [f"{what} on {host}: {fix}" for host, there in hosts.items() for what, fix in _unlike(here, there)]
     if odd:
         return Check(WRONG, "shared", " ".join(odd), ClusterFormError.exit_code)
-    finding = f"with {rendezvous.first_few(sorted(hosts))}, of the same versions"
+    finding = f"with {rendezvous.first_few(sorted(hosts))}, which have the same versions"
     if (met := len({here["host"], *hosts})) < num_hosts:
-        rest = f"these are {met} of {num_hosts} hosts: the others mean another directory, or run no doctor now"
+        rest = f"these are {met} of {num_hosts} hosts: the others use another directory, or do not run doctor now"
         return Check(WARNING, "shared", f"{finding}; but {rest}")
     return Check(OK, "shared", finding)
 
@@ -262,7 +262,7 @@ def _clocks(host: str, visit: SharedDirProbe, others: Mapping[str, Presence]) ->
     ]
     if wrong:
         return Check(
-            WARNING, "clocks", f"differ from the file system's: {rendezvous.first_few(wrong)}; set them by NTP."
+            WARNING, "clocks", f"differ from the file system's: {rendezvous.first_few(wrong)}; set them with NTP."
         )
     return Check(OK, "clocks", f"{abs(own.ahead_secs):.1f} s from the file system's")
 
@@ -291,10 +291,11 @@ def _within(secs: float, directory: "futures.Future[list[Check]]") -> list[Check
 COMMAND = Command(
     _doctor,
     ("cluster", "task", "size", "ports", *JOB, "restarts"),
-    "is this cluster able to train?",
-    "Takes the flags of run, starts nothing, and answers in seconds: does each address resolve, and who answers there; "
-    "is this task's port free (with --job_name and --task_index); proxies, versions, clocks; and, started on all hosts "
-    "at once, whether they share --model_dir. Exits with 0 if nothing is in the way, 171 if a host or a task is wrong, "
-    "74 if --model_dir cannot be written; tasks that are not started yet are not in the way.",
+    "check whether a cluster is ready to train",
+    "Takes the flags of run, starts nothing, and answers in seconds. Checks whether each address resolves, and which "
+    "task answers there; whether this task's port is free (with --job_name and --task_index); proxies, versions and "
+    "clocks; and, if run on all hosts at the same time, whether they share --model_dir. Exits with 0 if it finds no "
+    "problem, 171 if a host or a task is wrong, 74 if --model_dir cannot be written. A task that has not started yet "
+    "is not a problem.",
     "tfps doctor --ps_hosts=h0:2222 --worker_hosts=h1:2222,h2:2222 --model_dir=runs/a",
 )

@@ -48,7 +48,7 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> _Trained:
     check_model(job, problems)
     with_tensorflow(problems)
     if named:
-        print(f"runs {job.model}, as {directory.job} says", file=sys.stderr)
+        print(f"using {job.model}, which {directory.job} names", file=sys.stderr)
     if not options.checkpoint_path and not file_of(path, INDEX).exists():  # a running job deletes old ones
         path = absolute(select_checkpoint(asked.model_dir))
     return _Trained(job, found, loader.load(job.model), path)
@@ -66,7 +66,7 @@ def _stored(path: Path) -> JobConfig:
         number = kinds[name] in (float, float | None)  # a float may be written without a decimal point
         if not isinstance(value, kinds[name] | int if number else kinds[name]):
             problem = f"{path} cannot be read: {name} is {json.dumps(value)}"
-            raise CheckpointError(f"{problem}. Mend it, or move it away and give the flags.")
+            raise CheckpointError(f"{problem}. Fix it, or move it away and give the flags.")
     return JobConfig(**stored)
 
 
@@ -82,9 +82,9 @@ def _check_owner(stored: Path, source: Path) -> None:
         except OSError:
             continue  # another check reports a missing file
         if about.st_uid != os.getuid() or about.st_mode & stat.S_IWOTH:
-            why = "can be written by any user" if about.st_mode & stat.S_IWOTH else "belongs to another user"
+            why = "is writable by any user" if about.st_mode & stat.S_IWOTH else "belongs to another user"
             raise ConfigError(
-                f"--model is missing: {stored} names {source}, which would run as you, and {path} {why}. Look at it, "
+                f"--model is missing: {stored} names {source}, which would run as you, but {path} {why}. Check it, "
                 f"then give --model={source}."
             )
 
@@ -115,8 +115,8 @@ EVAL = Command(
     _eval,
     ("job", "checkpoint"),
     "measure a checkpoint",
-    "Prints one line, step=... loss=... and the model's own metrics. The model, its data and its flags are those "
-    "of the job that wrote the directory, where they are not given here.",
+    "Prints one line: step=... loss=... and the model's own metrics. The model, its data and all flags that are not "
+    "given here are those of the job that wrote the directory.",
     "tfps eval --model_dir=DIR",
 )
 
@@ -124,7 +124,7 @@ EXPORT = Command(
     _export,
     ("job", "checkpoint", "export"),
     "write a SavedModel",
-    "Prints the directory of the SavedModel. The model and its flags are those of the job that wrote the "
-    "checkpoint, where they are not given here.",
+    "Prints the directory of the SavedModel. The model and all flags that are not given here are those of the "
+    "job that wrote the checkpoint.",
     "tfps export --model_dir=DIR",
 )

@@ -27,8 +27,8 @@ def _find(verb: Command, argv: Sequence[str]) -> tuple[SubmittedJob, LogsOptions
         problem = f"{len(handles)} handles are given" if handles else "the job's handle is missing"
         problems.add(f"{problem}: {_GIVE}.")
     elif handles[0].partition(":")[0] not in LAUNCHERS:
-        local = f" Of a job that tfps launch runs, look into {handles[0]}/summary.json and logs."
-        problems.add(f"{show(handles[0])} is no job's handle: {_GIVE}.{local if os.path.isdir(handles[0]) else ''}")
+        local = f" For a job of tfps launch, see {handles[0]}/summary.json and logs."
+        problems.add(f"{show(handles[0])} is not a job handle: {_GIVE}.{local if os.path.isdir(handles[0]) else ''}")
     problems.settle()
     platform, _, name = handles[0].partition(":")
     return LAUNCHERS.load(platform).find(name), parsed.options(LogsOptions)
@@ -61,15 +61,15 @@ STATUS = Command(
     _status,
     (),
     "show a submitted job's tasks",
-    f"{_HANDLE} The platform is asked.",
+    f"{_HANDLE} Asks the platform.",
     f"tfps status {_EXAMPLE}",
     "HANDLE",
 )
 LOGS = Command(
     _logs,
     ("logs",),
-    "show what a submitted job says",
-    f"{_HANDLE} Each line is after the name of its task.",
+    "show the logs of a submitted job",
+    f"{_HANDLE} Each line starts with the name of its task.",
     f"tfps logs {_EXAMPLE} --task=worker:1 --follow",
     "HANDLE",
 )
@@ -77,7 +77,7 @@ CANCEL = Command(
     _cancel,
     (),
     "end a submitted job",
-    f"{_HANDLE} The tasks save and end; what they wrote stays.",
+    f"{_HANDLE} The tasks save and exit; their files stay.",
     f"tfps cancel {_EXAMPLE}",
     "HANDLE",
 )

@@ -114,8 +114,8 @@ def _stopped(job: JobConfig, summary: JobSummary) -> str:
     path, step = _saved(job), _last_step(summary)
     stopped = "stopped" if step is None else f"stopped at step {step}"
     if path is None:
-        return f"{stopped}; nothing was saved: --model_dir={job.model_dir} holds no whole checkpoint."
-    resumes = f"the same flags and --model_dir={job.model_dir} go on from {path}"
+        return f"{stopped}; nothing was saved: --model_dir={job.model_dir} holds no complete checkpoint."
+    resumes = f"the same flags and --model_dir={job.model_dir} resume from {path}"
     if step is None:
         return f"{stopped}; the last checkpoint is of step {step_in(path)}: {resumes}."
     lost = f", {step - step_in(path)} steps earlier" if step > step_in(path) else ""
@@ -133,6 +133,6 @@ COMMAND = Command(
     _launch,
     ("size", *JOB, "restarts"),
     "run a whole cluster on this machine",
-    "Shows the job while it runs; Ctrl-C saves and stops it. Without --model_dir it makes a new one in runs/.",
+    "Shows the job while it runs; Ctrl-C saves and stops it. Without --model_dir it creates a directory in runs/.",
     "tfps launch --num_ps=1 --num_workers=2 --model=mnist --issync=1",
 )

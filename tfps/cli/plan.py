@@ -26,7 +26,7 @@ def _plan(argv: Sequence[str]) -> int:
 COMMAND = Command(
     _plan,
     ("size", "job", "training", "mode", "placement", "performance"),
-    "show what goes where, without starting",
-    "Prints each variable's parameter server, the bytes of each, and what one step moves over the wire.",
+    "show the placement of variables, without starting",
+    "Prints each variable's parameter server, the bytes of each, and what one step sends over the wire.",
     "tfps plan --model=mnist --num_ps=2",
 )

@@ -68,7 +68,7 @@ def _supervise(job: JobConfig, members: Cluster, me: Task) -> int:
     supervisor = Supervisor(job, members, me)
     code = supervisor.run()
     if code and me.job == "worker" and not supervisor.has_reported(code):
-        failure_notice.tell(job, members, me, code)
+        failure_notice.send(job, members, me, code)
     return code
 
 
@@ -77,17 +77,17 @@ def _be_task(given: JobConfig, members: Cluster, me: Task, port_flag: str) -> in
         ports.check_port(members.address(me), port_flag)
     job, kept = _with_directory(found_from_anywhere(given)) if me.is_chief else (found_from_anywhere(given), "")
     console = _open_log(job, members, me)
-    _tell(kept)
+    _log_if_any(kept)
     try:
         task.run(job, members, me, bool(kept), on_built=lambda: _sign(BUILT))
-        _tell(kept)
+        _log_if_any(kept)
         code = 0
         _sign(SIGNED_OFF)
     except SystemExit as ended:  # raised by the model or by a library that it uses
         code = ended.code if isinstance(ended.code, int) and ended.code else PeerLostError.exit_code
         with contextlib.suppress(OSError):
             print_error(
-                PeerLostError(f"the model has ended the process, by sys.exit({ended.code}), before it was done."),
+                PeerLostError(f"the model ended the process with sys.exit({ended.code}) before it was done."),
                 console,
             )
     except TfpsError as error:
@@ -114,7 +114,7 @@ def _be_task(given: JobConfig, members: Cluster, me: Task, port_flag: str) -> in
 def _open_log(job: JobConfig, members: Cluster, me: Task) -> TextIO:
     """Route the task's output to its log; return the stream for errors that the user must see.
 
-    A task that replaces a lost one goes on, as the others do, where ``--model_dir`` can be neither read nor written.
+    A task that replaces a lost one continues, as the others do, where ``--model_dir`` can be neither read nor written.
     """
     is_again = STARTED_AGAIN in os.environ
     try:
@@ -129,7 +129,7 @@ def _open_log(job: JobConfig, members: Cluster, me: Task) -> TextIO:
         if not is_again:
             raise
         console = task_log.open_log(None)
-        _tell(f"this task was started again and writes no log: {error}")
+        _log_if_any(f"this task was started again and writes no log: {error}")
         return console
 
 
@@ -170,11 +170,11 @@ def _with_directory(job: JobConfig) -> tuple[JobConfig, str]:
     try:
         make_dir(Path(made.model_dir or ""))
     except StorageError as error:
-        return job, f"nothing of this job is kept, for there is no --model_dir, and {str(error).partition(': ')[2]}"
-    return made, f"there is no --model_dir: what this job leaves is in {made.model_dir}"
+        return job, f"this job saves nothing: there is no --model_dir, and {str(error).partition(': ')[2]}"
+    return made, f"there is no --model_dir: this job writes to {made.model_dir}"
 
 
-def _tell(text: str) -> None:
+def _log_if_any(text: str) -> None:
     if text:
         logging.getLogger("tfps").info(text)
 
@@ -182,8 +182,8 @@ def _tell(text: str) -> None:
 COMMAND = Command(
     _run,
     ("cluster", "task", "size", "ports", *JOB, "restarts"),
-    "be one task of a cluster",
-    "Start it once for each task, on any machines, with the same flags but --job_name and --task_index. All tasks "
-    "end by themselves when the job is done.",
+    "run one task of a cluster",
+    "Start it once for each task, on any machines, with the same flags except --job_name and --task_index. All tasks "
+    "exit when the job is done.",
     f"tfps run {ROLE} --issync=1",
 )

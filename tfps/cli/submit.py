@@ -20,7 +20,6 @@ from tfps.launchers.registry import LAUNCHERS
 from tfps.models import loader, static_check
 from tfps.text import show
 
-_BESIDE = "{} beside it, which it imports, has to be in the image, or on a volume that PYTHONPATH names."
 _EVERYWHERE = ("to", "name", "dry_run", "wait")
 _PLATFORM = ("platform", "ports", "resources", "cluster")
 
@@ -39,7 +38,8 @@ def _submit(argv: Sequence[str]) -> int:
     problems.settle()
     assert plan is not None  # else settle() has raised a problem
     if missing := static_check.beside(Path(asked.model)) if job.model_source else []:
-        print(f"warning: {asked.model} goes into the containers alone: {_BESIDE.format(missing[0])}", file=sys.stderr)
+        rest = f"{missing[0]}, which it imports, must be in the image, or on a volume in PYTHONPATH."
+        print(f"warning: {asked.model} is copied into the containers alone: {rest}", file=sys.stderr)
     if options.dry_run or plan.is_printed_only:
         print(plan)
         return 0
@@ -62,7 +62,7 @@ def _check_flags(parsed: Parsed, launcher: Launcher[Plan], problems: ProblemColl
     for flag in flags_of(_PLATFORM):
         default = FLAGS[flag].default
         if parsed.given.get(flag, default) != default and flag not in (*_EVERYWHERE, *launcher.options):
-            problems.add(f"--{flag} means nothing with --to={launcher.name}: leave it out.")
+            problems.add(f"--{flag} is not supported with --to={launcher.name}: leave it out.")
 
 
 def _job(asked: JobConfig, options: SubmitOptions, launcher: Launcher[Plan], problems: ProblemCollector) -> Job:
@@ -106,8 +106,8 @@ def _name(model: str) -> str:
 COMMAND = Command(
     _submit,
     ("platform", "size", "ports", "resources", "cluster", *JOB, "restarts"),
-    "hand the job to a platform",
-    "Prints the job's handle, which tfps status, logs and cancel take. The platform's own program must be installed "
-    "and logged in, but not for --dry_run.",
+    "submit a job to a platform",
+    "Prints the job's handle for tfps status, logs and cancel. The platform's client must be installed and logged in, "
+    "except for --dry_run.",
     "tfps submit --to=slurm --num_ps=1 --num_workers=2 --worker_gpu=8 --model=mnist --model_dir=DIR",
 )

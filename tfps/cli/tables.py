@@ -79,4 +79,4 @@ def _step(plan: "Plan") -> Table:
 def _size(transfers: "Sequence[Transfer]") -> str:
     known = count(sum(transfer.num_bytes or 0 for transfer in transfers))
     open_ = sum(transfer.num_bytes is None for transfer in transfers)
-    return f"{known} and {open_} of a size that depends on the batch" if open_ else known
+    return f"{known} and {open_} whose size depends on the batch" if open_ else known

@@ -20,7 +20,7 @@ def wait_for(submitted: SubmittedJob, job: Job, began: float) -> int:
     watch = JobPoller(submitted)
     outcome = follow(watch, view)
     if watch.left:
-        print(f"not watched any more, but it goes on: tfps status, logs or cancel {submitted.handle}")
+        print(f"no longer watching; the job continues: tfps status, logs or cancel {submitted.handle}")
         return StoppedError.exit_code
     code = _report(view, job, outcome)
     if code and code != StoppedError.exit_code:
@@ -36,7 +36,7 @@ def run_to_completion(running: RunningJob, job: Job, began: float) -> int:
 
 def _report(view: JobView, job: Job, outcome: Outcome) -> int:
     if outcome.exit_code == StoppedError.exit_code:
-        print(f"stopped at step {view.step}; the same flags and --name={job.name} go on.")
+        print(f"stopped at step {view.step}; the same flags and --name={job.name} resume the job.")
     elif outcome.exit_code:
         print(f"error: {outcome.error}", file=sys.stderr)
     else:

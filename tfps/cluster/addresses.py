@@ -31,7 +31,7 @@ def parse_hosts(flag_name: str, text: str, problems: list[str]) -> tuple[str, ..
 def check_hosts(place: str, hosts: Sequence[str], problems: list[str]) -> tuple[str, ...]:
     """Return the addresses of a list, including bad ones; ``place`` is the name of the list in ``problems``."""
     if len(hosts) > MAX_TASKS:
-        problems.append(f"{place} has {len(hosts):,} addresses: a cluster can have {MAX_TASKS:,} tasks.")
+        problems.append(f"{place} has {len(hosts):,} addresses: a cluster can have at most {MAX_TASKS:,} tasks.")
         return ()
     found = [(show(host) if host else f"address {n}", address_problem(host)) for n, host in enumerate(hosts, 1)]
     problems += first_few([f"{place}: {shown} {problem}." for shown, problem in found if problem], place)

@@ -24,10 +24,10 @@ from tfps.cluster.spec import Cluster, Task
 PROBE_SECS = 1.0  # the cost of an address that drops all packets
 
 UNKNOWN_HOST = "unknown host"
-REFUSED = "nobody listens there"
+REFUSED = "no process listens there"
 SILENT = "no answer"
-MUTE = "what listens there does not answer"
-OTHER = "something else listens there"
+MUTE = "the process there does not answer"
+OTHER = "another program listens there"
 
 _AT_ONCE = 256  # sockets open at the same time; the limit of a process is often 1,024
 _MOST_BYTES = 65536
@@ -134,25 +134,25 @@ def probe_all(cluster: Cluster, tasks: Sequence[Task], secs: float | None = None
 
 def _read(connection: socket.socket, deadline: float) -> ProbeResult:
     """Send the call, and read until the answer contains a server's ``born``."""
-    told = b""
+    received = b""
     try:
         connection.sendall(_CALL)
-        while len(told) < _MOST_BYTES:
+        while len(received) < _MOST_BYTES:
             connection.settimeout(max(deadline - time.monotonic(), 0.001))
             more = connection.recv(4096)
-            told += more
-            if not more or _BORN.search(told):
+            received += more
+            if not more or _BORN.search(received):
                 break
     except TimeoutError:
-        return _named(told) or ProbeResult(problem=OTHER if told else MUTE)
+        return _named(received) or ProbeResult(problem=OTHER if received else MUTE)
     except OSError:
         pass  # the peer closed the connection
-    return _named(told) or ProbeResult(problem=OTHER)
+    return _named(received) or ProbeResult(problem=OTHER)
 
 
-def _named(told: bytes) -> ProbeResult | None:
+def _named(received: bytes) -> ProbeResult | None:
     """Return the task that answered, or ``None`` if the answer does not name one."""
-    name, born = _NAME.search(told), _BORN.search(told)
+    name, born = _NAME.search(received), _BORN.search(received)
     return ProbeResult(Task(name[1].decode(), int(name[2])), born=born[1] if born else b"") if name else None
 
 

@@ -20,7 +20,7 @@ from tfps.timeouts import TASK_END_SECS
 LEAVING_SECS = TASK_END_SECS  # a wrong task that stays this long does not leave without help
 
 _POLL_SECS = 0.05
-_TELL_AFTER_SECS = 2.0  # a shorter wait is not worth a log line
+_REPORT_AFTER_SECS = 2.0  # a shorter wait is not worth a log line
 _ASK_MUTE_SECS = 5.0  # the longest interval between probes
 _ASK_AFTER_SECS = 10.0  # tasks started together have met by then
 
@@ -80,7 +80,7 @@ def wait_for_peers(
             raise error
         meeting.check()
         if meeting.lasts(_ASK_AFTER_SECS) and ended():
-            log.info("the job has ended already")
+            log.info("the job has already ended")
             return False
         if meeting.is_time_to_ask() and enough():
             return True
@@ -123,7 +123,7 @@ class _Meeting:
 
     def report(self) -> None:
         """Log once who is missing, if the wait is a long one."""
-        if not self._is_reported and self.lasts(_TELL_AFTER_SECS):
+        if not self._is_reported and self.lasts(_REPORT_AFTER_SECS):
             log.info("waiting for %s", self.missing)
             self._is_reported = True
 
@@ -133,7 +133,7 @@ class _Meeting:
 
     def is_time_to_ask(self) -> bool:
         """Return, once, that the wait is a long one and all missing tasks are workers."""
-        if self._has_asked or not self.lasts(_TELL_AFTER_SECS) or any(peer.job != "worker" for peer in self._absent):
+        if self._has_asked or not self.lasts(_REPORT_AFTER_SECS) or any(peer.job != "worker" for peer in self._absent):
             return False
         self._has_asked = True
         return True
@@ -149,7 +149,7 @@ def stranger(found: Task) -> str:
     """Return the message for an address where another task was found."""
     return (
         f"says that it is {found}: it was started with another order of hosts, or for another job. Give every task the "
-        "same hosts in the same order, and each address to one job."
+        "same hosts in the same order, and use each address for one job only."
     )
 
 

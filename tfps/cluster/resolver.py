@@ -25,8 +25,8 @@ RESOLVERS: Sequence[ClusterResolver] = (  # the first that is present is used
 _NEEDED = {  # by flag: its label, how to give it
     "ps_hosts": ("ps", "the parameter servers: --ps_hosts=host:port,host:port"),
     "worker_hosts": ("workers", "the workers: --worker_hosts=host:port,host:port"),
-    "job_name": ("job", "what this task is: --job_name=ps, worker or evaluator"),
-    "task_index": ("task index", "which task of its job this is, from 0: --task_index=0"),
+    "job_name": ("job", "this task's role: --job_name=ps, worker or evaluator"),
+    "task_index": ("task index", "this task's index in its role, from 0: --task_index=0"),
 }
 
 
@@ -74,8 +74,8 @@ def resolve(
     flags = _from_flags(ps_hosts, worker_hosts, job_name, task_index, problems)
     resolver = find_resolver(ps_hosts, worker_hosts, env)
     of_resolver: list[str] = []
-    told = resolver.resolve(env, flags, num_ps, of_resolver) if resolver else PartialSpec()
-    merged = _merge(flags, told, resolver, problems)
+    found = resolver.resolve(env, flags, num_ps, of_resolver) if resolver else PartialSpec()
+    merged = _merge(flags, found, resolver, problems)
     problems += [*of_resolver, *_missing(merged, resolver, env)]
     ps, workers = (_host_list(name, flags, merged, resolver) for name in ("ps_hosts", "worker_hosts"))
     problems += [*_wrong_sizes((ps, workers), (num_ps, num_workers)), *_repeated((ps, workers))]
@@ -98,18 +98,20 @@ def _from_flags(
     return PartialSpec(ps, workers, job_name, task_index)
 
 
-def _merge(flags: PartialSpec, told: PartialSpec, resolver: ClusterResolver | None, problems: list[str]) -> PartialSpec:
+def _merge(
+    flags: PartialSpec, found: PartialSpec, resolver: ClusterResolver | None, problems: list[str]
+) -> PartialSpec:
     """Return the combined values of flags and resolver; a contradiction is a problem."""
     merged: dict[str, Any] = {}
     for name, (label, _) in _NEEDED.items():
-        mine, theirs = getattr(flags, name), getattr(told, name)
+        mine, theirs = getattr(flags, name), getattr(found, name)
         clash = mine not in (None, ()) and theirs is not None and _plain(mine) != _plain(theirs)
         if clash and resolver:
-            note = told.note if name.endswith(("_name", "_index")) else ""
+            note = found.note if name.endswith(("_name", "_index")) else ""
             says = f"{resolver.source} says {label} {_shown(theirs)}{note}"
             problems.append(f"--{name}={_shown(mine)}, but {says}: drop the flag or {resolver.fix(resolver.source)}.")
         merged[name] = theirs if mine is None or (clash and name == "job_name") else mine
-    return dataclasses.replace(told, **merged)
+    return dataclasses.replace(found, **merged)
 
 
 def _plain(value: str | int | tuple[str, ...]) -> object:
@@ -161,7 +163,7 @@ def _wrong_sizes(jobs: Sequence[_HostList], sizes: Iterable[int | None]) -> Iter
             yield f"{job.size_flag}={size}, but {has}: drop {job.size_flag} or {job.fix}."
     total = sum(len(job.hosts) for job in jobs)
     if total > MAX_TASKS:
-        yield f"The cluster has {total:,} tasks, ps and workers together: it can have {MAX_TASKS:,}."
+        yield f"The cluster has {total:,} tasks, ps and workers together: it can have at most {MAX_TASKS:,}."
 
 
 def _repeated(jobs: Sequence[_HostList]) -> Iterator[str]:

@@ -67,7 +67,7 @@ def read(text: str, problems: list[str]) -> PartialSpec:
     """Parse the value of TF_CONFIG; ``problems`` gets a line for each problem with it."""
     config = _load(text, problems)
     if config.get("rpc_layer") not in (None, "", "grpc"):
-        problems.append(f"TF_CONFIG rpc_layer is {_kind(config['rpc_layer'])}: tfps speaks grpc, so leave it out.")
+        problems.append(f"TF_CONFIG rpc_layer is {_kind(config['rpc_layer'])}: tfps uses grpc; leave it out.")
     cluster = _object(config, "cluster", problems)
     hosts = _tf_hosts(cluster, problems)
     chiefs = hosts.get("chief") or hosts.get("master") or ()
@@ -97,7 +97,7 @@ def _load(text: str, problems: list[str]) -> dict[str, Any]:
 
 def _json_error(error: Exception) -> str:
     if not isinstance(error, json.JSONDecodeError):
-        return "it is nested too deeply or has too long a number; write it anew"
+        return "it is nested too deeply or has a number that is too long; rewrite it"
     near = error.doc[error.pos : error.pos + 20]
     at = f"line {error.lineno} column {error.colno}, {f'before {show(near)}' if near else 'at its end'}"
     return f"{error.msg.lower()} ({at}); correct it there"
@@ -124,7 +124,7 @@ def _tf_hosts(cluster: Mapping[str, Any], problems: list[str]) -> dict[str, tupl
     for job in CHIEFS:
         if len(hosts.get(job, ())) > 1:
             problems.append(
-                f"TF_CONFIG cluster.{job} has {len(hosts[job])} addresses: there is one chief; drop the rest."
+                f"TF_CONFIG cluster.{job} has {len(hosts[job])} addresses: a job has one chief; drop the rest."
             )
     return hosts
 

@@ -28,8 +28,8 @@ FLAGS: Mapping[str, Option] = {
 }
 
 _HEADINGS = {  # the heading of any other group is its name
-    "cluster": "cluster (for run, what TF_CONFIG or srun tells need not be given)",
-    "resources": "resources (default: what the platform gives)",
+    "cluster": "cluster (for run; not needed if TF_CONFIG or srun provides it)",
+    "resources": "resources (default: the platform's own)",
 }
 _FLAG = re.compile(r"--?([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 
@@ -181,15 +181,15 @@ def describe(names: Iterable[str], known: Mapping[str, Collection[str]] | None =
     for group, members in itertools.groupby(names, lambda name: FLAGS[name].group):
         lines += ["", f"{_HEADINGS.get(group, group)}:"]
         for name in members:
-            told = textwrap.wrap(_help(name, (known or {}).get(name)), width - 26, break_on_hyphens=False)
-            lines += [f"  {head:<23} {line}" for head, line in itertools.zip_longest([f"--{name}"], told, fillvalue="")]
+            rest = textwrap.wrap(_help(name, (known or {}).get(name)), width - 26, break_on_hyphens=False)
+            lines += [f"  {head:<23} {line}" for head, line in itertools.zip_longest([f"--{name}"], rest, fillvalue="")]
     return "\n".join(lines)
 
 
 def _help(name: str, known: Collection[str] | None) -> str:
-    told, default = FLAGS[name].help, FLAGS[name].default
+    text, default = FLAGS[name].help, FLAGS[name].default
     if listed := known or FLAGS[name].allowed_values():
-        told += f": {', '.join(listed)}"
+        text += f": {', '.join(listed)}"
     default = f"{default:g}" if isinstance(default, float) else default
     default = int(default) if default is True else default
-    return told if default in (None, "", False) else f"{told} (default {default})"
+    return text if default in (None, "", False) else f"{text} (default {default})"

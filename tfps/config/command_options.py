@@ -14,20 +14,25 @@ class SubmitOptions:
     """The options of ``tfps submit``: the platform, and the resources of each role. ``None``: not given."""
 
     to: str | None = option(None, "platform", text, "where the job runs", choices="tfps.launchers.registry:LAUNCHERS")
-    name: str | None = option(None, "platform", plain_name, "the job's name there (default: the model's, and the time)")
-    dry_run: bool = option(False, "platform", boolean, "print what would be sent, and only that; send nothing")
-    wait: bool = option(False, "platform", boolean, "watch the job to its end, and exit as it does")
+    name: str | None = option(
+        None, "platform", plain_name, "the job's name on the platform (default: the model and the time)"
+    )
+    dry_run: bool = option(False, "platform", boolean, "print what would be sent, and send nothing")
+    wait: bool = option(False, "platform", boolean, "watch the job to its end, and exit with its exit code")
     image: str | None = option(None, "platform", text, "containers: the image, with tfps in it (default tfps:VERSION)")
     volumes: str | None = option(
         None,
         "platform",
         text,
-        "containers: what they mount, NAME:/path or /host/path:/path,... with :ro to only read (default tfps:/tfps); "
-        "--model_dir lies on one of them (default /tfps/NAME)",
+        "containers: volumes to mount, NAME:/path or /host/path:/path,... with :ro for read-only (default tfps:/tfps); "
+        "--model_dir must be on one of them (default /tfps/NAME)",
     )
     namespace: str | None = option(None, "platform", dns_label, "Kubernetes: the namespace (default: kubectl's own)")
     network_policy: bool = option(
-        True, "platform", boolean, "Kubernetes: let only the job's own pods reach its pods, where policies are heeded"
+        True,
+        "platform",
+        boolean,
+        "Kubernetes: only the job's own pods reach its pods, if the network enforces policies",
     )
     queue: str | None = option(None, "platform", text, "Volcano: the queue; Slurm: the partition (default: its own)")
     address: str | None = option(
@@ -36,10 +41,10 @@ class SubmitOptions:
         text,
         "Ray: the dashboard, http://host:8265 (default: RAY_ADDRESS, else this machine's)",
     )
-    ssh: bool = option(False, "platform", boolean, "hosts: start the tasks over ssh, and end them with this command")
-    ps_cpu: float | None = option(None, "resources", number(0), "processor cores of each parameter server")
+    ssh: bool = option(False, "platform", boolean, "hosts: start the tasks over ssh; they end when this command does")
+    ps_cpu: float | None = option(None, "resources", number(0), "CPU cores of each parameter server")
     ps_memory: int | None = option(None, "resources", memory, "memory of each parameter server, like 8Gi or 500M")
-    worker_cpu: float | None = option(None, "resources", number(0), "processor cores of each worker")
+    worker_cpu: float | None = option(None, "resources", number(0), "CPU cores of each worker")
     worker_memory: int | None = option(None, "resources", memory, "memory of each worker")
     worker_gpu: int | None = option(None, "resources", integer(0, 64), "GPUs of each worker")
 
@@ -48,9 +53,9 @@ class SubmitOptions:
 class ResultOptions:
     """The options of ``tfps eval`` and ``tfps export``: the checkpoint to read and the directory to write."""
 
-    checkpoint_path: str | None = option(None, "checkpoint", directory, "which checkpoint (default: the newest)")
+    checkpoint_path: str | None = option(None, "checkpoint", directory, "path of the checkpoint (default: the newest)")
     export_dir: str | None = option(
-        None, "export", directory, "where the SavedModel goes (default: MODEL_DIR/export/STEP)"
+        None, "export", directory, "directory of the SavedModel (default: MODEL_DIR/export/STEP)"
     )
 
 
@@ -58,5 +63,5 @@ class ResultOptions:
 class LogsOptions:
     """The options of ``tfps logs``."""
 
-    task: str | None = option(None, "logs", text, "only this task's, like worker:1")
-    follow: bool = option(False, "logs", boolean, "go on until the job ends")
+    task: str | None = option(None, "logs", text, "only the log of this task, like worker:1")
+    follow: bool = option(False, "logs", boolean, "show new lines until the job ends")

@@ -21,7 +21,7 @@ def text(value: str) -> str:
 def directory(value: str) -> str:
     """Accept a path but no URL, which would create a directory ``gs:`` in the working directory."""
     if "://" in value:
-        raise ValueError("is a URL: give a directory, where the bucket is mounted")
+        raise ValueError("is a URL: give the directory where the bucket is mounted")
     return text(value)
 
 
@@ -63,14 +63,14 @@ def memory(value: str) -> int:
 def plain_name(value: str) -> str:
     """Accept a name that every platform accepts."""
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", value):
-        raise ValueError("must be up to 40 of a-z, 0-9 and -, begin with a letter and not end with a -")
+        raise ValueError("must be at most 40 characters of a-z, 0-9 and -, start with a letter and not end with -")
     return value
 
 
 def dns_label(value: str) -> str:
     """Accept a DNS label (RFC 1123)."""
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", value):
-        raise ValueError("must be a DNS label: up to 63 of a-z, 0-9 and -, not - at either end")
+        raise ValueError("must be a DNS label: at most 63 characters of a-z, 0-9 and -, no - at either end")
     return value
 
 

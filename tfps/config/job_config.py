@@ -28,26 +28,29 @@ class JobConfig:
 
     ps_hosts: str | None = option(None, "cluster", str, "addresses of the parameter servers: host:port,host:port")
     worker_hosts: str | None = option(None, "cluster", str, "addresses of the workers; the first is the chief")
-    job_name: str | None = option(None, "task", str, "what this task is: ps, worker or evaluator")
+    job_name: str | None = option(None, "task", str, "this task's role: ps, worker or evaluator")
     task_index: int | None = option(
-        None, "task", integer(-INT64_MAX - 1, INT64_MAX), "which of that job's tasks this one is, from 0"
+        None, "task", integer(-INT64_MAX - 1, INT64_MAX), "this task's index in its role, from 0"
     )
     num_ps: int | None = option(
-        None, "size", integer(1, 4096), "how many parameter servers (default 1); of a Slurm step, its first tasks"
+        None, "size", integer(1, 4096), "number of parameter servers (default 1); in a Slurm step, its first tasks"
     )
     num_workers: int | None = option(
-        None, "size", integer(1, 4096), "how many workers (default 2; where the cluster is given, as many as it has)"
+        None, "size", integer(1, 4096), "number of workers (default 2, or the number in the given cluster)"
     )
     port_base: int | None = option(
-        None, "ports", integer(1, 65535), "Slurm: the first port of a node's tasks (default 8888; submitted: by its id)"
+        None,
+        "ports",
+        integer(1, 65535),
+        "Slurm: first port used on each node (default 8888; when submitted, from the job id)",
     )
     model: str = option("linear", "job", text, "a .py file, a dotted module, or a built-in model", must_agree=True)
-    data_dir: str = option("", "job", text, "where the data is (default: what the model carries with it)")
+    data_dir: str = option("", "job", text, "path or URL of the data (default: the model's built-in data)")
     model_dir: str | None = option(
         None,
         "job",
         directory,
-        "where checkpoints, event files, logs and the summary go; the same directory again resumes",
+        "directory of checkpoints, event files, logs and the summary; the same directory resumes the job",
     )
     batch_size: int = option(128, "job", integer(1, INT32_MAX), "examples per worker and step")
     seed: int = option(1, "job", integer(0, INT32_MAX), "seed of the shuffling and of the initial weights")
@@ -58,7 +61,7 @@ class JobConfig:
         None,
         "training",
         text,
-        "instead of the model's own",
+        "optimizer, instead of the model's own",
         choices="tfps.optimizers.registry:OPTIMIZERS",
         must_agree=True,
     )
@@ -124,8 +127,8 @@ class JobConfig:
         None,
         "timeouts",
         number(0),
-        "seconds to wait for the other tasks; then exit 171, naming who is missing "
-        "(default 60; of submitted jobs 600, with Compose 120)",
+        "seconds to wait for the other tasks; then exit with code 171 and name the missing tasks "
+        "(default 60; submitted jobs 600, Compose 120)",
     )
     stall_timeout_secs: float = option(
         600.0, "timeouts", number(0), "seconds without a step after which a worker exits with code 172"
@@ -134,8 +137,8 @@ class JobConfig:
         None,
         "restarts",
         integer(0, 1000),
-        "how often each task is started again that is lost or ends with a code from 128 up; a 170 because another task "
-        "was lost does not count (default 5; of submitted jobs 10; of run 0: it is the task in its own process)",
+        "maximum restarts of each task that is lost or exits with code 128 or more; exit code 170 after another task "
+        "was lost does not count (default 5; submitted jobs 10; run 0: no supervisor)",
     )
 
     def replace(self, **changes: Any) -> "JobConfig":

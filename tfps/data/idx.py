@@ -192,8 +192,8 @@ def _magic_problem(magic: bytes, dimensions: int) -> str:
         given = f"0x{magic[2]:02x} ({_TYPES.get(magic[2], 'unknown')})"
         return f"holds values of type {given}; they must be 0x08 (uint8): convert them to unsigned bytes."
     if magic[3] != dimensions:
-        told = "images have 3, labels 1: are the two files swapped?"
-        return f"has {magic[3]} dimension{'s' * (magic[3] != 1)}; it must have {dimensions} ({told})"
+        hint = "images have 3, labels 1: are the two files swapped?"
+        return f"has {magic[3]} dimension{'s' * (magic[3] != 1)}; it must have {dimensions} ({hint})"
     return ""
 
 
@@ -202,11 +202,11 @@ def _values(file: BinaryIO, expected: int) -> Bytes:
     values = bytearray()
     while len(values) <= expected and (piece := file.read(min(_CHUNK_BYTES, expected + 1 - len(values)))):
         values += piece
-    told = f"its header promises {expected:,} bytes of values"
+    header = f"its header promises {expected:,} bytes of values"
     if len(values) < expected:
-        raise DataError(f"is cut short: {told}, there are {len(values):,}. Copy or download it again.")
+        raise DataError(f"is cut short: {header}, there are {len(values):,}. Copy or download it again.")
     if len(values) > expected:
-        raise DataError(f"is too long: {told}, and more follow. Copy or download it again.")
+        raise DataError(f"is too long: {header}, and more follow. Copy or download it again.")
     return np.frombuffer(values, np.uint8)
 
 

@@ -20,11 +20,11 @@ from tfps.text import show
 from tfps.tf_types import Dataset
 
 _MOST_CHARS = 1000  # of an error's message
-_UNROLL = "a recurrent layer of Keras: give it unroll=True, as in tf.keras.layers.LSTM(..., unroll=True)"
+_UNROLL = "a recurrent Keras layer: give it unroll=True, as in tf.keras.layers.LSTM(..., unroll=True)"
 
 # The replacement to suggest, by a pattern of the error's message.
 _HINTS: Mapping[str, str] = {
-    r"PartitionedVariable": "what tfps splits over the PS, a larger --min_slice_mb keeps whole",
+    r"PartitionedVariable": "tfps splits this variable over the PS: a larger --min_slice_mb keeps it whole",
     r"is not available with Keras 3": "tf.layers was removed: use tf.keras.layers, or tf.get_variable and tf.nn",
     r"tensorflow\S*' has no attribute 'layers'": "use tf.keras.layers, or tf.get_variable and tf.nn",
     r"tensorflow.*\bcontrib\b|\bcontrib\b.*tensorflow": (
@@ -42,7 +42,7 @@ _HINTS: Mapping[str, str] = {
         "Keras' GRU: use tf.keras.layers.GRU(..., unroll=True, reset_after=False)"
     ),
     r"KerasTensor": "call Keras layers on the features themselves, without tf.keras.Input",
-    r"is out of scope|must be from the same graph": "make layers and tensors within model_fn: each mode has its graph",
+    r"is out of scope|must be from the same graph": "create layers and tensors in model_fn: each mode has its graph",
 }
 
 

@@ -55,7 +55,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         chief_init=chief_init,
         worker_init=tf.group(moments.settle(worker, update.device), moments.fence([worker], off=False)),
         read_barrier=(update.counted,) if update.counts_last else (),
-        tells_step=True,
+        reports_step=True,
         fence=Fence(gone, moments.fence(gone)),
         staleness=staleness.read_value(),
         any_worker_can_finish=True,

@@ -52,14 +52,14 @@ class PartialUpdates:
     """Updates that are partially applied: the step was interrupted after some variables had changed, but not all.
 
     Attributes:
-        untold: int64 [workers]: how many of them each worker has not reported yet. Valid while no run of the worker is
+        unreported: int64 [workers]: how many of them each worker has not reported yet. Valid while no run of it is
             in progress.
         total: int64 variable: the reported number in the variables, summed over all workers.
         first: int64 scalar placeholder for ``Step.chief_init``: the number that the variables hold at the start.
         settle: Adds an operation to the graph and returns it; it marks those of this worker as reported.
     """
 
-    untold: Tensor
+    unreported: Tensor
     total: Variable
     first: Tensor
     settle: Callable[[], Operation]
@@ -87,7 +87,7 @@ class Step:
         draw: Adds n tickets to the graph and returns them, int64 [n], for use between steps. The second argument is the
             number of other tickets that the worker holds.
         draw_after: Returns tickets drawn at the end of a run whose last step is a copy of this one, int64 [n]. With
-            ``tells_step``, int64 [1 + n]: the global step that the run has reached comes first.
+            ``reports_step``, int64 [1 + n]: the global step that the run has reached comes first.
         give_back: Adds an operation to the graph and returns it. A worker runs it when its input has ended and n
             tickets are left.
         chief_init: Operation that the chief runs after the variables have their values and before any worker takes a
@@ -95,8 +95,8 @@ class Step:
             count.
         worker_init: Operation that every worker runs before its first step, and when the workers restart.
         read_barrier: Operations of a step that must end before the next step reads any parameter.
-        tells_step: Whether a run returns the global step that it has reached. Needed where a ticket does not give it,
-            because other workers take the steps of earlier tickets later, or never.
+        reports_step: Whether a run returns the global step that it has reached. Needed where a ticket does not give
+            it, because other workers take the steps of earlier tickets later, or never.
         fence: Operations that another worker runs before it takes the steps that lost workers have left. ``None`` where
             requests in flight change nothing.
         update: Operation that the chief repeats in the background. It fails if its generation is over.
@@ -121,7 +121,7 @@ class Step:
     chief_init: Operation
     worker_init: Operation
     read_barrier: Sequence[Operation] = ()
-    tells_step: bool = False
+    reports_step: bool = False
     fence: Fence | None = None
     update: Operation | None = None
     update_starts: Sequence[Operation] = ()

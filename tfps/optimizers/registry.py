@@ -46,5 +46,5 @@ def make_optimizer(params: Mapping[str, Any], default: str, learning_rate: float
     """
     name = params.get("optimizer") or default
     if name not in OPTIMIZERS:
-        raise ValueError(f"there is no optimizer {name!r}: name one of {', '.join(OPTIMIZERS)}")
+        raise ValueError(f"unknown optimizer {name!r}: give one of {', '.join(OPTIMIZERS)}")
     return OPTIMIZERS.load(name).create(params.get("learning_rate") or learning_rate)

@@ -19,11 +19,11 @@ from tfps.runtime.graph.placement import task_of
 from tfps.text import brief
 from tfps.tf_types import Graph, Operation
 
-_EITHER = "another process has replaced this task, which was taken for lost, or a PS was started again"
-REPLACED = f"a PS knows nothing of this task any more: {_EITHER}. This one ends."
+_EITHER = "another process replaced this task, which was presumed lost, or a PS restarted"
+REPLACED = f"a PS no longer knows this task: {_EITHER}. This process exits."
 _TAKEN_FOR_LOST = (
-    "this task gave no sign of life and was taken for lost: other workers took the steps that it had left. "
-    "Start this task again to go on, if the job has not ended."
+    "this task gave no sign of life and was presumed lost: other workers took its remaining steps. "
+    "Restart this task to continue, if the job has not ended."
 )
 _POLL_SECS = 0.02
 _GONE_AFTER_SECS = 2.0
@@ -62,9 +62,9 @@ def translate_error(error: Any, cluster: Cluster, model: Model, graph: Graph, ba
     if FORGOTTEN in error.message:
         return PeerLostError(REPLACED)
     names = _lost_ps(cluster)
-    text = f"a PS broke off what this task did ({brief(error)}), and answers: {_EITHER}"
+    text = f"a PS canceled a request of this task ({brief(error)}), but answers: {_EITHER}"
     what = f"lost {', '.join(map(str, names))}" if names else text
-    return PeerLostError(f"{what}: start this task again to go on from the last checkpoint.")
+    return PeerLostError(f"{what}: restart this task to continue from the last checkpoint.")
 
 
 def is_of_peers(error: Any, graph: Graph) -> bool:

@@ -57,7 +57,7 @@ class Attempt:
         self.lines: list[Line] = []
         self._job: Job | None = None
         self._size, self._shown, self._done = Size(), 1, False
-        self._told: dict[str, object] = {}
+        self._flags: dict[str, object] = {}
         self.spoiled: set[str] = set()
         self.moment: Mark | None = None
         self._before = proc.every()
@@ -93,15 +93,15 @@ class Attempt:
             self._job.close()  # the one before
         self._size, self._done = size, False
         self.result.under = under or self.result.under
-        told: dict[str, object] = {**self._usual_flags(size), "model": HERE / "models" / f"{model}.py", **flags}
-        self._told = told
+        options: dict[str, object] = {**self._usual_flags(size), "model": HERE / "models" / f"{model}.py", **flags}
+        self._flags = options
         lost = Lost(0 if self.result.under == "hand" else restarts, backoff_secs)
-        self._shown = int(str(told["steps_to_validate"]))
-        self._job = jobs.start(self.result.program, self.result.under, size, told, lost, self.lines, leave_out)
+        self._shown = int(str(options["steps_to_validate"]))
+        self._job = jobs.start(self.result.program, self.result.under, size, options, lost, self.lines, leave_out)
 
     def another(self, lines: list[Line]) -> Job:
         """Start another job of the same flags; ``lines`` gets what it says. It is the caller's to look after."""
-        return jobs.start(self.result.program, "launch", self._size, self._told, Lost(0), lines, ())
+        return jobs.start(self.result.program, "launch", self._size, self._flags, Lost(0), lines, ())
 
     def _usual_flags(self, size: Size) -> dict[str, object]:
         """Return flags with which a job is not through before the deadline, unless it is told to hurry."""
@@ -241,9 +241,9 @@ class Attempt:
             raise HangError(f"{' and '.join(back)} {NEVER_BACK}") from None
         self.measure(at() or time.monotonic())
 
-    def told_again(self) -> int | None:
+    def resumed_step(self) -> int | None:
         """Return the step that the job says it goes on from after the fault, if it has gone back."""
-        return timeline.told_step(self.lines, self.mark)
+        return timeline.reported_step(self.lines, self.mark)
 
     def first_after(self) -> int:
         """Return the lowest step that was reported after the fault."""
@@ -257,11 +257,11 @@ class Attempt:
         found.settle_secs = _worse(found.settle_secs, settled - self.mark.since)
         found.pause_secs = _worse(found.pause_secs, timeline.pause(lines, self.mark.at, settled))
         found.lost, found.lost_secs = max(found.lost or 0, lost), max(found.lost_secs, lost_secs)
-        self._compare_told(lost)
+        self._compare_reported(lost)
 
-    def _compare_told(self, lost: int) -> None:
+    def _compare_reported(self, lost: int) -> None:
         """Make sure that the job has gone back as far as it says."""
-        told, last = timeline.told_step(self.lines, self.mark), max(self.mark.last.values(), default=0)
+        told, last = timeline.reported_step(self.lines, self.mark), max(self.mark.last.values(), default=0)
         if self.result.program != "tfps" or (told is None and not lost):
             return
         self.need(told is not None, f"{lost} steps were lost, and nobody says so")

@@ -16,7 +16,7 @@ from tfps.storage import read_json
 _END_SECS = 10.0
 
 
-def told_to_stop(victim: str, number: signal.Signals = signal.SIGTERM, twice: bool = False) -> Act:
+def asked_to_stop(victim: str, number: signal.Signals = signal.SIGTERM, twice: bool = False) -> Act:
     """Return the fault of a task that is told to stop, where nobody starts it again; the others are not told.
 
     ``launcher`` is all of the job. ``twice``: in a step that never ends, and once more after half a second.
@@ -53,7 +53,7 @@ def two_signals(run: Attempt) -> None:
     run.ends()
     _state_is_saved(run)
     newest = max(run.model_dir.glob("model.ckpt-*.index"), key=_step).with_suffix("")
-    told = f"stopped at step {_step(newest)}; the same flags and --model_dir={run.model_dir} go on from {newest}."
+    told = f"stopped at step {_step(newest)}; the same flags and --model_dir={run.model_dir} resume from {newest}."
     run.need(run.said(told), f"it does not say: {told}")
 
 

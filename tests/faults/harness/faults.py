@@ -90,7 +90,7 @@ def _refused(title: str, act: Act, codes: Sequence[int], **more: Any) -> Fault:
 
 
 def _stop(title: str, victim: str, within: float = 12.0, **more: Any) -> Fault:
-    return Fault(title, "ends; state saved", endings.told_to_stop(victim, **more), codes=(143,), settle_within=within)
+    return Fault(title, "ends; state saved", endings.asked_to_stop(victim, **more), codes=(143,), settle_within=within)
 
 
 def _disk(title: str, act: Act, **more: Any) -> Fault:

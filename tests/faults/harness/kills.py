@@ -204,7 +204,7 @@ def stalled_back(run: Attempt) -> None:
     run.healed()
     run.recover("worker/1")
     run.need(not proc.wait_gone([pid], 20), "the worker that came back has not ended")
-    run.until(lambda: run.said("another process has replaced this task"), "why the worker that came back has ended")
+    run.until(lambda: run.said("another process replaced this task"), "why the worker that came back has ended")
     run.need(run.pids(*run.job.names) == others, "others ended for it")
     run.finish()
 

@@ -151,10 +151,10 @@ def removed(run: Attempt) -> None:
     time.sleep(3 * run.random.random())
     with run.fault("ps/1"):
         proc.kill([ps])
-    run.until(lambda: run.told_again() is not None, "a word about the step that it goes on from")
+    run.until(lambda: run.resumed_step() is not None, "a word about the step that it goes on from")
     run.until(lambda: _is_beyond(run), f"a step beyond {max(run.mark.last.values())}")
     run.measure(time.monotonic())
-    run.note("nothing had been saved anew" if run.told_again() == 0 else "")
+    run.note("nothing had been saved anew" if run.resumed_step() == 0 else "")
     gone = [line for line in run.lines[began:] if "--model_dir" in line.text and "gone" in line.text]
     run.need(bool(gone), "nobody says that the directory is gone")
     run.finish()

@@ -91,14 +91,14 @@ def _problem(one: Saved, job: Job, most_off: int) -> str:
     if not one.updates:
         return f"{one.name} has no weight that counts updates"
     if one.off > most_off:
-        return f"{one.name} holds other updates than its step says: {_told(one)}"
+        return f"{one.name} holds other updates than its step says: {_description(one)}"
     mean = (2**job.num_workers - 1) / job.num_workers
     if job.mode == "sync" and one.weight is not None and one.weight != -mean * one.step:
         return f"{one.name} is not of exact means: weight {one.weight:g} at step {one.step}"
     return ""
 
 
-def _told(one: Saved) -> str:
+def _description(one: Saved) -> str:
     """Return the weights that differ from a checkpoint's step, and by how much."""
     found = {name: span for name, span in (one.updates or {}).items() if set(span) != {one.step}}
     return ", ".join(

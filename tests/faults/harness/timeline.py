@@ -129,7 +129,7 @@ def lost(lines: Sequence[Line], mark: Mark, early: int = 0) -> tuple[int, float]
     return most, secs
 
 
-def told_step(lines: Sequence[Line], mark: Mark) -> int | None:
+def reported_step(lines: Sequence[Line], mark: Mark) -> int | None:
     """Return the step that the job says it has gone back to after a fault, if it says so."""
     found = [int(match[2]) for line in lines[mark.edge :] if (match := _RESUMED.match(line.text))]
     found += [0 for line in lines[mark.edge :] if _AT_ZERO.match(line.text)]

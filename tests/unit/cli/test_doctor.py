@@ -73,9 +73,9 @@ def test_before_the_start_nothing_is_in_the_way(examine: Any) -> None:
     with nobody() as (ps, worker):
         findings = examine(f"--ps_hosts={ps}", f"--worker_hosts={worker}")
     assert findings.code == 0
-    assert findings.last == "able to train: nothing is in the way"
-    assert findings[f"ps/0 {ps}"] == ("-", "not started yet: nobody listens there")
-    assert findings[f"worker/0 {worker}"] == ("-", "not started yet: nobody listens there")
+    assert findings.last == "ready to train: no problem found"
+    assert findings[f"ps/0 {ps}"] == ("-", "not started yet: no process listens there")
+    assert findings[f"worker/0 {worker}"] == ("-", "not started yet: no process listens there")
     assert findings["names"] == ("ok", "1 of 1 hosts resolve")
     assert findings["proxies"] == ("ok", "none is set")
     assert findings["model_dir"][0] == "-"
@@ -90,9 +90,9 @@ def test_tasks_that_run_say_who_they_are(examine: Any) -> None:
     findings = examine(*hosts_flags(cluster), "--job_name=worker", "--task_index=1")
     assert findings.code == 0
     for task in cluster.tasks():
-        assert findings[f"{task} {cluster.address(task)}"] == ("ok", "runs, and says who it is")
+        assert findings[f"{task} {cluster.address(task)}"] == ("ok", "running as the expected task")
     port = cluster.workers[1].rpartition(":")[2]
-    assert findings["port"] == ("ok", f"{port} is this task's, which runs already")
+    assert findings["port"] == ("ok", f"{port} is in use by this task, which already runs")
 
 
 def test_what_is_at_the_wrong_place_is_171(examine: Any) -> None:
@@ -102,16 +102,16 @@ def test_what_is_at_the_wrong_place_is_171(examine: Any) -> None:
         ps, workers = [*real.ps[::-1]], [web, hole, "no-such-host.invalid:2222"]
         findings = examine(f"--ps_hosts={','.join(ps)}", f"--worker_hosts={','.join(workers)}")
     assert findings.code == 171
-    assert findings.last.startswith("not able to train yet")
+    assert findings.last.startswith("not ready to train")
     assert findings[f"ps/0 {ps[0]}"][1].startswith("says that it is ps/1: ")
     assert findings[f"ps/1 {ps[1]}"][1].startswith("says that it is ps/0: ")
     assert findings[f"worker/0 {web}"] == (
         "wrong",
-        "something else listens there: end that process, or give another port.",
+        "another program listens there: end that process, or give another port.",
     )
     assert findings[f"worker/1 {hole}"] == (
         "wrong",
-        "no answer: is the host up, and the port open in every firewall on the way?",
+        "no answer: is the host up, and does every firewall allow the port?",
     )
     assert findings[f"worker/2 {workers[2]}"][1].startswith("unknown host: correct the address")
     assert findings["names"][0] == "wrong"
@@ -123,7 +123,7 @@ def test_many_tasks_are_few_lines(examine: Any) -> None:
     with held_ports(100) as ports:
         workers = ",".join(f"127.0.0.1:{port}" for port in ports[1:])
         findings = examine(f"--ps_hosts=127.0.0.1:{ports[0]}", f"--worker_hosts={workers}")
-    assert findings["90 more"] == ("-", "not started yet: nobody listens there")
+    assert findings["90 more"] == ("-", "not started yet: no process listens there")
     assert sum(what.startswith(("ps/", "worker/")) for what in findings) == 10
 
 
@@ -164,7 +164,7 @@ def test_a_slurm_step_gives_cluster_and_role(examine: Any, monkeypatch: pytest.M
         monkeypatch.setenv(f"SLURM_{name}", value)
     with held_ports(1) as [port]:
         findings = examine("--num_ps=1", f"--port_base={port}")
-    assert findings[f"ps/0 localhost:{port}"] == ("-", "not started yet: nobody listens there")
+    assert findings[f"ps/0 localhost:{port}"] == ("-", "not started yet: no process listens there")
     assert f"worker/0 localhost:{port + 1}" in findings
     assert str(port + 1) in findings["port"][1]
 
@@ -202,7 +202,7 @@ def test_proxies(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("https_proxy", "http://me:secret@proxy:3128")
         monkeypatch.setenv("HTTP_PROXY", "http://me:secret@proxy:3128")
         findings = examine(*flags)
-        assert findings["proxies"] == ("ok", "https_proxy is set: tasks go round it to each other")
+        assert findings["proxies"] == ("ok", "https_proxy is set: tasks bypass it to reach each other")
         monkeypatch.setenv("GRPC_ADDRESS_HTTP_PROXY", "10.0.0.1:3128")
         findings = examine(*flags)
     assert findings["proxies"][0] == "warning"
@@ -233,7 +233,7 @@ def test_a_directory_is_tried_and_left_as_it_was(examine: Any, flags: list[str],
     for name in ("there", "not/yet"):
         findings = examine(*flags, f"--model_dir={tmp_path / name}")
         assert findings.code == 0
-        assert re.fullmatch(rf"{tmp_path / name} can be written, [\d,.]+ GB free", findings["model_dir"][1])
+        assert re.fullmatch(rf"{tmp_path / name} is writable, [\d,.]+ GB free", findings["model_dir"][1])
         assert findings["shared"][0] == "-"
         assert findings["clocks"][0] == "ok"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["job.json", "there"]
@@ -256,7 +256,7 @@ def test_little_room_is_a_warning(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 10**12 - 5 * 10**8, 5 * 10**8))
     findings = examine(*flags, f"--model_dir={tmp_path}")
-    assert findings["model_dir"] == ("warning", f"{tmp_path} can be written, 0.5 GB free: make room for checkpoints.")
+    assert findings["model_dir"] == ("warning", f"{tmp_path} is writable, 0.5 GB free: make room for checkpoints.")
     assert findings.code == 0
 
 
@@ -281,7 +281,7 @@ def test_those_who_share_the_directory_are_named(examine: Any, flags: list[str],
     threading.Timer(0.15, left[0].unlink).start()
     findings = examine(*flags, f"--model_dir={tmp_path}")
     state, said = findings["shared"]
-    assert (state, said.partition(";")[0]) == ("ok", "with h1, h2, of the same versions")
+    assert (state, said.partition(";")[0]) == ("ok", "with h1, h2, which have the same versions")
     assert findings["clocks"][0] == "ok"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         ".tfps-doctor-bad.json",
@@ -298,7 +298,7 @@ def test_hosts_that_are_not_met_are_missed(examine: Any, tmp_path: Path) -> None
     findings = examine(*hosts, f"--model_dir={tmp_path}")
     state, said = findings["shared"]
     assert state == "warning"
-    assert said.startswith("with h1, h2, of the same versions; but these are 3 of 4 hosts")
+    assert said.startswith("with h1, h2, which have the same versions; but these are 3 of 4 hosts")
 
 
 def test_other_versions_on_other_hosts_are_wrong(examine: Any, flags: list[str], tmp_path: Path) -> None:
@@ -307,7 +307,9 @@ def test_other_versions_on_other_hosts_are_wrong(examine: Any, flags: list[str],
     leave_card(tmp_path, "h2", TensorFlow="2.16.2")
     findings = examine(*flags, f"--model_dir={tmp_path}")
     assert findings.code == 171
-    assert f"tfps {tfps.__version__} here, 9.9.9 on h1: install the same on every host." in findings["shared"][1]
+    assert (
+        f"tfps {tfps.__version__} here, 9.9.9 on h1: install the same version on every host." in findings["shared"][1]
+    )
     assert re.search(r"TensorFlow \S+ here, 2\.16\.2 on h2: ", findings["shared"][1])
 
 
@@ -316,7 +318,7 @@ def test_clocks_that_are_wrong_are_named(examine: Any, flags: list[str], tmp_pat
     leave_card(tmp_path, "h1", ahead_secs=60)
     leave_card(tmp_path, "h2", ahead_secs=-0.5)
     findings = examine(*flags, f"--model_dir={tmp_path}")
-    assert findings["clocks"] == ("warning", "differ from the file system's: h1 by +60.0 s; set them by NTP.")
+    assert findings["clocks"] == ("warning", "differ from the file system's: h1 by +60.0 s; set them with NTP.")
     assert findings.code == 0
 
 
@@ -351,7 +353,7 @@ def test_real_doctors_meet_in_a_directory(tmp_path: Path) -> None:
         assert [process.wait(30) for process in started] == [0, 0], started[0].output()
         assert time.monotonic() - began < 20
         for process in started:
-            assert f"with {socket.gethostname()}, of the same versions" in process.output()
+            assert f"with {socket.gethostname()}, which have the same versions" in process.output()
     assert [*model_dir.glob("*")] == []
 
 

@@ -28,7 +28,7 @@ def test_a_step_is_named_only_where_the_chief_knew_it(
     """The steps after the last that was shown are not known if the chief was killed, or stopped before it trained."""
     job = JobConfig(model_dir=str(tmp_path))
     summary = JobSummary(global_step=9, chief=chief, tasks={"worker/0": TaskSummary(exit_code=code)})
-    assert launch._stopped(job, summary) == f"{unsaved}: --model_dir={tmp_path} holds no whole checkpoint."
+    assert launch._stopped(job, summary) == f"{unsaved}: --model_dir={tmp_path} holds no complete checkpoint."
     Training(tmp_path).save(7)
     lost = ", 2 steps earlier" if saved.startswith("stopped at") else ""
-    assert launch._stopped(job, summary) == f"{saved} --model_dir={tmp_path} go on from {tmp_path}/model.ckpt-7{lost}."
+    assert launch._stopped(job, summary) == f"{saved} --model_dir={tmp_path} resume from {tmp_path}/model.ckpt-7{lost}."

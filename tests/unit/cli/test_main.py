@@ -49,7 +49,7 @@ HOSTS = {  # a bad value, and how the answer tells the fix
     "[::zz]:1": "[::zz]:1 has no IPv6 address in its brackets: write [address]:port",
     "pö:1": "'pö:1' is not ASCII: write the host's ASCII name.",
     "x" * 65536: "(65536 characters) has no port: write host:port",
-    ",".join(f"p{n}:1" for n in range(10_000)): " has 10,000 addresses: a cluster can have 4,096 tasks.",
+    ",".join(f"p{n}:1" for n in range(10_000)): " has 10,000 addresses: a cluster can have at most 4,096 tasks.",
     "p0:1\np1:1": r"'p0:1\np1:1' has a blank or a control character: write host:port,host:port without any.",
     "$(x):1": "$(x):1 has a bad host name: use letters, digits",
     "p0:1;p1:1": "p0:1;p1:1 has more than one colon: write host:port,host:port.",
@@ -61,9 +61,9 @@ IDENTITY: Mapping[str, tuple[Mapping[str, str | None], str]] = {
     "upper-case job": ({"job_name": "PS"}, "--job_name=PS is not one of ps, worker, evaluator. Did you mean ps?"),
     "no job": (
         {"job_name": None},
-        "--job_name is missing: give what this task is: --job_name=ps, worker or evaluator.",
+        "--job_name is missing: give this task's role: --job_name=ps, worker or evaluator.",
     ),
-    "no index": ({"task_index": None}, "--task_index is missing: give which task of its job this is"),
+    "no index": ({"task_index": None}, "--task_index is missing: give this task's index in its role"),
     "negative": ({"task_index": "-1"}, "--task_index=-1 is out of range for job 'worker', which has 2 tasks (0-1)."),
     "count": ({"task_index": "2"}, "--task_index=2 is out of range for job 'worker', which has 2 tasks (0-1)."),
     "fraction": ({"task_index": "1.5"}, "--task_index=1.5 must be a whole number from 0 to 2^63 - 1."),
@@ -384,7 +384,7 @@ def test_no_trained_job(refused: Any, tmp_path: Path, verb: str) -> None:
     assert refused(verb, "--model_dir=.", code=65).startswith("error: job.json cannot be read: ")
     for name, value in (("model", "null"), ("data_dir", "7"), ("batch_size", '"x"'), ("seed", "{}")):
         (tmp_path / "job.json").write_text(f'{{"{name}": {value}}}')
-        told = f"error: job.json cannot be read: {name} is {value}. Mend it, or move it away and give the flags.\n"
+        told = f"error: job.json cannot be read: {name} is {value}. Fix it, or move it away and give the flags.\n"
         assert refused(verb, "--model_dir=.", code=65) == told
 
 

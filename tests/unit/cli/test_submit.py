@@ -67,7 +67,7 @@ def test_flags_that_mean_nothing_there_are_refused(platform: str, capsys: pytest
     assert main.main([*job_flags(platform)[:4], *(HOSTS if platform == "hosts" else []), *argv]) == 2
     err = capsys.readouterr().err
     for flag in foreign:
-        assert f"error: --{flag} means nothing with --to={platform}: leave it out." in err
+        assert f"error: --{flag} is not supported with --to={platform}: leave it out." in err
 
 
 def test_what_is_missing_or_wrong_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,8 +90,8 @@ def test_handles_that_are_none(verb: str, capsys: pytest.CaptureFixture[str]) ->
     for argv, says in (
         ([], "the job's handle is missing: give the one that tfps submit printed, like slurm:4711."),
         (["slurm:1", "slurm:2"], "2 handles are given"),
-        (["job-1"], "job-1 is no job's handle: give the one that tfps submit printed, like slurm:4711.\n"),
-        (["nowhere:1"], "nowhere:1 is no job's handle: give"),
+        (["job-1"], "job-1 is not a job handle: give the one that tfps submit printed, like slurm:4711.\n"),
+        (["nowhere:1"], "nowhere:1 is not a job handle: give"),
     ):
         assert main.main([verb, *argv]) == 2
         out, err = capsys.readouterr()
@@ -132,7 +132,7 @@ def test_what_a_model_imports_from_beside_it_is_named(tmp_path: Path) -> None:
     for platform, count in (("kubernetes", 1), ("compose", 1), ("slurm", 0)):
         ended = run_tfps("submit", f"--to={platform}", *SIZE, "--model=m.py", "--dry_run", cwd=tmp_path)
         assert ended.returncode == 0, ended.stderr
-        assert ended.stderr.count("warning: m.py goes into the containers alone: columns beside it") == count
+        assert ended.stderr.count("warning: m.py is copied into the containers alone: columns") == count
         assert ended.stderr.count("\n") == count
 
 

@@ -130,7 +130,7 @@ def test_all_there_is_no_wait() -> None:
 
 def test_a_late_task_is_waited_for(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that comes late is waited for, and after a while it is said who is missing, once."""
-    monkeypatch.setattr(rendezvous, "_TELL_AFTER_SECS", 0.1)
+    monkeypatch.setattr(rendezvous, "_REPORT_AFTER_SECS", 0.1)
     with held_ports(1) as [port]:
         cluster = Cluster((f"127.0.0.1:{port}",), ("127.0.0.1:1",))
         came: list[Speaker] = []
@@ -148,7 +148,7 @@ def test_a_late_task_is_waited_for(caplog: pytest.LogCaptureFixture, monkeypatch
 
 def test_workers_that_are_not_needed_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """While only workers are missing it is asked whether it goes on without them; while a PS is, it is not."""
-    monkeypatch.setattr(rendezvous, "_TELL_AFTER_SECS", 0.0)
+    monkeypatch.setattr(rendezvous, "_REPORT_AFTER_SECS", 0.0)
     closed = address_of_closed()
     with contextlib.closing(Speaker(PS)) as server:
         cluster = Cluster((server.address,), (closed, closed))
@@ -240,8 +240,8 @@ def test_what_is_no_task_is_not_there() -> None:
         cluster = Cluster((address_of(mute), other.address), ("127.0.0.1:1",))
         with pytest.raises(ClusterFormError) as caught:
             rendezvous.wait_for_peers(cluster, CHIEF, 0.5, lambda: None)
-    assert f"ps/0 ({cluster.ps[0]}, what listens there does not answer)" in str(caught.value)
-    assert f"ps/1 ({cluster.ps[1]}, something else listens there)" in str(caught.value)
+    assert f"ps/0 ({cluster.ps[0]}, the process there does not answer)" in str(caught.value)
+    assert f"ps/1 ({cluster.ps[1]}, another program listens there)" in str(caught.value)
     assert caught.value.exit_code == 171
 
 

@@ -303,7 +303,7 @@ def test_nothing_at_all_lists_the_ways() -> None:
     [problem] = refusal()
     assert all(way in problem for way in ("--ps_hosts", "TF_CONFIG", "srun", "`tfps launch`"))
     assert "Slurm job" not in problem
-    assert "This is a Slurm job, but no step of it" in refusal({"SLURM_JOB_ID": "8", "SLURM_PROCID": "0"})[0]
+    assert "This Slurm job's process is in no step" in refusal({"SLURM_JOB_ID": "8", "SLURM_PROCID": "0"})[0]
 
 
 def test_the_network_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +430,7 @@ BAD_TF_CONFIGS: list[tuple[Any, str, str]] = [  # TF_CONFIG, the place and what 
     ("{'cluster': 1}", "TF_CONFIG is not JSON", "line 1 column 2"),
     ('{"cluster": {}', "TF_CONFIG is not JSON", "at its end"),
     ("[" * 65536, "TF_CONFIG is not JSON", "nested too deeply"),
-    ("1" * 5000, "TF_CONFIG is not JSON", "too long a number"),
+    ("1" * 5000, "TF_CONFIG is not JSON", "a number that is too long"),
     ("\udcff", "TF_CONFIG is not JSON", "line 1 column 1"),
     ("[]", "TF_CONFIG must be an object", "is a list"),
     ("null", "TF_CONFIG must be an object", "is null"),
@@ -550,7 +550,10 @@ def test_slurm_is_not_looked_at_where_flags_or_tf_config_say_who_is_there() -> N
         ({"job_name": "evaluator"}, "--job_name=evaluator, but Slurm's step says job worker (SLURM_PROCID=3)"),
         ({"task_index": 3}, "--task_index=3, but Slurm's step says task index 2 (SLURM_PROCID=3): drop the flag"),
         ({"num_workers": 5}, "--num_workers=5, but Slurm's step has 4: drop --num_workers or change the srun command"),
-        ({"num_ps": 5}, "Slurm's step has 5 of at least 6 tasks, 5 ps and a worker: start it with srun --ntasks=7."),
+        (
+            {"num_ps": 5},
+            "Slurm's step has 5 tasks, but needs at least 6, 5 ps and a worker: start it with srun --ntasks=7.",
+        ),
     ],
 )
 def test_flags_that_contradict_the_step_are_refused(flags: dict[str, Any], told: str) -> None:

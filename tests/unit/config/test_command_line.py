@@ -330,7 +330,9 @@ def test_memory_that_could_be_misread_is_refused(value: str) -> None:
 @pytest.mark.parametrize("value", ["", "Job", "1job", "job-", "-job", "a_b", "a.b", "a b", "é", "x" * 41, "a\n"])
 def test_a_name_that_a_platform_would_refuse(value: str) -> None:
     """A job's name has to do on every platform."""
-    assert "must be up to 40 of a-z, 0-9 and -, begin with a letter and not end with a -." in refusal(f"--name={value}")
+    assert "must be at most 40 characters of a-z, 0-9 and -, start with a letter and not end with -." in refusal(
+        f"--name={value}"
+    )
 
 
 @pytest.mark.parametrize("value", ["", "Team", "team_1", "-a", "a-", "a/b", "x" * 64])
@@ -343,5 +345,7 @@ def test_a_namespace_that_kubernetes_would_refuse(value: str) -> None:
 def test_a_url_is_no_directory(flag: str) -> None:
     """A URL is refused: as a path it would be a directory named ``gs:`` in the working directory."""
     told = read(f"--{flag}=gs://bucket/run")
-    assert told.problems == {flag: f"--{flag}=gs://bucket/run is a URL: give a directory, where the bucket is mounted."}
+    assert told.problems == {
+        flag: f"--{flag}=gs://bucket/run is a URL: give the directory where the bucket is mounted."
+    }
     assert read("--data_dir=gs://bucket/run").problems == {}

@@ -86,8 +86,8 @@ def test_the_command_line_takes_what_is_installed(site: Path) -> None:
     assert "--model=mnist" in planned.stdout
     refused = run_tfps("submit", "--to=echo", "--model=mnist", "--ssh=1", **env)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr == "error: --ssh means nothing with --to=echo: leave it out.\n"
-    assert "is no job's handle" not in run_tfps("status", "echo:1", **env).stderr
+    assert refused.stderr == "error: --ssh is not supported with --to=echo: leave it out.\n"
+    assert "is not a job handle" not in run_tfps("status", "echo:1", **env).stderr
 
 
 @pytest.mark.parametrize(

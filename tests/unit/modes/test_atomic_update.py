@@ -28,6 +28,8 @@ from tfps.runtime.training.training_loop import Loop
 from tfps.runtime.training.worker import Worker
 from tfps.runtime.training.worker_parts import WorkerParts
 
+pytestmark = pytest.mark.slow
+
 BIG = 1 << 18  # floats: too large to be packed
 
 
@@ -289,5 +291,5 @@ def test_a_late_worker_adds_nothing_to_a_job_that_is_over(tmp_path: Path) -> Non
         running.wait()
     assert ended["worker/0"] is None
     assert isinstance(ended["worker/1"], PeerLostError)
-    assert "was taken for lost" in str(ended["worker/1"])
+    assert "was presumed lost" in str(ended["worker/1"])
     assert counts(tf.train.latest_checkpoint(str(tmp_path)))["small0"] == {40.0}

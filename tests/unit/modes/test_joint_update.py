@@ -11,6 +11,8 @@ from tensorflow.python.ops import cond_v2, while_v2
 
 import tfps
 
+pytestmark = pytest.mark.slow
+
 STEPS = 200
 EVERY = 4
 

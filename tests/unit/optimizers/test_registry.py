@@ -26,5 +26,5 @@ def test_flags_come_before_the_models_own() -> None:
 
 def test_an_unknown_name_is_refused() -> None:
     """The message names all optimizers."""
-    with pytest.raises(ValueError, match="there is no optimizer 'sgdd': name one of sgd, momentum, adam, "):
+    with pytest.raises(ValueError, match="unknown optimizer 'sgdd': give one of sgd, momentum, adam, "):
         make_optimizer({}, "sgdd", 0.1)

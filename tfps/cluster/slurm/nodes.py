@@ -48,7 +48,7 @@ def lookup_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> Mapping[str, M
     if not _are_odd(nodes, env.get("SLURMD_NODENAME", "")) or shutil.which("scontrol") is None:
         return {}
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             ["scontrol", "show", "node", "--oneliner", ",".join(nodes)],
             capture_output=True,
             text=True,
@@ -57,7 +57,7 @@ def lookup_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> Mapping[str, M
         ).stdout
     except subprocess.TimeoutExpired:
         return {}
-    return read_machines(told)
+    return read_machines(output)
 
 
 def _are_odd(nodes: Sequence[str], mine: str) -> bool:
@@ -78,7 +78,7 @@ def read_machines(text: str) -> dict[str, Machine]:
     """Return the machines by node from the output of ``scontrol show node --oneliner``."""
     found = {}
     for line in text.splitlines():
-        told = dict(re.findall(r"\b(NodeName|NodeAddr|NodeHostName)=(\S+)", line))
-        if len(told) == 3:
-            found[told["NodeName"]] = Machine(told["NodeAddr"], told["NodeHostName"])
+        fields = dict(re.findall(r"\b(NodeName|NodeAddr|NodeHostName)=(\S+)", line))
+        if len(fields) == 3:
+            found[fields["NodeName"]] = Machine(fields["NodeAddr"], fields["NodeHostName"])
     return found

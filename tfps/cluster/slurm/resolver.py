@@ -41,7 +41,7 @@ class SlurmResolver(ClusterResolver):
         if not workers:
             fix = "srun --het-group=0,1" if env.get("SLURM_HET_SIZE") else f"srun --ntasks={first + 2}"
             problems.append(
-                f"{self.source} has {len(ps)} of at least {first + 1} tasks, {first} ps and a worker: "
+                f"{self.source} has {len(ps)} tasks, but needs at least {first + 1}, {first} ps and a worker: "
                 f"start it with {fix}."
             )
             return _FAULTY
@@ -55,7 +55,7 @@ class SlurmResolver(ClusterResolver):
 
     def note_on_absence(self, env: Mapping[str, str]) -> str:
         """Return a note for a process of a Slurm job that is in no step."""
-        return " This is a Slurm job, but no step of it: start the tasks with srun." if "SLURM_JOB_ID" in env else ""
+        return " This Slurm job's process is in no step: start the tasks with srun." if "SLURM_JOB_ID" in env else ""
 
     def locate(self, cluster: Cluster, port_base: int | None, env: Mapping[str, str]) -> Cluster:
         """Return the cluster with the addresses of its nodes' machines, and ports from ``port_base`` on each."""

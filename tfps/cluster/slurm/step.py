@@ -155,9 +155,9 @@ def _check_self(env: Mapping[str, str], ranks: Sequence[str], rank: int) -> None
     """Raise an error if the derived ranks give this task another node, or other neighbors there, than Slurm did."""
     mine = ",".join(str(other) for other, node in enumerate(ranks) if node == ranks[rank])
     for name, read_as in (("SLURMD_NODENAME", ranks[rank]), ("SLURM_GTIDS", mine)):
-        told = env.get(name, read_as)
-        if told != read_as:
+        actual = env.get(name, read_as)
+        if actual != read_as:
             raise ConfigError(
-                f"{name}={show(told)}, but SLURM_STEP_NODELIST means {show(read_as)} for rank {rank}: give each "
-                "component of srun --distribution=block, and outside a heterogeneous job start only one."
+                f"{name}={show(actual)}, but SLURM_STEP_NODELIST gives {show(read_as)} for rank {rank}: give each "
+                "component of srun --distribution=block; outside a heterogeneous job, start only one."
             )

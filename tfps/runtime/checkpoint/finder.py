@@ -30,7 +30,7 @@ def select_checkpoint(model_dir: str | None, path: str | None = None) -> str:
         return path
     warn_about_state_file(model_dir)
     for saved in sealed(model_dir):
-        log.warning("%s is saved but not yet in its place: the job brings it in when it goes on.", saved)
+        log.warning("%s is saved but not yet published: the job publishes it when it resumes.", saved)
     finder = Finder(model_dir)
     if path := finder.newest():
         return path
@@ -81,7 +81,7 @@ def _written(path: str) -> int:
 
 def warn_about_damage(path: str, why: str) -> None:
     """Log that a damaged checkpoint is skipped."""
-    log.warning("checkpoint %s is damaged: %s. The one before it is looked at.", path, why)
+    log.warning("checkpoint %s is damaged: %s. Trying the previous one.", path, why)
 
 
 def warn_about_state_file(model_dir: str | None) -> None:
@@ -89,7 +89,7 @@ def warn_about_state_file(model_dir: str | None) -> None:
     if not model_dir or not os.path.isfile(path := JobDirectory(model_dir).state_file):
         return
     if why := _state_problem(path):
-        log.warning("%s %s: the files tell which checkpoint is the newest.", path, why)
+        log.warning("%s %s: the newest checkpoint is found by the file names.", path, why)
 
 
 def _state_problem(path: Path) -> str | None:
@@ -103,13 +103,13 @@ def _state_problem(path: Path) -> str | None:
     if not newest:
         return "is garbled" if text else "is empty"
     name = Path(newest[1]).name
-    return None if os.path.isfile(file_of(path.parent / name, INDEX)) else f"names {name}, which is not there"
+    return None if os.path.isfile(file_of(path.parent / name, INDEX)) else f"names {name}, which does not exist"
 
 
 def no_intact_checkpoint(model_dir: str | None, damaged: Mapping[str, str]) -> CheckpointError:
     """Return the error that there are checkpoints but none can be used."""
     checkpoints = ", ".join(f"{Path(path).name} ({why})" for path, why in damaged.items())
     return CheckpointError(
-        f"--model_dir={show(model_dir or '', 200)} holds no whole checkpoint: {checkpoints}. "
-        "Put a copy back; or move these files away to begin at step 0."
+        f"--model_dir={show(model_dir or '', 200)} holds no complete checkpoint: {checkpoints}. "
+        "Restore a copy, or move these files away to start at step 0."
     )

@@ -146,7 +146,7 @@ def is_dead(model_dir: str, seen: Seen) -> bool:
     if silent_secs > _DEAD_AFTER_SECS:
         return True
     wait_secs = _DEAD_AFTER_SECS - silent_secs
-    log.warning("waiting up to %.0f s, to see whether %s still holds %s", wait_secs, seen.holder, model_dir)
+    log.warning("waiting up to %.0f s to check whether %s still holds %s", wait_secs, seen.holder, model_dir)
     return is_silent(model_dir, seen, wait_secs)
 
 
@@ -154,7 +154,7 @@ def _orphan_ends(holder: Holder) -> bool:
     """Wait for a holder on this machine to end, as it does when its launcher was killed; return whether it has."""
     if holder.ancestors in ((), ancestors(holder.pid)):
         return False
-    log.warning("waiting up to %.0f s for %s to end, whose launcher has gone", ORPHANED_SECS, holder)
+    log.warning("waiting up to %.0f s for %s to end, because its launcher ended", ORPHANED_SECS, holder)
     deadline = time.monotonic() + ORPHANED_SECS
     while is_here(holder) and time.monotonic() < deadline:
         time.sleep(_POLL_SECS)

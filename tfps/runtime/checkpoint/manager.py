@@ -110,7 +110,7 @@ class CheckpointManager:
         try:
             self.save(session, global_step, at_rest)
         except StorageError as error:
-            log.info("%s Training goes on; the next try is in %g s.", error, self._every_secs)
+            log.info("%s Training continues; the next attempt is in %g s.", error, self._every_secs)
         self._next = time.monotonic() + self._every_secs
 
     def save(self, session: Session, global_step: Variable, at_rest: bool = True) -> int:

@@ -146,7 +146,7 @@ def _unlike_manifest(path: str, files: Mapping[str, _File], read_data: bool) -> 
             continue
         with open_file(file_of(path, suffix)) as file:
             if _read(file) != written:
-                return f"{file_of(path, suffix).name} is not what was written: its checksum is another"
+                return f"{file_of(path, suffix).name} is not what was written: its checksum differs"
     return None
 
 

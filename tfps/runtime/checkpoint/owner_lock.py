@@ -45,7 +45,7 @@ def _unlock(path: Path) -> None:
     except OSError as error:
         if error.errno not in GONE:
             raise StorageError(
-                f"--model_dir: {path} was left there, and cannot be deleted by this job: {error.strerror}. Delete it."
+                f"--model_dir: {path} is abandoned, but this job cannot delete it: {error.strerror}. Delete it."
             ) from None
 
 

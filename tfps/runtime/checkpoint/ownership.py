@@ -81,8 +81,8 @@ def hosts_of(cluster: Cluster | None) -> Sequence[str]:
 
 def _held(model_dir: str, holder: Holder) -> HeldError:
     return HeldError(
-        f"--model_dir={show(model_dir, 200)} is held by another job: {holder}. Give each job a directory of its own, "
-        "or end that job first; --force takes the directory over, and ends that job."
+        f"--model_dir={show(model_dir, 200)} is held by another job: {holder}. Give each job its own directory, "
+        "or end that job first; --force takes the directory over and ends that job."
     )
 
 
@@ -189,8 +189,8 @@ class Ownership:
     def _taken(self, holder: Holder) -> TfpsError:
         event = f"--model_dir={show(self.model_dir or '', 200)} was taken over by {holder}"
         if self._is_same_job(holder):
-            return PeerLostError(f"{event}: this chief was taken for lost, and started again there. It ends.")
-        return HeldError(f"{event}: nothing more of this job is saved there. Give each job a directory of its own.")
+            return PeerLostError(f"{event}: this chief was presumed lost and restarted there. This process exits.")
+        return HeldError(f"{event}: this job saves nothing more there. Give each job its own directory.")
 
     def _tend(self) -> None:
         if not self._wanted:
@@ -235,13 +235,13 @@ class Ownership:
         others = self.others() if self._place != place_of(model_dir) else ()
         if others:
             raise HeldError(
-                f"--model_dir={show(model_dir, 200)} is not the directory that this job began in, and holds "
-                f"{Path(others[-1]).name} of another run: nothing more of this job is saved there. Put its own "
-                "directory back, and start the job again."
+                f"--model_dir={show(model_dir, 200)} is not the directory in which this job started, and holds "
+                f"{Path(others[-1]).name} of another run: this job saves nothing more there. Put the original "
+                "directory back, and restart the job."
             )
         if not self._is_loss_logged:
             self._is_loss_logged = True
-            log.info("--model_dir=%s, or what it held, is gone. It is made again, and saved to at once.", model_dir)
+            log.info("--model_dir=%s, or its content, is gone. This job recreates it and saves immediately.", model_dir)
         make_dir(Path(model_dir))
         with locked(model_dir):
             if look(model_dir):

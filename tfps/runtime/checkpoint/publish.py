@@ -159,7 +159,7 @@ def _recover(staged: Path, path: str) -> None:
     try:
         if not _was_saved_since(staged, path):
             _move_into_place(staged, path)
-            log.info("brought in %s, which was saved when the chief was lost", path)
+            log.info("published %s, which was saved when the chief was lost", path)
             return
     except ValueError:  # the manifest is damaged, so nothing is known of the other files
         pass

@@ -47,8 +47,7 @@ def check_name(path: str, step: int) -> None:
     """
     if step != step_in(path):
         raise CheckpointError(
-            f"--model_dir: {path} is of step {step}, not of the one in its name: "
-            "give it its name back, or move it away."
+            f"--model_dir: {path} holds step {step}, not the step in its name: rename it, or move it away."
         )
 
 
@@ -72,7 +71,7 @@ def restore(session: Session, path: str, saver: Restorer) -> None:
         CheckpointError: If it is damaged, or its variables or shapes differ from the model's.
     """
     if why := restore_or_damage(session, path, saver):
-        raise CheckpointError(f"checkpoint {path} is damaged: {why}. Give another one: --checkpoint_path.")
+        raise CheckpointError(f"checkpoint {path} is damaged: {why}. Give another one with --checkpoint_path.")
 
 
 def restore_or_damage(session: Session, path: str, saver: Restorer) -> str | None:

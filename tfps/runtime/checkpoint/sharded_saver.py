@@ -28,7 +28,7 @@ from tfps.tf_types import Saver, Session, Tensor
 _TRIES_SECS = 3.0  # for finding a moment at which all PS have the same updates
 _STUCK_SECS = 1.0  # an update that is partial for this long stays so, because its worker is lost
 _PAUSE_SECS = 0.01
-_NOT_ONE_STEP = "tfps: some updates are on some PS only"
+_NOT_ONE_STEP = "tfps: some PS lack some updates"
 
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)  # from a PS, not from storage
 
@@ -140,7 +140,7 @@ class ShardedSaver:
             why = brief(error)
         if why is None:
             return saved
-        (log.debug if why == self._logged else log.info)("the chief saves, as a PS cannot: %s", why)
+        (log.debug if why == self._logged else log.info)("the chief saves, because a PS cannot: %s", why)
         self._logged = why
         _clear(path)
         return None
@@ -159,7 +159,7 @@ class ShardedSaver:
             except LOST:
                 raise
             except tf.errors.OpError as error:
-                log.info("the chief reads %s, as a PS cannot: %s", path, brief(error))
+                log.info("the chief reads %s, because a PS cannot: %s", path, brief(error))
         self._by_chief.restore(session, path)
 
     def _is_shared(self, session: Session, file: Path) -> bool:

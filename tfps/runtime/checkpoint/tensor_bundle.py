@@ -31,7 +31,7 @@ def data_sizes(index: bytes) -> list[int]:
             shard = entry.get(_SHARD_ID, 0)
             sizes[shard] = max(sizes[shard], entry.get(_OFFSET, 0) + entry.get(_SIZE, 0))
     except (LookupError, OverflowError, struct.error):
-        raise ValueError("it is cut off, or no index") from None
+        raise ValueError("it is truncated, or not an index") from None
     return sizes
 
 
@@ -39,7 +39,7 @@ def _entries(index: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield the keys and values of a table; its last block holds the places of the others."""
     footer = index[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or not footer.endswith(_MAGIC):
-        raise ValueError("it does not end as an index does")
+        raise ValueError("it does not end like an index")
     _, at = _varints(footer, 0, 2)  # the place of the meta block, which is empty
     (offset, size), _ = _varints(footer, at, 2)
     for _, place in _block(index, offset, size):

@@ -36,7 +36,7 @@ from tfps.models import static_check
 from tfps.runtime.process import process_identity
 from tfps.storage import JobDirectory, read_json
 
-_EDITED = "it was changed meanwhile, or is not the same on all hosts. Give every task the same."
+_EDITED = "it was edited in the meantime, or differs between hosts. Give every task the same file."
 _POLL_SECS = 0.1
 
 log = logging.getLogger(__name__)
@@ -94,13 +94,13 @@ def check(mine: str, theirs: Sequence[str], cluster: Cluster) -> None:
     """
     here = json.loads(mine)
     found: dict[tuple[str, str], list[Task]] = {}
-    for index, told in enumerate(theirs):
-        for difference in differences(here, json.loads(told)):
+    for index, terms in enumerate(theirs):
+        for difference in differences(here, json.loads(terms)):
             found.setdefault(difference, []).append(Task("ps", index))
     if found:
         _wait_for_leaving(cluster, {ps for others in found.values() for ps in others})
         raise ConfigError([f"{what} on {_named(cluster, others)}: {fix}" for (what, fix), others in found.items()])
-    versions = {json.loads(told)["versions"]["TensorFlow"] for told in theirs} - {here["versions"]["TensorFlow"]}
+    versions = {json.loads(terms)["versions"]["TensorFlow"] for terms in theirs} - {here["versions"]["TensorFlow"]}
     if versions:
         log.info("TensorFlow %s here, %s on PS", here["versions"]["TensorFlow"], ", ".join(sorted(versions)))
 
@@ -115,12 +115,12 @@ def differences(mine: Terms, theirs: Terms) -> list[tuple[str, str]]:
 
     TensorFlow versions may differ in their third part: TensorFlow itself documents those as compatible.
     """
-    same, install = "give every task the same.", "install the same on every host."
+    same, install = "give every task the same value.", "install the same version on every host."
     found = [(f"{_flag(name, a)} here, {_shown(b)}", same) for name, a, b in _unequal(mine, theirs, "flags")]
     found += [(f"--{name} has {a} here, {b}", same) for name, a, b in _unequal(mine, theirs, "sizes")]
     files = _unequal(mine, {"files": {}, **theirs}, "files") if "files" in mine else []
     named = mine["flags"].get("model")
-    found += [(f"{_file(name, named)} here is another file than", _EDITED) for name, a, b in files if a and b]
+    found += [(f"{_file(name, named)} here differs from the file", _EDITED) for name, a, b in files if a and b]
     packages = _unequal(mine, theirs, "versions")
     odd = [each for each in packages if each[0] != "TensorFlow" or _minor(each[1]) != _minor(each[2])]
     return found + [(f"{package} {a} here, {b}", install) for package, a, b in odd]
@@ -154,29 +154,29 @@ def new_run(model_dir: str | None, step: int = 0) -> dict[str, Any]:
     return {"id": uuid.uuid4().hex, "model_dir": place, "step": step, "began": process_identity.moment()}
 
 
-def check_run(model_dir: str | None, told: str, server: str) -> None:
+def check_run(model_dir: str | None, identity: str, server: str) -> None:
     """Check that the variables on the PS belong to the run that a chief continues.
 
     Args:
         model_dir: The chief's directory. Without one, nothing can be checked; without its ``job.json``, only its path.
-        told: The identity that the run's chief stored on the PS, as JSON; may be empty.
+        identity: The identity that the run's chief stored on the PS, as JSON; may be empty.
         server: The PS, as named in the message.
 
     Raises:
         ConfigError: If they belong to another run.
     """
-    if not told or not model_dir:
+    if not identity or not model_dir:
         return
-    there = json.loads(told)
+    there = json.loads(identity)
     here = _run_in(JobDirectory(model_dir).job) or there["id"]
     if there["model_dir"] != os.path.abspath(model_dir):
         why = f"with --model_dir={there['model_dir'] or 'none'}"
     elif here != there["id"]:
-        why = "that was begun before this one"
+        why = "which started before this one"
     else:
         return
     raise ConfigError(
-        f"--model_dir={model_dir}: {server} is of another run, {why}: end the PS and start them again"
+        f"--model_dir={model_dir}: {server} belongs to another run, {why}: end the PS and restart them"
         + (", or give that directory." if there["model_dir"] not in ("", os.path.abspath(model_dir)) else ".")
     )
 
@@ -186,7 +186,7 @@ def _run_in(path: Path) -> str | None:
     try:
         return (read_json(path) or {}).get("run")
     except CheckpointError as error:
-        log.warning("%s Training goes on.", error)
+        log.warning("%s Training continues.", error)
         return None
 
 
@@ -195,7 +195,9 @@ def _wait_for_leaving(cluster: Cluster, others: set[Task]) -> None:
     deadline = time.monotonic() + rendezvous.LEAVING_SECS
     while time.monotonic() < deadline:
         if gone := rendezvous.missing(cluster, sorted(others)):
-            raise PeerLostError(f"{_named(cluster, gone)} was of an earlier job, and has left: start this task again.")
+            raise PeerLostError(
+                f"{_named(cluster, gone)} belonged to an earlier job and has exited: restart this task."
+            )
         time.sleep(_POLL_SECS)
 
 

@@ -24,7 +24,7 @@ _MOST_SECS = 10.0
 _POLL_SECS = 0.2
 
 
-def tell(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
+def send(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
     """Report to the PS of a worker's job that it has failed permanently; skip PS that do not answer soon.
 
     Nothing is reported to the PS of another job, or if another process now runs as that worker.
@@ -37,25 +37,27 @@ def tell(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
     """
     if probe.probe_address(cluster.address(task)).task == task:
         return
-    process = multiprocessing.get_context("forkserver").Process(target=_tell, args=(config, cluster, task, code))
+    process = multiprocessing.get_context("forkserver").Process(
+        target=_send_and_exit, args=(config, cluster, task, code)
+    )
     process.start()
     process.join(_MOST_SECS + 1.0)
     process.kill()
 
 
-def _tell(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
+def _send_and_exit(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides TensorFlow's messages
     tensorflow_import.load_v1()
     rendezvous.bypass_proxies(os.environ, cluster)
     servers = [other for other in cluster.tasks() if other.job == "ps"]
-    thread = threading.Thread(target=_tell_all, args=(config, cluster, task, code, servers), daemon=True)
+    thread = threading.Thread(target=_send_to_all, args=(config, cluster, task, code, servers), daemon=True)
     thread.start()
     thread.join(_MOST_SECS)
     os._exit(0)  # a session may wait without end
 
 
-def _tell_all(config: JobConfig, cluster: Cluster, task: Task, code: int, servers: Sequence[Task]) -> None:
+def _send_to_all(config: JobConfig, cluster: Cluster, task: Task, code: int, servers: Sequence[Task]) -> None:
     """Report to each PS as soon as it is up and initialized; stop if they belong to another job."""
     for ps in servers:
         is_reported = None

@@ -27,7 +27,7 @@ class PartialUpdates:
         self._of = of = step.partial
         if of is None:
             return
-        self._own = of.untold[worker]
+        self._own = of.unreported[worker]
         with tf.control_dependencies([of.total.assign_add(self._own, read_value=False)]):
             self._count = of.settle()
 
@@ -37,7 +37,7 @@ class PartialUpdates:
         while self._of and (found := int(session.run(self._own))):
             if time.monotonic() > deadline:
                 log.info(
-                    "%s of this worker applied in part: broken off when some variables had it, and others had not",
+                    "%s of this worker applied in part: interrupted when some variables had it and others did not",
                     plural(found, "update"),
                 )
                 session.run(self._count)

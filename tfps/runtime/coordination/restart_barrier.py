@@ -146,10 +146,10 @@ class RestartBarrier:
             of_use = False
         if not of_use:
             self._state.abort_job(session)
-            raise PeerLostError("the chief was lost in the middle of an update: the job begins anew.")
+            raise PeerLostError("the chief was lost in the middle of an update: the job restarts.")
         self._state.release(session, generation)
         if generation:
-            log.info("a worker was started again: all go on together from step %d", chief.global_step(session))
+            log.info("a worker restarted: all workers continue from step %d", chief.global_step(session))
 
     def _all_have_arrived(self, generation: int) -> bool:
         seen = self._look()

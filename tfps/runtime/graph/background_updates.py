@@ -16,8 +16,8 @@ from tfps.tf_types import Graph, Operation, Session, Tensor
 
 _IN_A_RUN = 8
 _OF_A_BATCH = (
-    "the optimizer needs the batch, for its learning rate perhaps: with --mode=sync an update is made of the gradients "
-    "of all workers, and has no batch. Let the rate depend on the step, or keep what it depends on in a variable"
+    "the optimizer needs the batch, perhaps for its learning rate: with --mode=sync an update combines the gradients "
+    "of all workers and has no batch. Make the rate depend on the step, or keep its input in a variable"
 )
 
 

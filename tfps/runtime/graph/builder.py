@@ -2,7 +2,8 @@
 
 The passes run in this order:
 
-1. ``variable_splitting`` is active while the model creates its variables, because it decides how many there are.
+1. ``variable_splitting`` is active while the model creates its variables, because it decides how many there are, and
+   ``exclusive_updates`` while it adds to their rows.
 2. ``function_calls`` keeps the order of calls on the finished model. Passes after it add control edges to calls.
 3. ``loop_hoisting`` runs on the finished model, before there are gradients. Later, their sums would change order.
 4. ``model_updates.check`` and ``of_step`` find the model's own changes while the graph has no changes by an optimizer.

@@ -19,7 +19,14 @@ from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.base import Mode
 from tfps.runtime.graph import inputs, model_calls, placement, variable_check
 from tfps.runtime.graph.graph_scope import on_cluster
-from tfps.runtime.graph.passes import embedding_rows, function_calls, loop_hoisting, model_updates, variable_splitting
+from tfps.runtime.graph.passes import (
+    embedding_rows,
+    exclusive_updates,
+    function_calls,
+    loop_hoisting,
+    model_updates,
+    variable_splitting,
+)
 from tfps.runtime.graph.passes.snapshot import saved_name
 from tfps.tf_types import Graph, InputIterator, Operation, Tensor, Variable
 
@@ -85,9 +92,10 @@ def build(job: TrainJob, graph: Graph) -> Forward:
             spec = model_calls.spec(model, ModeKeys.TRAIN, config, *batch)
         own = {saved_name(variable) for variable in tf.global_variables()}
         if task.is_chief:
-            variable_splitting.tell(graph, spec.optimizer, config)
+            variable_splitting.log_split(graph, spec.optimizer, config)
         batches = inputs.batches_with(graph, known, batches)
         examples = tf.convert_to_tensor(inputs.examples_of(*batch), tf.int64)
+        exclusive_updates.lock_references(graph)
         function_calls.wait_for_inputs(graph)
         loop_hoisting.hoist_loop_reads(graph)
         checked = model_updates.check(graph)
@@ -101,8 +109,8 @@ def check(job: TrainJob, forward: Forward) -> None:
     """Check what the model has built.
 
     Raises:
-        ModelError: If a step reads all of a table whose rows it looks up, or a variable has no first value,
-            or the model changes ``global_step``.
+        ModelError: If a step reads all of a table whose rows it looks up, or a variable has no first value, or the
+            model changes ``global_step``, or a Keras layer changes a variable in a loop.
     """
     used = [*forward.shown, *forward.updates]
     if problem := embedding_rows.problem(used):
@@ -110,6 +118,7 @@ def check(job: TrainJob, forward: Forward) -> None:
     run = placement.ancestors(used)
     variable_check.check_first_values(job.model, forward.graph, run)
     variable_check.check_global_step(job.model, forward.global_step, run)
+    variable_check.check_layers(job.model, forward.graph, run)
 
 
 def _with_own_updates(graph: Graph, spec: ModelSpec, on_ps: bool) -> tuple[ModelSpec, Sequence[Operation]]:

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.runtime.graph import placement
-from tfps.runtime.graph.passes import variable_splitting
+from tfps.runtime.graph.passes import exclusive_updates, variable_splitting
 from tfps.tf_types import Graph
 
 
@@ -17,6 +17,7 @@ from tfps.tf_types import Graph
 def new_graph(config: JobConfig) -> Iterator[Graph]:
     """Make a graph with the job's seed, the default one in the context."""
     variable_splitting.patch_embedding_lookup()
+    exclusive_updates.patch_scatter()
     _reset_keras_names()
     graph = tf.Graph()
     with graph.as_default(), placement.keras_seeds_local():

@@ -1,6 +1,6 @@
 """A model's input pipeline, in the graph of the task that reads it."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -10,8 +10,9 @@ from tfps.models.model import Model
 from tfps.models.spec import ModeKeys
 from tfps.runtime.graph import graph_editor, model_calls, placement
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS, CancelSafeIterator
+from tfps.runtime.graph.functions import nodes_within
 from tfps.runtime.graph.passes import side_effects
-from tfps.tf_types import Dataset, Graph, InputIterator, Nested, NodeDef, Operation, Tensor
+from tfps.tf_types import Dataset, Graph, InputIterator, Nested, Operation, Tensor
 
 _MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of the op types of datasets
 _END = ("PyFunc", "IteratorGetNext", "Dequeue", "ReaderRead")  # likewise, with which a function may end the input
@@ -55,13 +56,13 @@ def _batches(dataset: Dataset) -> Tensor:
     A dataset that selects from others ends when one of them ends. A Python function may return nothing the next time.
     ``repeat()`` after either still reports an infinite dataset.
     """
-    told = tf.data.experimental.cardinality(dataset)
+    size = tf.data.experimental.cardinality(dataset)
     graph = tf.get_default_graph().as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     if not any(kind in node.op for node in nodes for kind in _MAY_END):
-        return told
+        return size
     unknown = tf.constant(tf.data.experimental.UNKNOWN_CARDINALITY, tf.int64)
-    return tf.where(tf.equal(told, tf.data.experimental.INFINITE_CARDINALITY), unknown, told)
+    return tf.where(tf.equal(size, tf.data.experimental.INFINITE_CARDINALITY), unknown, size)
 
 
 def batches_with(graph: Graph, known: Collection[Operation], batches: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ def batches_with(graph: Graph, known: Collection[Operation], batches: Tensor) ->
         batches: The number of batches in the input of ``input_fn``: int64 scalar.
     """
     for op in graph.get_operations():
-        nodes = [] if op in known else [op.node_def, *_nodes(graph, op.node_def)]
+        nodes = [] if op in known else [op.node_def, *nodes_within(graph, op.node_def)]
         if any(kind in node.op for node in nodes for kind in _OWN_END):
             return tf.constant(tf.data.experimental.UNKNOWN_CARDINALITY, tf.int64)
     return batches
@@ -86,18 +87,9 @@ def _keep_cardinality(graph: Graph) -> None:
     Python, or an operation that takes elements from something that may end.
     """
     for op in graph.get_operations():
-        inner = _nodes(graph, op.node_def) if op.type in _MAPS else ()
+        inner = nodes_within(graph, op.node_def) if op.type in _MAPS else ()
         if op.type in _MAPS and not any(kind in node.op for node in inner for kind in _END):
             graph_editor.set_bool_attr(op, "preserve_cardinality", True)
-
-
-def _nodes(graph: Graph, node: NodeDef) -> Iterator[NodeDef]:
-    """Yield the operations in the functions that an operation calls, directly or indirectly."""
-    todo = [called.name for called in side_effects.functions_of(node)]
-    for name in todo:  # grows during the loop
-        for inner in graph_editor.function_of(graph, name).node_def:
-            yield inner
-            todo += [f.name for f in side_effects.functions_of(inner) if f.name not in todo]
 
 
 def next_of(iterator: InputIterator) -> Operation:

@@ -19,8 +19,8 @@ from tfps.tf_types import Graph
 _SHOWN = 2
 _OWN = "tfps/"  # variables that are the same on all workers, or exist only on some
 _FIX = (
-    "every worker has to make the same variables in the same order (that of a set differs from process to process: "
-    "sort it), and from the same file"
+    "every worker must create the same variables in the same order and from the same file (the order of a set differs "
+    "between processes: sort it)"
 )
 
 Layout = Mapping[str, str]
@@ -46,12 +46,14 @@ def check(mine: Layout, chiefs: Layout, model: Model) -> None:
     """
     odd = [name for name, where in mine.items() if chiefs.get(name, where) != where]
     if odd:
-        told = rendezvous.first_few([f"{name!r} is {mine[name]}, the chief's {chiefs[name]}" for name in odd], _SHOWN)
-        raise ModelError(f"--model={model.name}: {model.line_of('model_fn')}: variable {told}: {_FIX}.")
+        misplaced = rendezvous.first_few(
+            [f"{name!r} is {mine[name]}, the chief's {chiefs[name]}" for name in odd], _SHOWN
+        )
+        raise ModelError(f"--model={model.name}: {model.line_of('model_fn')}: variable {misplaced}: {_FIX}.")
 
 
 def _part(place: Place | None) -> str:
     if place is None:
         return ""
     sizes = [int(part.shape.num_elements()) for part in place.parts]
-    return f", from number {sum(sizes[: place.index]):,} of {sum(sizes):,} in {place.whole.op.name}"
+    return f", from element {sum(sizes[: place.index]):,} of {sum(sizes):,} in {place.whole.op.name}"

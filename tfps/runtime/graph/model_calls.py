@@ -168,7 +168,7 @@ def _optimizer_problem(optimizer: Optimizer) -> str:
         )
     if "minimize" in vars(optimizer) or type(optimizer).minimize is not tf.train.Optimizer.minimize:
         return (
-            f"optimizer={_named(optimizer)}, whose minimize() is its own and would not be called: override "
+            f"optimizer={_named(optimizer)}, whose own minimize() would not be called: override "
             "compute_gradients or apply_gradients."
         )
     return ""

@@ -53,8 +53,8 @@ def _unservable(features: Nested) -> str:
         return ""
     kind = type(named[odd[0]]).__name__.replace("TensorSpec", " tensor").lower()
     return (
-        f"feature {odd[0]!r} is a {kind}; export takes one dense tensor, or a dict of them: let input_fn(mode='eval') "
-        "give it dense, and model_fn make what it needs of it."
+        f"feature {odd[0]!r} is a {kind}; export takes one dense tensor, or a dict of them: return it dense from "
+        "input_fn(mode='eval'), and convert it in model_fn."
     )
 
 

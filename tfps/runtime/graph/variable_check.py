@@ -10,11 +10,11 @@ import tensorflow.compat.v1 as tf
 from tfps.errors import ModelError
 from tfps.models.model import Model, where
 from tfps.runtime.graph import placement
-from tfps.runtime.graph.passes import side_effects
+from tfps.runtime.graph.passes import model_updates, side_effects
 from tfps.runtime.graph.placement import TABLES, VARIABLES
 from tfps.tf_types import Graph, Operation, Variable
 
-_FIX = "make it, under the same name, for mode='train' too (a Keras layer takes a name=...)"
+_FIX = "create it under the same name for mode='train' too (a Keras layer takes name=...)"
 _INITIALIZED = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES)
 _COLLECT = "leave out collections=[], or add it to tf.GraphKeys.GLOBAL_VARIABLES"
 
@@ -35,7 +35,11 @@ def check(model: Model, mode: str, graph: Graph, trained: Graph) -> None:
     mine, theirs = _of(graph, VARIABLES), _of(trained, VARIABLES)
     problems = [(op, _lacks("variable", op, theirs, mine, mode)) for name, op in mine.items() if name not in theirs]
     problems += [
-        (op, f"variable {name!r} is {kind(op)} in mode={mode!r} and {kind(theirs[name])} in mode='train': make it so")
+        (
+            op,
+            f"variable {name!r} is {kind(op)} in mode={mode!r} and {kind(theirs[name])} in mode='train': "
+            "make them equal",
+        )
         for name, op in mine.items()
         if name in theirs and kind(op) != kind(theirs[name])
     ]
@@ -104,8 +108,24 @@ def check_global_step(model: Model, global_step: Variable, run: Iterable[Operati
     """
     lasting = side_effects.Lasting(global_step.op.graph)
     changes = [op for op in run if global_step.op in {lasting.origin(handle) for handle in lasting.changed(op)}]
-    text = "the model changes global_step, which tfps raises by one with each update: leave it out"
+    text = "the model changes global_step, but tfps increments it with each update: leave it out"
     _raise(model, [(op, text) for op in changes[:1]])
+
+
+def check_layers(model: Model, graph: Graph, run: Container[Operation]) -> None:
+    """Check that the changes that Keras's layers make can run with a step.
+
+    Args:
+        model: The model.
+        graph: Its training graph.
+        run: The operations of a step, which the model itself may have made wait for such a change.
+
+    Raises:
+        ModelError: If a layer changes a variable in a loop: nothing outside can wait for the change.
+    """
+    lost = [op for op in model_updates.of_layers_in_loops(graph) if op not in run]
+    text = "a Keras layer changes a variable in a loop (tf.map_fn, tf.while_loop), where the change would not be made"
+    _raise(model, [(op, f"{text}: call the layer outside the loop, or with training=False") for op in lost[:1]])
 
 
 def _is_assigned(variable: Variable, run: Container[Operation]) -> bool:
@@ -117,7 +137,9 @@ def _is_assigned(variable: Variable, run: Container[Operation]) -> bool:
 def _lacks(kind: str, op: Operation, theirs: Iterable[str], mine: Iterable[str], mode: str) -> str:
     close = difflib.get_close_matches(op.name, set(theirs) - set(mine), n=1)
     rest = f", which has {close[0]!r} instead" if close else ""
-    return f"{kind} {op.name!r} of mode={mode!r} is not there in mode='train'{rest}, so it has no trained value: {_FIX}"
+    return (
+        f"{kind} {op.name!r} of mode={mode!r} does not exist in mode='train'{rest}, so it has no trained value: {_FIX}"
+    )
 
 
 def _numbered(theirs: Iterable[str], mine: Iterable[str]) -> Iterable[tuple[str, str]]:
@@ -131,7 +153,7 @@ def _numbered(theirs: Iterable[str], mine: Iterable[str]) -> Iterable[tuple[str,
 def _ambiguous(first: str, other: str, mode: str) -> str:
     return (
         f"mode='train' has the variables {first!r} and {other!r}, mode={mode!r} has only one of them, and their "
-        "numbers do not tell which: give each Keras layer a name=..."
+        "numbers do not show which one: give each Keras layer a name=..."
     )
 
 

@@ -48,9 +48,9 @@ def make_unique() -> None:
         old, new = (ctypes.cast(framework[name], ctypes.c_void_p).value for name in (_REPEATS, _DOES_NOT))
         slot = slot_of(loaded(ctypes.CDLL, CC), _REPEATS)
     except (OSError, AttributeError, KeyError, ValueError) as error:
-        log.debug("TensorFlow may refuse requests as repeated: %s", error)
+        log.debug("TensorFlow may reject requests as duplicates: %s", error)
         return
-    log.debug("requests have unique ids, instead of those of %#x", old or 0)
+    log.debug("requests have unique ids instead of the ids of %#x", old or 0)
     slot.value = new
 
 

@@ -42,5 +42,5 @@ def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
     except tf.errors.OpError as error:
         raise ConfigError(
             f"--{task.job}_hosts: no server at {cluster.address(task)}: {error.message}. If another task has its port, "
-            "maybe in another order of hosts: end that task or give another port."
+            "perhaps with another order of hosts, end that task or give another port."
         ) from None

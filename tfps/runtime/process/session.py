@@ -71,5 +71,5 @@ def _persistently(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         except (tf.errors.AbortedError, tf.errors.CancelledError) as error:
             if _REFUSED not in error.message:
                 raise
-            print("A call was refused as repeated, which it was not: made again.", file=sys.__stderr__, flush=True)
+            print("TensorFlow rejected a call as a duplicate by mistake: retrying it.", file=sys.__stderr__, flush=True)
     return call(*args, **kwargs)

@@ -90,7 +90,7 @@ def _follow_names(addresses: Sequence[str]) -> None:
         for address in addresses:
             now = _looked_up(address)
             if gone := known.get(address, set()) - now if now else set():
-                log.info("%s is another host now", address)
+                log.info("%s now resolves to another host", address)
                 give_up(gone, split(address)[1])
             known[address] = now or known.get(address, set())
         time.sleep(_LOOK_UP_EVERY_SECS)

@@ -42,8 +42,8 @@ def check_end(session: Session, built: EvalGraph) -> None:
     """
     if session.run(built.batches) == tf.data.experimental.INFINITE_CARDINALITY:
         raise ModelError(
-            f"--model={built.model.name}: {built.model.line_of('input_fn')}: input_fn(mode='eval') returned a dataset "
-            "without end: repeat() it for mode='train' only, or end it with take()."
+            f"--model={built.model.name}: {built.model.line_of('input_fn')}: input_fn(mode='eval') returned an endless "
+            "dataset: repeat() it for mode='train' only, or end it with take()."
         )
 
 
@@ -126,7 +126,7 @@ def follow(config: JobConfig, cluster: Cluster, model: Model, stop: StopRequest)
             except CheckpointError:
                 if path in list_checkpoints(config.model_dir):
                     raise
-                log.info("%s was deleted meanwhile: a newer one is evaluated", path)
+                log.info("%s was deleted in the meantime: using a newer one", path)
             continue
         if over:
             break

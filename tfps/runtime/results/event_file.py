@@ -48,5 +48,5 @@ class EventFile:
             yield
         except Exception as error:  # of any class: for a file that is too large, it is an IndexError
             why = brief(error).rstrip(".")
-            log.info("--model_dir: the event file cannot be written: %s. The job goes on without it.", why)
+            log.info("--model_dir: the event file cannot be written: %s. The job continues without it.", why)
             self._writer = None

@@ -47,7 +47,7 @@ def _say_nothing_is_saved(model_dir: str | None) -> None:
     log.info("no %s: training begins at step 0", f"checkpoint in {model_dir}" if model_dir else "--model_dir")
     if model_dir and os.environ.get(STARTED_AGAIN):
         log.warning(
-            "what the job had trained before is gone: it was started again, and --model_dir holds nothing of it."
+            "the earlier training of this job is lost: the chief restarted, and --model_dir holds no checkpoint."
         )
 
 
@@ -110,14 +110,14 @@ class Chief:
         except HeldError:
             raise
         except StorageError as error:  # training continues while nothing can be written
-            log.info("%s Training goes on.", error)
+            log.info("%s Training continues.", error)
         self.was_restarted = True  # the steps that others took until now are not all counted
         step = self.found_step = self.global_step(session)
         self._began, self._first_step = record.get("began"), record.get("step", step)
         self.resumed_from, self.resumed_from_step = record.get("resumed_from"), self._first_step
         self._run, self.began_at = record.get("id", ""), self._began["time"] if self._began else self.began_at
         self._write_missing_job()
-        log.info("started again: going on from step %d", step)
+        log.info("continuing from step %d after a restart", step)
 
     def initialize_variables(self, session: Session) -> str:
         """Give the variables their initial values or those of the newest intact checkpoint; return the run as JSON.
@@ -219,7 +219,7 @@ class Chief:
     def partial_updates(self, session: Session) -> int:
         """Return how many partial updates the variables hold: those that workers counted, and those of lost workers."""
         partial = self._built.step.partial
-        return int(sum(map(np.sum, session.run([partial.total, partial.untold])))) if partial else 0
+        return int(sum(map(np.sum, session.run([partial.total, partial.unreported])))) if partial else 0
 
     def report_end_of_input(self, step: int) -> None:
         """Log that the input ended before ``max_steps``.

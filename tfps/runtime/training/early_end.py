@@ -59,13 +59,13 @@ class EarlyEnd:
             threading.Thread(target=self.sign_off, daemon=True).start()
         if not self._over.wait(SAVED_WITHIN_SECS - self._stop.waited_secs) and self._parts.chief:
             newest = self._parts.chief.checkpoint or "none"
-            log.info("no time is left to save: the last steps are lost; the newest checkpoint: %s", newest)
+            log.info("no time is left to save: the last steps are lost; newest checkpoint: %s", newest)
 
     def _save(self, chief: Chief) -> None:
         session = self._parts.connection.session
         self._let_others_stop()
         if not chief.settle_update(session):
-            raise PeerLostError("an update is under way and cannot be ended")
+            raise PeerLostError("an update is in progress and cannot be finished")
         self._loop.progress.global_step = chief.save(session)
         self.partial_updates = chief.partial_updates(session)
 

@@ -22,7 +22,9 @@ def clear(session: Session, recovery: SyncRecovery) -> None:
             session.run(recovery.unblock)
         stays = (session.run(recovery.counts) >= recovery.unblock_count).all()
         if time.monotonic() > deadline:
-            raise tf.errors.DeadlineExceededError(None, None, "what is put in is taken out again and again")
+            raise tf.errors.DeadlineExceededError(
+                None, None, "the queues do not stay filled: requests keep emptying them"
+            )
     patience = tf.RunOptions(timeout_in_ms=int(_CLEAR_SECS * 1000))
     while (counts := session.run(recovery.counts)).any():
         full = [clear for clear, held in zip(recovery.clear, counts, strict=True) if held]

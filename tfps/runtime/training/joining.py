@@ -97,7 +97,7 @@ class Joining:
         """Wait until the PS hold the job's state, and compare the options that they were started with."""
         if not self._stop.wait_until(lambda: self._state.is_up(session), self._config.patience_secs):
             raise ClusterFormError(
-                f"a PS is there but has not set up the job's state in {self._config.patience_secs:g} s: is it of "
+                f"a PS answers but has not set up the job's state in {self._config.patience_secs:g} s: is it of "
                 "another release? Start every task with the same version of tfps."
             )
         own = compatibility.fingerprint(self._config, self._cluster, tf.__version__)
@@ -112,18 +112,20 @@ class Joining:
         if self._state.is_found(session):
             return
         name = self._cluster.address(self._task)
-        log.info("waiting until every PS finds this worker at %s", name)
+        log.info("waiting until every PS reaches this worker at %s", name)
         if not self._stop.wait_until(
             lambda: self._state.is_found(session), self._config.patience_secs, _FIND_EVERY_SECS
         ):
-            raise ClusterFormError(f"a PS does not reach {self._task} at {name}: what does the name mean there?")
+            raise ClusterFormError(
+                f"a PS does not reach {self._task} at {name}: does the name resolve correctly there?"
+            )
 
     def _join_ps(self, session: Session) -> bool:
         """Join the PS; return whether the job continues in which this task took part before."""
         joined = self._state.marked(session)  # by PS, whether this worker joined it before
         if any(joined) and not all(joined):
             self._state.abort_job(session, joined)
-            raise PeerLostError("this task was started again: the job begins anew from its last checkpoint.")
+            raise PeerLostError("this task restarted: the job restarts from its last checkpoint.")
         is_again = all(joined) and self._state.is_ready(session)
         if is_again and self._parts.chief:
             self._check_run(session)

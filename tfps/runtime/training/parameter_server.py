@@ -77,7 +77,7 @@ def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, config: J
             if set(waited_for) <= {*peers.lost(waited_for, patience), *peers.mute(waited_for, frozen_secs)}:
                 if chief_is_done:
                     return
-                raise stop.error or PeerLostError(f"no worker has answered for {patience:g} s: the job is given up.")
+                raise stop.error or PeerLostError(f"no worker has answered for {patience:g} s: giving up on the job.")
             next_probe = time.monotonic() + _PROBE_EVERY_SECS
         time.sleep(_POLL_SECS)
 
@@ -86,7 +86,7 @@ def _phases(read: Callable[[], Any], peers: rendezvous.Peers, others: "_OtherSer
     """Return the workers' phases; raise if the job cannot continue."""
     phases, aborted, joined = read()
     if aborted:
-        raise PeerLostError("a worker was started again: the job begins anew from its last checkpoint.")
+        raise PeerLostError("a worker restarted: the job restarts from its last checkpoint.")
     if failed := _failed(phases):
         _wait_gone(peers, Task("worker", next(index for index, phase in enumerate(phases) if phase < 0)))
         _let_it_end_first(stop)
@@ -132,7 +132,7 @@ class _OtherServers:
             return
         for other, answer in probe.probe_all(self._cluster, self._others).items():
             if answer.task == other and answer.born and self._born.setdefault(other, answer.born) != answer.born:
-                raise PeerLostError(f"{other} was started again: the job begins anew from its last checkpoint.")
+                raise PeerLostError(f"{other} restarted: the job restarts from its last checkpoint.")
         self._next = time.monotonic() + self._every_secs
 
 

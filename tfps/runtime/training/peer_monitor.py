@@ -19,7 +19,7 @@ from tfps.text import duration
 from tfps.timeouts import MUTE_AFTER_SECS, REPLACED_AFTER_SECS
 
 _LOST_AFTER_SECS = 10.0  # a PS that does not answer for this long is lost
-_TELL_AFTER_SECS = 30.0  # after this, log which workers the end of the job waits for
+_REPORT_AFTER_SECS = 30.0  # after this, log which workers the end of the job waits for
 _PULSE_SECS = 2.0  # at most this long between two heartbeats while all is well
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class PeerMonitor:
         self._peers = rendezvous.Peers(cluster)
         self._stall, self._stall_secs = StallDetector(config.stall_timeout_secs), config.stall_timeout_secs
         self._waits_for: tuple[Task, ...] = ()
-        self._waits_since = self._tell_at = 0.0
+        self._waits_since = self._report_at = 0.0
 
     def error(self, progress: Progress | None, steps_on: bool) -> TfpsError | None:
         """Return why the worker cannot continue, or ``None``.
@@ -78,19 +78,19 @@ class PeerMonitor:
         """
         lost = set(self._peers.lost(tasks, after_secs))
         silent_secs = {task: self._silent_secs(task.index) for task in tasks}
-        self._tell_of_waiting(tasks)
+        self._report_waiting(tasks)
         return all(
             secs > (after_secs + _PULSE_SECS if task in lost else self._stall_secs)
             for task, secs in silent_secs.items()
         )
 
-    def _tell_of_waiting(self, tasks: Sequence[Task]) -> None:
+    def _report_waiting(self, tasks: Sequence[Task]) -> None:
         """Log now and then which workers the end of the job waits for."""
         now = time.monotonic()
         if tuple(tasks) != self._waits_for:
-            self._waits_for, self._waits_since, self._tell_at = tuple(tasks), now, now + _TELL_AFTER_SECS
-        if tasks and now > self._tell_at:
-            self._tell_at = now + 2 * (now - self._waits_since)
+            self._waits_for, self._waits_since, self._report_at = tuple(tasks), now, now + _REPORT_AFTER_SECS
+        if tasks and now > self._report_at:
+            self._report_at = now + 2 * (now - self._waits_since)
             beats = self._enquiry.beats()
             names = [f"{task}{_since(beats[task.index]) if beats else ''}" for task in tasks]
             log.info("waiting: for %s to end", rendezvous.first_few(names))
@@ -112,7 +112,7 @@ class PeerMonitor:
 
     def _any_mute(self) -> TfpsError | None:
         mute = self._peers.mute(self._servers, MUTE_AFTER_SECS)
-        why = f"it can be reached, but has not answered for {MUTE_AFTER_SECS:g} s"
+        why = f"it is reachable but has not answered for {MUTE_AFTER_SECS:g} s"
         return PeerLostError(f"lost {_named(mute)}: {why}.") if mute else None
 
     def _still_needed(self, lost: Sequence[Task]) -> Sequence[Task]:

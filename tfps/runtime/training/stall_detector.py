@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from tfps.errors import StallError
 from tfps.text import duration
 
-_TELL_AFTER_SECS = 30.0
+_REPORT_AFTER_SECS = 30.0
 _LONGEST_GAP_SECS = (
     5.0  # between two checks; during a longer gap the process itself was suspended, so the step is not to blame
 )
@@ -25,7 +25,7 @@ class StallDetector:
 
     def __init__(self, timeout_secs: float) -> None:
         self._timeout_secs = timeout_secs
-        self._steps, self._idle_secs, self._tell_at = -1, 0.0, _TELL_AFTER_SECS
+        self._steps, self._idle_secs, self._report_at = -1, 0.0, _REPORT_AFTER_SECS
         self._looked_at = time.monotonic()
 
     def error(self, steps: int, global_step: int, awaited: Callable[[], Sequence[str]]) -> StallError | None:
@@ -41,9 +41,9 @@ class StallDetector:
         gap_secs, self._looked_at = time.monotonic() - self._looked_at, time.monotonic()
         self._idle_secs += min(gap_secs, _LONGEST_GAP_SECS)
         if steps != self._steps:
-            self._steps, self._idle_secs, self._tell_at = steps, 0.0, _TELL_AFTER_SECS
+            self._steps, self._idle_secs, self._report_at = steps, 0.0, _REPORT_AFTER_SECS
         idle = self._idle_secs
-        if idle <= min(self._tell_at, self._timeout_secs):
+        if idle <= min(self._report_at, self._timeout_secs):
             return None
         others = ", ".join(awaited())
         finding = f"no step for {duration(idle)}, the last was {global_step}" + (
@@ -51,8 +51,10 @@ class StallDetector:
         )
         if idle > self._timeout_secs * (2 if others else 1):
             faulthandler.dump_traceback(file=2, all_threads=True)
-            return StallError(f"{finding}: the task's log shows where it stands. --stall_timeout_secs allows for more.")
-        if idle > self._tell_at:
-            self._tell_at *= 2
+            return StallError(
+                f"{finding}: see the stacks in the task's log. If steps take longer, raise --stall_timeout_secs."
+            )
+        if idle > self._report_at:
+            self._report_at *= 2
             log.info("waiting: %s", finding)
         return None

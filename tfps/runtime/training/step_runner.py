@@ -107,15 +107,15 @@ class StepRunner:
                 self._calls[what] = self._session.make_callable(self._fetches[what])
             call = self._calls[what]
         losses, examples, drawn, values = call()[:4]
-        told = int(self._built.step.tells_step)
+        reported = int(self._built.step.reports_step)
         size = len(self._shown)
         steps = [values[i * size : (i + 1) * size] for i in range(count if shown else 0)]
         names = self._names
         return StepResults(
             losses=[float(loss) for loss in losses],
             examples=[int(number) for number in examples],
-            tickets=sorted(int(ticket) for ticket in drawn[told:]),
-            reached=int(drawn[0]) if told else None,
+            tickets=sorted(int(ticket) for ticket in drawn[reported:]),
+            reached=int(drawn[0]) if reported else None,
             logged=[dict(zip(names, (v.item() for v in step), strict=False)) for step in steps],
             summaries=[step[-1] for step in steps if len(step) > len(names)],
         )
@@ -126,7 +126,7 @@ class StepRunner:
             copies = [self._steps.copy(index) for index in range(count)]
             losses = tf.stack([copy(built.spec.loss) for copy in copies])
             examples = tf.stack([copy(built.examples) for copy in copies])
-            tickets = built.step.draw_after(draw, copies[-1]) if draw or built.step.tells_step else []
+            tickets = built.step.draw_after(draw, copies[-1]) if draw or built.step.reports_step else []
             values = [copy(tensor) for copy in copies for tensor in self._shown] if shown else []
             done = [copy(built.step.train_op) for copy in copies]
         malloc.ask_for_large_pages()

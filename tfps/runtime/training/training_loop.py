@@ -97,7 +97,7 @@ class Loop:
         self._runs = StepRunner(session, built)
         self._input = Input(session, built)
         self._under_way: Sequence[int] = []
-        self._workers = built.num_workers if built.step.tells_step else 0
+        self._workers = built.num_workers if built.step.reports_step else 0
         self._ahead = 0  # by how much tickets are ahead of steps
         self._pool: ThreadPool[StepResults] = ThreadPool("work")
         self._may_skip, self._skipped_in_a_row = config.on_nan == "skip", 0
@@ -108,7 +108,7 @@ class Loop:
             log.info("--steps_per_run=%d: %s, so a run takes one step", config.steps_per_run, self._why_short())
         if (config.runs_in_flight or 1) > 1 and built.mode.can_overlap and not self._runs.can_overlap:
             why = "the model keeps state on the worker, changes trained variables itself, calls Python or prints"
-            log.info("--runs_in_flight=%d: %s, so one run is under way", config.runs_in_flight, why)
+            log.info("--runs_in_flight=%d: %s, so one run is in flight", config.runs_in_flight, why)
 
     def resume(self, session: Session) -> None:
         """Continue in another session; the run in flight in the earlier one was interrupted."""
@@ -135,7 +135,7 @@ class Loop:
         """
         in_hand = deque(self._blocks(self._runs.draw(self.pace.steps * self.pace.runs)))
         if in_hand[0].tickets[0] >= self._max_steps and not self.progress.steps:
-            log.info("nothing to train: --max_steps=%d is reached; raise it to go on", self._max_steps)
+            log.info("nothing to train: --max_steps=%d is reached; raise it to continue", self._max_steps)
         under_way: deque[_UnderWay] = deque()
         while in_hand or under_way:
             if self._stop.error:
@@ -236,7 +236,11 @@ class Loop:
         self._skipped_in_a_row += 1
         if not self._may_skip or self._skipped_in_a_row > _MOST_SKIPPED:
             is_trained = step > 1 or self._runs.global_step() > 0
-            fix = "try a smaller --learning_rate" if is_trained else "nothing is trained yet, look at input and model"
+            fix = (
+                "try a smaller --learning_rate"
+                if is_trained
+                else "nothing is trained yet, check the input and the model"
+            )
             raise DivergedError(f"{found.what} at step {step}: {fix}.") from None
         self.progress.skipped += 1
         log.info("skipped a batch: %s at step %d", found.what, step)

@@ -31,7 +31,7 @@ class WorkerState(enum.Enum):
     JOINED = "is known to the PS; waits for the variables' values and for the other workers"
     TRAINING = "takes steps, or waits for the other workers to restart with it between two steps"
     FINISHING = "takes no steps: waits for the other workers; the chief saves and evaluates"
-    SIGNING_OFF = "tells the PS that it is done; the chief writes the summary first"
+    SIGNING_OFF = "reports to the PS that it is done; the chief writes the summary first"
     DONE = "has signed off as done"
     STOPPING = "ends early: saves and signs off as stopped, or as failed"
 

@@ -200,7 +200,7 @@ def test_a_flag_of_another_platform_is_refused() -> None:
     """--queue is Volcano's; with plain Jobs it is an error, not ignored."""
     ended = run_tfps("submit", "--to=kubernetes", "--queue=high", "--dry_run")
     assert ended.returncode == 2
-    assert "--queue means nothing with --to=kubernetes" in ended.stderr
+    assert "--queue is not supported with --to=kubernetes" in ended.stderr
 
 
 def test_small_is_what_the_defaults_are() -> None:

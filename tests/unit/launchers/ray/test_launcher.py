@@ -95,7 +95,7 @@ def test_a_dry_run_needs_neither_ray_nor_tensorflow() -> None:
         ("--address=http://h:1/$(id)", "is not the address of a Ray dashboard: give http://host:8265."),
         ("--worker_cpu=2.5", "Ray counts whole cores, or less than one in steps of 0.0001: give 2."),
         ("--ps_cpu=0.00001", "Ray counts whole cores, or less than one in steps of 0.0001: give 1."),
-        ("--queue=main", "means nothing with --to=ray: leave it out."),
+        ("--queue=main", "is not supported with --to=ray: leave it out."),
     ],
 )
 def test_what_ray_would_refuse(flag: str, problem: str) -> None:

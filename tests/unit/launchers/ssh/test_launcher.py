@@ -102,8 +102,8 @@ def test_what_hosts_have_no_use_for_is_refused(tmp_path: Path) -> None:
     ended = run_tfps("submit", "--to=hosts", "--worker_gpu=8", "--image=x", "--ps_hosts=a:1", cwd=tmp_path)
     assert ended.returncode == 2
     assert ended.stdout == ""
-    assert "error: --image means nothing with --to=hosts: leave it out.\n" in ended.stderr
-    assert "error: --worker_gpu means nothing with --to=hosts: leave it out.\n" in ended.stderr
+    assert "error: --image is not supported with --to=hosts: leave it out.\n" in ended.stderr
+    assert "error: --worker_gpu is not supported with --to=hosts: leave it out.\n" in ended.stderr
     assert "error: --worker_hosts is missing" in ended.stderr
 
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import tensorflow.compat.v1 as tf
-from support.checkpoints import FILES, HOW, Training, damage, said, spoil, told_of_damage
+from support.checkpoints import FILES, HOW, Training, damage, damage_reports, said, spoil
 
 from tfps.errors import StorageError
 from tfps.runtime.checkpoint import directory
@@ -21,7 +21,7 @@ STATES = {
     b"": "is empty: ",
     b"\x00\xff garbled": "is garbled: ",
     b"model_checkpoint_pa": "is garbled: ",
-    b'model_checkpoint_path: "model.ckpt-9"\n': "names model.ckpt-9, which is not there: ",
+    b'model_checkpoint_path: "model.ckpt-9"\n': "names model.ckpt-9, which does not exist: ",
 }
 
 
@@ -52,7 +52,7 @@ def test_eval_and_export_use_the_newest_whole_checkpoint(
         run.save(step)
     spoil(tmp_path / f"model.ckpt-7.{file}", how)
     assert select_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-5")
-    [line] = said(caplog) if file != "index" or how != "missing" else told_of_damage(caplog)
+    [line] = said(caplog) if file != "index" or how != "missing" else damage_reports(caplog)
     assert f"model.ckpt-7.{file}" in line
     given = str(tmp_path / "model.ckpt-5")
     assert select_checkpoint(str(tmp_path), given) == given
@@ -68,7 +68,7 @@ def test_a_checkpoint_is_read_and_told_once(tmp_path: Path, caplog: pytest.LogCa
     with mock.patch("tfps.runtime.checkpoint.finder.problem", side_effect=problem) as read:
         assert [finder.newest() for _ in range(3)] == [str(tmp_path / "model.ckpt-5")] * 3
         assert [call.args[0][-1] for call in read.call_args_list] == ["7", "5"]
-        assert len(told_of_damage(caplog)) == 1
+        assert len(damage_reports(caplog)) == 1
         run = Training(tmp_path)
         assert run.resume() == 5
         run.save(7)
@@ -96,6 +96,6 @@ def test_a_checkpoint_that_a_save_was_broken_off_for_is_named(
     monkeypatch.undo()
     caplog.clear()
     assert select_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-1")
-    assert f"{tmp_path / 'model.ckpt-2'} is saved but not yet in its place" in caplog.text
+    assert f"{tmp_path / 'model.ckpt-2'} is saved but not yet published" in caplog.text
     assert Training(tmp_path).resume() == 2
     assert directory.sealed(str(tmp_path)) == []

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.checkpoints import FILES, HOW, Training, damage, full_disk, spoil, steps_in, told_of_damage
+from support.checkpoints import FILES, HOW, Training, damage, damage_reports, full_disk, spoil, steps_in
 from support.cluster import dataset_of, job, linear, model_of, train, variables_of, wait_until
 from support.processes import run_tfps, summary
 
@@ -168,20 +168,20 @@ def test_the_newest_whole_checkpoint_is_used(
     before = files_in(tmp_path)
     run = Training(tmp_path)
     assert run.resume() == 5
-    [line] = told_of_damage(caplog)
+    [line] = damage_reports(caplog)
     assert line.startswith(f"checkpoint {tmp_path}/model.ckpt-7 is damaged: ")
     assert f"model.ckpt-7.{file}" in line or (not manifest and "TensorBundle at " in line)
     assert "\n" not in line
     assert files_in(tmp_path) == before
     run.save(6)
     assert Training(tmp_path).resume() == 6
-    assert len(told_of_damage(caplog)) == 1
+    assert len(damage_reports(caplog)) == 1
     run.weight.load([7, 7, 7, 7], run.session)
     run.save(7)
     run = Training(tmp_path)
     assert run.resume() == 7
     assert run.session.run(run.weight).tolist() == [7, 7, 7, 7]
-    assert told_of_damage(caplog) == []
+    assert damage_reports(caplog) == []
     assert problem(str(tmp_path / "model.ckpt-7")) is None
 
 
@@ -193,8 +193,8 @@ def test_a_garbled_manifest_is_damage(tmp_path: Path, caplog: pytest.LogCaptureF
         run.save(step)
     damage(tmp_path / "model.ckpt-7.manifest.json", how)
     assert Training(tmp_path).resume() == 5
-    assert [line.partition("damaged: ")[2] for line in told_of_damage(caplog)] == [
-        f"model.ckpt-7.manifest.json is {'empty' if how == 'empty' else 'garbled'}. The one before it is looked at."
+    assert [line.partition("damaged: ")[2] for line in damage_reports(caplog)] == [
+        f"model.ckpt-7.manifest.json is {'empty' if how == 'empty' else 'garbled'}. Trying the previous one."
     ]
 
 
@@ -209,7 +209,7 @@ def test_none_whole_is_an_error_that_lists_them(tmp_path: Path) -> None:
     (tmp_path / "model.ckpt-8.manifest.json").unlink()
     before = files_in(tmp_path)
     for act in (Training(tmp_path).resume, lambda: select_checkpoint(str(tmp_path))):
-        with pytest.raises(CheckpointError, match="holds no whole checkpoint: ") as told:
+        with pytest.raises(CheckpointError, match="holds no complete checkpoint: ") as told:
             act()
         text = str(told.value)
         assert re.findall(r"(model\.ckpt-\d) \(", text) == [f"model.ckpt-{step}" for step in (8, 7, 6, 5)]
@@ -224,7 +224,7 @@ def test_a_job_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path, caplog: 
         train(LINEAR, num_workers=1, max_steps=step, model_dir=str(tmp_path))
     damage(tmp_path / "model.ckpt-20.data-00000-of-00001", "flipped")
     train(LINEAR, num_workers=1, mode="sync", max_steps=20, model_dir=str(tmp_path))
-    assert len(told_of_damage(caplog)) == 1
+    assert len(damage_reports(caplog)) == 1
     told = summary(tmp_path)
     assert (told["resumed_from_step"], told["resumed_from"]) == (10, str(tmp_path / "model.ckpt-10"))
     assert told["checkpoint"] == str(tmp_path / "model.ckpt-20")
@@ -274,7 +274,7 @@ def test_the_evaluator_passes_damage_over(tmp_path: Path, caplog: pytest.LogCapt
     config = JobConfig(model=str(tmp_path / "mine.py"), model_dir=str(tmp_path), max_steps=20)
     evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), loader.load(config.model), StopRequest())
     assert "step=10 loss=-10" in caplog.messages
-    assert len(told_of_damage(caplog)) == 1
+    assert len(damage_reports(caplog)) == 1
 
 
 def test_what_was_saved_as_training_went_on_is_saved_again_at_rest(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_a_full_disk_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         with pytest.raises(StorageError, match=r"--model_dir: .*model\.ckpt-3 cannot be written: "):
             run.save(3)
     assert "model.ckpt-2 cannot be written" in caplog.text
-    assert "Training goes on" in caplog.text
+    assert "Training continues" in caplog.text
     assert list_checkpoints(str(tmp_path)) == [str(tmp_path / "model.ckpt-1")]
     run.save(4, patiently=True)
     assert list_checkpoints(str(tmp_path)) == [str(tmp_path / f"model.ckpt-{step}") for step in (1, 4)]
@@ -425,7 +425,7 @@ def test_a_lost_directory_fails_the_job_at_its_end_only(tmp_path: Path, caplog: 
         error = running.ended["worker/0"]
     assert isinstance(error, StorageError), error
     assert f"--model_dir: {model_dir}" in str(error)
-    assert "Training goes on" in caplog.text
+    assert "Training continues" in caplog.text
     assert "step=100" in caplog.text
 
 
@@ -528,7 +528,7 @@ def slow_disk(directory: Path) -> Iterator[tuple[threading.Event, threading.Even
             released.set()
 
 
-def steps_told(caplog: pytest.LogCaptureFixture) -> int:
+def steps_reported(caplog: pytest.LogCaptureFixture) -> int:
     """Return the last step that was reported."""
     steps = [progress["step"] for text in caplog.messages if (progress := parse_progress(text))]
     return int(max(steps, default=0))
@@ -542,8 +542,8 @@ def test_async_steps_go_on_while_a_checkpoint_is_saved(tmp_path: Path, caplog: p
     caplog.set_level(logging.INFO, "tfps")
     with slow_disk(tmp_path) as (reached, released), job(LINEAR, model_dir=str(tmp_path), **FLAGS) as running:
         assert reached.wait(20)
-        begun = steps_told(caplog)
-        wait_until(lambda: steps_told(caplog) > begun + 50)
+        begun = steps_reported(caplog)
+        wait_until(lambda: steps_reported(caplog) > begun + 50)
         assert list_checkpoints(str(tmp_path)) == []
         running.stop()
         time.sleep(5)
@@ -575,7 +575,7 @@ def test_a_save_without_end_does_not_keep_a_task_that_is_told_to_stop(
         running.stop()
         assert isinstance(running.wait(5)["worker/0"], StoppedError)
         assert list_checkpoints(str(tmp_path)) == []
-    assert "no time is left to save: the last steps are lost; the newest checkpoint: none" in caplog.messages
+    assert "no time is left to save: the last steps are lost; newest checkpoint: none" in caplog.messages
     wait_until(lambda: not directory.staging_directories(str(tmp_path)))  # it disturbs no other test
 
 
@@ -585,11 +585,11 @@ def test_sync_steps_wait_for_a_checkpoint(tmp_path: Path, caplog: pytest.LogCapt
     flags = {**FLAGS, "mode": "sync", "model_dir": str(tmp_path)}
     with slow_disk(tmp_path) as (reached, released), job(LINEAR, **flags) as running:
         assert reached.wait(20)
-        begun = steps_told(caplog)
+        begun = steps_reported(caplog)
         time.sleep(0.5)
-        assert steps_told(caplog) == begun
+        assert steps_reported(caplog) == begun
         released.set()
-        wait_until(lambda: steps_told(caplog) > begun + 50)
+        wait_until(lambda: steps_reported(caplog) > begun + 50)
         running.stop()
         running.wait(15)
     for path in list_checkpoints(str(tmp_path)):
@@ -653,7 +653,7 @@ def test_an_error_in_the_background_is_raised_once(look: Any) -> None:
 
 
 def test_what_becomes_nan_during_a_save_is_not_saved(tmp_path: Path) -> None:
-    """Training goes on during a save: a variable that was finite before it and is NaN after it is not trusted."""
+    """Training continues during a save: a variable that was finite before it and is NaN after it is not trusted."""
     run = Training(tmp_path)
     run.save(1)
     real = publish.stage
@@ -751,7 +751,7 @@ def test_an_older_chief_saves_no_more(tmp_path: Path) -> None:
     older.owner.claim()
     older.save(1)
     later.owner.claim(older.owner.this_chief.job)
-    with pytest.raises(PeerLostError, match="this chief was taken for lost"):
+    with pytest.raises(PeerLostError, match="this chief was presumed lost"):
         older.save(2)
     later.save(3)
     assert steps_in(tmp_path) == [1, 3]
@@ -781,7 +781,7 @@ def test_what_cannot_be_read_for_a_moment_is_not_damaged(tmp_path: Path, caplog:
     with mock.patch.object(manager, "restore_or_damage", side_effect=lambda *_: next(errors, None)) as tried:
         assert run.checkpoints.resume(run.session) == str(tmp_path / "model.ckpt-2")
     assert tried.call_count == 2
-    assert told_of_damage(caplog) == []
+    assert damage_reports(caplog) == []
 
 
 def test_a_checkpoint_that_cannot_be_deleted_keeps_no_others(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_all_of_a_long_file_counts(path: Path) -> None:
     assert problem(str(path)) is None
     for at in (0, 2**20, 3 * 2**20 - 1, 3 * 2**20):
         flip(file, at)
-        assert problem(str(path)) == f"{file.name} is not what was written: its checksum is another"
+        assert problem(str(path)) == f"{file.name} is not what was written: its checksum differs"
         flip(file, at)
     assert problem(str(path)) is None
 
@@ -124,7 +124,7 @@ def test_damage_is_found_by_the_manifest(path: Path, suffix: str) -> None:
     file.write_bytes(data)
     for at in range(0, len(data), 7):
         flip(file, at)
-        assert problem(str(path)) == f"{name} is not what was written: its checksum is another"
+        assert problem(str(path)) == f"{name} is not what was written: its checksum differs"
         file.write_bytes(data)
     file.unlink()
     assert problem(str(path)) == f"{name} is missing"
@@ -199,7 +199,7 @@ def test_damage_is_found_without_a_manifest(tmp_path: Path, shard: int) -> None:
     flip(index, 5)
     assert problem(str(path)) == f"{index.name} is garbled: a checksum in it does not match"
     index.write_bytes(b"")
-    assert problem(str(path)) == f"{index.name} is garbled: it does not end as an index does"
+    assert problem(str(path)) == f"{index.name} is garbled: it does not end like an index"
     index.unlink()
     assert problem(str(path)) == f"{index.name} is missing"
 

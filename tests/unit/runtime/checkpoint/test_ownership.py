@@ -251,7 +251,9 @@ def test_a_lock_that_cannot_be_deleted_is_named(tmp_path: Path, monkeypatch: pyt
     """What stays in the lock's place, here a directory, ends the chief soon: the error says what to delete."""
     monkeypatch.setattr(owner_lock, "_ABANDONED_SECS", 0.3)
     (tmp_path / ".chief.lock").mkdir()
-    with pytest.raises(StorageError, match=r"\.chief\.lock was left there, and cannot be deleted .*\. Delete it\.$"):
+    with pytest.raises(
+        StorageError, match=r"\.chief\.lock is abandoned, but this job cannot delete it.*\. Delete it\.$"
+    ):
         Ownership(str(tmp_path), ONE).claim()
 
 
@@ -316,7 +318,7 @@ def test_a_directory_that_is_gone_is_made_again(
     owner.check()
     assert saves == [True]
     assert look(str(tmp_path / "m")).holder == owner.this_chief  # type: ignore[union-attr]
-    assert f"--model_dir={tmp_path / 'm'}, or what it held, is gone." in caplog.text
+    assert f"--model_dir={tmp_path / 'm'}, or its content, is gone." in caplog.text
     owner.release()
 
 
@@ -355,7 +357,7 @@ def test_another_directory_with_checkpoints_is_not_saved_to(tmp_path: Path) -> N
     (tmp_path / "m").symlink_to("other")
     error = wait_for_error(owner)
     assert isinstance(error, HeldError)
-    assert "is not the directory that this job began in, and holds model.ckpt-600 of another run" in str(error)
+    assert "is not the directory in which this job started, and holds model.ckpt-600 of another run" in str(error)
     assert list((tmp_path / "other").iterdir()) == []
     owner.release()
 

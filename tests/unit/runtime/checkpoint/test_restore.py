@@ -76,7 +76,7 @@ def test_a_checkpoint_of_another_step_than_its_name_says_is_refused(tmp_path: Pa
         file.rename(tmp_path / file.name.replace("ckpt-3", "ckpt-9"))
     error = run_job(LINEAR, max_steps=9, **flags)["worker/0"]
     assert isinstance(error, CheckpointError)
-    assert "model.ckpt-9 is of step 3, not of the one in its name" in str(error)
+    assert "model.ckpt-9 holds step 3, not the step in its name" in str(error)
     for file in tmp_path.glob("model.ckpt-9.*"):
         file.rename(tmp_path / file.name.replace("ckpt-9", "ckpt-3"))
     train(LINEAR, max_steps=9, **flags)

@@ -75,7 +75,7 @@ def refusal(mine: str, *theirs: str) -> list[str]:
 )
 def test_a_difference_is_refused(flags: dict[str, Any], says: str) -> None:
     """Whatever changes the graph or the protocol has to be the same; a line names the flag, both values and the PS."""
-    assert refusal(terms(), terms(**flags)) == [f"{says} ps/0 (h0:2222): give every task the same."]
+    assert refusal(terms(), terms(**flags)) == [f"{says} ps/0 (h0:2222): give every task the same value."]
 
 
 def test_another_file_of_the_model_is_refused(tmp_path: Path) -> None:
@@ -85,7 +85,9 @@ def test_another_file_of_the_model_is_refused(tmp_path: Path) -> None:
     before = terms(model=str(file))
     file.write_text("rate = 3\n")
     [line] = refusal(terms(model=str(file)), before)
-    assert line.startswith("--model=mine.py here is another file than on ps/0 (h0:2222): it was changed meanwhile")
+    assert line.startswith(
+        "--model=mine.py here differs from the file on ps/0 (h0:2222): it was edited in the meantime"
+    )
     compatibility.check(terms(model=str(file)), [terms(model="/nowhere/mine.py")], Cluster(("p:1",), ("w:1",)))
 
 
@@ -104,8 +106,8 @@ def test_another_file_that_the_model_imports_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sizes.py").write_text("size = 2\n")
     (tmp_path / "package" / "rates.py").write_text("rate = 2\n")
     lines = refusal(terms(model=str(tmp_path / "mine.py")), before)
-    text = "{}, which --model=mine.py imports, here is another file than on ps/0 (h0:2222): it was changed"
-    assert [line.split(" meanwhile")[0] for line in sorted(lines)] == [
+    text = "{}, which --model=mine.py imports, here differs from the file on ps/0 (h0:2222): it was edited"
+    assert [line.split(" in the meantime")[0] for line in sorted(lines)] == [
         text.format("package/rates.py"),
         text.format("sizes.py"),
     ]
@@ -126,8 +128,8 @@ def test_every_difference_is_told_once() -> None:
     """Several differences are a line each; one that several PS have is one line, with their number."""
     lines = refusal(terms(optimizer=None), terms(mode="sync"), terms(optimizer=None, mode="sync"))
     assert lines == [
-        "no --optimizer here, adam on ps/0 (h0:2222): give every task the same.",
-        "--mode=async here, sync on ps/0 (h0:2222) and 1 more: give every task the same.",
+        "no --optimizer here, adam on ps/0 (h0:2222): give every task the same value.",
+        "--mode=async here, sync on ps/0 (h0:2222) and 1 more: give every task the same value.",
     ]
 
 
@@ -135,7 +137,7 @@ def test_versions(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixt
     """Another minor version of TensorFlow, or any of tfps, is refused; another patch of TensorFlow is only told."""
     caplog.set_level(logging.INFO, "tfps")
     assert refusal(terms(), terms(tensorflow="2.20.0")) == [
-        "TensorFlow 2.21.0 here, 2.20.0 on ps/0 (h0:2222): install the same on every host."
+        "TensorFlow 2.21.0 here, 2.20.0 on ps/0 (h0:2222): install the same version on every host."
     ]
     assert caplog.messages == []
     compatibility.check(terms(), [terms(tensorflow="2.21.1")], Cluster(("p:1",), ("w:1",)))
@@ -152,7 +154,7 @@ def test_a_ps_of_an_earlier_job_that_leaves_is_no_mistake(monkeypatch: pytest.Mo
     leaving = Speaker(Task("ps", 0))
     later = threading.Timer(0.5, leaving.close)
     later.start()
-    with pytest.raises(PeerLostError, match="was of an earlier job, and has left: start this task again") as caught:
+    with pytest.raises(PeerLostError, match="belonged to an earlier job and has exited: restart this task") as caught:
         compatibility.check(terms(), [terms(mode="sync")], Cluster((leaving.address,), ("w:1",)))
     later.join()
     assert caught.value.exit_code == 170
@@ -189,7 +191,7 @@ def test_a_task_that_was_started_otherwise_is_refused(tmp_path: Path) -> None:
         started.append(Process(tmp_path / "worker", *cluster, *mine, f"--model_dir={tmp_path / 'm'}"))
         assert started[1].wait(120) == 2, started[1].output()
         assert [line for line in started[1].output().splitlines() if not line.startswith("threads: ")] == [
-            f"error: --{what} on ps/0 (127.0.0.1:{first}): give every task the same."
+            f"error: --{what} on ps/0 (127.0.0.1:{first}): give every task the same value."
             for what in ("optimizer=adam here, none", "mode=sync here, async", "wire=plain here, packed")
         ]
         assert started[0].poll() is None
@@ -208,9 +210,9 @@ def test_the_ps_of_another_run_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         compatibility.check_run(str(there), told, "ps/0 (h:1)")
     assert str(caught.value) == (
-        f"--model_dir={there}: ps/0 (h:1) is of another run, with --model_dir={here}: end the PS and start them again, "
-        "or give that directory."
+        f"--model_dir={there}: ps/0 (h:1) belongs to another run, with --model_dir={here}: end the PS and restart "
+        "them, or give that directory."
     )
     write_json(here / "job.json", {"model": "linear", "run": compatibility.new_run(str(here))["id"]})
-    with pytest.raises(ConfigError, match=r"of another run, that was begun before this one: end the PS and start"):
+    with pytest.raises(ConfigError, match=r"to another run, which started before this one: end the PS and restart"):
         compatibility.check_run(str(here), told, "ps/0 (h:1)")

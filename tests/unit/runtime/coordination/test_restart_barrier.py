@@ -34,6 +34,8 @@ from tfps.runtime.graph import builder
 from tfps.runtime.training import chief
 from tfps.runtime.training.connection import Connection
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from support.processes import summary
 from tfps.runtime.coordination import heartbeat, restart_barrier
 from tfps.runtime.coordination.stragglers import Stragglers, WorkerPace
 
+pytestmark = pytest.mark.slow
+
 
 def test_in_step_the_one_that_all_wait_for_is_behind() -> None:
     """Only a worker that is waited for alone counts; after a few looks nothing is said."""

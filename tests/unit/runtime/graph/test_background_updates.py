@@ -9,6 +9,8 @@ from support.cluster import dataset_of, model_of, train, variables_of
 
 import tfps
 
+pytestmark = pytest.mark.slow
+
 STEPS = 20
 
 

@@ -1,6 +1,7 @@
 """What is found in a model before anything starts: variables, tables and input of its evaluation among it."""
 
 import dataclasses
+import functools
 import json
 import logging
 import random
@@ -69,8 +70,8 @@ def test_a_variable_of_evaluation_alone_is_found_before_training(tmp_path: Path)
     """A variable that training does not have is the model's mistake, told with its line before the first step."""
     model = model_of(ones, shifted)
     told = (
-        f"{__file__}, line {shifted.__code__.co_firstlineno + 3}: variable 'moving_mean' of mode='eval' is not there "
-        "in mode='train', so it has no trained value: make it, under the same name, for mode='train' too"
+        f"{__file__}, line {shifted.__code__.co_firstlineno + 3}: variable 'moving_mean' of mode='eval' does not exist "
+        "in mode='train', so it has no trained value: create it under the same name for mode='train' too"
     )
     with job(model, num_workers=1, max_steps=10, model_dir=str(tmp_path)) as running:
         wait_until(lambda: "worker/0" in running.ended)
@@ -124,8 +125,23 @@ def test_a_model_that_changes_the_global_step_is_refused(where: str) -> None:
             return spec_of(weight * features["x"])
         return spec_of(weight * features["x"] + 0.0 * tf.cast(raised, tf.float32))
 
-    with pytest.raises(ModelError, match=r"line \d+: the model changes global_step, which tfps raises"):
+    with pytest.raises(ModelError, match=r"line \d+: the model changes global_step, but tfps increments"):
         model_check.build_once(JobConfig(), CLUSTER, model_of(ones, model_fn))
+
+
+def test_a_keras_layer_that_changes_a_variable_in_a_loop_is_refused() -> None:
+    """Nothing outside a loop can wait for the change, so the averages of batch norm would stay as they were."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any, training: bool = True) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        layer = tf2.keras.layers.BatchNormalization(name="norm")
+        layer.build((None, 1))
+        rows = tf.fill([2, 3, 1], features["x"])
+        return spec_of(weight * tf.reduce_sum(tf.map_fn(lambda x: layer(x, training=training), rows)))
+
+    with pytest.raises(ModelError, match=r"line \d+: a Keras layer changes a variable in a loop .* training=False"):
+        model_check.build_once(JobConfig(), CLUSTER, model_of(ones, model_fn))
+    model_check.build_once(JobConfig(), CLUSTER, model_of(ones, functools.partial(model_fn, training=False)))
 
 
 @pytest.mark.parametrize("wire", ["packed", "plain"])
@@ -397,7 +413,9 @@ def test_eval_and_export_name_a_variable_that_training_has_not(tmp_path: Path) -
         return linear({"x": features["x"] - shift}, labels, mode, params)
 
     for use in (evaluation.of_checkpoint, export.saved_model):
-        with pytest.raises(ModelError, match=r"variable 'moving_mean' of mode='(eval|infer)' is not there in mode='tr"):
+        with pytest.raises(
+            ModelError, match=r"variable 'moving_mean' of mode='(eval|infer)' does not exist in mode='tr"
+        ):
             use(JobConfig(), model_of(ones, model_fn), str(tf.train.latest_checkpoint(str(tmp_path))))
 
 
@@ -417,7 +435,7 @@ def test_a_model_of_another_user_is_not_run_unasked(tmp_path: Path) -> None:
     source.write_text(POWERS)
     (tmp_path / "job.json").write_text(json.dumps({"model": str(source)}))
     source.chmod(0o666)
-    with pytest.raises(ConfigError, match=rf"{source} can be written by any user. Look at it, then give --model="):
+    with pytest.raises(ConfigError, match=rf"{source} is writable by any user. Check it, then give --model="):
         evaluate._check_owner(tmp_path / "job.json", source)
     source.chmod(0o644)
     evaluate._check_owner(tmp_path / "job.json", source)

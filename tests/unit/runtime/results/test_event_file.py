@@ -41,7 +41,7 @@ def test_a_file_in_place_of_the_folder_is_told_once(tmp_path: Path, caplog: pyte
     for step in (1, 2):
         file.write(step, {"loss": 1.0})
     why = f"{tmp_path}/eval is not a directory"
-    assert told(caplog) == [f"--model_dir: the event file cannot be written: {why}. The job goes on without it."]
+    assert told(caplog) == [f"--model_dir: the event file cannot be written: {why}. The job continues without it."]
 
 
 def test_a_job_ends_well_without_its_event_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

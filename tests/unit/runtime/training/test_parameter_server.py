@@ -20,5 +20,5 @@ def test_only_who_was_there_when_a_worker_joined_is_missed(monkeypatch: pytest.M
     for _ in range(3):
         servers.check(joined=True)
     born[0] = b"3"
-    with pytest.raises(PeerLostError, match="ps/1 was started again"):
+    with pytest.raises(PeerLostError, match="ps/1 restarted"):
         servers.check(joined=True)

@@ -24,16 +24,16 @@ CHIEF = Task("worker", 0)
 LINEAR = model_of(lambda *_: dataset_of([1.0]), linear)
 
 
-class Told:
-    """What the PS would tell."""
+class FakeReader:
+    """Returns fixed values in place of those on the PS."""
 
     def __init__(self, ahead: Sequence[int] = (), beats: Sequence[WorkerPace] = ()) -> None:
         self.ahead, self.beats, self.phases = (lambda: ahead), (lambda: beats), list
 
 
-def watch_of(cluster: Cluster, told: Told, **flags: float) -> PeerMonitor:
+def watch_of(cluster: Cluster, reader: FakeReader, **flags: float) -> PeerMonitor:
     """Return a chief's watch of a sync job."""
-    return PeerMonitor(JobConfig(**flags), cluster, CHIEF, True, told)  # type: ignore[arg-type]
+    return PeerMonitor(JobConfig(**flags), cluster, CHIEF, True, reader)  # type: ignore[arg-type]
 
 
 def test_a_ps_that_stands_still_is_lost_although_it_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,12 +41,12 @@ def test_a_ps_that_stands_still_is_lost_although_it_can_be_reached(monkeypatch: 
     monkeypatch.setattr(peer_monitor, "MUTE_AFTER_SECS", 0.3)
     with listener() as standing, contextlib.closing(Speaker(Task("ps", 0))) as speaks:
         cluster = Cluster((speaks.address, address_of(standing)), ("127.0.0.1:1",))
-        watched = watch_of(cluster, Told())
+        watched = watch_of(cluster, FakeReader())
         assert watched.error(None, False) is None
         time.sleep(0.4)
         error = watched.error(None, False)
     assert isinstance(error, PeerLostError)
-    assert str(error) == "lost ps/1: it can be reached, but has not answered for 0.3 s."
+    assert str(error) == "lost ps/1: it is reachable but has not answered for 0.3 s."
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_who_waits_tells_for_whom_and_since_when(ahead: list[int], awaited: str)
     with contextlib.ExitStack() as stack:
         names = [Task("ps", 0), CHIEF, Task("worker", 1), Task("worker", 2)]
         there = [stack.enter_context(contextlib.closing(Speaker(name))).address for name in names]
-        watched = watch_of(Cluster((there[0],), tuple(there[1:])), Told(ahead, beats), stall_timeout_secs=0.1)
+        watched = watch_of(Cluster((there[0],), tuple(there[1:])), FakeReader(ahead, beats), stall_timeout_secs=0.1)
         progress = Progress(steps=7, global_step=120)
         assert watched.error(progress, True) is None
         time.sleep(0.3)
         error = watched.error(progress, True)
     assert isinstance(error, StallError)
-    assert f"the last was 120{awaited}: the task's log" in str(error)
+    assert f"the last was 120{awaited}: see the stacks in the task's log" in str(error)
 
 
 @pytest.mark.parametrize("began", [True, False])
@@ -81,9 +81,9 @@ def test_a_worker_that_the_ps_hear_is_not_lost(monkeypatch: pytest.MonkeyPatch, 
     silent_secs, progress = {1: 0.0}, Progress(steps=1) if began else None
     with contextlib.closing(Speaker(Task("ps", 0))) as ps:
         cluster = Cluster((ps.address,), ("127.0.0.1:1", "127.0.0.1:2"))
-        config, told = JobConfig(start_timeout_secs=0.2), Told()
-        told.phases = lambda: [0, 0]  # type: ignore[assignment]
-        watched = PeerMonitor(config, cluster, CHIEF, True, told, silent_secs.__getitem__)  # type: ignore[arg-type]
+        config, reader = JobConfig(start_timeout_secs=0.2), FakeReader()
+        reader.phases = lambda: [0, 0]  # type: ignore[assignment]
+        watched = PeerMonitor(config, cluster, CHIEF, True, reader, silent_secs.__getitem__)  # type: ignore[arg-type]
         assert watched.error(progress, False) is None
         time.sleep(0.4)
         assert watched.error(progress, False) is None
@@ -96,13 +96,13 @@ def test_a_worker_that_the_ps_hear_is_not_lost(monkeypatch: pytest.MonkeyPatch, 
 def test_a_frozen_worker_is_not_waited_for_in_the_end(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     """The kernel takes calls for it, but the PS hear nothing: it is named, and gone after ``stall_timeout_secs``."""
     caplog.set_level(logging.INFO, "tfps")
-    monkeypatch.setattr(peer_monitor, "_TELL_AFTER_SECS", 0.1)
+    monkeypatch.setattr(peer_monitor, "_REPORT_AFTER_SECS", 0.1)
     silent_secs = {1: 0.1}
     with listener() as standing, contextlib.closing(Speaker(Task("ps", 0))) as ps:
         cluster = Cluster((ps.address,), ("127.0.0.1:1", address_of(standing)))
-        told = Told(beats=[WorkerPace(7, 120, time.time()), WorkerPace(7, 119, time.time() - 45)])
+        reader = FakeReader(beats=[WorkerPace(7, 120, time.time()), WorkerPace(7, 119, time.time() - 45)])
         config, waited_for = JobConfig(stall_timeout_secs=5.0), [Task("worker", 1)]
-        watched = PeerMonitor(config, cluster, CHIEF, False, told, silent_secs.__getitem__)  # type: ignore[arg-type]
+        watched = PeerMonitor(config, cluster, CHIEF, False, reader, silent_secs.__getitem__)  # type: ignore[arg-type]
         assert not watched.are_gone(waited_for, 0.2)
         time.sleep(0.2)
         assert not watched.are_gone(waited_for, 0.2)
@@ -117,4 +117,4 @@ def test_a_ps_of_another_release_is_no_endless_wait() -> None:
         wait_until(lambda: {"worker/0", "worker/1"} <= set(running.ended))
     for worker in ("worker/0", "worker/1"):
         assert isinstance(running.ended[worker], ClusterFormError)
-        assert "a PS is there but has not set up the job's state in 1 s" in str(running.ended[worker])
+        assert "a PS answers but has not set up the job's state in 1 s" in str(running.ended[worker])

@@ -57,7 +57,7 @@ def test_a_step_begins_it_anew(clock: list[float]) -> None:
         for _ in range(90):
             clock[0] += 1.0
             assert watched.error(steps, steps, list) is None
-    assert stall_detector._TELL_AFTER_SECS < 90.0
+    assert stall_detector._REPORT_AFTER_SECS < 90.0
 
 
 def test_time_suspended_is_no_stall(clock: list[float]) -> None:

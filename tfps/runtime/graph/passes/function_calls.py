@@ -16,8 +16,7 @@ TensorFlow removes a control edge that is parallel to a data edge::
 
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.graph.graph_editor import add_control_inputs, is_handle, is_in_control_flow
-from tfps.runtime.graph.passes.side_effects import is_call
+from tfps.runtime.graph.graph_editor import add_control_inputs, is_call, is_handle, is_in_control_flow
 from tfps.tf_types import Graph, Operation
 
 

@@ -26,6 +26,7 @@ from tfps.runtime.graph.graph_editor import (
     add_control_inputs,
     can_wait,
     descendants,
+    is_call,
     is_handle,
     is_in_every_step,
     set_input,
@@ -51,8 +52,8 @@ def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequen
     changes = _changes(graph, lasting)
     first = _initializers(graph)
     kept = [_operation(update) for update in tf.nest.flatten(graph.get_collection(tf.GraphKeys.UPDATE_OPS))]
-    for write, makers in changes.items():
-        if write not in first and _is_of_layer(write) and all(maker.type in VARIABLES for maker in makers):
+    for write in _of_layers(changes, first):
+        if can_wait(write):
             _read_before(write, lasting.changed(write))
             kept.append(write)
     of_loss = set() if loss is None else set(ancestors([loss]))
@@ -62,6 +63,18 @@ def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequen
     changes_ps = {op for op, makers in changes.items() if _on_ps(makers)}
     inner = [before for op in kept for before in [op, *ancestors([op])] if before is op or before in changes]
     return [op for op in dict.fromkeys(inner) if op not in first and changes_ps.isdisjoint(ancestors([op]))]
+
+
+def of_layers_in_loops(graph: Graph) -> Sequence[Operation]:
+    """Return the changes that Keras's layers make inside loops of TensorFlow 1.x, where no step can run them."""
+    changes = _changes(graph, side_effects.Lasting(graph))
+    return [write for write in _of_layers(changes, _initializers(graph)) if not can_wait(write)]
+
+
+def _of_layers(changes: Mapping[Operation, Sequence[Operation]], first: Collection[Operation]) -> Iterable[Operation]:
+    for write, makers in changes.items():
+        if write not in first and _is_of_layer(write) and all(maker.type in VARIABLES for maker in makers):
+            yield write
 
 
 def changes_ps(graph: Graph, tensor: Tensor) -> bool:
@@ -148,8 +161,8 @@ def need_order(graph: Graph, fetches: Sequence[Tensor | Operation], variables: S
     for op in ancestors(fetches):
         changed = {lasting.origin(handle) for handle in lasting.changed(op)}
         before = ancestors([op]) if changed and not side_effects.only_adds(op) else []
-        is_call = side_effects.is_call(op)
-        again = {lasting.origin(h) for one in before if one is not op or is_call for h in one.inputs if is_handle(h)}
+        inside = is_call(op)  # what the function reads
+        again = {lasting.origin(h) for one in before if one is not op or inside for h in one.inputs if is_handle(h)}
         if not changed.isdisjoint(places | again):
             return True
     return False

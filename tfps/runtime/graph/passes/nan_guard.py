@@ -22,7 +22,7 @@ from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.passes.unrolling import copy_number
 from tfps.tf_types import Fetch, Gradient, Graph, Operation, Optimizer, Tensor, Variable
 
-_TOLD = re.compile(r"tfps: ([^\n]*?) : Tensor had (NaN|Inf|Inf and NaN) values\s+\[\[\{\{node ([^}]*)\}")
+_MESSAGE = re.compile(r"tfps: ([^\n]*?) : Tensor had (NaN|Inf|Inf and NaN) values\s+\[\[\{\{node ([^}]*)\}")
 
 
 class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
@@ -107,8 +107,8 @@ def _without_raising(graph: Graph, applied: Fetch, made: Sequence[Operation], gl
     """Return ``applied`` without the operations that raise ``global_step``, and remove control edges from these."""
     lasting = side_effects.Lasting(graph)
     raising = {op for op in made if any(lasting.origin(h) is global_step.op for h in lasting.changed(op))}
-    if any(True for op in raising for _ in side_effects.functions_of(op.node_def)):
-        raise ValueError("the optimizer raises global_step in a tf.function or a condition: let it do so outside.")
+    if any(graph_editor.is_call(op) for op in raising):
+        raise ValueError("the optimizer increments global_step in a tf.function or a condition: do it outside.")
 
     _read_as_raised(made, raising, global_step)
 
@@ -186,10 +186,10 @@ def find_non_finite(error: Any) -> NonFiniteValue | None:
 
     The error may be of any class: errors of operations cancelled because of it are reported with it, sometimes first.
     """
-    told = _TOLD.search(error.message)
-    if told is None:
+    match = _MESSAGE.search(error.message)
+    if match is None:
         return None
-    what, kind, node = told.groups()
+    what, kind, node = match.groups()
     value = kind.lower().replace("inf and nan", "nan")
     what = f"the loss is {value}" if what == "the loss" else f"{what} holds {kind}"
     return NonFiniteValue(what, copy_number(node))

@@ -9,14 +9,16 @@ The module mostly answers questions of the passes; only ``reseed`` changes a nod
     reseed:  RandomUniform(seed2=5) becomes RandomUniform(seed2=5 + shift)
 """
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
-from tfps.runtime.graph.graph_editor import function_of, has_function, is_handle
+from tfps.runtime.graph.functions import called_by, leaves_within, nodes_within
+from tfps.runtime.graph.graph_editor import function_of, has_function, is_call, is_handle
+from tfps.runtime.graph.placement import task_of
 from tfps.tf_types import FuncGraph, Graph, NodeDef, Operation, Tensor
 
 _HARMLESS = ("CheckNumerics", "CheckNumericsV2", "Assert", "ConsumeMutexLock", "Placeholder", "Timestamp")
@@ -56,10 +58,8 @@ _ADDS = (
     "AssignSub",
     "AssignSubVariableOp",
     "ResourceCountUpTo",
-    "ResourceScatterAdd",
     "ResourceScatterNdAdd",
     "ResourceScatterNdSub",
-    "ResourceScatterSub",
     "ScatterAdd",
     "ScatterNdAdd",
     "ScatterNdSub",
@@ -70,15 +70,25 @@ _PLAIN_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _LOOKS_AT_NAN = ("IsNan", "IsFinite")
 
 
+def identity_of(op: Operation) -> object:
+    """Return a key of the resource whose handle an operation creates: equal keys mean one resource.
+
+    Two operations with the same ``shared_name`` on one task create handles of the same resource.
+    """
+    attrs = op.node_def.attr
+    shared_name = attrs["shared_name"].s if "shared_name" in attrs else b""
+    return (op.type, attrs["container"].s, shared_name, task_of(op)) if shared_name else op
+
+
 def acts(op: Operation) -> bool:
     """Return whether an operation acts outside TensorFlow (calls Python, prints), so that its order matters.
 
     It may do so in a function that it calls.
     """
+    if has_function(op.graph, op.type) or (_acts(op.type) and is_call(op)):
+        return any(_acts(node.op) for node in leaves_within(op))
     handles = [tensor for tensor in (*op.inputs, *op.outputs) if is_handle(tensor)]
-    if not _acts(op.type) or not is_call(op):
-        return not handles and _acts(op.type)
-    return any(_acts(node.op) for node in _nodes(op))
+    return not handles and _acts(op.type)
 
 
 def changes(op: Operation) -> bool:
@@ -89,13 +99,13 @@ def changes(op: Operation) -> bool:
 def only_adds(op: Operation) -> bool:
     """Return whether an operation only adds to the resources it changes, so that concurrent ones lose nothing."""
     if is_call(op):
-        return all(node.op in (*_READS, *_ADDS) for node in _nodes(op) if _uses_handle(node))
+        return all(node.op in (*_READS, *_ADDS) for node in leaves_within(op) if _uses_handle(node))
     return op.type in _ADDS
 
 
 def has_hidden_state(op: Operation) -> bool:
     """Return whether an operation, or one in a function that it calls, keeps state that its copies do not share."""
-    return op.type in _HIDDEN_STATE or any(node.op in _HIDDEN_STATE for node in _nodes(op))
+    return op.type in _HIDDEN_STATE or any(node.op in _HIDDEN_STATE for node in leaves_within(op))
 
 
 def may_be_nan(tensor: Tensor) -> bool:
@@ -115,6 +125,12 @@ class Lasting:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._bodies: dict[str, FuncGraph] = {}
+
+    @functools.cached_property
+    def _makers(self) -> dict[object, Operation]:
+        """The first operation that creates a handle of each resource, by ``identity_of``."""
+        makers = [op for op in self._graph.get_operations() if not op.inputs and any(map(is_handle, op.outputs))]
+        return {identity_of(op): op for op in reversed(makers)}
 
     def changed(self, op: Operation) -> Sequence[Tensor]:
         """Return those handles among an operation's inputs whose resources it may change."""
@@ -138,7 +154,10 @@ class Lasting:
                     yield from _handles(op)
 
     def origin(self, handle: Tensor) -> Operation:
-        """Return the operation that created a handle. Other operations, including functions, may have passed it on."""
+        """Return the operation that created a handle. Other operations, including functions, may have passed it on.
+
+        If several operations have created handles of one resource, return the same one for all of them.
+        """
         op, index = handle.op, handle.value_index
         if body := next((body for body in self._called(op) if index < len(body.outputs)), None):
             inner = self.origin(body.outputs[index])
@@ -147,7 +166,7 @@ class Lasting:
         passed = [tensor for tensor in op.inputs if is_handle(tensor)]
         if op.type == "IdentityN":
             passed = [op.inputs[index]]
-        return self.origin(passed[0]) if passed else op
+        return self.origin(passed[0]) if passed else self._makers.setdefault(identity_of(op), op)
 
     def values(self, op: Operation, makers: Collection[Operation]) -> Sequence[Tensor]:
         """Return the float tensors that determine the new values of the resources that an operation changes.
@@ -179,9 +198,7 @@ class Lasting:
 
     def _called(self, op: Operation) -> Sequence[FuncGraph]:
         """Return the functions that an operation calls, as graphs. The operation may be a condition or a loop."""
-        names = [called.name for called in functions_of(op.node_def)]
-        names += [op.type] if has_function(self._graph, op.type) else []
-        return [self._body(name) for name in dict.fromkeys(names) if has_function(self._graph, name)]
+        return [self._body(name) for name in called_by(self._graph, op.node_def)]
 
     def _body(self, name: str) -> FuncGraph:
         if name not in self._bodies:
@@ -190,23 +207,15 @@ class Lasting:
         return self._bodies[name]
 
 
-def draws(graph: Graph, name: str) -> bool:
-    """Return whether a function of a graph draws seeded random numbers, directly or indirectly."""
-    return any(_seed(node) for node in _nodes_of(graph, name, set()))
+def draws(graph: Graph, node: NodeDef) -> bool:
+    """Return whether a function that an operation calls draws seeded random numbers, directly or indirectly."""
+    return any(_seed(inner) for inner in nodes_within(graph, node))
 
 
 def reseed(node: NodeDef, shift: int) -> None:
     """Make an operation that draws seeded random numbers draw other numbers."""
     if _seed(node):
         node.attr["seed2"].i += shift
-
-
-def functions_of(node: NodeDef) -> Iterator[Any]:
-    """Yield the references to functions among an operation's attributes."""
-    for attr in node.attr.values():
-        if attr.HasField("func"):
-            yield attr.func
-        yield from attr.list.func
 
 
 def _acts(kind: str) -> bool:
@@ -258,27 +267,3 @@ def _given(op: Operation, body: FuncGraph) -> Mapping[Operation, Tensor]:
     outer = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
     inner = [tensor.op for tensor in body.inputs if tensor.dtype == tf.resource]
     return dict(zip(inner, outer, strict=True)) if len(inner) == len(outer) else {}
-
-
-def is_call(op: Operation) -> bool:
-    """Return whether an operation calls functions: by name, as a condition, or as a loop."""
-    return any(True for _ in functions_of(op.node_def))
-
-
-def _nodes(op: Operation) -> Iterator[NodeDef]:
-    """Yield all operations in the functions that an operation calls, except those that only call others."""
-    seen: set[str] = set()
-    for called in functions_of(op.node_def):
-        for node in _nodes_of(op.graph, called.name, seen):
-            if not any(True for _ in functions_of(node)):
-                yield node
-
-
-def _nodes_of(graph: Graph, name: str, seen: set[str]) -> Iterator[NodeDef]:
-    if name in seen:
-        return
-    seen.add(name)
-    for node in function_of(graph, name).node_def:
-        yield node
-        for called in functions_of(node):
-            yield from _nodes_of(graph, called.name, seen)

@@ -26,6 +26,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
+from tfps.runtime.graph.functions import called_by, references
 from tfps.runtime.graph.graph_editor import (
     add_control_inputs,
     data_users,
@@ -42,7 +43,8 @@ _SEED_STRIDE = 1_000_003
 _SCOPE = "tfps/step_"
 _TURNS = "tfps/acts/"
 _MADE_IN_EACH_RUN = ("Anonymous", "TemporaryVariable")  # beginnings of the types of operations
-_CONTROL = ("Enter", "RefEnter", "Switch", "RefSwitch")
+_ENTERS = ("Enter", "RefEnter")
+_CONTROL = (*_ENTERS, "Switch", "RefSwitch")
 _BRANCHES = (*("Switch", "RefSwitch", "If", "StatelessIf", "Case", "StatelessCase"), *("While", "StatelessWhile"))
 _DEEPER = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
 
@@ -82,6 +84,8 @@ class UnrolledStep:
         self.size = len(self._ops)
         used = {tensor.name for op in self._ops for tensor in op.inputs}
         self._shared = {tensor.name: tensor for op in kept for tensor in op.outputs if tensor.name in used}
+        first: dict[object, str] = {}
+        self._resource = {n: first.setdefault(side_effects.identity_of(t.op), n) for n, t in self._shared.items()}
         self._passed_on = self._handles_passed_on()
         self._copies: list[dict[str, Operation]] = [{op.name: op for op in self._ops}]
         self._acts = {op for op in self._ops if side_effects.acts(op)}
@@ -96,8 +100,8 @@ class UnrolledStep:
     def _lasting(self, op: Operation) -> Sequence[str]:
         """Return the names of the resources that an operation uses, directly or passed on by another operation."""
         found = [name for tensor in op.inputs for name in self._passed_on.get(tensor.name, ())]
-        lasting = [tensor for tensor in op.inputs if tensor.name in self._shared]
-        return list(dict.fromkeys([*(t.name for t in lasting if is_handle(t)), *found]))
+        found += [tensor.name for tensor in op.inputs if tensor.name in self._shared and is_handle(tensor)]
+        return list(dict.fromkeys(self._resource[name] for name in found))
 
     def _handles_passed_on(self) -> Mapping[str, Sequence[str]]:
         """Return the names of the resources behind each handle that an operation of the step returns, by tensor name.
@@ -167,17 +171,28 @@ class UnrolledStep:
         return node
 
     def _reseed_functions(self, node: NodeDef, number: int, library: Any) -> None:
-        """Make an operation call copies of the functions that draw random numbers. Add the copies to a library."""
-        for called in side_effects.functions_of(node):
-            if side_effects.draws(self._graph, called.name):
-                original, called.name = called.name, f"{called.name}_{_SCOPE.replace('/', '_')}{number}"
-                if all(function.signature.name != called.name for function in library.function):
-                    made = library.function.add()
-                    made.CopyFrom(function_of(self._graph, original))
-                    made.signature.name = called.name
-                    for inner in made.node_def:
-                        side_effects.reseed(inner, number * _SEED_STRIDE)
-                        self._reseed_functions(inner, number, library)
+        """Make an operation call copies of its functions if they draw random numbers. Add the copies to a library."""
+        if not side_effects.draws(self._graph, node):
+            return
+        called = called_by(self._graph, node)
+        for reference in references(node):
+            reference.name = (
+                self._copied(reference.name, number, library) if reference.name in called else reference.name
+            )
+        if node.op in called:
+            node.op = self._copied(node.op, number, library)
+
+    def _copied(self, name: str, number: int, library: Any) -> str:
+        """Return the name of a copy of a function in a library, which it is added to. It draws other numbers."""
+        copied = f"{name}_{_SCOPE.replace('/', '_')}{number}"
+        if all(function.signature.name != copied for function in library.function):
+            made = library.function.add()
+            made.CopyFrom(function_of(self._graph, name))
+            made.signature.name = copied
+            for inner in made.node_def:
+                side_effects.reseed(inner, number * _SEED_STRIDE)
+                self._reseed_functions(inner, number, library)
+        return copied
 
     def _put_after(self, copy: dict[str, Operation], before: dict[str, Operation]) -> None:
         """Make each use of a resource in one copy wait for all uses in the copy before."""
@@ -201,11 +216,12 @@ class UnrolledStep:
         """Return the names of the operations that end an operation's use of its resources; empty if unknown.
 
         This is the operation itself. For one that enters a loop, it is the operations through which its input leaves
-        the loop. TensorFlow turns an ``If`` or ``While`` into branches and loops of which control edges reach a part.
+        the loop. They do not wait for a change of the resource in the loop, whose iterations may run at the same time.
+        TensorFlow turns an ``If`` or ``While`` into branches and loops of which control edges reach a part.
         """
         if op.type in _BRANCHES:
             return []
-        if op.type not in ("Enter", "RefEnter"):
+        if op.type not in _ENTERS:
             return [op.name]
         todo, ends = [(op, 1)], []
         seen = {op}
@@ -214,6 +230,8 @@ class UnrolledStep:
                 level = depth + _DEEPER.get(user.type, 0)
                 if user.name not in self._copies[0] or user in seen:
                     continue
+                if (side_effects.changes(user) or user.type in INPUTS) and any(map(is_handle, inner.outputs)):
+                    return []
                 seen.add(user)
                 if level:
                     todo.append((user, level))

@@ -66,14 +66,14 @@ def getter(config: JobConfig, cluster: Cluster) -> Any:
     return get
 
 
-def tell(graph: Graph, optimizer: Optimizer, config: JobConfig) -> None:
+def log_split(graph: Graph, optimizer: Optimizer, config: JobConfig) -> None:
     """Log the split variables if a split may matter: if the optimizer is not from TensorFlow or tfps."""
     names = sorted(set(graph.get_collection(_SPLIT)))
     if names and not type(optimizer).__module__.startswith(("tensorflow.", "tfps.")):
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         log.info(
-            "%s%s: split over the PS, and %s gets each slice as a variable of its own. If it looks at variables as a "
-            "whole, as for a norm, give more than --min_slice_mb=%g.",
+            "%s%s: split over the PS, and %s gets each slice as a separate variable. If it needs whole variables, "
+            "for example for a norm, give more than --min_slice_mb=%g.",
             *(", ".join(names[:_NAMED]), more, type(optimizer).__name__, config.min_slice_mb),
         )
 

@@ -15,6 +15,8 @@ from tfps.errors import ModelError
 from tfps.optimizers.registry import OPTIMIZERS
 from tfps.runtime.graph import plan
 
+pytestmark = pytest.mark.slow
+
 STEPS, ROWS = 6, 60
 
 

@@ -12,6 +12,8 @@ from tensorflow.python.ops import cond_v2
 
 import tfps
 
+pytestmark = pytest.mark.slow
+
 STEPS = 96
 
 

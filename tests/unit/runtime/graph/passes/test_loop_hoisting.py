@@ -14,6 +14,8 @@ from tfps.config.job_config import JobConfig
 from tfps.runtime.graph import builder, placement
 from tfps.runtime.graph.passes import variable_packing
 
+pytestmark = pytest.mark.slow
+
 TURNS = 3
 
 

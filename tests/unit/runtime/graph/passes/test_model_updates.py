@@ -11,14 +11,17 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from support.cluster import cluster_of, dataset_of, model_of, run_job, train, variables_of
 from support.processes import summary
+from tensorflow.python.framework import function
 
 import tfps
 from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import DivergedError
 from tfps.runtime.graph import builder
-from tfps.runtime.graph.passes import model_updates
+from tfps.runtime.graph.passes import model_updates, side_effects
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
+
+pytestmark = pytest.mark.slow
 
 STEPS = 96
 UNROLLED = {"steps_per_run": 8, "runs_in_flight": 2}
@@ -693,6 +696,28 @@ def test_what_only_adds_may_overlap() -> None:
         assert not model_updates.need_order(graph, [moving.assign_sub(0.1 * (moving - 1.0)), adds], [])
         assert model_updates.need_order(graph, [assigns], [])
         assert model_updates.need_order(graph, [moving.assign(moving * 2.0)], [])
+
+
+def test_a_defun_is_a_function_too() -> None:
+    """A ``Defun``, whose call has the function's name as its type, is looked into as a ``tf.function`` is."""
+    with tf.Graph().as_default() as graph:
+        moving = tf.get_variable("moving", [], initializer=tf.zeros_initializer(), trainable=False)
+
+        def defun(change: Any) -> Any:
+            @function.Defun(tf.resource)
+            def changing(handle: Any) -> Any:
+                with tf.control_dependencies([change(handle)]):
+                    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+
+            return changing(moving.handle)
+
+        adds = defun(lambda handle: tf.raw_ops.AssignAddVariableOp(resource=handle, value=1.0))
+        old = lambda handle: tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)  # noqa: E731
+        doubles = defun(lambda handle: tf.raw_ops.AssignVariableOp(resource=handle, value=2.0 * old(handle)))
+        prints = defun(lambda handle: tf.print(old(handle)))
+        assert not model_updates.need_order(graph, [adds], [])
+        assert model_updates.need_order(graph, [doubles], [])
+        assert [side_effects.acts(call.op) for call in (adds, doubles, prints)] == [False, False, True]
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

@@ -15,6 +15,8 @@ import tfps
 from tfps.errors import DivergedError, StorageError
 from tfps.runtime.graph.passes.nan_guard import NonFiniteValue, find_non_finite
 
+pytestmark = pytest.mark.slow
+
 GOOD = 24
 
 

@@ -13,12 +13,15 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from support.cluster import dataset_of, linear, model_of, run_job, train, variables_of
 from support.processes import summary
+from tensorflow.python.framework import function
 
 import tfps
 from tfps.config.job_config import JobConfig
 from tfps.errors import DataError
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
 from tfps.runtime.training.step_runner import Pace, StepRunner
+
+pytestmark = pytest.mark.slow
 
 
 def counted(length: int | None) -> Any:
@@ -187,17 +190,45 @@ def test_a_run_of_many_steps_is_as_many_runs(tmp_path: Path) -> None:
     assert variables_of(tmp_path / "5")["seen"] == 20
 
 
+@pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_loop_that_only_writes_has_no_end_that_is_known(reads: bool) -> None:
-    """Nothing that leaves the loop comes of a write: copies of such a step are not put in order, so none are made."""
+def test_a_loop_that_writes_has_no_end_that_is_known(reads: bool, writes: bool) -> None:
+    """Nothing that leaves the loop waits for a write: copies of such a step have no order, so none are made."""
     with tf.Graph().as_default() as graph:
         seen = tf.get_variable("seen", [], initializer=tf.zeros_initializer(), use_resource=True)
 
         def turn(index: Any) -> Any:
-            with tf.control_dependencies([seen.assign_add(1.0, read_value=False)]):
+            with tf.control_dependencies([seen.assign_add(1.0, read_value=False)] if writes else []):
                 return index + (tf.cast(seen.read_value(), tf.int32) if reads else 1)
 
-        assert UnrolledStep(graph, [tf.while_loop(lambda index: index < 3, turn, [0])]).in_order is reads
+        assert UnrolledStep(graph, [tf.while_loop(lambda index: index < 3, turn, [0])]).in_order is not writes
+
+
+def table() -> Any:
+    """Return a new handle of one table."""
+    return tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.float32, shared_name="counts")
+
+
+def test_handles_of_one_resource_are_used_in_order(tmp_path: Path) -> None:
+    """A step looks up, through another handle of the table, what it has itself inserted, and nothing later."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        slow = 0.0 * tf.reduce_sum(tf.matmul(tf.fill([300, 300], features["x"]), tf.ones([300, 300])))
+        key, value = tf.constant([1], tf.int64), features["x"][tf.newaxis]
+        insert = tf.raw_ops.LookupTableInsertV2(table_handle=table(), keys=key, values=value)
+        with tf.control_dependencies([insert]):
+            late = key + tf.cast(slow, tf.int64)
+        found = tf.raw_ops.LookupTableFindV2(table_handle=table(), keys=late, default_value=-1.0)
+        loss = -weight * tf.stop_gradient(found[0])
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.arange(64, dtype=np.float32))
+
+    model = model_of(input_fn, model_fn)
+    train(model, num_workers=1, max_steps=64, steps_per_run=8, runs_in_flight=1, model_dir=str(tmp_path))
+    assert variables_of(tmp_path)["weight"] == sum(range(64))
 
 
 @pytest.mark.parametrize("kind", ["dense", "mutable", "in order"])
@@ -236,6 +267,24 @@ def test_copies_draw_other_random_numbers() -> None:
     first = drawn()
     assert len(set(first)) == 4
     assert first == drawn()
+
+
+def test_copies_draw_other_random_numbers_in_a_defun() -> None:
+    """So does the call of a ``Defun``, whose type is the function's name, in a function that it calls itself."""
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        tf.set_random_seed(7)
+
+        @function.Defun()
+        def inner() -> Any:
+            return tf.random.uniform([], seed=3)
+
+        @function.Defun()
+        def outer() -> Any:
+            return inner() + 1.0
+
+        number = outer()
+        steps = UnrolledStep(graph, [number])
+        assert len(set(session.run([steps.copy(index)(number) for index in range(4)]))) == 4
 
 
 def test_a_step_reads_what_others_have_written_meanwhile() -> None:

@@ -20,6 +20,8 @@ from tfps.optimizers.adagrad import ExactAdagradOptimizer
 from tfps.runtime.graph import builder, layout, placement
 from tfps.runtime.graph.passes.variable_packing import can_pack, sizes
 
+pytestmark = pytest.mark.slow
+
 STEPS = 7
 
 
@@ -111,7 +113,7 @@ def test_workers_pack_alike_in_whatever_order_their_models_make_variables() -> N
     names = ["a", "bb", "ccc", "dddd"]
     layouts = [built(named(order)).layout for order in (names, names[::-1])]
     assert layouts[0] == layouts[1]
-    assert layouts[0]["bb"] == "float32 of shape (2, 3) on ps/0, from number 3 of 30 in tfps/packed"
+    assert layouts[0]["bb"] == "float32 of shape (2, 3) on ps/0, from element 3 of 30 in tfps/packed"
 
 
 def test_workers_that_find_a_variable_elsewhere_are_refused() -> None:

@@ -99,10 +99,10 @@ def test_an_optimizer_of_the_users_own_is_told_of(caplog: pytest.LogCaptureFixtu
     with tf.Graph().as_default() as graph, caplog.at_level("INFO", logger="tfps"):
         with tf.variable_scope("", custom_getter=variable_splitting.getter(JobConfig(min_slice_mb=1e-9), CLUSTER)):
             table()()
-        variable_splitting.tell(graph, tf.train.AdamOptimizer(), JobConfig())
+        variable_splitting.log_split(graph, tf.train.AdamOptimizer(), JobConfig())
         assert caplog.text == ""
-        variable_splitting.tell(graph, Own(0.1), JobConfig())
-    assert "table: split over the PS, and Own gets each slice as a variable of its own." in caplog.text
+        variable_splitting.log_split(graph, Own(0.1), JobConfig())
+    assert "table: split over the PS, and Own gets each slice as a separate variable." in caplog.text
 
 
 @pytest.mark.parametrize("initializer", [tf.orthogonal_initializer(), tf.orthogonal_initializer(seed=7)])

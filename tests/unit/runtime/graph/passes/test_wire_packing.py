@@ -17,6 +17,8 @@ from tfps.optimizers.registry import OPTIMIZERS
 from tfps.runtime.graph import builder, placement, plan
 from tfps.runtime.graph.passes import wire_packing
 
+pytestmark = pytest.mark.slow
+
 STEPS = 6
 
 
