@@ -222,8 +222,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
         value = json.loads(read_file(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or error
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else why
         raise CheckpointError(f"{path} cannot be read: {why}. Move it away, or give another --model_dir.") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds no JSON object. Move it away, or give another --model_dir.")

@@ -19,8 +19,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         *("runtime/results/evaluation", "runtime/results/export"),
     ],
     "integration/test_launch.py": [
-        *("cli/launch", "jobs/output", "launchers/local/job", "launchers/local/launcher", "launchers/local/output"),
-        *("launchers/local/task_process", "launchers/local/tensorflow_start"),
+        *("jobs/output", "launchers/local/launcher", "launchers/local/output", "launchers/local/tensorflow_start"),
     ],
     "integration/test_modes.py": [
         *("modes/async_step", "modes/asynchronous", "runtime/graph/builder", "runtime/graph/forward_pass"),

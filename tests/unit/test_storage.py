@@ -82,7 +82,7 @@ def test_no_file_is_no_json(tmp_path: Path) -> None:
     assert read_json(tmp_path / "job.json") is None
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"null", b'"x"', b"\xff\xfe", b"{} {}"])
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"null", b'"x"', b"\xff\xfe", b"{} {}", b"[" * 100_000])
 def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path, text: bytes) -> None:
     """A damaged or foreign file is exit 65, naming it and the fix; not silently nothing."""
     path = tmp_path / "job.json"

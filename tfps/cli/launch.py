@@ -9,6 +9,7 @@ from pathlib import Path
 from tfps.cli.command import JOB, Command, found_from_anywhere, new_model_dir
 from tfps.cli.validation import ProblemCollector, check_model
 from tfps.cluster import ports
+from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, StoppedError, StorageError
 from tfps.jobs.spec import Job
@@ -18,7 +19,7 @@ from tfps.runtime.checkpoint import ownership
 from tfps.runtime.checkpoint.directory import sealed, step_in
 from tfps.runtime.checkpoint.finder import Finder
 from tfps.storage import JobDirectory, make_dir, remove
-from tfps.summary import JobSummary
+from tfps.summary import JobSummary, TaskSummary
 from tfps.text import plural
 
 MOST_LOCAL_TASKS = 256
@@ -63,7 +64,7 @@ def _follow(job: JobConfig, began: float) -> int:
     summary = _with_checkpoint(job, summary) if keep else summary
     unwritten = _written(directory.summary, summary) if keep else None
     if outcome.exit_code == StoppedError.exit_code:
-        print(_stopped(job, summary.global_step))
+        print(_stopped(job, summary))
     elif outcome.exit_code:
         print("\n".join([f"error: {outcome.error}", *follow.log_tail(job, shown, outcome)]), file=sys.stderr)
     else:
@@ -109,13 +110,24 @@ def _saved(job: JobConfig) -> str | None:
         return None
 
 
-def _stopped(job: JobConfig, step: int) -> str:
+def _stopped(job: JobConfig, summary: JobSummary) -> str:
     """Return the message for a stopped job: what is on the disk, and how to resume."""
-    path = _saved(job)
+    path, step = _saved(job), _last_step(summary)
+    stopped = "stopped" if step is None else f"stopped at step {step}"
     if path is None:
-        return f"stopped at step {step}; nothing was saved: --model_dir={job.model_dir} holds no complete checkpoint."
+        return f"{stopped}; nothing was saved: --model_dir={job.model_dir} holds no complete checkpoint."
+    resumes = f"the same flags and --model_dir={job.model_dir} resume from {path}"
+    if step is None:
+        return f"{stopped}; the last checkpoint is of step {step_in(path)}: {resumes}."
     lost = f", {step - step_in(path)} steps earlier" if step > step_in(path) else ""
-    return f"stopped at step {step}; the same flags and --model_dir={job.model_dir} resume from {path}{lost}."
+    return f"{stopped}; {resumes}{lost}."
+
+
+def _last_step(summary: JobSummary) -> int | None:
+    """Return a stopped job's last step; ``None`` if its last chief was killed, or had not begun to train."""
+    ended = summary.tasks.get(str(Task("worker", 0)), TaskSummary()).exit_code
+    knows = summary.chief and summary.chief.pace and ended in (0, StoppedError.exit_code)
+    return summary.global_step if knows else None
 
 
 COMMAND = Command(

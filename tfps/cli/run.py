@@ -10,18 +10,19 @@ import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from tfps.cli.command import JOB, Command, found_from_anywhere, new_model_dir
 from tfps.cli.validation import ProblemCollector, print_error
 from tfps.cluster import ports, resolver
 from tfps.cluster.spec import Cluster, Task
-from tfps.config.job_config import JobConfig
+from tfps.config.job_config import STARTED_AGAIN, JobConfig
 from tfps.errors import PeerLostError, StorageError, TfpsError, error_for_limits
 from tfps.launchers.local.task_process import BUILT, SIGNED_OFF, SIGNS
 from tfps.models import loader, static_check
 from tfps.runtime import task
 from tfps.runtime.checkpoint import ownership
+from tfps.runtime.checkpoint.ownership import HeldError
 from tfps.runtime.coordination import failure_notice
 from tfps.runtime.process import task_log
 from tfps.storage import make_dir
@@ -75,9 +76,7 @@ def _be_task(given: JobConfig, members: Cluster, me: Task, port_flag: str) -> in
     if me.job != "evaluator":
         ports.check_port(members.address(me), port_flag)
     job, kept = _with_directory(found_from_anywhere(given)) if me.is_chief else (found_from_anywhere(given), "")
-    if me.is_chief:
-        ownership.check(job.model_dir, members, job.force)  # before this job writes to another job's log
-    console = task_log.open_log(_log_file(job, me))
+    console = _open_log(job, members, me)
     _log_if_any(kept)
     try:
         task.run(job, members, me, bool(kept), on_built=lambda: _sign(BUILT))
@@ -117,6 +116,28 @@ def _log_file(job: JobConfig, me: Task) -> Path | None:
     if job.model_dir:
         make_dir(Path(job.model_dir))
     return task_log.log_file(job.model_dir, str(me))
+
+
+def _open_log(job: JobConfig, members: Cluster, me: Task) -> TextIO:
+    """Route the task's output to its log; return the stream for errors that the user must see.
+
+    A task that replaces a lost one continues, as the others do, where ``--model_dir`` can be neither read nor written.
+    """
+    is_again = STARTED_AGAIN in os.environ
+    try:
+        if me.is_chief:
+            ownership.check(job.model_dir, members, job.force)  # before this job writes to another job's log
+    except StorageError as error:
+        if isinstance(error, HeldError) or not is_again:
+            raise
+    try:
+        return task_log.open_log(_log_file(job, me))
+    except StorageError as error:
+        if not is_again:
+            raise
+        console = task_log.open_log(None)
+        _log_if_any(f"this task was started again and writes no log: {error}")
+        return console
 
 
 def _exit(code: int) -> NoReturn:

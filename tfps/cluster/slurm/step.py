@@ -61,7 +61,9 @@ def _value(env: Mapping[str, str], *names: str) -> tuple[str, str]:
     for name in names:
         if env.get(name):
             return name, env[name]
-    raise ConfigError(f"{names[0]} is missing, but SLURM_STEP_NUM_TASKS is set: start the task with srun.")
+    if empty := [name for name in names if name in env]:
+        raise ConfigError(f"{empty[0]} is empty: start the task with srun.")
+    raise ConfigError(f"{names[0]} is missing, but {VARIABLE} is set: start the task with srun.")
 
 
 def _list_of_nodes(env: Mapping[str, str], most: int, *names: str) -> list[str]:

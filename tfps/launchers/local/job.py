@@ -101,6 +101,8 @@ class LocalJob(RunningJob):
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._said(output))
         self._selector.register(life, selectors.EVENT_READ, lambda: self._lives(task, life))
         self._selector.register(process.sentinel, selectors.EVENT_READ, lambda: self._ended(output, process, life))
+        if self._kill_at:  # a signal came meanwhile
+            self._signal(signal.SIGTERM, task)
 
     def _forked(self, task: Task) -> tuple[ForkServerProcess, Connection, Connection]:
         """Return a task's process, the connection with its output, and the one with its signs of life."""
@@ -196,8 +198,6 @@ class LocalJob(RunningJob):
     def _start_those_due(self) -> None:
         for task in self._restarts.due():
             self._start(task)
-            if self._kill_at:
-                self._signal(signal.SIGTERM, task)
 
     def _said(self, output: TaskOutput) -> Iterator[LogLine]:
         yield from (LogLine(output.task, text) for text in output.read())

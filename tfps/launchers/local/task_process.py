@@ -36,9 +36,8 @@ def task_main(argv: list[str], launcher: Connection, sign: Connection, again: bo
         again: Whether it replaces a task that was lost.
     """
     multiprocessing.current_process().daemon = False  # a model may have its own processes, such as a pool's
-    for ignored in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ignored, signal.SIG_DFL)
     os.setsid()  # Ctrl-C is for the launcher, which ends the tasks in order
+    _take_signals()
     for number in (1, 2):
         os.dup2(launcher.fileno(), number)
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
@@ -53,6 +52,14 @@ def task_main(argv: list[str], launcher: Connection, sign: Connection, again: bo
         del os.environ[name]
     sys.argv = ["tfps", "run", *argv]
     runpy.run_module("tfps", run_name="__main__")
+
+
+def _take_signals() -> None:
+    """Take signals again, as the fork server does not; a SIGTERM that was sent since the fork arrives now."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 def _end_with(launcher: Connection) -> None:

@@ -7,9 +7,10 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tfps.errors import StorageError
 from tfps.runtime.checkpoint import file_clock
@@ -20,6 +21,7 @@ from tfps.timeouts import ORPHANED_SECS
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 _DEAD_AFTER_SECS = 20.0
 _POLL_SECS = 0.1
+_MOST = (1 << 31, 1 << 64, 1 << 40)  # process ids, inodes, and seconds since 1970 are less
 
 log = logging.getLogger(__name__)
 
@@ -96,13 +98,29 @@ def is_no_file(path: Path) -> bool:
 
 def parsed(text: bytes) -> Holder:
     """Return the holder in an owner's file; a damaged file, or one of an older release, becomes the holder's id."""
+    damaged = Holder(id=text.decode(errors="replace"))
     try:
         content = json.loads(text)
         known = {name: content[name] for name in Holder.__dataclass_fields__}
-        lists = {name: tuple(known[name]) for name in ("hosts", "ancestors")}
-        return Holder(**{**known, **lists, "since": float(known["since"])})
-    except (ValueError, TypeError, LookupError):
-        return Holder(id=text.decode(errors="replace"))
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return damaged
+    if not _has_right_types(known):
+        return damaged
+    return Holder(**{**known, "hosts": tuple(known["hosts"]), "ancestors": tuple(known["ancestors"])})
+
+
+def _has_right_types(known: Mapping[str, Any]) -> bool:
+    """Return whether the entries of a holder are of its types, and numbers are ones that the system may have given."""
+    texts, hosts = [known[name] for name in ("id", "job", "host", "machine", "started")], known["hosts"]
+    numbers, ancestors = [known[name] for name in ("pid", "inode", "since")], known["ancestors"]
+    return (
+        isinstance(hosts, list)
+        and isinstance(ancestors, list)
+        and all(isinstance(text, str) for text in [*texts, *hosts])
+        and all(isinstance(number, int) for number in [*numbers[:2], *ancestors])
+        and isinstance(known["since"], (int, float))
+        and all(0 <= number < most for number, most in zip(numbers, _MOST, strict=True))
+    )
 
 
 def this_process(holder: Holder) -> Holder:

@@ -145,7 +145,7 @@ class CheckpointManager:
                 raise
             except (OSError, ValueError, tf.errors.OpError) as error:
                 self._check_claim()  # another chief may have removed the files
-                raise StorageError(f"--model_dir: {path} cannot be written: {message_of(error)}") from None
+                raise StorageError(f"--model_dir: {path} cannot be written: {message_of(error).rstrip('.')}.") from None
             log.info("saved %s", self.newest)
             return step_in(self.newest or "")
 

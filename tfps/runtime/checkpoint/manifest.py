@@ -65,7 +65,7 @@ def partial_updates(path: str) -> int:
     """Return how many updates are in some of a checkpoint's variables and not in others; 0 if that is not known."""
     try:
         return int(json.loads(read_file(file_of(path, MANIFEST))).get("partial_updates", 0))
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return 0  # written by plain TensorFlow
 
 
@@ -130,7 +130,7 @@ def _parsed(text: bytes) -> Mapping[str, _File]:
         manifest = json.loads(text)
         files = {suffix: _File(**written) for suffix, written in manifest["files"].items()}
         as_written = manifest.keys() == {"files"} or manifest.pop("crc32") == _crc32_of(manifest)
-    except (TypeError, LookupError, AttributeError):
+    except (TypeError, LookupError, AttributeError, RecursionError):
         raise ValueError from None
     if INDEX not in files or len(files) < 2 or not as_written:
         raise ValueError

@@ -57,7 +57,7 @@ def publish(staged: Path, path: str, kept: Sequence[str], partial_updates: int =
         partial_updates: See ``manifest.seal``.
 
     Raises:
-        OSError: If that fails; a checkpoint that was sealed is published by the next ``stage``, or the next chief.
+        OSError: If that fails; a checkpoint that was sealed is published by a later ``stage``, or the next chief.
         StorageError: If the checkpoint is in place, and only the state file is not.
     """
     final = Path(path)
@@ -138,22 +138,42 @@ def discard_staging(staged: Path) -> None:
 
 
 def recover_staging(model_dir: str) -> None:
-    """Publish the checkpoint that a killed chief had fully written, and delete the rest of its save.
+    """Publish what a killed chief, or a save that failed, had fully written, and delete the rest of such saves.
+
+    One that cannot be published stays where it is, and keeps no other from being saved.
 
     Raises:
-        OSError: If it cannot be published.
+        StorageError: If the directory cannot be read.
     """
     for staged in staging_directories(model_dir):
         for path in sealed_in(staged):
             try:
-                _move_into_place(staged, path)
-            except ValueError:  # the manifest is damaged, so nothing is known of the other files
-                JobDirectory(staged).state_file.unlink()
-            except StorageError as error:  # only the state file failed, so the job can continue from the checkpoint
-                log.info("%s", error)
-            else:
-                log.info("published %s, which was saved when the chief was lost", path)
+                _recover(staged, path)
+            except OSError as error:
+                log.warning("%s is saved, but cannot be moved from %s into place: %s", path, staged.name, error)
         discard_staging(staged)
+
+
+def _recover(staged: Path, path: str) -> None:
+    """Publish a checkpoint of an earlier save, or give it up if it is damaged, or if its step was saved again since."""
+    try:
+        if not _was_saved_since(staged, path):
+            _move_into_place(staged, path)
+            log.info("published %s, which was saved when the chief was lost", path)
+            return
+    except ValueError:  # the manifest is damaged, so nothing is known of the other files
+        pass
+    except StorageError as error:  # only the state file failed, so the job can continue from the checkpoint
+        log.info("%s", error)
+        return
+    JobDirectory(staged).state_file.unlink()
+
+
+def _was_saved_since(staged: Path, path: str) -> bool:
+    """Return whether a checkpoint in place is of a later save than the one of the same step that waits."""
+    with contextlib.suppress(FileNotFoundError):
+        return file_of(path, INDEX).stat().st_mtime > JobDirectory(staged).state_file.stat().st_mtime
+    return False
 
 
 def remove(path: str, keep: Collection[str] = ()) -> None:

@@ -114,5 +114,8 @@ def _misfits(graph: Graph, path: str) -> list[str]:
 
 
 def message_of(error: Exception) -> str:
-    """Return the first sentence of a TensorFlow error."""
+    """Return the first sentence of a TensorFlow error, or what the system says, with the paths."""
+    if isinstance(error, OSError) and error.strerror:
+        paths = [show(str(path), 300) for path in (error.filename, error.filename2) if path is not None]
+        return f"{error.strerror}: {' -> '.join(paths)}" if paths else error.strerror
     return show(brief(error).split("[[")[0].strip(), 300).strip("'\"")

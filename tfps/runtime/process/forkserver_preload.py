@@ -1,7 +1,8 @@
 """The first import of the fork server of ``tfps launch``: TensorFlow, once for all tasks.
 
 The fork server notices the end of its parent only after all imports, so a thread watches the parent until then. The
-fork server ignores signals to the whole group, because its parent ends it.
+fork server ignores signals to the whole group, because its parent ends it. SIGTERM is blocked rather than ignored: one
+that is sent to a task before that has set itself up waits until then, and is not lost.
 """
 
 import os
@@ -30,6 +31,7 @@ def _load() -> None:
         watch.join()  # a process with Python threads must not fork
 
 
-for _number in (signal.SIGTERM, signal.SIGHUP):
+for _number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(_number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 _load()

@@ -110,8 +110,8 @@ class Chief:
             self.owner.claim(record.get("owner", self.owner.this_chief.job))
         except HeldError:
             raise
-        except StorageError:  # training continues while nothing can be written
-            log.info("--model_dir=%s cannot be written now. Training continues.", self._config.model_dir)
+        except StorageError as error:  # training continues while nothing can be written
+            log.info("%s Training continues.", error)
         self.was_restarted = True  # the steps that others took until now are not all counted
         step = self.found_step = self.global_step(session)
         self._began, self._first_step = record.get("began"), record.get("step", step)

@@ -72,8 +72,9 @@ GOOD = next(tasks(step("n[1-3]", "4,2,1"), ["n1"] * 4 + ["n2"] * 2 + ["n3"]))
     [
         ({"SLURM_PROCID": "7"}, "SLURM_PROCID=7 must be a whole number from 0 to 6"),
         ({"SLURM_PROCID": "x"}, "SLURM_PROCID=x"),
-        ({"SLURM_PROCID": ""}, "SLURM_PROCID is missing"),
-        ({"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is missing"),
+        ({"SLURM_PROCID": ""}, "SLURM_PROCID is empty"),
+        ({"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is empty"),
+        ({"SLURM_STEP_NUM_TASKS": ""}, "SLURM_STEP_NUM_TASKS is empty"),
         ({"SLURM_STEP_NODELIST": "n[1-2]"}, "counts 3 nodes, but SLURM_STEP_NODELIST names 2"),
         ({"SLURM_STEP_NODELIST": "n1,n1,n2"}, "names a node twice"),
         ({"SLURM_STEP_NODELIST": "n[1-999999999]"}, "SLURM_STEP_NODELIST=n[1-999999999] names more nodes than"),

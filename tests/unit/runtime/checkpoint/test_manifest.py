@@ -139,9 +139,11 @@ def test_a_damaged_manifest_is_found(path: Path) -> None:
         flip(manifest, at)
         assert problem(str(path)) is not None, whole[max(0, at - 10) : at + 10]
         manifest.write_bytes(whole)
-    for garbled in (b"\x00\xff", b"[]", b'{"files": []}', b'{"files": {}}', b'{"files": {"index": 3}}', whole[:-5]):
+    others = (b"[]", b'{"files": []}', b'{"files": {}}', b'{"files": {"index": 3}}', b'{"partial_updates": []}')
+    for garbled in (b"\x00\xff", whole[:-5], b"[" * 100_000, *others):
         manifest.write_bytes(garbled)
         assert problem(str(path)) == f"{manifest.name} is garbled"
+        assert partial_updates(str(path)) == 0
     manifest.write_bytes(b"")
     assert problem(str(path)) == f"{manifest.name} is empty"
 

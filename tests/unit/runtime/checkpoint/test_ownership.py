@@ -1,6 +1,7 @@
 """Who holds a ``--model_dir``: one job at a time, and never two in silence."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -200,7 +201,7 @@ def test_a_job_of_the_same_addresses_is_another_while_its_chief_lives(tmp_path: 
     Ownership(str(tmp_path), ONE).claim()
 
 
-@pytest.mark.parametrize("text", ["0f2d5c5d1c5f4d6f8a7b6c5d4e3f2a1b", "", "[]", "\x00\xff"])
+@pytest.mark.parametrize("text", ["0f2d5c5d1c5f4d6f8a7b6c5d4e3f2a1b", "", "[]", "\x00\xff", "[" * 100_000])
 def test_what_another_release_has_left_is_old_or_waited_for(tmp_path: Path, text: str) -> None:
     """A file that says nothing of its holder is that of a dead one when it was not written just now."""
     (tmp_path / ".chief").write_text(text)
@@ -211,6 +212,25 @@ def test_what_another_release_has_left_is_old_or_waited_for(tmp_path: Path, text
     owner.claim()
     assert look(str(tmp_path)).holder == owner.this_chief  # type: ignore[union-attr]
     owner.release()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("pid", value) for value in (None, "1", [1], 1.5, -1, 1 << 31, 1 << 70)],
+        *[("hosts", value) for value in (None, "a:1", [1], 7)],
+        *[("since", value) for value in (None, "now", math.nan, math.inf, 10**400, -1)],
+        *[(name, value) for name in ("id", "job", "host", "machine", "started") for value in (None, 7, ["x"])],
+        ("ancestors", ["x"]),
+        ("inode", 1 << 64),
+    ],
+)
+def test_a_holder_with_an_odd_entry_is_damage(name: str, value: Any) -> None:
+    """It is one of which nothing is known, and stops no job with a traceback: its text is its id."""
+    whole = asdict(this_process(Holder(id="left", job="left", hosts=("c:1", "d:1"))))
+    text = json.dumps(whole | {name: value})
+    assert lock_holder.parsed(text.encode()) == Holder(id=text)
+    assert asdict(lock_holder.parsed(json.dumps(whole).encode())) == whole
 
 
 @pytest.mark.timeout(10)

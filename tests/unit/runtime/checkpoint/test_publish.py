@@ -113,6 +113,48 @@ def test_a_state_file_that_cannot_be_replaced_costs_no_checkpoint(
     assert training.resume() == 8
 
 
+def test_a_save_that_stays_out_of_place_keeps_no_later_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is warned about at each save, which is published; it comes into place as soon as that is possible."""
+    training, in_its_way = Training(tmp_path), tmp_path / "model.ckpt-2.data-00000-of-00001"
+    training.save(1)
+    in_its_way.mkdir()
+    with pytest.raises(StorageError, match=f"cannot be written: .*{in_its_way}"):
+        training.save(2)
+    training.save(3)
+    assert training.checkpoints.newest == str(tmp_path / "model.ckpt-3")
+    assert f"{tmp_path}/model.ckpt-2 is saved, but cannot be moved from .saving-" in caplog.text
+    assert Training(tmp_path).resume() == 3
+    in_its_way.rmdir()
+    training.save(4)
+    assert steps_in(tmp_path) == [1, 2, 3, 4]
+    assert sorted(path.name for path in tmp_path.glob(".saving-*")) == []
+    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-4")
+
+
+def test_a_save_that_stays_out_of_place_replaces_no_later_one_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step may be saved again at rest, with updates that were on their way: those are not lost to the first one."""
+    training, really = Training(tmp_path), os.replace
+    with mock.patch.object(publish, "_move_into_place", side_effect=OSError), pytest.raises(StorageError):
+        training.save(2)
+    [old] = tmp_path.glob(".saving-*")
+
+    def replace(source: Any, target: Any) -> None:
+        if Path(source).parent == old:
+            raise OSError(errno.EIO, "Input/output error")
+        really(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    training.weight.load([7.0] * 4, training.session)
+    training.save(2)
+    assert old.is_dir()
+    training.save(3)
+    assert tf.train.load_variable(str(tmp_path / "model.ckpt-2"), "weight").tolist() == [7.0] * 4
+    assert steps_in(tmp_path) == [2, 3]
+    assert not old.exists()
+
+
 def test_a_state_file_that_is_not_there_is_written_with_the_last_save(tmp_path: Path) -> None:
     """Also where there is nothing else to save any more: without it, TensorFlow's own tools begin at step 0."""
     training = Training(tmp_path)

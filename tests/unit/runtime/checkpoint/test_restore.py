@@ -45,6 +45,20 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, file: str, how: str) -> N
             restore.step_of(str(run.checkpoints.newest))
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(18, "Invalid cross-device link", "/a", None, "/b c"), "Invalid cross-device link: /a -> '/b c'"),
+        (OSError(30, "Read-only file system", "/a"), "Read-only file system: /a"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("odd"), "odd"),
+    ],
+)
+def test_what_the_system_refuses_is_told_with_its_paths(error: OSError, told: str) -> None:
+    """A rename has two of them; no quote stays open."""
+    assert restore.message_of(error) == told
+
+
 def test_a_directory_whose_name_reads_like_a_pattern(tmp_path: Path) -> None:
     """A job saves there, and goes on from there: TensorFlow's own reader would look for files that match."""
     model_dir = tmp_path / "it's [1e3] * ? {} \\n\nnew line"

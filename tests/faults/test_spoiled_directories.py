@@ -1,0 +1,44 @@
+"""``tfps launch`` whose ``--model_dir`` is spoiled while it runs."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from support.processes import Process, alive, children_of, processes, slow, summary
+
+
+@pytest.mark.timeout(240)
+def test_a_worker_and_a_chief_come_back_where_neither_log_nor_owner_can_be_opened(tmp_path: Path) -> None:
+    """As the tasks that were not lost, they go on: each says once that it writes no log, and the job saves its end."""
+    model, model_dir = tmp_path / "slow.py", tmp_path / "m"
+    model.write_text(slow(0.1))
+    flags = (f"--model={model}", f"--model_dir={model_dir}", "--max_steps=400", "--save_checkpoint_secs=1")
+    with processes() as started:
+        job = Process(tmp_path / "out", "launch", *flags)
+        started.append(job)
+        job.wait_for("saved ", 90)
+        lost = [_task(job, "worker-0.log"), _task(job, "worker-1.log")]
+        (model_dir / "logs").rename(tmp_path / "logs")
+        (model_dir / "logs").touch()
+        (model_dir / ".chief").unlink()
+        (model_dir / ".chief").mkdir()
+        for pid in lost:
+            os.kill(pid, signal.SIGKILL)
+        assert job.wait(120) == 0, job.output()
+    why = f"--model_dir: {model_dir / 'logs'} cannot be made: File exists."
+    told = [f"{task} | this task was started again and writes no log: {why}" for task in ("worker/0", "worker/1")]
+    assert [job.output().count(line) for line in told] == [1, 1]
+    assert f"--model_dir: {model_dir / '.chief'} cannot be read: it is not a regular file. Delete it." in job.output()
+    assert summary(model_dir)["global_step"] == 400
+    assert (model_dir / "model.ckpt-400.index").is_file()
+
+
+def _task(job: Process, log: str) -> int:
+    """Return the process of a task, by the log that it holds open."""
+    [pid] = [pid for pid in alive(children_of(job.pid)) if any(log in link for link in _open_files(pid))]
+    return pid
+
+
+def _open_files(pid: int) -> list[str]:
+    return [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]

@@ -1,0 +1,72 @@
+"""A task's process, between its fork and its first own instruction: a signal that comes then is not lost."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes import POWERS
+
+from tfps.cluster.ports import held_ports
+from tfps.launchers.local.fork_server import ForkServer
+from tfps.launchers.local.task_process import task_main
+
+SLOW_SECS = 1.0
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class _Slow:
+    """Becomes ``None`` where it is received, after a while in which the process has not set itself up."""
+
+    def __reduce__(self) -> tuple[Callable[[float], None], tuple[float]]:
+        return time.sleep, (SLOW_SECS,)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ForkServer]:
+    """A fork server that has imported TensorFlow."""
+    made = ForkServer(tmp_path / "launch.log")
+    made.start()
+    try:
+        assert made.is_ready(90)
+        yield made
+    finally:
+        made.end()
+
+
+def code_of(server: ForkServer, argv: list[str], number: int = 0) -> int | None:
+    """Return the exit code of a task that gets a signal just after its fork."""
+    context: Any = server.context
+    ours, theirs = context.Pipe()
+    life, sign = context.Pipe(duplex=False)
+    process = context.Process(target=task_main, args=(argv, theirs, sign, _Slow()), daemon=True)
+    process.start()
+    time.sleep(SLOW_SECS / 5)
+    os.kill(process.pid, number)
+    process.join(40)
+    for end in (ours, theirs, life, sign):
+        end.close()
+    code: int | None = process.exitcode
+    return code
+
+
+def test_a_signal_before_a_task_has_set_itself_up_is_not_lost(server: ForkServer) -> None:
+    """SIGTERM ends the task soon; SIGINT and SIGHUP, which come for the whole group, are the launcher's to handle."""
+    codes = {number: code_of(server, ["--no_such_flag=1"], number) for number in SIGNALS}
+    assert codes == {signal.SIGTERM: -signal.SIGTERM, signal.SIGINT: 2, signal.SIGHUP: 2}
+
+
+def test_a_process_that_a_model_starts_has_no_signal_blocked(server: ForkServer, tmp_path: Path) -> None:
+    """Otherwise SIGTERM would not end it."""
+    told, model = tmp_path / "told", tmp_path / "starts.py"
+    command = ["grep", "SigBlk", "/proc/self/status"]
+    starts = f"import os, subprocess\nsubprocess.run({command}, stdout=open({str(told)!r}, 'w'))\nos._exit(7)\n"
+    model.write_text(f"{starts}\n{POWERS}")
+    with held_ports(2) as (ps, worker):
+        hosts = [f"--ps_hosts=127.0.0.1:{ps}", f"--worker_hosts=127.0.0.1:{worker}"]
+        me = ["--job_name=worker", "--task_index=0", f"--model={model}", f"--model_dir={tmp_path / 'm'}"]
+        assert code_of(server, [*hosts, *me]) == 7
+    assert told.read_text().split() == ["SigBlk:", "0" * 16]
