@@ -11,7 +11,7 @@ PACKAGE = TESTS.parent / "tfps"
 ELSEWHERE = {  # test file: the modules that it tests beside the one of its own name
     "architecture/test_docs.py": ["cli/reference"],
     "architecture/test_layers.py": ["__main__", "plugins", "errors", "tf_types"],
-    "faults/test_fork_server.py": ["launchers/local/fork_server", "runtime/process/forkserver_preload"],
+    "faults/test_fork_server.py": ["launchers/local/fork_server"],
     "faults/test_lost_tasks.py": ["runtime/coordination/failure_notice", "runtime/training/connection"],
     "faults/test_supervised.py": ["launchers/local/supervisor", "launchers/local/silent_ends"],
     "integration/test_eval_export.py": [

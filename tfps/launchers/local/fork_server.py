@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from multiprocessing import forkserver, util
 from pathlib import Path
 
+from tfps.config.job_config import FORK_SERVER_PARENT
 from tfps.errors import ConfigError, KilledError, TfpsError
 from tfps.jobs.events import how_it_ended
 from tfps.launchers.local import task_process
@@ -50,8 +51,12 @@ class ForkServer:
         self._ready.clear()
         self._has_ended = False
         self.context.set_forkserver_preload(task_process.PRELOAD)
-        with _standard_error_to(self._log), _short_tempdir():
-            forkserver.ensure_running()
+        os.environ[FORK_SERVER_PARENT] = str(os.getpid())
+        try:
+            with _standard_error_to(self._log), _short_tempdir():
+                forkserver.ensure_running()
+        finally:
+            del os.environ[FORK_SERVER_PARENT]
         _keep_reachable()
         threading.Thread(target=self._wait, daemon=True).start()
 

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 
+from tfps.config.job_config import FORK_SERVER_PARENT
 from tfps.runtime.process import tensorflow_import
 
 _LOOK_EVERY_SECS = 0.2
@@ -22,7 +23,9 @@ def _end_with_parent(parent: int, over: threading.Event) -> None:
 
 def _load() -> None:
     over = threading.Event()
-    watch = threading.Thread(target=_end_with_parent, args=(os.getppid(), over))
+    # The parent may have ended before this line, so it has left its own process id.
+    parent = int(os.environ.pop(FORK_SERVER_PARENT, os.getppid()))
+    watch = threading.Thread(target=_end_with_parent, args=(parent, over))
     watch.start()
     try:
         tensorflow_import.load()
