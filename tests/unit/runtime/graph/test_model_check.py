@@ -23,6 +23,8 @@ from tfps.errors import ConfigError, DataError, ModelError
 from tfps.runtime.graph import model_calls, model_check, model_params, plan
 from tfps.runtime.results import evaluation, export
 
+pytestmark = pytest.mark.slow
+
 CLUSTER = Cluster(("ps:1", "ps:2"), ("worker:1", "worker:2"))  # of which nothing is started
 
 
