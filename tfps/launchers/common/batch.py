@@ -188,7 +188,8 @@ class BatchLauncher(Launcher[BatchPlan]):
         id_, _, directory = job_id.partition("@")
         if not re.fullmatch(r"\w[\w.\[\]-]*", id_) or not directory.startswith("/"):
             raise ConfigError(
-                f"{self.name}:{show(job_id)} is no handle: write {self.name}:ID@DIRECTORY, as tfps submit printed it."
+                f"{self.name}:{show(job_id)} is not a job handle: write {self.name}:ID@DIRECTORY, "
+                "as tfps submit printed it."
             )
         client.require_tool(self.status_command(id_)[0], self.to_get_it)
         return BatchJob(self, id_, self._known_files(id_, Path(directory)))
@@ -200,7 +201,7 @@ class BatchLauncher(Launcher[BatchPlan]):
         text = path.read_text(errors="replace") if path.is_file() else ""
         match = re.search(r"^roles ps (\d+) worker (\d+)$", text, re.MULTILINE)
         if not match:
-            raise JobNotFoundError(f"{self.name}:{job_id}: {path} is not there, or tells of no tasks: see the handle.")
+            raise JobNotFoundError(f"{self.name}:{job_id}: {path} does not exist, or lists no tasks: check the handle.")
         return Files(str(logs), {"ps": int(match[1]), "worker": int(match[2])}, self.name)
 
 

@@ -118,7 +118,7 @@ def find(platform: Platform, name: str) -> "KubeJob":
         ConfigError: If ``name`` is not ``NAME`` or ``NAMESPACE/NAME``.
     """
     if not re.fullmatch("([a-z0-9-]+/)?[a-z]([a-z0-9-]*[a-z0-9])?", name):
-        raise ConfigError(f"{platform.name}:{show(name)} is no handle: write {platform.name}:NAMESPACE/NAME.")
+        raise ConfigError(f"{platform.name}:{show(name)} is not a job handle: write {platform.name}:NAMESPACE/NAME.")
     namespace, _, name = name.rpartition("/")
     return KubeJob(platform, namespace, name)
 

@@ -45,5 +45,5 @@ class LocalLauncher(Launcher[Plan]):
             ConfigError: Always.
         """
         raise ConfigError(
-            f"local:{job_id} is no handle: a job of this machine lives, and ends, with the command that started it."
+            f"local:{job_id} is not a job handle: a job on this machine ends with the command that started it."
         )

@@ -94,7 +94,9 @@ class RayLauncher(Launcher[Plan]):
         """
         name, at, address = job_id.partition("@")
         if not re.fullmatch(r"[\w.-]+", name) or _bad_address(address if at else None):
-            raise ConfigError(f"ray:{show(job_id)} is no handle: tfps submit --to=ray prints it, ray:ID@host:port.")
+            raise ConfigError(
+                f"ray:{show(job_id)} is not a job handle: tfps submit --to=ray prints it, ray:ID@host:port."
+            )
         client = cluster.find(address or None)
         if client is None:
             raise PlatformError(

@@ -162,7 +162,7 @@ class SlurmLauncher(Launcher[Plan]):
             PlatformError: If Slurm is not installed.
         """
         if not re.fullmatch("[1-9][0-9]{0,9}", job_id):
-            raise ConfigError(f"slurm:{show(job_id)} is no handle: write slurm:JOBID, like slurm:4711.")
+            raise ConfigError(f"slurm:{show(job_id)} is not a job handle: write slurm:JOBID, like slurm:4711.")
         client.require_tool("scontrol", _INSTALL)
         return SlurmJob(job_id)
 

@@ -107,9 +107,7 @@ class HostsLauncher(Launcher[Plan]):
         Raises:
             ConfigError: Always.
         """
-        raise ConfigError(
-            f"hosts:{job_id} is no handle: a job over ssh lives, and ends, with the command that started it."
-        )
+        raise ConfigError(f"hosts:{job_id} is not a job handle: a job over ssh ends with the command that started it.")
 
 
 def _argv(job: Job, members: Cluster, task: Task) -> Sequence[str]:

@@ -164,9 +164,9 @@ def test_a_job_that_is_forgotten_is_known_by_its_files(
 def test_handles(launcher: BatchLauncher, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A handle has the job's directory: without one it is bad, and where no job's files are, no job is found."""
     for id_ in ("", "1", "1@", "1@relative", "@/x", "$(id)@/x", "-1@/x"):
-        with pytest.raises(ConfigError, match=r"is no handle: write (pbs|lsf):ID@DIRECTORY"):
+        with pytest.raises(ConfigError, match=r"is not a job handle: write (pbs|lsf):ID@DIRECTORY"):
             launcher.find(id_)
-    with pytest.raises(JobNotFoundError, match="is not there, or tells of no tasks"):
+    with pytest.raises(JobNotFoundError, match="does not exist, or lists no tasks"):
         launcher.find(f"7@{directory}")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ClientMissingError, match="is not installed: use a login node"):

@@ -192,7 +192,7 @@ def test_a_dry_run_needs_no_kubectl(platform: str) -> None:
 @pytest.mark.parametrize("name", ["", "Mnist", "team/", "a/b/c", "mnist;id", "-n"])
 def test_a_handle_is_read_strictly(platform: str, name: str) -> None:
     """What is no NAME or NAMESPACE/NAME never reaches kubectl's command line."""
-    with pytest.raises(ConfigError, match="is no handle: write"):
+    with pytest.raises(ConfigError, match="is not a job handle: write"):
         LAUNCHERS.load(platform).find(name)
 
 

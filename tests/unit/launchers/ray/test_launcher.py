@@ -110,7 +110,7 @@ def test_what_ray_would_refuse(flag: str, problem: str) -> None:
 @pytest.mark.parametrize("id_", ["", "@h:1", "a b@h:1", "a/../b", "a@ftp://h:1", "a@"])
 def test_what_is_no_handle(id_: str) -> None:
     """A handle that cannot be one is refused without asking a cluster."""
-    with pytest.raises(ConfigError, match="is no handle"):
+    with pytest.raises(ConfigError, match="is not a job handle"):
         RayLauncher().find(id_)
 
 
