@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.processes import Process, alive, children_of, processes, run_tfps, slow, wait_gone
+from support.processes import Process, alive, children_of, processes, run_tfps, session_leaders, slow, wait_gone
 
 from tfps.cluster.ports import held_ports
 
@@ -126,6 +126,6 @@ def test_the_fork_server_does_not_outlive_a_supervised_task(tmp_path: Path) -> N
 
 def _wait_for_task(supervisor: Process) -> None:
     deadline = time.monotonic() + 60
-    while not [pid for pid in children_of(supervisor.pid) if os.getsid(pid) == pid]:
+    while not session_leaders(children_of(supervisor.pid)):
         assert time.monotonic() < deadline, supervisor.output()
         time.sleep(0.1)

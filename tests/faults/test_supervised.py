@@ -9,7 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.processes import POWERS, Process, alive, by_hand, children_of, processes, slow, summary, wait_gone
+from support.processes import (
+    POWERS,
+    Process,
+    by_hand,
+    children_of,
+    processes,
+    session_leaders,
+    slow,
+    summary,
+    wait_gone,
+)
 
 FLAGS = ("--max_restarts=10", "--save_checkpoint_secs=1", "--steps_to_validate=1", "--start_timeout_secs=60")
 
@@ -37,7 +47,7 @@ def process_of(supervisor: Process, name: str) -> int:
     """Return the process that is the task below a supervisor: the child of its fork server that leads a session."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        found = [pid for pid in alive(children_of(supervisor.pid)) if os.getsid(pid) == pid]
+        found = session_leaders(children_of(supervisor.pid))
         if len(found) == 1:
             return found[0]
         time.sleep(0.05)

@@ -19,11 +19,11 @@ from support.processes import (
     NASTY,
     REPO,
     Process,
-    alive,
     argv_of,
     children_of,
     processes,
     run_tfps,
+    session_leaders,
     slow,
     summary,
 )
@@ -237,7 +237,7 @@ def test_a_killed_worker_is_started_again_and_the_job_ends(build: Build, tmp_pat
         started.append(follow)
         wait_until_said(name, "worker/1", "step=")
         first = inspect(container(name, "worker/1"))[0]["State"]["Pid"]
-        [task] = [pid for pid in alive(children_of(first)) if os.getsid(pid) == pid]  # the one that is started again
+        [task] = session_leaders(children_of(first))  # the one that is started again
         os.kill(task, signal.SIGKILL)
         assert follow.wait(SECS) == 0
         assert follow.output().count("training: mode") >= 2

@@ -12,7 +12,18 @@ from pathlib import Path
 import pytest
 from support.fake_kubernetes import Cluster, Pod, expand, kubeconfig, serve
 from support.kubernetes_jobs import PLATFORMS, SMALL, plan_of
-from support.processes import ECHO, NASTY, POWERS, Process, alive, argv_of, children_of, processes, slow
+from support.processes import (
+    ECHO,
+    NASTY,
+    POWERS,
+    Process,
+    alive,
+    argv_of,
+    children_of,
+    processes,
+    session_leaders,
+    slow,
+)
 
 from tfps.cli.main import main
 from tfps.cluster.ports import held_ports
@@ -476,7 +487,7 @@ def steps_of(pod: Pod) -> int:
 def task_in(pod: Pod) -> int:
     """Return the process in a pod that is the task: below the one that starts it again, it leads a session."""
     assert pod.process is not None
-    [found] = [pid for pid in alive(children_of(pod.process.pid)) if os.getsid(pid) == pid]
+    [found] = session_leaders(children_of(pod.process.pid))
     return found
 
 

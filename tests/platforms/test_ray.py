@@ -13,12 +13,12 @@ from support.processes import (
     ECHO,
     NASTY,
     Process,
-    alive,
     argv_of,
     children_of,
     load_variable,
     processes,
     run_tfps,
+    session_leaders,
     slow,
     summary,
     wait_gone,
@@ -109,7 +109,7 @@ def test_a_killed_worker_starts_again(ray: RayCluster, tmp_path: Path) -> None:
         started.append(Process(tmp_path / "followed", "logs", handle, "--follow", **ray.env))
         started[0].wait_for("worker/1  | step=", 120)
         [supervisor] = _tasks_of(model_dir, "--task_index=1")
-        [victim] = [pid for pid in alive(children_of(supervisor)) if os.getsid(pid) == pid]
+        [victim] = session_leaders(children_of(supervisor))
         os.kill(victim, signal.SIGKILL)
         assert started[0].wait(150) == 0
         assert "worker/1  | restarted after SIGKILL (1 of 10)" in started[0].output()

@@ -211,6 +211,18 @@ def alive(pids: Sequence[int]) -> list[int]:
     return [pid for pid in pids if _state(pid) not in (None, "Z", "X")]
 
 
+def session_leaders(pids: Sequence[int]) -> list[int]:
+    """Return those of some processes that still run and lead a session of their own, as a task does."""
+    return [pid for pid in alive(pids) if _session(pid) == pid]
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:  # it has ended meanwhile
+        return None
+
+
 def _state(pid: int) -> str | None:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
