@@ -101,7 +101,7 @@ def make_dir(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         fix = "give a directory that you can write"
-        raise StorageError(f"--model_dir={path} cannot be made ({error.strerror}): {fix}.") from None
+        raise StorageError(f"--model_dir: {path} cannot be made ({error.strerror}): {fix}.") from None
 
 
 def temporary_directory() -> str:

@@ -128,9 +128,13 @@ def test_a_model_dir_that_is_a_file_is_74(tmp_path: Path) -> None:
     task = ("run", "--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.1:9", "--job_name=worker", "--task_index=0")
     fix = "give a directory that you can write"
     for command, given, told in (
-        (["launch"], tmp_path / "file", f"--model_dir={tmp_path / 'file'} cannot be made (File exists): {fix}."),
+        (
+            ["launch"],
+            tmp_path / "file",
+            f"--model_dir: {tmp_path / 'file' / 'logs'} cannot be made (Not a directory): {fix}.",
+        ),
         (["launch"], tmp_path / ("x" * 300), f"--model_dir: {tmp_path / ('x' * 300)}"),
-        (task, "/proc/foo", f"--model_dir=/proc/foo cannot be made (No such file or directory): {fix}."),
+        (task, "/proc/foo", f"--model_dir: /proc/foo/logs cannot be made (No such file or directory): {fix}."),
     ):
         ended = run_tfps(*command, f"--model_dir={given}")
         assert (ended.returncode, ended.stdout) == (74, "")

@@ -71,9 +71,9 @@ def test_json_of_what_json_does_not_know_leaves_the_old_file(tmp_path: Path) -> 
 def test_a_directory_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
     """A file in the way of ``--model_dir`` is exit 74, with its path and the system's words."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"--model_dir=.*/file/m cannot be made \(Not a directory\): give a dir"):
+    with pytest.raises(StorageError, match=r"--model_dir: .*/file/m cannot be made \(Not a directory\): give a dir"):
         write_json(tmp_path / "file" / "m" / "job.json", {})
-    with pytest.raises(StorageError, match=r"--model_dir=.*/file cannot be made \(File exists\): give a dir"):
+    with pytest.raises(StorageError, match=r"--model_dir: .*/file cannot be made \(File exists\): give a dir"):
         write_json(tmp_path / "file" / "job.json", {})
 
 

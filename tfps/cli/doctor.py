@@ -218,8 +218,7 @@ def _directory(model_dir: str | None, num_hosts: int, enough: threading.Event) -
             others |= visit.others()
             return [_room(model_dir, visit), _shared(here, others, num_hosts), _clocks(here["host"], visit, others)]
     except (OSError, StorageError) as error:
-        why = str(error).partition(": give a directory")[0].removesuffix(".")
-        return [Check(WRONG, "model_dir", f"{why}. Give a writable directory.", StorageError.exit_code)]
+        return [Check(WRONG, "model_dir", str(error), StorageError.exit_code)]
 
 
 def _room(model_dir: str, visit: SharedDirProbe) -> Check:

@@ -30,7 +30,7 @@ def _launch(argv: Sequence[str]) -> int:
     began = time.monotonic()
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv).config
-    job = job.of_size(job.num_ps or 1, job.num_workers or 2)
+    job = job.replace(num_ps=job.num_ps or 1, num_workers=job.num_workers or 2)
     check_model(job, problems)
     problems.of(task.require_tensorflow)
     if (job.num_ps or 1) + (job.num_workers or 2) > MOST_LOCAL_TASKS:
@@ -49,7 +49,6 @@ def _follow(job: JobConfig, began: float) -> int:
 
     directory = JobDirectory(job.model_dir or ".")
     ownership.check(job.model_dir, force=job.force)
-    make_dir(directory.path)
     make_dir(directory.logs)
     remove(directory.summary)  # an earlier run's
     workers = plural(job.num_workers or 2, "worker")

@@ -12,7 +12,7 @@ def _plan(argv: Sequence[str]) -> int:
     """Print where variables go and what a step sends."""
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv).config
-    job = job.of_size(job.num_ps or 1, job.num_workers or 2)
+    job = job.replace(num_ps=job.num_ps or 1, num_workers=job.num_workers or 2)
     check_model(job, problems)
     with_tensorflow(problems)
     from tfps.cli.tables import print_plan  # noqa: PLC0415

@@ -111,13 +111,6 @@ def _be_task(given: JobConfig, members: Cluster, me: Task, port_flag: str) -> in
     _exit(code)
 
 
-def _log_file(job: JobConfig, me: Task) -> Path | None:
-    """Return the task's log; its directory is made in ``--model_dir``, which is named if it cannot be made."""
-    if job.model_dir:
-        make_dir(Path(job.model_dir))
-    return task_log.log_file(job.model_dir, str(me))
-
-
 def _open_log(job: JobConfig, members: Cluster, me: Task) -> TextIO:
     """Route the task's output to its log; return the stream for errors that the user must see.
 
@@ -131,7 +124,7 @@ def _open_log(job: JobConfig, members: Cluster, me: Task) -> TextIO:
         if isinstance(error, HeldError) or not is_again:
             raise
     try:
-        return task_log.open_log(_log_file(job, me))
+        return task_log.open_log(task_log.log_file(job.model_dir, str(me)))
     except StorageError as error:
         if not is_again:
             raise
@@ -177,7 +170,7 @@ def _with_directory(job: JobConfig) -> tuple[JobConfig, str]:
     try:
         make_dir(Path(made.model_dir or ""))
     except StorageError as error:
-        why = str(error).removeprefix("--model_dir=")
+        why = str(error).removeprefix("--model_dir: ")
         return job, f"this job saves nothing: there is no --model_dir, and {why}"
     return made, f"there is no --model_dir: this job writes to {made.model_dir}"
 

@@ -146,10 +146,6 @@ class JobConfig:
         """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
-    def of_size(self, num_ps: int, num_workers: int) -> "JobConfig":
-        """Return a copy with the size of the job's cluster."""
-        return self.replace(num_ps=num_ps, num_workers=num_workers)
-
     @property
     def patience_secs(self) -> float:
         """How long a task waits for the others, in seconds."""

@@ -38,7 +38,9 @@ def run(config: JobConfig, cluster: Cluster, task: Task, is_new_dir: bool, on_bu
     Raises:
         TfpsError: See the classes of ``tfps.errors``; a failed chief has written ``summary.json``.
     """
-    config = config.of_size(cluster.num_ps, cluster.num_workers)  # for the model, whoever started this task
+    config = config.replace(
+        num_ps=cluster.num_ps, num_workers=cluster.num_workers
+    )  # for the model, whoever started this task
     stop = StopRequest()
     stop.on_signals()
     if task.job == "worker":

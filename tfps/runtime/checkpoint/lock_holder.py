@@ -21,7 +21,13 @@ from tfps.timeouts import ORPHANED_SECS
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 _DEAD_AFTER_SECS = 20.0
 _POLL_SECS = 0.1
-_MOST = (1 << 31, 1 << 64, 1 << 40)  # process ids, inodes, and seconds since 1970 are less
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("id", "job", "host", "machine", "started"), str),
+    **dict.fromkeys(("hosts", "ancestors"), list),
+    **dict.fromkeys(("pid", "inode"), int),
+    "since": (int, float),
+}
+_LIMITS = {"pid": 1 << 31, "inode": 1 << 64, "since": 1 << 40}  # the system's numbers are less
 
 log = logging.getLogger(__name__)
 
@@ -110,16 +116,12 @@ def parsed(text: bytes) -> Holder:
 
 
 def _has_right_types(known: Mapping[str, Any]) -> bool:
-    """Return whether the entries of a holder are of its types, and numbers are ones that the system may have given."""
-    texts, hosts = [known[name] for name in ("id", "job", "host", "machine", "started")], known["hosts"]
-    numbers, ancestors = [known[name] for name in ("pid", "inode", "since")], known["ancestors"]
+    """Return whether the entries of a holder are of its types, and its numbers are ones that the system can give."""
     return (
-        isinstance(hosts, list)
-        and isinstance(ancestors, list)
-        and all(isinstance(text, str) for text in [*texts, *hosts])
-        and all(isinstance(number, int) for number in [*numbers[:2], *ancestors])
-        and isinstance(known["since"], (int, float))
-        and all(0 <= number < most for number, most in zip(numbers, _MOST, strict=True))
+        all(isinstance(known[name], kind) for name, kind in _TYPES.items())
+        and all(0 <= known[name] < limit for name, limit in _LIMITS.items())
+        and all(isinstance(host, str) for host in known["hosts"])
+        and all(isinstance(pid, int) for pid in known["ancestors"])
     )
 
 

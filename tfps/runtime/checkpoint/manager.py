@@ -51,7 +51,7 @@ class CheckpointManager:
         every_secs: float,
         snapshot: Snapshot | None = None,
         owner: Ownership | None = None,
-        remedy: str = "try a smaller --learning_rate",
+        remedy: str = "try a smaller learning rate",
     ) -> None:
         self._dir, self._every_secs, self._owner, self._remedy = model_dir, every_secs, owner, remedy
         self._next = time.monotonic() + every_secs

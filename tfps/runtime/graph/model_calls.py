@@ -16,7 +16,7 @@ from tfps.errors import DataError, ModelError
 from tfps.models.model import Model
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.registry import mode_of
-from tfps.runtime.graph.model_params import Asked, asked, params_of
+from tfps.runtime.graph.model_params import TrackedFlags, params_of, tracked_flags
 from tfps.text import show
 from tfps.tf_types import Dataset, DType, Nested, Optimizer, Tensor
 
@@ -69,9 +69,9 @@ def _input_of(model: Model, mode: str, config: JobConfig, context: Any) -> Any:
         if isinstance(cause, KeyError):
             raise _explained(error, cause) from cause
         if isinstance(cause, _FILE_ERRORS) or (isinstance(cause, OSError) and cause.errno not in _LIMITS):
-            told, line, source = str(error).partition("\n")
+            text, line, source = str(error).partition("\n")
             given = f"check --data_dir={show(config.data_dir)}" if config.data_dir else "--data_dir is not given"
-            raise DataError(f"{told}: {given}.{line}{source}") from cause
+            raise DataError(f"{text}: {given}.{line}{source}") from cause
         raise
 
 
@@ -81,7 +81,7 @@ def spec(model: Model, mode: str, config: JobConfig, features: Nested, labels: N
     Raises:
         ModelError: If the result is something else.
     """
-    return _spec(model, mode, asked(config), features, labels)
+    return _spec(model, mode, tracked_flags(config), features, labels)
 
 
 def training_spec(model: Model, config: JobConfig, features: Nested, labels: Nested) -> tuple[ModelSpec, bool]:
@@ -90,13 +90,13 @@ def training_spec(model: Model, config: JobConfig, features: Nested, labels: Nes
     Raises:
         ModelError: As ``spec``, or if an optimizer flag is given that the model does not read.
     """
-    params = asked(config)
+    params = tracked_flags(config)
     given = _spec(model, ModeKeys.TRAIN, params, features, labels)
-    _check_used(model, config, params.names)
-    return given, "learning_rate" in params.names
+    _check_used(model, config, params.read)
+    return given, "learning_rate" in params.read
 
 
-def _spec(model: Model, mode: str, params: Asked, features: Nested, labels: Nested) -> ModelSpec:
+def _spec(model: Model, mode: str, params: TrackedFlags, features: Nested, labels: Nested) -> ModelSpec:
     try:
         given: ModelSpec = model.model_fn(features, labels, mode, MappingProxyType(params))
     except ModelError as error:
@@ -113,13 +113,13 @@ def _spec(model: Model, mode: str, params: Asked, features: Nested, labels: Nest
 
 def _explained(error: ModelError, cause: KeyError, features: Nested = None) -> ModelError:
     """Return the error of a name that ``params`` or the features do not have, with what they have."""
-    told, line, source = str(error).partition("\n")
+    text, line, source = str(error).partition("\n")
     key = re.escape(repr(cause.args[0])[1:-1]) if cause.args else ""
     if re.search(rf"\bparams\[[\"']{key}[\"']\]", source):
-        told += " (params holds the flags of the job; other values are constants of the model file)"
+        text += " (params holds the flags of the job; other values are constants of the model file)"
     elif isinstance(features, Mapping) and re.search(rf"\bfeatures\[[\"']{key}[\"']\]", source):
-        told += f" (features has {', '.join(map(repr, features))})"
-    return ModelError(f"{told}{line}{source}")
+        text += f" (features has {', '.join(map(repr, features))})"
+    return ModelError(f"{text}{line}{source}")
 
 
 def _is_taken(part: object) -> bool:

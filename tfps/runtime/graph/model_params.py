@@ -7,35 +7,35 @@ from typing import Any
 from tfps.config.job_config import JobConfig
 
 
-class Asked(dict[str, Any]):
+class TrackedFlags(dict[str, Any]):
     """The flags, and the names of those that a model has read."""
 
     def __init__(self, flags: Mapping[str, Any]) -> None:
         super().__init__(flags)
-        self.names: set[str] = set()
+        self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
-        self.names.add(name)
+        self.read.add(name)
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a flag, which counts as read."""
-        self.names.add(name)
+        self.read.add(name)
         return super().get(name, default)
 
     def copy(self) -> dict[str, Any]:
         """Return all flags, which count as read."""
-        self.names.update(self)
+        self.read.update(self)
         return dict(self)
 
     def items(self) -> Any:
         """Return all flags, which count as read."""
-        self.names.update(self)
+        self.read.update(self)
         return super().items()
 
     def values(self) -> Any:
         """Return the values of all flags, which count as read."""
-        self.names.update(self)
+        self.read.update(self)
         return super().values()
 
     def __or__(self, other: Any) -> Any:
@@ -47,9 +47,9 @@ class Asked(dict[str, Any]):
 
 def params_of(config: JobConfig) -> Mapping[str, Any]:
     """Return the ``params`` of a model: every flag of the job, read-only."""
-    return MappingProxyType(asked(config))
+    return MappingProxyType(tracked_flags(config))
 
 
-def asked(config: JobConfig) -> Asked:
+def tracked_flags(config: JobConfig) -> TrackedFlags:
     """Return the flags of a job; ``issync`` is what the mode is, whichever of both flags was given."""
-    return Asked({**config.to_dict(), "issync": config.mode == "sync"})
+    return TrackedFlags({**config.to_dict(), "issync": config.mode == "sync"})

@@ -424,7 +424,7 @@ def test_a_lost_directory_fails_the_job_at_its_end_only(tmp_path: Path, caplog: 
         wait_until(lambda: "worker/0" in running.ended)
         error = running.ended["worker/0"]
     assert isinstance(error, StorageError), error
-    assert f"--model_dir={model_dir} cannot be made (File exists)" in str(error)
+    assert f"--model_dir: {model_dir} cannot be made (File exists)" in str(error)
     assert "Training continues" in caplog.text
     assert "step=100" in caplog.text
 
