@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from support.cluster import dataset_of, model_of, train, variables_of
+from tensorflow.python.ops import gen_resource_variable_ops, resource_variable_ops
 
 import tfps
 from tfps.runtime.graph.passes import exclusive_updates
@@ -18,8 +19,11 @@ STEPS = 60
 
 
 @pytest.fixture(autouse=True)
-def _patched() -> None:
-    exclusive_updates.patch_scatter()
+def _unpatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin with TensorFlow's own functions, which an earlier job of this process has replaced."""
+    for kind in ("add", "sub", "min", "max"):
+        name = f"resource_scatter_{kind}"
+        monkeypatch.setattr(gen_resource_variable_ops, name, getattr(resource_variable_ops, name))
 
 
 def meets(update: Any, read: Any) -> float:
@@ -37,6 +41,7 @@ def meets(update: Any, read: Any) -> float:
 @pytest.mark.parametrize(("is_resource", "in_function"), [(True, False), (True, True), (False, False)])
 def test_rows_that_are_added_at_the_same_time_are_all_there(is_resource: bool, in_function: bool) -> None:
     """A row counts each addition of four threads, of a resource variable and of one that is passed by reference."""
+    exclusive_updates.patch_scatter()
     with tf.Graph().as_default() as graph:
         rows = tf.get_variable("rows", [4], initializer=tf.zeros_initializer(), use_resource=is_resource)
         ids, ones = tf.zeros([MANY], tf.int32), tf.ones([MANY])
@@ -66,6 +71,7 @@ def test_a_whole_variable_that_is_added_to_by_reference_loses_nothing() -> None:
 )
 def test_an_exclusive_update_is_tensorflows_own(kind: str, ids: Any, updates: Any) -> None:
     """Rows get the values that ``tf.raw_ops`` gives, for one number, one row, or rows that occur twice."""
+    exclusive_updates.patch_scatter()
     raw = getattr(tf.raw_ops, f"ResourceScatter{kind.title()}")
     with tf.Graph().as_default(), tf.Session() as session:
         first = np.float32([[1, 2], [3, 4], [5, 6]])
@@ -78,8 +84,9 @@ def test_an_exclusive_update_is_tensorflows_own(kind: str, ids: Any, updates: An
         assert kinds >= {f"ResourceScatterNd{kind.title()}"}
 
 
+@pytest.mark.parametrize("is_resource", [True, False])
 @pytest.mark.parametrize("flags", [{"steps_per_run": 8, "runs_in_flight": 3}, {}])
-def test_workers_lose_no_row_that_a_model_adds_to(tmp_path: Path, flags: dict[str, Any]) -> None:
+def test_workers_lose_no_row_that_a_model_adds_to(tmp_path: Path, flags: dict[str, Any], is_resource: bool) -> None:
     """Two workers, with several runs under way, add to one row in UPDATE_OPS."""
 
     def input_fn(mode: str, params: Any, context: Any) -> Any:
@@ -87,7 +94,8 @@ def test_workers_lose_no_row_that_a_model_adds_to(tmp_path: Path, flags: dict[st
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
         weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
-        seen = tf.get_variable("seen", [4], initializer=tf.zeros_initializer(), trainable=False)
+        given = {"trainable": False, "use_resource": is_resource}
+        seen = tf.get_variable("seen", [4], initializer=tf.zeros_initializer(), **given)
         ids = tf.zeros([MANY], tf.int32) + tf.cast(features["x"] * 0.0, tf.int32)
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.scatter_add(seen, ids, tf.ones([MANY])))
         return tfps.ModelSpec(loss=-weight * features["x"], optimizer=tf.train.GradientDescentOptimizer(1.0))

@@ -698,6 +698,22 @@ def test_what_only_adds_may_overlap() -> None:
         assert model_updates.need_order(graph, [moving.assign(moving * 2.0)], [])
 
 
+@pytest.mark.parametrize("shared_name", ["counts", "others"])
+def test_handles_with_one_shared_name_are_of_one_resource(shared_name: str) -> None:
+    """A table's entry that is made of its old value needs order, also where it is read through another handle."""
+    with tf.Graph().as_default() as graph:
+        key, (one, other) = (
+            tf.constant([1], tf.int64),
+            [
+                tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.float32, shared_name=name)
+                for name in ("counts", shared_name)
+            ],
+        )
+        old = tf.raw_ops.LookupTableFindV2(table_handle=other, keys=key, default_value=0.0)
+        insert = tf.raw_ops.LookupTableInsertV2(table_handle=one, keys=key, values=old + 1.0)
+        assert model_updates.need_order(graph, [insert], []) is (shared_name == "counts")
+
+
 def test_a_defun_is_a_function_too() -> None:
     """A ``Defun``, whose call has the function's name as its type, is looked into as a ``tf.function`` is."""
     with tf.Graph().as_default() as graph:

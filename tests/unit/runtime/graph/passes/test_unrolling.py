@@ -190,6 +190,18 @@ def test_a_run_of_many_steps_is_as_many_runs(tmp_path: Path) -> None:
     assert variables_of(tmp_path / "5")["seen"] == 20
 
 
+def test_a_loop_that_takes_elements_has_no_end_that_is_known() -> None:
+    """Nothing need leave the loop of an element that it takes, and which the next step must not take before it."""
+    with tf.Graph().as_default() as graph:
+        elements = tf.data.make_one_shot_iterator(tf.data.Dataset.range(9))
+
+        def turn(index: Any) -> Any:
+            with tf.control_dependencies([elements.get_next()]):
+                return index + 1
+
+        assert not UnrolledStep(graph, [tf.while_loop(lambda index: index < 3, turn, [0])]).in_order
+
+
 @pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_loop_that_writes_has_no_end_that_is_known(reads: bool, writes: bool) -> None:
