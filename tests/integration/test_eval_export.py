@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from support.cluster import dataset_of, job, linear, model_of, run_job, train, variables_of, wait_until
-from support.processes import summary
+from support.processes import run_tfps, summary
 
 import tfps
 from tfps.cluster.spec import Cluster, Task
@@ -354,6 +354,16 @@ def test_export_goes_below_the_model_dir(trained: Path) -> None:
     assert (written / "saved_model.pb").is_file()
     with pytest.raises(StorageError, match=r"--export_dir=.*export/20 exists and is not empty: give a new one"):
         export.saved_model(JobConfig(), MODEL, newest(trained))
+
+
+def test_a_relative_export_dir_is_where_the_command_was_given(tmp_path: Path) -> None:
+    """A model that changes the directory does not move its export."""
+    (tmp_path / "m.py").write_text("import os\nfrom tfps.models.linear import *\nos.chdir('/')\n")
+    for command in (("launch", "--model=m.py", "--max_steps=2"), ("export", "--export_dir=out")):
+        ended = run_tfps(*command, "--model_dir=m", cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == f"{tmp_path}/out\n"
+    assert (tmp_path / "out" / "saved_model.pb").is_file()
 
 
 def test_features_may_have_any_name(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_a_loop_that_takes_elements_has_no_end_that_is_known() -> None:
 
         def turn(index: Any) -> Any:
             with tf.control_dependencies([elements.get_next()]):
-                return index + 1
+                return index + 1 + 0 * tf.cast(elements.get_next(), tf.int32)
 
         assert not UnrolledStep(graph, [tf.while_loop(lambda index: index < 3, turn, [0])]).in_order
 
