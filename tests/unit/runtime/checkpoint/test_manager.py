@@ -454,7 +454,7 @@ def test_what_is_not_finite_is_not_saved(tmp_path: Path, bad: float) -> None:
     run.save(1)
     run.weight.load([1, bad, 1, 1], run.session)
     for patiently in (True, False):
-        with pytest.raises(DivergedError, match="weight holds NaN or Inf at step 2: try a smaller --lea"):
+        with pytest.raises(DivergedError, match="weight holds NaN or Inf at step 2: try a smaller learning rate"):
             run.save(2, patiently)
     assert list_checkpoints(str(tmp_path)) == [str(tmp_path / "model.ckpt-1")]
 
