@@ -220,11 +220,11 @@ def test_every_exit_code_is_on_its_page() -> None:
 
 def test_every_code_has_a_remedy() -> None:
     """Each exit code that a task ends with has its heading in the page on troubleshooting."""
-    told = set(re.findall(r"^## Exit code (\d+)", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE))
+    reported = set(re.findall(r"^## Exit code (\d+)", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE))
     codes = {
         str(kind.exit_code) for _, kind in inspect.getmembers(errors, inspect.isclass) if hasattr(kind, "exit_code")
     }
-    assert told == codes - {"1", "128"}
+    assert reported == codes - {"1", "128"}
 
 
 def test_every_part_of_the_contract_is_in_models() -> None:

@@ -15,8 +15,8 @@ MODES = ("async", "sync")
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], str]:
-    """Run the faults, three jobs at a time; return what is told of each, by its name and mode."""
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], str]:
+    """Run the faults, three jobs at a time; return what is reported of each, by its name and mode."""
     command = [
         "scripts/faults",
         "--program=tfps",
@@ -41,6 +41,6 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], s
 @pytest.mark.timeout(600)  # the first one's, which waits for all
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fault", SHORT)
-def test_a_fault_is_survived(told: Mapping[tuple[str, str], str], fault: str, mode: str) -> None:
+def test_a_fault_is_survived(reported: Mapping[tuple[str, str], str], fault: str, mode: str) -> None:
     """It happens, and what ``harness/faults.py`` says comes of it, within its time limits; no process is left."""
-    assert told[fault, mode].split()[5] == "ok", told[fault, mode]
+    assert reported[fault, mode].split()[5] == "ok", reported[fault, mode]

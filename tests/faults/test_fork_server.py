@@ -15,7 +15,7 @@ LONG = ("launch", "--model=linear", "--num_ps=1", "--num_workers=1", "--max_step
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_an_import_of_tensorflow_that_is_killed_is_told_and_begun_again(tmp_path: Path, restarts: int) -> None:
+def test_an_import_of_tensorflow_that_is_killed_is_reported_and_begun_again(tmp_path: Path, restarts: int) -> None:
     """A SIGKILL, as for lack of memory, is named, with code 137; within the budget the import begins again."""
     flags = (f"--max_restarts={restarts}", f"--model_dir={tmp_path / 'm'}")
     with processes() as started:

@@ -1,4 +1,4 @@
-"""Claims about tasks that end without having come to their end, and jobs that are told twice to end: real processes."""
+"""Tasks that end before their work has ended, and jobs that are asked twice to end: real processes."""
 
 import re
 import signal
@@ -62,7 +62,7 @@ def test_a_task_that_exits_with_0_once_costs_no_step(tmp_path: Path) -> None:
 
 
 def test_a_model_that_calls_sys_exit_has_not_done_its_job(tmp_path: Path) -> None:
-    """``sys.exit()`` in a model is no success, but the model's mistake, told with its line."""
+    """``sys.exit()`` in a model is no success, but the model's mistake, reported with its line."""
     path = tmp_path / "leaving.py"
     function = "def {}(*_):\n    made = sys.exit(0)\n    return made\n"
     path.write_text(f"import sys\n{function.format('input_fn')}{function.format('model_fn')}")
@@ -110,10 +110,10 @@ def test_two_signals_at_once_are_one(tmp_path: Path, number: int) -> None:
         time.sleep(0.05)
         job.signal(number)
         assert job.wait(30) == 143
-    told = re.search(r"stopped at step (\d+); .* resume from (\S+)\.\n", job.output())
-    assert told, job.output()
-    assert told[2] == f"{tmp_path / 'm'}/model.ckpt-{told[1]}"
-    assert load_variable(tmp_path / "m", "global_step") == int(told[1]) > 0
+    reported = re.search(r"stopped at step (\d+); .* resume from (\S+)\.\n", job.output())
+    assert reported, job.output()
+    assert reported[2] == f"{tmp_path / 'm'}/model.ckpt-{reported[1]}"
+    assert load_variable(tmp_path / "m", "global_step") == int(reported[1]) > 0
 
 
 def test_where_nothing_is_saved_nothing_else_is_said(tmp_path: Path) -> None:

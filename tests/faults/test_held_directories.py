@@ -62,8 +62,8 @@ def test_force_takes_over_and_the_first_job_ends_within_seconds(tmp_path: Path) 
         assert first.wait(25) == 74, first.output()
         assert "was taken over by the chief with process id" in first.output()
         assert second.wait(120) == 0, second.output()
-    told = summary(tmp_path / "m")
-    assert (told["status"], told["global_step"], told["resumed_from_step"]) == ("done", 600, 0)
+    reported = summary(tmp_path / "m")
+    assert (reported["status"], reported["global_step"], reported["resumed_from_step"]) == ("done", 600, 0)
 
 
 def test_a_launcher_that_comes_too_late_leaves_the_summary_of_the_next_job(tmp_path: Path) -> None:

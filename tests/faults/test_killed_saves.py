@@ -81,13 +81,13 @@ with tf.Session() as session:
         assert (values == found).all()
         seen = tf.train.latest_checkpoint(str(left))
         call = start.parent / f"{nth}.call"
-        told = {"status": status, "call": call.read_text() if call.exists() else None}
-        told["resumed"], told["step"] = path and int(path.rpartition("-")[2]), int(found)
-        told["seen"] = int(tf.train.load_variable(seen, "global_step")) if seen else None
-        told["left"] = sorted(path.name for path in left.iterdir())
+        found_out = {"status": status, "call": call.read_text() if call.exists() else None}
+        found_out["resumed"], found_out["step"] = path and int(path.rpartition("-")[2]), int(found)
+        found_out["seen"] = int(tf.train.load_variable(seen, "global_step")) if seen else None
+        found_out["left"] = sorted(path.name for path in left.iterdir())
         save(session, last + 1, checkpoints)
-        told["after"] = sorted(path.name for path in left.iterdir())
-        print(json.dumps(told))
+        found_out["after"] = sorted(path.name for path in left.iterdir())
+        print(json.dumps(found_out))
 """
 
 

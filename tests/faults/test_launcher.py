@@ -1,4 +1,4 @@
-"""``tfps launch`` whose processes are killed or told to stop: nothing is left running, and nothing saved is lost."""
+"""``tfps launch`` whose processes are killed or asked to stop: nothing is left running, and nothing saved is lost."""
 
 import os
 import shutil
@@ -53,11 +53,11 @@ def test_killed_half_way_it_goes_on_from_its_last_checkpoint(tmp_path: Path) -> 
     saved = max(int(path.stem.rpartition("-")[2]) for path in model_dir.glob("model.ckpt-*.index"))
     ended = run_tfps(*command, f"--max_steps={saved + 100}")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    told = summary(model_dir)
-    assert told["resumed_from"] == str(model_dir / f"model.ckpt-{saved}")
-    assert told["resumed_from_step"] >= saved  # async workers go on while a checkpoint is written
-    assert told["global_step"] == saved + 100
-    assert f"resumed from step {told['resumed_from_step']:,}" in ended.stdout
+    reported = summary(model_dir)
+    assert reported["resumed_from"] == str(model_dir / f"model.ckpt-{saved}")
+    assert reported["resumed_from_step"] >= saved  # async workers go on while a checkpoint is written
+    assert reported["global_step"] == saved + 100
+    assert f"resumed from step {reported['resumed_from_step']:,}" in ended.stdout
 
 
 def test_killed_it_can_be_started_again_at_once(tmp_path: Path) -> None:
@@ -111,18 +111,18 @@ EVALUATES = """
 """
 
 
-@pytest.mark.parametrize("told", ["Ctrl-C", "SIGTERM to the process group", "SIGHUP to the process group"])
-def test_told_to_stop_it_stops_all_of_it_with_its_state_saved(tmp_path: Path, told: str) -> None:
+@pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM to the process group", "SIGHUP to the process group"])
+def test_asked_to_stop_it_stops_all_of_it_with_its_state_saved(tmp_path: Path, how: str) -> None:
     """Every task ends with 143, the chief's state is saved, no process is left, and how to go on is said."""
     with processes() as started:
         started.append(Process(tmp_path / "out", *LONG, "--issync=1", f"--model_dir={tmp_path / 'm'}"))
         started[0].wait_for_step(100, 60)
         below = children_of(started[0].pid)
         assert len(below) >= 4
-        if told == "Ctrl-C":
+        if how == "Ctrl-C":
             started[0].signal(signal.SIGINT)
         else:
-            os.killpg(started[0].pid, signal.Signals[told.split(maxsplit=1)[0]])
+            os.killpg(started[0].pid, signal.Signals[how.split(maxsplit=1)[0]])
         assert started[0].wait(15) == 143
         wait_gone(below, 15)
         left = summary(tmp_path / "m")
@@ -226,8 +226,12 @@ def test_a_worker_that_is_gone_for_good_ends_the_job_and_is_named(tmp_path: Path
         assert started[0].wait(20) == 170
         assert "error: worker/1 was killed by SIGKILL" in started[0].output()
         wait_gone(below, 15)
-    told = summary(tmp_path / "m")
-    assert (told["status"], told["exit_code"], told["tasks"]["worker/1"]["exit_code"]) == ("failed", 170, -9)
+    reported = summary(tmp_path / "m")
+    assert (reported["status"], reported["exit_code"], reported["tasks"]["worker/1"]["exit_code"]) == (
+        "failed",
+        170,
+        -9,
+    )
 
 
 @pytest.mark.parametrize(("lost", "issync"), [("worker-1", "1"), ("worker-0", "0")])
@@ -245,16 +249,18 @@ def test_a_killed_task_is_started_again_and_no_step_is_lost(tmp_path: Path, lost
         victim = _pid_of(lost, children_of(started[0].pid))
         os.kill(victim, signal.SIGKILL)
         assert started[0].wait(90) == 0, started[0].output()
-    said, told = started[0].output(), summary(tmp_path / "m")
+    said, reported = started[0].output(), summary(tmp_path / "m")
     assert f"{lost.replace('-', '/')} | restarted after SIGKILL (1 of 5)" in said
-    restarts = {task: of["restarts"] for task, of in told["tasks"].items()}
+    restarts = {task: of["restarts"] for task, of in reported["tasks"].items()}
     assert restarts == {task: int(task == lost.replace("-", "/")) for task in restarts}
-    assert told["global_step"] == steps
+    assert reported["global_step"] == steps
     assert ("all workers continue from step" in said) == (issync == "1")
-    taken = sum(told["tasks"][f"worker/{index}"]["steps"] for index in (0, 1))
+    taken = sum(reported["tasks"][f"worker/{index}"]["steps"] for index in (0, 1))
     at_once = 2 if issync == "1" else 1
-    assert told["examples_per_sec"] * told["seconds"] == pytest.approx(at_once * steps, rel=1e-3)  # of one example each
-    in_two_secs = at_once * steps / told["seconds"]  # of one worker of the two
+    assert reported["examples_per_sec"] * reported["seconds"] == pytest.approx(
+        at_once * steps, rel=1e-3
+    )  # of one example each
+    in_two_secs = at_once * steps / reported["seconds"]  # of one worker of the two
     assert abs(at_once * steps - taken) < in_two_secs, "those before the kill count, up to the last sign of life"
     weight = load_variable(tmp_path / "m", "weight")
     assert weight == -1.5 * steps if issync == "1" else -2 * steps <= weight <= -steps
@@ -271,12 +277,12 @@ def test_with_a_lost_ps_all_others_begin_anew_at_once(tmp_path: Path, issync: st
         started[0].wait_for("saved ", 60)
         os.kill(_pid_of("ps-1", children_of(started[0].pid)), signal.SIGKILL)
         assert started[0].wait(90) == 0, started[0].output()
-    said, told = started[0].output(), summary(tmp_path / "m")
+    said, reported = started[0].output(), summary(tmp_path / "m")
     assert "ps/1     | restarted after SIGKILL (1 of 5)" in said
     assert "ps/0     | restarted after the loss of ps/1" in said
-    assert {task: of["restarts"] for task, of in told["tasks"].items()} == dict.fromkeys(told["tasks"], 1)
-    assert told["tasks"]["ps/2"]["restarted_after"] == ["the loss of ps/1"]
-    assert 0 < told["resumed_from_step"] < told["global_step"] == steps
+    assert {task: of["restarts"] for task, of in reported["tasks"].items()} == dict.fromkeys(reported["tasks"], 1)
+    assert reported["tasks"]["ps/2"]["restarted_after"] == ["the loss of ps/1"]
+    assert 0 < reported["resumed_from_step"] < reported["global_step"] == steps
     weight = load_variable(tmp_path / "m", "weight")
     assert weight == -1.5 * steps if issync == "1" else -2 * steps <= weight <= -steps
 
@@ -323,9 +329,9 @@ def test_a_ps_that_is_lost_at_the_end_calls_back_who_was_done(tmp_path: Path) ->
         started[0].wait_for("worker/1 | restarted after exit code 0, with the PS that was lost", 20)
         (tmp_path / "go").touch()
         assert started[0].wait(90) == 0, started[0].output()
-    told = summary(tmp_path / "m")
-    assert (told["status"], told["global_step"], told["resumed_from_step"]) == ("done", 50, 50)
-    assert told["eval"]["loss"] == load_variable(tmp_path / "m", "weight")
+    reported = summary(tmp_path / "m")
+    assert (reported["status"], reported["global_step"], reported["resumed_from_step"]) == ("done", 50, 50)
+    assert reported["eval"]["loss"] == load_variable(tmp_path / "m", "weight")
 
 
 def test_a_short_pause_is_survived(tmp_path: Path) -> None:

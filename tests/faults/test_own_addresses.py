@@ -59,9 +59,9 @@ class Net:
     def move(self, name: str, place: str) -> None:
         """Let a worker's name mean another place, for everyone."""
         homes = {**{host: self._homes[host] for host in ("ps0", "w0", "w1")}, name: self._homes[place]}
-        told = "127.0.0.1 localhost\n" + "".join(f"{address} {host}\n" for host, address in homes.items())
+        reported = "127.0.0.1 localhost\n" + "".join(f"{address} {host}\n" for host, address in homes.items())
         for each in PLACES:
-            Path("/etc/netns", self.name(each), "hosts").write_text(told)
+            Path("/etc/netns", self.name(each), "hosts").write_text(reported)
 
     def inside(self, place: str, *command: str) -> None:
         """Run a command in a namespace."""

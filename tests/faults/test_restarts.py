@@ -94,8 +94,8 @@ def test_a_killed_task_that_is_started_again(tmp_path: Path, mode: str, lost: st
         killed.signal(signal.SIGKILL)
         assert killed.wait(5) == -signal.SIGKILL
         assert set(job.wait(180).values()) == {0}, job.said()
-        told = summary(tmp_path / "m")
-        assert (told["status"], told["global_step"]) == ("done", steps)
+        reported = summary(tmp_path / "m")
+        assert (reported["status"], reported["global_step"]) == ("done", steps)
         assert job.starts[lost] >= 2
         if lost != "ps/1":
             others = {name: count for name, count in job.starts.items() if name != lost}

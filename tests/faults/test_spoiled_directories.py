@@ -27,8 +27,8 @@ def test_a_worker_and_a_chief_come_back_where_neither_log_nor_owner_can_be_opene
             os.kill(pid, signal.SIGKILL)
         assert job.wait(120) == 0, job.output()
     why = f"--model_dir: {model_dir / 'logs'} cannot be made (File exists): give a directory that you can write."
-    told = [f"{task} | this task was started again and writes no log: {why}" for task in ("worker/0", "worker/1")]
-    assert [job.output().count(line) for line in told] == [1, 1]
+    reported = [f"{task} | this task was started again and writes no log: {why}" for task in ("worker/0", "worker/1")]
+    assert [job.output().count(line) for line in reported] == [1, 1]
     assert f"--model_dir: {model_dir / '.chief'} cannot be read: it is not a regular file. Delete it." in job.output()
     assert summary(model_dir)["global_step"] == 400
     assert (model_dir / "model.ckpt-400.index").is_file()

@@ -125,13 +125,13 @@ def test_a_worker_started_twice_ends_nobodys_job(tmp_path: Path) -> None:
         started.append(second)
         assert second.wait(120) == 2
         assert "is taken by another process" in second.output()
-        until = time.monotonic() + 12  # a PS that was told would have ended by then
+        until = time.monotonic() + 12  # a PS that was asked to end would have ended by then
         while time.monotonic() < until:
             wait_for_steps(tasks, 30)
             assert tasks["ps/0"].poll() is None
 
 
-def test_a_task_that_is_told_to_stop_saves_and_is_not_started_again(tmp_path: Path) -> None:
+def test_a_task_that_is_asked_to_stop_saves_and_is_not_started_again(tmp_path: Path) -> None:
     """SIGTERM to the supervisors is the tasks': all end with 143 in time, the state saved, no process left."""
     with job(tmp_path, 1, 2, "--max_steps=100000000", "--save_checkpoint_secs=3600", model=slow(0.05)) as tasks:
         tasks["worker/1"].wait_for("step=", 120)

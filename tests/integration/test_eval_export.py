@@ -1,4 +1,4 @@
-"""Measuring a model, exporting it, and what its author is told about mistakes in it."""
+"""Measuring a model, exporting it, and what its author reads about mistakes in it."""
 
 import dataclasses
 import errno
@@ -203,8 +203,8 @@ def test_a_metric_that_ignores_its_input_counts_its_batches() -> None:
         assert sorted(session.run(totals)) == [0, 1, 1, 2]  # the loss's total, the two counts, the metric's total
 
 
-def test_an_evaluation_input_without_end_is_told_at_the_start(tmp_path: Path) -> None:
-    """A dataset that repeats for ever is the model's mistake, told before the first step and with its line."""
+def test_an_evaluation_input_without_end_is_reported_at_the_start(tmp_path: Path) -> None:
+    """A dataset that repeats for ever is the model's mistake, reported before the first step and with its line."""
 
     def endless(mode: str, params: Any, context: Any) -> Any:
         return dataset_of(np.float32([1, 2])).repeat().batch(2)
@@ -235,10 +235,10 @@ def test_an_evaluator_goes_by_the_file_systems_clock(
 ) -> None:
     """An earlier, shorter run's summary is not the end of this one, and its own is, whatever this host's clock says."""
     shutil.copytree(trained, tmp_path / "m")
-    told, now, stop = tmp_path / "m" / "summary.json", time.time, StopRequest()
+    reported, now, stop = tmp_path / "m" / "summary.json", time.time, StopRequest()
     short = json.dumps({"status": "done", "global_step": 20, "exit_code": 0})
-    told.write_text(short)
-    os.utime(told, (now() - 30, now() - 30))
+    reported.write_text(short)
+    os.utime(reported, (now() - 30, now() - 30))
     monkeypatch.setattr(time, "time", lambda: now() + wrong_secs)
     config, ended = JobConfig(model_dir=str(tmp_path / "m"), max_steps=40), threading.Event()
 
@@ -249,7 +249,7 @@ def test_an_evaluator_goes_by_the_file_systems_clock(
     thread = threading.Thread(target=be_evaluator, daemon=True)
     thread.start()
     assert not ended.wait(3), "it took an earlier run's summary for this one's"
-    told.write_text(short)
+    reported.write_text(short)
     assert ended.wait(20), "it did not take this run's summary"
 
 
@@ -263,9 +263,9 @@ def test_an_evaluator_does_not_end_with_a_job_whose_checkpoints_were_deleted(
     shutil.copytree(trained, tmp_path / "m")
     for path in tmp_path.glob("m/model.ckpt-*"):
         path.unlink()
-    told, stop = tmp_path / "m" / "summary.json", StopRequest()
-    told.write_text(json.dumps({"status": "done", "global_step": 20, "max_steps": 20, "exit_code": 0} | odd))
-    os.utime(told, (time.time() - 30, time.time() - 30))
+    reported, stop = tmp_path / "m" / "summary.json", StopRequest()
+    reported.write_text(json.dumps({"status": "done", "global_step": 20, "max_steps": 20, "exit_code": 0} | odd))
+    os.utime(reported, (time.time() - 30, time.time() - 30))
     config, ended = JobConfig(model_dir=str(tmp_path / "m"), max_steps=20), threading.Event()
 
     def be_evaluator() -> None:
@@ -274,7 +274,7 @@ def test_an_evaluator_does_not_end_with_a_job_whose_checkpoints_were_deleted(
 
     threading.Thread(target=be_evaluator, daemon=True).start()
     assert not ended.wait(2)
-    os.utime(told)
+    os.utime(reported)
     assert ended.wait(20)
 
 
@@ -313,8 +313,8 @@ for directory, single in zip(sys.argv[1::2], sys.argv[2::2]):
     for rows in (1, 7):
         x = tf.constant(np.linspace(-1, 1, 3 * rows, dtype=np.float32).reshape(rows, 3))
         given = {"features": x} if single == "True" else {"x": x, "scale": tf.ones([rows])}
-        told = {name: value.numpy().tolist() for name, value in signature(**given).items()}
-        print(json.dumps(told))
+        values = {name: value.numpy().tolist() for name, value in signature(**given).items()}
+        print(json.dumps(values))
 """
 
 
@@ -341,10 +341,10 @@ def test_an_export_is_served_by_plain_tensorflow(trained: Path, tmp_path: Path) 
     lines = ended.stdout.splitlines()
     assert len(lines) == 4
     for line, rows in zip(lines, (1, 7, 1, 7), strict=True):
-        told = eval(line, {"true": True, "false": False})
+        reported = eval(line, {"true": True, "false": False})
         expected = predicted(trained, np.linspace(-1, 1, 3 * rows, dtype=np.float32).reshape(rows, 3))
-        np.testing.assert_allclose(told["y"], expected, rtol=1e-5, atol=1e-6)
-        assert told["positive"] == [bool(value > 0) for value in told["y"]]
+        np.testing.assert_allclose(reported["y"], expected, rtol=1e-5, atol=1e-6)
+        assert reported["positive"] == [bool(value > 0) for value in reported["y"]]
 
 
 def test_export_goes_below_the_model_dir(trained: Path) -> None:
@@ -438,7 +438,7 @@ CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is st
 
 
 @pytest.mark.parametrize(
-    ("input_fn", "model_fn", "told"),
+    ("input_fn", "model_fn", "reported"),
     [
         (nothing, regression, "input_fn returned None; it must return a tf.data.Dataset of (features, labels)."),
         (lambda *_: [1, 2], regression, "input_fn returned a list; it must return a tf.data.Dataset"),
@@ -465,18 +465,18 @@ CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is st
         (INPUT, spec(loss=lambda f, w: w @ f["x"]), "Shape must be"),
     ],
 )
-def test_a_mistake_in_a_model_is_shown_with_its_line(input_fn: Any, model_fn: Any, told: str) -> None:
+def test_a_mistake_in_a_model_is_shown_with_its_line(input_fn: Any, model_fn: Any, reported: str) -> None:
     """What a model's functions get wrong is a ModelError with the model's name and a line of the user's own file."""
     functions = SimpleNamespace(input_fn=input_fn, model_fn=model_fn)
     model = Model("mine", Path(__file__), functions)
-    for mode in MODES if "gradient" in told or "Sync" in told else ["async"]:
+    for mode in MODES if "gradient" in reported or "Sync" in reported else ["async"]:
         with pytest.raises(ModelError) as error:
             builder.training(JobConfig(mode=mode), CLUSTER, Task("worker", 0), model)
-        assert told in str(error.value)
+        assert reported in str(error.value)
         assert re.match(rf"--model=mine: {re.escape(__file__)}, line \d+: ", str(error.value))
 
 
-def test_what_a_split_variable_cannot_do_is_told_with_the_flag() -> None:
+def test_what_a_split_variable_cannot_do_is_reported_with_the_flag() -> None:
     """TensorFlow computes with a variable that was split only where it takes a tensor; not every user knows of it."""
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:

@@ -32,7 +32,7 @@ from tfps.launchers.local.job import LocalJob, Plan
 
 
 def test_a_mistake_in_the_users_model_shows_the_users_line_once(tmp_path: Path) -> None:
-    """A model that fails as it is built is exit 2, with the user's own line, told once and without a traceback."""
+    """A model that fails as it is built is exit 2, with the user's own line, reported once and without a traceback."""
     model = tmp_path / "mine.py"
     model.write_text(POWERS.replace("loss = weight *", "loss = weihgt *"))
     ended = run_tfps("launch", f"--model={model}", f"--model_dir={tmp_path / 'm'}")
@@ -80,8 +80,8 @@ def test_params_have_the_mode_and_the_size_in_every_command(tmp_path: Path) -> N
     ):
         done = run_tfps(*command, timeout=120)
         assert done.returncode == 0, done.stderr
-        told = {line for file in noted.iterdir() for line in file.read_text().splitlines()}
-        assert told == {"True 1 2"}, command
+        reported = {line for file in noted.iterdir() for line in file.read_text().splitlines()}
+        assert reported == {"True 1 2"}, command
         for file in noted.iterdir():
             file.unlink()
 
@@ -123,11 +123,11 @@ def test_a_model_may_close_standard_output(tmp_path: Path) -> None:
 
 
 def test_a_model_dir_that_is_a_file_is_74(tmp_path: Path) -> None:
-    """``--model_dir`` that cannot be a directory is told as such, and nothing is started."""
+    """``--model_dir`` that cannot be a directory is reported as such, and nothing is started."""
     (tmp_path / "file").touch()
     task = ("run", "--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.1:9", "--job_name=worker", "--task_index=0")
     fix = "give a directory that you can write"
-    for command, given, told in (
+    for command, given, reported in (
         (
             ["launch"],
             tmp_path / "file",
@@ -138,18 +138,18 @@ def test_a_model_dir_that_is_a_file_is_74(tmp_path: Path) -> None:
     ):
         ended = run_tfps(*command, f"--model_dir={given}")
         assert (ended.returncode, ended.stdout) == (74, "")
-        assert ended.stderr.startswith(f"error: {told}")
+        assert ended.stderr.startswith(f"error: {reported}")
         assert ended.stderr.count("\n") == 1
 
 
-def test_a_tensorflow_that_cannot_be_imported_is_told(tmp_path: Path) -> None:
+def test_a_tensorflow_that_cannot_be_imported_is_reported(tmp_path: Path) -> None:
     """What TensorFlow's own import says is the error, whatever kind it is."""
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("raise TypeError('Descriptors cannot be created directly.')")
     ended = run_tfps("launch", f"--model_dir={tmp_path}/m", PYTHONPATH=f"{tmp_path}:{REPO}")
     assert ended.returncode == 2, ended.stdout + ended.stderr
-    told = "TensorFlow cannot be imported: TypeError: Descriptors cannot be created directly"
-    assert ended.stderr == f"error: {told} (all of it is in {tmp_path}/m/logs/launch.log).\n"
+    reported = "TensorFlow cannot be imported: TypeError: Descriptors cannot be created directly"
+    assert ended.stderr == f"error: {reported} (all of it is in {tmp_path}/m/logs/launch.log).\n"
 
 
 def test_a_diverging_job_ends_with_66(tmp_path: Path) -> None:
@@ -179,15 +179,15 @@ def test_a_terminal_of_ascii_alone_shows_all(tmp_path: Path) -> None:
     assert "h\u00f6he \u2192\n" in (tmp_path / "m" / "logs" / "worker-0.log").read_text(encoding="utf-8")
 
 
-def test_output_that_takes_no_more_is_told(tmp_path: Path) -> None:
+def test_output_that_takes_no_more_is_reported(tmp_path: Path) -> None:
     """From the start on it is 74, and nothing is started; later the job goes on, which is said once."""
     command = [*TFPS, "launch", "--model=linear", "--max_steps=300"]
     with open("/dev/full", "w") as full:
         refused = subprocess.run(
             [*command, f"--model_dir={tmp_path / 'n'}"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
-    told = "error: standard output cannot be written: No space left on device.\n"
-    assert (refused.returncode, refused.stderr) == (74, told)
+    reported = "error: standard output cannot be written: No space left on device.\n"
+    assert (refused.returncode, refused.stderr) == (74, reported)
     most = 64 << 20
     with open(tmp_path / "out", "w") as file:
         file.truncate(most - 200)
@@ -214,30 +214,30 @@ def _wait_for_step(model_dir: Path, step: int, secs: float) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("told", ["nothing", "SIGTERM"])
-def test_a_reader_that_is_stuck_stops_no_job(tmp_path: Path, told: str) -> None:
-    """What a pipe does not take is left out: the job trains to its end, and ends when it is told to."""
+@pytest.mark.parametrize("signal_sent", ["nothing", "SIGTERM"])
+def test_a_reader_that_is_stuck_stops_no_job(tmp_path: Path, signal_sent: str) -> None:
+    """What a pipe does not take is left out: the job trains to its end, and ends when it is asked to."""
     model = tmp_path / "talk.py"
     model.write_text(slow(0.01).replace("        return x", "        print('x' * 4000)\n        return x"))
-    steps = 200 if told == "nothing" else 100000
+    steps = 200 if signal_sent == "nothing" else 100000
     flags = (f"--model={model}", f"--model_dir={tmp_path / 'm'}", f"--max_steps={steps}", "--save_checkpoint_secs=1")
     reader, writer = os.pipe()
     with subprocess.Popen([*TFPS, "launch", *flags], stdout=writer, stderr=writer, env=environment()) as job:
         os.close(writer)
         try:
-            if told == "SIGTERM":
+            if signal_sent == "SIGTERM":
                 _wait_for_step(tmp_path / "m", 100, 60)
                 job.send_signal(signal.SIGTERM)
-            assert job.wait(60) == (0 if told == "nothing" else 143)
+            assert job.wait(60) == (0 if signal_sent == "nothing" else 143)
         finally:
             job.kill()
     shown = os.fdopen(reader).read()
     assert 2**15 < len(shown) < 2**17, "the pipe was full"
     assert (tmp_path / "m" / "logs" / "worker-0.log").read_text().count("x" * 4000) > 50
-    assert summary(tmp_path / "m")["status"] == ("done" if told == "nothing" else "stopped")
+    assert summary(tmp_path / "m")["status"] == ("done" if signal_sent == "nothing" else "stopped")
 
 
-def test_a_reader_that_goes_on_is_told_what_it_has_missed() -> None:
+def test_a_reader_that_continues_gets_what_it_has_missed() -> None:
     """Lines that were left out are counted, and those that follow begin at the left."""
     writes = """if True:
         import sys
@@ -309,11 +309,11 @@ def test_without_a_directory_for_temporary_files_it_says_so(tmp_path: Path) -> N
         env=environment(),
         check=False,
     )
-    told = "error: no temporary file can be written: set TMPDIR to a directory where one can.\n"
-    assert (ended.returncode, ended.stderr) == (74, told)
+    reported = "error: no temporary file can be written: set TMPDIR to a directory where one can.\n"
+    assert (ended.returncode, ended.stderr) == (74, reported)
 
 
-def test_too_few_open_files_are_told(tmp_path: Path) -> None:
+def test_too_few_open_files_are_reported(tmp_path: Path) -> None:
     """Where no task can be started, the limit is named; nothing is left, and there is no traceback."""
     with processes() as started:
         limited = ("sh", "-c", 'ulimit -n 20 && exec "$@"', "sh")

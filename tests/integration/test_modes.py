@@ -115,8 +115,8 @@ def test_sync_applies_the_mean_of_one_gradient_of_each_worker(
     saved = variables_of(tmp_path)
     np.testing.assert_array_equal([saved["first"], saved["second"]], [at[STEPS], at[STEPS]])
     assert saved["global_step"] == STEPS
-    told = summary(tmp_path)["tasks"]
-    assert [told[f"worker/{i}"]["steps"] for i in range(num_workers)] == [STEPS] * num_workers
+    reported = summary(tmp_path)["tasks"]
+    assert [reported[f"worker/{i}"]["steps"] for i in range(num_workers)] == [STEPS] * num_workers
 
 
 def plain(features: Any, labels: Any, mode: str, params: Any) -> Any:
@@ -171,10 +171,10 @@ def powers(mode: str, params: Any, context: Any) -> Any:
 
 def assert_all_applied(model_dir: Path) -> None:
     """Fail unless the weight is minus the sum of the powers that the workers say they have pushed."""
-    told, saved = summary(model_dir), variables_of(model_dir)
-    steps = {int(name.partition("/")[2]): task["steps"] for name, task in told["tasks"].items()}
+    reported, saved = summary(model_dir), variables_of(model_dir)
+    steps = {int(name.partition("/")[2]): task["steps"] for name, task in reported["tasks"].items()}
     assert saved["weight"] == -sum(taken * 2**worker for worker, taken in steps.items())
-    assert saved["global_step"] == told["global_step"] == sum(steps.values())
+    assert saved["global_step"] == reported["global_step"] == sum(steps.values())
 
 
 @pytest.mark.parametrize(
@@ -340,9 +340,9 @@ def test_async_goes_on_without_a_worker_whose_input_has_ended(
         ended.set()
         assert_done(running.wait())
     assert_all_applied(tmp_path)
-    told = summary(tmp_path)
-    assert told["global_step"] == 60
-    assert told["tasks"][f"worker/{short}"]["steps"] == 3
+    reported = summary(tmp_path)
+    assert reported["global_step"] == 60
+    assert reported["tasks"][f"worker/{short}"]["steps"] == 3
 
 
 def test_async_ends_when_all_inputs_have(tmp_path: Path) -> None:
@@ -545,7 +545,7 @@ def test_what_an_optimizer_counts_is_counted_with_its_update(tmp_path: Path, mod
 
 
 def test_sync_refuses_an_update_that_needs_a_batch() -> None:
-    """A learning rate that depends on the batch's loss would take the chief's batches from its steps: it is told."""
+    """A learning rate that depends on the batch's loss would take the chief's batches from its steps: refused."""
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
         weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
@@ -731,7 +731,7 @@ def test_a_step_is_as_stale_as_the_updates_it_has_missed(tmp_path: Path, caplog:
 
 
 @pytest.mark.parametrize("flags", [{}, {"runs_in_flight": 3, "steps_per_run": 4}])
-def test_no_step_is_told_that_was_not_made(
+def test_no_step_is_reported_that_was_not_made(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, flags: dict[str, Any]
 ) -> None:
     """Progress lines and event files of a job whose input ends have no step beyond the last, whatever was drawn."""
@@ -741,8 +741,8 @@ def test_no_step_is_told_that_was_not_made(
         return None if mode == "eval" else dataset_of(np.ones(20, np.float32))
 
     train(model_of(input_fn, linear), 1, 2, max_steps=1000, steps_to_validate=1, model_dir=str(tmp_path), **flags)
-    told = [found["step"] for record in caplog.records if (found := parse_progress(record.getMessage()))]
-    assert max(told) <= 40
+    reported = [found["step"] for record in caplog.records if (found := parse_progress(record.getMessage()))]
+    assert max(reported) <= 40
     [file] = tmp_path.glob("events*")
     assert max(event.step for event in tf.train.summary_iterator(str(file))) <= 40
     assert variables_of(tmp_path)["global_step"] == 40
@@ -841,14 +841,14 @@ def test_a_map_may_end_the_input(tmp_path: Path, flags: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("flags", [{"runs_in_flight": 3}, {"runs_in_flight": 3, "steps_per_run": 4}])
-def test_the_last_step_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, flags: dict[str, Any]) -> None:
+def test_the_last_step_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture, flags: dict[str, Any]) -> None:
     """Whichever run of which worker makes it: the last progress line is of ``--max_steps``."""
     caplog.set_level(logging.INFO, "tfps")
     for turn in range(5):
         caplog.clear()
         train(model_of(powers, linear), 1, 3, max_steps=60, model_dir=str(tmp_path / str(turn)), **flags)
-        told = [found["step"] for record in caplog.records if (found := parse_progress(record.getMessage()))]
-        assert max(told) == 60
+        reported = [found["step"] for record in caplog.records if (found := parse_progress(record.getMessage()))]
+        assert max(reported) == 60
 
 
 def batch_unused(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:

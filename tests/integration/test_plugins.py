@@ -36,23 +36,23 @@ def test_a_mode_of_another_package_trains(tmp_path: Path) -> None:
     flags = [f"--model={tmp_path / 'mine.py'}", f"--model_dir={tmp_path / 'm'}", "--max_steps=40", "--num_workers=2"]
     ended = run_tfps("launch", "--mode=damped", *flags, PYTHONPATH=path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    told = summary(tmp_path / "m")
-    assert (told["mode"], told["global_step"]) == ("damped", 40)
+    reported = summary(tmp_path / "m")
+    assert (reported["mode"], reported["global_step"]) == ("damped", 40)
     assert load_variable(tmp_path / "m", "weight") == -20.0
-    assert sum(task.get("steps", 0) for task in told["tasks"].values()) == 40
+    assert sum(task.get("steps", 0) for task in reported["tasks"].values()) == 40
 
 
 def test_its_name_is_among_the_choices(tmp_path: Path) -> None:
-    """``--help`` lists the modes of other packages behind the built-in ones, and a near miss is told."""
+    """``--help`` lists the modes of other packages behind the built-in ones, and a near miss is reported."""
     path = installed(tmp_path, "damped = support.damped_mode:DampedMode")
-    told = run_tfps("launch", "--help", PYTHONPATH=path).stdout
-    assert "async, sync, damped (default async)" in " ".join(told.split())
+    reported = run_tfps("launch", "--help", PYTHONPATH=path).stdout
+    assert "async, sync, damped (default async)" in " ".join(reported.split())
     missed = run_tfps("launch", "--mode=dampd", PYTHONPATH=path)
     assert missed.returncode == 2
     assert "--mode=dampd is not one of async, sync, damped. Did you mean damped?" in missed.stderr
 
 
-def test_one_that_cannot_be_used_is_told_with_its_distribution(tmp_path: Path) -> None:
+def test_one_that_cannot_be_used_is_reported_with_its_distribution(tmp_path: Path) -> None:
     """A broken entry point is exit 2 with one line that names its distribution, not a traceback; others still train."""
     path = installed(tmp_path, "bad = support.no_such_module:Mode", "other = collections:OrderedDict")
     for name, problem in (

@@ -35,9 +35,9 @@ def test_classic_flags_train_linear_and_every_task_ends_by_itself(tmp_path: Path
         said = tasks["worker/0"].output()
     assert _last(said, "weight") == pytest.approx(2, abs=0.1)
     assert _last(said, "bias") == pytest.approx(10, abs=0.1)
-    told = summary(tmp_path / "m")
-    assert (told["status"], told["global_step"]) == ("done", 600)
-    assert sum(told["tasks"][f"worker/{i}"]["steps"] for i in (0, 1)) == 600
+    reported = summary(tmp_path / "m")
+    assert (reported["status"], reported["global_step"]) == ("done", 600)
+    assert sum(reported["tasks"][f"worker/{i}"]["steps"] for i in (0, 1)) == 600
 
 
 def _without_model_dir(tmp_path: Path) -> str:
@@ -58,8 +58,8 @@ def test_without_model_dir_the_chief_makes_one_and_says_so(tmp_path: Path) -> No
     said = _without_model_dir(tmp_path).splitlines()
     [made] = (tmp_path / "cwd" / "runs").iterdir()
     assert re.fullmatch(r"linear-\d{8}-\d{6}-\d+", made.name)
-    told = f"there is no --model_dir: this job writes to {made}"
-    assert said[0] == said[-1] == told
+    reported = f"there is no --model_dir: this job writes to {made}"
+    assert said[0] == said[-1] == reported
     known = r"(threads|training|step|pace|evaluating|done|saved|no checkpoint|there is no --model_dir)\b"
     assert all(re.match(known, line) for line in said), said
     assert summary(made)["global_step"] == 20
@@ -79,14 +79,14 @@ def test_without_a_directory_the_chief_says_that_nothing_is_kept(tmp_path: Path)
 
 
 def test_tf_config_with_chief_and_evaluator(tmp_path: Path) -> None:
-    """A job told by TF_CONFIG alone (chief, worker, ps, evaluator) trains in step, evaluates and ends."""
+    """A job given by TF_CONFIG alone (chief, worker, ps, evaluator) trains in step, evaluates and ends."""
     with held_ports(3) as ports, processes() as started:
         hosts = [f"localhost:{port}" for port in ports]
         members = {"chief": hosts[:1], "worker": hosts[1:2], "ps": hosts[2:], "evaluator": ["localhost:1"]}
         for kind in members:
-            told = json.dumps({"cluster": members, "task": {"type": kind, "index": 0}})
+            reported = json.dumps({"cluster": members, "task": {"type": kind, "index": 0}})
             flags = ["--issync=1", "--max_steps=100", f"--model_dir={tmp_path / 'm'}"]
-            started.append(Process(tmp_path / kind, *flags, TF_CONFIG=told))
+            started.append(Process(tmp_path / kind, *flags, TF_CONFIG=reported))
         assert [task.wait(90) for task in started] == [0, 0, 0, 0], "\n".join(t.output() for t in started)
         assert "step=100" in started[3].output()
         assert _last(started[3].output(), "loss") < 1
@@ -115,10 +115,10 @@ def test_sigterm_to_every_task_saves_and_ends_with_143(tmp_path: Path) -> None:
         for task in tasks.values():
             task.signal(signal.SIGTERM)
         assert [task.wait(10) for task in tasks.values()] == [143, 143, 143]
-    told = summary(model_dir)
-    assert told["status"] == "stopped"
-    assert told["checkpoint"].endswith(f"model.ckpt-{told['global_step']}")
-    assert told["global_step"] >= 100
+    reported = summary(model_dir)
+    assert reported["status"] == "stopped"
+    assert reported["checkpoint"].endswith(f"model.ckpt-{reported['global_step']}")
+    assert reported["global_step"] >= 100
 
 
 def test_a_taken_port_is_named_with_its_flag(tmp_path: Path) -> None:

@@ -40,11 +40,11 @@ def handle_of(output: str) -> str:
 def test_a_job_trains_to_its_end(platform: str, tmp_path: Path, env: dict[str, str]) -> None:
     """``submit --wait`` shows the job and ends with 0; the checkpoint has its step; status and logs tell the rest."""
     flags = ("--model=linear", "--max_steps=20", f"--model_dir={tmp_path / 'm'}", "--queue=main")
-    told = run_tfps("submit", f"--to={platform}", *SIZE, *flags, "--wait", timeout=SECS, cwd=tmp_path, **env)
-    assert told.returncode == 0, told.stdout + told.stderr
-    handle = handle_of(told.stdout)
+    result = run_tfps("submit", f"--to={platform}", *SIZE, *flags, "--wait", timeout=SECS, cwd=tmp_path, **env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    handle = handle_of(result.stdout)
     assert re.fullmatch(rf"{platform}:1(\.fake)?@{tmp_path / 'm'}", handle)
-    assert "worker/1 | training: " in told.stdout
+    assert "worker/1 | training: " in result.stdout
     assert summary(tmp_path / "m")["global_step"] >= 20
     assert load_variable(tmp_path / "m", "global_step") >= 20
     status = run_tfps("status", handle, **env)
@@ -62,10 +62,10 @@ def test_a_job_that_fails_has_its_tasks_exit_code(tmp_path: Path, env: dict[str,
     """A diverged worker's 66 is the exit code of ``submit --wait``, and the first task in its status."""
     nan = model(tmp_path, POWERS.replace("weight * features", "weight * float('nan') * features"))
     flags = (nan, "--max_steps=20", f"--model_dir={tmp_path / 'm'}")
-    told = run_tfps("submit", "--to=pbs", *SIZE, *flags, "--wait", timeout=SECS, cwd=tmp_path, **env)
-    assert told.returncode == 66, told.stdout + told.stderr
-    assert re.search(r"^error: worker/\d: ", told.stderr, re.MULTILINE)
-    status = run_tfps("status", handle_of(told.stdout), **env).stdout
+    result = run_tfps("submit", "--to=pbs", *SIZE, *flags, "--wait", timeout=SECS, cwd=tmp_path, **env)
+    assert result.returncode == 66, result.stdout + result.stderr
+    assert re.search(r"^error: worker/\d: ", result.stderr, re.MULTILINE)
+    status = run_tfps("status", handle_of(result.stdout), **env).stdout
     assert "FAILED: exit status 66" in status
     assert re.search(r"^worker/\d +FAILED +66 ", status.splitlines()[2])
 

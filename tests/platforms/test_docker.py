@@ -82,8 +82,8 @@ def submit(name: str, *flags: str, image: bool = False, timeout: float = SECS) -
 
 def submitted(name: str, *flags: str) -> None:
     """Submit a job, which must be taken."""
-    told = submit(name, *flags)
-    assert (told.returncode, told.stdout) == (0, f"compose:{name}\n"), told.stderr
+    result = submit(name, *flags)
+    assert (result.returncode, result.stdout) == (0, f"compose:{name}\n"), result.stderr
 
 
 def container(name: str, task: str) -> str:
@@ -101,8 +101,8 @@ def wait_until_said(name: str, task: str, text: str, times: int = 1) -> None:
 
 
 def _said(name: str, task: str) -> str:
-    told = subprocess.run(["docker", "logs", container(name, task)], capture_output=True, text=True, check=False)
-    return told.stdout + told.stderr
+    result = subprocess.run(["docker", "logs", container(name, task)], capture_output=True, text=True, check=False)
+    return result.stdout + result.stderr
 
 
 def model(directory: Path, source: str, name: str = "model.py") -> str:
@@ -114,9 +114,9 @@ def model(directory: Path, source: str, name: str = "model.py") -> str:
 def test_a_cluster_of_2_ps_and_4_workers_trains_to_its_end(build: Build) -> None:
     """--wait shows it and exits 0; every container has, and is as bounded and as powerless as was asked for."""
     sizes = "--num_ps=2", "--num_workers=4", "--ps_cpu=0.75", "--worker_cpu=1.5", "--ps_memory=700M"
-    told = submit("large", *sizes, "--worker_memory=1Gi", "--model=mnist", "--max_steps=200", "--wait")
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert "step 200" in told.stdout
+    result = submit("large", *sizes, "--worker_memory=1Gi", "--model=mnist", "--max_steps=200", "--wait")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "step 200" in result.stdout
     tasks = ["ps/0", "ps/1", "worker/0", "worker/1", "worker/2", "worker/3"]
     known = dict(zip(tasks, inspect(*(container("large", task) for task in tasks)), strict=True))
     assert {each["State"]["ExitCode"] for each in known.values()} == {0}
@@ -150,8 +150,8 @@ def test_every_value_arrives_as_it_is(build: Build, tmp_path: Path) -> None:
     data.mkdir(parents=True)
     name, model_dir = f"{NASTY}.py", f"/tfps/{NASTY}"
     flags = [f"--model_dir={model_dir}", f"--data_dir={data}", "--num_workers=1", "--max_steps=2", "--seed=7"]
-    told = submit("nasty", model(tmp_path, ECHO, name), *flags, "--wait")
-    assert told.returncode == 0, told.stdout + told.stderr
+    result = submit("nasty", model(tmp_path, ECHO, name), *flags, "--wait")
+    assert result.returncode == 0, result.stdout + result.stderr
     argv = argv_of(_said("nasty", "worker/0"))
     assert {f"--model=/opt/model/{name}", f"--model_dir={model_dir}", "--data_dir=/opt/data", "--seed=7"} <= set(argv)
     [mount] = [m for m in inspect(container("nasty", "worker/0"))[0]["Mounts"] if m["Destination"] == "/opt/data"]
@@ -177,16 +177,16 @@ def test_docker_compose_2_submits_and_cancels(build: Build, tmp_path: Path) -> N
     tmp_path.chmod(0o755)
     before = docker("network", "ls", "--quiet")
     with engine.compose_2():
-        told = submit("second", model(tmp_path, ECHO, f"{NASTY}.py"), "--max_steps=2", "--seed=7", "--wait")
-        assert told.returncode == 0, told.stdout + told.stderr
+        result = submit("second", model(tmp_path, ECHO, f"{NASTY}.py"), "--max_steps=2", "--seed=7", "--wait")
+        assert result.returncode == 0, result.stdout + result.stderr
         assert f"--model=/opt/model/{NASTY}.py" in argv_of(_said("second", "worker/0"))
         assert inspect("second_training")[0]["Internal"] is True
         assert {each["HostConfig"]["CapDrop"][0] for each in inspect(container("second", "ps/0"))} == {"ALL"}
         assert run_tfps("cancel", "compose:second", timeout=SECS).returncode == 0
         submitted("stopped", model(tmp_path, SLOW), "--max_steps=100000")
         wait_until_said("stopped", "worker/0", "step=")
-        told = run_tfps("cancel", "compose:stopped", timeout=SECS)
-        assert (told.returncode, told.stdout) == (0, "compose:stopped is cancelled\n"), told.stderr
+        result = run_tfps("cancel", "compose:stopped", timeout=SECS)
+        assert (result.returncode, result.stdout) == (0, "compose:stopped is cancelled\n"), result.stderr
         assert _checkpoints("stopped")
     assert (docker("ps", "--all", "--quiet"), docker("network", "ls", "--quiet")) == ("", before)
 
@@ -202,8 +202,8 @@ def test_cancel_saves_and_the_same_name_goes_on(build: Build, tmp_path: Path) ->
     again = submit("stop", *flags)
     assert again.returncode == 2
     assert "--name=stop is taken" in again.stderr
-    told = run_tfps("cancel", "compose:stop", timeout=SECS)
-    assert (told.returncode, told.stdout) == (0, "compose:stop is cancelled\n"), told.stderr
+    result = run_tfps("cancel", "compose:stop", timeout=SECS)
+    assert (result.returncode, result.stdout) == (0, "compose:stop is cancelled\n"), result.stderr
     mine = "--filter=event=die", "--filter=label=com.docker.compose.project=stop"
     died = docker("events", f"--since={began}", f"--until={int(time.time()) + 1}", *mine, "--format={{json .}}")
     codes = [json.loads(line)["Actor"]["Attributes"]["exitCode"] for line in died.splitlines()]
@@ -243,8 +243,8 @@ def test_a_killed_worker_is_started_again_and_the_job_ends(build: Build, tmp_pat
         assert follow.output().count("training: mode") >= 2
         assert "done: " in follow.output()
         _wait_until_ended(name)
-    told = run_tfps("status", f"compose:{name}").stdout.splitlines()
-    assert told[0] == f"compose:{name}  SUCCEEDED"
+    result = run_tfps("status", f"compose:{name}").stdout.splitlines()
+    assert result[0] == f"compose:{name}  SUCCEEDED"
     assert "restarted after SIGKILL (1 of 10)" in _said(name, "worker/1")
     assert inspect(container(name, "worker/1"))[0]["RestartCount"] == 0
     assert summary(engine.volume(f"{name}_tfps") / name)["global_step"] == steps
@@ -267,16 +267,16 @@ def test_docker_kill_is_a_manual_stop_and_the_others_end(build: Build, tmp_path:
     _wait_until_ended("manual")
     codes = [inspect(container("manual", task))[0]["State"]["ExitCode"] for task in ("ps/0", "worker/0", "worker/1")]
     assert codes == [0, 0, 137]
-    told = run_tfps("status", "compose:manual").stdout.splitlines()
-    assert told[0] == "compose:manual  FAILED: worker/1 ended with exit code 137"
+    result = run_tfps("status", "compose:manual").stdout.splitlines()
+    assert result[0] == "compose:manual  FAILED: worker/1 ended with exit code 137"
     assert summary(engine.volume("manual_tfps") / "manual")["global_step"] == 200
 
 
 def test_what_fails_for_good_is_not_tried_again(build: Build, tmp_path: Path) -> None:
     """A model that ends with 77 as it is loaded: no container starts again, --wait exits with 77, and all PS end."""
     tmp_path.chmod(0o755)
-    told = submit("bad", model(tmp_path, f"import os\nos._exit(77)\n{SLOW}"), "--wait")
-    assert told.returncode == 77, told.stdout + told.stderr
+    result = submit("bad", model(tmp_path, f"import os\nos._exit(77)\n{SLOW}"), "--wait")
+    assert result.returncode == 77, result.stdout + result.stderr
     _wait_until_ended("bad")
     known = inspect(*docker("ps", "--all", "--quiet").split())
     assert {each["RestartCount"] for each in known} == {0}
@@ -293,42 +293,42 @@ def test_what_fails_for_good_is_not_tried_again(build: Build, tmp_path: Path) ->
         (["--model=mnist", "--data_dir=not/there"], "not/there"),
     ],
 )
-def test_what_docker_cannot_do_is_told_and_leaves_nothing(build: Build, flags: list[str], says: str) -> None:
-    """No GPUs, too few processors, no image, no such directory: told on plain lines, and nothing is half-submitted."""
+def test_what_docker_cannot_do_is_reported_and_leaves_nothing(build: Build, flags: list[str], says: str) -> None:
+    """No GPUs, too few processors, no image, no such directory: plain lines, and nothing is half-submitted."""
     before = docker("network", "ls", "--quiet")
-    told = submit("refused", *flags)
-    assert told.returncode in (2, 65, 69)
-    assert says in told.stderr
-    assert all(line.startswith("error: ") for line in told.stderr.splitlines())
-    assert (told.stdout, docker("ps", "--all", "--quiet"), docker("network", "ls", "--quiet")) == ("", "", before)
+    result = submit("refused", *flags)
+    assert result.returncode in (2, 65, 69)
+    assert says in result.stderr
+    assert all(line.startswith("error: ") for line in result.stderr.splitlines())
+    assert (result.stdout, docker("ps", "--all", "--quiet"), docker("network", "ls", "--quiet")) == ("", "", before)
 
 
 def test_a_project_of_somebody_else_is_never_touched(build: Build) -> None:
     """Containers of another project of that name, ended or not, are neither replaced nor known nor cancelled."""
     theirs = docker("create", "--label=com.docker.compose.project=web", SKELETON, "true").strip()
-    told = submit("web", "--model=mnist")
-    assert (told.returncode, "--name=web is taken" in told.stderr) == (2, True)
+    result = submit("web", "--model=mnist")
+    assert (result.returncode, "--name=web is taken" in result.stderr) == (2, True)
     for verb in ("status", "logs", "cancel"):
         assert run_tfps(verb, "compose:web").returncode == 69
     assert docker("ps", "--all", "--quiet", "--no-trunc").split() == [theirs]
 
 
-def test_a_daemon_that_is_down_is_told_in_its_words(build: Build, tmp_path: Path) -> None:
+def test_a_daemon_that_is_down_is_reported_in_its_words(build: Build, tmp_path: Path) -> None:
     """submit, status, logs and cancel exit 69 with what Docker's client says."""
     down = f"unix://{tmp_path}/sock"
     for verb in (["submit", "--to=compose"], *(([verb, "compose:x"]) for verb in ("status", "logs", "cancel"))):
-        told = run_tfps(*verb, DOCKER_HOST=down)
-        assert told.returncode == 69
-        assert "Cannot connect to the Docker daemon" in told.stderr
-        assert "Traceback" not in told.stderr
+        result = run_tfps(*verb, DOCKER_HOST=down)
+        assert result.returncode == 69
+        assert "Cannot connect to the Docker daemon" in result.stderr
+        assert "Traceback" not in result.stderr
 
 
 def test_without_compose_it_says_what_to_install(build: Build, tmp_path: Path) -> None:
     """Docker's client alone is not enough: exit 69, on one line."""
     (tmp_path / "docker").symlink_to(shutil.which("docker") or "")
-    told = run_tfps("submit", "--to=compose", PATH=str(tmp_path))
-    assert (told.returncode, told.stderr.count("\n")) == (69, 1)
-    assert "docker compose is not installed: apt-get install" in told.stderr
+    result = run_tfps("submit", "--to=compose", PATH=str(tmp_path))
+    assert (result.returncode, result.stderr.count("\n")) == (69, 1)
+    assert "docker compose is not installed: apt-get install" in result.stderr
 
 
 def test_the_shipped_image_trains_by_the_shipped_file(build: Build) -> None:
@@ -345,8 +345,8 @@ def test_the_shipped_image_trains_by_the_shipped_file(build: Build) -> None:
     file = REPO / "docker" / "compose.yaml"
     for compose in (["docker-compose"], [str(engine.COMPOSE_2 / "docker-compose")]):
         up = [*compose, "--project-name=tfps", f"--file={file}", "up", "--no-color"]
-        told = subprocess.run(up, capture_output=True, text=True, timeout=SECS, check=False)
-        assert told.returncode == 0, told.stdout[-3000:] + told.stderr
+        result = subprocess.run(up, capture_output=True, text=True, timeout=SECS, check=False)
+        assert result.returncode == 0, result.stdout[-3000:] + result.stderr
         known = inspect(*docker("ps", "--all", "--quiet").split())
         assert [each["State"]["ExitCode"] for each in known] == [0, 0, 0]
         directory = engine.volume("tfps_tfps") / "tfps"

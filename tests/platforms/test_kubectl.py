@@ -125,8 +125,8 @@ def test_a_job_that_is_there_stays_untouched(platform: str, cluster: Cluster) ->
     """A second job of the same name is refused, saying what to do, and takes nothing of the first along."""
     submit(platform)
     before = dict(cluster.objects)
-    told = submit(platform, code=2)
-    assert told == (
+    reported = submit(platform, code=2)
+    assert reported == (
         "error: --name=mnist is taken: a job of this name exists. Give another name, or end that one and take its "
         f"objects away: tfps cancel {platform}:mnist.\n"
     )
@@ -140,9 +140,9 @@ def test_half_a_job_is_taken_back(platform: str, cluster: Cluster) -> None:
     other = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "theirs"}}
     cluster.create("v1", "services", "team", other)
     cluster.refused[KINDS[platform][-1]] = "admission webhook denied the request: no quota"
-    told = submit(platform, code=69)
-    assert told.startswith("error: kubectl create: Error from server (Forbidden): ")
-    assert "no quota" in told
+    reported = submit(platform, code=69)
+    assert reported.startswith("error: kubectl create: Error from server (Forbidden): ")
+    assert "no quota" in reported
     assert [found["metadata"]["name"] for found in cluster.objects.values()] == ["theirs"]
     assert len(cluster.received) == len(KINDS[platform]) - (platform == "kubernetes")  # of its Jobs only the first
 
@@ -171,8 +171,8 @@ def test_a_cluster_that_is_down_is_said_in_kubectls_words(tmp_path: Path, monkey
     """When nobody answers, every command passes on why, on one plain line, with exit code 69."""
     with held_ports(1) as [port]:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, port)))
-        for told in (submit("kubernetes", code=69), *(tfps(verb, "tfjob:mnist", code=69) for verb in VERBS)):
-            assert re.fullmatch("error: kubectl (create|get [a-z.,]+): .*refused.*\n", told)
+        for reported in (submit("kubernetes", code=69), *(tfps(verb, "tfjob:mnist", code=69) for verb in VERBS)):
+            assert re.fullmatch("error: kubectl (create|get [a-z.,]+): .*refused.*\n", reported)
 
 
 @two_platforms
@@ -182,17 +182,17 @@ def test_status_tells_what_the_pods_tell(platform: str, cluster: Cluster) -> Non
     words = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no gpu"}]
     cluster.pod("worker", 1).set("Pending", {}, conditions=words)
     cluster.pod("ps", 0).set("Pending", {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
-    told = rows(platform)
-    assert told[f"{platform}:mnist"][0] == "PENDING:"
-    assert told["worker/1"][0] == "PENDING"
-    assert " ".join(told["worker/1"]).endswith("Unschedulable: 0/3 nodes: no gpu")
-    assert " ".join(told["ps/0"]).endswith("ImagePullBackOff: no such image")
+    reported = rows(platform)
+    assert reported[f"{platform}:mnist"][0] == "PENDING:"
+    assert reported["worker/1"][0] == "PENDING"
+    assert " ".join(reported["worker/1"]).endswith("Unschedulable: 0/3 nodes: no gpu")
+    assert " ".join(reported["ps/0"]).endswith("ImagePullBackOff: no such image")
     for pod in cluster.pods.values():
         pod.run()
-    told = rows(platform)
-    assert told[f"{platform}:mnist"] == ["RUNNING"]
-    assert [told[task][:2] for task in ("ps/0", "worker/0", "worker/1")] == [["RUNNING", "0"]] * 3
-    assert told["ps/0"][-2:] == ["on", "node-1"]
+    reported = rows(platform)
+    assert reported[f"{platform}:mnist"] == ["RUNNING"]
+    assert [reported[task][:2] for task in ("ps/0", "worker/0", "worker/1")] == [["RUNNING", "0"]] * 3
+    assert reported["ps/0"][-2:] == ["on", "node-1"]
 
 
 @every_platform
@@ -202,11 +202,11 @@ def test_status_tells_how_a_job_has_failed(platform: str, cluster: Cluster) -> N
     for pod in cluster.pods.values():
         pod.run()
     cluster.end(cluster.pod("worker", 0), 66)
-    told = rows(platform)
-    assert told[f"{platform}:mnist"][0] == "FAILED:"
-    assert "exit code 66" in " ".join(told[f"{platform}:mnist"])
-    assert next(task for task in told if "/" in task) == "worker/0"
-    assert told["worker/0"][:2] == ["FAILED", "66"]
+    reported = rows(platform)
+    assert reported[f"{platform}:mnist"][0] == "FAILED:"
+    assert "exit code 66" in " ".join(reported[f"{platform}:mnist"])
+    assert next(task for task in reported if "/" in task) == "worker/0"
+    assert reported["worker/0"][:2] == ["FAILED", "66"]
 
 
 def test_a_replaced_pod_counts_as_a_restart(cluster: Cluster) -> None:
@@ -218,7 +218,7 @@ def test_a_replaced_pod_counts_as_a_restart(cluster: Cluster) -> None:
 
 
 @every_platform
-def test_refused_pods_are_told(platform: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_refused_pods_are_reported(platform: str, cluster: Cluster, tmp_path: Path) -> None:
     """Where the cluster refuses pods (quota, PodSecurity, LimitRange), status and --wait say so in its words."""
     cluster.refused["Pod"] = 'pods "x" is forbidden: exceeded quota: compute'
     with processes() as started:
@@ -226,11 +226,11 @@ def test_refused_pods_are_told(platform: str, cluster: Cluster, tmp_path: Path) 
         started.append(waiting)
         waiting.wait_for("waiting: FailedCreate: Error creating: pods", SECS)
         assert waiting.output().count("exceeded quota") == 1, "once is enough"
-    told = rows(platform)
-    assert told[f"{platform}:mnist"][0] == "PENDING:"
+    reported = rows(platform)
+    assert reported[f"{platform}:mnist"][0] == "PENDING:"
     for row in (f"{platform}:mnist", "ps/0", "worker/1"):
-        assert "FailedCreate: Error creating:" in " ".join(told[row])
-        assert "exceeded quota: compute" in " ".join(told[row])
+        assert "FailedCreate: Error creating:" in " ".join(reported[row])
+        assert "exceeded quota: compute" in " ".join(reported[row])
 
 
 def test_another_jobs_events_are_not_taken_for_ones_own(cluster: Cluster) -> None:
@@ -262,9 +262,9 @@ def test_a_pod_in_the_back_off_is_waited_for(cluster: Cluster) -> None:
     for pod in cluster.pods.values():
         pod.run()
     cluster.end(cluster.pod("worker", 1), 137)
-    told = rows("kubernetes")
-    assert told["worker/1"][:2] == ["PENDING", "137"]
-    assert "the cluster makes another after a back-off" in " ".join(told["worker/1"])
+    reported = rows("kubernetes")
+    assert reported["worker/1"][:2] == ["PENDING", "137"]
+    assert "the cluster makes another after a back-off" in " ".join(reported["worker/1"])
 
 
 @every_platform
@@ -297,13 +297,13 @@ def test_the_network_policy_can_be_left_out(platform: str, cluster: Cluster) -> 
 def test_cancel_tries_everything(
     platform: str, stuck: tuple[str, str], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not go, as a finalizer or a lost node keeps it, is told, and keeps nothing else from going."""
+    """What does not go, as a finalizer or a lost node keeps it, is reported, and keeps nothing else from going."""
     monkeypatch.setattr(kubectl, "POD_DELETE_SECS", 2)
     submit(platform)
     cluster.stuck.add(stuck)
-    told = tfps("cancel", f"{platform}:mnist", code=69)
-    assert "timed out" in told
-    assert f"{platform}:mnist is asked to stop, but not all of it has gone: cancel it again." in told
+    reported = tfps("cancel", f"{platform}:mnist", code=69)
+    assert "timed out" in reported
+    assert f"{platform}:mnist is asked to stop, but not all of it has gone: cancel it again." in reported
     assert [(found["kind"], found["metadata"]["name"]) for found in cluster.objects.values()] == [stuck]
     assert "CANCELLED: being deleted" in tfps("status", f"{platform}:mnist")
 
@@ -429,8 +429,8 @@ def test_a_job_really_trains(platform: str, running: Cluster, tmp_path: Path) ->
     out = tmp_path / "out"
     (out / NASTY).mkdir()
     flags = ("--max_steps=20", f"--volumes={out}:{out}", f"--data_dir={out}/{NASTY}")
-    told = tfps("submit", f"--to={platform}", "--name=demo", f"--model={model}", *flags, "--wait")
-    assert "\ndone: step 20 after " in told
+    reported = tfps("submit", f"--to={platform}", "--name=demo", f"--model={model}", *flags, "--wait")
+    assert "\ndone: step 20 after " in reported
     assert (out / "demo" / "model.ckpt-20.index").is_file()
     status = rows(platform, "demo")
     assert status[f"{platform}:demo"] == ["SUCCEEDED"]

@@ -24,19 +24,19 @@ def test_mnist_on_the_digits_that_the_package_carries(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     [model_dir] = (tmp_path / "runs").iterdir()
-    told = summary(model_dir)
+    reported = summary(model_dir)
     assert _accuracy(model_dir) >= 0.85
-    assert told["global_step"] == 400
-    assert told["examples_per_sec"] > 0
-    assert told["pace"]["steps_per_run"] >= told["pace"]["runs_in_flight"] >= 1
-    assert told["gradients_dropped"] == 0
-    assert {task: of["exit_code"] for task, of in told["tasks"].items()} == dict.fromkeys(
+    assert reported["global_step"] == 400
+    assert reported["examples_per_sec"] > 0
+    assert reported["pace"]["steps_per_run"] >= reported["pace"]["runs_in_flight"] >= 1
+    assert reported["gradients_dropped"] == 0
+    assert {task: of["exit_code"] for task, of in reported["tasks"].items()} == dict.fromkeys(
         ["ps/0", "ps/1", "worker/0", "worker/1", "worker/2", "worker/3"], 0
     )
     report = ended.stdout[ended.stdout.index("\ndone: ") :]
     assert "done: step 400 after" in report
     assert f"eval accuracy  {_accuracy(model_dir):.4g}" in report
-    assert f"{told['checkpoint']}" in report
+    assert f"{reported['checkpoint']}" in report
     assert re.search(r"^worker/3 \| training", ended.stdout, re.MULTILINE)
     assert re.search(r"^job      \| step=1?\d* ", ended.stdout, re.MULTILINE)
     assert "E0000" not in ended.stdout + ended.stderr

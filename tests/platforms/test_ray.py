@@ -202,8 +202,10 @@ def test_what_ray_cannot_take_is_said_at_once(
 
 def _jobs(cluster: RayCluster) -> str:
     headers = {"Authorization": f"Bearer {cluster.token}"}
-    with urllib.request.urlopen(urllib.request.Request(f"http://{cluster.address}/api/jobs/", headers=headers)) as told:
-        return str(told.read().decode())
+    with urllib.request.urlopen(
+        urllib.request.Request(f"http://{cluster.address}/api/jobs/", headers=headers)
+    ) as answer:
+        return str(answer.read().decode())
 
 
 def test_a_job_or_a_task_that_is_not_there(ray: RayCluster) -> None:

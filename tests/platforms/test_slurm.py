@@ -51,9 +51,9 @@ def slow_model(directory: Path) -> str:
 
 def submit(engine: Slurm, *flags: str, **env: str) -> str:
     """Submit a job, and return its id."""
-    told = run_tfps("submit", "--to=slurm", *flags, **conf(engine), **env)
-    assert told.returncode == 0, told.stderr
-    handle = told.stdout.strip()
+    result = run_tfps("submit", "--to=slurm", *flags, **conf(engine), **env)
+    assert result.returncode == 0, result.stderr
+    handle = result.stdout.strip()
     assert re.fullmatch("slurm:[0-9]+", handle)
     return handle.partition(":")[2]
 
@@ -85,12 +85,12 @@ def slurm_log(model_dir: Path, job_id: str) -> str:
 def test_an_async_job_is_watched_to_its_end(engine: Slurm, tmp_path: Path) -> None:
     """One ps and three workers, all alike, train MNIST; the view shows them, and the command ends as the job does."""
     flags = ("--model=mnist", f"--model_dir={tmp_path / 'm'}", "--max_steps=60", "--num_workers=3")
-    told = run_tfps("submit", "--to=slurm", *flags, "--wait", timeout=ENDS, **conf(engine))
-    assert told.returncode == 0, told.stdout + told.stderr
-    handle, *lines = told.stdout.splitlines()
+    result = run_tfps("submit", "--to=slurm", *flags, "--wait", timeout=ENDS, **conf(engine))
+    assert result.returncode == 0, result.stdout + result.stderr
+    handle, *lines = result.stdout.splitlines()
     assert any(line.startswith("worker/2 | training") for line in lines)
     assert any(line.startswith("job      | step=") for line in lines)
-    assert "done: step 60 " in told.stdout
+    assert "done: step 60 " in result.stdout
     assert summary(tmp_path / "m")["global_step"] == 60
     assert engine.field(handle.partition(":")[2], "JobState") == "COMPLETED"
     status = run_tfps("status", handle, **conf(engine)).stdout
@@ -105,12 +105,12 @@ def test_values_and_gpus_arrive_as_asked_for(engine: Slurm, tmp_path: Path) -> N
     model.write_text(f"{ECHO}\nimport os\nprint('gpus', os.environ.get('CUDA_VISIBLE_DEVICES'))\n")
     flags = (f"--model={model}", f"--model_dir={nasty / 'm'}", f"--data_dir={nasty / 'data'}", "--max_steps=4")
     sizes = ("--worker_gpu=1", "--worker_cpu=2", "--worker_memory=500Mi", "--ps_memory=100Mi")
-    told = run_tfps("submit", "--to=slurm", *flags, *sizes, "--issync=1", "--wait", timeout=ENDS, **conf(engine))
-    assert told.returncode == 0, told.stdout + told.stderr
-    argv = argv_of("\n".join(line for line in told.stdout.splitlines() if line.startswith("worker/0")))
+    result = run_tfps("submit", "--to=slurm", *flags, *sizes, "--issync=1", "--wait", timeout=ENDS, **conf(engine))
+    assert result.returncode == 0, result.stdout + result.stderr
+    argv = argv_of("\n".join(line for line in result.stdout.splitlines() if line.startswith("worker/0")))
     assert {f"--model={model}", f"--model_dir={nasty / 'm'}", f"--data_dir={nasty / 'data'}"} <= set(argv)
-    assert set(re.findall(r"worker/\d \| gpus (\d)$", told.stdout, re.MULTILINE)) == {"0", "1"}
-    assert engine.field(told.stdout.split()[0].partition(":")[2], "NumCPUs") == "4"  # of the workers
+    assert set(re.findall(r"worker/\d \| gpus (\d)$", result.stdout, re.MULTILINE)) == {"0", "1"}
+    assert engine.field(result.stdout.split()[0].partition(":")[2], "NumCPUs") == "4"  # of the workers
     assert not list(tmp_path.rglob("spoilt"))
     assert not list(REPO.glob("spoilt"))
     assert summary(nasty / "m")["global_step"] == 4
@@ -128,8 +128,8 @@ def test_a_cancelled_job_has_saved(engine: Slurm, tmp_path: Path) -> None:
         assert re.search(r"worker/1 +RUNNING +0 +n[123]", status), status
         running = engine.tasks()
         assert len(running) >= 3
-        told = run_tfps("cancel", f"slurm:{job}", timeout=ENDS, **conf(engine))
-        assert told.returncode == 0, told.stderr
+        result = run_tfps("cancel", f"slurm:{job}", timeout=ENDS, **conf(engine))
+        assert result.returncode == 0, result.stderr
         assert started[0].wait(120) == 0
         assert "stopped by SIGTERM" in started[0].output()
     wait_gone(running, 30)
@@ -147,8 +147,8 @@ def test_a_job_that_loses_a_node_goes_on_elsewhere(engine: Slurm, tmp_path: Path
     # Tasks of two CPUs each: two on the first node, the last worker on another, and a third node is free.
     job = submit(engine, *flags, "--worker_cpu=2", "--ps_cpu=2", "--save_checkpoint_secs=1")
     wait_for(said(model_dir, job, "worker-0"), "saved")
-    told = slurm_log(model_dir, job)
-    [victim] = re.findall("worker/1 started on (n[123])", told)
+    result = slurm_log(model_dir, job)
+    [victim] = re.findall("worker/1 started on (n[123])", result)
     engine.crash(victim)
     engine.wait_state(job, "PENDING")
     engine.wait_state(job, "COMPLETED", "FAILED", secs=ENDS)
@@ -162,7 +162,7 @@ def test_a_job_that_loses_a_node_goes_on_elsewhere(engine: Slurm, tmp_path: Path
 
 
 def test_a_time_limit_is_one_more_run(engine: Slurm, tmp_path: Path) -> None:
-    """Before the time limit the tasks are told to save; the job is requeued and goes on where it was."""
+    """Before the time limit the tasks are asked to save; the job is requeued and goes on where it was."""
     model_dir = tmp_path / "m"
     flags = (f"--model={slow_model(tmp_path)}", f"--model_dir={model_dir}", "--max_steps=1600")
     job = submit(engine, *flags, SBATCH_TIMELIMIT="10")
@@ -184,10 +184,10 @@ def test_a_failure_that_would_repeat_itself_ends_the_job(engine: Slurm, tmp_path
     model = tmp_path / "nan.py"
     model.write_text(SLOW.replace('weight * features["x"]', "weight * float('nan')"))
     flags = (f"--model={model}", f"--model_dir={tmp_path / 'm'}", "--wait")
-    told = run_tfps("submit", "--to=slurm", *flags, timeout=ENDS, **conf(engine))
-    assert told.returncode == 66, told.stdout + told.stderr
-    assert re.match(r"error: worker/\d: the loss is nan", told.stderr)
-    job = told.stdout.split()[0].partition(":")[2]
+    result = run_tfps("submit", "--to=slurm", *flags, timeout=ENDS, **conf(engine))
+    assert result.returncode == 66, result.stdout + result.stderr
+    assert re.match(r"error: worker/\d: the loss is nan", result.stderr)
+    job = result.stdout.split()[0].partition(":")[2]
     assert engine.wait_state(job, "FAILED") == "FAILED"
     assert engine.field(job, "ExitCode") == "66:0"
     assert engine.field(job, "Restarts") == "0"
@@ -197,10 +197,10 @@ def test_srun_alone_is_enough(engine: Slurm, tmp_path: Path) -> None:
     """Tasks that a user starts with srun on nodes without names find each other."""
     command = [*TFPS, "run", "--num_ps=1", "--model=linear", f"--model_dir={tmp_path / 'm'}", "--max_steps=20"]
     srun = ["srun", "--ntasks=3", "--nodes=3", "--chdir", str(REPO), *command]
-    told = subprocess.run(
+    result = subprocess.run(
         srun, env=environment(**conf(engine)), capture_output=True, text=True, timeout=ENDS, check=False
     )
-    assert told.returncode == 0, told.stdout + told.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     assert summary(tmp_path / "m")["global_step"] == 20
 
 
@@ -216,9 +216,12 @@ def test_srun_alone_is_enough(engine: Slurm, tmp_path: Path) -> None:
 )
 def test_what_no_node_has_is_refused(engine: Slurm, tmp_path: Path, flags: tuple[str, ...], words: str) -> None:
     """A job that could never run is refused at once, and nothing of it is left in the queue."""
-    told = run_tfps("submit", "--to=slurm", f"--model_dir={tmp_path}", *flags, **conf(engine))
-    assert (told.returncode, told.stdout) == (69 if "sbatch:" in words else 2, "")  # what Slurm itself refuses, or tfps
-    assert words in told.stderr
+    result = run_tfps("submit", "--to=slurm", f"--model_dir={tmp_path}", *flags, **conf(engine))
+    assert (result.returncode, result.stdout) == (
+        69 if "sbatch:" in words else 2,
+        "",
+    )  # what Slurm itself refuses, or tfps
+    assert words in result.stderr
     assert engine.ask("squeue", "--noheader", "--states=PENDING") == ""
 
 
@@ -227,20 +230,22 @@ def test_a_slurm_that_is_down_says_so(engine: Slurm, tmp_path: Path) -> None:
     down = tmp_path / "slurm.conf"
     down.write_text(re.sub("SlurmctldPort=.*", "SlurmctldPort=1", engine.conf.read_text()))
     for argv in (("submit", "--to=slurm"), ("status", "slurm:1"), ("logs", "slurm:1"), ("cancel", "slurm:1")):
-        told = run_tfps(*argv, SLURM_CONF=str(down))
-        assert (told.returncode, told.stdout) == (69, "")
-        assert re.fullmatch(r"error: scontrol ping: Slurmctld\(primary\) at \S+ is DOWN\n", told.stderr), told.stderr
+        result = run_tfps(*argv, SLURM_CONF=str(down))
+        assert (result.returncode, result.stdout) == (69, "")
+        assert re.fullmatch(r"error: scontrol ping: Slurmctld\(primary\) at \S+ is DOWN\n", result.stderr), (
+            result.stderr
+        )
 
 
 def test_a_job_that_there_is_not_is_refused(engine: Slurm) -> None:
     """Status of a job that Slurm has never had is an error; of another program's job, too."""
-    told = run_tfps("status", "slurm:999999", **conf(engine))
-    assert told.returncode == 69
-    assert "Slurm has had no such job yet" in told.stderr
+    result = run_tfps("status", "slurm:999999", **conf(engine))
+    assert result.returncode == 69
+    assert "Slurm has had no such job yet" in result.stderr
     other = engine.ask("sbatch", "--parsable", "--output=/dev/null", "--wrap=true").strip()
-    told = run_tfps("cancel", f"slurm:{other}", **conf(engine))
-    assert told.returncode == 69
-    assert "is another program's job" in told.stderr
+    result = run_tfps("cancel", f"slurm:{other}", **conf(engine))
+    assert result.returncode == 69
+    assert "is another program's job" in result.stderr
 
 
 def test_a_job_without_a_script_is_not_taken_for_ones_own(engine: Slurm) -> None:
@@ -249,9 +254,9 @@ def test_a_job_without_a_script_is_not_taken_for_ones_own(engine: Slurm) -> None
     theirs = engine.ask("squeue", "--noheader", "--name=theirs", "--format=%A").strip()
     try:
         for verb in ("status", "logs", "cancel"):
-            told = run_tfps(verb, f"slurm:{theirs}", **conf(engine))
-            assert (told.returncode, told.stdout) == (69, "")
-            assert f"slurm:{theirs} is another program's job" in told.stderr
+            result = run_tfps(verb, f"slurm:{theirs}", **conf(engine))
+            assert (result.returncode, result.stdout) == (69, "")
+            assert f"slurm:{theirs} is another program's job" in result.stderr
         assert engine.field(theirs, "JobState") == "RUNNING"
     finally:
         engine.ask("scancel", theirs)

@@ -57,7 +57,7 @@ def test_trains_to_the_end(ssh: dict[str, str], hosts: list[str], tmp_path: Path
 def test_tasks_end_in_order_with_the_launcher(
     ssh: dict[str, str], hosts: list[str], tmp_path: Path, number: signal.Signals
 ) -> None:
-    """However the launcher ends, told to or killed, every task ends in order: the state is saved, none is left."""
+    """However the launcher ends, asked or killed, every task ends in order: the state is saved, none is left."""
     model_dir = tmp_path / "m"
     launcher = Process(tmp_path / "out", *hosts, "--max_steps=10000000", f"--model_dir={model_dir}", **ssh)
     try:
@@ -102,7 +102,7 @@ def test_values_arrive_as_given(ssh: dict[str, str], hosts: list[str], tmp_path:
     assert not list(tmp_path.rglob("spoilt"))
 
 
-def test_a_host_that_cannot_be_reached_is_told_before_anything_starts(ssh: dict[str, str], tmp_path: Path) -> None:
+def test_a_host_that_cannot_be_reached_is_reported_before_anything_starts(ssh: dict[str, str], tmp_path: Path) -> None:
     """One of three hosts refuses: its name and ssh's own words, exit 69, and no task was started on the others."""
     hosts = ["--ps_hosts=127.0.0.1:1025", "--worker_hosts=127.0.0.2:1025,127.0.0.9:1025"]
     began = time.monotonic()

@@ -171,7 +171,7 @@ def _where() -> str:
 
 @contextlib.contextmanager
 def job(model: Model, num_ps: int = 1, num_workers: int = 2, **flags: Any) -> Iterator[Running]:
-    """Start a job and yield it while it runs; in the end, what still runs is told to stop."""
+    """Start a job and yield it while it runs; in the end, what still runs is asked to stop."""
     config = JobConfig(**{"start_timeout_secs": 30.0, "batch_size": 1, **flags})
     with (
         shared_servers(),
@@ -194,8 +194,8 @@ def run_job(model: Model, num_ps: int = 1, num_workers: int = 2, secs: float = 6
 def assert_done(ended: Mapping[str, BaseException | None]) -> None:
     """Fail unless every task ended well; show the first error's traceback."""
     for name, error in ended.items():
-        told = "".join(traceback.format_exception(error)) if error else ""
-        assert error is None, f"{name} ended with {told}"
+        reported = "".join(traceback.format_exception(error)) if error else ""
+        assert error is None, f"{name} ended with {reported}"
 
 
 def train(model: Model, num_ps: int = 1, num_workers: int = 2, secs: float = 60, **flags: Any) -> None:

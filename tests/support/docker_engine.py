@@ -79,9 +79,9 @@ def _environment(**changes: str) -> Iterator[None]:
 def _wait_until_up(process: "subprocess.Popen[bytes]", directory: Path) -> None:
     deadline = time.monotonic() + 60
     while subprocess.run(["docker", "version"], capture_output=True, check=False).returncode:
-        told = (directory / "log").read_text(errors="replace")
-        assert process.poll() is None, f"dockerd does not start:\n{told}"
-        assert time.monotonic() < deadline, f"dockerd does not answer:\n{told}"
+        log = (directory / "log").read_text(errors="replace")
+        assert process.poll() is None, f"dockerd does not start:\n{log}"
+        assert time.monotonic() < deadline, f"dockerd does not answer:\n{log}"
         time.sleep(0.1)
 
 
@@ -172,8 +172,10 @@ def _pip_conf(root: Path) -> str:
 
     What else it names of this machine's files (constraints, wheels, an index) is not in the image, and left out.
     """
-    told = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
-    options = dict(line.split("=", 1) for line in told.stdout.splitlines())
+    result = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
+    options = dict(line.split("=", 1) for line in result.stdout.splitlines())
     values = {name.rpartition(".")[2]: ast.literal_eval(value) for name, value in options.items()}
     bundle = values.get("cert") or os.environ.get("SSL_CERT_FILE") or _CA_BUNDLE
     shutil.copyfile(bundle, f"{root}{_CA_BUNDLE}")

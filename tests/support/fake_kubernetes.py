@@ -57,8 +57,8 @@ class Pod:
         cut_after: How many lines a reader of its log gets before the connection ends, once.
     """
 
-    def __init__(self, told: Object, owner: Object, made: Object) -> None:
-        self.told, self.owner, self.made = told, owner, made
+    def __init__(self, manifest: Object, owner: Object, made: Object) -> None:
+        self.manifest, self.owner, self.made = manifest, owner, made
         self.cut_after: int | None = None
         self.lines: list[tuple[str, str]] = []  # each with its stamp
         self.process: subprocess.Popen[str] | None = None
@@ -68,21 +68,21 @@ class Pod:
     @property
     def name(self) -> str:
         """Its name."""
-        return str(self.told["metadata"]["name"])
+        return str(self.manifest["metadata"]["name"])
 
     @property
     def ended(self) -> bool:
         """Whether it has."""
-        return self.told["status"]["phase"] in ("Succeeded", "Failed")
+        return self.manifest["status"]["phase"] in ("Succeeded", "Failed")
 
     def set(self, phase: str, state: Object, **more: Any) -> None:
         """Change what the API says of it."""
         container = {"name": "tensorflow", "state": state, "restartCount": 0, "ready": phase == "Running"}
-        self.told["status"] = {"phase": phase, "containerStatuses": [container], **more}
+        self.manifest["status"] = {"phase": phase, "containerStatuses": [container], **more}
 
     def run(self) -> None:
         """Say that it runs."""
-        self.told["spec"]["nodeName"] = "node-1"
+        self.manifest["spec"]["nodeName"] = "node-1"
         self.set("Running", {"running": {"startedAt": _now()}})
 
     def say(self, line: str) -> None:
@@ -189,8 +189,8 @@ class Cluster:
         metadata = {**template["metadata"], "name": made["name"].replace("?", f"{self._count:05d}")}
         metadata |= {"namespace": namespace, "uid": f"uid-{self._count}", "creationTimestamp": _stamp()}
         metadata["annotations"] = {**metadata.get("annotations", {}), **made["annotations"]}
-        told = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
-        pod = Pod(told, owner, made)
+        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+        pod = Pod(manifest, owner, made)
         self.pods[namespace, pod.name] = pod
         if self.runs:
             self._run(pod)
@@ -212,8 +212,8 @@ class Cluster:
 
     def variables(self, pod: Pod) -> dict[str, str]:
         """Return a container's environment, as the kubelet makes it; addresses are those of this machine."""
-        namespace, found = pod.told["metadata"]["namespace"], dict(pod.made["env"])
-        for one in pod.told["spec"]["containers"][0]["env"]:
+        namespace, found = pod.manifest["metadata"]["namespace"], dict(pod.made["env"])
+        for one in pod.manifest["spec"]["containers"][0]["env"]:
             wanted = one.get("valueFrom", {}).get("configMapKeyRef")
             found[one["name"]] = self.file(namespace, wanted) if wanted else one["value"]
         if not self.runs:
@@ -232,7 +232,7 @@ class Cluster:
     def argv(self, pod: Pod) -> list[str]:
         """Return a container's command, as the kubelet makes it."""
         variables = self.variables(pod)
-        return [expand(word, variables) for word in pod.told["spec"]["containers"][0]["command"]]
+        return [expand(word, variables) for word in pod.manifest["spec"]["containers"][0]["command"]]
 
     def _run(self, pod: Pod) -> None:
         argv = [word.replace("/opt/model", str(self._model(pod)), 1) for word in self.argv(pod)]
@@ -255,11 +255,11 @@ class Cluster:
     def _model(self, pod: Pod) -> Path:
         """Return a directory with the files that a pod mounts from a ConfigMap."""
         directory = self.directory / f"model-{pod.name}"
-        for volume in pod.told["spec"]["volumes"]:
+        for volume in pod.manifest["spec"]["volumes"]:
             for item in volume.get("configMap", {}).get("items", []):
                 wanted = {"name": volume["configMap"]["name"], "key": item["key"]}
                 directory.mkdir(exist_ok=True)
-                (directory / item["path"]).write_text(self.file(pod.told["metadata"]["namespace"], wanted))
+                (directory / item["path"]).write_text(self.file(pod.manifest["metadata"]["namespace"], wanted))
         return directory
 
     def _see_through(self, pod: Pod) -> None:
@@ -329,10 +329,10 @@ class Cluster:
     def _complete(self, owner: Object) -> bool:
         """Return whether all tasks that decide have ended well: the workers, or all of a plain Job."""
         wanted = [made for made in _made_of(owner) if owner["apiVersion"] == "batch/v1" or made["role"] == "worker"]
-        done = [p for p in self.pods.values() if p.told["status"]["phase"] == "Succeeded" and _belongs(p, owner)]
+        done = [p for p in self.pods.values() if p.manifest["status"]["phase"] == "Succeeded" and _belongs(p, owner)]
         roles = {made["role"] for made in wanted}
         component = "app.kubernetes.io/component"
-        return sum(pod.told["metadata"]["labels"][component] in roles for pod in done) == len(wanted)
+        return sum(pod.manifest["metadata"]["labels"][component] in roles for pod in done) == len(wanted)
 
     def _finish(self, owner: Object, how: str, message: str) -> None:
         """End a job: say so, and end its other pods."""
@@ -344,7 +344,7 @@ class Cluster:
         for pod in [pod for pod in self.pods.values() if _belongs(pod, owner) and not pod.ended]:
             if pod.process:
                 pod.process.send_signal(signal.SIGTERM)
-            elif pod.told["status"]["phase"] == "Running":
+            elif pod.manifest["status"]["phase"] == "Running":
                 pod.end(143)
 
     def delete(self, api: str, resource: str, namespace: str, name: str) -> Object:
@@ -381,7 +381,7 @@ def _action(owner: Object, pod: Pod, code: int) -> str:
 
 def _belongs(pod: Pod, owner: Object) -> bool:
     """Return whether a pod is a job's: it has all labels that the job has."""
-    labels = pod.told["metadata"]["labels"]
+    labels = pod.manifest["metadata"]["labels"]
     return owner["metadata"]["labels"].items() <= labels.items()
 
 
@@ -508,7 +508,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _found(self, api: str, resource: str, namespace: str) -> list[Object]:
         if resource == "pods":
-            return [pod.told for (where, _), pod in self.cluster.pods.items() if where == namespace]
+            return [pod.manifest for (where, _), pod in self.cluster.pods.items() if where == namespace]
         return [found for key, found in self.cluster.objects.items() if key[:3] == (api, resource, namespace)]
 
     def _list(self, match: re.Match[str], query: Mapping[str, str]) -> Object:
@@ -553,11 +553,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def _fail(self, code: int, reason: str, message: str) -> None:
-        told = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code}
-        self._json(code, {**told, "reason": reason, "message": message})
+        answer = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code}
+        self._json(code, {**answer, "reason": reason, "message": message})
 
-    def _json(self, code: int, told: Object, warning: str = "") -> None:
-        self._send(code, json.dumps(told).encode(), "application/json", warning)
+    def _json(self, code: int, answer: Object, warning: str = "") -> None:
+        self._send(code, json.dumps(answer).encode(), "application/json", warning)
 
     def _send(self, code: int, body: bytes, kind: str, warning: str = "") -> None:
         self.send_response(code)
@@ -589,11 +589,11 @@ def _discovery(path: str, served: Mapping[str, Mapping[str, str]]) -> Object:
         return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
     if path == "/apis":
         groups = [{"groupVersion": api, "version": api.partition("/")[2]} for api in served if "/" in api]
-        told = [
+        answer = [
             {"name": one["groupVersion"].partition("/")[0], "versions": [one], "preferredVersion": one}
             for one in groups
         ]
-        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": told}
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": answer}
     api = path.removeprefix("/apis/").removeprefix("/api/")
     verbs = ["create", "delete", "get", "list", "patch", "watch"]
     resources = [
@@ -622,12 +622,12 @@ def serve(directory: Path, runs: bool = False) -> Iterator[tuple[Cluster, Path]]
 def kubeconfig(directory: Path, port: int) -> Path:
     """Write the configuration of a kubectl whose cluster is on a port of this machine, its namespace ``team``."""
     path = directory / "kubeconfig"
-    told = {
+    answer = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "test",
         "clusters": [{"name": "test", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": "", "namespace": "team"}}],
     }
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(answer))
     return path

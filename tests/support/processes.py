@@ -140,7 +140,7 @@ class Process:
             time.sleep(0.05)
 
     def wait_for_step(self, step: int, secs: float) -> None:
-        """Wait until it has reported a step, or a later one: a job's progress is told once a second."""
+        """Wait until it has reported a step, or a later one: a job's progress is reported once a second."""
         deadline = time.monotonic() + secs
         while max(map(int, re.findall(r"\bstep=(\d+)", self.output())), default=-1) < step:
             assert self._popen.poll() is None, f"ended before step {step}:\n{self.output()}"
@@ -250,5 +250,5 @@ def load_variable(model_dir: Path, name: str) -> Any:
 
 def summary(model_dir: Path) -> dict[str, Any]:
     """Return a job's ``summary.json``."""
-    told: dict[str, Any] = json.loads((model_dir / "summary.json").read_text())
-    return told
+    reported: dict[str, Any] = json.loads((model_dir / "summary.json").read_text())
+    return reported

@@ -67,13 +67,13 @@ class Slurm:
         for name in ("state", "log", *(f"spool.{node}" for node in NODES)):
             (directory / name).mkdir(parents=True)
         with held_ports(4) as (port, *ports):
-            told = {
+            result = {
                 "directory": directory,
                 "host": socket.gethostname().partition(".")[0],
                 "port": port,
                 "ports": ports,
             }
-            self.conf.write_text(_CONF.format(**told, save_secs=save_secs, requeue_secs=requeue_secs))
+            self.conf.write_text(_CONF.format(**result, save_secs=save_secs, requeue_secs=requeue_secs))
         (directory / "gres.conf").write_text(_GRES)
         self._log = directory / "log"
         self._daemons = {"": self._start("slurmctld", "-D")}
@@ -120,9 +120,9 @@ class Slurm:
 
     def ask(self, *argv: str) -> str:
         """Return what one of Slurm's commands prints."""
-        told = subprocess.run(argv, env=self.env(), capture_output=True, text=True, timeout=60, check=False)
-        assert told.returncode == 0, (argv, told.stdout, told.stderr)
-        return told.stdout
+        result = subprocess.run(argv, env=self.env(), capture_output=True, text=True, timeout=60, check=False)
+        assert result.returncode == 0, (argv, result.stdout, result.stderr)
+        return result.stdout
 
     def field(self, job_id: str, name: str) -> str:
         """Return what Slurm says of a job; of a heterogeneous one, of its first component."""
@@ -146,8 +146,8 @@ class Slurm:
 
     def _idle(self) -> list[str]:
         argv = ["sinfo", "--noheader", "--Node", "--states=idle", "--format=%N"]
-        told = subprocess.run(argv, env=self.env(), capture_output=True, text=True, timeout=60, check=False)
-        return told.stdout.split()
+        result = subprocess.run(argv, env=self.env(), capture_output=True, text=True, timeout=60, check=False)
+        return result.stdout.split()
 
     def stop(self) -> None:
         """End every job and every daemon."""

@@ -37,12 +37,12 @@ def saved(step: int, wrong: float = 0, weight: float | None = None, of: int = 1)
 
 
 def test_a_checkpoint_holds_as_many_updates_as_its_step_says() -> None:
-    """One element of one weight that has had one update more or fewer, in any checkpoint, is wrong; and is told."""
+    """One element of one weight that has had one update more or fewer, in any checkpoint, is wrong; and is reported."""
     for mode in ("async", "sync"):
         assert not sums.check([saved(7), saved(9)], sums.Job(mode))
         for wrong in (-1, 1, 0.5):
-            told = sums.check([saved(7, wrong), saved(9)], sums.Job(mode))
-            assert told.startswith("model.ckpt-7 holds other updates than its step says: updates/small0"), told
+            reported = sums.check([saved(7, wrong), saved(9)], sums.Job(mode))
+            assert reported.startswith("model.ckpt-7 holds other updates than its step says: updates/small0"), reported
     assert saved(7, -3).off == 3
     assert saved(7).off == 0
 

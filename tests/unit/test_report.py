@@ -15,18 +15,18 @@ def final_lines(summary: dict[str, Any], model_dir: str | None) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("steps", "runs", "told"),
+    ("steps", "runs", "reported"),
     [
         (1, 1, "1 step a run"),
         (8, 1, "8 steps a run"),
         (8, 2, "8 steps a run, 2 in flight: gradients may be staler"),
     ],
 )
-def test_the_report_tells_the_pace(steps: int, runs: int, told: str) -> None:
+def test_the_report_tells_the_pace(steps: int, runs: int, reported: str) -> None:
     """How many steps a run took, how many runs were under way, and what that did to the gradients."""
     tasks: dict[str, object] = {name: {} for name in ("ps/0", "worker/0", "worker/1")}
     summary = {"pace": {"steps_per_run": steps, "runs_in_flight": runs}, "tasks": tasks}
-    assert final_lines(summary, None)[1:] == [f"  pace           {told}"]
+    assert final_lines(summary, None)[1:] == [f"  pace           {reported}"]
 
 
 def test_the_final_report() -> None:
@@ -49,7 +49,7 @@ def test_the_final_report() -> None:
 
 
 def test_metrics_that_are_no_plain_numbers_are_in_the_final_report() -> None:
-    """A loss that is NaN, which JSON has not, and a metric for each class are told, too."""
+    """A loss that is NaN, which JSON has not, and a metric for each class are reported, too."""
     metrics = {"loss": None, "auc": math.nan, "recall": [0.5, None, 1.0], "matrix": [[1, 2, 3], [4, 5, 6], [7, 8, 9]]}
     assert final_lines({"eval": metrics, "batches_skipped": 1}, None)[1:] == [
         "  eval loss      not finite",
@@ -79,7 +79,7 @@ def test_the_final_report_of_little() -> None:
 
 
 @pytest.mark.parametrize(
-    ("summary", "told"),
+    ("summary", "reported"),
     [
         ({"is_blocking": False, "steps_per_sec": {"worker/0": 10.0, "worker/1": 9.2, "worker/2": 9.6}}, ""),
         (
@@ -106,12 +106,12 @@ def test_the_final_report_of_little() -> None:
         ({}, ""),
     ],
 )
-def test_a_worker_that_is_clearly_slower_is_named(summary: dict[str, Any], told: str) -> None:
+def test_a_worker_that_is_clearly_slower_is_named(summary: dict[str, Any], reported: str) -> None:
     """In async its pace tells, in sync how often the others waited for it alone."""
-    assert report.slowest(JobSummary.from_json(summary)) == told
+    assert report.slowest(JobSummary.from_json(summary)) == reported
 
 
-def test_the_course_of_a_job_is_told() -> None:
+def test_the_course_of_a_job_is_reported() -> None:
     """The report tells what was stale, lost, started again and dropped."""
     summary: dict[str, Any] = {
         "staleness": [50, 40, 5, 3, 1, 1],

@@ -1,6 +1,6 @@
 """One run of one fault: start a job, break something, and measure what becomes of it.
 
-What a fault does (``kills`` and its like) is told in these verbs: ``start``, ``training``, ``fault``, ``recover`` or
+What a fault does (``kills`` and its like) is written in these verbs: ``start``, ``training``, ``fault``, ``recover`` or
 ``ends``, ``finish``. Each wait has a deadline: past it the job hangs, and the run is over.
 """
 
@@ -104,7 +104,7 @@ class Attempt:
         return jobs.start(self.result.program, "launch", self._size, self._flags, Lost(0), lines, ())
 
     def _usual_flags(self, size: Size) -> dict[str, object]:
-        """Return flags with which a job is not through before the deadline, unless it is told to hurry."""
+        """Return flags with which a job is not through before the deadline, unless it is asked to hurry."""
         at_once = size.num_workers if self.result.mode == "async" else 1
         return {
             "model_dir": self.model_dir,
@@ -261,14 +261,16 @@ class Attempt:
 
     def _compare_reported(self, lost: int) -> None:
         """Make sure that the job has gone back as far as it says."""
-        told, last = timeline.reported_step(self.lines, self.mark), max(self.mark.last.values(), default=0)
-        if self.result.program != "tfps" or (told is None and not lost):
+        reported, last = timeline.reported_step(self.lines, self.mark), max(self.mark.last.values(), default=0)
+        if self.result.program != "tfps" or (reported is None and not lost):
             return
-        self.need(told is not None, f"{lost} steps were lost, and nobody says so")
-        self.need(self.first_after() > (told or 0), f"it says step {told}, and takes step {self.first_after()} again")
+        self.need(reported is not None, f"{lost} steps were lost, and nobody says so")
+        self.need(
+            self.first_after() > (reported or 0), f"it says step {reported}, and takes step {self.first_after()} again"
+        )
         steps, runs = timeline.under_way(self.lines)
         slack = steps * runs * self._size.num_workers if self._shown == 1 else math.inf  # taken by others meanwhile
-        says = max(0, last - (told or 0))
+        says = max(0, last - (reported or 0))
         self.need(lost <= says <= lost + slack, f"{lost} steps were lost, {says} by what it says")
 
     def ends(self) -> None:

@@ -1,4 +1,4 @@
-"""What a model is told while it trains, through files in its ``--data_dir``; the input of all models here comes by it.
+"""What a model learns while it trains, through files in its ``--data_dir``; the input of all models here comes by it.
 
     hurry        steps take no time any more, so that a job comes to its end
     step_secs    how long a step takes until then
@@ -27,14 +27,14 @@ class Control:
 
     def __init__(self, directory: str, worker: int) -> None:
         self._dir, self._worker = Path(directory), worker
-        told = self._dir / "step_secs"
-        self._step_secs = float(told.read_text()) if told.exists() else STEP_SECS
+        file = self._dir / "step_secs"
+        self._step_secs = float(file.read_text()) if file.exists() else STEP_SECS
         self._asked = 0
 
     def batches(self) -> int:
         """Return how many inputs this worker has."""
-        told = self._dir / f"ends-{self._worker}"
-        return int(told.read_text()) if told.exists() else 10**9
+        file = self._dir / f"ends-{self._worker}"
+        return int(file.read_text()) if file.exists() else 10**9
 
     def wait(self) -> None:
         """Take as long as a step does."""

@@ -1,4 +1,4 @@
-"""Ends: jobs that are told to end, that lose their launcher, that are through, or whose numbers break."""
+"""Ends: jobs that are asked to end, that lose their launcher, that are through, or whose numbers break."""
 
 import math
 import signal
@@ -17,7 +17,7 @@ _END_SECS = 10.0
 
 
 def asked_to_stop(victim: str, number: signal.Signals = signal.SIGTERM, twice: bool = False) -> Act:
-    """Return the fault of a task that is told to stop, where nobody starts it again; the others are not told.
+    """Return the fault of a task that is asked to stop, where nobody starts it again; the others get no signal.
 
     ``launcher`` is all of the job. ``twice``: in a step that never ends, and once more after half a second.
     """
@@ -42,7 +42,7 @@ def asked_to_stop(victim: str, number: signal.Signals = signal.SIGTERM, twice: b
 
 
 def two_signals(run: Attempt) -> None:
-    """The launcher is told to end twice within 0.1 s, as by a shell and by a terminal; what it says is on the disk."""
+    """The launcher is asked to end twice within 0.1 s, as by a shell and by a terminal; what it says is on the disk."""
     run.start(under="launch")
     run.saved()
     [pid] = run.pids("launcher")
@@ -53,8 +53,8 @@ def two_signals(run: Attempt) -> None:
     run.ends()
     _state_is_saved(run)
     newest = max(run.model_dir.glob("model.ckpt-*.index"), key=_step).with_suffix("")
-    told = f"stopped at step {_step(newest)}; the same flags and --model_dir={run.model_dir} resume from {newest}."
-    run.need(run.said(told), f"it does not say: {told}")
+    reported = f"stopped at step {_step(newest)}; the same flags and --model_dir={run.model_dir} resume from {newest}."
+    run.need(run.said(reported), f"it does not say: {reported}")
 
 
 def _step(path: Path) -> int:
@@ -145,8 +145,8 @@ def not_a_number(victim: int) -> Act:
         run.start(max_steps=max(run.mark.last.values()) + 200)
         run.finish()
         run.result.code = code
-        told = (read_json(run.model_dir / "summary.json") or {}).get("eval") or {}
-        run.need(math.isfinite(told.get("weight") or math.nan), f"the checkpoint holds {told}")
+        reported = (read_json(run.model_dir / "summary.json") or {}).get("eval") or {}
+        run.need(math.isfinite(reported.get("weight") or math.nan), f"the checkpoint holds {reported}")
 
     return act
 
@@ -160,8 +160,8 @@ def skipped(victim: int) -> Act:
         _send_nan(run, victim)
         run.recover(f"worker/{victim}")
         run.finish()
-        told = (read_json(run.model_dir / "summary.json") or {}).get("eval") or {}
-        run.need(math.isfinite(told.get("weight") or math.nan), f"the weights are {told}")
+        reported = (read_json(run.model_dir / "summary.json") or {}).get("eval") or {}
+        run.need(math.isfinite(reported.get("weight") or math.nan), f"the weights are {reported}")
         run.need(run.said("skip"), "nobody says that a gradient was left out")
 
     return act

@@ -226,7 +226,7 @@ _ENDS = {
     "late_worker": _end("a worker comes 5 s late", endings.late_worker, peer=True),
     "nan_worker": Fault("NaN from a worker", "ends; none is saved", endings.not_a_number(1), (66,), 10, 30),
     "nan_chief": Fault("NaN from the chief", "ends; none is saved", endings.not_a_number(0), (66,), 10, 30),
-    "nan_skipped": Fault("NaN from a worker, --on_nan=skip", "left out, and told", endings.skipped(1)),
+    "nan_skipped": Fault("NaN from a worker, --on_nan=skip", "left out, and reported", endings.skipped(1)),
 }
 
 FAULTS: Mapping[str, Fault] = {**_PROCESSES, **_NETWORK, **_FORMING, **_STORAGE, **_ENDS}

@@ -83,8 +83,8 @@ class Launched:
     @property
     def codes(self) -> Mapping[str, int]:
         """The exit codes of the tasks, as the summary tells them."""
-        told = (read_json(self._model_dir / "summary.json") or {}).get("tasks", {})
-        return {name: of["exit_code"] for name, of in told.items() if of.get("exit_code") is not None}
+        reported = (read_json(self._model_dir / "summary.json") or {}).get("tasks", {})
+        return {name: of["exit_code"] for name, of in reported.items() if of.get("exit_code") is not None}
 
     def pid(self, task: str) -> int | None:
         """Return a task's process, or the launcher's."""

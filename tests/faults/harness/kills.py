@@ -56,8 +56,8 @@ def saving(run: Attempt) -> None:
 
 def said_saved(run: Attempt) -> int:
     """Return the step of the last checkpoint that the chief has called saved."""
-    told = [line.text for line in run.lines if line.text.startswith("saved ")]
-    return int(told[-1].rpartition("-")[2]) if told else 0
+    reported = [line.text for line in run.lines if line.text.startswith("saved ")]
+    return int(reported[-1].rpartition("-")[2]) if reported else 0
 
 
 def killed(*victims: str, when: When = training, times: int = 1, **flags: Any) -> Act:
@@ -275,8 +275,11 @@ def straggler(run: Attempt) -> None:
     run.healed()
     run.recover("worker/1")
     run.finish()
-    told = " ".join(line.text for line in run.lines if not line.task)
-    run.need("slowest" in told and "worker/1" in told.partition("slowest")[2], "the report does not name the straggler")
+    reported = " ".join(line.text for line in run.lines if not line.task)
+    run.need(
+        "slowest" in reported and "worker/1" in reported.partition("slowest")[2],
+        "the report does not name the straggler",
+    )
 
 
 def worker_loop(times: int) -> Act:

@@ -31,7 +31,7 @@ from forked import HERE, PRELOAD, ROOT
 from result import CLASSIC, FAILED, HANG, NOT_RUN, OK, TFPS, Result, replace
 
 TABLE, RAW = HERE.parent, ROOT / "runs" / "faults"  # of all that git knows the table only
-_TRIES = 10  # each has its own seed; what is not hit is told in some seconds
+_TRIES = 10  # each has its own seed; what is not hit is reported in some seconds
 
 
 def main() -> int:
@@ -159,8 +159,8 @@ def _keep(attempt: Attempt, directory: Path) -> None:
     """Keep what a run that went wrong has said, and its logs."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    told = f"{timeline.transcript(attempt.lines)}\n{attempt.moment}\n{attempt.result.line()}\n"
-    (directory / "said.txt").write_text(told)
+    reported = f"{timeline.transcript(attempt.lines)}\n{attempt.moment}\n{attempt.result.line()}\n"
+    (directory / "said.txt").write_text(reported)
     if (attempt.model_dir / "logs").is_dir():
         shutil.copytree(attempt.model_dir / "logs", directory / "logs")
 

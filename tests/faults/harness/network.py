@@ -93,6 +93,6 @@ def _prove(port: int, expected: type[OSError]) -> None:
 def _packets_hit() -> bool:
     """Return whether every rule has met packets."""
     argv = ["iptables", "-w", "-L", "INPUT", "-v", "-n", "-x"]
-    told = subprocess.run(argv, check=True, capture_output=True, text=True)
-    counts = re.findall(r"^\s+(\d+)\s+\d+\s+(?:DROP|REJECT)", told.stdout, re.MULTILINE)
+    result = subprocess.run(argv, check=True, capture_output=True, text=True)
+    counts = re.findall(r"^\s+(\d+)\s+\d+\s+(?:DROP|REJECT)", result.stdout, re.MULTILINE)
     return bool(counts) and all(int(count) for count in counts)

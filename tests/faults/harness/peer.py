@@ -32,9 +32,9 @@ class Marks:
 
 def batches(flags: Any) -> Iterator[Any]:
     """Yield inputs as slowly as a fault wants them."""
-    told = control.Control(flags.data_dir, flags.index)
-    for _ in range(told.batches()):
-        yield np.float32(told.value() / 2.0**flags.index), np.float32(0)
+    control_files = control.Control(flags.data_dir, flags.index)
+    for _ in range(control_files.batches()):
+        yield np.float32(control_files.value() / 2.0**flags.index), np.float32(0)
 
 
 def session(server: Any, flags: Any, hooks: list[Any]) -> Any:

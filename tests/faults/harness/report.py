@@ -123,8 +123,8 @@ def _beside(runs: Sequence[Result]) -> str:
     kinds: dict[str, list[Result]] = {}
     for one in runs:
         kinds.setdefault(_became(one), []).append(one)
-    told = [f"{became} {len(some)}/{len(runs)}{_detail(some)}" for became, some in kinds.items()]
-    return "; ".join(told) or "-"
+    reported = [f"{became} {len(some)}/{len(runs)}{_detail(some)}" for became, some in kinds.items()]
+    return "; ".join(reported) or "-"
 
 
 def _became(one: Result) -> str:
@@ -165,12 +165,12 @@ def _limits_of(fault: Fault) -> str:
 
 def _failures(faults: Mapping[str, Fault], results: Sequence[Result]) -> list[str]:
     """Return what went wrong in tfps's runs, and what was remarked, each once."""
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
     for one in results:
         if one.program == TFPS and (one.outcome != OK or one.note):
             words = f"{one.outcome}: {one.problem}" if one.outcome != OK else one.note
-            told[f"{faults[one.fault].title}, {one.mode}: {words}"] += 1
-    lines = [f"- {text}{f' ({count} runs)' if count > 1 else ''}" for text, count in told.items()]
+            reported[f"{faults[one.fault].title}, {one.mode}: {words}"] += 1
+    lines = [f"- {text}{f' ({count} runs)' if count > 1 else ''}" for text, count in reported.items()]
     return ["What went wrong, and remarks:", "", *lines] if lines else []
 
 

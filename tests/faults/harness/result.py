@@ -66,9 +66,9 @@ class Result:
             ("exit", "-" if self.code is None else str(self.code)),
             ("left", "-" if self.left is None else str(self.left)),
         )
-        told = "  ".join(f"{name} {value}" for name, value in named)
+        reported = "  ".join(f"{name} {value}" for name, value in named)
         rest = "; ".join(text for text in (self.note, self.problem) if text)
-        return f"{head} {told}  ({self.secs:.1f} s){'  ' if rest else ''}{rest}"
+        return f"{head} {reported}  ({self.secs:.1f} s){'  ' if rest else ''}{rest}"
 
 
 def _secs(value: float | None) -> str:
@@ -97,15 +97,15 @@ class Soak:
 
 def load(path: Path) -> tuple[list[Result], list[Soak]]:
     """Return what a file of results holds; nothing if there is none."""
-    told: Mapping[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return [Result(**of) for of in told.get("runs", [])], [Soak(**of) for of in told.get("soaks", [])]
+    reported: Mapping[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return [Result(**of) for of in reported.get("runs", [])], [Soak(**of) for of in reported.get("soaks", [])]
 
 
 def store(path: Path, results: Sequence[Result], soaks: Sequence[Soak]) -> None:
     """Write a file of results."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    told = {"runs": [asdict(result) for result in results], "soaks": [asdict(soak) for soak in soaks]}
-    replace(path, json.dumps(told, indent=1) + "\n")
+    reported = {"runs": [asdict(result) for result in results], "soaks": [asdict(soak) for soak in soaks]}
+    replace(path, json.dumps(reported, indent=1) + "\n")
 
 
 def replace(path: Path, text: str) -> None:

@@ -103,9 +103,9 @@ def _start(job: Attempt, steps: int, seed: int) -> None:
 
 
 def _loss(job: Attempt) -> float:
-    told = (read_json(job.model_dir / "summary.json") or {}).get("eval") or {}
-    job.need("loss" in told, "there is no final loss")
-    return float(told["loss"])
+    reported = (read_json(job.model_dir / "summary.json") or {}).get("eval") or {}
+    job.need("loss" in reported, "there is no final loss")
+    return float(reported["loss"])
 
 
 def _soak(found: Soak, under: str) -> None:

@@ -153,9 +153,9 @@ def read(model_dir: Path, without: Collection[str] = ()) -> list[Saved]:
         process.join()
 
 
-def _read(model_dir: Path, without: Collection[str], told: Connection) -> None:
+def _read(model_dir: Path, without: Collection[str], pipe: Connection) -> None:
     indexes = sorted(model_dir.glob("model.ckpt-*.index"), key=lambda path: int(path.stem.rpartition("-")[2]))
-    told.send([_read_one(index.with_suffix("")) for index in indexes if index.stem not in without])
+    pipe.send([_read_one(index.with_suffix("")) for index in indexes if index.stem not in without])
 
 
 def _read_one(path: Path) -> Saved:

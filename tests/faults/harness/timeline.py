@@ -180,8 +180,8 @@ def pause(lines: Sequence[Line], since: float, until: float) -> float:
 
 def rate(lines: Sequence[Line], task: str, since: float, until: float) -> float:
     """Return how many steps a second a task has reported between two times."""
-    told = [line for line, _ in steps(lines) if line.task == task and since <= line.at <= until]
-    return len(told) / max(until - since, 1e-9)
+    reported = [line for line, _ in steps(lines) if line.task == task and since <= line.at <= until]
+    return len(reported) / max(until - since, 1e-9)
 
 
 def last_error(lines: Sequence[Line]) -> str:

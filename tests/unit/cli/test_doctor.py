@@ -69,7 +69,7 @@ def nobody() -> Iterator[tuple[str, str]]:
 
 
 def test_before_the_start_nothing_is_in_the_way(examine: Any) -> None:
-    """Tasks that are not started are told as that, and are no fault: hosts that say so are there."""
+    """Tasks that are not started are reported as that, and are no fault: hosts that say so are there."""
     with nobody() as (ps, worker):
         findings = examine(f"--ps_hosts={ps}", f"--worker_hosts={worker}")
     assert findings.code == 0
@@ -96,7 +96,7 @@ def test_tasks_that_run_say_who_they_are(examine: Any) -> None:
 
 
 def test_what_is_at_the_wrong_place_is_171(examine: Any) -> None:
-    """Swapped servers, an HTTP server, a host without a name and one that swallows all are each told, with a fix."""
+    """Swapped servers, an HTTP server, a host without a name, one that swallows all: each has its line and a fix."""
     real = cluster_of(2, 1)
     with web_server() as web, blackhole() as hole:
         ps, workers = [*real.ps[::-1]], [web, hole, "no-such-host.invalid:2222"]
@@ -119,7 +119,7 @@ def test_what_is_at_the_wrong_place_is_171(examine: Any) -> None:
 
 
 def test_many_tasks_are_few_lines(examine: Any) -> None:
-    """Of a hundred tasks of which the same is to be told, ten have a line each and the others one together."""
+    """Of a hundred tasks of which the same is to be reported, ten have a line each and the others one together."""
     with held_ports(100) as ports:
         workers = ",".join(f"127.0.0.1:{port}" for port in ports[1:])
         findings = examine(f"--ps_hosts=127.0.0.1:{ports[0]}", f"--worker_hosts={workers}")
@@ -129,7 +129,7 @@ def test_many_tasks_are_few_lines(examine: Any) -> None:
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_the_port_of_this_task(examine: Any, taken: bool) -> None:
-    """With a role, the role's port is free, or else it is 171 and told in the words of ``tfps run``."""
+    """With a role, the role's port is free, or else it is 171 and reported in the words of ``tfps run``."""
     with nobody() as (ps, worker), socket.socket() as other:
         port = ps.rpartition(":")[2]
         if taken:
@@ -253,7 +253,7 @@ def test_a_directory_that_cannot_be_written_is_74(examine: Any, flags: list[str]
 def test_little_room_is_a_warning(
     examine: Any, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under a gigabyte of room is told, and no fault."""
+    """Under a gigabyte of room is reported, and no fault."""
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 10**12 - 5 * 10**8, 5 * 10**8))
     findings = examine(*flags, f"--model_dir={tmp_path}")

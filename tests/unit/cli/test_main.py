@@ -213,7 +213,7 @@ def test_ipv6_in_brackets_is_an_address(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("case", IDENTITY)
 def test_bad_identity(refused: Any, case: str) -> None:
-    """A task that is none of the cluster's is told which it could be."""
+    """For a task that is none of the cluster's, the answer lists those that are."""
     changes, says = IDENTITY[case]
     [line] = refused(*task(**changes)).splitlines()
     assert line.startswith(f"error: {says}")
@@ -222,8 +222,8 @@ def test_bad_identity(refused: Any, case: str) -> None:
 @pytest.mark.parametrize("case", TF_CONFIG)
 def test_bad_tf_config(refused: Any, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """A TF_CONFIG that cannot be meant is refused with the place in it and the fix, flags or not."""
-    told, flags, says = TF_CONFIG[case]
-    monkeypatch.setenv("TF_CONFIG", told if isinstance(told, str) else json.dumps(told))
+    reported, flags, says = TF_CONFIG[case]
+    monkeypatch.setenv("TF_CONFIG", reported if isinstance(reported, str) else json.dumps(reported))
     for argv in (["run", *flags], flags):
         assert refused(*argv).startswith(f"error: {says}")
 
@@ -293,8 +293,8 @@ def test_no_data(refused: Any, tmp_path: Path) -> None:
     assert "11 workers" in said
 
 
-def test_all_problems_are_told_at_once(refused: Any) -> None:
-    """Flags, cluster, model and data are all looked at before the answer; each problem is told once; it is exit 2."""
+def test_all_problems_are_reported_at_once(refused: Any) -> None:
+    """Flags, cluster, model and data are all checked before the answer; each problem is reported once, with exit 2."""
     said = refused(
         *task(ps_hosts="p0", task_index="1.5", job_name=None), "x", "--zzz", "--seed=-1", "--model=m.py", "--data_dir=d"
     )
@@ -314,7 +314,7 @@ def test_all_problems_are_told_at_once(refused: Any) -> None:
 
 
 def test_without_a_cluster_a_task_says_how_to_give_one(refused: Any) -> None:
-    """``tfps run`` alone names the three ways to be told a cluster, and ``tfps launch``."""
+    """``tfps run`` alone names the three ways to give a cluster, and ``tfps launch``."""
     [line] = refused("run").splitlines()
     for way in ("--ps_hosts", "--worker_hosts", "--job_name", "--task_index", "TF_CONFIG", "srun", "`tfps launch`"):
         assert way in line
@@ -340,14 +340,14 @@ def test_help_of_a_command(capsys: pytest.CaptureFixture[str], verb: str, monkey
     assert main.main([verb, "--model_dir=x", "--help"]) == 0
     out = capsys.readouterr().out
     flags = [line.split()[0].removeprefix("--") for line in out.splitlines() if line.startswith("  --")]
-    told = main.COMMANDS[verb]
-    assert flags == list(told.flags)
+    reported = main.COMMANDS[verb]
+    assert flags == list(reported.flags)
     assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("  tfps"))
-    program, name, *argv = shlex.split(told.example)
+    program, name, *argv = shlex.split(reported.example)
     assert (program, name) == ("tfps", verb)
-    if told.argument:
+    if reported.argument:
         assert argv.pop(0) == "slurm:4711"
-    assert f"  {told.example}" in out.splitlines()
+    assert f"  {reported.example}" in out.splitlines()
     assert command_line.parse(argv, flags).problems == {}
 
 
@@ -392,8 +392,8 @@ def test_no_trained_job(refused: Any, tmp_path: Path, verb: str) -> None:
     assert refused(verb, "--model_dir=.", code=65).startswith("error: job.json cannot be read: ")
     for name, value in (("model", "null"), ("data_dir", "7"), ("batch_size", '"x"'), ("seed", "{}")):
         (tmp_path / "job.json").write_text(f'{{"{name}": {value}}}')
-        told = f"error: job.json cannot be read: {name} is {value}. Fix it, or move it away and give the flags.\n"
-        assert refused(verb, "--model_dir=.", code=65) == told
+        reported = f"error: job.json cannot be read: {name} is {value}. Fix it, or move it away and give the flags.\n"
+        assert refused(verb, "--model_dir=.", code=65) == reported
 
 
 REAL: Mapping[str, tuple[list[str], int, str]] = {
@@ -431,14 +431,14 @@ def test_real_processes_answer_at_once(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "code", "told"),
+    ("argv", "code", "reported"),
     [
         (["plan", "--model=linear"], 0, ""),
         (["plan", "--model=mine.py"], 2, "no such file"),
         (["submit", "--to=kubernetes", "--dry_run", "--image=a"], 2, "error: the working directory is gone: "),
     ],
 )
-def test_a_working_directory_that_is_gone(tmp_path: Path, argv: list[str], code: int, told: str) -> None:
+def test_a_working_directory_that_is_gone(tmp_path: Path, argv: list[str], code: int, reported: str) -> None:
     """A model that is installed needs none; what does says so."""
     (tmp_path / "gone").mkdir()
     command = ["sh", "-c", 'rmdir ../gone && exec "$@"', "sh", *TFPS, *argv]
@@ -446,7 +446,7 @@ def test_a_working_directory_that_is_gone(tmp_path: Path, argv: list[str], code:
         command, cwd=tmp_path / "gone", capture_output=True, text=True, env=environment(), timeout=60, check=False
     )
     assert ended.returncode == code, ended.stderr
-    assert told in ended.stderr
+    assert reported in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -489,14 +489,14 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_limit_on_processes_is_told(tmp_path: Path) -> None:
+def test_a_limit_on_processes_is_reported(tmp_path: Path) -> None:
     """Where no thread can be started any more, that is no mistake of tfps, and it says what to raise."""
     command = [sys.executable, "-c", LIMITED, "launch", "--model=linear", f"--model_dir={tmp_path}"]
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100, check=False)
-    told = (
+    reported = (
         "no more threads or processes can be started: raise the limit on them, see ulimit -u, or that of the container"
     )
-    assert (ended.returncode, ended.stderr) == (2, f"error: {told}.\n")
+    assert (ended.returncode, ended.stderr) == (2, f"error: {reported}.\n")
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])

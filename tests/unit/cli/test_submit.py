@@ -70,7 +70,7 @@ def test_flags_that_mean_nothing_there_are_refused(platform: str, capsys: pytest
         assert f"error: --{flag} is not supported with --to={platform}: leave it out." in err
 
 
-def test_what_is_missing_or_wrong_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_or_wrong_is_reported_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No platform, an unknown one, a model that is not there, data that is not there: a line each, exit 2 or 65."""
     assert main.main(["submit", "--model=nowhere.py"]) == 2
     assert "--to is missing: say where the job runs, one of " in capsys.readouterr().err
@@ -86,7 +86,7 @@ def test_what_is_missing_or_wrong_is_told_at_once(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize("verb", ["status", "logs", "cancel"])
 def test_handles_that_are_none(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """No handle, two, or something else: each is told what a handle is."""
+    """No handle, two, or something else: the answer says what a handle is."""
     for argv, says in (
         ([], "the job's handle is missing: give the one that tfps submit printed, like slurm:4711."),
         (["slurm:1", "slurm:2"], "2 handles are given"),

@@ -81,7 +81,7 @@ def test_a_server_that_never_stops_talking_is_something_else() -> None:
 
 
 def test_nobody_is_told_by_why() -> None:
-    """A free port, an unknown host and an address that swallows everything are told apart."""
+    """A free port, an unknown host and an address that swallows everything are distinguished."""
     with held_ports(1) as [port]:
         assert probe.probe_address(f"127.0.0.1:{port}") == ProbeResult(problem=probe.REFUSED)
     assert probe.probe_address("no-such-host.invalid:2222") == ProbeResult(problem=probe.UNKNOWN_HOST)

@@ -258,7 +258,7 @@ def test_a_wrong_task_is_no_missing_one_when_the_time_is_over(leaves: bool) -> N
 
 
 def test_what_is_no_task_is_not_there() -> None:
-    """A listener that never answers, and one that says something else, are told as that when the time is over: 171."""
+    """A listener that never answers, and one that says something else, are reported as that after the timeout: 171."""
     with listener() as mute, contextlib.closing(Speaker(PS)) as other:
         other.says = b"HTTP/1.0 400 Bad request"
         cluster = Cluster((address_of(mute), other.address), ("127.0.0.1:1",))
@@ -269,7 +269,7 @@ def test_what_is_no_task_is_not_there() -> None:
     assert caught.value.exit_code == 171
 
 
-def test_a_task_that_is_told_to_stop_does_not_wait() -> None:
+def test_a_task_that_is_asked_to_stop_does_not_wait() -> None:
     """Waiting ends with the reason to stop."""
     stopped = StoppedError("stopped by SIGTERM")
     with three(PS) as cluster, pytest.raises(StoppedError) as caught:
@@ -321,7 +321,7 @@ def test_a_free_port_is_fine_and_so_is_one_that_the_launcher_holds() -> None:
 
 @pytest.mark.parametrize("reuse", [False, True])
 def test_a_port_that_is_listened_on_is_taken(reuse: bool) -> None:
-    """A listener's port is taken, also where it would let others share it; the flag and the fix are told."""
+    """A listener's port is taken, also where it would let others share it; the flag and the fix are reported."""
     with socket.socket() as other:
         if reuse:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -387,7 +387,7 @@ def is_free(port: int) -> bool:
 
 @pytest.mark.parametrize("name", ["no_grpc_proxy", "no_proxy"])
 def test_the_clusters_hosts_go_round_the_proxy(name: str) -> None:
-    """To gRPC every host of the cluster is one to reach directly, as is what was exempt before; none is told twice."""
+    """To gRPC every host of the cluster is one to reach directly, as is what was exempt before; none is named twice."""
     env = {"http_proxy": "http://proxy:3128", name: "localhost,,p0"}
     rendezvous.bypass_proxies(env, Cluster(("p0:1", "[::1]:1"), ("w0:1", "w0:2")))
     assert env["no_grpc_proxy"] == "localhost,p0,::1,w0"

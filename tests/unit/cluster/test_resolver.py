@@ -179,7 +179,7 @@ def test_a_comma_too_many_is_refused() -> None:
 
 
 def test_a_long_list_of_problems_is_cut() -> None:
-    """Of a thousand bad addresses five are told, and how many there are."""
+    """Of a thousand bad addresses five are reported, and how many there are."""
     hosts = ",".join(f"h{i}" for i in range(1000))
     problems = refusal(ps_hosts=PS, worker_hosts=hosts, job_name="worker", task_index=0)
     assert len(problems) == 6
@@ -187,7 +187,7 @@ def test_a_long_list_of_problems_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ps", "workers", "told"),
+    ("ps", "workers", "reported"),
     [
         ("a:1", ",".join(f"h{i}:2222" for i in range(10_000)), "--worker_hosts has 10,000 addresses"),
         ("a:1", "," * 65536, "--worker_hosts has 65,537 addresses"),
@@ -197,12 +197,12 @@ def test_a_long_list_of_problems_is_cut() -> None:
         ("a:1", ",".join(["h:1"] * 4000), "and 3,994 more like these"),
     ],
 )
-def test_huge_lists_are_answered_at_once(ps: str, workers: str, told: str) -> None:
+def test_huge_lists_are_answered_at_once(ps: str, workers: str, reported: str) -> None:
     """Ten thousand hosts or 64 KiB of anything take far less than a second."""
     began = time.monotonic()
     problems = refusal(ps_hosts=ps, worker_hosts=workers, job_name="worker", task_index=0)
     assert time.monotonic() - began < 1
-    assert any(told in problem for problem in problems)
+    assert any(reported in problem for problem in problems)
 
 
 def test_as_many_tasks_as_allowed_are_accepted() -> None:
@@ -224,7 +224,7 @@ def test_as_many_tasks_as_allowed_are_accepted() -> None:
     ],
 )
 def test_the_same_address_twice_is_refused(one: str, other: str) -> None:
-    """Two tasks on one address are told with both spellings and where they stand: across jobs and within one."""
+    """Two tasks on one address are reported with both spellings and where they stand: across jobs and within one."""
     across = refusal(ps_hosts=one, worker_hosts=f"w0:1,{other}", job_name="worker", task_index=0)
     assert across == [
         f"--worker_hosts: {other} is the same address as {one} of --ps_hosts; each task needs its own.",
@@ -274,7 +274,7 @@ def test_an_unknown_job_is_refused(job: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "index", "told"),
+    ("job", "index", "reported"),
     [
         ("worker", 2, "--task_index=2 is out of range for job 'worker', which has 2 tasks (0-1)."),
         ("worker", -1, "--task_index=-1 is out of range for job 'worker', which has 2 tasks (0-1)."),
@@ -283,9 +283,9 @@ def test_an_unknown_job_is_refused(job: str, hint: str) -> None:
         ("evaluator", -1, "--task_index=-1 is negative: tasks are counted from 0."),
     ],
 )
-def test_an_index_out_of_range_is_refused(job: str, index: int, told: str) -> None:
+def test_an_index_out_of_range_is_refused(job: str, index: int, reported: str) -> None:
     """The line names the flag, the value and the range."""
-    assert refusal(ps_hosts=PS, worker_hosts=WORKERS, job_name=job, task_index=index) == [told]
+    assert refusal(ps_hosts=PS, worker_hosts=WORKERS, job_name=job, task_index=index) == [reported]
 
 
 def test_what_is_missing_is_named_with_its_flag() -> None:
@@ -318,7 +318,7 @@ def test_the_network_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(ps_hosts="no.such.host:0", worker_hosts="localhost:1,127.0.0.1:1", job_name="ps", task_index=0)
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     """A command line with five mistakes gets five lines."""
     problems = refusal(ps_hosts="p", worker_hosts="w:1,w:1", job_name="Worker", task_index=-1, num_workers=3)
     assert [problem.split(":")[0].split(",")[0].split(" is")[0] for problem in problems] == [
@@ -406,7 +406,7 @@ def test_flags_complete_tf_config() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reported"),
     [
         (
             {"task_index": 1},
@@ -419,10 +419,10 @@ def test_flags_complete_tf_config() -> None:
         ({"num_workers": 2}, "--num_workers=2, but TF_CONFIG cluster.worker has 3: drop --num_workers or correct"),
     ],
 )
-def test_flags_that_contradict_tf_config_are_refused(flags: dict[str, Any], told: str) -> None:
+def test_flags_that_contradict_tf_config_are_refused(flags: dict[str, Any], reported: str) -> None:
     """The line names the flag with its value, what TF_CONFIG says, and the way out."""
     [problem] = refusal(tf_config(cluster=TF_CLUSTER, task=task("worker", 1)), **flags)
-    assert problem.startswith(told)
+    assert problem.startswith(reported)
 
 
 WORKER_1 = task("worker", 1)
@@ -491,10 +491,10 @@ BAD_TF_CONFIGS: list[tuple[Any, str, str]] = [  # TF_CONFIG, the place and what 
 ]
 
 
-@pytest.mark.parametrize(("value", "told", "fix"), BAD_TF_CONFIGS, ids=lambda value: ascii(value)[:40])
-def test_a_bad_tf_config_is_refused_with_place_value_and_fix(value: Any, told: str, fix: str) -> None:
+@pytest.mark.parametrize(("value", "reported", "fix"), BAD_TF_CONFIGS, ids=lambda value: ascii(value)[:40])
+def test_a_bad_tf_config_is_refused_with_place_value_and_fix(value: Any, reported: str, fix: str) -> None:
     """Some line names the place in TF_CONFIG and its value, and a fix."""
-    assert any(told in problem and fix in problem for problem in refusal(tf_config(value)))
+    assert any(reported in problem and fix in problem for problem in refusal(tf_config(value)))
 
 
 def test_a_tf_config_with_many_mistakes_tells_them_all() -> None:
@@ -544,7 +544,7 @@ def test_slurm_is_not_looked_at_where_flags_or_tf_config_say_who_is_there() -> N
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reported"),
     [
         ({"job_name": "ps"}, "--job_name=ps, but Slurm's step says job worker (SLURM_PROCID=3): drop the flag or"),
         ({"job_name": "evaluator"}, "--job_name=evaluator, but Slurm's step says job worker (SLURM_PROCID=3)"),
@@ -556,10 +556,10 @@ def test_slurm_is_not_looked_at_where_flags_or_tf_config_say_who_is_there() -> N
         ),
     ],
 )
-def test_flags_that_contradict_the_step_are_refused(flags: dict[str, Any], told: str) -> None:
+def test_flags_that_contradict_the_step_are_refused(flags: dict[str, Any], reported: str) -> None:
     """The line names the flag with its value, what Slurm says, and the way out."""
     [problem] = refusal(SLURM, **flags)
-    assert problem.startswith(told)
+    assert problem.startswith(reported)
 
 
 def test_flags_that_agree_with_the_step_are_fine() -> None:
@@ -568,17 +568,17 @@ def test_flags_that_agree_with_the_step_are_fine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "told"),
+    ("env", "reported"),
     [
         ({**SLURM, "SLURM_STEP_NODELIST": "n[1-999999999]"}, "SLURM_STEP_NODELIST=n[1-999999999] names more nodes"),
         ({**SLURM, "SLURM_STEP_NODELIST": "n2,$(x),o03", "SLURMD_NODENAME": "$(x)"}, "SLURM_STEP_NODELIST: $(x):8888"),
         ({**SLURM, "SLURM_PROCID": "9"}, "SLURM_PROCID=9 must be a whole number from 0 to 4"),
     ],
 )
-def test_a_broken_step_is_one_line(env: dict[str, str], told: str) -> None:
-    """A problem of Slurm's variables is told alone: what follows from it is not."""
+def test_a_broken_step_is_one_line(env: dict[str, str], reported: str) -> None:
+    """A problem of Slurm's variables is reported alone: what follows from it is not."""
     [problem] = refusal(env)
-    assert told in problem
+    assert reported in problem
 
 
 # another platform

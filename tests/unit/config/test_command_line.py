@@ -283,7 +283,7 @@ def test_a_flag_of_another_command_is_told_apart(argv: list[str]) -> None:
     assert refusal(*argv, names=("model",)) == "--export_dir is not a flag of this command: leave it out."
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     """One look at a bad command line finds everything, wherever it stands; what is good in it is kept."""
     parsed = read("x", "--batch_size=0", "--zzz", "--mode=sinc", "--seed=3", "--learning_rate=nan", "--model_dir")
     assert set(parsed.problems) == {"x", "--zzz", "model_dir", "batch_size", "learning_rate", "mode"}
@@ -307,11 +307,11 @@ def test_help_lists_the_values_of_a_flag_once(name: str, is_listed: bool) -> Non
 
 def test_help_tells_every_flag_once_within_the_width() -> None:
     """The help of a command has each of its flags at the start of a line, with choices and defaults, and fits."""
-    told = command_line.describe(FLAGS, {"model": ("linear", "mnist")}, 72)
-    assert all(len(line) <= 72 for line in told.splitlines())
-    flags = [line.split()[0] for line in told.splitlines() if line.startswith("  --")]
+    reported = command_line.describe(FLAGS, {"model": ("linear", "mnist")}, 72)
+    assert all(len(line) <= 72 for line in reported.splitlines())
+    flags = [line.split()[0] for line in reported.splitlines() if line.startswith("  --")]
     assert flags == [f"--{name}" for name in FLAGS]
-    joined = " ".join(told.split())
+    joined = " ".join(reported.split())
     assert "how gradients become updates: async, sync (default async)" in joined
     assert "a built-in model: linear, mnist (default linear)" in joined
     assert "seconds between checkpoints (default 60)" in joined
@@ -351,8 +351,8 @@ def test_a_namespace_that_kubernetes_would_refuse(value: str) -> None:
 @pytest.mark.parametrize("flag", ["model_dir", "checkpoint_path", "export_dir"])
 def test_a_url_is_no_directory(flag: str) -> None:
     """A URL is refused: as a path it would be a directory named ``gs:`` in the working directory."""
-    told = read(f"--{flag}=gs://bucket/run")
-    assert told.problems == {
+    reported = read(f"--{flag}=gs://bucket/run")
+    assert reported.problems == {
         flag: f"--{flag}=gs://bucket/run is a URL: give the directory where the bucket is mounted."
     }
     assert read("--data_dir=gs://bucket/run").problems == {}

@@ -15,7 +15,7 @@ def test_a_config_is_frozen() -> None:
     assert (job.replace(seed=2).seed, job.seed) == (2, 1)
 
 
-def test_what_a_task_is_not_told() -> None:
+def test_what_a_task_does_not_get() -> None:
     """A task's command line has nothing of what only those need who start it."""
     job = JobConfig(num_ps=1, num_workers=3, port_base=9000, max_restarts=3, seed=3)
     assert job.for_task(job_name="ps", task_index=2).to_argv() == ["--job_name=ps", "--task_index=2", "--seed=3"]

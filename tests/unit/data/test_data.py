@@ -1,4 +1,4 @@
-"""Reading data: what is read, what is refused and how it is told, and which worker gets what in which order."""
+"""Reading data: what is read, what is refused and how it is reported, and which worker gets what in which order."""
 
 import contextlib
 import gzip
@@ -163,13 +163,13 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("damage", "told"), BAD.values(), ids=BAD)
-def test_damaged_files(tmp_path: Path, damage: Break, told: list[str]) -> None:
+@pytest.mark.parametrize(("damage", "reported"), BAD.values(), ids=BAD)
+def test_damaged_files(tmp_path: Path, damage: Break, reported: list[str]) -> None:
     """A damaged file is answered with the flag, the file, what is there, and what should be."""
     damage(write_pair(tmp_path))
     text = refusal(tmp_path)
     assert str(tmp_path) in text
-    assert all(part in text for part in told), text
+    assert all(part in text for part in reported), text
 
 
 @pytest.mark.parametrize("at", [12, 40, -6, -2])
@@ -196,7 +196,7 @@ def test_header_that_lies_costs_no_memory(tmp_path: Path, compress: Callable[[by
 
 
 def test_all_problems_at_once(tmp_path: Path) -> None:
-    """Every problem of all four files is told, a line each."""
+    """Every problem of all four files is reported, a line each."""
     write_pair(tmp_path)
     write_pair(tmp_path, images=EVAL_IMAGES, labels=EVAL_LABELS)
     _rewrite(IMAGES, lambda b: b[:-1])(tmp_path)
@@ -208,7 +208,7 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "reported"),
     [
         (lambda _: None, "does not exist: give the directory"),
         (lambda d: d.mkdir(), "is empty: put the IDX files there"),
@@ -217,10 +217,10 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
     ],
     ids=["missing", "empty", "a file", "other files"],
 )
-def test_bad_directories(tmp_path: Path, make: Break, told: str) -> None:
+def test_bad_directories(tmp_path: Path, make: Break, reported: str) -> None:
     """A directory that is missing, empty, a file, or of something else is answered with the fix."""
     make(tmp_path / "data")
-    assert refusal(tmp_path / "data").startswith(f"--data_dir={tmp_path / 'data'} {told}")
+    assert refusal(tmp_path / "data").startswith(f"--data_dir={tmp_path / 'data'} {reported}")
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "line\nbreak"], ids=["NUL", "long", "newline"])

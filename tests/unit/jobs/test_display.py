@@ -1,4 +1,4 @@
-"""A job as it is shown and followed: on a terminal, off one, to its end, and when it fails or is told to stop."""
+"""A job as it is shown and followed: on a terminal, off one, to its end, and when it fails or is asked to stop."""
 
 import functools
 import io
@@ -81,8 +81,8 @@ def test_what_was_reported_before_a_loss_is_not_shown_after_it(
     lost = [*said(CHIEF, "step=1 loss=9"), *said(CHIEF, "step=2 loss=8", "restarted after SIGKILL (1 of 5)")]
     back = said(CHIEF, "resumed from m/model.ckpt-52", "training: mode async", "step=53 loss=1")
     follow(Script([*lost, later, *back[:2], later, back[2], *ended(0, 0, 0)]), shown())
-    told = capsys.readouterr().out.splitlines()
-    assert [line for line in told if line.startswith("job")] == [
+    reported = capsys.readouterr().out.splitlines()
+    assert [line for line in reported if line.startswith("job")] == [
         "job      | step=1 loss=9",
         "job      | step=53 loss=1",
     ]
@@ -323,7 +323,7 @@ def test_an_error_is_not_held_back_for_long(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.splitlines() == ["worker/1 | error: lost ps/0"]
 
 
-def test_what_the_launcher_does_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_launcher_does_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """It is a line of its own; a terminal shows it until a task says something."""
     follow(Script([Note("importing TensorFlow"), *said(CHIEF, "training"), *ended(0, 0, 0)]), shown())
     assert capsys.readouterr().out.splitlines() == ["importing TensorFlow", "worker/0 | training"]
@@ -370,7 +370,7 @@ def test_two_signals_at_once_are_one() -> None:
     assert "kill" not in job.requests
 
 
-def test_a_failed_job_keeps_its_reason_when_it_is_told_to_stop() -> None:
+def test_a_failed_job_keeps_its_reason_when_it_is_asked_to_stop() -> None:
     """One signal leaves the tasks of a job that has failed the time to save; a later one kills them."""
     job = Script([TaskExited(PS, 2), _interrupted, TaskExited(CHIEF, -9), TaskExited(WORKER, -9)])
     outcome = follow(job, shown())
@@ -392,7 +392,7 @@ def test_the_log_of_a_task_that_died_in_silence_is_shown(tmp_path: Path) -> None
     assert log_tail(view.config, view, Outcome({WORKER: 143}, 143)) == []
     view.said(WORKER, "error: I said why")
     assert log_tail(view.config, view, Outcome({WORKER: 1}, 1)) == []
-    assert log_tail(view.config, view, Outcome({WORKER: 1, PS: 143}, 1)) == []  # it was only told to stop
+    assert log_tail(view.config, view, Outcome({WORKER: 1, PS: 143}, 1)) == []  # it was only asked to stop
 
 
 def test_a_log_that_is_not_there_is_no_error(tmp_path: Path) -> None:
@@ -403,8 +403,8 @@ def test_a_log_that_is_not_there_is_no_error(tmp_path: Path) -> None:
 
 def test_the_summary_is_completed(tmp_path: Path) -> None:
     """What the chief has written stays; exit codes, restarts and the first step's time are added for every task."""
-    told = {"status": "done", "global_step": 5, "tasks": {"worker/0": {"steps": 3, "exit_code": 9}}, "own": [1]}
-    (tmp_path / "summary.json").write_text(json.dumps(told))
+    reported = {"status": "done", "global_step": 5, "tasks": {"worker/0": {"steps": 3, "exit_code": 9}}, "own": [1]}
+    (tmp_path / "summary.json").write_text(json.dumps(reported))
     view = shown(model_dir=str(tmp_path))
     view.said(CHIEF, "step=5 loss=1")
     summary = complete_summary(view.config, view, Outcome({PS: 0, CHIEF: 0}, restarts={CHIEF: 3})).to_json()
@@ -488,7 +488,7 @@ def test_a_tasks_loss_is_shown_as_a_line_of_it(capsys: pytest.CaptureFixture[str
 
 
 def test_another_job_takes_nothing_from_a_summary(tmp_path: Path) -> None:
-    """What the chief had left is told in the end, though another job has cleared the directory meanwhile."""
+    """What the chief had left is reported in the end, though another job has cleared the directory meanwhile."""
     path = tmp_path / "summary.json"
 
     def left() -> None:

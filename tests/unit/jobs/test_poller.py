@@ -58,7 +58,7 @@ def ended(state: str, ps: TaskStatus, chief: TaskStatus) -> Status:
 
 
 def test_lines_come_before_the_ends() -> None:
-    """All that the tasks said is told, then how each ended."""
+    """All that the tasks said is reported, then how each ended."""
     done = TaskStatus("SUCCEEDED", 0)
     lines = (LogLine(PS, "done"), LogLine(CHIEF, "step=5 loss=1"))
     assert happened(Scripted(RUNNING, ended("SUCCEEDED", done, done), lines=lines)) == [
@@ -87,15 +87,15 @@ def test_exit_codes(state: str, chief: TaskStatus, code: int) -> None:
 
 
 @pytest.mark.parametrize(("cause", "follows"), [(66, 170), (66, 137), (137, 170), (170, 143), (171, 0)])
-def test_the_cause_is_told_first(cause: int, follows: int) -> None:
+def test_the_cause_is_reported_first(cause: int, follows: int) -> None:
     """Of the exit codes of a failed job the one that explains the others comes first, as the job ends with it."""
     for order in ((cause, follows), (follows, cause)):
         events = happened(Scripted(ended("FAILED", *(TaskStatus("FAILED", code) for code in order))))
         assert [event.exit_code for event in events if isinstance(event, TaskExited)] == [cause, follows]
 
 
-def test_restarts_are_told_once() -> None:
-    """Each time the platform has started a task again, it is told, with the exit code."""
+def test_restarts_are_reported_once() -> None:
+    """Each time the platform has started a task again, it is reported, with the exit code."""
     again = Status("RUNNING", {PS: TaskStatus("RUNNING"), CHIEF: TaskStatus("RUNNING", 137, restarts=1)})
     done = ended("SUCCEEDED", TaskStatus("SUCCEEDED", 0), TaskStatus("SUCCEEDED", 0, restarts=1))
     events = happened(Scripted(RUNNING, again, again, done))
@@ -126,10 +126,10 @@ def test_to_cancel_is_to_look_away() -> None:
     assert not job.cancelled
 
 
-def test_why_a_job_waits_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_a_job_waits_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused pods, an image that cannot be pulled: a line says why, and another one only if that changes."""
     monkeypatch.setattr(poller, "_LAST_LINES_SECS", 0.1)
     waits = [Status("PENDING", {PS: TaskStatus("PENDING"), CHIEF: TaskStatus("PENDING")}, why) for why in "aaba"]
     over = ended("SUCCEEDED", TaskStatus("SUCCEEDED", 0), TaskStatus("SUCCEEDED", 0))
-    told = [event.text for event in happened(Scripted(*waits, RUNNING, over)) if isinstance(event, LogLine)]
-    assert told == ["waiting: a", "waiting: b", "waiting: a"]
+    reported = [event.text for event in happened(Scripted(*waits, RUNNING, over)) if isinstance(event, LogLine)]
+    assert reported == ["waiting: a", "waiting: b", "waiting: a"]

@@ -91,7 +91,7 @@ def test_the_command_line_takes_what_is_installed(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("point", "told"),
+    ("point", "reported"),
     [
         ("bad = no_such_module:Launcher", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
         ("bad = echo_launcher:Missing", "cannot be imported: AttributeError"),
@@ -101,14 +101,14 @@ def test_the_command_line_takes_what_is_installed(site: Path) -> None:
         ("bad = echo_launcher:EchoLauncher", "has another name, 'echo': handles and summaries have that."),
     ],
 )
-def test_what_is_no_launcher_names_its_distribution(site: Path, point: str, told: str) -> None:
+def test_what_is_no_launcher_names_its_distribution(site: Path, point: str, reported: str) -> None:
     """The error of a bad entry point names the distribution that offers it; its name is a choice still."""
     install(site, "tfps-bad", point)
     name = point.partition(" ")[0]
     assert name in LAUNCHERS
     with pytest.raises(ConfigError, match=r"of the distribution tfps-bad 1\.2, (echo|no)_") as error:
         LAUNCHERS.load(name)
-    assert told in str(error.value)
+    assert reported in str(error.value)
 
 
 def test_no_launcher_takes_another_ones_name(site: Path) -> None:

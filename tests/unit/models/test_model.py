@@ -53,18 +53,20 @@ Arguments received by GRUCell.call():
   • training=False"""  # of Keras 3
 
 
-def test_of_a_message_of_many_lines_the_cause_is_told() -> None:
+def test_of_a_message_of_many_lines_the_cause_is_reported() -> None:
     """What Keras tells in its second line is in the first of the error, without colors; a long one keeps its end."""
     model = Model("m", Path("/no/such.py"), sys)
-    [told] = mistake(model, ValueError(KERAS), []).problems
-    assert "Exception encountered when calling GRUCell.call(). Attempting to slice scalar input. for" in told
-    assert "unroll=True, reset_after=False" in told
-    assert not {"\n", "\x1b", "•"} & set(told)
+    [reported] = mistake(model, ValueError(KERAS), []).problems
+    assert "Exception encountered when calling GRUCell.call(). Attempting to slice scalar input. for" in reported
+    assert "unroll=True, reset_after=False" in reported
+    assert not {"\n", "\x1b", "•"} & set(reported)
     assert "unroll" not in str(mistake(model, ValueError(KERAS.replace("GRUCell", "Dense")), []))
-    [told] = mistake(model, ValueError("in user code:\n" + "File x\n" * 1000 + "ValueError: the cause"), []).problems
-    assert told.startswith("--model=m: ValueError: in user code: File x")
-    assert told.endswith("ValueError: the cause")
-    assert len(told) < 1100
+    [reported] = mistake(
+        model, ValueError("in user code:\n" + "File x\n" * 1000 + "ValueError: the cause"), []
+    ).problems
+    assert reported.startswith("--model=m: ValueError: in user code: File x")
+    assert reported.endswith("ValueError: the cause")
+    assert len(reported) < 1100
 
 
 def test_a_model_error_of_tfps_itself_is_passed_on() -> None:
@@ -76,7 +78,7 @@ def test_a_model_error_of_tfps_itself_is_passed_on() -> None:
 
 
 def test_an_error_that_is_not_in_the_model_has_no_line() -> None:
-    """An error without a frame of the user's is told without inventing one."""
+    """An error without a frame of the user's is reported without inventing one."""
     model = Model("m", Path("/no/such.py"), sys)
-    told = mistake(model, ValueError("x % {y}"), [])
-    assert told.problems == ["--model=m: ValueError: x % {y}"]
+    reported = mistake(model, ValueError("x % {y}"), [])
+    assert reported.problems == ["--model=m: ValueError: x % {y}"]

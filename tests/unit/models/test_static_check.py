@@ -55,8 +55,8 @@ def test_a_file_that_is_no_text() -> None:
         assert problem.startswith(f": {whole(name)}")
 
 
-def test_missing_functions_are_told_together() -> None:
-    """A module that lacks both functions is told of both, with what to add."""
+def test_missing_functions_are_reported_together() -> None:
+    """A module that lacks both functions is reported with both, and with what to add."""
     name = write("x = 1\n")
     assert refusal(name) == [
         f": {whole(name)} defines no input_fn: add def input_fn(mode, params, input_context).",
@@ -115,8 +115,8 @@ def test_a_model_fn_that_plainly_returns_something_else(body: str) -> None:
     wrong = next(line.strip() for line in body.splitlines() if "return" in line)
     line = 1 + [text.strip() for text in Path(name).read_text().splitlines()].index(wrong)
     [problem] = refusal(name)
-    told, _, shown = problem.partition("\n")
-    assert told == f": {whole(name)}, line {line}: model_fn must return a tfps.ModelSpec."
+    reported, _, shown = problem.partition("\n")
+    assert reported == f": {whole(name)}, line {line}: model_fn must return a tfps.ModelSpec."
     assert shown == f"    {wrong}"
 
 
@@ -189,7 +189,7 @@ def test_functions_may_come_from_anywhere(text: str) -> None:
     ],
 )
 def test_a_variable_that_is_only_ever_a_tensor_is_no_spec(tmp_path: Path, body: str, wrong: bool) -> None:
-    """A ``model_fn`` that returns a variable to which it only assigns tensors is told so; in doubt, nothing is said."""
+    """A ``model_fn`` that returns a variable to which it only assigns tensors is reported; in doubt it is not."""
     model = tmp_path / "mine.py"
     functions = "def input_fn(a, b, c):\n    return x\ndef model_fn(features, labels, mode, params):\n    "
     model.write_text(functions + body)

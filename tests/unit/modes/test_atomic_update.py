@@ -123,7 +123,7 @@ def test_an_update_that_is_broken_off_between_the_ps_is_counted() -> None:
     assert (found, first.tolist(), second.tolist()) == (1, [-2.0, -2.0], [-1.0, -1.0])
 
 
-def test_updates_in_part_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_updates_in_part_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The worker whose they are says so, and the summary has how many of all workers there are."""
     caplog.set_level("INFO", "tfps")
     take = Worker._take_remaining_steps
@@ -248,11 +248,11 @@ def test_a_worker_that_is_fenced_off_changes_nothing() -> None:
             with pytest.raises(tf.errors.InvalidArgumentError, match=FENCED):
                 session.run(steps[0])
             session.run(steps[1])
-            told = session.run([partial, *weights])
+            reported = session.run([partial, *weights])
             session.run(back)
             session.run(steps[0])
             after = session.run([partial, *weights])
-    assert [one.tolist() for one in told] == [[0, 0], [-1.0, -1.0], [-1.0, -1.0]]
+    assert [one.tolist() for one in reported] == [[0, 0], [-1.0, -1.0], [-1.0, -1.0]]
     assert [one.tolist() for one in after] == [[0, 0], [-2.0, -2.0], [-2.0, -2.0]]
 
 

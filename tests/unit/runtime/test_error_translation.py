@@ -42,7 +42,7 @@ def never(x: Any) -> Any:
 
 
 def at_fault(how: str) -> Model:
-    """Return a model whose input, or step, or evaluation fails as a lost PS, or the end of the input, would be told."""
+    """Return a model whose input, or step, or evaluation fails as a lost PS, or the end of the input, would fail."""
 
     def input_fn(mode: str, params: Any, context: Any) -> Any:
         data = dataset_of(np.ones(8, np.float32))
@@ -64,7 +64,7 @@ def at_fault(how: str) -> Model:
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "code", "told"),
+    ("how", "kind", "code", "reported"),
     [
         ("input_directory", DataError, "def input_fn", "the input failed: FailedPreconditionError: /proc; Is a"),
         ("input_stops", DataError, "return next(", "the input failed: InternalError: .*StopIteration"),
@@ -73,12 +73,14 @@ def at_fault(how: str) -> Model:
         ("eval_stops", ModelError, "x = tf.ensure_shape", "OutOfRangeError: StopIteration"),
     ],
 )
-def test_what_a_model_does_is_not_taken_for_another_s(how: str, kind: type[Exception], code: str, told: str) -> None:
+def test_what_a_model_does_is_not_taken_for_another_s(
+    how: str, kind: type[Exception], code: str, reported: str
+) -> None:
     """Neither a directory where a file should be for a lost PS, nor Python's ``StopIteration`` for the input's end."""
     ended = run_job(at_fault(how), num_workers=1, max_steps=4)
     assert isinstance(ended["worker/0"], kind), ended
     line, *_ = [n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.strip().startswith(code)]
-    assert re.search(f"{__file__}, line {line}: {told}", str(ended["worker/0"]))
+    assert re.search(f"{__file__}, line {line}: {reported}", str(ended["worker/0"]))
 
 
 def recurrent(kind: str, **options: bool) -> Model:
@@ -115,7 +117,7 @@ def limited(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpe
 
 
 def test_what_fails_in_a_further_step_of_a_run_is_shown_with_its_line() -> None:
-    """Each step of a run is told of as the first is, although the operations of the others were made by no line."""
+    """Each step of a run is reported as the first is, although the operations of the others were made by no line."""
 
     def numbers(mode: str, params: Any, context: Any) -> Any:
         return None if mode == "eval" else dataset_of(np.arange(1, 400, dtype=np.float32))
@@ -129,7 +131,7 @@ def test_what_fails_in_a_further_step_of_a_run_is_shown_with_its_line() -> None:
 
 @pytest.mark.parametrize("copy", ["", "tfps/step_3/", "tfps/step_3_1/"])
 def test_an_operation_of_an_imported_graph_may_fail(copy: str) -> None:
-    """What a model imports was made by no line: the error is told without one."""
+    """What a model imports was made by no line: the error is reported without one."""
     with tf.Graph().as_default() as made:
         tf.strings.to_number(tf.placeholder(tf.string, [], name="text"), name="number")
     with tf.Graph().as_default() as graph:
@@ -182,6 +184,6 @@ def test_an_input_that_was_broken_off_has_not_failed(kind: Any, text: str, is_lo
 def test_what_is_used_up_may_be_no_memory(text: str, is_memory: bool) -> None:
     """A smaller batch is the fix only where memory is out."""
     error = tf.errors.ResourceExhaustedError(None, None, text)
-    told = str(error_translation.failed(error, at_fault("none"), tf.Graph(), 32))
-    assert text in told
-    assert ("--batch_size" in told) == is_memory
+    reported = str(error_translation.failed(error, at_fault("none"), tf.Graph(), 32))
+    assert text in reported
+    assert ("--batch_size" in reported) == is_memory

@@ -68,7 +68,7 @@ GOOD = next(tasks(step("n[1-3]", "4,2,1"), ["n1"] * 4 + ["n2"] * 2 + ["n3"]))
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"SLURM_PROCID": "7"}, "SLURM_PROCID=7 must be a whole number from 0 to 6"),
         ({"SLURM_PROCID": "x"}, "SLURM_PROCID=x"),
@@ -90,10 +90,10 @@ GOOD = next(tasks(step("n[1-3]", "4,2,1"), ["n1"] * 4 + ["n2"] * 2 + ["n3"]))
         ({"SLURM_GTIDS": "0,1"}, "SLURM_GTIDS=0,1"),
     ],
 )
-def test_a_broken_environment_names_the_variable(change: dict[str, str], told: str) -> None:
+def test_a_broken_environment_names_the_variable(change: dict[str, str], reported: str) -> None:
     """A variable that is missing, malformed or at odds with another is named, with its value and a fix."""
     with pytest.raises(ConfigError) as caught:
         read(GOOD | change, MOST)
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
     assert ": " in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -31,7 +31,7 @@ def test_volumes_are_named_or_of_the_host() -> None:
 
 @pytest.mark.parametrize("text", ["x", "x:", "x:y", ":/x", "../x:/x", "x:/x:wo", "x:/a/../b", "x:/x,", "a:/x,b:/x/"])
 def test_a_volume_that_is_none_is_an_error(text: str) -> None:
-    """What is no NAME:/path or /host/path:/path, or is mounted where another is, is told with the flag's name."""
+    """What is no NAME:/path or /host/path:/path, or is mounted where another is, is reported with the flag's name."""
     with pytest.raises(ConfigError, match="--volumes"):
         volumes(text)
 

@@ -37,9 +37,9 @@ def test_exit_codes_drive_restarts() -> None:
 
 def job(role: str, condition: str = "", completions: int = 1) -> Object:
     """Return a Job as the cluster tells of it."""
-    told = [{"type": condition, "status": "True", "reason": "Why", "message": "so"}] if condition else []
+    reported = [{"type": condition, "status": "True", "reason": "Why", "message": "so"}] if condition else []
     labels = {"app.kubernetes.io/component": role}
-    return {"metadata": {"labels": labels}, "spec": {"completions": completions}, "status": {"conditions": told}}
+    return {"metadata": {"labels": labels}, "spec": {"completions": completions}, "status": {"conditions": reported}}
 
 
 def test_the_workers_decide_when_it_is_done() -> None:

@@ -164,9 +164,9 @@ def test_names_stay_within_limits(platform: str) -> None:
 )
 def test_bad_input_is_found_in_the_plan(platform: str, changes: dict[str, Any], problem: str) -> None:
     """What the cluster or the tasks would refuse is said before anything is sent."""
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as reported:
         plan_of(platform, changed(job_of("a" * 30, num_ps=1, num_workers=2, model="mnist"), **changes))
-    assert problem in str(told.value)
+    assert problem in str(reported.value)
 
 
 def test_volumes_may_be_mounted_anywhere_but_over_the_model() -> None:

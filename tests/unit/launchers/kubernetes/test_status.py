@@ -23,7 +23,7 @@ def ended(code: int, reason: str = "Error") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "reported"),
     [
         (pod("a-ps-0", "Pending"), TaskStatus("PENDING")),
         (pod("a-ps-0", "Running", {"running": {}}), TaskStatus("RUNNING")),
@@ -40,10 +40,10 @@ def ended(code: int, reason: str = "Error") -> dict[str, Any]:
         ),
     ],
 )
-def test_a_pod_tells_how_its_task_is(found: dict[str, Any], told: TaskStatus) -> None:
+def test_a_pod_tells_how_its_task_is(found: dict[str, Any], reported: TaskStatus) -> None:
     """Phase, exit code and the platform's words, as one line, are those of the pod."""
     known = status.of_task([found])
-    assert (known.state, known.exit_code, known.reason) == (told.state, told.exit_code, told.reason)
+    assert (known.state, known.exit_code, known.reason) == (reported.state, reported.exit_code, reported.reason)
 
 
 def test_a_deleted_pod_is_terminating() -> None:
@@ -93,8 +93,8 @@ def test_who_failed_by_itself_comes_first() -> None:
 
 def event(name: str, when: str, message: str) -> dict[str, Any]:
     """Return an event as the cluster tells of it."""
-    told = {"reason": "FailedCreate", "message": message, "lastTimestamp": when}
-    return {**told, "involvedObject": {"kind": "Job", "name": name}}
+    reported = {"reason": "FailedCreate", "message": message, "lastTimestamp": when}
+    return {**reported, "involvedObject": {"kind": "Job", "name": name}}
 
 
 def test_the_newest_refusal_of_ones_own_pods_counts() -> None:

@@ -70,8 +70,8 @@ def test_exit_codes_drive_restarts_and_the_ps_end_with_the_job() -> None:
 @pytest.mark.parametrize(("condition", "state"), [("Succeeded", "SUCCEEDED"), ("Failed", "FAILED"), ("Running", "")])
 def test_the_conditions_tell_how_it_is(condition: str, state: str) -> None:
     """A TFJob's condition that is true says how it ended; one that is no more says nothing."""
-    told = [{"type": "Failed", "status": "False"}, {"type": condition, "status": "True", "message": "so"}]
-    found: Object = {"status": {"conditions": told}}
+    reported = [{"type": "Failed", "status": "False"}, {"type": condition, "status": "True", "message": "so"}]
+    found: Object = {"status": {"conditions": reported}}
     assert TFJobLauncher().state([found]) == (state, "so" if state == "FAILED" else "")
 
 

@@ -1,4 +1,4 @@
-"""A job on this machine, told to stop while it starts a task."""
+"""A job on this machine, asked to stop while it starts a task."""
 
 from pathlib import Path
 from typing import Any

@@ -116,7 +116,7 @@ def test_only_what_may_help_is_tried(clock: Clock, code: int, granted: bool) -> 
 
 
 def test_what_is_given_up_is_not_started(clock: Clock) -> None:
-    """Those that were to be started again are told with their codes; a recalled one costs nothing of its budget."""
+    """Those that were to be started again are reported with their codes; a recalled one costs nothing of its budget."""
     policy = RestartPolicy([PS, WORKER], 1)
     policy.began(PS)
     assert policy.grant(PS, 170)
@@ -148,11 +148,11 @@ def test_alone_a_task_that_never_trains_pays(clock: Clock) -> None:
     """After a loss a task may meet others that are yet to leave, three times; then each 170 is its own."""
     del clock
     policy = Alone(WORKER, 2)
-    told = []
+    reported = []
     for _ in range(6):
         policy.began(WORKER)
-        told.append(policy.grant(WORKER, 170))
-    assert told == [Grant(None, 2)] * 3 + [Grant(1, 2), Grant(2, 2), None]
+        reported.append(policy.grant(WORKER, 170))
+    assert reported == [Grant(None, 2)] * 3 + [Grant(1, 2), Grant(2, 2), None]
     policy.trained()
     assert policy.grant(WORKER, 170) == Grant(None, policy.budget)
 

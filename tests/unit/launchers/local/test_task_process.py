@@ -61,12 +61,12 @@ def test_a_signal_before_a_task_has_set_itself_up_is_not_lost(server: ForkServer
 
 def test_a_process_that_a_model_starts_has_no_signal_blocked(server: ForkServer, tmp_path: Path) -> None:
     """Otherwise SIGTERM would not end it."""
-    told, model = tmp_path / "told", tmp_path / "starts.py"
+    reported, model = tmp_path / "reported", tmp_path / "starts.py"
     command = ["grep", "SigBlk", "/proc/self/status"]
-    starts = f"import os, subprocess\nsubprocess.run({command}, stdout=open({str(told)!r}, 'w'))\nos._exit(7)\n"
+    starts = f"import os, subprocess\nsubprocess.run({command}, stdout=open({str(reported)!r}, 'w'))\nos._exit(7)\n"
     model.write_text(f"{starts}\n{POWERS}")
     with held_ports(2) as (ps, worker):
         hosts = [f"--ps_hosts=127.0.0.1:{ps}", f"--worker_hosts=127.0.0.1:{worker}"]
         me = ["--job_name=worker", "--task_index=0", f"--model={model}", f"--model_dir={tmp_path / 'm'}"]
         assert code_of(server, [*hosts, *me]) == 7
-    assert told.read_text().split() == ["SigBlk:", "0" * 16]
+    assert reported.read_text().split() == ["SigBlk:", "0" * 16]

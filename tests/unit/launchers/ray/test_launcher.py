@@ -99,7 +99,7 @@ def test_a_dry_run_needs_neither_ray_nor_tensorflow() -> None:
     ],
 )
 def test_what_ray_would_refuse(flag: str, problem: str) -> None:
-    """A bad address or amount is told before anything is sent, with exit code 2."""
+    """A bad address or amount is reported before anything is sent, with exit code 2."""
     ended = run_tfps("submit", "--to=ray", "--dry_run", flag)
     assert ended.returncode == 2
     assert ended.stdout == ""
@@ -115,7 +115,7 @@ def test_what_is_no_handle(id_: str) -> None:
 
 
 def test_tasks_that_no_node_can_hold() -> None:
-    """Each role's amount that is more than any node has is told, with the flag; else, what all nodes together lack."""
+    """An amount that is more than any node has is reported, with the flag; else, what all nodes together lack."""
     nodes = [{"CPU": 4.0, "memory": 8.0 * GIB}, {"CPU": 2.0, "GPU": 2.0, "memory": 16.0 * GIB}]
     held = cluster.problems(nodes, {"ps": (2, {"CPU": 1}), "worker": (2, {"CPU": 2, "GPU": 1, "memory": GIB})})
     assert held == []

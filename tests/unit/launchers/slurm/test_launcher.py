@@ -77,8 +77,8 @@ def test_the_script_tells_where_its_files_are(logs: str, tmp_path: Path) -> None
     script = str(planned(changed(FULL, model_dir=logs or None)))
     expected = f"{logs}/logs" if logs else "/home/me/runs/mnist/logs"
     bin_dir = fake(tmp_path, "scontrol", f"cat <<'END'\n{script}\nEND\n")
-    told = with_path(bin_dir, lambda: slurm_job.files_of("7"))
-    assert told == Files(expected, {"worker": 2, "ps": 2}, "slurm")
+    reported = with_path(bin_dir, lambda: slurm_job.files_of("7"))
+    assert reported == Files(expected, {"worker": 2, "ps": 2}, "slurm")
 
 
 def test_ports_of_neighbouring_jobs_are_apart() -> None:
@@ -153,10 +153,10 @@ def test_status_is_slurms_word_and_the_jobs_own(
 ) -> None:
     """The job's state is Slurm's, or its script's where Slurm has forgotten it; each task's is what it told."""
     (tmp_path / "slurm-7.out").write_text(RUN + more)
-    told = slurm_job.status("7", known, Files(str(tmp_path), {"worker": 1, "ps": 1}, "slurm"))
-    assert (told.state, told.reason) == (state, reason)
+    reported = slurm_job.status("7", known, Files(str(tmp_path), {"worker": 1, "ps": 1}, "slurm"))
+    assert (reported.state, reported.reason) == (state, reason)
     if (known or {}).get("JobState") != "COMPLETED" and known is not None:
-        task = told.tasks[Task("worker", 0)]
+        task = reported.tasks[Task("worker", 0)]
         assert (task.state, task.exit_code) == worker
 
 

@@ -91,7 +91,7 @@ def test_ssh_commands_are_quoted_for_two_shells() -> None:
     ],
 )
 def test_hosts_that_cannot_be_meant(changes: dict[str, object], says: str) -> None:
-    """Missing, malformed and contradicting hosts are told with their flag."""
+    """Missing, malformed and contradicting hosts are reported with their flag."""
     with pytest.raises(ConfigError, match=r"^--") as error:
         HostsLauncher().plan(changed(SMALL, **changes))
     assert says in str(error.value)
@@ -108,6 +108,6 @@ def test_what_hosts_have_no_use_for_is_refused(tmp_path: Path) -> None:
 
 
 def test_there_is_no_handle() -> None:
-    """A job over ssh has no handle, and who asks for one is told why."""
+    """A job over ssh has no handle, and who asks for one is reported why."""
     with pytest.raises(ConfigError, match="ends with the command that started it"):
         HostsLauncher().find("x")

@@ -26,8 +26,8 @@ STATES = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_damaged_state_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, state: bytes) -> None:
-    """A damaged ``checkpoint`` state file is told in one line, and does not matter; the next save mends it."""
+def test_a_damaged_state_file_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture, state: bytes) -> None:
+    """A damaged ``checkpoint`` state file is reported in one line, and does not matter; the next save mends it."""
     run = Training(tmp_path)
     run.save(7)
     assert run.resume() == 7
@@ -58,7 +58,7 @@ def test_eval_and_export_use_the_newest_whole_checkpoint(
     assert select_checkpoint(str(tmp_path), given) == given
 
 
-def test_a_checkpoint_is_read_and_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_is_read_and_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Who looks again and again for the newest one reads each once; a step that is saved anew is looked at anew."""
     run = Training(tmp_path)
     run.save(5)
@@ -79,7 +79,7 @@ def test_a_checkpoint_is_read_and_told_once(tmp_path: Path, caplog: pytest.LogCa
 def test_a_checkpoint_that_a_save_was_broken_off_for_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step that is saved again has no index for a moment: who looks then is told that the job brings it in."""
+    """A step that is saved again has no index for a moment: who looks then reads that the job brings it in."""
     run, replace = Training(tmp_path), os.replace
     run.save(1)
     run.save(2)

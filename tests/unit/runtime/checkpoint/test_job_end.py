@@ -63,7 +63,7 @@ def test_a_job_with_steps_left_has_ended_only_for_those_who_were_there(
 
 
 def test_a_job_has_ended_by_the_file_systems_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host whose clock is wrong is told the same."""
+    """A host whose clock is wrong gets the same answer."""
     train(LINEAR, num_workers=1, model_dir=str(tmp_path), max_steps=3)
     before, now = sorted(path.name for path in tmp_path.iterdir()), time.time
     for wrong_secs in (-1000, 1000):

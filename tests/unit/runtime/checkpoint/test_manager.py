@@ -140,8 +140,8 @@ def test_a_checkpoint_of_another_optimizer_ends_the_job(tmp_path: Path) -> None:
     assert "model.ckpt-5 does not fit the model: " in str(error)
     assert "weight/Momentum" in str(error)
     assert "\n" not in str(error)
-    told = summary(tmp_path)
-    assert (told["status"], told["exit_code"], told["error"]) == ("failed", 65, str(error))
+    reported = summary(tmp_path)
+    assert (reported["status"], reported["exit_code"], reported["error"]) == ("failed", 65, str(error))
 
 
 def files_in(directory: Path) -> dict[str, bytes]:
@@ -209,9 +209,9 @@ def test_none_whole_is_an_error_that_lists_them(tmp_path: Path) -> None:
     (tmp_path / "model.ckpt-8.manifest.json").unlink()
     before = files_in(tmp_path)
     for act in (Training(tmp_path).resume, lambda: select_checkpoint(str(tmp_path))):
-        with pytest.raises(CheckpointError, match="holds no complete checkpoint: ") as told:
+        with pytest.raises(CheckpointError, match="holds no complete checkpoint: ") as reported:
             act()
-        text = str(told.value)
+        text = str(reported.value)
         assert re.findall(r"(model\.ckpt-\d) \(", text) == [f"model.ckpt-{step}" for step in (8, 7, 6, 5)]
         assert "model.ckpt-8.index is missing" in text
         assert "\n" not in text
@@ -225,17 +225,17 @@ def test_a_job_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path, caplog: 
     damage(tmp_path / "model.ckpt-20.data-00000-of-00001", "flipped")
     train(LINEAR, num_workers=1, mode="sync", max_steps=20, model_dir=str(tmp_path))
     assert len(damage_reports(caplog)) == 1
-    told = summary(tmp_path)
-    assert (told["resumed_from_step"], told["resumed_from"]) == (10, str(tmp_path / "model.ckpt-10"))
-    assert told["checkpoint"] == str(tmp_path / "model.ckpt-20")
+    reported = summary(tmp_path)
+    assert (reported["resumed_from_step"], reported["resumed_from"]) == (10, str(tmp_path / "model.ckpt-10"))
+    assert reported["checkpoint"] == str(tmp_path / "model.ckpt-20")
     assert variables_of(tmp_path) == {"weight": -20, "global_step": 20}
     for step in (10, 20):
         damage(tmp_path / f"model.ckpt-{step}.index", "garbled")
     with job(LINEAR, num_workers=1, max_steps=30, model_dir=str(tmp_path)) as running:
         wait_until(lambda: "worker/0" in running.ended)
     assert isinstance(running.ended["worker/0"], CheckpointError)
-    told = summary(tmp_path)
-    assert (told["exit_code"], told["global_step"], told["checkpoint"]) == (65, 0, None)
+    reported = summary(tmp_path)
+    assert (reported["exit_code"], reported["global_step"], reported["checkpoint"]) == (65, 0, None)
 
 
 EVALUATED = """
@@ -294,8 +294,8 @@ def test_what_was_saved_as_training_went_on_is_saved_again_at_rest(tmp_path: Pat
     assert steps_in(tmp_path) == [7]
 
 
-def test_a_full_disk_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A checkpoint that finds no room is told and training goes on; the last one, at the end, is a StorageError."""
+def test_a_full_disk_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A checkpoint that finds no room is reported and training goes on; the last one, at the end, is a StorageError."""
     caplog.set_level(logging.INFO, "tfps")
     run = Training(tmp_path, (10_000,))
     run.save(1)
@@ -559,7 +559,7 @@ def test_async_steps_go_on_while_a_checkpoint_is_saved(tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_save_without_end_does_not_keep_a_task_that_is_told_to_stop(
+def test_a_save_without_end_does_not_keep_a_task_that_is_asked_to_stop(
     mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where a disk takes longer than a stop may, the chief ends all the same, and says that its last steps are lost."""

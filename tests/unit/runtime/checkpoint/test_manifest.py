@@ -91,9 +91,9 @@ def test_a_job_s_file_that_is_no_regular_file_is_an_error(tmp_path: Path, how: s
 def test_a_manifest_tells_sizes_and_checksums(path: Path) -> None:
     """The manifest has each file's size and CRC-32, by what follows the checkpoint's name; so told, it is whole."""
     seal(path)
-    told = json.loads(Path(f"{path}.manifest.json").read_text())["files"]
-    assert set(told) == {"index", "data-00000-of-00001"}
-    for suffix, file in told.items():
+    reported = json.loads(Path(f"{path}.manifest.json").read_text())["files"]
+    assert set(reported) == {"index", "data-00000-of-00001"}
+    for suffix, file in reported.items():
         data = Path(f"{path}.{suffix}").read_bytes()
         assert file == {"bytes": len(data), "crc32": zlib.crc32(data)}
     assert problem(str(path)) is None
@@ -211,8 +211,8 @@ def _sizes(index: bytes) -> Sequence[int] | None:
         return None
 
 
-def test_a_garbled_index_is_told_and_nothing_else(path: Path) -> None:
-    """However an index is cut off, or a bit of it changed, that is told; but for what is not used."""
+def test_a_garbled_index_is_reported_and_nothing_else(path: Path) -> None:
+    """However an index is cut off, or a bit of it changed, that is reported; but for what is not used."""
     index = Path(f"{path}.index").read_bytes()
     whole, unused = data_sizes(index), len(index) - 100  # from there on are the footer, and a block that is empty
     assert [length for length in range(len(index)) if _sizes(index[:length]) is not None] == []

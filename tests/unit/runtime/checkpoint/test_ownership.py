@@ -57,14 +57,14 @@ def wait_for_error(owner: Ownership, secs: float = 5) -> Any:
     return owner.error
 
 
-def test_another_job_is_refused_and_told_who_holds_the_directory(tmp_path: Path, held: Ownership) -> None:
+def test_another_job_is_refused_and_reported_who_holds_the_directory(tmp_path: Path, held: Ownership) -> None:
     """The error names the host, the process, the addresses and since when; nothing in the directory is changed."""
     for refused in (lambda: check(str(tmp_path), OTHER), Ownership(str(tmp_path), OTHER).claim):
         with pytest.raises(HeldError) as caught:
             refused()
-        told = str(caught.value)
-        assert f"process id {os.getpid()} on host {os.uname().nodename}, of the job at a:1, b:1, since 2" in told
-        assert "--force" in told
+        reported = str(caught.value)
+        assert f"process id {os.getpid()} on host {os.uname().nodename}, of the job at a:1, b:1, since 2" in reported
+        assert "--force" in reported
     assert [path.name for path in tmp_path.iterdir()] == [".chief"]
     held.check()
 
@@ -104,7 +104,7 @@ def test_a_directory_is_free_when_its_job_has_ended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("force", [False, True])
 def test_of_many_at_the_same_moment_one_has_it(tmp_path: Path, force: bool) -> None:
-    """Of twelve that claim a dead holder's directory at once, exactly one goes on; the others are told of another."""
+    """Of twelve that claim a dead holder's directory at once, exactly one goes on; the others read of another."""
     leave(tmp_path, pid=2**22 + 1)
     owners = [Ownership(str(tmp_path), Cluster((f"a:{n}",), (f"b:{n}",)), force) for n in range(12)]
     ready, refused = threading.Barrier(len(owners)), []
@@ -301,7 +301,7 @@ def test_where_nothing_can_be_written_the_chief_says_so(tmp_path: Path) -> None:
 def test_a_directory_that_is_gone_is_made_again(
     tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within moments the chief says so, holds the directory again, and is told to save."""
+    """Within moments the chief says so, holds the directory again, and is asked to save."""
     caplog.set_level("INFO", logger="tfps")
     saves: list[bool] = []
     owner = Ownership(str(tmp_path / "m"), ONE, on_loss=lambda: saves.append(True))
@@ -367,8 +367,8 @@ def test_a_holder_that_is_hidden_is_not_taken_for_dead(
 ) -> None:
     """Where ``/proc`` shows no processes of other users, or is that of another place, only silence tells."""
     for started, machine in (("", held.this_chief.machine), ("7", "")):
-        monkeypatch.setattr(process_identity, "started", lambda _pid, told=started: told)
-        monkeypatch.setattr(lock_holder, "machine", lambda told=machine: told)
+        monkeypatch.setattr(process_identity, "started", lambda _pid, reported=started: reported)
+        monkeypatch.setattr(lock_holder, "machine", lambda reported=machine: reported)
         with pytest.raises(HeldError):
             check(str(tmp_path), OTHER)
 

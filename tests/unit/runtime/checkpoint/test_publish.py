@@ -41,14 +41,14 @@ def test_a_directory_in_place_of_the_state_file_is_named(tmp_path: Path, caplog:
     caplog.set_level(logging.INFO, "tfps")
     (tmp_path / "checkpoint").mkdir()
     run = Training(tmp_path)
-    told = "checkpoint cannot be written: it is a directory. Remove it; model.ckpt-{} itself is saved."
-    with pytest.raises(StorageError, match=re.escape(f"--model_dir: {tmp_path}/{told.format(1)}")):
+    reported = "checkpoint cannot be written: it is a directory. Remove it; model.ckpt-{} itself is saved."
+    with pytest.raises(StorageError, match=re.escape(f"--model_dir: {tmp_path}/{reported.format(1)}")):
         run.save(1)
     with mock.patch.object(publish, "_move_into_place", side_effect=OSError), pytest.raises(StorageError):
         run.save(2)
     later = Training(tmp_path)
     assert later.resume() == 2
-    assert told.format(2) in caplog.text
+    assert reported.format(2) in caplog.text
     (tmp_path / "checkpoint").rmdir()
     later.save(3)
     assert steps_in(tmp_path) == [1, 2, 3]

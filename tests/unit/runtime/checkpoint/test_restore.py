@@ -37,16 +37,16 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, file: str, how: str) -> N
     Training(tmp_path).save(7)
     run = Training(tmp_path)
     spoil(tmp_path / f"model.ckpt-7.{file}", how)
-    with pytest.raises(CheckpointError, match=r"model\.ckpt-7 is damaged: .*--checkpoint_path") as told:
+    with pytest.raises(CheckpointError, match=r"model\.ckpt-7 is damaged: .*--checkpoint_path") as reported:
         restore.restore(run.session, str(run.checkpoints.newest), run.saver)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
     if file == "index" or how == "empty":
         with pytest.raises(CheckpointError, match=r"model\.ckpt-7 "):
             restore.step_of(str(run.checkpoints.newest))
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (OSError(18, "Invalid cross-device link", "/a", None, "/b c"), "Invalid cross-device link: /a -> '/b c'"),
         (OSError(30, "Read-only file system", "/a"), "Read-only file system: /a"),
@@ -54,9 +54,9 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, file: str, how: str) -> N
         (OSError("odd"), "odd"),
     ],
 )
-def test_what_the_system_refuses_is_told_with_its_paths(error: OSError, told: str) -> None:
+def test_what_the_system_refuses_is_reported_with_its_paths(error: OSError, reported: str) -> None:
     """A rename has two of them; no quote stays open."""
-    assert restore.message_of(error) == told
+    assert restore.message_of(error) == reported
 
 
 def test_a_directory_whose_name_reads_like_a_pattern(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_difference_is_refused(flags: dict[str, Any], says: str) -> None:
 
 
 def test_another_file_of_the_model_is_refused(tmp_path: Path) -> None:
-    """A file that was edited after the PS had started, or is another on some host, is told; one that lacks is not."""
+    """A file that was edited after the PS had started, or is another on some host, is refused; a missing one is not."""
     file = tmp_path / "mine.py"
     file.write_text("rate = 1\n")
     before = terms(model=str(file))
@@ -124,7 +124,7 @@ def test_what_is_each_tasks_own_may_differ() -> None:
     compatibility.check(terms(), [terms(**own, model="/else/where/mine.py")], Cluster(("p:1",), ("w:1",)))
 
 
-def test_every_difference_is_told_once() -> None:
+def test_every_difference_is_reported_once() -> None:
     """Several differences are a line each; one that several PS have is one line, with their number."""
     lines = refusal(terms(optimizer=None), terms(mode="sync"), terms(optimizer=None, mode="sync"))
     assert lines == [
@@ -134,7 +134,7 @@ def test_every_difference_is_told_once() -> None:
 
 
 def test_versions(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Another minor version of TensorFlow, or any of tfps, is refused; another patch of TensorFlow is only told."""
+    """Another minor version of TensorFlow, or any of tfps, is refused; another patch of TensorFlow is only reported."""
     caplog.set_level(logging.INFO, "tfps")
     assert refusal(terms(), terms(tensorflow="2.20.0")) == [
         "TensorFlow 2.21.0 here, 2.20.0 on ps/0 (h0:2222): install the same version on every host."
@@ -201,18 +201,18 @@ def test_the_ps_of_another_run_are_refused(tmp_path: Path) -> None:
     """A chief goes on with its own run, and with one whose ``job.json`` is lost, but with no other."""
     here, there = tmp_path / "here", tmp_path / "there"
     run = compatibility.new_run(str(here))
-    told = json.dumps(run)
-    compatibility.check_run(str(here), told, "ps/0 (h:1)")
+    reported = json.dumps(run)
+    compatibility.check_run(str(here), reported, "ps/0 (h:1)")
     write_json(here / "job.json", {"model": "linear", "run": run["id"]})
-    compatibility.check_run(str(here), told, "ps/0 (h:1)")
-    for unknown in ((None, told), (str(here), "")):
+    compatibility.check_run(str(here), reported, "ps/0 (h:1)")
+    for unknown in ((None, reported), (str(here), "")):
         compatibility.check_run(*unknown, "ps/0 (h:1)")
     with pytest.raises(ConfigError) as caught:
-        compatibility.check_run(str(there), told, "ps/0 (h:1)")
+        compatibility.check_run(str(there), reported, "ps/0 (h:1)")
     assert str(caught.value) == (
         f"--model_dir={there}: ps/0 (h:1) belongs to another run, with --model_dir={here}: end the PS and restart "
         "them, or give that directory."
     )
     write_json(here / "job.json", {"model": "linear", "run": compatibility.new_run(str(here))["id"]})
     with pytest.raises(ConfigError, match=r"to another run, which started before this one: end the PS and restart"):
-        compatibility.check_run(str(here), told, "ps/0 (h:1)")
+        compatibility.check_run(str(here), reported, "ps/0 (h:1)")

@@ -201,7 +201,7 @@ def test_a_lost_worker_does_not_end_a_ps_that_others_use(caplog: pytest.LogCaptu
     assert "no worker has answered for 1 s" in str(error)
 
 
-def test_a_ps_that_is_told_to_stop_lets_the_workers_save() -> None:
+def test_a_ps_that_is_asked_to_stop_lets_the_workers_save() -> None:
     """Told to stop, a PS serves on while a worker runs, and ends with 143 when all have left."""
     with a_job() as job:
         job.serve()
@@ -213,7 +213,7 @@ def test_a_ps_that_is_told_to_stop_lets_the_workers_save() -> None:
         assert job.end(2) == [STOP]
 
 
-def test_a_ps_that_is_told_to_stop_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ps_that_is_asked_to_stop_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Told to stop, a PS gives workers that do not leave their time, and those that are gone hardly any."""
     monkeypatch.setattr(parameter_server, "PS_GRACE_SECS", 1.0)
     with a_job() as job:

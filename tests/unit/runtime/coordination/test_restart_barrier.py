@@ -129,9 +129,9 @@ def test_called_together_they_lose_no_step(tmp_path: Path, num_ps: int, num_work
     saved = variables_of(tmp_path)
     assert saved["global_step"] == steps
     assert saved["left"].tolist() == saved["right"].tolist() == [-steps * mean] * 4
-    told = summary(tmp_path)
-    assert [told["tasks"][f"worker/{i}"]["steps"] for i in range(num_workers)] == [steps] * num_workers
-    assert told["gradients_dropped"] is None
+    reported = summary(tmp_path)
+    assert [reported["tasks"][f"worker/{i}"]["steps"] for i in range(num_workers)] == [steps] * num_workers
+    assert reported["gradients_dropped"] is None
 
 
 @pytest.mark.parametrize("steps_per_run", [1, 4])

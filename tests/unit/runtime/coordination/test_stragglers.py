@@ -88,6 +88,6 @@ def test_a_job_does_not_say_that_who_was_through_was_slow(tmp_path: Path, monkey
     monkeypatch.setattr(restart_barrier, "_LISTEN_SECS", 0.05)
     monkeypatch.setattr(restart_barrier, "_LISTENS_A_PACE", 4)
     assert_done(run_job(model_of(one_ends_early, linear), 1, 3, mode="async", max_steps=64, model_dir=str(tmp_path)))
-    told = summary(tmp_path)
-    assert told["tasks"]["worker/2"]["steps"] == 4
-    assert "worker/2" not in told["behind"]
+    reported = summary(tmp_path)
+    assert reported["tasks"]["worker/2"]["steps"] == 4
+    assert "worker/2" not in reported["behind"]

@@ -64,14 +64,14 @@ def table_of(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSp
 def test_evaluation_looks_up_in_the_tables_that_training_filled(tmp_path: Path, wire: str) -> None:
     """The final evaluation reads each mutable table on the PS where training has it, for any wire."""
     train(model_of(ones, table_of), num_ps=2, num_workers=1, max_steps=8, wire=wire, model_dir=str(tmp_path))
-    told = summary(tmp_path)["eval"]
-    assert (told["found0"], told["found1"]) == (250, 250)
+    reported = summary(tmp_path)["eval"]
+    assert (reported["found0"], reported["found1"]) == (250, 250)
 
 
 def test_a_variable_of_evaluation_alone_is_found_before_training(tmp_path: Path) -> None:
-    """A variable that training does not have is the model's mistake, told with its line before the first step."""
+    """A variable that training does not have is the model's mistake, reported with its line before the first step."""
     model = model_of(ones, shifted)
-    told = (
+    reported = (
         f"{__file__}, line {shifted.__code__.co_firstlineno + 3}: variable 'moving_mean' of mode='eval' does not exist "
         "in mode='train', so it has no trained value: create it under the same name for mode='train' too"
     )
@@ -79,12 +79,12 @@ def test_a_variable_of_evaluation_alone_is_found_before_training(tmp_path: Path)
         wait_until(lambda: "worker/0" in running.ended)
     error = running.ended["worker/0"]
     assert isinstance(error, ModelError)
-    assert told in str(error)
+    assert reported in str(error)
     assert summary(tmp_path)["global_step"] == 0
     for find in (model_check.build_once, plan.make):
         with pytest.raises(ModelError) as caught:
             find(JobConfig(), CLUSTER, model)
-        assert told in str(caught.value)
+        assert reported in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -101,10 +101,10 @@ def test_data_that_input_fn_cannot_read_is_65(read: Any, data_dir: str) -> None:
     def input_fn(mode: str, params: Any, context: Any) -> Any:
         return dataset_of(list(read(params["data_dir"] + "/train.csv")))
 
-    told = f"check --data_dir={data_dir}" if data_dir else "--data_dir is not given"
+    reported = f"check --data_dir={data_dir}" if data_dir else "--data_dir is not given"
     where = f"{__file__}, line {input_fn.__code__.co_firstlineno + 1}: "
     for find in (model_check.build_once, plan.make):
-        with pytest.raises(DataError, match=rf"{where}.*{data_dir}/train\.csv.*: {told}\.\n    return") as caught:
+        with pytest.raises(DataError, match=rf"{where}.*{data_dir}/train\.csv.*: {reported}\.\n    return") as caught:
             find(JobConfig(data_dir=data_dir), CLUSTER, model_of(input_fn, shifted))
         assert caught.value.exit_code == 65
 
@@ -122,14 +122,14 @@ def test_a_name_that_params_or_features_do_not_have_is_explained() -> None:
         return spec_of({}["X"])
 
     flags = "KeyError: 'hidden_units' (params holds the flags of the job; other values are constants of the model file)"
-    for input_fn, model_fn, told in (
+    for input_fn, model_fn, reported in (
         (hidden, shifted, flags),
         (ones, upper, "KeyError: 'X' (features has 'x')"),
         (ones, own, "KeyError: 'X'"),
     ):
         with pytest.raises(ModelError) as caught:
             model_check.build_once(JobConfig(), CLUSTER, model_of(input_fn, model_fn))
-        assert f"{told}\n    return" in str(caught.value)
+        assert f"{reported}\n    return" in str(caught.value)
 
 
 def test_an_element_of_a_dataset_is_no_dataset() -> None:
@@ -138,8 +138,10 @@ def test_an_element_of_a_dataset_is_no_dataset() -> None:
     def input_fn(mode: str, params: Any, context: Any) -> Any:
         return tf.data.make_one_shot_iterator(ones(mode, params, context)).get_next()
 
-    told = r"must return a tf.data.Dataset of \(features, labels\): return the dataset itself, not its iterator's get_"
-    with pytest.raises(ModelError, match=told):
+    reported = (
+        r"must return a tf.data.Dataset of \(features, labels\): return the dataset itself, not its iterator's get_"
+    )
+    with pytest.raises(ModelError, match=reported):
         model_check.build_once(JobConfig(), CLUSTER, model_of(input_fn, shifted))
 
 
@@ -155,7 +157,7 @@ def test_other_errors_of_input_fn_are_what_they_are() -> None:
 
 
 def test_a_variable_of_another_shape_in_evaluation_is_found() -> None:
-    """A variable whose shape depends on the mode is told with both shapes."""
+    """A variable whose shape depends on the mode is reported with both shapes."""
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
         return spec_of(tf.reduce_sum(tf.get_variable("weight", [2 if mode == "train" else 3]) * features["x"]))
@@ -312,7 +314,7 @@ def test_a_seed_leaves_pythons_random_numbers_as_they_are() -> None:
     assert random.random() == random.Random(7).random()
 
 
-def test_keras_layers_that_cannot_be_told_apart_are_refused() -> None:
+def test_keras_layers_that_have_one_name_are_refused() -> None:
     """Where training has more layers of a kind than evaluation, their numbers may mean another."""
     with pytest.raises(
         ModelError, match=r"has the variables 'dense/bias' and 'dense_1_1/bias', mode='eval' has only one"
@@ -360,7 +362,7 @@ def with_logs(make: Any, metrics: Any = None) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "reported"),
     [
         (lambda _: [1.0], "log_tensors=a list; it must be a dict of scalars by name."),
         (lambda x: {1: x}, "log_tensors with the name 1; a name must be a str."),
@@ -374,17 +376,17 @@ def with_logs(make: Any, metrics: Any = None) -> Any:
         (lambda _: {"a": tf.zeros([0])}, "log_tensors with 'a' of shape (0,)"),
     ],
 )
-def test_what_cannot_be_logged_is_found_before_anything_starts(make: Any, told: str) -> None:
+def test_what_cannot_be_logged_is_found_before_anything_starts(make: Any, reported: str) -> None:
     """``log_tensors`` that are no numbers by name are the model's mistake, with its line; ``plan`` finds them too."""
     for find in (model_check.build_once, plan.make):
         with pytest.raises(ModelError) as caught:
             find(JobConfig(), CLUSTER, model_of(ones, with_logs(make)))
-        assert told in str(caught.value)
+        assert reported in str(caught.value)
         assert f"{__file__}, line " in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "reported"),
     [
         (lambda x: [tf.metrics.mean(x)], "eval_metric_ops=a list; it must be a dict of pairs"),
         (lambda x: {2: tf.metrics.mean(x)}, "eval_metric_ops with the name 2; a name must be a str."),
@@ -395,12 +397,12 @@ def test_what_cannot_be_logged_is_found_before_anything_starts(make: Any, told: 
         (lambda x: {"a": (tf.as_string(x), x)}, "eval_metric_ops with 'a', whose value is a tensor of string"),
     ],
 )
-def test_what_cannot_be_measured_is_found_before_anything_starts(make: Any, told: str) -> None:
+def test_what_cannot_be_measured_is_found_before_anything_starts(make: Any, reported: str) -> None:
     """``eval_metric_ops`` that are no pairs by name are the model's mistake, with its line; ``plan`` finds them too."""
     for find in (model_check.build_once, plan.make):
         with pytest.raises(ModelError) as caught:
             find(JobConfig(), CLUSTER, model_of(ones, with_logs(make, metrics=True)))
-        assert told in str(caught.value)
+        assert reported in str(caught.value)
         assert f"{__file__}, line " in str(caught.value)
 
 
@@ -415,15 +417,19 @@ def test_a_metric_whose_value_needs_a_batch_is_found_before_anything_starts(make
     """There is no batch any more when a value is read: it is the model's mistake, with its line and what to do."""
     model_fn = with_logs(lambda x: {"good": tf.metrics.mean(x), "batchonly": make(x)}, metrics=True)
     model = model_of(ones, model_fn)
-    told = f"{__file__}, line {model_fn.__code__.co_firstlineno}: model_fn(mode='eval') returned eval_metric_ops with "
-    told += "'batchonly', whose value depends on the batch; a value is read after the last batch: use tf.metrics.mean("
+    reported = (
+        f"{__file__}, line {model_fn.__code__.co_firstlineno}: model_fn(mode='eval') returned eval_metric_ops with "
+    )
+    reported += (
+        "'batchonly', whose value depends on the batch; a value is read after the last batch: use tf.metrics.mean("
+    )
     for find in (model_check.build_once, plan.make):
         with pytest.raises(ModelError) as caught:
             find(JobConfig(), CLUSTER, model)
-        assert told in str(caught.value)
+        assert reported in str(caught.value)
     with pytest.raises(ModelError) as caught:
         evaluation.of_checkpoint(JobConfig(), model, "model.ckpt-1")
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
 
 
 @pytest.mark.parametrize("use_resource", [True, False])
@@ -463,7 +469,7 @@ def test_any_single_number_is_logged(wire: str, caplog: pytest.LogCaptureFixture
     assert "float=0.5 bool=1 one=1 uint8=200 bf16=2 numpy=3.5 unknown=7" in line
 
 
-def test_metrics_of_any_number_are_told(tmp_path: Path) -> None:
+def test_metrics_of_any_number_are_reported(tmp_path: Path) -> None:
     """A metric that counts, or is true or false, is a number in the summary; one that is no scalar is a list."""
 
     def make(x: Any) -> Any:
@@ -472,9 +478,9 @@ def test_metrics_of_any_number_are_told(tmp_path: Path) -> None:
         return {"count": (count, more), "true": (count > 0, more), "half": (tf.fill([2], tf.cast(2.5, tf.half)), more)}
 
     train(model_of(ones, with_logs(make, metrics=True)), num_workers=1, max_steps=2, model_dir=str(tmp_path))
-    told = summary(tmp_path)["eval"]
-    assert told["count"] >= 4
-    assert (told["true"], told["half"]) == (1.0, [2.5, 2.5])
+    reported = summary(tmp_path)["eval"]
+    assert reported["count"] >= 4
+    assert (reported["true"], reported["half"]) == (1.0, [2.5, 2.5])
 
 
 def test_eval_and_export_name_a_variable_that_training_has_not(tmp_path: Path) -> None:
@@ -515,7 +521,7 @@ def test_a_model_of_another_user_is_not_run_unasked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "reported"),
     [
         (lambda: tf.layers.dense, "use tf.keras.layers, or tf.get_variable and tf.nn"),
         (lambda: tf.contrib.layers, "tf.contrib was removed: use"),
@@ -528,16 +534,16 @@ def test_a_model_of_another_user_is_not_run_unasked(tmp_path: Path) -> None:
         (lambda: tf.train.Mistyped, "has no attribute 'Mistyped'\n"),
     ],
 )
-def test_what_tensorflow_has_no_more_is_told_with_what_to_use(make: Any, told: str) -> None:
+def test_what_tensorflow_has_no_more_is_reported_with_what_to_use(make: Any, reported: str) -> None:
     """A name that TensorFlow 2 has dropped is an error that names its successor."""
     with pytest.raises(ModelError) as caught:
         model_check.build_once(JobConfig(), CLUSTER, model_of(ones, with_logs(lambda _: make())))
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
 
 
 @pytest.mark.parametrize("takes", ["nothing", "the flags", "a copy"])
 def test_an_optimizer_that_ignores_its_flags_is_refused(takes: str) -> None:
-    """``--optimizer`` and ``--learning_rate`` that a model does not ask for would be told in job.json, and not so."""
+    """``--optimizer`` and ``--learning_rate`` that a model does not ask for would be in job.json, and not so."""
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
         params = {**params} if takes == "a copy" else params

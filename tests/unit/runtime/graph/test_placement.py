@@ -271,7 +271,7 @@ def test_the_plan_is_what_tensorflow_sends(mode: str, model: Model, num_ps: int,
     """The transfers are the very tensors that a step sends between tasks, each of them one RecvTensor call.
 
     Compared with TensorFlow's own partition of the graph, its rewriting by grappler off. With grappler on, names differ
-    as it looks through identities and no-ops, and control edges come and go, but no more data is sent than told.
+    as it looks through identities and no-ops, and control edges come and go, but no more data is sent than reported.
     """
     config = JobConfig(mode=mode, optimizer=optimizer, max_steps=10, **SPLIT)
     cluster = cluster_of(num_ps, 1)
@@ -279,10 +279,12 @@ def test_the_plan_is_what_tensorflow_sends(mode: str, model: Model, num_ps: int,
     transfers = placement.transfers(training.fetches)
     home = [placement.fetched(tensor, "worker/0") for tensor in (training.next_ticket, training.spec.loss)]
     transfers += [transfer for transfer in home if transfer is not None and transfer not in transfers]
-    told = sorted((transfer.tensor, transfer.source, transfer.target) for transfer in transfers)
-    assert told == one_step(training, False)
-    data_sent, data_told = ([name for name, *_ in way if name[0] != "^"] for way in (one_step(training, True), told))
-    assert len(data_sent) <= len(data_told)
+    reported = sorted((transfer.tensor, transfer.source, transfer.target) for transfer in transfers)
+    assert reported == one_step(training, False)
+    data_sent, data_reported = (
+        [name for name, *_ in way if name[0] != "^"] for way in (one_step(training, True), reported)
+    )
+    assert len(data_sent) <= len(data_reported)
     planned = plan.make(config, cluster, model)
     touching = [transfer for transfer in transfers if "worker/0" in (transfer.source, transfer.target)]
     assert sorted(map(str, [*planned.pulled, *planned.pushed])) == sorted(map(str, touching))

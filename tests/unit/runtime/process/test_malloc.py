@@ -83,8 +83,8 @@ print(size() - before < 64 << 20)
     assert subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout == "True\n"
 
 
-@pytest.mark.parametrize("told", [{"MALLOC_PERTURB_": "1"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=4"}])
-def test_what_the_user_set_stays(told: dict[str, str]) -> None:
+@pytest.mark.parametrize("env", [{"MALLOC_PERTURB_": "1"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=4"}])
+def test_what_the_user_set_stays(env: dict[str, str]) -> None:
     """With glibc's own variables in the environment, nothing is changed, nor asked of the heap."""
     code = """
 import ctypes
@@ -93,5 +93,5 @@ ctypes.CDLL = None
 print(malloc.keep_freed(heaps=1), malloc.ask_for_large_pages())
 """
     argv = [sys.executable, "-c", code]
-    done = subprocess.run(argv, env=told, check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, env=env, check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout == "False None\n"

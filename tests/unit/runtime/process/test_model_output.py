@@ -81,7 +81,7 @@ def test_a_talkative_model_changes_nothing_of_the_report(tmp_path: Path) -> None
     assert "worker/0 | half a line" in said
     assert re.search(r"^job      \| step=\d loss=", ended.stdout, re.MULTILINE)
     assert not re.search(r"^error|\| error:", ended.stdout + ended.stderr, re.MULTILINE)
-    told = summary(tmp_path / "m")
-    assert (told["status"], told["global_step"], told["recovery_secs"]) == ("done", 5, 0)
-    assert "restarted_after" not in json.dumps(told)
+    reported = summary(tmp_path / "m")
+    assert (reported["status"], reported["global_step"], reported["recovery_secs"]) == ("done", 5, 0)
+    assert "restarted_after" not in json.dumps(reported)
     assert "step 900" not in ended.stdout

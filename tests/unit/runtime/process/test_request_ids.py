@@ -13,7 +13,7 @@ from tfps.runtime.process.tf_rendezvous import CC, FRAMEWORK, loaded
 NAME = "_ZN3tsl6random16ThreadLocalNew64Ev"
 
 
-def test_a_request_takes_its_id_from_where_it_is_told() -> None:
+def test_a_request_takes_its_id_from_where_it_is_reported() -> None:
     """What ``make_unique`` changes is what gives requests their ids: it can be anything, and is one of a process."""
     assert tf.__version__
     library = loaded(ctypes.CDLL, CC)

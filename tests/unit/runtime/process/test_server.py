@@ -31,6 +31,6 @@ def test_a_port_in_use_is_named() -> None:
     """TensorFlow says only that it could not start: if something listens on the port, that is the reason."""
     with listener() as taken:
         address = address_of(taken)
-        told = f"--worker_hosts: cannot listen on {address}: the port is in use. If another task has the port,"
-        assert refusal(address).startswith(told)
+        reported = f"--worker_hosts: cannot listen on {address}: the port is in use. If another task has the port,"
+        assert refusal(address).startswith(reported)
     assert "cannot listen on 127.0.0.1:1: Could not start gRPC server. If" in refusal("127.0.0.1:1")

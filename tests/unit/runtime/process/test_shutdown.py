@@ -1,4 +1,4 @@
-"""A task that is told to end: its work, blocked or not, and what is called in its place."""
+"""A task that is asked to end: its work, blocked or not, and what is called in its place."""
 
 import os
 import signal
@@ -24,14 +24,14 @@ from tfps.runtime.process import shutdown
 from tfps.errors import TfpsError
 
 grace_secs = float(sys.argv[1])
-told = shutdown.StopRequest()
-told.on_signals()
+asked = shutdown.StopRequest()
+asked.on_signals()
 blocked = threading.Event()
 def work():
     print("ready", flush=True)
     blocked.wait()
 try:
-    shutdown.run_supervised(work, told, lambda: None, lambda: print("last will", flush=True), lambda: grace_secs)
+    shutdown.run_supervised(work, asked, lambda: None, lambda: print("last will", flush=True), lambda: grace_secs)
 except TfpsError as error:
     print(error, flush=True)
     sys.exit(error.exit_code)
@@ -46,8 +46,8 @@ def sleep(ready):
     ready.set()
     time.sleep(60)
 
-told = shutdown.StopRequest()
-told.on_signals()
+asked = shutdown.StopRequest()
+asked.on_signals()
 context = multiprocessing.get_context("fork")
 ready = context.Event()
 child = context.Process(target=sleep, args=(ready,), daemon=True)
@@ -55,7 +55,7 @@ child.start()
 ready.wait()
 child.terminate()
 child.join(20)
-print(child.exitcode, told.error)
+print(child.exitcode, asked.error)
 """
 
 
@@ -80,8 +80,8 @@ def never() -> None:
 def test_what_ends_a_process_that_a_model_forked_is_not_taken_by_its_stop() -> None:
     """SIGTERM ends it, as ``Pool.terminate`` waits for; the task itself goes on."""
     command = [sys.executable, "-c", FORKING]
-    told = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=True)
-    assert told.stdout.split() == [str(-signal.SIGTERM), "None"]
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.split() == [str(-signal.SIGTERM), "None"]
 
 
 def test_work_that_ends_just_ends() -> None:
@@ -126,7 +126,7 @@ def test_work_that_looks_ends_itself_after_a_signal() -> None:
 
 
 def test_work_may_end_well_in_spite_of_a_request() -> None:
-    """Work that is through when it is told to end is through, not stopped."""
+    """Work that is through when it is asked to end is through, not stopped."""
     stop = StopRequest()
     run_supervised(lambda: stop.request(STOPPED), stop, lambda: None, never)
     assert stop.error is STOPPED
@@ -180,7 +180,7 @@ def test_a_signal_ends_a_blocked_task_with_143(number: signal.Signals) -> None:
 
 
 def test_an_interrupt_ends_a_task_that_is_ending_at_once() -> None:
-    """A real process with all the time of the world: Ctrl-C 2 s after it was told to end ends it with 143 at once."""
+    """A real process with all the time of the world: Ctrl-C 2 s after it was asked to end ends it with 143 at once."""
     code, said = _end("1000", signal.SIGTERM, signal.SIGINT, pause_secs=2.1)
     assert (code, said) == (143, ["ready"])
 

@@ -28,12 +28,12 @@ def measured(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSp
     return tfps.ModelSpec(loss=tf.reduce_mean(weight * features["x"]), eval_metric_ops=metrics, optimizer=optimizer)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def reported(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return what was said of event files."""
     return [message for message in caplog.messages if "event file" in message]
 
 
-def test_a_file_in_place_of_the_folder_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_in_place_of_the_folder_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where an event file cannot even be made, that is said once, with the reason, and each write does nothing."""
     caplog.set_level(logging.INFO, "tfps")
     (tmp_path / "eval").touch()
@@ -41,7 +41,7 @@ def test_a_file_in_place_of_the_folder_is_told_once(tmp_path: Path, caplog: pyte
     for step in (1, 2):
         file.write(step, {"loss": 1.0})
     why = f"{tmp_path}/eval is not a directory"
-    assert told(caplog) == [f"--model_dir: the event file cannot be written: {why}. The job continues without it."]
+    assert reported(caplog) == [f"--model_dir: the event file cannot be written: {why}. The job continues without it."]
 
 
 def test_a_job_ends_well_without_its_event_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -51,4 +51,4 @@ def test_a_job_ends_well_without_its_event_file(tmp_path: Path, caplog: pytest.L
     train(model_of(ones, measured), num_workers=1, max_steps=10, model_dir=str(tmp_path))
     assert (summary(tmp_path)["status"], summary(tmp_path)["eval"]["x"]) == ("done", 1.0)
     assert list_checkpoints(str(tmp_path)) == [str(tmp_path / "model.ckpt-10")]
-    assert len(told(caplog)) == 1
+    assert len(reported(caplog)) == 1

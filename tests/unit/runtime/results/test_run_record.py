@@ -18,7 +18,7 @@ CLUSTER = Cluster(("a:1",), ("b:1", "c:1"))
 
 
 def test_what_a_resume_changed(tmp_path: Path) -> None:
-    """Flags that a result depends on are told with what they were; others, and those that are the same, are not."""
+    """Flags that a result depends on are reported with their old values; others, and unchanged ones, are not."""
     before = JobConfig(model_dir=str(tmp_path), batch_size=128, learning_rate=None, max_restarts=1)
     run_record.write_job(before, CLUSTER, "an-id")
     assert run_record.changes(before, CLUSTER) == []
@@ -34,7 +34,7 @@ def test_what_a_resume_changed(tmp_path: Path) -> None:
     assert run_record.changes(JobConfig(), CLUSTER) == []
 
 
-def test_an_edited_model_is_told(tmp_path: Path) -> None:
+def test_an_edited_model_is_reported(tmp_path: Path) -> None:
     """A resume that goes on with another text of the same file says so."""
     file = tmp_path / "mine.py"
     file.write_text("rate = 1\n")
@@ -53,14 +53,14 @@ def test_both_files_tell_versions_and_times(tmp_path: Path, caplog: pytest.LogCa
     train(model, num_workers=1, max_steps=20, batch_size=32, **flags)
     assert "resuming with" not in caplog.text
     for name in ("job.json", "summary.json"):
-        told = json.loads((tmp_path / name).read_text())
-        assert told["schema_version"] == 1
-        assert told["versions"]["tfps"] == tfps.__version__
-        assert set(told["versions"]) == {"tfps", "tensorflow", "python"}
-    told = summary(tmp_path)
-    assert (told["status"], told["exit_code"], told["model_dir"]) == ("done", 0, str(tmp_path))
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", told["began"])
-    assert told["began"] <= told["ended"]
-    assert told["checkpoint"] == str(tmp_path / "model.ckpt-20")
+        reported = json.loads((tmp_path / name).read_text())
+        assert reported["schema_version"] == 1
+        assert reported["versions"]["tfps"] == tfps.__version__
+        assert set(reported["versions"]) == {"tfps", "tensorflow", "python"}
+    reported = summary(tmp_path)
+    assert (reported["status"], reported["exit_code"], reported["model_dir"]) == ("done", 0, str(tmp_path))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", reported["began"])
+    assert reported["began"] <= reported["ended"]
+    assert reported["checkpoint"] == str(tmp_path / "model.ckpt-20")
     train(model, num_workers=1, max_steps=40, batch_size=64, **flags)
     assert "resuming with --batch_size=64 (was 32), --max_steps=40 (was 20)" in caplog.text

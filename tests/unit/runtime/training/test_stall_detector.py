@@ -30,7 +30,7 @@ def look(
     return error
 
 
-def test_it_is_told_now_and_then_and_ends(
+def test_it_is_reported_now_and_then_and_ends(
     clock: list[float], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A worker without a step says so after 30 s and 60 s and ends after its timeout, its stacks in the log."""

@@ -95,8 +95,8 @@ def test_speeds_are_since_the_last_report(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize("ended", [100.0, 99.9, 100.000001])
-def test_a_speed_over_no_time_is_not_told(ended: float) -> None:
-    """Of two runs under way, one may end with the other, or before it: no speed of 1e11, and none below 0, is told.
+def test_a_speed_over_no_time_is_not_reported(ended: float) -> None:
+    """Of two runs under way, one may end with the other, or before it: no speed of 1e11, and none below 0, is reported.
 
     The next report's is since the last one that counted.
     """
@@ -151,15 +151,15 @@ def test_examples_are_those_of_the_batches(tmp_path: Path, flags: dict[str, Any]
         )
 
     train(model_of(sevens, linear), max_steps=8, batch_size=99, model_dir=str(tmp_path), **{"num_workers": 1, **flags})
-    told = summary(tmp_path)
-    assert told["batch_size"] == (2 if even else 7 / 4)
-    assert told["examples_per_sec"] * told["seconds"] == pytest.approx(
+    said = summary(tmp_path)
+    assert said["batch_size"] == (2 if even else 7 / 4)
+    assert said["examples_per_sec"] * said["seconds"] == pytest.approx(
         (16 if even else 14) * flags.get("num_workers", 1), rel=0.01
     )
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorFlow's writer thread
-def test_an_event_file_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_event_file_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A full disk costs the event file, not the training."""
     caplog.set_level(logging.INFO, "tfps")
     file = EventFile(tmp_path)
@@ -167,9 +167,9 @@ def test_an_event_file_that_cannot_be_written_is_told_once(tmp_path: Path, caplo
     with full_disk(10):
         for step in (2, 3, 4):
             file.write(step, {"loss": 1.0})
-    told = [record.getMessage() for record in caplog.records if record.name.startswith("tfps")]
-    assert len(told) == 1
-    assert "the event file cannot be written" in told[0]
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("tfps")]
+    assert len(said) == 1
+    assert "the event file cannot be written" in said[0]
     assert set(events(tmp_path)) == {1}
 
 
@@ -184,10 +184,10 @@ def test_nothing_is_trained_beyond_max_steps(tmp_path: Path, caplog: pytest.LogC
     assert variables_of(tmp_path) == before == {"weight": -10, "global_step": 10}
     assert caplog.text.count("nothing to train: --max_steps=10 is reached") == 2
     assert "step=10 eval/loss=-20 eval/x=2" in caplog.messages
-    told = summary(tmp_path)
-    assert [told["tasks"][f"worker/{i}"]["steps"] for i in (0, 1)] == [0, 0]
-    assert (told["status"], told["global_step"], told["resumed_from_step"]) == ("done", 10, 10)
-    assert told["eval"] == {"loss": -20.0, "x": 2.0}
+    said = summary(tmp_path)
+    assert [said["tasks"][f"worker/{i}"]["steps"] for i in (0, 1)] == [0, 0]
+    assert (said["status"], said["global_step"], said["resumed_from_step"]) == ("done", 10, 10)
+    assert said["eval"] == {"loss": -20.0, "x": 2.0}
 
 
 @pytest.mark.parametrize(("mode", "bad"), [("async", -np.inf), ("sync", np.nan)])
@@ -216,17 +216,17 @@ def test_divergence_ends_the_job_and_is_not_saved(tmp_path: Path, mode: str, bad
         assert list_checkpoints(str(tmp_path))[-1] == str(tmp_path / "model.ckpt-20")
     for path in list_checkpoints(str(tmp_path)):
         assert -20 <= tf.train.load_variable(path, "weight") <= 0
-    told = summary(tmp_path)
-    assert (told["status"], told["exit_code"], told["error"]) == ("failed", 66, str(error))
+    said = summary(tmp_path)
+    assert (said["status"], said["exit_code"], said["error"]) == ("failed", 66, str(error))
 
 
-def test_a_task_that_is_told_to_stop_saves_first(tmp_path: Path) -> None:
+def test_a_task_that_is_asked_to_stop_saves_first(tmp_path: Path) -> None:
     """Stopped in the middle, the chief saves the step it has come to, says so in the summary, and everyone ends."""
     with job(model_of(ones, linear), max_steps=10**9, model_dir=str(tmp_path)) as running:
         wait_until(lambda: events(tmp_path))
         running.stop()
         ended = running.wait(15)
     assert {str(error) for error in ended.values()} == {"stopped by SIGTERM"}
-    told = summary(tmp_path)
-    assert (told["status"], told["exit_code"]) == ("stopped", 143)
-    assert 0 < told["global_step"] <= variables_of(tmp_path)["global_step"]  # the other may step on meanwhile
+    said = summary(tmp_path)
+    assert (said["status"], said["exit_code"]) == ("stopped", 143)
+    assert 0 < said["global_step"] <= variables_of(tmp_path)["global_step"]  # the other may step on meanwhile

@@ -1,4 +1,4 @@
-"""A chief that is told to stop in its final evaluation: the PS and ``summary.json`` are told the same end."""
+"""A chief that is asked to stop in its final evaluation: the PS and ``summary.json`` get the same end."""
 
 import json
 import threading

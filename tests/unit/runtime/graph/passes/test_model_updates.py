@@ -169,8 +169,8 @@ def counting_apart(features: Any, labels: Any, mode: str, params: Any) -> tfps.M
     for update in (call(), choose()):
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
     place = tf.reshape(tf.cast(features["x"], tf.int32), [1, 1])
-    told = [there.scatter_nd_update(place, mine.read_value()) for there, mine in zip(kept, own, strict=True)]
-    with tf.control_dependencies(told):
+    reported = [there.scatter_nd_update(place, mine.read_value()) for there, mine in zip(kept, own, strict=True)]
+    with tf.control_dependencies(reported):
         return spec(params, weight * features["x"])
 
 
@@ -737,7 +737,7 @@ def test_a_defun_is_a_function_too() -> None:
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_steps_are_told_that_a_run_with_updates_has_made(tmp_path: Path, mode: str) -> None:
+def test_steps_are_reported_that_a_run_with_updates_has_made(tmp_path: Path, mode: str) -> None:
     """Event files have each step once, the first to the last, also where a worker runs updates besides its PS."""
     shown = {"steps_to_validate": 1, "model_dir": str(tmp_path), "max_steps": STEPS, "mode": mode}
     train(model_of(ramp, showing), 1, 1, **shown, **UNROLLED)

@@ -97,8 +97,8 @@ def test_the_steps_before_it_in_its_run_are_applied_and_counted(tmp_path: Path, 
     error = run_job(model, num_workers=1, **flags)["worker/0"]
     assert isinstance(error, DivergedError)
     assert str(error) == f"the loss is inf at step {bad + 1}: try a smaller --learning_rate."
-    told = summary(tmp_path)
-    assert (told["global_step"], told["tasks"]["worker/0"]["steps"]) == (bad, bad)
+    reported = summary(tmp_path)
+    assert (reported["global_step"], reported["tasks"]["worker/0"]["steps"]) == (bad, bad)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -116,10 +116,10 @@ def test_skipped_batches_are_counted_and_change_nothing(
     caplog.set_level(logging.INFO, "tfps")
     assert_done(run_job(model_of(input_fn, linear), num_workers=2, **flags))
     assert variables_of(tmp_path) == {"weight": -150, "global_step": 150}
-    told = summary(tmp_path)
-    assert told["batches_skipped"] == 6 if mode == "sync" else told["batches_skipped"] >= 3
-    assert told["batches_skipped"] == caplog.text.count("skipped a batch")
-    assert sum(of["steps"] for of in told["tasks"].values()) == (300 if mode == "sync" else 150)
+    reported = summary(tmp_path)
+    assert reported["batches_skipped"] == 6 if mode == "sync" else reported["batches_skipped"] >= 3
+    assert reported["batches_skipped"] == caplog.text.count("skipped a batch")
+    assert sum(of["steps"] for of in reported["tasks"].values()) == (300 if mode == "sync" else 150)
 
 
 def test_a_job_that_skips_everything_ends(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_job_that_skips_everything_ends(tmp_path: Path) -> None:
     assert "the loss is nan at step 1:" in str(error)
 
 
-def test_the_error_is_told_where_no_summary_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_is_reported_where_no_summary_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full when the job ends for another reason does not take its place."""
     monkeypatch.setattr(
         "tfps.runtime.training.summary_writer.write", mock.Mock(side_effect=StorageError("--model_dir: full"))
@@ -154,7 +154,7 @@ def test_large_numbers_are_finite(tmp_path: Path) -> None:
     assert variables_of(tmp_path) == {"weight": np.float32(-1e30), "global_step": 1}
 
 
-def test_an_error_is_read_whatever_it_is_told_with() -> None:
+def test_an_error_is_read_whatever_it_is_reported_with() -> None:
     """The step that failed is found also where what was cancelled for it comes first; other errors are left alone."""
     mine = "tfps: the gradient of a, b : Tensor had Inf and NaN values\n\t [[{{node tfps/step_3/tfps/finite/Check_1}}]]"
     first = "Iterator was cancelled\n\t [[{{node tfps/step_11/IteratorGetNext}}]]\n"

@@ -40,9 +40,9 @@ def test_every_step_is_taken_once(tmp_path: Path, mode: str, steps_per_run: int,
     """However many steps a run takes, the job ends at ``max_steps``, and each worker's steps are in the weight."""
     flags = {"mode": mode, "steps_per_run": steps_per_run, "runs_in_flight": 2, "model_dir": str(tmp_path)}
     train(model_of(counted(None), linear), num_ps=2, max_steps=max_steps, **flags)
-    told, saved = summary(tmp_path), variables_of(tmp_path)
-    steps = [told["tasks"][f"worker/{i}"]["steps"] for i in (0, 1)]
-    assert saved["global_step"] == told["global_step"] == max_steps
+    reported, saved = summary(tmp_path), variables_of(tmp_path)
+    steps = [reported["tasks"][f"worker/{i}"]["steps"] for i in (0, 1)]
+    assert saved["global_step"] == reported["global_step"] == max_steps
     if mode == "sync":
         assert steps == [max_steps, max_steps]
         assert saved["weight"] == -max_steps * 1.5
@@ -384,7 +384,7 @@ def test_the_pace_that_is_asked_for_stays() -> None:
 
 @pytest.mark.parametrize("in_branch", [False, True])
 def test_a_variable_in_a_branch_is_not_put_in_order(in_branch: bool) -> None:
-    """Where a variable is used in a branch of ``tf.cond``, copies of a step cannot be told to wait for one another."""
+    """Where a variable is used in a branch of ``tf.cond``, copies of a step cannot be asked to wait for one another."""
     with tf.Graph().as_default() as graph:
         weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
         value = tf.cond(tf.constant(True), lambda: weight + 1.0, lambda: 0.0) if in_branch else weight + 1.0

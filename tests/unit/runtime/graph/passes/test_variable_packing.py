@@ -117,7 +117,7 @@ def test_workers_pack_alike_in_whatever_order_their_models_make_variables() -> N
 
 
 def test_workers_that_find_a_variable_elsewhere_are_refused() -> None:
-    """On two PS, a variable of another order may be on another PS than the chief has it: it is told with both."""
+    """On two PS, a variable of another order may be on another PS than the chief has it: it is reported with both."""
     names = ["a", "bb", "ccc", "dddd"]
     mine, chiefs = (built(named(order), num_ps=2, ps_strategy="round_robin").layout for order in (names, names[1:]))
     with pytest.raises(ModelError, match=r"variable 'bb' is float32 .* on ps/0, .* the chief's float32 .* on ps/1, "):
