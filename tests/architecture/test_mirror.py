@@ -59,7 +59,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/modes/test_synchronous.py": ["modes/accumulators"],
     "unit/optimizers/test_registry.py": ["optimizers/adagrad", "optimizers/builtin"],
     "unit/runtime/checkpoint/test_manager.py": [
-        *("runtime/checkpoint/background", "runtime/checkpoint/file_clock", "runtime/checkpoint/sharded_saver"),
+        *("runtime/checkpoint/file_clock", "runtime/checkpoint/sharded_saver"),
         "runtime/training/early_end",
     ],
     "unit/runtime/checkpoint/test_manifest.py": ["runtime/checkpoint/tensor_bundle"],

@@ -17,6 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 from tfps.cluster.ports import held_ports
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
@@ -55,6 +57,14 @@ def linear(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec
 def dataset_of(values: Any) -> Any:
     """Return a dataset whose elements are ``({"x": value}, 0)``, one by one."""
     return tf.data.Dataset.from_tensor_slices(values).map(lambda x: ({"x": x}, 0.0))
+
+
+def ones(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` of ones without end, and without an evaluation."""
+    return None if mode == "eval" else dataset_of(np.float32([1])).repeat()
+
+
+LINEAR = model_of(ones, linear)
 
 
 @functools.cache

@@ -3,7 +3,9 @@
 import contextlib
 import errno
 import itertools
+import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,11 +13,18 @@ from unittest import mock
 import pytest
 import tensorflow.compat.v1 as tf
 from support.checkpoints import FILES, HOW, Training, damage, damage_reports, said, spoil
+from support.cluster import LINEAR, job, train, variables_of, wait_until
+from support.processes import run_tfps, summary
 
-from tfps.errors import StorageError
+from tfps.cluster.spec import Cluster
+from tfps.config.job_config import JobConfig
+from tfps.errors import CheckpointError, StorageError
+from tfps.models import loader
 from tfps.runtime.checkpoint import directory
 from tfps.runtime.checkpoint.finder import Finder, select_checkpoint
 from tfps.runtime.checkpoint.manifest import problem
+from tfps.runtime.process.shutdown import StopRequest
+from tfps.runtime.results import evaluation
 
 STATES = {
     b"": "is empty: ",
@@ -99,3 +108,136 @@ def test_a_checkpoint_that_a_save_was_broken_off_for_is_named(
     assert f"{tmp_path / 'model.ckpt-2'} is saved but not yet published" in caplog.text
     assert Training(tmp_path).resume() == 2
     assert directory.sealed(str(tmp_path)) == []
+
+
+def files_in(directory: Path) -> dict[str, bytes]:
+    """Return what a directory's files hold, by their names."""
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize(("file", "how"), list(itertools.product(FILES, HOW)))
+@pytest.mark.parametrize("manifest", [True, False])
+def test_the_newest_whole_checkpoint_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, how: str, manifest: bool
+) -> None:
+    """With any file of the newest checkpoint damaged, the one before is used, and one line names the file.
+
+    So it is with checkpoints of plain TensorFlow, without manifests. The damaged one is left as it is until its step
+    is saved anew; then that is whole, and is used.
+    """
+    run = Training(tmp_path)
+    for step in (5, 7):
+        run.save(step)
+    for path in tmp_path.glob("*.manifest.json" if not manifest else "no-file"):
+        path.unlink()
+    spoil(tmp_path / f"model.ckpt-7.{file}", how)
+    before = files_in(tmp_path)
+    run = Training(tmp_path)
+    assert run.resume() == 5
+    [line] = damage_reports(caplog)
+    assert line.startswith(f"checkpoint {tmp_path}/model.ckpt-7 is damaged: ")
+    assert f"model.ckpt-7.{file}" in line or (not manifest and "TensorBundle at " in line)
+    assert "\n" not in line
+    assert files_in(tmp_path) == before
+    run.save(6)
+    assert Training(tmp_path).resume() == 6
+    assert len(damage_reports(caplog)) == 1
+    run.weight.load([7, 7, 7, 7], run.session)
+    run.save(7)
+    run = Training(tmp_path)
+    assert run.resume() == 7
+    assert run.session.run(run.weight).tolist() == [7, 7, 7, 7]
+    assert damage_reports(caplog) == []
+    assert problem(str(tmp_path / "model.ckpt-7")) is None
+
+
+@pytest.mark.parametrize("how", ["truncated", "garbled", "empty"])
+def test_a_garbled_manifest_is_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str) -> None:
+    """Nobody can tell whether a checkpoint with a garbled manifest is whole: the one before is used."""
+    run = Training(tmp_path)
+    for step in (5, 7):
+        run.save(step)
+    damage(tmp_path / "model.ckpt-7.manifest.json", how)
+    assert Training(tmp_path).resume() == 5
+    assert [line.partition("damaged: ")[2] for line in damage_reports(caplog)] == [
+        f"model.ckpt-7.manifest.json is {'empty' if how == 'empty' else 'garbled'}. Trying the previous one."
+    ]
+
+
+def test_none_whole_is_an_error_that_lists_them(tmp_path: Path) -> None:
+    """Where there are checkpoints and none is whole, that is a CheckpointError which names each: never step 0."""
+    run = Training(tmp_path)
+    for step in (5, 6, 7, 8):
+        run.save(step)
+    for step, (file, how) in {5: (FILES[0], "missing"), 6: (FILES[1], "missing"), 7: (FILES[1], "flipped")}.items():
+        spoil(tmp_path / f"model.ckpt-{step}.{file}", how)
+    (tmp_path / "model.ckpt-8.index").unlink()
+    (tmp_path / "model.ckpt-8.manifest.json").unlink()
+    before = files_in(tmp_path)
+    for act in (Training(tmp_path).resume, lambda: select_checkpoint(str(tmp_path))):
+        with pytest.raises(CheckpointError, match="holds no complete checkpoint: ") as reported:
+            act()
+        text = str(reported.value)
+        assert re.findall(r"(model\.ckpt-\d) \(", text) == [f"model.ckpt-{step}" for step in (8, 7, 6, 5)]
+        assert "model.ckpt-8.index is missing" in text
+        assert "\n" not in text
+        assert files_in(tmp_path) == before
+
+
+def test_a_job_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A job passes a damaged checkpoint over, and says so; with none whole, it ends with 65 and trains nothing."""
+    for step in (10, 20):
+        train(LINEAR, num_workers=1, max_steps=step, model_dir=str(tmp_path))
+    damage(tmp_path / "model.ckpt-20.data-00000-of-00001", "flipped")
+    train(LINEAR, num_workers=1, mode="sync", max_steps=20, model_dir=str(tmp_path))
+    assert len(damage_reports(caplog)) == 1
+    reported = summary(tmp_path)
+    assert (reported["resumed_from_step"], reported["resumed_from"]) == (10, str(tmp_path / "model.ckpt-10"))
+    assert reported["checkpoint"] == str(tmp_path / "model.ckpt-20")
+    assert variables_of(tmp_path) == {"weight": -20, "global_step": 20}
+    for step in (10, 20):
+        damage(tmp_path / f"model.ckpt-{step}.index", "garbled")
+    with job(LINEAR, num_workers=1, max_steps=30, model_dir=str(tmp_path)) as running:
+        wait_until(lambda: "worker/0" in running.ended)
+    assert isinstance(running.ended["worker/0"], CheckpointError)
+    reported = summary(tmp_path)
+    assert (reported["exit_code"], reported["global_step"], reported["checkpoint"]) == (65, 0, None)
+
+
+EVALUATED = """
+import tensorflow.compat.v1 as tf
+import tfps
+
+def input_fn(mode, params, input_context):
+    return tf.data.Dataset.from_tensors(({"x": 1.0}, 0.0))
+
+def model_fn(features, labels, mode, params):
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    loss = weight * features["x"]
+    return tfps.ModelSpec(loss=loss, predictions={"y": loss}, optimizer=tf.train.GradientDescentOptimizer(1.0))
+"""
+
+
+def test_tfps_eval_says_what_it_passes_over(tmp_path: Path) -> None:
+    """``tfps eval`` measures the newest whole checkpoint; the line on the damaged one is not in its output."""
+    for step in (10, 20):
+        train(LINEAR, num_workers=1, max_steps=step, model_dir=str(tmp_path / "m"))
+    spoil(tmp_path / "m" / "model.ckpt-20.data-00000-of-00001", "missing")
+    (tmp_path / "mine.py").write_text(EVALUATED)
+    ended = run_tfps("eval", f"--model_dir={tmp_path}/m", f"--model={tmp_path}/mine.py")
+    assert (ended.returncode, ended.stdout) == (0, "step=10 loss=-10\n"), ended.stderr
+    assert ended.stderr.startswith(f"checkpoint {tmp_path}/m/model.ckpt-20 is damaged: model.ckpt-20.data-")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_the_evaluator_passes_damage_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The evaluator measures the newest whole checkpoint of a job that has ended, and ends."""
+    caplog.set_level(logging.INFO, "tfps")
+    for step in (10, 20):
+        train(LINEAR, num_workers=1, max_steps=step, model_dir=str(tmp_path))
+    damage(tmp_path / "model.ckpt-20.data-00000-of-00001", "flipped")
+    (tmp_path / "mine.py").write_text(EVALUATED)
+    config = JobConfig(model=str(tmp_path / "mine.py"), model_dir=str(tmp_path), max_steps=20)
+    evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), loader.load(config.model), StopRequest())
+    assert "step=10 loss=-10" in caplog.messages
+    assert len(damage_reports(caplog)) == 1

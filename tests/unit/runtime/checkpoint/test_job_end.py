@@ -3,23 +3,13 @@
 import os
 import time
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from support.cluster import dataset_of, linear, model_of, train
+from support.cluster import LINEAR, dataset_of, linear, model_of, train
 from support.processes import summary
 
 from tfps.config.job_config import JobConfig
 from tfps.runtime.checkpoint import job_end
-
-
-def ones(mode: str, params: Any, context: Any) -> Any:
-    """Be an ``input_fn`` of ones."""
-    return None if mode == "eval" else dataset_of(np.float32([1])).repeat()
-
-
-LINEAR = model_of(ones, linear)
 
 
 def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> None:

@@ -1,21 +1,26 @@
 """A checkpoint is put in place whole, or not at all."""
 
+import contextlib
 import errno
+import itertools
 import logging
 import os
 import re
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import tensorflow.compat.v1 as tf
-from support.checkpoints import Training, steps_in
+from support.checkpoints import FILES, Training, full_disk, steps_in
 
 from tfps.errors import StorageError
 from tfps.runtime.checkpoint import publish
 from tfps.runtime.checkpoint.directory import list_checkpoints
+from tfps.runtime.checkpoint.manifest import problem
 
 
 def test_no_room_for_the_last_file_leaves_nothing(tmp_path: Path) -> None:
@@ -168,3 +173,144 @@ def test_a_state_file_that_is_not_there_is_written_with_the_last_save(tmp_path: 
     (tmp_path / "checkpoint").mkdir()
     with pytest.raises(StorageError, match="checkpoint cannot be written: Is a directory"):
         training.save(4)
+
+
+def test_a_full_disk_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A checkpoint that finds no room is reported and training goes on; the last one, at the end, is a StorageError."""
+    caplog.set_level(logging.INFO, "tfps")
+    run = Training(tmp_path, (10_000,))
+    run.save(1)
+    with full_disk():
+        run.save(2, patiently=True)
+        with pytest.raises(StorageError, match=r"--model_dir: .*model\.ckpt-3 cannot be written: "):
+            run.save(3)
+    assert "model.ckpt-2 cannot be written" in caplog.text
+    assert "Training continues" in caplog.text
+    assert list_checkpoints(str(tmp_path)) == [str(tmp_path / "model.ckpt-1")]
+    run.save(4, patiently=True)
+    assert list_checkpoints(str(tmp_path)) == [str(tmp_path / f"model.ckpt-{step}") for step in (1, 4)]
+
+
+@contextlib.contextmanager
+def disk(path: Path, size: str) -> Iterator[Path]:
+    """Yield a small disk of its own; skips the test where none can be mounted."""
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted: {mounted.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_disk_that_is_full_leaves_the_old_one_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """On a real disk, a save finds no room at any point: nothing partial is left; with room again, it is saved."""
+    caplog.set_level(logging.INFO, "tfps")
+    with disk(tmp_path / "m", "1m") as path:
+        run = Training(path, (100_000,))
+        run.save(1)
+        filler = path / "filler"
+        free = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize
+        for step, left in enumerate(range(0, 400_000 + 5 * 4096, 4096 * 4), 2):
+            filler.write_bytes(b"x" * (free - left))
+            with pytest.raises(StorageError, match=rf"--model_dir: .*model\.ckpt-{step} cannot be written: "):
+                run.save(step)
+            run.save(step, patiently=True)
+            filler.unlink()
+            assert steps_in(path) == [1]
+            assert problem(str(path / "model.ckpt-1")) is None
+        assert "No space left on device" in caplog.text
+        run.save(100)
+        assert steps_in(path) == [1, 100]
+        assert Training(path, (100_000,)).resume() == 100
+        run.session.close()
+
+
+def test_a_read_only_disk_leaves_the_old_one_whole(tmp_path: Path) -> None:
+    """A directory that has become read-only is a StorageError; when it can be written again, so is a checkpoint."""
+    with disk(tmp_path / "m", "1m") as path:
+        run = Training(path)
+        run.save(1)
+        for options, step in (("remount,ro", 2), ("remount,rw", 3)):
+            subprocess.run(["mount", "-o", options, str(path)], check=True)
+            if step == 2:
+                with pytest.raises(StorageError, match=r"model\.ckpt-2 cannot be written: .*Read-only"):
+                    run.save(2)
+                assert Training(path).resume() == 1
+            else:
+                run.save(3)
+        assert steps_in(path) == [1, 3]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "mkdir"])
+def test_a_directory_that_vanishes_is_made_again(tmp_path: Path, call: str) -> None:
+    """However far a save has come when its directory vanishes, it fails as a StorageError, and the next one works."""
+    path, real = tmp_path / "m" / "n", getattr(os, call)
+    run = Training(path)
+    for nth in itertools.count(1):
+        calls = itertools.count(1)
+
+        def vanishing(*args: Any, nth: int = nth, calls: Any = calls, **kwargs: Any) -> Any:
+            if next(calls) == nth:
+                shutil.rmtree(path.parent)
+            return real(*args, **kwargs)
+
+        with mock.patch.object(os, call, vanishing), contextlib.suppress(StorageError):
+            run.save(2 * nth)
+        if next(calls) <= nth:
+            break
+        left = steps_in(path) if path.exists() else []
+        assert left in ([], [2 * nth])
+        run.save(2 * nth + 1)
+        assert steps_in(path) == [*left, 2 * nth + 1]
+        assert Training(path).resume() == 2 * nth + 1
+    assert nth > 1
+
+
+def test_all_is_on_the_disk_before_it_counts(tmp_path: Path) -> None:
+    """Each file is flushed before it is renamed; and the directory, before the index is renamed and at the end."""
+    run, happened, fsync, replace = Training(tmp_path), [], os.fsync, os.replace
+
+    def flushed(descriptor: int) -> None:
+        happened.append(("flushed", os.fstat(descriptor).st_ino))
+        fsync(descriptor)
+
+    def renamed(source: Path, target: Path) -> None:
+        happened.append((target.name if target.parent == tmp_path else "staged", source.stat().st_ino))
+        replace(source, target)
+
+    with mock.patch.object(os, "fsync", flushed), mock.patch.object(os, "replace", renamed):
+        run.save(7)
+    here = ("flushed", tmp_path.stat().st_ino)
+    files = {what: at for at, (what, _) in enumerate(happened) if what not in ("flushed", "staged")}
+    assert list(files) == [f"model.ckpt-7.{file}" for file in (FILES[1], "manifest.json", FILES[0])] + ["checkpoint"]
+    for at in files.values():
+        assert ("flushed", happened[at][1]) in happened[: min(files.values())]
+    assert happened[files["model.ckpt-7.index"] - 1] == happened[-1] == here
+
+
+def test_a_save_that_fails_half_way_loses_neither(tmp_path: Path) -> None:
+    """Where a save over one of the same step cannot move a file, whichever, the next chief finds it whole."""
+    real, failed = os.replace, 0
+    for nth in itertools.count(1):
+        run = Training(tmp_path / str(nth))
+        run.save(1)
+        run.weight.load([nth] * 4, run.session)
+        calls = itertools.count(1)
+
+        def replace(*names: Any, calls: Any = calls, nth: int = nth) -> None:
+            if next(calls) == nth:
+                raise OSError(errno.EIO, "Input/output error")
+            real(*names)
+
+        run.checkpoints._at_rest.clear()
+        with mock.patch.object(os, "replace", replace), contextlib.suppress(StorageError):
+            run.save(1)
+            break
+        failed += 1
+        assert Training(tmp_path / str(nth)).resume() == 1, f"after the {nth}. move"
+        assert [path.name for path in (tmp_path / str(nth)).glob(".*")] == []
+    assert failed >= 5  # two to their names, two into their place, the index, the state

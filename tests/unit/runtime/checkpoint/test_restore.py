@@ -1,24 +1,14 @@
 """A checkpoint is read into a graph, or the error says why not."""
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from support.checkpoints import FILES, HOW, Training, spoil
-from support.cluster import dataset_of, linear, model_of, run_job, train, variables_of
+from support.cluster import LINEAR, run_job, train, variables_of
 from support.processes import summary
 
 from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint import restore
-
-
-def ones(mode: str, params: Any, context: Any) -> Any:
-    """Be an ``input_fn`` of ones."""
-    return None if mode == "eval" else dataset_of(np.float32([1])).repeat()
-
-
-LINEAR = model_of(ones, linear)
 
 
 @pytest.mark.parametrize(("shape", "name"), [((5,), "weight"), ((4, 1), "weight"), ((4,), "other")])

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
-from support.cluster import dataset_of, model_of, train, variables_of
+from support.cluster import model_of, ones, train, variables_of
 from tensorflow.python.ops import cond_v2
 
 import tfps
@@ -15,11 +14,6 @@ import tfps
 pytestmark = pytest.mark.slow
 
 STEPS = 96
-
-
-def ones(mode: str, params: Any, context: Any) -> Any:
-    """Be an ``input_fn`` of ones without an end."""
-    return None if mode == "eval" else dataset_of(np.float32([1])).repeat()
 
 
 def doubling_and_halving(constant: bool) -> Any:

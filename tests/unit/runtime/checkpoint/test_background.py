@@ -1,0 +1,192 @@
+"""Saves in the background: who waits for them, and whom their errors end."""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from support.checkpoints import Training, steps_in
+from support.cluster import LINEAR, job, model_of, ones, variables_of, wait_until
+from support.processes import summary
+
+import tfps
+from tfps.errors import DivergedError, StoppedError
+from tfps.progress import parse_progress
+from tfps.runtime.checkpoint import directory, restore
+from tfps.runtime.checkpoint.background import BackgroundThread
+from tfps.runtime.checkpoint.directory import list_checkpoints
+from tfps.runtime.checkpoint.manager import CheckpointManager
+from tfps.runtime.checkpoint.manifest import problem
+from tfps.runtime.training.worker import Worker
+
+
+@contextlib.contextmanager
+def slow_disk(directory: Path) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Let ``os.fsync`` wait below a directory; yields an event that tells that it does, and one that ends it.
+
+    Only there: a job of an earlier test, which was left in a save of its own, may yet be ending it.
+    """
+    reached, released, real = threading.Event(), threading.Event(), os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if directory in Path(f"/proc/self/fd/{descriptor}").readlink().parents:
+            reached.set()
+            assert released.wait(20)
+        real(descriptor)
+
+    with mock.patch.object(os, "fsync", fsync):
+        try:
+            yield reached, released
+        finally:
+            released.set()
+
+
+def steps_reported(caplog: pytest.LogCaptureFixture) -> int:
+    """Return the last step that was reported."""
+    steps = [progress["step"] for text in caplog.messages if (progress := parse_progress(text))]
+    return int(max(steps, default=0))
+
+
+FLAGS = {"num_workers": 1, "max_steps": 10**6, "steps_per_run": 1, "steps_to_validate": 1, "save_checkpoint_secs": 0.01}
+
+
+def test_async_steps_go_on_while_a_checkpoint_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In async the chief takes steps while the disk is slow; a stop waits for it long, and then saves the last step."""
+    caplog.set_level(logging.INFO, "tfps")
+    with slow_disk(tmp_path) as (reached, released), job(LINEAR, model_dir=str(tmp_path), **FLAGS) as running:
+        assert reached.wait(20)
+        begun = steps_reported(caplog)
+        wait_until(lambda: steps_reported(caplog) > begun + 50)
+        assert list_checkpoints(str(tmp_path)) == []
+        running.stop()
+        time.sleep(5)
+        assert list_checkpoints(str(tmp_path)) == []
+        assert "worker/0" not in running.ended
+        released.set()
+        running.wait(15)
+    first, *_, last = list_checkpoints(str(tmp_path))
+    assert restore.step_of(first) < begun + 50 < restore.step_of(last)
+    assert variables_of(tmp_path) == {"weight": -restore.step_of(last), "global_step": restore.step_of(last)}
+    for path in list_checkpoints(str(tmp_path)):
+        assert path == str(tmp_path / f"model.ckpt-{restore.step_of(path)}")
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_save_without_end_does_not_keep_a_task_that_is_asked_to_stop(
+    mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a disk takes longer than a stop may, the chief ends all the same, and says that its last steps are lost."""
+    caplog.set_level(logging.INFO, "tfps")
+    times = (
+        mock.patch("tfps.runtime.training.worker.SAVED_WITHIN_SECS", 1.5),
+        mock.patch("tfps.runtime.training.early_end.SAVED_WITHIN_SECS", 1.5),
+        mock.patch("tfps.runtime.training.parameter_server.PS_GRACE_SECS", 2.0),
+    )
+    flags = {**FLAGS, "mode": mode, "model_dir": str(tmp_path)}
+    with times[0], times[1], times[2], slow_disk(tmp_path) as (reached, _), job(LINEAR, **flags) as running:
+        assert reached.wait(20)
+        running.stop()
+        assert isinstance(running.wait(5)["worker/0"], StoppedError)
+        assert list_checkpoints(str(tmp_path)) == []
+    assert "no time is left to save: the last steps are lost; newest checkpoint: none" in caplog.messages
+    wait_until(lambda: not directory.staging_directories(str(tmp_path)))  # it disturbs no other test
+
+
+def test_sync_steps_wait_for_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In sync nobody takes a step while the chief saves, so that all variables are of the step that it is named by."""
+    caplog.set_level(logging.INFO, "tfps")
+    flags = {**FLAGS, "mode": "sync", "model_dir": str(tmp_path)}
+    with slow_disk(tmp_path) as (reached, released), job(LINEAR, **flags) as running:
+        assert reached.wait(20)
+        begun = steps_reported(caplog)
+        time.sleep(0.5)
+        assert steps_reported(caplog) == begun
+        released.set()
+        wait_until(lambda: steps_reported(caplog) > begun + 50)
+        running.stop()
+        running.wait(15)
+    for path in list_checkpoints(str(tmp_path)):
+        assert tf.train.load_variable(path, "weight") == -restore.step_of(path)
+
+
+def poisoned(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a ``model_fn`` that makes a variable NaN by itself: neither the loss nor a gradient tells."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    other = tf.get_variable("other", [], initializer=tf.zeros_initializer(), trainable=False)
+    with tf.control_dependencies([other.assign(np.nan)]):
+        loss = weight * features["x"]
+    return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+
+def test_what_goes_wrong_in_the_background_ends_the_job(tmp_path: Path) -> None:
+    """A variable that is NaN, which only the save in the background sees, ends the job long before its last step."""
+    with job(model_of(ones, poisoned), model_dir=str(tmp_path), **FLAGS) as running:
+        wait_until(lambda: "worker/0" in running.ended)
+    assert isinstance(running.ended["worker/0"], DivergedError)
+    assert "other holds NaN or Inf" in str(running.ended["worker/0"])
+    assert 0 < summary(tmp_path)["global_step"] < 10**6
+    assert list_checkpoints(str(tmp_path)) == []
+
+
+def test_what_goes_wrong_at_the_end_ends_the_job(tmp_path: Path) -> None:
+    """What the save in the background raises when the last step has been taken does not vanish either."""
+    last_step = threading.Event()
+
+    def failing(*_: Any, **__: Any) -> None:
+        assert last_step.wait(20)
+        time.sleep(0.3)
+        raise RuntimeError("in the background")
+
+    def finishing(*given: Any) -> None:
+        last_step.set()
+        finish(*given)
+
+    finish = Worker._finish_job
+    with (
+        mock.patch.object(CheckpointManager, "try_save", failing),
+        mock.patch.object(Worker, "_finish_job", finishing),
+        job(LINEAR, model_dir=str(tmp_path), **{**FLAGS, "max_steps": 50}) as running,
+    ):
+        wait_until(lambda: "worker/0" in running.ended)
+    assert str(running.ended["worker/0"]) == "in the background"
+
+
+@pytest.mark.parametrize("look", [BackgroundThread.is_idle, BackgroundThread.wait])
+def test_an_error_in_the_background_is_raised_once(look: Any) -> None:
+    """What a thing done in the background raises is raised where somebody looks next, once; then another can start."""
+    background, done = BackgroundThread(), []
+    assert background.is_idle()
+    background.start(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        wait_until(lambda: look(background) and False)
+    assert background.is_idle()
+    background.start(lambda: done.append(1))
+    background.wait()
+    assert done == [1]
+
+
+def test_two_saves_wait_for_each_other(tmp_path: Path) -> None:
+    """A last save that comes while another is under way waits for it, and both are whole."""
+    run = Training(tmp_path)
+    with slow_disk(tmp_path) as (reached, released):
+        first = threading.Thread(target=run.save, args=(1,))
+        first.start()
+        assert reached.wait(20)
+        second = threading.Thread(target=run.checkpoints.save, args=(run.session, run.step))
+        second.start()
+        time.sleep(0.2)
+        assert second.is_alive()
+        run.step.load(2, run.session)
+        released.set()
+        first.join(20)
+        second.join(20)
+    assert steps_in(tmp_path) == [1, 2]
+    assert [problem(path) for path in list_checkpoints(str(tmp_path))] == [None, None]
