@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, PeerLostError, TfpsError
+from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, PeerLostError
 from tfps.models.model import Model
 from tfps.models.spec import ModeKeys
 from tfps.progress import format_progress
@@ -109,7 +109,7 @@ def follow(config: JobConfig, cluster: Cluster, model: Model, stop: StopRequest)
     The evaluator is not part of the cluster: it sees the job only through ``--model_dir``.
 
     Raises:
-        PeerLostError: If no PS answers any more and there is no summary.
+        PeerLostError: If no PS answers any more and no summary says that the job has ended.
         StoppedError: If the task is asked to stop.
     """
     events = EventFile(JobDirectory(config.model_dir).evaluation_events if config.model_dir else None)
@@ -155,6 +155,7 @@ def _check(cluster: Cluster, stop: StopRequest, last_answer: float, patience_sec
     if len(rendezvous.missing(cluster, [Task("ps", i) for i in range(cluster.num_ps)])) < cluster.num_ps:
         return time.monotonic()
     if time.monotonic() - last_answer > patience_secs:
-        error: TfpsError = PeerLostError(f"no PS has answered for {patience_secs:g} s and there is no summary.")
-        raise error
+        raise PeerLostError(
+            f"no PS has answered for {patience_secs:g} s, and no summary.json says that the job has ended."
+        )
     return last_answer
