@@ -347,6 +347,71 @@ def test_an_export_is_served_by_plain_tensorflow(trained: Path, tmp_path: Path) 
         assert reported["positive"] == [bool(value > 0) for value in reported["y"]]
 
 
+def served(written: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what a SavedModel predicts in a session of its own; ``given`` are all inputs of its signature."""
+    with tf.Session(graph=tf.Graph()) as session:
+        loaded = tf.saved_model.loader.load(session, ["serve"], str(written))
+        signature = loaded.signature_def["serving_default"]
+        assert set(signature.inputs) == set(given)
+        fed = {signature.inputs[name].name: value for name, value in given.items()}
+        return dict(session.run({name: info.name for name, info in signature.outputs.items()}, fed))
+
+
+def test_a_model_may_change_its_features_and_labels(tmp_path: Path) -> None:
+    """What a model adds, changes or removes is its own: an export and the weight of a batch are of the input's."""
+    x, y = np.arange(1, 11, dtype=np.float32), np.arange(10, dtype=np.float32)
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = tf.data.Dataset.from_tensor_slices(({"x": x, "flag": y}, {"mask": y < 9, "y": y}))
+        return data.batch(4) if mode == "eval" else data.repeat().batch(4)
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        features["x"] = features["x"] * 2
+        features["added"] = features["x"] + features.pop("flag")
+        weight = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+        if mode == "infer":
+            return tfps.ModelSpec(predictions={"added": weight * features["added"]})
+        labels["active"] = tf.boolean_mask(labels["y"], labels["mask"])
+        loss = tf.reduce_mean(labels["y"]) + 0 * weight
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    model = model_of(input_fn, model_fn)
+    train(model, num_workers=1, max_steps=3, model_dir=str(tmp_path / "m"))
+    assert summary(tmp_path / "m")["eval"]["loss"] == y.mean()
+    assert evaluation.of_checkpoint(JobConfig(), model, newest(tmp_path / "m"))["loss"] == y.mean()
+    written = export.saved_model(JobConfig(), model, newest(tmp_path / "m"))
+    assert served(written, {"x": x, "flag": y})["added"].tolist() == (2 * x + y).tolist()
+
+
+def test_local_variables_are_served(tmp_path: Path) -> None:
+    """A constant table in a local variable, which no checkpoint has, has its first value in an export."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = tf.data.Dataset.from_tensors(({"id": np.int64([0, 2])}, np.float32([1, 1])))
+        return data if mode == "eval" else data.repeat()
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        table = tf.get_local_variable("table", initializer=np.float32([10, 20, 30]))
+        weight = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+        rows = weight * tf.gather(table, features["id"])
+        if mode == "infer":
+            return tfps.ModelSpec(predictions={"rows": rows})
+        loss = tf.reduce_mean(rows) * 0
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    model = model_of(input_fn, model_fn)
+    train(model, num_workers=1, max_steps=2, model_dir=str(tmp_path / "m"))
+    written = export.saved_model(JobConfig(), model, newest(tmp_path / "m"))
+    assert served(written, {"id": np.int64([2, 1])})["rows"].tolist() == [30, 20]
+    code = f"""
+import tensorflow as tf
+served = tf.saved_model.load({str(written)!r}).signatures["serving_default"]
+print(served(id=tf.constant([2, 1], tf.int64))["rows"].numpy().tolist())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert ended.stdout == "[30.0, 20.0]\n", ended.stderr
+
+
 def test_export_goes_below_the_model_dir(trained: Path) -> None:
     """Without ``--export_dir`` it is MODEL_DIR/export/STEP, and a second export there is refused."""
     written = export.saved_model(JobConfig(), MODEL, newest(trained))
@@ -433,6 +498,14 @@ def replicated() -> Any:
     return tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(0.1), replicas_to_aggregate=2)
 
 
+class Unfinished(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """An optimizer whose error has no text."""
+
+    def compute_gradients(self, *_: Any, **__: Any) -> Any:
+        """Fail."""
+        raise NotImplementedError
+
+
 INPUT = batches()
 CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is started
 
@@ -460,6 +533,7 @@ CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is st
         (INPUT, spec(optimizer=lambda *_: replicated()), "optimizer=a SyncReplicasOptimizer; return the opt"),
         (INPUT, spec(loss=lambda f, _: tf.reduce_mean(f["x"])), "no gradient step can be built: No gradients provided"),
         (INPUT, spec(loss=lambda _, w: tf.cast(w, tf.int32)), "no gradient step can be built"),
+        (INPUT, spec(optimizer=lambda *_: Unfinished(1.0)), "no gradient step can be built: NotImplementedError"),
         (raising, regression, "KeyError: 'feature'\n    raise KeyError(\"feature\")"),
         (INPUT, raising, "KeyError: 'feature'\n    raise KeyError(\"feature\")"),
         (INPUT, spec(loss=lambda f, w: w @ f["x"]), "Shape must be"),

@@ -78,7 +78,7 @@ def restore_or_damage(session: Session, path: str, saver: Restorer) -> str | Non
     """Restore a checkpoint; return why that is impossible if it is damaged.
 
     Raises:
-        CheckpointError: If its variables or shapes differ from the model's.
+        CheckpointError: If its variables, shapes or types differ from the model's.
     """
     try:
         with _no_pattern(path) as plain:
@@ -100,8 +100,12 @@ def restore_or_damage(session: Session, path: str, saver: Restorer) -> str | Non
 
 
 def _misfits(graph: Graph, path: str) -> list[str]:
-    """Return how a graph's variables differ from a checkpoint's; TensorFlow restores another shape without error."""
-    saved = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    """Return how a graph's variables differ from a checkpoint's.
+
+    TensorFlow restores another shape without error, and its error of another type names no variable.
+    """
+    reader = tf.train.load_checkpoint(path)
+    saved, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     found = []
     for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
         split = variable._get_save_slice_info()
@@ -110,6 +114,8 @@ def _misfits(graph: Graph, path: str) -> list[str]:
             found.append(f"it has no {name}.")
         elif list(shape) != saved[name]:
             found.append(f"{name} has shape {saved[name]} in it, {list(shape)} in the model.")
+        elif types[name] != variable.dtype.base_dtype:
+            found.append(f"{name} has type {types[name].name} in it, {variable.dtype.base_dtype.name} in the model.")
     return found
 
 

@@ -23,6 +23,7 @@ The passes run in this order:
 """
 
 import dataclasses
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -33,7 +34,7 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.config.wire_format import WireFormat
 from tfps.errors import ModelError
-from tfps.models.model import Model
+from tfps.models.model import Model, where
 from tfps.models.spec import ModelSpec
 from tfps.modes.base import Mode, ModeContext, Step
 from tfps.modes.registry import mode_of
@@ -260,6 +261,6 @@ def _built(model: Model, build: Callable[[], _T]) -> _T:
     try:
         return build()
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise ModelError(
-            f"--model={model.name}: {model.line_of('model_fn')}: no gradient step can be built: {error}"
-        ) from error
+        place = where(model, traceback.extract_tb(error.__traceback__)) or model.line_of("model_fn")
+        why = str(error) or type(error).__name__
+        raise ModelError(f"--model={model.name}: {place}: no gradient step can be built: {why}") from error

@@ -98,7 +98,7 @@ def training_spec(model: Model, config: JobConfig, features: Nested, labels: Nes
 
 def _spec(model: Model, mode: str, params: TrackedFlags, features: Nested, labels: Nested) -> ModelSpec:
     try:
-        given: ModelSpec = model.model_fn(features, labels, mode, MappingProxyType(params))
+        given: ModelSpec = model.model_fn(_own(features), _own(labels), mode, MappingProxyType(params))
     except ModelError as error:
         if isinstance(error.__cause__, KeyError):
             raise _explained(error, error.__cause__, features) from error.__cause__
@@ -109,6 +109,11 @@ def _spec(model: Model, mode: str, params: TrackedFlags, features: Nested, label
     if given.loss is not None and given.loss.shape.rank is None:
         given = dataclasses.replace(given, loss=tf.reshape(given.loss, []))
     return dataclasses.replace(given, log_tensors={name: _scalar(value) for name, value in _items(given.log_tensors)})
+
+
+def _own(batch: Nested) -> Nested:
+    """Return the same tensors in dicts and tuples of the model's own: it may add features, change or remove them."""
+    return tf.nest.map_structure(lambda part: part, batch)
 
 
 def _explained(error: ModelError, cause: KeyError, features: Nested = None) -> ModelError:

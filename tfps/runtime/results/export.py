@@ -49,12 +49,11 @@ def saved_model(config: JobConfig, model: Model, path: str, export_dir: str | No
         except CheckpointError:
             model_check.explain_misfit(config, model, ModeKeys.PREDICT, built)
             raise
-        session.run(tf.tables_initializer())
+        start = tf.group(tf.local_variables_initializer(), tf.tables_initializer())  # a checkpoint has neither
+        session.run(start)
         try:
             with _whole_or_not(directory) as staged:
-                tf.saved_model.simple_save(
-                    session, str(staged), inputs, outputs, legacy_init_op=tf.tables_initializer()
-                )
+                tf.saved_model.simple_save(session, str(staged), inputs, outputs, legacy_init_op=start)
         except (OSError, tf.errors.OpError) as error:
             why = show(brief(error), 300)
             raise StorageError(f"--export_dir={directory} cannot be written: {why}") from None

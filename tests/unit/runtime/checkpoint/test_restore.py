@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import tensorflow.compat.v1 as tf
 from support.checkpoints import FILES, HOW, Training, spoil
 from support.cluster import LINEAR, run_job, train, variables_of
 from support.processes import summary
@@ -18,6 +19,15 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path: Path, shape: tuple[int
     other = Training(tmp_path, shape, name)
     with pytest.raises(CheckpointError, match=r"model\.ckpt-7 does not fit the model: .*--model_dir"):
         restore.restore(other.session, str(other.checkpoints.newest), other.saver)
+
+
+def test_a_variable_of_another_type_is_named(tmp_path: Path) -> None:
+    """TensorFlow's own error names no variable."""
+    Training(tmp_path).save(7)
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf.get_variable("weight", [4], tf.float64)
+        with pytest.raises(CheckpointError, match="weight has type float32 in it, float64 in the model"):
+            restore.restore(session, str(tmp_path / "model.ckpt-7"), tf.train.Saver())
 
 
 @pytest.mark.parametrize("how", HOW)
