@@ -28,7 +28,7 @@ def final_lines(summary: JobSummary, model_dir: str | None) -> list[str]:
     first += f", resumed from step {count(resumed)}" if resumed else ""
     lines = [first]
     if summary.launcher and summary.launcher.first_step_secs is not None:
-        lines.append(f"  first step     after {duration(summary.launcher.first_step_secs)}")
+        lines.append(f"  first step     {duration(summary.launcher.first_step_secs)} after the start of the command")
     if chief.loss is not None:
         lines.append(f"  training loss  {chief.loss:.4g} (chief)")
     if chief.pace:

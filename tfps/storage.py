@@ -223,6 +223,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, NotADirectoryError):
+            raise CheckpointError(f"--model_dir={path.parent} is not a directory.") from None
         why = getattr(error, "strerror", None) or error
         why = "it is nested too deeply" if isinstance(error, RecursionError) else why
         raise CheckpointError(f"{path} cannot be read: {why}. Move it away, or give another --model_dir.") from None

@@ -134,3 +134,40 @@ def test_where_nothing_is_saved_nothing_else_is_said(tmp_path: Path) -> None:
         assert job.wait(30) == 143
     assert "nothing was saved" in job.output() or "resume from" in job.output()
     assert ("nothing was saved" in job.output()) == (not list((tmp_path / "m").glob("model.ckpt-*.index")))
+
+
+FAILING = """
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+import tfps
+
+
+def input_fn(mode, params, input_context):
+    def example(number):
+        time.sleep(0.05)
+        if number == 60 and input_context.input_pipeline_id:
+            raise ValueError("a bad row")
+        return np.float32(1)
+
+    data = tf.data.Dataset.range(10**6).map(lambda n: tf.numpy_function(example, [n], tf.float32))
+    return None if mode == "eval" else data.map(lambda x: (tf.ensure_shape(x, []), 0.0))
+
+
+def model_fn(features, labels, mode, params):
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    return tfps.ModelSpec(loss=-weight * features, optimizer=tf.train.GradientDescentOptimizer(1.0))
+"""
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_when_one_worker_fails_the_chief_saves(tmp_path: Path, mode: str) -> None:
+    """A row that worker 1 cannot read ends the job with 65. The steps of all until then are saved."""
+    (tmp_path / "model.py").write_text(FAILING)
+    flags = ("--num_ps=2", "--max_steps=1000", "--save_checkpoint_secs=600", f"--mode={mode}")
+    result = run_tfps("launch", f"--model={tmp_path / 'model.py'}", f"--model_dir={tmp_path / 'm'}", *flags)
+    assert result.returncode == 65, result.stderr
+    assert "a bad row" in result.stderr
+    checkpoint = summary(tmp_path / "m")["checkpoint"]
+    assert load_variable(checkpoint, "weight") == load_variable(checkpoint, "global_step") >= 50

@@ -335,7 +335,7 @@ def test_async_goes_on_without_a_worker_whose_input_has_ended(
     lengths[short] = 3
     model = model_of(_Gate(lengths, {1 - short: (20, ended)}), linear)
     with job(model, max_steps=60, model_dir=str(tmp_path)) as running:
-        wait_until(lambda: "the input has ended after 3 steps" in caplog.text)
+        wait_until(lambda: "the input has ended" in caplog.text)
         time.sleep(0.2)  # the ticket is given back just after
         ended.set()
         assert_done(running.wait())

@@ -37,7 +37,7 @@ def test_the_final_report() -> None:
     summary |= {"first_step_secs": 4.26}
     assert final_lines(summary, "m") == [
         "done: step 1,000 after 61 s, 12,346 examples/s",
-        "  first step     after 4.3 s",
+        "  first step     4.3 s after the start of the command",
         "  training loss  0.04567 (chief)",
         "  eval accuracy  0.9153",
         "  eval loss      0.25",

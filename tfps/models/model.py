@@ -41,6 +41,15 @@ _HINTS: Mapping[str, str] = {
     r"GRUCell\.call\(\)[\s\S]*Attempting to slice scalar input": (
         "Keras' GRU: use tf.keras.layers.GRU(..., unroll=True, reset_after=False)"
     ),
+    r"unexpected keyword argument '(train_op|training_hooks|export_outputs|scaffold)'": (
+        "tfps runs the step itself: give optimizer=, loss= and predictions= alone"
+    ),
+    r"ModelSpec\S* got multiple values for argument": "ModelSpec has no mode: give each field by its name",
+    r"'SymbolicTensor' object has no attribute 'numpy'": (
+        "model_fn builds a graph and sees no values: use log_tensors, or tf.print"
+    ),
+    r"keras\S*' has no attribute": "a name of TensorFlow 1.x: write `import tensorflow.compat.v1 as tf`",
+    r"expected min_ndim=\d+": "input_fn must return batches: data.batch(params['batch_size'])",
     r"KerasTensor": "call Keras layers on the features themselves, without tf.keras.Input",
     r"is out of scope|must be from the same graph": "create layers and tensors in model_fn: each mode has its graph",
 }

@@ -19,7 +19,7 @@ from tfps.runtime.graph.placement import task_of
 from tfps.text import brief
 from tfps.tf_types import Graph, Operation
 
-_EITHER = "another process replaced this task, which was presumed lost, or a PS restarted"
+_EITHER = "another process replaced this task, which was presumed lost, or a PS restarted, or the network cut them off"
 REPLACED = f"a PS no longer knows this task: {_EITHER}. This process exits."
 _TAKEN_FOR_LOST = (
     "this task gave no sign of life and was presumed lost: other workers took its remaining steps. "

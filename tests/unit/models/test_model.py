@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from support.model_files import INPUT_FN, load_error, whole, write
@@ -67,6 +68,24 @@ def test_of_a_message_of_many_lines_the_cause_is_reported() -> None:
     assert reported.startswith("--model=m: ValueError: in user code: File x")
     assert reported.endswith("ValueError: the cause")
     assert len(reported) < 1100
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        (
+            "ModelSpec.__init__() got an unexpected keyword argument 'train_op'",
+            "give optimizer=, loss= and",
+        ),
+        ("ModelSpec.__init__() got multiple values for argument 'loss'", "ModelSpec has no mode"),
+        ("'SymbolicTensor' object has no attribute 'numpy'", "use log_tensors, or tf.print"),
+        ("module 'keras._tf_keras.keras.metrics' has no attribute 'accuracy'", "import tensorflow.compat.v1 as tf"),
+        ("Input 0 of layer 'dense' is incompatible: expected min_ndim=2, found ndim=1", "must return batches"),
+    ],
+)
+def test_what_ported_models_get_wrong_has_a_hint(message: str, hint: str) -> None:
+    """Python's and Keras' words alone do not say what to write instead."""
+    assert hint in str(mistake(Model("m", Path(__file__), ModuleType("m")), TypeError(message), []))
 
 
 def test_a_model_error_of_tfps_itself_is_passed_on() -> None:

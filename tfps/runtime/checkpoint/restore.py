@@ -18,6 +18,8 @@ from tfps.storage import temporary_directory
 from tfps.text import brief, show
 from tfps.tf_types import Graph, Session
 
+_SHOWN = 3  # differences that an error names
+
 
 class Restorer(Protocol):
     """Gives the variables of a graph the values of a checkpoint: ``ShardedSaver``, or ``tf.train.Saver``."""
@@ -93,7 +95,7 @@ def restore_or_damage(session: Session, path: str, saver: Restorer) -> str | Non
         return message_of(error).rstrip(".")
     if misfits:
         raise CheckpointError(
-            f"checkpoint {path} does not fit the model: {misfits[0]} "
+            f"checkpoint {path} does not fit the model: {' '.join(misfits[:_SHOWN])} "
             "Give the flags it was trained with, or another --model_dir."
         )
     return None

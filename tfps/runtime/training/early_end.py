@@ -58,8 +58,7 @@ class EarlyEnd:
         if self._life.state is not WorkerState.STOPPING:
             threading.Thread(target=self.sign_off, daemon=True).start()
         if not self._over.wait(SAVED_WITHIN_SECS - self._stop.waited_secs) and self._parts.chief:
-            newest = self._parts.chief.checkpoint or "none"
-            log.info("no time is left to save: the last steps are lost; newest checkpoint: %s", newest)
+            log.info("no time is left to save; newest checkpoint: %s", self._parts.chief.checkpoint or "none")
 
     def _save(self, chief: Chief) -> None:
         session = self._parts.connection.session

@@ -90,6 +90,7 @@ def _phases(read: Callable[[], Any], peers: rendezvous.Peers, others: "_OtherSer
     if failed := _failed(phases):
         _wait_gone(peers, Task("worker", next(index for index, phase in enumerate(phases) if phase < 0)))
         _let_it_end_first(stop)
+        _let_others_save(read, peers, stop)
         raise failed
     others.check(bool(joined.any()))
     known: list[int] = phases.tolist()
@@ -140,6 +141,15 @@ def _let_it_end_first(stop: StopRequest) -> None:
     """Wait briefly, so that the failed worker's own message and exit code come first."""
     deadline = time.monotonic() + _LAST_WORDS_SECS
     while not stop.error and time.monotonic() < deadline:
+        time.sleep(_POLL_SECS)
+
+
+def _let_others_save(read: Callable[[], Any], peers: rendezvous.Peers, stop: StopRequest) -> None:
+    """Serve until the other workers have left, if all are asked to stop because one has failed: the chief saves."""
+    while stop.error and stop.waited_secs < PS_GRACE_SECS:
+        at_work = [Task("worker", index) for index, phase in enumerate(read()[0]) if phase in AT_WORK]
+        if set(at_work) <= set(peers.lost(at_work, _GONE_AFTER_SECS)):
+            return
         time.sleep(_POLL_SECS)
 
 

@@ -26,11 +26,15 @@ class Reporter:
         self._last: tuple[int, float] = (-1, time.monotonic())  # step and time of the last report
         self._mark: tuple[int, int, float] | None = None  # start of the speed interval: step, examples, time
 
-    def due(self, step: int) -> bool:
-        """Return whether to report after ``step``: every ``steps_to_validate``, first, last, after ``_QUIET_SECS``."""
+    def due(self, step: int, ended: float | None = None) -> bool:
+        """Return whether to report after ``step``: every ``steps_to_validate``, first, last, after ``_QUIET_SECS``.
+
+        ``ended`` is when the step ended, a monotonic time, by default now.
+        """
         last, when = self._last
+        now = time.monotonic() if ended is None else ended
         passed = last < 0 or step // self._every > last // self._every
-        return step > last and (passed or step >= self._max_steps or time.monotonic() - when > _QUIET_SECS)
+        return step > last and (passed or step >= self._max_steps or now - when > _QUIET_SECS)
 
     def report(
         self, step: int, progress: Progress, values: dict[str, float], merged: bytes | None, ended: float | None = None

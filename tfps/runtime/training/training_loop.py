@@ -26,7 +26,6 @@ from tfps.runtime.process.thread_pool import ThreadPool, at_once
 from tfps.runtime.training.reporter import Reporter
 from tfps.runtime.training.step_runner import Input, Pace, StepResults, StepRunner
 from tfps.runtime.training.worker_progress import Progress
-from tfps.text import plural
 from tfps.tf_types import Session
 
 _MOST_SKIPPED = 100  # batches in a row; more are not the data's fault
@@ -222,7 +221,7 @@ class Loop:
         progress.batches, progress.examples = progress.batches + 1, progress.examples + taken.examples[index]
         progress.steps, progress.global_step = progress.steps + 1, max(step, progress.global_step)
         progress.loss, progress.last_step = loss, ended
-        if (taken.logged or step >= self._max_steps) and self._reporter.due(step):
+        if (taken.logged or step >= self._max_steps) and self._reporter.due(step, ended):
             summary = taken.summaries[index] if taken.summaries else None
             logged = taken.logged[index] if taken.logged else {}
             self._reporter.report(step, progress, {**logged, "loss": loss}, summary, ended)
@@ -249,8 +248,7 @@ class Loop:
             self.progress.global_step = self._runs.global_step()
             self.progress.steps += sum(ticket < self.progress.global_step for ticket in block.tickets)
         if not self.progress.input_ended:
-            whose = "another worker's input" if of_another else "the input"
-            log.info("%s has ended after %s of this worker", whose, plural(self.progress.steps, "step"))
+            log.info("%s has ended", "another worker's input" if of_another else "the input")
         self.progress.input_ended = True
         with contextlib.suppress(tf.errors.AbortedError, tf.errors.CancelledError):  # another worker's input ended
             self._runs.give_back(len(block.tickets))

@@ -106,7 +106,7 @@ class Worker:
         except StoppedError:
             early_end.sign_off()
             raise
-        log.info("done: %s of this worker", plural(loop.progress.steps, "step"))
+        log.info("done: %s of this worker", plural(parts.heartbeat.before.steps + loop.progress.steps, "step"))
 
     def _make_loop(self, parts: WorkerParts) -> Loop:
         chief, connection = parts.chief, parts.connection
@@ -266,4 +266,4 @@ class Worker:
 
 def _report_idle(tasks: list[Task]) -> None:
     if tasks:
-        log.info("%s took no step: their share of the input was not used", ", ".join(map(str, tasks)))
+        log.info("%s took no step: no batch was left for it, or the others were faster", ", ".join(map(str, tasks)))

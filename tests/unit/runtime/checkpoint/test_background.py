@@ -96,7 +96,7 @@ def test_a_save_without_end_does_not_keep_a_task_that_is_asked_to_stop(
         running.stop()
         assert isinstance(running.wait(5)["worker/0"], StoppedError)
         assert list_checkpoints(str(tmp_path)) == []
-    assert "no time is left to save: the last steps are lost; newest checkpoint: none" in caplog.messages
+    assert "no time is left to save; newest checkpoint: none" in caplog.messages
     wait_until(lambda: not directory.staging_directories(str(tmp_path)))  # it disturbs no other test
 
 

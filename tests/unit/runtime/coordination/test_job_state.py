@@ -15,7 +15,7 @@ from support.listeners import Speaker
 
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.errors import PeerLostError, StoppedError
+from tfps.errors import DataError, PeerLostError, StoppedError
 from tfps.runtime.coordination import job_state, job_variables
 from tfps.runtime.coordination.job_state import Phase
 from tfps.runtime.process import shutdown as stopping
@@ -211,6 +211,22 @@ def test_a_ps_that_is_asked_to_stop_lets_the_workers_save() -> None:
         assert job.still_serves(0.7)
         job.write(0, Phase.STOPPED)
         assert job.end(2) == [STOP]
+
+
+def test_a_ps_lets_the_others_save_when_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked to stop after a worker has failed, a PS serves until the others have left, and ends with that failure."""
+    monkeypatch.setattr(parameter_server, "_LAST_WORDS_SECS", 0.1)
+    with a_job() as job:
+        job.serve()
+        job.stop.request(STOP)
+        job.write(1, -DataError.exit_code)
+        job.vanish(1)
+        assert job.still_serves(2)
+        job.write(0, Phase.STOPPED)
+        assert job.still_serves(0.7)
+        job.write(2, Phase.STOPPED)
+        (error,) = job.end(3)
+    assert isinstance(error, DataError)
 
 
 def test_a_ps_that_is_asked_to_stop_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,10 @@ def test_a_slow_model_reports_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> N
     assert not reporter.due(2)
     time.sleep(0.06)
     assert reporter.due(2)
+    ended = time.monotonic()
+    reporter.report(2, done(2), {}, None, ended)
+    time.sleep(0.06)
+    assert not reporter.due(3, ended + 0.01)  # a step that ended soon after, though it is counted late
 
 
 def test_speeds_are_since_the_last_report(caplog: pytest.LogCaptureFixture) -> None:
