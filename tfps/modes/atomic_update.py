@@ -18,8 +18,8 @@ locks cannot deadlock, and a lost worker holds none. Some changes on a PS have t
 Adam's powers of beta with several PS. They form a second critical section on that PS, and the update counts as applied
 after it. A reader between the two sections finds that not all PS have the update.
 
-An update that changes something inside ``tf.cond`` or a loop, or several PS in one function, has one section under the
-locks of all these PS instead: see ``joint_update``.
+An update that changes something inside ``tf.cond`` or a loop, or several PS in one function, or assigns what a worker
+computes from the old value, has one section under the locks of all these PS instead: see ``joint_update``.
 
 ``moments`` has the locks, the part of the reader, and the counts.
 """

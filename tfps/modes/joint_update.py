@@ -1,8 +1,9 @@
 """Make an update with branches or loops atomic: one critical section, under the locks of all PS that it changes.
 
-An optimizer may apply gradients inside ``tf.cond`` or ``tf.while_loop``, or in a function that changes several PS. A
-lock cannot be taken inside a branch: if the branch is not taken, nothing would release it. So the update takes the
-locks before the branch, and releases them after it (``==>`` is a control edge)::
+An optimizer may apply gradients inside ``tf.cond`` or ``tf.while_loop``, or in a function that changes several PS, or
+assign what a worker computes from the old value, as BERT's does: ``w.assign(w - r * g)``. A lock cannot be taken inside
+a branch: if the branch is not taken, nothing would release it. So the update takes the locks before the branch, and
+before the first read of what it changes, and releases them after it (``==>`` is a control edge)::
 
     before   gradients --> Switch --> [branch: apply on ps/0, apply on ps/1] --> Merge
     after    gradients arrive ==> lock ps/0 ==> lock ps/1 ==> begun += 1 on both
@@ -18,7 +19,7 @@ computes in the section is moved to the PS. So the PS wait for each other while 
 Exceptions are a function, a call of Python, and local variables: they stay on the worker.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -30,6 +31,10 @@ from tfps.tf_types import Operation, Tensor, Variable
 
 _SWITCHES = ("Switch", "RefSwitch")
 _IDENTITIES = ("Identity", "RefIdentity")
+_ASSIGNS = (
+    *("AssignVariableOp", "ResourceScatterUpdate", "ResourceScatterNdUpdate", "ResourceStridedSliceAssign"),
+    *("Assign", "ScatterUpdate", "ScatterNdUpdate", "StridedSliceAssign"),
+)
 _PLAIN_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _PASS_ON = (
     *(*_SWITCHES, *_IDENTITIES, "Enter", "RefEnter", "Merge", "RefMerge"),
@@ -38,7 +43,10 @@ _PASS_ON = (
 
 
 def is_needed(made: Collection[Operation], global_step: Variable) -> bool:
-    """Return whether a branch or a loop uses what an update changes, or a function changes what several tasks have.
+    """Return whether an update needs the locks of all its PS at the same time.
+
+    It does if a branch or a loop uses what it changes, or a function changes what several tasks have, or a worker
+    computes a new value from the old one.
 
     Args:
         made: The operations of the update.
@@ -53,7 +61,19 @@ def is_needed(made: Collection[Operation], global_step: Variable) -> bool:
             return True
         if graph_editor.is_call(op) and (op.type not in _PLAIN_CALLS or len({place_of(one) for one in used}) > 1):
             return True
+        if op.type in _ASSIGNS and _is_computed_elsewhere(op, made):
+            return True
     return False
+
+
+def _is_computed_elsewhere(assign: Operation, made: Collection[Operation]) -> bool:
+    """Return whether an assigned value is computed from the old one on another task than the variable's."""
+
+    def needed(ops: Iterable[Operation]) -> Sequence[Operation]:
+        return graph_editor.reachable(ops, lambda op: [tensor.op for tensor in op.inputs if tensor.op in made])
+
+    apart = [op for op in needed([assign]) if place_of(op) != place_of(assign)]
+    return any(op.type in READS and not _used(op).isdisjoint(_used(assign)) for op in needed(apart))
 
 
 class JointUpdate:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,11 @@ from support.cluster import dataset_of, model_of, train, variables_of
 from tensorflow.python.ops import cond_v2, while_v2
 
 import tfps
+from tfps.cluster.spec import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.modes import joint_update
+from tfps.optimizers.registry import OPTIMIZERS
+from tfps.runtime.graph import builder
 
 pytestmark = pytest.mark.slow
 
@@ -137,12 +143,35 @@ class _InWhile(_Wrapper):
         return tf.group(while_v2.while_loop(lambda index: index < 1, turn, [tf.constant(0)]))
 
 
+class _Assigning(_Wrapper):
+    """Assigns what the worker computes from the old value, and so sums the gradients too, as BERT's optimizer does."""
+
+    def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
+        assigned = []
+        for gradient, variable in grads_and_vars:
+            zeros = tf.zeros_initializer()
+            total = tf.get_variable(f"{variable.op.name}/total", variable.shape, initializer=zeros, trainable=False)
+            assigned += [total.assign(total + gradient), variable.assign(variable + gradient)]
+        return tf.group(*assigned)
+
+
+class _Clipping(_Wrapper):
+    """Applies the gradients, and then clips the variables."""
+
+    def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
+        with tf.control_dependencies([self.inner.apply_gradients(grads_and_vars)]):
+            return tf.group(*(one.assign(tf.clip_by_value(one, -1e6, 1e6)) for _, one in grads_and_vars))
+
+
+KINDS = [_Accumulating, _IfSmall, _InLoop, _ReadInBranch, _InFunction, _InIf, _InWhile, _Assigning, _Clipping]
+
+
 def descent() -> Any:
     """Return the optimizer whose update adds the gradient."""
     return tf.train.GradientDescentOptimizer(-1.0)
 
 
-@pytest.mark.parametrize("kind", [_Accumulating, _IfSmall, _InLoop, _ReadInBranch, _InFunction, _InIf, _InWhile])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_ps", [1, 2])
 def test_no_update_is_lost(tmp_path: Path, kind: Any, num_ps: int) -> None:
     """Each weight is the number of updates, whatever an optimizer puts them into."""
@@ -150,6 +179,17 @@ def test_no_update_is_lost(tmp_path: Path, kind: Any, num_ps: int) -> None:
     found = variables_of(tmp_path)
     assert found["global_step"] == STEPS
     assert (found["scalar"], set(found["vector"].tolist())) == (STEPS, {STEPS})
+    assert all(np.all(value == STEPS) for name, value in found.items() if name.endswith("/total"))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_stock_optimizer_needs_no_joint_update(name: str) -> None:
+    """Its update has a section on each PS, which do not wait for each other."""
+    cluster = Cluster(("p0:1", "p1:1"), ("w0:1", "w1:1"))
+    stock = model(lambda: tfps.make_optimizer({"optimizer": name, "learning_rate": 0.1}, "sgd", 0.1))
+    with mock.patch.object(joint_update, "JointUpdate") as joint:
+        builder.training(JobConfig(min_slice_mb=1e-3), cluster, Task("worker", 0), stock)
+    assert not joint.called
 
 
 @pytest.mark.parametrize("num_ps", [1, 2])

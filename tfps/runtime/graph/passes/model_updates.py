@@ -29,6 +29,7 @@ from tfps.runtime.graph.graph_editor import (
     is_call,
     is_handle,
     is_in_every_step,
+    order,
     set_input,
 )
 from tfps.runtime.graph.passes import side_effects
@@ -36,6 +37,7 @@ from tfps.runtime.graph.placement import VARIABLES, ancestors, task_of
 from tfps.tf_types import Fetch, Graph, Operation, Tensor, Variable
 
 _KERAS = "/keras/src/"
+_PASSES = "tfps/"  # beginning of the names of reads that a pass has created
 _FIRST_WEIGHTS = ("set_weights", "load_weights", "load_own_variables")
 
 
@@ -54,7 +56,7 @@ def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequen
     kept = [_operation(update) for update in tf.nest.flatten(graph.get_collection(tf.GraphKeys.UPDATE_OPS))]
     for write in _of_layers(changes, first):
         if can_wait(write):
-            _read_before(write, lasting.changed(write))
+            _keep_order(write, lasting.changed(write), is_run=on_ps or not _on_ps(changes[write]))
             kept.append(write)
     of_loss = set() if loss is None else set(ancestors([loss]))
     kept += [op for op in ancestors(shown) if op in changes and op not in first and op not in of_loss]
@@ -197,12 +199,24 @@ def _change(graph: Graph, updates: Sequence[Operation], variable: Variable) -> b
     return any(lasting.origin(handle) is variable.op for op in ancestors(updates) for handle in lasting.changed(op))
 
 
-def _read_before(write: Operation, handles: Iterable[Tensor]) -> None:
-    """Make a change of a variable wait for its reads in the same step, as in a Keras training step."""
-    after = set(descendants([write]))
+def _keep_order(write: Operation, handles: Iterable[Tensor], is_run: bool) -> None:
+    """Keep the order of a layer's change of a variable and its reads, in which the model has created them.
+
+    So a layer that is called twice in a step starts from what its first call has left, as in a Keras training step.
+
+    Args:
+        write: The change.
+        handles: The handles of the variable.
+        is_run: Whether this worker's steps run the change.
+    """
     users = [user for handle in handles for user in handle.consumers()]
-    reads = [op for op in users if op.type == "ReadVariableOp" and op not in after]
-    add_control_inputs(write, [op for op in reads if is_in_every_step(op)])
+    reads = [op for op in users if op.type == "ReadVariableOp" and is_in_every_step(op)]
+    before, after = set(ancestors([write])), set(descendants([write]))
+    late = [op for op in reads if order(op) > order(write) and not op.name.startswith(_PASSES) and op not in before]
+    if is_run and is_in_every_step(write):
+        for op in late:
+            add_control_inputs(op, [write])
+    add_control_inputs(write, [op for op in reads if op not in late and op not in after])
 
 
 def check(graph: Graph) -> Sequence[tuple[Tensor, str]]:

@@ -188,6 +188,28 @@ def keras(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
     return spec(params, tf.reduce_sum(shown))
 
 
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+def test_a_layer_that_is_called_twice_starts_from_its_first_call(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """Both calls of a step count in the averages of batch norm, and each call of a dropout has its own mask."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        norm = tf2.keras.layers.BatchNormalization(name="norm", momentum=0.5)
+        drop = tf2.keras.layers.Dropout(0.5, name="drop")
+        normed = [norm(tf.fill([4, 1], value), training=True) for value in (1.0, 4.0)]
+        masks = [tf.cast(drop(tf.ones([100]), training=True) > 0, tf.float32) for _ in range(2)]
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        loss = weight * features["x"] + 0 * tf.add_n([tf.reduce_sum(one) for one in normed])
+        return spec(params, loss, alike=tf.reduce_mean(tf.cast(tf.equal(*masks), tf.float32)))
+
+    train(model_of(ramp, model_fn), 1, 1, model_dir=str(tmp_path), max_steps=16, steps_to_validate=1, **flags)
+    mean = 0.0
+    for value in (1.0, 4.0) * 16:
+        mean = 0.5 * (mean + value)
+    assert variables_of(tmp_path)["norm/moving_mean"] == pytest.approx(mean, rel=1e-6)
+    assert len(logged(tmp_path)["alike"]) == 16
+    assert 0.4 < np.mean(logged(tmp_path)["alike"]) < 0.6
+
+
 def test_the_averages_of_a_keras_layer_are_kept(tmp_path: Path) -> None:
     """What a Keras layer assigns in training is assigned in each step: the average is that of all batches."""
     train(model_of(ramp, keras), 1, 1, model_dir=str(tmp_path), max_steps=STEPS, steps_per_run=8)
