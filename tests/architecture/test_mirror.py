@@ -79,7 +79,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         *(
             "runtime/graph/graph_scope",
             "runtime/graph/model_calls",
-            "runtime/graph/model_params",
+            "models/params",
             "runtime/graph/plan",
             "runtime/graph/variable_check",
         ),

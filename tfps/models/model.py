@@ -48,7 +48,9 @@ _HINTS: Mapping[str, str] = {
     r"'SymbolicTensor' object has no attribute 'numpy'": (
         "model_fn builds a graph and sees no values: use log_tensors, or tf.print"
     ),
-    r"keras\S*' has no attribute": "a name of TensorFlow 1.x: write `import tensorflow.compat.v1 as tf`",
+    r"keras\S*\.(metrics|losses)' has no attribute '[a-z]": (
+        "a name of TensorFlow 1.x: write `import tensorflow.compat.v1 as tf`"
+    ),
     r"expected min_ndim=\d+": "input_fn must return batches: data.batch(params['batch_size'])",
     r"KerasTensor": "call Keras layers on the features themselves, without tf.keras.Input",
     r"is out of scope|must be from the same graph": "create layers and tensors in model_fn: each mode has its graph",

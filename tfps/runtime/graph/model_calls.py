@@ -14,9 +14,9 @@ import tensorflow.compat.v1 as tf
 from tfps.config.job_config import JobConfig
 from tfps.errors import DataError, ModelError
 from tfps.models.model import Model
+from tfps.models.params import TrackedFlags, params_of, tracked_flags
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.registry import mode_of
-from tfps.runtime.graph.model_params import TrackedFlags, params_of, tracked_flags
 from tfps.text import show
 from tfps.tf_types import Dataset, DType, Nested, Optimizer, Tensor
 

@@ -11,9 +11,9 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, TfpsError
 from tfps.runtime.coordination.job_state import Phase
+from tfps.runtime.coordination.stall_detector import StallDetector
 from tfps.runtime.coordination.state_reader import JobStateReader
 from tfps.runtime.coordination.stragglers import WorkerPace
-from tfps.runtime.training.stall_detector import StallDetector
 from tfps.runtime.training.worker_progress import Progress
 from tfps.text import duration
 from tfps.timeouts import MUTE_AFTER_SECS, REPLACED_AFTER_SECS

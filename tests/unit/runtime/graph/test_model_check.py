@@ -20,7 +20,8 @@ from tfps.cli import evaluate
 from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, DataError, ModelError
-from tfps.runtime.graph import model_calls, model_check, model_params, plan
+from tfps.models import params as model_params
+from tfps.runtime.graph import model_calls, model_check, plan
 from tfps.runtime.results import evaluation, export
 
 pytestmark = pytest.mark.slow

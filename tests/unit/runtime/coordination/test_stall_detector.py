@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tfps.errors import StallError
-from tfps.runtime.training import stall_detector
-from tfps.runtime.training.stall_detector import StallDetector
+from tfps.runtime.coordination import stall_detector
+from tfps.runtime.coordination.stall_detector import StallDetector
 
 
 @pytest.fixture
