@@ -209,9 +209,9 @@ def test_the_command_line_changes_no_environment() -> None:
     assert ended.stdout == "True\n"
 
 
-_MOST_FUNCTION_LINES = 40
-_MOST_MODULE_LINES = 300
-_MOST_MODULES = 16
+_MAX_FUNCTION_LINES = 40
+_MAX_MODULE_LINES = 300
+_MAX_MODULES = 16
 
 
 def test_no_function_is_too_long() -> None:
@@ -221,7 +221,7 @@ def test_no_function_is_too_long() -> None:
         for name, file in modules().items()
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        if (node.end_lineno or 0) - node.lineno + 1 > _MOST_FUNCTION_LINES
+        if (node.end_lineno or 0) - node.lineno + 1 > _MAX_FUNCTION_LINES
     }
     assert long == set()
 
@@ -229,10 +229,10 @@ def test_no_function_is_too_long() -> None:
 def test_no_folder_has_too_many_modules() -> None:
     """A folder with more than 16 modules is two."""
     sizes = Counter(file.parent for file in modules().values() if file.name != "__init__.py")
-    assert {str(folder): size for folder, size in sizes.items() if size > _MOST_MODULES} == {}
+    assert {str(folder): size for folder, size in sizes.items() if size > _MAX_MODULES} == {}
 
 
 def test_no_module_grows_too_long() -> None:
     """A module beyond 300 lines is two."""
     sizes = {name: len(file.read_text().splitlines()) for name, file in modules().items()}
-    assert {name for name, size in sizes.items() if size > _MOST_MODULE_LINES} == set()
+    assert {name for name, size in sizes.items() if size > _MAX_MODULE_LINES} == set()

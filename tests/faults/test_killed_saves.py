@@ -48,8 +48,8 @@ def killed_before(nth):
         return call
     with tf.Session() as session:
         session.run(init)
-        checkpoints.resume(session)
-        checkpoints._at_rest.clear()  # so that it saves that step again
+        checkpoints.restore_latest(session)
+        checkpoints._consistent.clear()  # so that it saves that step again
         for name in ("mkdir", "fsync", "replace", "unlink", "rmdir"):
             setattr(os, name, dying(name, getattr(os, name)))
         save(session, last, checkpoints)
@@ -76,7 +76,7 @@ with tf.Session() as session:
         left = start.parent / str(nth)
         session.run(init)
         checkpoints = CheckpointManager(str(left), 60)
-        path = checkpoints.resume(session)
+        path = checkpoints.restore_latest(session)
         found, values = session.run([global_step, weight])
         assert (values == found).all()
         seen = tf.train.latest_checkpoint(str(left))

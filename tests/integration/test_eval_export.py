@@ -104,7 +104,7 @@ def predicted(model_dir: Path, x: Any) -> Any:
 def test_live_parameters_measure_as_the_checkpoint_does(trained: Path) -> None:
     """The final evaluation on the PS' parameters and that of the last checkpoint are the same numbers exactly."""
     live = summary(trained)["eval"]
-    assert evaluation.of_checkpoint(JobConfig(), MODEL, newest(trained)) == live
+    assert evaluation.evaluate_checkpoint(JobConfig(), MODEL, newest(trained)) == live
     assert set(live) == {"loss", "mae", "rows"}
 
 
@@ -282,14 +282,14 @@ def test_an_empty_evaluation_input_is_a_data_error(trained: Path) -> None:
     """No batch to evaluate on is 65, and not a metric of nothing."""
     empty = model_of(batches(measured=EMPTY), regression)
     with pytest.raises(DataError, match="the evaluation input is empty"):
-        evaluation.of_checkpoint(JobConfig(), empty, newest(trained))
+        evaluation.evaluate_checkpoint(JobConfig(), empty, newest(trained))
 
 
 def test_nothing_to_evaluate_on_is_said(trained: Path) -> None:
     """``tfps eval`` of a model without evaluation input says so; its training just has no metrics."""
     none = model_of(lambda *_: None, regression)
     with pytest.raises(ConfigError, match=r"input_fn\(mode='eval'\) returned None"):
-        evaluation.of_checkpoint(JobConfig(), none, newest(trained))
+        evaluation.evaluate_checkpoint(JobConfig(), none, newest(trained))
     with pytest.raises(ModelError, match=r"input_fn\(mode='eval'\) returned None; export needs"):
         export.saved_model(JobConfig(), none, newest(trained))
 
@@ -297,7 +297,7 @@ def test_nothing_to_evaluate_on_is_said(trained: Path) -> None:
 def test_a_checkpoint_of_another_model_is_not_measured(trained: Path) -> None:
     """Evaluating or exporting with another model is a CheckpointError, not numbers of untrained weights."""
     other = model_of(batches(), linear)
-    for use in (evaluation.of_checkpoint, export.saved_model):
+    for use in (evaluation.evaluate_checkpoint, export.saved_model):
         with pytest.raises(CheckpointError, match="it has no weight"):
             use(JobConfig(), other, newest(trained))
 
@@ -378,7 +378,7 @@ def test_a_model_may_change_its_features_and_labels(tmp_path: Path) -> None:
     model = model_of(input_fn, model_fn)
     train(model, num_workers=1, max_steps=3, model_dir=str(tmp_path / "m"))
     assert summary(tmp_path / "m")["eval"]["loss"] == y.mean()
-    assert evaluation.of_checkpoint(JobConfig(), model, newest(tmp_path / "m"))["loss"] == y.mean()
+    assert evaluation.evaluate_checkpoint(JobConfig(), model, newest(tmp_path / "m"))["loss"] == y.mean()
     written = export.saved_model(JobConfig(), model, newest(tmp_path / "m"))
     assert served(written, {"x": x, "flag": y})["added"].tolist() == (2 * x + y).tolist()
 

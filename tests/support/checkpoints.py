@@ -40,7 +40,7 @@ class Training:
 
     def resume(self) -> int | None:
         """Return the step of the checkpoint that it goes on from, and has the values of."""
-        path = self.checkpoints.resume(self.session)
+        path = self.checkpoints.restore_latest(self.session)
         step = int(self.session.run(self.step))
         assert path is None or path.endswith(f"/model.ckpt-{step}")
         return step if path else None

@@ -43,7 +43,7 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC uses the first th
 _PROXY_OF_ADDRESSES = "GRPC_ADDRESS_HTTP_PROXY"
 _FIXES = {
     probe.UNKNOWN_HOST: "correct the address, or fix the DNS.",
-    probe.MUTE: "if it is a task, it hangs: end it. Otherwise give another port.",
+    probe.UNRESPONSIVE: "if it is a task, it hangs: end it. Otherwise give another port.",
     probe.OTHER: "end that process, or give another port.",
 }
 _REACH = "is the host up, and does every firewall allow the port?"
@@ -175,9 +175,8 @@ def _task(task: Task, address: str, answer: ProbeResult) -> Check:
         return Check(OK, what, "running as the expected task")
     if answer.problem == probe.REFUSED:
         return Check(NOT_YET, what, "not started yet: no process listens there")
-    finding = (
-        rendezvous.stranger(answer.task) if answer.task else f"{answer.problem}: {_FIXES.get(answer.problem, _REACH)}"
-    )
+    problem = f"{answer.problem}: {_FIXES.get(answer.problem, _REACH)}"
+    finding = rendezvous.wrong_task_message(answer.task) if answer.task else problem
     return Check(WRONG, what, finding, ClusterFormError.exit_code)
 
 

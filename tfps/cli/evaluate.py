@@ -96,7 +96,7 @@ def _eval(argv: Sequence[str]) -> int:
     from tfps.runtime.results import evaluation  # noqa: PLC0415  imports TensorFlow
 
     step = restore.step_of(trained.checkpoint)
-    values = evaluation.of_checkpoint(trained.config, trained.model, trained.checkpoint)
+    values = evaluation.evaluate_checkpoint(trained.config, trained.model, trained.checkpoint)
     lists = [f"{name}={json.dumps(v, separators=(',', ':'))}" for name, v in values.items() if not isinstance(v, float)]
     print(" ".join([format_progress(step, {k: v for k, v in values.items() if isinstance(v, float)}), *lists]))
     return 0

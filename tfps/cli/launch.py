@@ -22,7 +22,7 @@ from tfps.storage import JobDirectory, make_dir, remove
 from tfps.summary import JobSummary, TaskSummary
 from tfps.text import plural
 
-MOST_LOCAL_TASKS = 256
+MAX_LOCAL_TASKS = 256
 
 
 def _launch(argv: Sequence[str]) -> int:
@@ -33,9 +33,9 @@ def _launch(argv: Sequence[str]) -> int:
     job = job.replace(num_ps=job.num_ps or 1, num_workers=job.num_workers or 2)
     check_model(job, problems)
     problems.of(task.require_tensorflow)
-    if (job.num_ps or 1) + (job.num_workers or 2) > MOST_LOCAL_TASKS:
+    if (job.num_ps or 1) + (job.num_workers or 2) > MAX_LOCAL_TASKS:
         problems.add(
-            f"--num_ps={job.num_ps} and --num_workers={job.num_workers} are more than the {MOST_LOCAL_TASKS} tasks "
+            f"--num_ps={job.num_ps} and --num_workers={job.num_workers} are more than the {MAX_LOCAL_TASKS} tasks "
             "that launch starts on one machine: give fewer."
         )
     problems.settle()

@@ -26,11 +26,11 @@ PROBE_SECS = 1.0  # the cost of an address that drops all packets
 UNKNOWN_HOST = "unknown host"
 REFUSED = "no process listens there"
 SILENT = "no answer"
-MUTE = "the process there does not answer"
+UNRESPONSIVE = "the process there does not answer"
 OTHER = "another program listens there"
 
 _AT_ONCE = 256  # sockets open at the same time; the limit of a process is often 1,024
-_MOST_BYTES = 65536
+_MAX_BYTES = 65536
 _NAME = re.compile(rb"/job:(\w{1,100})/replica:0/task:([0-9]{1,9})/")  # of a device
 _BORN = re.compile(rb"/device:CPU:0\x12\x03CPU.{3,60}?\x31(.{8})", re.DOTALL)  # device_attributes.proto
 
@@ -137,14 +137,14 @@ def _read(connection: socket.socket, deadline: float) -> ProbeResult:
     received = b""
     try:
         connection.sendall(_CALL)
-        while len(received) < _MOST_BYTES:
+        while len(received) < _MAX_BYTES:
             connection.settimeout(max(deadline - time.monotonic(), 0.001))
             more = connection.recv(4096)
             received += more
             if not more or _BORN.search(received):
                 break
     except TimeoutError:
-        return _named(received) or ProbeResult(problem=OTHER if received else MUTE)
+        return _named(received) or ProbeResult(problem=OTHER if received else UNRESPONSIVE)
     except OSError:
         pass  # the peer closed the connection
     return _named(received) or ProbeResult(problem=OTHER)

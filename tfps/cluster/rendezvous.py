@@ -126,7 +126,7 @@ class _Meeting:
             )
 
     def _refusal(self, peer: Task, other: Task) -> str:
-        return f"--{peer.job}_hosts: {peer} ({self._cluster.address(peer)}) {stranger(other)}"
+        return f"--{peer.job}_hosts: {peer} ({self._cluster.address(peer)}) {wrong_task_message(other)}"
 
     @property
     def _present(self) -> Mapping[Task, Task]:
@@ -157,7 +157,7 @@ class _Meeting:
         return first_few([f"{peer} ({self._cluster.address(peer)}{note})" for peer, note in notes.items()])
 
 
-def stranger(found: Task) -> str:
+def wrong_task_message(found: Task) -> str:
     """Return the message for an address where another task was found."""
     return (
         f"says that it is {found}: it was started with another order of hosts, or for another job. Give every task the "
@@ -183,14 +183,14 @@ class Peers:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._silent_since: dict[Task, float] = {}
-        self._mute_since: dict[Task, float] = {}
+        self._unresponsive_since: dict[Task, float] = {}
         self._ask_at = 0.0
 
     def answer(self, task: Task) -> bool:
         """Return whether a task answers now."""
-        return not self.lost([task], 0.0)
+        return not self.unreachable([task], 0.0)
 
-    def mute(self, tasks: Sequence[Task], after_secs: float) -> list[Task]:
+    def unresponsive(self, tasks: Sequence[Task], after_secs: float) -> list[Task]:
         """Return the tasks that accept connections but have not named themselves for ``after_secs``: they hang.
 
         They are probed a few times in that period. A worker's result says little: while it computes, it may not answer.
@@ -199,11 +199,11 @@ class Peers:
         if now >= self._ask_at:
             self._ask_at = now + min(after_secs / 8, _ASK_MUTE_SECS)
             found = probe.probe_all(self._cluster, tasks)
-            mute = [task for task, answer in found.items() if answer.problem == probe.MUTE]
-            self._mute_since = {task: self._mute_since.get(task, now) for task in mute}
-        return [task for task, since in self._mute_since.items() if now - since >= after_secs]
+            unresponsive = [task for task, answer in found.items() if answer.problem == probe.UNRESPONSIVE]
+            self._unresponsive_since = {task: self._unresponsive_since.get(task, now) for task in unresponsive}
+        return [task for task, since in self._unresponsive_since.items() if now - since >= after_secs]
 
-    def lost(self, tasks: Sequence[Task], after_secs: float) -> list[Task]:
+    def unreachable(self, tasks: Sequence[Task], after_secs: float) -> list[Task]:
         """Return the tasks in ``tasks`` that do not answer now and have not answered for ``after_secs``."""
         absent = missing(self._cluster, tasks)
         for task in set(tasks) - set(absent):

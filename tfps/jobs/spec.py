@@ -11,8 +11,8 @@ from tfps.config.job_config import JobConfig
 RESOURCES = frozenset(
     {"ps_cpu", "ps_memory", "worker_cpu", "worker_memory", "worker_gpu"}
 )  # flags, for Launcher.options
-PATIENCE_SECS = 600.0  # tasks may wait long for their machines, each for a different one
-MOST_RESTARTS = 10  # per task, in its own container or on its own host
+START_TIMEOUT_SECS = 600.0  # tasks may wait long for their machines, each for a different one
+MAX_RESTARTS = 10  # per task, in its own container or on its own host
 KILLED = (137, 143, 255)  # exit codes of a task that was killed with its supervisor, or asked to stop, or lost that way
 PORT = 2222  # used where each task has its own address; Kubeflow's tfjob-port
 
@@ -85,7 +85,7 @@ class Job:
         """Return a task's command, with ``changes`` to its config; the command also restarts a lost task."""
         asked = self.config.max_restarts
         given = {
-            "start_timeout_secs": self.config.start_timeout_secs or PATIENCE_SECS,
-            "max_restarts": MOST_RESTARTS if asked is None else asked,
+            "start_timeout_secs": self.config.start_timeout_secs or START_TIMEOUT_SECS,
+            "max_restarts": MAX_RESTARTS if asked is None else asked,
         }
         return self.python, "-m", "tfps", "run", *self.config.for_task(**{**given, **changes}).to_argv()

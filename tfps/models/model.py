@@ -19,7 +19,7 @@ from tfps.models.spec import ModelSpec
 from tfps.text import show
 from tfps.tf_types import Dataset
 
-_MOST_CHARS = 1000  # of an error's message
+_MAX_CHARS = 1000  # of an error's message
 _UNROLL = "a recurrent Keras layer: give it unroll=True, as in tf.keras.layers.LSTM(..., unroll=True)"
 
 # The replacement to suggest, by a pattern of the error's message.
@@ -146,7 +146,7 @@ def _gist(text: str) -> str:
     """
     lines = [line.strip() for line in text.partition("\nArguments received by")[0].splitlines()]
     short = " ".join(line for line in lines if line)
-    return short if len(short) <= _MOST_CHARS else f"{short[: _MOST_CHARS // 2]} ... {short[-_MOST_CHARS // 2 :]}"
+    return short if len(short) <= _MAX_CHARS else f"{short[: _MAX_CHARS // 2]} ... {short[-_MAX_CHARS // 2 :]}"
 
 
 def _is_users(filename: str) -> bool:

@@ -81,9 +81,9 @@ class _Tickets:
                 0, dtype=tf.int64, trainable=False, collections=[], use_resource=True, name="tfps/tickets"
             )
 
-    def draw(self, count: int, in_hand: int = 0) -> Tensor:
+    def draw(self, count: int, pending: int = 0) -> Tensor:
         """Draw tickets. The counter never hands out one twice, so those in hand do not matter."""
-        del in_hand
+        del pending
         return self._draw_all(count, ())
 
     def draw_after(self, count: int, copy: Copy) -> Tensor:

@@ -144,9 +144,9 @@ class _Tokens:
         with tf.control_dependencies([counted]):
             return self.queues[worker].dequeue()
 
-    def expected(self, count: int, in_hand: int = 0) -> Tensor:
+    def expected(self, count: int, pending: int = 0) -> Tensor:
         """Return the values of the tokens that come next, without taking any."""
-        return self._global_step.read_value() + tf.range(in_hand, in_hand + count, dtype=tf.int64)
+        return self._global_step.read_value() + tf.range(pending, pending + count, dtype=tf.int64)
 
     def close(self, count: int) -> Operation:
         """Wake the other workers when one worker's input has ended: no mean is possible without that worker."""

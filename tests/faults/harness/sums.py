@@ -69,7 +69,7 @@ class Job:
     done: bool = True
     lost: Mapping[str, int] = field(default_factory=dict)
 
-    def most_off(self, checkpoint: str, last: bool) -> int:
+    def max_off(self, checkpoint: str, last: bool) -> int:
         """Return by how many updates a checkpoint may differ from its step."""
         lost = self.lost.get(checkpoint, self.lost.get("", 0))
         if self.mode == "sync" or self.num_ps == 1 or not lost:
@@ -79,18 +79,18 @@ class Job:
 
 def check(checkpoints: Sequence[Saved], job: Job) -> str:
     """Return how some checkpoint, of which the newest is the last, is not what so many updates make it, or nothing."""
-    wrong = [_problem(one, job, job.most_off(one.name, one is checkpoints[-1])) for one in checkpoints]
+    wrong = [_problem(one, job, job.max_off(one.name, one is checkpoints[-1])) for one in checkpoints]
     return "; ".join(filter(None, wrong))
 
 
-def _problem(one: Saved, job: Job, most_off: int) -> str:
+def _problem(one: Saved, job: Job, max_off: int) -> str:
     if one.error:
         return f"{one.name} cannot be read: {one.error}"
     if not one.name.endswith(f"-{one.step}"):
         return f"{one.name} holds global_step {one.step}"
     if not one.updates:
         return f"{one.name} has no weight that counts updates"
-    if one.off > most_off:
+    if one.off > max_off:
         return f"{one.name} holds other updates than its step says: {_description(one)}"
     mean = (2**job.num_workers - 1) / job.num_workers
     if job.mode == "sync" and one.weight is not None and one.weight != -mean * one.step:

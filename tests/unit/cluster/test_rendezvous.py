@@ -283,15 +283,15 @@ def test_peers_know_since_when_a_task_is_silent() -> None:
         peers = rendezvous.Peers(cluster)
         assert peers.answer(CHIEF)
         assert not peers.answer(WORKER)
-        assert peers.lost([PS, CHIEF, WORKER], 0.0) == [WORKER]
-        assert peers.lost([PS, CHIEF, WORKER], 1000.0) == []
+        assert peers.unreachable([PS, CHIEF, WORKER], 0.0) == [WORKER]
+        assert peers.unreachable([PS, CHIEF, WORKER], 1000.0) == []
         time.sleep(0.05)
-        assert peers.lost([WORKER], 0.05) == [WORKER]
+        assert peers.unreachable([WORKER], 0.05) == [WORKER]
         host, port = addresses.split(cluster.address(WORKER))
         with sharing(host, port) as back:
             back.listen()
-            assert peers.lost([WORKER], 0.0) == []
-        assert peers.lost([WORKER], 0.05) == []
+            assert peers.unreachable([WORKER], 0.0) == []
+        assert peers.unreachable([WORKER], 0.05) == []
 
 
 def test_who_can_be_reached_and_says_nothing_is_mute() -> None:
@@ -300,13 +300,13 @@ def test_who_can_be_reached_and_says_nothing_is_mute() -> None:
     with contextlib.closing(Speaker(PS)) as speaks, contextlib.closing(standing):
         cluster = Cluster((speaks.address, address_of(standing)), ("127.0.0.1:1",))
         peers = rendezvous.Peers(cluster)
-        assert peers.mute([PS, silent], 0.4) == []
+        assert peers.unresponsive([PS, silent], 0.4) == []
         time.sleep(0.5)
-        assert peers.mute([PS, silent], 0.4) == [silent]
+        assert peers.unresponsive([PS, silent], 0.4) == [silent]
         standing.close()
         with contextlib.closing(Speaker(silent, addresses.split(cluster.ps[1])[1])):
             time.sleep(0.1)
-            assert peers.mute([PS, silent], 0.4) == []
+            assert peers.unresponsive([PS, silent], 0.4) == []
 
 
 def test_a_free_port_is_fine_and_so_is_one_that_the_launcher_holds() -> None:

@@ -190,7 +190,7 @@ class KubeJob(SubmittedJob):
         known = {task: self._task(task, found) for task, found in running.items()}
         restarted = max(one.get("status", {}).get("retryCount", 0) for one in owners)  # Volcano's count, for all tasks
         tasks = {task: replace(one, restarts=max(one.restarts, restarted)) for task, one in known.items()}
-        return status.of_job(state, reason, self._platform.replicas(owners), tasks, refused)
+        return status.job_status(state, reason, self._platform.replicas(owners), tasks, refused)
 
     def _refused(self, owners: list[Object]) -> str:
         """Return why the cluster creates no pods for tasks without one, in its words; asks only if there are any."""
@@ -210,7 +210,7 @@ class KubeJob(SubmittedJob):
     def _task(self, task: Task, found: list[Object]) -> TaskStatus:
         seen = self._seen.setdefault(task, set())
         seen.update(pod["metadata"]["uid"] for pod in found)
-        known = status.of_task(found)
+        known = status.task_status(found)
         return replace(known, restarts=known.restarts + len(seen) - len(found))
 
     def _ask(self, verb: str, what: str, *args: str, role: str = "") -> str:

@@ -70,7 +70,7 @@ def has_failed(pod: Object) -> bool:
     return bool(pod.get("status", {}).get("phase") == "Failed")
 
 
-def of_task(found: Sequence[Object]) -> TaskStatus:
+def task_status(found: Sequence[Object]) -> TaskStatus:
     """Return the status of the task with these pods, the oldest first."""
     pod = found[-1]
     status = pod.get("status", {})
@@ -135,7 +135,7 @@ def _when(event: Object) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def of_job(
+def job_status(
     state: str, reason: str, replicas: Mapping[str, int], tasks: Mapping[Task, TaskStatus], refused: str = ""
 ) -> Status:
     """Return the status of a job, given its object's state; in a failed job, the tasks that caused it come first.

@@ -42,7 +42,7 @@ from tfps.launchers.local.tensorflow_start import imported
 from tfps.storage import JobDirectory
 from tfps.timeouts import KILL_AFTER_SECS, STALLED_AFTER_SECS
 
-_MOST_RESTARTS = 5
+_MAX_RESTARTS = 5
 _SERVER_ENDED = 255  # the exit code of a process, for multiprocessing, if the fork server cannot report it
 
 
@@ -75,7 +75,7 @@ class LocalJob(RunningJob):
         self._kill_at: float | None = None
         self._signs = LifeSigns()
         self._silent = SilentEnds(self._server)
-        budget = _MOST_RESTARTS if plan.config.max_restarts is None else plan.config.max_restarts
+        budget = _MAX_RESTARTS if plan.config.max_restarts is None else plan.config.max_restarts
         self._restarts = RestartPolicy(plan.commands, budget) if restarts is None else restarts
         self._given_up: list[TaskExited] = []
         self._lost_with: dict[Task, Task] = {}  # PS that were killed, and the PS whose loss was the reason

@@ -16,8 +16,8 @@ from tfps.timeouts import LONGEST_RESTART_PAUSE_SECS
 
 _PAUSE_SECS = 1.0
 _FOLLOWS_SECS, _SHORT_PAUSE_SECS = 30.0, 0.2
-_MOST_IN_VAIN = 3  # so many ends with 170 in a row, before the task trains again, belong to one loss of another task
-_MOST_UNFORMED = 2  # tries of --start_timeout_secs in which the cluster has not formed
+_MAX_IN_VAIN = 3  # so many ends with 170 in a row, before the task trains again, belong to one loss of another task
+_MAX_UNFORMED = 2  # tries of --start_timeout_secs in which the cluster has not formed
 _LASTED_SECS = 30.0  # the loss of a process that lived longer was not caused by its start
 
 
@@ -79,7 +79,7 @@ class RestartPolicy:
             The cost of the restart; ``None`` if there is none.
         """
         self._unformed[task] = self._unformed[task] + 1 if code == ClusterFormError.exit_code else 0
-        if 0 <= code < RetryableError.exit_code or self._unformed[task] >= _MOST_UNFORMED:
+        if 0 <= code < RetryableError.exit_code or self._unformed[task] >= _MAX_UNFORMED:
             return None
         free = code == PeerLostError.exit_code and self._follows_others(task)
         if self.used[task] >= self.budget and not free:
@@ -148,10 +148,10 @@ class Alone(RestartPolicy):
     def grant(self, task: Task, code: int) -> Grant | None:
         """Schedule a restart of the task, like ``RestartPolicy``, unless the cluster has failed to form twice."""
         self._never_formed += code == ClusterFormError.exit_code
-        if code == ClusterFormError.exit_code and self._never_formed >= _MOST_UNFORMED:
+        if code == ClusterFormError.exit_code and self._never_formed >= _MAX_UNFORMED:
             return None
         return super().grant(task, code)
 
     def _follows_others(self, task: Task) -> bool:  # noqa: ARG002  the only task
         self._in_vain += 1
-        return self._in_vain <= _MOST_IN_VAIN
+        return self._in_vain <= _MAX_IN_VAIN

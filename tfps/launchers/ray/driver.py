@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tfps.cluster.spec import Cluster, Task, hosts_flags
 from tfps.errors import ConfigError, PeerLostError, StoppedError
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, TaskStatus
-from tfps.jobs.spec import KILLED, MOST_RESTARTS
+from tfps.jobs.spec import KILLED, MAX_RESTARTS
 from tfps.launchers.ray.actor import RayTask
 from tfps.launchers.ray.log_protocol import format_line, format_status
 from tfps.text import one_line, ordinal
@@ -65,7 +65,7 @@ class Driver:
                 self._form()
                 self._see_through()
             except RayActorError as error:
-                self._lose(error)
+                self._handle_node_loss(error)
             except StopRequested:
                 return StoppedError.exit_code
             finally:
@@ -134,23 +134,23 @@ class Driver:
                 self._end(StoppedError.exit_code)
             for ref in ray.wait(list(reading), timeout=_LOOK_SECS)[0]:
                 task = reading.pop(ref)
-                if self._heard(task, ref):
+                if self._handle_output(task, ref):
                     reading[self._actors[task].read.remote(_READ_SECS)] = task
         self._code = self._code or 0
 
-    def _heard(self, task: Task, ref: Any) -> bool:
+    def _handle_output(self, task: Task, ref: Any) -> bool:
         """Process a task's new lines and its end; return whether there is more to come."""
         lines, code = ray.get(ref)
         for line in lines:
             print_line(format_line(task, line))
             if line.startswith("error: "):
                 self._errors[task] = line.removeprefix("error: ")
-        return code is None or self._goes_on(task, code)
+        return code is None or self._handle_exit(task, code)
 
-    def _goes_on(self, task: Task, code: int) -> bool:
+    def _handle_exit(self, task: Task, code: int) -> bool:
         """Restart a task that was killed with its supervisor and return true; end the job if the task has failed."""
         restarts = self._tasks[task].restarts
-        if code in KILLED and self._code is None and restarts < MOST_RESTARTS:
+        if code in KILLED and self._code is None and restarts < MAX_RESTARTS:
             self._set(task, exit_code=code, restarts=restarts + 1, reason=self._errors.get(task, ""))
             self._start([task])
             return True
@@ -168,14 +168,14 @@ class Driver:
         for actor in self._actors.values():
             actor.stop.remote()
 
-    def _lose(self, error: RayActorError) -> None:
+    def _handle_node_loss(self, error: RayActorError) -> None:
         """Prepare to form the cluster again, or give up."""
         words = _words(error)
         self._lost += 1
         self._release()  # before the new tasks read the checkpoint that the old ones save
         if error.actor_init_failed:
             self.fail(words)
-        elif self._code is None and self._lost > MOST_RESTARTS:
+        elif self._code is None and self._lost > MAX_RESTARTS:
             self.fail(f"a node was lost for the {ordinal(self._lost)} time: {words}", PeerLostError.exit_code)
         elif self._code is None:
             for task, status in self._tasks.items():

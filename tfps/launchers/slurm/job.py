@@ -136,7 +136,7 @@ def foreign(job_id: str) -> JobNotFoundError:
     )
 
 
-def forgotten(job_id: str) -> Status:
+def unknown_job_status(job_id: str) -> Status:
     """Return the status of a job that Slurm does not know.
 
     Raises:
@@ -202,7 +202,7 @@ class SlurmJob(SubmittedJob):
         check_up()
         known, files = ask(self._id), self._files
         if known is None and files is None:
-            return forgotten(self._id)
+            return unknown_job_status(self._id)
         self._check_ours(known, files)
         return status(self._id, known, files)
 
@@ -222,7 +222,7 @@ class SlurmJob(SubmittedJob):
         files = self._files
         if files is None:
             self._check_ours(ask(self._id), files)
-            raise JobNotFoundError(f"{self.handle}: {forgotten(self._id).reason}.")
+            raise JobNotFoundError(f"{self.handle}: {unknown_job_status(self._id).reason}.")
         readers = files.readers(self._id, task)
         yield from follow_lines(readers, follow, lambda: self.status().ended)
 

@@ -57,14 +57,14 @@ class CheckpointManager:
         self._next = time.monotonic() + every_secs
         self._savers = ShardedSaver(snapshot)
         self._one_at_a_time = threading.Lock()
-        self._whole: dict[str, bool] = {}
-        self._at_rest: set[str] = set()  # in other checkpoints, some variables may be of an earlier step
+        self._intact: dict[str, bool] = {}
+        self._consistent: set[str] = set()  # in other checkpoints, some variables may be of an earlier step
         self.newest = next(reversed(list_checkpoints(model_dir)), None)
 
     @property
     def others(self) -> Sequence[str]:
         """The checkpoints in the directory that were neither saved here nor tried by ``resume``."""
-        return [path for path in list_checkpoints(self._dir) if path not in self._whole]
+        return [path for path in list_checkpoints(self._dir) if path not in self._intact]
 
     def _check_claim(self) -> None:
         if self._owner:
@@ -74,7 +74,7 @@ class CheckpointManager:
         """Make the next save due now."""
         self._next = 0.0
 
-    def resume(self, session: Session) -> str | None:
+    def restore_latest(self, session: Session) -> str | None:
         """Give the variables the values of the newest intact checkpoint; return its path, ``None`` if there is none.
 
         Raises:
@@ -90,10 +90,10 @@ class CheckpointManager:
             if why is not None:
                 time.sleep(_AGAIN_SECS)  # a file that is unreadable for a moment is not damaged
                 why = self._tried(session, path)
-            self._whole[path] = why is None
+            self._intact[path] = why is None
             if why is None:
                 self.newest = path
-                self._at_rest.add(path)
+                self._consistent.add(path)
                 return path
             damaged[path] = why
             finder.warn_about_damage(path, why)
@@ -107,7 +107,7 @@ class CheckpointManager:
         return why and (problem(path) or why)  # the manifest names the damaged file, TensorFlow may not
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether it is time to save."""
         return time.monotonic() >= self._next
 
@@ -151,7 +151,7 @@ class CheckpointManager:
 
     def _is_saved(self, path: str) -> bool:
         """Return whether a checkpoint exists, is intact, and has all updates of its step."""
-        return path in self._at_rest and self._whole[path] and problem(path, read_data=False) is None
+        return path in self._consistent and self._intact[path] and problem(path, read_data=False) is None
 
     def _save(self, session: Session, model_dir: str, at_rest: bool) -> None:
         """Save under the step of the saved values, as training may continue; then delete old checkpoints.
@@ -169,10 +169,10 @@ class CheckpointManager:
             problem_of_state = _published(staged, path, kept, saved.partial_updates)
         finally:
             publish.discard_staging(staged)
-        self.newest, self._whole[path] = path, True
-        self._at_rest.discard(path)
+        self.newest, self._intact[path] = path, True
+        self._consistent.discard(path)
         if at_rest:
-            self._at_rest.add(path)
+            self._consistent.add(path)
         self._delete_before(kept[0], model_dir)
         if problem_of_state:
             raise problem_of_state
@@ -182,14 +182,14 @@ class CheckpointManager:
             if step_in(old) < step_in(first):
                 with contextlib.suppress(OSError):  # one checkpoint too many is no failure
                     publish.remove(old)
-                    self._whole.pop(old, None)
-                    self._at_rest.discard(old)
+                    self._intact.pop(old, None)
+                    self._consistent.discard(old)
 
     def _kept(self, path: str) -> Sequence[str]:
         """Return the checkpoints to keep, of which the last is the new ``path``; damaged ones do not count."""
         step = step_in(path)
         earlier = [old for old in list_checkpoints(self._dir) if step_in(old) < step]
-        return [*[old for old in earlier if self._whole.get(old, True)][1 - _KEEP :], path]
+        return [*[old for old in earlier if self._intact.get(old, True)][1 - _KEEP :], path]
 
     def _checked(self, saved: SaveResult) -> SaveResult:
         """Return ``saved``; raise ``DivergedError`` if a variable is not finite, as the loss may not show that yet."""

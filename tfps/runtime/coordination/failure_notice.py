@@ -20,7 +20,7 @@ from tfps.errors import TfpsError
 from tfps.runtime.coordination import compatibility
 from tfps.runtime.process import tensorflow_import
 
-_MOST_SECS = 10.0
+_MAX_SECS = 10.0
 _POLL_SECS = 0.2
 
 
@@ -41,7 +41,7 @@ def send(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
         target=_send_and_exit, args=(config, cluster, task, code)
     )
     process.start()
-    process.join(_MOST_SECS + 1.0)
+    process.join(_MAX_SECS + 1.0)
     process.kill()
 
 
@@ -53,7 +53,7 @@ def _send_and_exit(config: JobConfig, cluster: Cluster, task: Task, code: int) -
     servers = [other for other in cluster.tasks() if other.job == "ps"]
     thread = threading.Thread(target=_send_to_all, args=(config, cluster, task, code, servers), daemon=True)
     thread.start()
-    thread.join(_MOST_SECS)
+    thread.join(_MAX_SECS)
     os._exit(0)  # a session may wait without end
 
 

@@ -1,6 +1,6 @@
 """The job's state, held on the PS as TensorFlow resources, so that the tasks agree among themselves on the end.
 
-Each PS holds a vector with a phase for each worker; PS 0 also holds each worker's tally. Start-up::
+Each PS holds a vector with a phase for each worker; PS 0 also holds each worker's totals. Start-up::
 
     ps         sets its state to zero, and stores the options with which it was started
     worker     same options? (``compatibility``) -> reads which PS it joined before -> joins all PS
@@ -69,7 +69,7 @@ AT_WORK = (Phase.RUNNING, Phase.IDLE, Phase.EXHAUSTED)
 
 
 @dataclass(frozen=True)
-class Tally:
+class WorkerTotals:
     """The work of a worker so far.
 
     Attributes:
@@ -108,15 +108,15 @@ class JobState:
     def __init__(self, cluster: Cluster, worker: int) -> None:
         servers, first = [ps_variables(cluster, index) for index in range(cluster.num_ps)], first_ps_variables(cluster)
         self._phase = tf.placeholder(tf.int32, [], name="tfps/phase")
-        self._tally = tf.placeholder(tf.float64, [4], name="tfps/tally")
-        tally = first.tally.scatter_update(tf.IndexedSlices(self._tally, worker)).op
-        with tf.control_dependencies([tally]):  # it is on the same PS; the others do not wait for it
+        self._totals = tf.placeholder(tf.float64, [4], name="tfps/totals")
+        totals = first.totals.scatter_update(tf.IndexedSlices(self._totals, worker)).op
+        with tf.control_dependencies([totals]):  # it is on the same PS; the others do not wait for it
             phases = [servers[0].phase.scatter_update(tf.IndexedSlices(self._phase, worker))]
         phases += [ps.phase.scatter_update(tf.IndexedSlices(self._phase, worker)) for ps in servers[1:]]
         self._write = tf.group(*phases)
         self._at = tf.placeholder(tf.float64, [4], name="tfps/beat")
         self._beat = first.beats.scatter_update(tf.IndexedSlices(self._at, worker)).op
-        self._beats, self._tallies = first.beats.read_value(), first.tally.read_value()
+        self._beats, self._all_totals = first.beats.read_value(), first.totals.read_value()
         self._generation = tf.placeholder(tf.int64, [], name="tfps/generation")
         self._release = first.released.assign(self._generation, read_value=False)
         self._request_restart = first.generation.assign_add(1, read_value=False)
@@ -125,7 +125,7 @@ class JobState:
             self._arrive = first.arrived.scatter_update(tf.IndexedSlices(generation, worker)).op, generation
         phase = servers[0].phase.read_value()
         self._look = [*(v.read_value() for v in (first.generation, first.released, first.arrived)), phase]
-        self._read = phase, self._tallies
+        self._read = phase, self._all_totals
         self._joined = [ps.joined.read_value() for ps in servers]
         self._sent, self._find = tf.placeholder(tf.int64, [], name="tfps/sent"), []
         for ps in servers:
@@ -146,9 +146,9 @@ class JobState:
             *(variable.read_value().op for held in (*servers, first) for variable in vars(held).values())
         )
 
-    def write(self, session: Session, phase: int, tally: Tally | None = None) -> None:
-        """Write this worker's tally (zeros by default) to PS 0, and then its phase to every PS."""
-        session.run(self._write, {self._phase: phase, self._tally: dataclasses.astuple(tally or Tally())})
+    def write(self, session: Session, phase: int, totals: WorkerTotals | None = None) -> None:
+        """Write this worker's totals (zeros by default) to PS 0, and then its phase to every PS."""
+        session.run(self._write, {self._phase: phase, self._totals: dataclasses.astuple(totals or WorkerTotals())})
 
     def heartbeat_writer(self, session: Session) -> Callable[[WorkerPace], None]:
         """Return a function that writes this worker's heartbeat; ``restart_state_reader`` explains why a function."""
@@ -160,9 +160,10 @@ class JobState:
         read = session.make_callable(self._beats)
         return lambda: [WorkerPace(int(steps), int(step), when, secs) for steps, step, when, secs in read().tolist()]
 
-    def tally(self, session: Session) -> list[Tally]:
-        """Return each worker's last tally."""
-        return [Tally(int(steps), int(skipped), *rest) for steps, skipped, *rest in session.run(self._tallies).tolist()]
+    def totals(self, session: Session) -> list[WorkerTotals]:
+        """Return each worker's last totals."""
+        found = session.run(self._all_totals).tolist()
+        return [WorkerTotals(int(steps), int(skipped), *rest) for steps, skipped, *rest in found]
 
     def release(self, session: Session, generation: int = 0) -> None:
         """Let the workers continue: the variables have their values, and nothing is left of an earlier generation."""
@@ -259,5 +260,5 @@ class JobState:
 
     def read(self, session: Session) -> tuple[list[int], list[int]]:
         """Return every worker's phase and steps."""
-        phase, tally = session.run(self._read)
-        return phase.tolist(), [int(steps) for steps, *_ in tally]
+        phase, totals = session.run(self._read)
+        return phase.tolist(), [int(steps) for steps, *_ in totals]

@@ -40,7 +40,7 @@ class FirstPsVariables:
     """The state that only PS 0 holds.
 
     Attributes:
-        tally: float64 variable [num_workers, 4]: each worker's last ``Tally``, written together with its phase.
+        totals: float64 variable [num_workers, 4]: each worker's last ``WorkerTotals``, written together with its phase.
         beats: float64 variable [num_workers, 4]: each worker's last ``stragglers.WorkerPace``.
         generation: int64 variable: how often a worker has requested a restart of all.
         arrived: int64 variable [num_workers]: the generation in which each worker has arrived.
@@ -49,7 +49,7 @@ class FirstPsVariables:
         run: string variable: the identity of the run whose variables the PS hold, once they have values.
     """
 
-    tally: Variable
+    totals: Variable
     beats: Variable
     generation: Variable
     arrived: Variable
@@ -73,7 +73,7 @@ def first_ps_variables(cluster: Cluster) -> FirstPsVariables:
     """Add the state that only PS 0 holds to the default graph."""
     with tf.device(None), tf.device("/job:ps/task:0/cpu:0"):
         return FirstPsVariables(
-            tally=_variable("tally", np.zeros([cluster.num_workers, 4], np.float64)),
+            totals=_variable("totals", np.zeros([cluster.num_workers, 4], np.float64)),
             beats=_variable("beats", np.zeros([cluster.num_workers, 4], np.float64)),
             generation=_variable("generation", np.int64(0)),
             arrived=_variable("arrived", np.zeros(cluster.num_workers, np.int64)),

@@ -15,7 +15,7 @@ The passes run in this order:
 9. ``model_updates.put_before`` and ``put_after`` need the gates and checks of the gradients. ``put_after`` is second,
    because it excludes what the gradients now wait for.
 10. ``place_unplaced_ops`` gives each operation a device. The passes after it ask on which task an operation runs.
-11. ``Packing.redirect`` changes which variables a step reads, and thus what crosses the wire.
+11. ``Packing.use_packed_reads`` changes which variables a step reads, and thus what crosses the wire.
 12. ``wire_packing`` (with ``embedding_rows.make_unique``) packs what crosses the wire. Operations added later are not
     packed.
 13. ``background_updates.unrolled`` copies the finished update of the chief. The steps of a run are copied still later,
@@ -186,7 +186,7 @@ def _redirect_to_packed(forward: Forward, backward: _Backward) -> None:
     apart = [] if step.update is None else [step.update]
     # Initializers of local variables may read packed variables, too.
     first = [variable.initializer for variable in tf.local_variables()]
-    backward.packing.redirect(placement.ancestors([step.train_op, *apart, *forward.shown, *first]))
+    backward.packing.use_packed_reads(placement.ancestors([step.train_op, *apart, *forward.shown, *first]))
 
 
 def _pack_transfers(job: TrainJob, forward: Forward, backward: _Backward) -> None:

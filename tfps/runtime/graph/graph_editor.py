@@ -203,12 +203,12 @@ def create_slots(optimizer: Optimizer, variables: Sequence[Variable]) -> None:
     optimizer._create_slots(variables)
 
 
-def flat(tensors: Sequence[Tensor], name: str | None = None) -> Tensor:
+def flatten(tensors: Sequence[Tensor], name: str | None = None) -> Tensor:
     """Return tensors of one type as one vector."""
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0, name=name)
 
 
-def unflat(vector: Tensor, like: Sequence[Tensor | Variable]) -> Sequence[Tensor]:
+def unflatten(vector: Tensor, like: Sequence[Tensor | Variable]) -> Sequence[Tensor]:
     """Return the parts of such a vector, with the static shapes of other tensors or variables."""
     parts = tf.split(vector, [int(one.shape.num_elements()) for one in like])
     return [tf.reshape(part, one.shape) for part, one in zip(parts, like, strict=True)]

@@ -47,14 +47,14 @@ class StopRequest:
         return time.monotonic() - self._since if self._error is not None else 0.0
 
     def wait_until(
-        self, condition: Callable[[], bool], most_secs: float = math.inf, every_secs: float = _POLL_SECS
+        self, condition: Callable[[], bool], max_secs: float = math.inf, every_secs: float = _POLL_SECS
     ) -> bool:
-        """Wait until a condition holds; return whether it does within ``most_secs``.
+        """Wait until a condition holds; return whether it does within ``max_secs``.
 
         Raises:
             TfpsError: The reason to end, if the task is asked to end before.
         """
-        deadline = time.monotonic() + most_secs
+        deadline = time.monotonic() + max_secs
         while not condition():
             if self._error:
                 raise self._error

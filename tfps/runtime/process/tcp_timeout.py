@@ -27,7 +27,7 @@ from tfps.timeouts import TCP_TIMEOUT_SECS
 
 _EVERY_SECS, _NAME = 5.0, "sockets"
 _LOOK_UP_EVERY_SECS = 1.0
-_MOST_FILES = 1 << 16
+_MAX_FILES = 1 << 16
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def start() -> None:
 def allow_many() -> None:
     """Raise this process's limit on connections: a PS with 1,024 idle ones could accept no worker's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 

@@ -83,7 +83,7 @@ def measure(session: Session, built: EvalGraph) -> dict[str, Metric]:
     return {name: np.asarray(value).astype(np.float64).tolist() for name, value in values.items()}
 
 
-def of_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Metric]:
+def evaluate_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Metric]:
     """Evaluate a checkpoint on this machine, without a cluster; see ``measure``.
 
     Raises:
@@ -137,7 +137,7 @@ def follow(config: JobConfig, cluster: Cluster, model: Model, stop: StopRequest)
 
 def _evaluate_one(config: JobConfig, model: Model, path: str, events: EventFile) -> None:
     log.info("evaluating %s", path)
-    values = of_checkpoint(config, model, path)
+    values = evaluate_checkpoint(config, model, path)
     step = step_in(path)
     log.info(format_progress(step, {name: value for name, value in values.items() if isinstance(value, float)}))
     events.write(step, values)

@@ -97,7 +97,7 @@ class Chief:
         self.found_step = 0  # the variables' global step when this chief started
         self._run = ""
 
-    def go_on(self, session: Session, run: str) -> None:
+    def take_over(self, session: Session, run: str) -> None:
         """Take over from a lost chief: the variables have their values, and that chief stored ``run`` on the PS.
 
         Raises:
@@ -129,7 +129,7 @@ class Chief:
         """
         self.owner.claim()
         self.owner.check()
-        self.resumed_from = self._checkpoints.resume(session)
+        self.resumed_from = self._checkpoints.restore_latest(session)
         if self.resumed_from:
             self.resumed_from_step = self.found_step = self.global_step(session)
             restore.check_name(self.resumed_from, self.resumed_from_step)
@@ -174,7 +174,7 @@ class Chief:
         self._checkpoints.make_due()
         self._write_job()
 
-    def course(self, progress: Progress) -> tuple[int, float]:
+    def totals(self, progress: Progress) -> tuple[int, float]:
         """Return how many updates this run has made and in how many seconds, including those of earlier chiefs."""
         secs = progress.seconds if self._began is None else max(progress.seconds, secs_since(self._began))
         return progress.global_step - self._first_step, secs
@@ -245,7 +245,7 @@ class Chief:
         Where no worker waits for another, training continues during the save, and this raises the last save's error.
         Elsewhere all workers wait for the chief, so the checkpoint is of one step.
         """
-        if not (self._background.is_idle() and self._checkpoints.due):
+        if not (self._background.is_idle() and self._checkpoints.is_due):
             return
         self.owner.check()  # a session of a replaced chief would end its successor's
         if self._built.step.moments is not None:

@@ -154,7 +154,7 @@ class Joining:
         """Let the chief initialize the variables, unless the PS hold their values."""
         chief = self._parts.chief
         if chief and is_again:
-            chief.go_on(session, self._state.run(session))
+            chief.take_over(session, self._state.run(session))
         elif chief:
             chief.check_evaluation()
             self._state.set_run(session, chief.initialize_variables(session))

@@ -74,7 +74,8 @@ def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, config: J
             patience = _GONE_AFTER_SECS if is_over else config.patience_secs
             frozen_secs = _FROZEN_AFTER_SECS if is_over else config.stall_timeout_secs
             waited_for = [task for task in unfinished if not stop.error or phases[task.index] in AT_WORK]
-            if set(waited_for) <= {*peers.lost(waited_for, patience), *peers.mute(waited_for, frozen_secs)}:
+            gone = {*peers.unreachable(waited_for, patience), *peers.unresponsive(waited_for, frozen_secs)}
+            if set(waited_for) <= gone:
                 if chief_is_done:
                     return
                 raise stop.error or PeerLostError(f"no worker has answered for {patience:g} s: giving up on the job.")
@@ -148,13 +149,13 @@ def _let_others_save(read: Callable[[], Any], peers: rendezvous.Peers, stop: Sto
     """Serve until the other workers have left, if all are asked to stop because one has failed: the chief saves."""
     while stop.error and stop.waited_secs < PS_GRACE_SECS:
         at_work = [Task("worker", index) for index, phase in enumerate(read()[0]) if phase in AT_WORK]
-        if set(at_work) <= set(peers.lost(at_work, _GONE_AFTER_SECS)):
+        if set(at_work) <= set(peers.unreachable(at_work, _GONE_AFTER_SECS)):
             return
         time.sleep(_POLL_SECS)
 
 
-def _wait_gone(peers: rendezvous.Peers, task: Task, most_secs: float = 5.0) -> None:
-    deadline = time.monotonic() + most_secs
+def _wait_gone(peers: rendezvous.Peers, task: Task, max_secs: float = 5.0) -> None:
+    deadline = time.monotonic() + max_secs
     while peers.answer(task) and time.monotonic() < deadline:
         time.sleep(_POLL_SECS)
 

@@ -33,7 +33,7 @@ class PeerMonitor:
         cluster: Its tasks.
         task: The worker.
         is_blocking: Whether workers wait for one another.
-        enquiry: Reads the job's state from the PS.
+        reader: Reads the job's state from the PS.
         silent_secs: Returns for how long a worker has sent no heartbeat to the PS.
     """
 
@@ -43,11 +43,11 @@ class PeerMonitor:
         cluster: Cluster,
         task: Task,
         is_blocking: bool,
-        enquiry: JobStateReader,
+        reader: JobStateReader,
         silent_secs: Callable[[int], float] = lambda _: math.inf,
     ) -> None:
         self._patience_secs, self._task, self._is_blocking = config.patience_secs, task, is_blocking
-        self._enquiry, self._silent_secs = enquiry, silent_secs
+        self._reader, self._silent_secs = reader, silent_secs
         self._servers = [other for other in cluster.tasks() if other.job == "ps"]
         self._others = [other for other in cluster.tasks() if other.job == "worker" and other != task]
         self._peers = rendezvous.Peers(cluster)
@@ -76,7 +76,7 @@ class PeerMonitor:
 
         A frozen worker can still be reached; it is gone when it has sent no heartbeat for ``stall_timeout_secs``.
         """
-        lost = set(self._peers.lost(tasks, after_secs))
+        lost = set(self._peers.unreachable(tasks, after_secs))
         silent_secs = {task: self._silent_secs(task.index) for task in tasks}
         self._report_waiting(tasks)
         return all(
@@ -91,7 +91,7 @@ class PeerMonitor:
             self._waits_for, self._waits_since, self._report_at = tuple(tasks), now, now + _REPORT_AFTER_SECS
         if tasks and now > self._report_at:
             self._report_at = now + 2 * (now - self._waits_since)
-            beats = self._enquiry.beats()
+            beats = self._reader.beats()
             names = [f"{task}{_since(beats[task.index]) if beats else ''}" for task in tasks]
             log.info("waiting: for %s to end", rendezvous.first_few(names))
 
@@ -100,18 +100,18 @@ class PeerMonitor:
 
         A worker that cannot be reached from here may still reach the PS, and training needs no more than that.
         """
-        absent = self._peers.lost(tasks, after_secs)
+        absent = self._peers.unreachable(tasks, after_secs)
         silent = [task for task in absent if self._silent_secs(task.index) >= after_secs]
         return self._lost(self._still_needed(silent), after_secs)
 
     def _any_lost(self, tasks: Sequence[Task], after_secs: float) -> TfpsError | None:
-        return self._lost(self._peers.lost(tasks, after_secs), after_secs)
+        return self._lost(self._peers.unreachable(tasks, after_secs), after_secs)
 
     def _lost(self, lost: Sequence[Task], after_secs: float) -> TfpsError | None:
         return PeerLostError(f"lost {_named(lost)}: no answer for {after_secs:g} s.") if lost else None
 
     def _any_mute(self) -> TfpsError | None:
-        mute = self._peers.mute(self._servers, MUTE_AFTER_SECS)
+        mute = self._peers.unresponsive(self._servers, MUTE_AFTER_SECS)
         why = f"it is reachable but has not answered for {MUTE_AFTER_SECS:g} s"
         return PeerLostError(f"lost {_named(mute)}: {why}.") if mute else None
 
@@ -119,15 +119,15 @@ class PeerMonitor:
         """Return the lost tasks, without the workers that had signed off as done."""
         if not lost:
             return lost
-        phases = self._enquiry.phases()
+        phases = self._reader.phases()
         return [task for task in lost if phases and phases[task.index] != Phase.DONE]
 
     def _awaited(self) -> Sequence[str]:
         """Return the workers that have not sent their part of the present update; empty if this one has not either."""
-        behind = [index for index, count in enumerate(self._enquiry.ahead()) if not count]
+        behind = [index for index, count in enumerate(self._reader.ahead()) if not count]
         if not behind or self._task.index in behind:
             return []
-        beats = self._enquiry.beats()
+        beats = self._reader.beats()
         return [f"{Task('worker', index)}{_since(beats[index]) if beats else ''}" for index in behind]
 
 

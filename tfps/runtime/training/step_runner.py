@@ -24,8 +24,8 @@ from tfps.summary import RunPace
 from tfps.tf_types import Session
 
 _RUN_SECS = 0.2
-_MOST_STEPS = 16
-_MOST_OPS = 2**14  # per run; TensorFlow took 1 s to prepare 2,000 (two workers, two cores), while training waits
+_MAX_STEPS = 16
+_MAX_OPS = 2**14  # per run; TensorFlow took 1 s to prepare 2,000 (two workers, two cores), while training waits
 _WARM_UP, _MEASURED = 3, 10  # runs of one step
 _WORTH = 20  # only if at least this many runs remain: building a longer run takes as long as some runs
 
@@ -61,7 +61,7 @@ class StepRunner:
     Attributes:
         can_be_long: Whether a run can take several steps.
         can_overlap: Whether two runs can be in flight at the same time.
-        most_steps: The largest number of steps for which a run is not too expensive to prepare.
+        max_steps: The largest number of steps for which a run is not too expensive to prepare.
     """
 
     def __init__(self, session: Session, built: TrainGraph) -> None:
@@ -73,7 +73,7 @@ class StepRunner:
         self._steps = UnrolledStep(built.graph, fetched, built.step.read_barrier, shown=self._shown)
         self.can_be_long = self._steps.in_order
         self.can_overlap = built.mode.can_overlap and not (built.keeps_order or self._steps.keeps_order)
-        self.most_steps = max(1, min(_MOST_STEPS, _MOST_OPS // self._steps.size))
+        self.max_steps = max(1, min(_MAX_STEPS, _MAX_OPS // self._steps.size))
         self._fetches: dict[tuple[int, int, bool], Any] = {}
         self._calls: dict[tuple[int, int, bool], Callable[[], Any]] = {}
         self._building = threading.Lock()
@@ -82,10 +82,10 @@ class StepRunner:
         """Continue in another session."""
         self._session, self._calls = session, {}
 
-    def draw(self, count: int, in_hand: int = 0) -> Sequence[int]:
-        """Draw ``count`` tickets between steps, while the worker holds ``in_hand`` others."""
+    def draw(self, count: int, pending: int = 0) -> Sequence[int]:
+        """Draw ``count`` tickets between steps, while the worker holds ``pending`` others."""
         with self._built.graph.as_default(), self._building:
-            return sorted(self._session.run(self._built.step.draw(count, in_hand)).tolist())
+            return sorted(self._session.run(self._built.step.draw(count, pending)).tolist())
 
     def give_back(self, count: int) -> None:
         """Give ``count`` tickets back because the input has ended."""
@@ -158,7 +158,7 @@ class Pace:
         num_workers: How many workers share the steps.
         many_steps: Whether a run may take several steps; not where the input could end in the middle of the run.
         many_runs: Whether several runs may be in flight; without a flag, one worker alone has one, so nothing is stale.
-        most_steps: The most steps of a run, if the flags do not give a number.
+        max_steps: The most steps of a run, if the flags do not give a number.
 
     Attributes:
         steps: Steps of a run.
@@ -166,9 +166,9 @@ class Pace:
     """
 
     def __init__(
-        self, config: JobConfig, num_workers: int, many_steps: bool, many_runs: bool, most_steps: int = _MOST_STEPS
+        self, config: JobConfig, num_workers: int, many_steps: bool, many_runs: bool, max_steps: int = _MAX_STEPS
     ) -> None:
-        self._config, self._num_workers, self._most_steps = config, num_workers, most_steps
+        self._config, self._num_workers, self._most_steps = config, num_workers, max_steps
         self._many_steps, self._many_runs = many_steps, many_runs
         self.steps = (config.steps_per_run or 1) if many_steps else 1
         self.runs = (config.runs_in_flight or 1) if many_runs else 1

@@ -49,8 +49,8 @@ def observations(
 
     ``before`` is the last heartbeat of a lost chief. Without it, a process started for the last steps would look slow.
     """
-    tallies, progress = state.tally(session), loop.progress
-    taken = [(tally.steps, tally.secs) for tally in tallies]
+    all_totals, progress = state.totals(session), loop.progress
+    taken = [(totals.steps, totals.secs) for totals in all_totals]
     taken[0] = before.steps + progress.steps, before.secs + (progress.seconds if progress.steps else 0.0)
     paces = {index: steps / secs for index, (steps, secs) in enumerate(taken) if steps and secs}
     workers = WorkersReport(
@@ -60,8 +60,8 @@ def observations(
     )
     return Observations(
         workers,
-        batches_skipped=sum(tally.skipped for tally in tallies[1:]) + progress.skipped,  # plus worker 0's own
-        batch_size=_mean([(tally.steps, tally.batch_size) for tally in tallies[1:]], progress),
+        batches_skipped=sum(totals.skipped for totals in all_totals[1:]) + progress.skipped,  # plus worker 0's own
+        batch_size=_mean([(totals.steps, totals.batch_size) for totals in all_totals[1:]], progress),
         partial_updates=chief.partial_updates(session),
     )
 
@@ -140,7 +140,7 @@ def _report_of_chief(
     observed: Observations,
 ) -> ChiefReport:
     progress = loop.progress if loop else Progress()
-    updates, secs = chief.course(progress) if chief else (0, 0.0)
+    updates, secs = chief.totals(progress) if chief else (0, 0.0)
     size = progress.batch_size if observed.batch_size is None else observed.batch_size
     examples = max(updates, 0) * mode_of(config).gradients_per_update(len(cluster.workers)) * size
     return ChiefReport(

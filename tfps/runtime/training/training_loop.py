@@ -28,28 +28,28 @@ from tfps.runtime.training.step_runner import Input, Pace, StepResults, StepRunn
 from tfps.runtime.training.worker_progress import Progress
 from tfps.tf_types import Session
 
-_MOST_SKIPPED = 100  # batches in a row; more are not the data's fault
+_MAX_SKIPPED = 100  # batches in a row; more are not the data's fault
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Block:
+class _TicketBatch:
     """The tickets of one run, which takes a step for each.
 
-    ``renew``: At its end, the run draws as many tickets as the pace says. ``last``: Further tickets are of no use.
+    ``draw_next``: At its end, the run draws as many tickets as the pace says. ``last``: Further tickets are of no use.
     """
 
     tickets: Sequence[int]
-    renew: bool = True
+    draw_next: bool = True
     last: bool = False
 
 
-class _UnderWay:
+class _InFlightRun:
     """A run that has started, in a thread of a pool or in the calling thread."""
 
     def __init__(
-        self, block: _Block, act: Callable[[], StepResults], submit: Callable[..., "Future[StepResults]"]
+        self, block: _TicketBatch, act: Callable[[], StepResults], submit: Callable[..., "Future[StepResults]"]
     ) -> None:
         self.block, self._act = block, act
         self.began = self.ended = time.monotonic()
@@ -95,13 +95,13 @@ class Loop:
         self._reporter, self._stop, self._between_runs = reporter, stop, between_runs
         self._runs = StepRunner(session, built)
         self._input = Input(session, built)
-        self._under_way: Sequence[int] = []
+        self._in_flight: Sequence[int] = []
         self._workers = built.num_workers if built.step.reports_step else 0
         self._ahead = 0  # by how much tickets are ahead of steps
         self._pool: ThreadPool[StepResults] = ThreadPool("work")
         self._may_skip, self._skipped_in_a_row = config.on_nan == "skip", 0
         many = self._input.size_is_known and self._runs.can_be_long and not self._may_skip
-        self.pace = Pace(config, built.num_workers, many, self._runs.can_overlap, self._runs.most_steps)
+        self.pace = Pace(config, built.num_workers, many, self._runs.can_overlap, self._runs.max_steps)
         self.progress = Progress()
         if (config.steps_per_run or 1) > 1 and not many:
             log.info("--steps_per_run=%d: %s, so a run takes one step", config.steps_per_run, self._why_short())
@@ -113,8 +113,8 @@ class Loop:
         """Continue in another session; the run in flight in the earlier one was interrupted."""
         self._runs.use(session)
         self.progress.global_step = self._runs.global_step()
-        self.progress.steps += sum(ticket < self.progress.global_step for ticket in self._under_way)
-        self._under_way = []
+        self.progress.steps += sum(ticket < self.progress.global_step for ticket in self._in_flight)
+        self._in_flight = []
 
     def _why_short(self) -> str:
         if not self._input.size_is_known:
@@ -132,17 +132,17 @@ class Loop:
             DivergedError: If the loss or a gradient is NaN or Inf, and may not be skipped.
             TfpsError: The reason to stop, if there is one.
         """
-        in_hand = deque(self._blocks(self._runs.draw(self.pace.steps * self.pace.runs)))
-        if in_hand[0].tickets[0] >= self._max_steps and not self.progress.steps:
+        pending = deque(self._blocks(self._runs.draw(self.pace.steps * self.pace.runs)))
+        if pending[0].tickets[0] >= self._max_steps and not self.progress.steps:
             log.info("nothing to train: --max_steps=%d is reached; raise it to continue", self._max_steps)
-        under_way: deque[_UnderWay] = deque()
-        while in_hand or under_way:
+        in_flight: deque[_InFlightRun] = deque()
+        while pending or in_flight:
             if self._stop.error:
-                in_hand.clear()
-            while in_hand and len(under_way) < self.pace.runs:
-                under_way.extend(self._start(in_hand))
-            if under_way:
-                in_hand.extend(self._finish(under_way.popleft(), self._stop.error is None))
+                pending.clear()
+            while pending and len(in_flight) < self.pace.runs:
+                in_flight.extend(self._start(pending))
+            if in_flight:
+                pending.extend(self._finish(in_flight.popleft(), self._stop.error is None))
         if self._stop.error:
             raise self._stop.error
 
@@ -150,25 +150,26 @@ class Loop:
         """Take one step, for a ticket that another worker drew; raise the reason to stop, if there is one."""
         if self._stop.error:
             raise self._stop.error
-        self._finish(self._start(deque([_Block([ticket], last=True)]))[0])
+        self._finish(self._start(deque([_TicketBatch([ticket], last=True)]))[0])
 
-    def _start(self, in_hand: "deque[_Block]") -> Sequence[_UnderWay]:
+    def _start(self, pending: "deque[_TicketBatch]") -> Sequence[_InFlightRun]:
         """Start a run for the first block in hand or a part of it; return no run if the tickets are used up."""
-        block = in_hand.popleft()
+        block = pending.popleft()
         usable = [ticket for ticket in block.tickets if ticket < self._max_steps]
         if not usable:
             return []
         last = len(usable) < len(block.tickets)
         if last or (len(usable) > 1 and not self._input.has(len(usable))):
-            singles = [_Block([ticket], renew=False, last=last) for ticket in usable]
-            singles[-1] = _Block(usable[-1:], block.renew, last)
-            in_hand.extendleft(reversed(singles[1:]))
+            singles = [_TicketBatch([ticket], draw_next=False, last=last) for ticket in usable]
+            singles[-1] = _TicketBatch(usable[-1:], block.draw_next, last)
+            pending.extendleft(reversed(singles[1:]))
             block = singles[0]
         self._input.take(len(block.tickets))
-        self._under_way = block.tickets
-        draw = 1 if block.last else self.pace.steps if block.renew else 0  # 1, as that graph exists from the first runs
+        self._in_flight = block.tickets
+        draw = self.pace.steps if block.draw_next else 0
+        draw = 1 if block.last else draw  # that graph exists from the first runs
         act = functools.partial(self._runs.take, len(block.tickets), draw, self._is_to_show(block.tickets))
-        return [_UnderWay(block, act, self._pool.submit if self.pace.runs > 1 else at_once)]
+        return [_InFlightRun(block, act, self._pool.submit if self.pace.runs > 1 else at_once)]
 
     def _is_to_show(self, tickets: Sequence[int]) -> bool:
         """Return whether a run should return the values to report, as far as its tickets predict its steps.
@@ -177,10 +178,10 @@ class Loop:
         last step.
         """
         steps = [ticket + 1 - self._ahead for ticket in (tickets[0], tickets[-1])]
-        in_hand = self._workers * self.pace.steps * self.pace.runs
-        return any(map(self._reporter.due, steps)) or tickets[-1] + 1 + in_hand >= self._max_steps
+        pending = self._workers * self.pace.steps * self.pace.runs
+        return any(map(self._reporter.due, steps)) or tickets[-1] + 1 + pending >= self._max_steps
 
-    def _finish(self, run: _UnderWay, go_on: bool = True) -> Sequence[_Block]:
+    def _finish(self, run: _InFlightRun, continues: bool = True) -> Sequence[_TicketBatch]:
         """Process what a run returned; return blocks of further tickets."""
         try:
             taken = run.result()
@@ -191,7 +192,7 @@ class Loop:
                 raise
             self._end_of_input(run.block, cancel_safe_iterator.is_of_another(error))
             return []
-        self._skipped_in_a_row, self._under_way = 0, []
+        self._skipped_in_a_row, self._in_flight = 0, []
         count = len(run.block.tickets)
         if taken.reached is not None:
             self._ahead = max(0, run.block.tickets[-1] + 1 - taken.reached)
@@ -199,21 +200,21 @@ class Loop:
             step = ticket + 1 if taken.reached is None else taken.reached - count + index + 1
             self._note(step, index, taken, run.began + (index + 1) / count * (run.ended - run.began))
         self._between_runs()
-        if not run.block.renew or run.block.last:
+        if not run.block.draw_next or run.block.last:
             return []
-        return self._blocks(self._renewed(run, taken.tickets) if go_on else taken.tickets)
+        return self._blocks(self._renewed(run, taken.tickets) if continues else taken.tickets)
 
-    def _renewed(self, run: _UnderWay, tickets: Sequence[int]) -> Sequence[int]:
+    def _renewed(self, run: _InFlightRun, tickets: Sequence[int]) -> Sequence[int]:
         """Return a run's next tickets, and additional ones if the pace has changed and more are in hand from now on."""
         others = self.pace.runs - 1
         if not self.pace.measure(run.ended - run.began, self._max_steps - run.block.tickets[-1]):
             return tickets
         log.info("pace: %s", self.pace)
         missing = self.pace.steps * (self.pace.runs - others) - len(tickets)
-        return [*tickets, *self._runs.draw(missing, in_hand=len(tickets))]
+        return [*tickets, *self._runs.draw(missing, pending=len(tickets))]
 
-    def _blocks(self, tickets: Sequence[int]) -> Sequence[_Block]:
-        return [_Block(tickets[at : at + self.pace.steps]) for at in range(0, len(tickets), self.pace.steps)]
+    def _blocks(self, tickets: Sequence[int]) -> Sequence[_TicketBatch]:
+        return [_TicketBatch(tickets[at : at + self.pace.steps]) for at in range(0, len(tickets), self.pace.steps)]
 
     def _note(self, step: int, index: int, taken: StepResults, ended: float) -> None:
         """Count one step of a run, and report it if that is due."""
@@ -226,14 +227,14 @@ class Loop:
             logged = taken.logged[index] if taken.logged else {}
             self._reporter.report(step, progress, {**logged, "loss": loss}, summary, ended)
 
-    def _skip(self, block: _Block, found: NonFiniteValue) -> Sequence[_Block]:
+    def _skip(self, block: _TicketBatch, found: NonFiniteValue) -> Sequence[_TicketBatch]:
         """Return a block to run again with the next batch, because a value was not finite and not applied; or raise."""
-        self._under_way = []
+        self._in_flight = []
         step = block.tickets[found.index] + 1
         self.progress.steps += found.index  # the run took the steps before this one
         self.progress.global_step = max(self.progress.global_step, step - 1)
         self._skipped_in_a_row += 1
-        if not self._may_skip or self._skipped_in_a_row > _MOST_SKIPPED:
+        if not self._may_skip or self._skipped_in_a_row > _MAX_SKIPPED:
             is_trained = step > 1 or self._runs.global_step() > 0
             fix = self._remedy if is_trained else "nothing is trained yet, check the input and the model"
             raise DivergedError(f"{found.what} at step {step}: {fix}.") from None
@@ -241,9 +242,9 @@ class Loop:
         log.info("skipped a batch: %s at step %d", found.what, step)
         return [block]
 
-    def _end_of_input(self, block: _Block, of_another: bool) -> None:
+    def _end_of_input(self, block: _TicketBatch, of_another: bool) -> None:
         """Log that the input has ended, and give the tickets back."""
-        self._under_way = []
+        self._in_flight = []
         if len(block.tickets) > 1:  # workers train in step, and another worker's input has ended
             self.progress.global_step = self._runs.global_step()
             self.progress.steps += sum(ticket < self.progress.global_step for ticket in block.tickets)

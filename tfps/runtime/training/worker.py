@@ -19,7 +19,7 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, RetryableError, StoppedError, StorageError, TfpsError
 from tfps.models.model import Model
 from tfps.runtime.checkpoint.ownership import HeldError
-from tfps.runtime.coordination.job_state import Phase, Tally
+from tfps.runtime.coordination.job_state import Phase, WorkerTotals
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.error_translation import REPLACED, translate_error
 from tfps.runtime.process import task_log
@@ -248,7 +248,7 @@ class Worker:
         steps = self._loop.progress.steps if self._loop else 0
         with contextlib.suppress(tf.errors.OpError, RuntimeError):
             if self.parts:
-                self.parts.state.write(self.parts.connection.session, -error.exit_code, Tally(steps))
+                self.parts.state.write(self.parts.connection.session, -error.exit_code, WorkerTotals(steps))
 
     def _write_summary(self, chief: Chief | None, error: TfpsError) -> None:
         """Write the summary of a job that failed or was stopped."""

@@ -9,7 +9,7 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.models.model import Model
 from tfps.runtime.coordination.heartbeat import Heartbeat
-from tfps.runtime.coordination.job_state import JobState, Phase, Tally
+from tfps.runtime.coordination.job_state import JobState, Phase, WorkerTotals
 from tfps.runtime.coordination.partial_updates import PartialUpdates
 from tfps.runtime.coordination.restart_barrier import RestartBarrier
 from tfps.runtime.coordination.state_reader import JobStateReader
@@ -86,8 +86,8 @@ class WorkerParts:
         """Write this worker's phase and its work so far on the PS."""
         before = self.heartbeat.before
         steps = before.steps + progress.steps
-        tally = Tally(steps, progress.skipped, before.secs + progress.seconds, progress.batch_size)
-        self.state.write(self.connection.session, phase, tally)
+        totals = WorkerTotals(steps, progress.skipped, before.secs + progress.seconds, progress.batch_size)
+        self.state.write(self.connection.session, phase, totals)
 
 
 def build(

@@ -42,7 +42,7 @@ def ended(code: int, reason: str = "Error") -> dict[str, Any]:
 )
 def test_a_pod_tells_how_its_task_is(found: dict[str, Any], reported: TaskStatus) -> None:
     """Phase, exit code and the platform's words, as one line, are those of the pod."""
-    known = status.of_task([found])
+    known = status.task_status([found])
     assert (known.state, known.exit_code, known.reason) == (reported.state, reported.exit_code, reported.reason)
 
 
@@ -50,7 +50,7 @@ def test_a_deleted_pod_is_terminating() -> None:
     """A pod that is being deleted says so, whatever else it says."""
     found = pod("a-ps-0", "Running", {"running": {}})
     found["metadata"]["deletionTimestamp"] = "2"
-    assert status.of_task([found]).reason == "Terminating"
+    assert status.task_status([found]).reason == "Terminating"
 
 
 def test_the_newest_pod_speaks_for_its_task() -> None:
@@ -61,7 +61,7 @@ def test_the_newest_pod_speaks_for_its_task() -> None:
         one["metadata"]["annotations"] = {index: "1"}
     by_task = status.by_task([*found, pod("a-worker-0", "Running"), pod("a-worker-x", "Running")])
     assert set(by_task) == {Task("worker", 0), Task("worker", 1)}
-    known = status.of_task(by_task[Task("worker", 1)])
+    known = status.task_status(by_task[Task("worker", 1)])
     assert (known.state, known.exit_code, known.restarts, known.where) == ("RUNNING", 143, 1, "a-worker-1-xyz")
 
 
@@ -77,7 +77,7 @@ def test_the_newest_pod_speaks_for_its_task() -> None:
 )
 def test_a_task_without_a_pod_follows_its_job(state: str, worker: str, job: str, task: str) -> None:
     """A task whose pod is not made yet is pending; one whose pod went with its job ended as that did, or with it."""
-    whole = status.of_job(state, "", {"ps": 1, "worker": 1}, {Task("worker", 0): TaskStatus(worker, reason="why")})
+    whole = status.job_status(state, "", {"ps": 1, "worker": 1}, {Task("worker", 0): TaskStatus(worker, reason="why")})
     assert (whole.state, whole.tasks[Task("ps", 0)].state) == (job, task)
     assert whole.reason == ("why" if job == "PENDING" else "")
 
@@ -86,7 +86,7 @@ def test_who_failed_by_itself_comes_first() -> None:
     """In a failed job those tasks come last that ended because another one had failed."""
     codes = {Task("ps", 0): 143, Task("worker", 0): 170, Task("worker", 1): 66, Task("worker", 2): 0}
     tasks = {task: TaskStatus("FAILED", code) for task, code in codes.items()}
-    whole = status.of_job("FAILED", "", {"ps": 1, "worker": 3}, tasks)
+    whole = status.job_status("FAILED", "", {"ps": 1, "worker": 3}, tasks)
     assert next(iter(whole.tasks)) == Task("worker", 1)
     assert dict(whole.tasks) == tasks
 
@@ -109,5 +109,5 @@ def test_the_newest_refusal_of_ones_own_pods_counts() -> None:
     assert status.refusal(events[2:3], "a", {"a"}) == ""
     assert status.refusal(events, "a", {"a"}, "2") == "FailedCreate: quota"
     assert status.refusal(events, "a", {"a"}, "3") == "", "a pod was made since"
-    whole = status.of_job("", "", {"ps": 1, "worker": 1}, {Task("ps", 0): TaskStatus("RUNNING")}, "no quota")
+    whole = status.job_status("", "", {"ps": 1, "worker": 1}, {Task("ps", 0): TaskStatus("RUNNING")}, "no quota")
     assert (whole.state, whole.reason, whole.tasks[Task("worker", 0)].reason) == ("RUNNING", "no quota", "no quota")

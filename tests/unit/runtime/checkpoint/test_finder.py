@@ -98,7 +98,7 @@ def test_a_checkpoint_that_a_save_was_broken_off_for_is_named(
             raise OSError(errno.EIO, "Input/output error")
         replace(source, target)
 
-    run.checkpoints._at_rest.clear()
+    run.checkpoints._consistent.clear()
     monkeypatch.setattr(os, "replace", interrupted)
     with contextlib.suppress(StorageError, OSError):
         run.save(2)

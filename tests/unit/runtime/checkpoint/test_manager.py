@@ -318,7 +318,7 @@ def test_what_cannot_be_read_for_a_moment_is_not_damaged(tmp_path: Path, caplog:
     run.save(2)
     errors = iter(["model.ckpt-2.index cannot be read: Stale file handle"])
     with mock.patch.object(manager, "restore_or_damage", side_effect=lambda *_: next(errors, None)) as tried:
-        assert run.checkpoints.resume(run.session) == str(tmp_path / "model.ckpt-2")
+        assert run.checkpoints.restore_latest(run.session) == str(tmp_path / "model.ckpt-2")
     assert tried.call_count == 2
     assert damage_reports(caplog) == []
 

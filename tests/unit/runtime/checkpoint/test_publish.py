@@ -306,7 +306,7 @@ def test_a_save_that_fails_half_way_loses_neither(tmp_path: Path) -> None:
                 raise OSError(errno.EIO, "Input/output error")
             real(*names)
 
-        run.checkpoints._at_rest.clear()
+        run.checkpoints._consistent.clear()
         with mock.patch.object(os, "replace", replace), contextlib.suppress(StorageError):
             run.save(1)
             break

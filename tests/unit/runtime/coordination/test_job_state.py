@@ -74,7 +74,7 @@ class Job:
     def write(self, worker: int, phase: int, steps: int = 0) -> None:
         """Let a worker tell its phase."""
         state, session = self.states[worker]
-        state.write(session, phase, job_state.Tally(steps))
+        state.write(session, phase, job_state.WorkerTotals(steps))
 
     def vanish(self, worker: int) -> None:
         """Let a worker not answer any more."""

@@ -429,7 +429,7 @@ def test_a_metric_whose_value_needs_a_batch_is_found_before_anything_starts(make
             find(JobConfig(), CLUSTER, model)
         assert reported in str(caught.value)
     with pytest.raises(ModelError) as caught:
-        evaluation.of_checkpoint(JobConfig(), model, "model.ckpt-1")
+        evaluation.evaluate_checkpoint(JobConfig(), model, "model.ckpt-1")
     assert reported in str(caught.value)
 
 
@@ -492,7 +492,7 @@ def test_eval_and_export_name_a_variable_that_training_has_not(tmp_path: Path) -
         shift = 0.0 if mode == "train" else tf.get_variable("moving_mean", [])
         return linear({"x": features["x"] - shift}, labels, mode, params)
 
-    for use in (evaluation.of_checkpoint, export.saved_model):
+    for use in (evaluation.evaluate_checkpoint, export.saved_model):
         with pytest.raises(
             ModelError, match=r"variable 'moving_mean' of mode='(eval|infer)' does not exist in mode='tr"
         ):

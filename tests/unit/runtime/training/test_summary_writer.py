@@ -7,7 +7,7 @@ import pytest
 from support.cluster import tf
 
 from tfps import report
-from tfps.runtime.coordination.job_state import Tally
+from tfps.runtime.coordination.job_state import WorkerTotals
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.training.summary_writer import observations
 from tfps.runtime.training.worker_progress import Progress
@@ -28,7 +28,7 @@ assert tf
 def test_a_chief_that_was_started_again_is_not_slow(before: WorkerPace, steps: int, paces: dict[str, float]) -> None:
     """Its pace counts what it had done before; one that has taken no step has none, and is not named."""
     chief: Any = SimpleNamespace(staleness=lambda _: None, partial_updates=lambda _: 0)
-    state: Any = SimpleNamespace(tally=lambda _: [Tally(), Tally(600, 0, 60.0)])
+    state: Any = SimpleNamespace(totals=lambda _: [WorkerTotals(), WorkerTotals(600, 0, 60.0)])
     loop: Any = SimpleNamespace(progress=Progress(steps=steps, began=100.0, last_step=101.0))
     stragglers: Any = SimpleNamespace(shares={})
     workers = observations(None, state, chief, loop, stragglers, before).workers

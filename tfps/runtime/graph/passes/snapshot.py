@@ -26,7 +26,7 @@ from tensorflow.python.training.saving.saveable_object import SaveableObject, Sa
 from tfps.modes.base import PartialUpdates
 from tfps.modes.moments import Moments
 from tfps.modes.moments import partial as partial_of
-from tfps.runtime.graph.graph_editor import saveable_objects, slice_info, unflat
+from tfps.runtime.graph.graph_editor import saveable_objects, slice_info, unflatten
 from tfps.tf_types import DType, Operation, Tensor, Variable
 
 _STEP = "global_step"
@@ -113,7 +113,7 @@ class Snapshot:
             plain = {spec: _tensor(one, spec) for one in saveables if one not in packed for spec in one.specs}
             read += [*values.values(), *plain.values()]
         with tf.device(device):
-            parts = {ref: unflat(values[ref], place.parts) for ref, place in wholes.items()}
+            parts = {ref: unflatten(values[ref], place.parts) for ref, place in wholes.items()}
         self._values |= plain | {one.specs[0]: parts[one.place.whole.ref()][one.place.index] for one in packed}
 
     @contextlib.contextmanager

@@ -23,7 +23,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.graph.graph_editor import create_slots, device, flat, set_input, unflat, uses_locking
+from tfps.runtime.graph.graph_editor import create_slots, device, flatten, set_input, unflatten, uses_locking
 from tfps.runtime.graph.passes import wire_packing
 from tfps.runtime.graph.passes.loop_hoisting import is_unused
 from tfps.runtime.graph.passes.snapshot import Place
@@ -101,15 +101,15 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
         super().__init__(uses_locking(optimizer), optimizer.get_name())
         self._optimizer, self._scalars = optimizer, scalars
         self.updated: Sequence[Variable] = ()
-        self._packs: Sequence[_Pack] = ()
+        self._packs: Sequence[_PackedVariable] = ()
 
     def compute_gradients(self, loss: Tensor, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
         """Return pairs of gradient and variable as any optimizer does. Some of the variables are packed ones."""
         pairs = [pair for pair in self._optimizer.compute_gradients(loss, *args, **kwargs) if pair[0] is not None]
         self.updated = [variable for _, variable in pairs]
         gradients = {variable.ref(): gradient for gradient, variable in pairs}
-        self._packs = [_Pack(bucket) for bucket in _buckets(pairs, self._scalars)]
-        packed = [(flat([gradients.pop(v.ref()) for v in pack.variables]), pack.whole) for pack in self._packs]
+        self._packs = [_PackedVariable(bucket) for bucket in _buckets(pairs, self._scalars)]
+        packed = [(flatten([gradients.pop(v.ref()) for v in pack.variables]), pack.whole) for pack in self._packs]
         return packed + [pair for pair in pairs if pair[1].ref() in gradients]
 
     def apply_gradients(
@@ -127,7 +127,7 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
         names = next(([v.op.name for v in p.variables] for p in self._packs if p.whole is variable), [variable.op.name])
         return ", ".join(names[:_NAMED]) + (f" or {len(names) - _NAMED} others" if len(names) > _NAMED else "")
 
-    def redirect(self, ops: Iterable[Operation]) -> None:
+    def use_packed_reads(self, ops: Iterable[Operation]) -> None:
         """Make operations of a step use the packed variables instead of the plain ones. Call it once, at the end."""
         places = {v.handle.op: (pack, i) for pack in self._packs for i, v in enumerate(pack.variables)}
         for user in list(ops):
@@ -164,7 +164,7 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
         return [lambda variable: variable] + [lambda v, name=name: self._optimizer.get_slot(v, name) for name in names]
 
 
-class _Pack:
+class _PackedVariable:
     """Variables of one PS and type, packed into one variable, ``whole``."""
 
     def __init__(self, variables: Sequence[Variable]) -> None:
@@ -185,18 +185,18 @@ class _Pack:
         when = task, tuple(op.name for op in read.control_inputs)
         if when not in self._values:
             with tf.control_dependencies(None), tf.control_dependencies(read.control_inputs), tf.device(device(task)):
-                self._values[when] = unflat(self.whole.read_value(), self.variables)
+                self._values[when] = unflatten(self.whole.read_value(), self.variables)
         return self._values[when]
 
     def load(self, slot: Callable[[Variable], Variable]) -> Operation:
         with tf.device(self.whole.device):
-            filled = slot(self.whole).assign(flat([slot(v).read_value() for v in self.variables]), read_value=False)
+            filled = slot(self.whole).assign(flatten([slot(v).read_value() for v in self.variables]), read_value=False)
             with tf.control_dependencies([filled]):
                 return tf.group(*(tf.raw_ops.DestroyResourceOp(resource=slot(v).handle) for v in self.variables))
 
     def store(self, slot: Callable[[Variable], Variable]) -> Operation:
         with tf.device(self.whole.device):
-            parts = unflat(slot(self.whole).read_value(), self.variables)
+            parts = unflatten(slot(self.whole).read_value(), self.variables)
             made = [slot(v).assign(part, read_value=False) for v, part in zip(self.variables, parts, strict=True)]
             return tf.group(*made)
 

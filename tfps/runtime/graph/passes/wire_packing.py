@@ -30,13 +30,13 @@ import tensorflow.compat.v1 as tf
 from tfps.runtime.graph.graph_editor import (
     descendants,
     device,
-    flat,
+    flatten,
     is_in_every_step,
     order,
     replace,
     set_control_inputs,
     set_device,
-    unflat,
+    unflatten,
 )
 from tfps.runtime.graph.passes import embedding_rows
 from tfps.runtime.graph.placement import ancestors, resource_of, task_of, tensor_bytes
@@ -66,9 +66,9 @@ def pack(graph: Graph, fetches: Sequence[Fetch], halved: Callable[[Tensor], bool
         for source, target, short, found in _by_route(ancestors(fetches), _pushed, is_short):
             for bucket in buckets(_independent(found, target)):
                 _send("push", source, target, bucket, short)
-        routes = _by_route(ancestors(fetches), _unfixed, is_short)
+        routes = _by_route(ancestors(fetches), _ragged_key, is_short)
         for source, target, short, found in sorted(routes, key=lambda route: _are_ids(route[-1])):
-            _send_unfixed(source, target, _independent(found, target), short, ids_of)
+            _send_ragged(source, target, _independent(found, target), short, ids_of)
 
 
 def _independent(tensors: Sequence[Tensor], target: str) -> Sequence[Tensor]:
@@ -126,19 +126,19 @@ def _merge_reads(ops: Iterable[Operation]) -> None:
 
 
 def _pulled(tensor: Tensor) -> object:
-    return _fixed(tensor) if _is_read(tensor) else None
+    return _fixed_shape_key(tensor) if _is_read(tensor) else None
 
 
 def _pushed(tensor: Tensor) -> object:
-    return _fixed(tensor) if _is_of_worker(tensor) else None
+    return _fixed_shape_key(tensor) if _is_of_worker(tensor) else None
 
 
-def _fixed(tensor: Tensor) -> object:
+def _fixed_shape_key(tensor: Tensor) -> object:
     """Return the common key of fixed-shape tensors that travel together, or ``None``."""
     return (tensor.dtype, tensor.shape.rank == 0) if tensor_bytes(tensor.shape, tensor.dtype) else None
 
 
-def _unfixed(tensor: Tensor) -> object:
+def _ragged_key(tensor: Tensor) -> object:
     """Return the common key of tensors of unknown length that travel together, or ``None``."""
     shape = tensor.shape
     alike = shape.rank and shape[0].value is None and shape[1:].is_fully_defined()
@@ -164,26 +164,26 @@ def _by_route(
 
 def _send(name: str, source: str, target: str, tensors: Sequence[Tensor], short: bool) -> None:
     """Send tensors of fixed shape as one, flattened."""
-    if _go_as_they_are(tensors, short):
+    if _is_unpacked(tensors, short):
         return
     with tf.device(device(source)):
-        packed = flat(tensors, name)
-    packed = _across(packed, source, target, short)
+        packed = flatten(tensors, name)
+    packed = _transfer(packed, source, target, short)
     with tf.device(device(target)):
-        _arrive(target, tensors, unflat(packed, tensors))
+        _replace_on_target(target, tensors, unflatten(packed, tensors))
 
 
-def _send_unfixed(
+def _send_ragged(
     source: str, target: str, tensors: Sequence[Tensor], short: bool, ids_of: Mapping[str, Tensor]
 ) -> None:
     """Send tensors of unknown length as one, concatenated. Ids come last, so that all their users get the sent ids."""
-    if _go_as_they_are(tensors, short):
+    if _is_unpacked(tensors, short):
         return
     if _are_ids(tensors):
         parts = _sent_with_lengths(source, target, tensors)
     else:
         parts = _sent_as_rows(source, target, tensors, short, [ids_of.get(tensor.name) for tensor in tensors])
-    _arrive(target, tensors, parts)
+    _replace_on_target(target, tensors, parts)
 
 
 def _sent_with_lengths(source: str, target: str, ids: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -203,7 +203,7 @@ def _sent_as_rows(
     with tf.device(device(source)):
         lengths = _lengths(tensors) if None in ids else None
         packed = tf.concat(tensors, 0, name="rows")
-    packed = _across(packed, source, target, short)
+    packed = _transfer(packed, source, target, short)
     with tf.device(device(target)):
         parts: Sequence[Tensor] = tf.split(packed, _lengths(ids) if lengths is None else lengths, num=len(tensors))
         return parts
@@ -222,11 +222,11 @@ def _can_be_short(tensor: Tensor) -> bool:
     return bool(tensor.dtype == tf.float32 and tensor.shape.rank)
 
 
-def _go_as_they_are(tensors: Sequence[Tensor], short: bool) -> bool:
+def _is_unpacked(tensors: Sequence[Tensor], short: bool) -> bool:
     return not tensors or (len(tensors) == 1 and not short)
 
 
-def _across(packed: Tensor, source: str, target: str, short: bool) -> Tensor:
+def _transfer(packed: Tensor, source: str, target: str, short: bool) -> Tensor:
     """Return a tensor on the target: unchanged, or as rounded by bfloat16."""
     if not short:
         return packed
@@ -236,7 +236,7 @@ def _across(packed: Tensor, source: str, target: str, short: bool) -> Tensor:
         return tf.cast(halved, tf.float32)
 
 
-def _arrive(target: str, tensors: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
+def _replace_on_target(target: str, tensors: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
     """Make all operations of the target use the received tensors."""
     for tensor, part in zip(tensors, parts, strict=True):
         part.set_shape(tensor.shape)

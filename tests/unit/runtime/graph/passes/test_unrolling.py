@@ -331,7 +331,7 @@ def test_a_step_reads_what_others_have_written_meanwhile() -> None:
 
 
 @pytest.mark.parametrize(
-    ("secs", "left", "workers", "many_steps", "many_runs", "most_steps", "expected"),
+    ("secs", "left", "workers", "many_steps", "many_runs", "max_steps", "expected"),
     [
         (0.001, 10**6, 2, True, True, 16, (16, 2)),
         (0.02, 10**6, 2, True, True, 16, (8, 2)),
@@ -350,7 +350,7 @@ def test_the_pace_suits_the_steps(
     workers: int,
     many_steps: bool,
     many_runs: bool,
-    most_steps: int,
+    max_steps: int,
     expected: tuple[int, int],
 ) -> None:
     """Short steps are taken many at a time, long ones, and those of a short job, are not; slow first ones do not count.
@@ -358,17 +358,17 @@ def test_the_pace_suits_the_steps(
     A single worker has no gradient that is stale, an input that could end in a run is taken step by step, and a large
     graph few steps at a time.
     """
-    pace = Pace(JobConfig(), workers, many_steps, many_runs, most_steps)
+    pace = Pace(JobConfig(), workers, many_steps, many_runs, max_steps)
     changed = [pace.measure(each, left) for each in [5.0] * 3 + [secs] * 12]
     assert (pace.steps, pace.runs) == expected
     assert sum(changed) == (expected != (1, 1))
 
 
-@pytest.mark.parametrize(("most_ops", "expected"), [(10**6, 16), (1, 1)])
-def test_a_run_is_not_too_much_to_prepare(most_ops: int, expected: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("max_ops", "expected"), [(10**6, 16), (1, 1)])
+def test_a_run_is_not_too_much_to_prepare(max_ops: int, expected: int, tmp_path: Path) -> None:
     """Of a graph of many operations, a run takes few steps."""
     with (
-        mock.patch("tfps.runtime.training.step_runner._MOST_OPS", most_ops),
+        mock.patch("tfps.runtime.training.step_runner._MAX_OPS", max_ops),
         mock.patch("tfps.runtime.training.step_runner._RUN_SECS", 10.0),
     ):
         train(model_of(counted(None), linear), num_workers=1, max_steps=400, model_dir=str(tmp_path))
