@@ -1,5 +1,6 @@
 """``tfps launch`` whose processes are killed or asked to stop: nothing is left running, and nothing saved is lost."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -211,7 +212,7 @@ def test_a_directory_for_temporary_files_that_is_removed_keeps_no_task_from_its_
 def _logs_to(pid: int, name: str) -> bool:
     """Return whether a process has a task's log open."""
     try:
-        return any(name in os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+        return any(name in link for link in _open_files(pid))
     except OSError:
         return False
 
@@ -387,4 +388,8 @@ def _pid_of(task: str, below: Sequence[int]) -> int:
 
 
 def _open_files(pid: int) -> list[str]:
-    return [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    found = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return found
