@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.processes import Process, by_hand, children_of, processes, run_tfps, slow, summary
+from support.processes import Process, by_hand, children_of, open_files, processes, run_tfps, slow, summary
 
 
 def job_flags(tmp_path: Path, *more: str) -> list[str]:
@@ -136,7 +136,7 @@ def test_a_directory_removed_with_the_only_ps_leaves_nothing_and_it_is_said(tmp_
 def _is_ps(pid: int) -> bool:
     """Return whether a task's process is the PS: its log is open there."""
     try:
-        return any("ps-0.log" in os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+        return any("ps-0.log" in link for link in open_files(pid))
     except OSError:
         return False
 

@@ -1,6 +1,5 @@
 """``tfps launch`` whose processes are killed or asked to stop: nothing is left running, and nothing saved is lost."""
 
-import contextlib
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ from support.processes import (
     alive,
     children_of,
     load_variable,
+    open_files,
     processes,
     run_tfps,
     slow,
@@ -212,7 +212,7 @@ def test_a_directory_for_temporary_files_that_is_removed_keeps_no_task_from_its_
 def _logs_to(pid: int, name: str) -> bool:
     """Return whether a process has a task's log open."""
     try:
-        return any(name in link for link in _open_files(pid))
+        return any(name in link for link in open_files(pid))
     except OSError:
         return False
 
@@ -384,12 +384,4 @@ def _slow(directory: Path) -> Path:
 
 def _pid_of(task: str, below: Sequence[int]) -> int:
     """Return the process that is a task, by the log that it holds open."""
-    return next(pid for pid in below if any(link.endswith(f"{task}.log") for link in _open_files(pid)))
-
-
-def _open_files(pid: int) -> list[str]:
-    found = []
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    return found
+    return next(pid for pid in below if any(link.endswith(f"{task}.log") for link in open_files(pid)))

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.processes import Process, alive, children_of, processes, slow, summary
+from support.processes import Process, alive, children_of, open_files, processes, slow, summary
 
 
 @pytest.mark.timeout(240)
@@ -36,9 +36,5 @@ def test_a_worker_and_a_chief_come_back_where_neither_log_nor_owner_can_be_opene
 
 def _task(job: Process, log: str) -> int:
     """Return the process of a task, by the log that it holds open."""
-    [pid] = [pid for pid in alive(children_of(job.pid)) if any(log in link for link in _open_files(pid))]
+    [pid] = [pid for pid in alive(children_of(job.pid)) if any(log in link for link in open_files(pid))]
     return pid
-
-
-def _open_files(pid: int) -> list[str]:
-    return [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]

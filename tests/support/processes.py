@@ -241,6 +241,19 @@ def wait_gone(pids: Sequence[int], secs: float) -> None:
     assert not left, f"still running after {secs} s: {left}"
 
 
+def open_files(pid: int) -> list[str]:
+    """Return what a process has open, by the kernel's names; without what it closes meanwhile.
+
+    Raises:
+        OSError: If there is no such process.
+    """
+    found = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return found
+
+
 def load_variable(model_dir: Path, name: str) -> Any:
     """Return a variable of a directory's newest checkpoint."""
     from tensorflow.python.training import checkpoint_utils  # noqa: PLC0415  most tests do without TensorFlow
