@@ -235,10 +235,10 @@ def test_an_evaluator_goes_by_the_file_systems_clock(
 ) -> None:
     """An earlier, shorter run's summary is not the end of this one, and its own is, whatever this host's clock says."""
     shutil.copytree(trained, tmp_path / "m")
-    reported, now, stop = tmp_path / "m" / "summary.json", time.time, StopRequest()
+    path, now, stop = tmp_path / "m" / "summary.json", time.time, StopRequest()
     short = json.dumps({"status": "done", "global_step": 20, "exit_code": 0})
-    reported.write_text(short)
-    os.utime(reported, (now() - 30, now() - 30))
+    path.write_text(short)
+    os.utime(path, (now() - 30, now() - 30))
     monkeypatch.setattr(time, "time", lambda: now() + wrong_secs)
     config, ended = JobConfig(model_dir=str(tmp_path / "m"), max_steps=40), threading.Event()
 
@@ -249,7 +249,7 @@ def test_an_evaluator_goes_by_the_file_systems_clock(
     thread = threading.Thread(target=be_evaluator, daemon=True)
     thread.start()
     assert not ended.wait(3), "it took an earlier run's summary for this one's"
-    reported.write_text(short)
+    path.write_text(short)
     assert ended.wait(20), "it did not take this run's summary"
 
 
@@ -263,9 +263,9 @@ def test_an_evaluator_does_not_end_with_a_job_whose_checkpoints_were_deleted(
     shutil.copytree(trained, tmp_path / "m")
     for path in tmp_path.glob("m/model.ckpt-*"):
         path.unlink()
-    reported, stop = tmp_path / "m" / "summary.json", StopRequest()
-    reported.write_text(json.dumps({"status": "done", "global_step": 20, "max_steps": 20, "exit_code": 0} | odd))
-    os.utime(reported, (time.time() - 30, time.time() - 30))
+    path, stop = tmp_path / "m" / "summary.json", StopRequest()
+    path.write_text(json.dumps({"status": "done", "global_step": 20, "max_steps": 20, "exit_code": 0} | odd))
+    os.utime(path, (time.time() - 30, time.time() - 30))
     config, ended = JobConfig(model_dir=str(tmp_path / "m"), max_steps=20), threading.Event()
 
     def be_evaluator() -> None:
@@ -274,7 +274,7 @@ def test_an_evaluator_does_not_end_with_a_job_whose_checkpoints_were_deleted(
 
     threading.Thread(target=be_evaluator, daemon=True).start()
     assert not ended.wait(2)
-    os.utime(reported)
+    os.utime(path)
     assert ended.wait(20)
 
 
@@ -341,10 +341,10 @@ def test_an_export_is_served_by_plain_tensorflow(trained: Path, tmp_path: Path) 
     lines = ended.stdout.splitlines()
     assert len(lines) == 4
     for line, rows in zip(lines, (1, 7, 1, 7), strict=True):
-        reported = eval(line, {"true": True, "false": False})
+        served_values = eval(line, {"true": True, "false": False})
         expected = predicted(trained, np.linspace(-1, 1, 3 * rows, dtype=np.float32).reshape(rows, 3))
-        np.testing.assert_allclose(reported["y"], expected, rtol=1e-5, atol=1e-6)
-        assert reported["positive"] == [bool(value > 0) for value in reported["y"]]
+        np.testing.assert_allclose(served_values["y"], expected, rtol=1e-5, atol=1e-6)
+        assert served_values["positive"] == [bool(value > 0) for value in served_values["y"]]
 
 
 def served(written: Path, given: dict[str, Any]) -> dict[str, Any]:

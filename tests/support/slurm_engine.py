@@ -67,13 +67,13 @@ class Slurm:
         for name in ("state", "log", *(f"spool.{node}" for node in NODES)):
             (directory / name).mkdir(parents=True)
         with held_ports(4) as (port, *ports):
-            result = {
+            values = {
                 "directory": directory,
                 "host": socket.gethostname().partition(".")[0],
                 "port": port,
                 "ports": ports,
             }
-            self.conf.write_text(_CONF.format(**result, save_secs=save_secs, requeue_secs=requeue_secs))
+            self.conf.write_text(_CONF.format(**values, save_secs=save_secs, requeue_secs=requeue_secs))
         (directory / "gres.conf").write_text(_GRES)
         self._log = directory / "log"
         self._daemons = {"": self._start("slurmctld", "-D")}

@@ -93,7 +93,7 @@ def _print(checks: Sequence[Check]) -> None:
     if any(check.state == WRONG for check in checks):
         print("\nnot ready to train: fix what is wrong above")
     else:
-        print("\nready to train: no problem found")
+        print("\nready to train: no problem found; tasks compare the other flags when they start")
 
 
 def _place(job: JobConfig) -> tuple[Cluster, Task | None, str]:
