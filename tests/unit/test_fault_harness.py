@@ -129,6 +129,24 @@ def test_what_a_job_says_of_its_step_and_its_pace_is_understood() -> None:
     assert timeline.reported_step(at_zero, Mark(0, 0, [])) == 0
 
 
+def test_a_saved_step_that_is_lost_is_wrong_however_long_a_save_takes() -> None:
+    """What was called saved before the fault, and not after it; steps that no checkpoint held may be lost with a PS."""
+    said = [
+        ("worker/0", "saved /m/model.ckpt-10"),
+        ("worker/0", "step=60 loss=1"),
+        ("ps/1", timeline.KILLED),
+        ("worker/0", "saved /m/model.ckpt-60"),
+    ]
+    mark = Mark(2, 4, ["ps/1"])
+    assert timeline.lost_saved(lines(*said), mark) == 0
+    for step, lost in ((10, 0), (7, 3)):
+        assert timeline.lost_saved(lines(*said, ("worker/0", f"resumed from /m/model.ckpt-{step}")), mark) == lost
+    ps, worker = FAULTS["ps_killed_saving"], FAULTS["worker_killed"]
+    runs = [Result("f", "sync", "tfps", "launch", 1, lost=50, lost_saved=lost, code=0) for lost in (0, 3)]
+    assert [ps.problem(run) for run in runs] == ["", "3 steps lost that had been saved"]
+    assert all("50 steps lost" in worker.problem(run) for run in runs)
+
+
 def test_the_table_tells_by_how_much_updates_and_steps_differ() -> None:
     """Median and maximum of the runs, in a column of its own."""
     runs = [Result("worker_killed", "async", "tfps", "launch", n, lost=0, off=off) for n, off in enumerate((0, 0, 2))]

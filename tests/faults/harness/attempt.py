@@ -257,6 +257,7 @@ class Attempt:
         found.settle_secs = _worse(found.settle_secs, settled - self.mark.since)
         found.pause_secs = _worse(found.pause_secs, timeline.pause(lines, self.mark.at, settled))
         found.lost, found.lost_secs = max(found.lost or 0, lost), max(found.lost_secs, lost_secs)
+        found.lost_saved = max(found.lost_saved, timeline.lost_saved(lines, self.mark))
         self._compare_reported(lost)
 
     def _compare_reported(self, lost: int) -> None:

@@ -13,12 +13,11 @@ import forming
 import kills
 import network
 import storage
-from attempt import SAVE_SECS
 from kills import Act, killed, killed_in_save
 from result import CLASSIC, Result
 
 BOTH = ("async", "sync")
-_ONE_SAVE_SECS = 2 * SAVE_SECS  # a save interval, the save itself, and the kill in the middle of the next
+EVERY, SAVED = "no step lost", "no saved step lost"
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Fault:
         codes: The exit codes that the job may have.
         detect_within: Seconds.
         settle_within: Seconds, until the job has gone on, or ended if it has to.
-        lost_secs: How much of a job's time may be lost; ``None`` where that is not asked.
+        keeps: Which steps may not be lost, ``EVERY`` one or those ``SAVED`` before; ``None`` if that is not asked.
         async_pause: In async, how long nobody may take a step, in seconds.
         peer: Whether the classic script can have it, too.
         deadline_secs: When a run that is not over is called a hang.
@@ -44,7 +43,7 @@ class Fault:
     codes: Sequence[int] = (0,)
     detect_within: float | None = None
     settle_within: float = 60.0
-    lost_secs: float | None = None
+    keeps: str | None = None
     async_pause: float | None = None
     peer: bool = False
     deadline_secs: float = 60.0
@@ -58,8 +57,10 @@ class Fault:
             wrong.append(f"not named within {self.detect_within:g} s")
         if (result.settle_secs or 0) > self.settle_within:
             wrong.append(f"settled after {result.settle_secs:.1f} s, not {self.settle_within:g}")
-        if self.lost_secs is not None and result.lost and (result.lost_secs > self.lost_secs or not self.lost_secs):
+        if self.keeps == EVERY and result.lost:
             wrong.append(f"{result.lost} steps lost, {result.lost_secs:.1f} s of work")
+        if self.keeps and result.lost_saved:
+            wrong.append(f"{result.lost_saved} steps lost that had been saved")
         if self.async_pause and result.mode == "async" and (result.pause_secs or 0) > self.async_pause:
             wrong.append(f"no step of anybody for {result.pause_secs:.1f} s")
         if result.left:
@@ -68,11 +69,11 @@ class Fault:
 
 
 def _kill(title: str, act: Act, **more: Any) -> Fault:
-    return Fault(title, "goes on; no step lost", act, **{"lost_secs": 0.0, "peer": True, **more})
+    return Fault(title, "goes on; no step lost", act, **{"keeps": EVERY, "peer": True, **more})
 
 
 def _ps(title: str, act: Act, **more: Any) -> Fault:
-    return Fault(title, "goes on from the last checkpoint", act, **{"lost_secs": _ONE_SAVE_SECS, "peer": True, **more})
+    return Fault(title, "goes on from the last checkpoint", act, **{"keeps": SAVED, "peer": True, **more})
 
 
 def _cut(kind: str, secs: float) -> Fault:
@@ -150,9 +151,9 @@ _PROCESSES = {
     "chief_frozen": _kill("the chief is frozen", kills.frozen("worker/0"), detect_within=20, deadline_secs=90.0),
     "ps_frozen": _ps("a PS is frozen", kills.frozen("ps/1"), detect_within=20, deadline_secs=90.0),
     "worker_stalled_back": Fault(
-        "a worker comes back when it was replaced", "ends alone", kills.stalled_back, lost_secs=0.0, deadline_secs=150.0
+        "a worker comes back when it was replaced", "ends alone", kills.stalled_back, keeps=EVERY, deadline_secs=150.0
     ),
-    "straggler": Fault("a worker gets a quarter of the time", "async unhurt; is named", kills.straggler, lost_secs=0.0),
+    "straggler": Fault("a worker gets a quarter of the time", "async unhurt; is named", kills.straggler, keeps=EVERY),
 }
 
 _NETWORK = {
@@ -187,7 +188,7 @@ _STORAGE = {
         "the model directory is removed, then a PS is lost", "goes on; said", storage.removed, deadline_secs=90.0
     ),
     "second_job": Fault(
-        "another job in its model directory", "refused, naming it; the first goes on", storage.second_job, lost_secs=0.0
+        "another job in its model directory", "refused, naming it; the first goes on", storage.second_job, keeps=EVERY
     ),
     "save_killed": Fault(
         "chief and PS are killed in a save", "goes on from the last one", killed_in_save("worker/0", "ps/0", "ps/1")

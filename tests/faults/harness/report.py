@@ -158,8 +158,7 @@ def _limits_of(fault: Fault) -> str:
     parts = [f"settled in {fault.settle_within:g} s"]
     parts += [f"named in {fault.detect_within:g} s"] if fault.detect_within else []
     parts += [f"in async a step every {fault.async_pause:g} s"] if fault.async_pause else []
-    if fault.lost_secs is not None:
-        parts += [f"at most {fault.lost_secs:g} s of steps lost" if fault.lost_secs else "no step lost"]
+    parts += [fault.keeps] if fault.keeps else []
     return ", ".join(parts)
 
 

@@ -27,8 +27,9 @@ class Result:
         detect_secs: From the fault to the first line that names it, or the end of another task.
         settle_secs: From the fault, or its cure, to when the job had gone on, or had ended if it had to.
         lost: Steps that the job went back.
-        off: By how many updates some weight of some checkpoint differs from its ``global_step``, at most.
         lost_secs: How much of its time that is.
+        lost_saved: Those of them that a checkpoint held that was called saved before the fault.
+        off: By how many updates some weight of some checkpoint differs from its ``global_step``, at most.
         pause_secs: The longest time without a step of anybody, from the fault until it had settled.
         code: The job's exit code.
         left: Processes that were left 10 s after the job's end.
@@ -48,6 +49,7 @@ class Result:
     lost: int | None = None
     off: int | None = None
     lost_secs: float = 0.0
+    lost_saved: int = 0
     pause_secs: float | None = None
     code: int | None = None
     left: int | None = None

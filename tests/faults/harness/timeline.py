@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 _STEP = re.compile(r"step=(\d+)(?: \S+)* loss=")  # and not eval/loss
-_SAVED = re.compile(r"saved \S*/(model\.ckpt-\d+)$")
+_SAVED = re.compile(r"saved \S*/(model\.ckpt-(\d+))$")
 _RESUMED = re.compile(r"resumed from \S*/(model\.ckpt-(\d+))$")
 _AT_ZERO = re.compile(r"no .*: training begins at step 0$")
 _PACE = re.compile(r"pace: (\d+) steps? a run(?:, (\d+) in flight)?")
@@ -134,6 +134,14 @@ def reported_step(lines: Sequence[Line], mark: Mark) -> int | None:
     found = [int(match[2]) for line in lines[mark.edge :] if (match := _RESUMED.match(line.text))]
     found += [0 for line in lines[mark.edge :] if _AT_ZERO.match(line.text)]
     return min(found, default=None)
+
+
+def lost_saved(lines: Sequence[Line], mark: Mark) -> int:
+    """Return how many steps a job has gone back that a checkpoint held which was called saved before a fault."""
+    said = [_SAVED.match(line.text) for line in lines[: mark.edge] if line.at < mark.at]
+    whole = max((int(match[2]) for match in said if match), default=0)
+    reported = reported_step(lines, mark)
+    return 0 if reported is None else max(0, whole - reported)
 
 
 def under_way(lines: Sequence[Line]) -> tuple[int, int]:
