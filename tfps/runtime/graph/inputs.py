@@ -1,6 +1,6 @@
 """A model's input pipeline, in the graph of the task that reads it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -12,11 +12,13 @@ from tfps.runtime.graph import graph_editor, model_calls, placement
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS, CancelSafeIterator
 from tfps.runtime.graph.functions import nodes_within
 from tfps.runtime.graph.passes import side_effects
-from tfps.tf_types import Dataset, Graph, InputIterator, Nested, Operation, Tensor
+from tfps.tf_types import Dataset, Graph, InputIterator, Nested, NodeDef, Operation, Tensor
 
 _MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of the op types of datasets
 _END = ("PyFunc", "IteratorGetNext", "Dequeue", "ReaderRead")  # likewise, with which a function may end the input
 _OWN_END = ("IteratorGetNext", "MultiDeviceIteratorGetNext", "Dequeue", "ReaderRead")  # likewise, in a model
+_DROP = ("Filter", "TakeWhile", "FlatMap", "Interleave", "Unbatch", "IgnoreErrors", "GroupBy")  # parts of op types
+_CUT = ("Take", "Skip", "Shard", "Batch", "Window", "Scan")  # likewise: what they return depends on the order
 _MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
 
 
@@ -53,16 +55,43 @@ def examples_of(features: Nested, labels: Nested) -> Tensor:
 def _batches(dataset: Dataset) -> Tensor:
     """Return the number of batches in a dataset, as far as its cardinality is reliable: int64 scalar.
 
-    A dataset that selects from others ends when one of them ends. A Python function may return nothing the next time.
-    ``repeat()`` after either still reports an infinite dataset.
+    A dataset that selects from others ends when one of them ends. A Python function may return nothing the next time,
+    and a filter by random numbers may let nothing pass. ``repeat()`` after any of them still reports an infinite
+    dataset, and ``repeat().take(n)`` reports n.
     """
-    size = tf.data.experimental.cardinality(dataset)
-    graph = tf.get_default_graph().as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    if not any(kind in node.op for node in nodes for kind in _MAY_END):
-        return size
-    unknown = tf.constant(tf.data.experimental.UNKNOWN_CARDINALITY, tf.int64)
-    return tf.where(tf.equal(size, tf.data.experimental.INFINITE_CARDINALITY), unknown, size)
+    graph = tf.get_default_graph()
+    nodes = _nodes(graph, graph.get_operations())
+    repeats = any("RepeatDataset" in node.op for node in nodes)
+    may_end = any(kind in node.op for node in nodes for kind in _MAY_END)
+    if repeats and (may_end or any(_may_drop_all(graph, op) for op in graph.get_operations())):
+        return tf.constant(tf.data.experimental.UNKNOWN_CARDINALITY, tf.int64)
+    return tf.data.experimental.cardinality(dataset)
+
+
+def _nodes(graph: Graph, ops: Iterable[Operation]) -> Sequence[NodeDef]:
+    """Return operations with those in the functions that they call."""
+    return [node for op in ops for node in (op.node_def, *nodes_within(graph, op.node_def))]
+
+
+def _may_drop_all(graph: Graph, op: Operation) -> bool:
+    """Return whether an operation is a dataset that may have elements in one epoch and none in another.
+
+    It leaves elements out, and which ones depends on random numbers or other state, or on the order of shuffled ones.
+    """
+    if "Dataset" not in op.type or not any(_is(node, _DROP) for node in _nodes(graph, [op])):
+        return False
+    before = _nodes(graph, placement.ancestors([op]))
+    if any("Dataset" not in node.op and side_effects.has_state(node) for node in before):
+        return True
+    return any("RandomDataset" in node.op for node in before) or (
+        any("Shuffle" in node.op for node in before)
+        and any(_is(node, _CUT) for node in before)
+        and any(_is(node, ("Filter", "TakeWhile")) for node in before)
+    )
+
+
+def _is(node: NodeDef, kinds: Iterable[str]) -> bool:
+    return any(kind in node.op for kind in kinds)
 
 
 def batches_with(graph: Graph, known: Collection[Operation], batches: Tensor) -> Tensor:

@@ -245,7 +245,7 @@ class Loop:
     def _end_of_input(self, block: _TicketBatch, of_another: bool) -> None:
         """Log that the input has ended, and give the tickets back."""
         self._in_flight = []
-        if len(block.tickets) > 1:  # workers train in step, and another worker's input has ended
+        if not self._workers and len(block.tickets) > 1:  # workers train in step, and another worker's input has ended
             self.progress.global_step = self._runs.global_step()
             self.progress.steps += sum(ticket < self.progress.global_step for ticket in block.tickets)
         if not self.progress.input_ended:

@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tensorflow.compat.v1 as tf
-from support.cluster import dataset_of, model_of, train
+from support.cluster import dataset_of, model_of, train, variables_of
 from support.processes import summary
 
 import tfps
+from tfps.runtime.graph import inputs
 
 BATCHES = 7
 
@@ -43,3 +45,74 @@ def test_a_branch_or_a_loop_waits_for_the_batch(tmp_path: Path) -> None:
     train(model_of(batches, counting), 1, 1, 60, model_dir=str(tmp_path), max_steps=5)
     found = summary(tmp_path)["eval"]
     assert (found["branch"], found["loop"]) == (BATCHES, BATCHES)
+
+
+UNKNOWN, INFINITE = -2, -1
+
+
+def numbers(count: int = 20) -> Any:
+    """Return a dataset of numbers."""
+    return tf.data.Dataset.range(count)
+
+
+def is_drawn(_: Any) -> Any:
+    """Be true for about half of the elements, others in each epoch."""
+    return tf.random.uniform([], seed=1) < 0.5
+
+
+def is_even(number: Any) -> Any:
+    """Be true for the same elements in each epoch."""
+    return tf.equal(number % 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("made", "size"),
+    [
+        (numbers, 20),
+        (lambda: numbers().repeat(), INFINITE),
+        (lambda: numbers().filter(is_even).shuffle(9).repeat(), INFINITE),
+        (lambda: numbers().shuffle(9).filter(is_even).batch(2).repeat(), INFINITE),
+        (lambda: numbers().shuffle(9).interleave(tf.data.Dataset.range).repeat(), INFINITE),
+        (lambda: numbers().filter(is_even).map(is_drawn).repeat(), INFINITE),
+        (lambda: numbers().repeat().filter(is_even), UNKNOWN),
+        (lambda: numbers().filter(is_drawn).repeat(), UNKNOWN),
+        (lambda: numbers().filter(is_drawn).repeat().take(7), UNKNOWN),
+        (lambda: numbers().map(is_drawn).filter(lambda drawn: drawn).repeat(), UNKNOWN),
+        (lambda: numbers().shuffle(9).take(3).filter(is_even).repeat(), UNKNOWN),
+        (lambda: numbers().shuffle(9).batch(2).filter(lambda pair: is_even(pair[0])).repeat(), UNKNOWN),
+        (lambda: numbers().shuffle(9).apply(tf.data.experimental.take_while(is_even)).repeat(), UNKNOWN),
+        (lambda: numbers().flat_map(lambda _: numbers().filter(is_drawn)).repeat(), UNKNOWN),
+        (lambda: tf.data.experimental.RandomDataset(1).take(5).filter(is_even).repeat(), UNKNOWN),
+        (lambda: tf.data.Dataset.from_generator(lambda: iter([1]), tf.int64).repeat().take(7), UNKNOWN),
+    ],
+)
+def test_an_input_that_may_have_an_empty_epoch_may_end(made: Any, size: int) -> None:
+    """``repeat()`` ends at an epoch without elements, though TensorFlow calls it infinite."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        assert session.run(inputs._batches(made())) == size
+
+
+def subsampled(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` that ends at an epoch without elements: after 39 for one worker, never for the others."""
+    if mode == "eval":
+        return None
+    data = numbers(100)
+    if context.input_pipeline_id == 1:
+        data = numbers().filter(lambda _: tf.random.uniform([], seed=11) < 0.12)
+    return data.repeat().map(lambda number: ({"x": tf.cast(number, tf.float32)}, 0.0)).batch(1)
+
+
+def adding(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose weight counts the updates."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    loss = 0.0 * tf.reduce_sum(features["x"]) - weight
+    return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+
+@pytest.mark.parametrize("steps", [None, 8])
+def test_an_input_that_ends_in_an_empty_epoch_ends_at_the_exact_step(tmp_path: Path, steps: int | None) -> None:
+    """No update is made twice for what the worker whose input ended has given back."""
+    flags = {"max_steps": 150, "steps_per_run": steps, "runs_in_flight": 1, "model_dir": str(tmp_path)}
+    train(model_of(subsampled, adding), 1, 2, 60, **flags)
+    found = variables_of(tmp_path)
+    assert (found["global_step"], found["weight"]) == (150, 150)

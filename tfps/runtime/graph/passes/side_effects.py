@@ -207,6 +207,12 @@ class Lasting:
         return self._bodies[name]
 
 
+def has_state(node: NodeDef) -> bool:
+    """Return whether an operation may return something else each time it gets the same inputs."""
+    known = op_def_registry.get(node.op)
+    return known is None or bool(known.is_stateful)
+
+
 def draws(graph: Graph, node: NodeDef) -> bool:
     """Return whether a function that an operation calls draws seeded random numbers, directly or indirectly."""
     return any(_seed(inner) for inner in nodes_within(graph, node))
