@@ -160,7 +160,9 @@ def _backward(job: TrainJob, forward: Forward) -> _Backward:
         variable_check.check_trained(job.model, graph, optimizer.updated)
         made = [op for op in graph.get_operations() if op not in known]
         model_updates.put_before(graph, updates, made, optimizer.gates, step.update)
-        model_updates.put_after(graph, updates, optimizer.checks)
+        # A mean may never be made: an input has ended, or a worker is lost and all take the step again.
+        applied = [step.train_op] if job.mode.is_blocking else []
+        model_updates.put_after(graph, updates, [*optimizer.checks, *applied])
         step = _with_updates(step, updates) if updates else step
         next_ticket = step.draw_after(1, lambda op: op)
     return _Backward(optimizer, packing, step, next_ticket)

@@ -14,7 +14,8 @@ The pass only adds control edges (``==>``) and checks::
 
     before          update                                   gradients --> gates --> apply
     put_before      update ==> readers, gates --> apply      where one would see the change of the other
-    put_after       checks of loss and gradients ==> update  unless these need the update
+    put_after       checks of loss and gradients ==> update  unless these need the update; in sync also
+                    mean applied ==> update
     check           worker: value --> CheckNumerics ==> Identity(value) --> PS: update
 """
 
@@ -123,14 +124,14 @@ def put_before(
 
 
 def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Operation]) -> None:
-    """Make a model's own updates wait for the checks of the step, so that a skipped step changes nothing.
+    """Make a model's own updates wait until it is certain that the step counts, so that no other step changes anything.
 
     Updates that the loss or a gradient waits for are excluded. Call this after ``put_before``.
 
     Args:
         graph: The training graph.
         updates: The result of ``of_step``.
-        checks: Operations that fail if the loss or a gradient is not finite.
+        checks: Operations that end only if the step counts, such as those that fail if a gradient is not finite.
     """
     lasting, early = side_effects.Lasting(graph), set(ancestors(checks))
     for op in ancestors(updates) if checks else ():

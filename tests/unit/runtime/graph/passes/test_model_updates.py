@@ -69,6 +69,19 @@ def test_update_ops_are_run_once_a_step(tmp_path: Path, mode: str, workers: int,
     assert values["total"] == sum(range(STEPS)) or (workers == 2 and mode == "async")
 
 
+def uneven(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` that gives the second worker half the batches."""
+    return None if mode == "eval" else dataset_of(np.ones(STEPS // (1 + context.input_pipeline_id), np.float32))
+
+
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+def test_update_ops_wait_for_the_mean(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """The chief's UPDATE_OPS do not run for a step of which no mean is made, because a worker has no batch for it."""
+    train(model_of(uneven, averaging), 1, 2, mode="sync", model_dir=str(tmp_path), max_steps=STEPS, **flags)
+    values = variables_of(tmp_path)
+    assert values["count"] == values["total"] == values["global_step"] == STEPS // 2
+
+
 def indexed(mode: str, params: Any, context: Any) -> Any:
     """Be an ``input_fn`` that gives each worker its own index."""
     return None if mode == "eval" else dataset_of(np.float32([context.input_pipeline_id])).repeat()
