@@ -412,12 +412,75 @@ print(served(id=tf.constant([2, 1], tf.int64))["rows"].numpy().tolist())
     assert ended.stdout == "[30.0, 20.0]\n", ended.stderr
 
 
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Path]:
+    """Return a trained model with a scalar feature, a looked-up local variable, and predictions of all kinds."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = tf.data.Dataset.from_tensors(({"x": np.float32([1, 2]), "flag": True}, np.float32([1, 1])))
+        return data if mode == "eval" else data.repeat()
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [2], initializer=tf.ones_initializer())
+        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a", "b"], [3.0, 5.0]), 0.0)
+        looked_up = tf.get_local_variable("looked_up", initializer=lambda: table.lookup(tf.constant(["b"])))
+        step = tf.cast(tf.train.get_global_step(), tf.float32)
+        y = tf.cond(features["flag"], lambda: features["x"] * looked_up, lambda: features["x"])
+        rows = tf.sparse.from_dense(features["x"])
+        if mode == "infer":
+            return tfps.ModelSpec(predictions={"y": y, "weight": weight, "step": step, "three": 3.0, "rows": rows})
+        loss = tf.reduce_mean(y * weight) * 0
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    model, model_dir = model_of(input_fn, model_fn), tmp_path_factory.mktemp("odd")
+    train(model, num_workers=1, max_steps=2, model_dir=str(model_dir))
+    return model, model_dir
+
+
+def test_what_a_model_predicts_is_served_as_its_value(odd: tuple[Model, Path], tmp_path: Path) -> None:
+    """A variable, a number, the step, sparse rows, and what is made of a scalar feature and of a table's entry."""
+    written = export.saved_model(JobConfig(), odd[0], newest(odd[1]), str(tmp_path / "out"))
+    code = f"""
+import tensorflow as tf
+served = tf.saved_model.load({str(written)!r}).signatures["serving_default"]
+for flag in (True, False):
+    got = served(x=tf.constant([2.0, 4.0, 0.0]), flag=tf.constant(flag))
+    print({{name: got[name].numpy().tolist() for name in ("y", "weight", "step", "three")}}, got["rows"].values.numpy())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    rest = "'weight': [1.0, 1.0], 'step': 2.0, 'three': 3.0} [2. 4.]"
+    assert ended.stdout == f"{{'y': [10.0, 20.0, 0.0], {rest}\n{{'y': [2.0, 4.0, 0.0], {rest}\n", ended.stderr
+
+
+def test_a_looked_up_local_variable_is_measured(odd: tuple[Model, Path]) -> None:
+    """Its first value is read when its table is ready, each time."""
+    for _ in range(5):
+        assert evaluation.evaluate_checkpoint(JobConfig(), odd[0], newest(odd[1]))["loss"] == 0
+
+
+@pytest.mark.parametrize(
+    ("predictions", "reported"),
+    [
+        (None, "no predictions: give ModelSpec(predictions={...})."),
+        ([1.0, 2.0], "predictions=a list; it must be a tensor, or a dict of tensors by name."),
+        ({1: 2.0}, "predictions with the name 1; a name must be a str."),
+        ({"y": {"z": 1.0}}, "predictions with 'y', which is a dict; each must be a tensor."),
+    ],
+)
+def test_what_cannot_be_served_is_refused(trained: Path, tmp_path: Path, predictions: Any, reported: str) -> None:
+    """With what is wrong and the line of the model; nothing is written."""
+    model = model_of(batches(), lambda *_: tfps.ModelSpec(predictions=predictions))
+    with pytest.raises(ModelError, match=re.escape(f"model_fn(mode='infer') returned {reported}")):
+        export.saved_model(JobConfig(), model, newest(trained), str(tmp_path / "out"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_export_goes_below_the_model_dir(trained: Path) -> None:
     """Without ``--export_dir`` it is MODEL_DIR/export/STEP, and a second export there is refused."""
     written = export.saved_model(JobConfig(), MODEL, newest(trained))
     assert written == trained / "export" / "20"
     assert (written / "saved_model.pb").is_file()
-    with pytest.raises(StorageError, match=r"--export_dir=.*export/20 exists and is not empty: give a new one"):
+    with pytest.raises(StorageError, match=r"^/.*/export/20 exists and is not empty: delete it, or give --export_dir"):
         export.saved_model(JobConfig(), MODEL, newest(trained))
 
 

@@ -22,6 +22,7 @@ from tfps.tf_types import Dataset, DType, Nested, Optimizer, Tensor
 
 _OPTIMIZER_FLAGS = ("optimizer", "learning_rate")
 _FILE_ERRORS = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError)
+_COMPOSITES = (tf.SparseTensor, tf.RaggedTensor)
 _LIMITS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of this machine: no fault of the data
 
 
@@ -108,7 +109,9 @@ def _spec(model: Model, mode: str, params: TrackedFlags, features: Nested, label
         raise ModelError(f"{where}: model_fn(mode={mode!r}) returned {problem}")
     if given.loss is not None and given.loss.shape.rank is None:
         given = dataclasses.replace(given, loss=tf.reshape(given.loss, []))
-    return dataclasses.replace(given, log_tensors={name: _scalar(value) for name, value in _items(given.log_tensors)})
+    predictions = _predictions(given) if mode == ModeKeys.PREDICT else given.predictions
+    logs = {name: _scalar(value) for name, value in _items(given.log_tensors)}
+    return dataclasses.replace(given, log_tensors=logs, predictions=predictions)
 
 
 def _own(batch: Nested) -> Nested:
@@ -173,7 +176,7 @@ def _spec_problem(given: Any, mode: str) -> str:
     if not isinstance(given, ModelSpec):
         return f"{_named(given)}; it must return a tfps.ModelSpec."
     if mode == ModeKeys.PREDICT:
-        return "" if given.predictions is not None else "no predictions: give ModelSpec(predictions={...})."
+        return _predictions_problem(given)
     if not isinstance(given.loss, tf.Tensor):
         return f"loss={_named(given.loss)}; it must be a scalar tensor."
     if given.loss.shape.rank not in (0, None):
@@ -181,6 +184,28 @@ def _spec_problem(given: Any, mode: str) -> str:
     if mode == ModeKeys.TRAIN and (problem := _optimizer_problem(given.optimizer)):
         return problem
     return _log_problem(given.log_tensors) or (_metrics_problem(given.eval_metric_ops) if mode == ModeKeys.EVAL else "")
+
+
+def _predictions(given: ModelSpec) -> dict[str, Any]:
+    """Return predictions by name, as tensors: a variable or a number counts as its value."""
+    named = given.predictions if isinstance(given.predictions, Mapping) else {"output": given.predictions}
+    return {name: value if isinstance(value, _COMPOSITES) else _tensor(value) for name, value in named.items()}
+
+
+def _predictions_problem(given: ModelSpec) -> str:
+    if given.predictions is None:
+        return "no predictions: give ModelSpec(predictions={...})."
+    if isinstance(given.predictions, (list, tuple)):
+        return f"predictions={_named(given.predictions)}; it must be a tensor, or a dict of tensors by name."
+    if isinstance(given.predictions, Mapping) and (
+        problem := _names_problem("predictions", given.predictions, "tensors")
+    ):
+        return problem
+    odd = [name for name, value in _predictions(given).items() if value is None]
+    if not odd:
+        return ""
+    given_value = given.predictions[odd[0]] if isinstance(given.predictions, Mapping) else given.predictions
+    return f"predictions with {odd[0]!r}, which is {_named(given_value)}; each must be a tensor."
 
 
 def _optimizer_problem(optimizer: Optimizer) -> str:

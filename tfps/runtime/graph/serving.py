@@ -9,9 +9,10 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
 from tfps.models.model import Model
 from tfps.models.spec import ModeKeys
-from tfps.runtime.graph import model_calls
+from tfps.runtime.graph import model_calls, placement
+from tfps.runtime.graph.graph_editor import add_control_inputs, can_wait, is_handle
 from tfps.runtime.graph.graph_scope import new_graph
-from tfps.tf_types import DType, Graph, Nested, Shape, Tensor
+from tfps.tf_types import DType, Graph, Nested, Operation, Shape, Tensor
 
 
 def prediction(config: JobConfig, model: Model) -> tuple[Graph, Mapping[str, Tensor], Mapping[str, Tensor]]:
@@ -26,10 +27,24 @@ def prediction(config: JobConfig, model: Model) -> tuple[Graph, Mapping[str, Ten
     types, shapes = _features(model, config)
     with new_graph(config) as graph:
         features = _placeholders(types, shapes)
+        tf.train.get_or_create_global_step()  # a model may use it
         spec = model_calls.spec(model, ModeKeys.PREDICT, config, features, None)
-        predictions = spec.predictions if isinstance(spec.predictions, Mapping) else {"output": spec.predictions}
         inputs = features if isinstance(features, dict) else {"features": features}
-    return graph, inputs, predictions
+    return graph, inputs, spec.predictions or {}
+
+
+def initializer(outputs: Mapping[str, Tensor]) -> Operation:
+    """Add an operation that initializes the tables, and after them the local variables, and return it.
+
+    Their first values may be looked up in a table.
+    """
+    tables, local = tf.tables_initializer(), tf.local_variables_initializer()
+    served = [part for output in outputs.values() for part in tf.nest.flatten(output, expand_composites=True)]
+    early = set(placement.ancestors([tables, *served]))
+    for op in placement.ancestors([local]):
+        if op not in early and can_wait(op) and any(map(is_handle, op.inputs)):
+            add_control_inputs(op, [tables])
+    return tf.group(tables, local)
 
 
 def _features(model: Model, config: JobConfig) -> tuple[Nested, Nested]:
@@ -65,5 +80,5 @@ def _placeholders(types: Nested, shapes: Nested) -> Nested:
 
 
 def _placeholder(name: str, dtype: DType, shape: Shape) -> Tensor:
-    free = None if shape.rank is None else [None, *shape.as_list()[1:]]
+    free = [None, *shape.as_list()[1:]] if shape.rank else shape
     return tf.placeholder(dtype, free, name="serving_" + re.sub("[^A-Za-z0-9_./-]", "_", name))

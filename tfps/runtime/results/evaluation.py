@@ -60,12 +60,14 @@ def measure(session: Session, built: EvalGraph) -> dict[str, Metric]:
     """
     check_end(session, built)
     with built.graph.as_default():
-        initialise = tf.group(tf.local_variables_initializer(), tf.tables_initializer(), built.iterator.initializer)
+        tables = tf.group(tf.tables_initializer(), built.iterator.initializer)
+        local = tf.local_variables_initializer()  # whose first values may be looked up in a table
         update = tf.group(*(pair[1] for pair in built.metrics.values()))
     step = session.make_callable(update)
     batches, reported = 0, time.monotonic()
     try:
-        session.run(initialise)
+        session.run(tables)
+        session.run(local)
         while True:
             step()
             batches += 1

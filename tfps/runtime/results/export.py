@@ -37,19 +37,16 @@ def saved_model(config: JobConfig, model: Model, path: str, export_dir: str | No
         StorageError: If the directory exists or cannot be written.
     """
     directory = Path(export_dir or JobDirectory(Path(path).parent).export(restore.step_of(path)))
-    try:
-        if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
-            raise StorageError(f"--export_dir={directory} exists and is not empty: give a new one.")
-    except OSError as error:
-        raise StorageError(f"--export_dir={directory} cannot be read: {error.strerror}.") from None
+    _check_new(directory, export_dir is not None)
     built, inputs, outputs = serving.prediction(config, model)
-    with built.as_default(), tf.Session(graph=built) as session:
+    with built.as_default():
+        start = serving.initializer(outputs)  # a checkpoint has neither local variables nor tables
+    with built.as_default(), tf.Session() as session:
         try:
             restore.restore(session, path, tf.train.Saver())
         except CheckpointError:
             model_check.explain_misfit(config, model, ModeKeys.PREDICT, built)
             raise
-        start = tf.group(tf.local_variables_initializer(), tf.tables_initializer())  # a checkpoint has neither
         session.run(start)
         try:
             with _whole_or_not(directory) as staged:
@@ -58,6 +55,16 @@ def saved_model(config: JobConfig, model: Model, path: str, export_dir: str | No
             why = show(brief(error), 300)
             raise StorageError(f"--export_dir={directory} cannot be written: {why}") from None
     return directory
+
+
+def _check_new(directory: Path, is_given: bool) -> None:
+    """Check that a directory does not exist, or is empty."""
+    try:
+        if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+            name, fix = ("--export_dir=", "give a new one") if is_given else ("", "delete it, or give --export_dir")
+            raise StorageError(f"{name}{directory} exists and is not empty: {fix}.")
+    except OSError as error:
+        raise StorageError(f"--export_dir={directory} cannot be read: {error.strerror}.") from None
 
 
 @contextlib.contextmanager
