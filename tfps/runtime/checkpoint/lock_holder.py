@@ -20,6 +20,7 @@ from tfps.timeouts import ORPHANED_SECS
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 _DEAD_AFTER_SECS = 20.0
+_LOOK_AGAIN_SECS = 3.0  # longer than a living holder takes to renew its claim
 _POLL_SECS = 0.1
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("id", "job", "host", "machine", "started"), str),
@@ -145,9 +146,8 @@ def is_dead(model_dir: str, seen: Seen) -> bool:
     if (known := is_here(seen.holder)) is not None:
         return not (known and seen.holder.inode in (0, place_of(model_dir)[1]) and not _orphan_ends(seen.holder))
     silent_secs = max(file_clock.now(model_dir) - seen.renewed, 0.0)
-    if silent_secs > _DEAD_AFTER_SECS:
-        return True
-    wait_secs = _DEAD_AFTER_SECS - silent_secs
+    # One look is not enough: its machine may have been suspended until now, or a clock been set forward.
+    wait_secs = max(_DEAD_AFTER_SECS - silent_secs, _LOOK_AGAIN_SECS)
     log.warning("waiting up to %.0f s to check whether %s still holds %s", wait_secs, seen.holder, model_dir)
     return is_silent(model_dir, seen, wait_secs)
 

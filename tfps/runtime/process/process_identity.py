@@ -6,16 +6,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+_NAMESPACES = ("pid", "time")
+
 
 def machine() -> str:
-    """Return an id of this boot and PID namespace, within which process ids are unique; empty if unknown."""
+    """Return an id within which a process id and a start time are unique; empty if unknown.
+
+    It is the boot with the PID namespace and the time namespace, which shifts clocks and the start times of processes.
+    """
     try:
         if os.readlink("/proc/self") != str(os.getpid()):  # /proc belongs to another PID namespace
             return ""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in _NAMESPACES if _has(kind))])
     except OSError:
         return ""
+
+
+def _has(kind: str) -> bool:
+    return os.path.lexists(f"/proc/self/ns/{kind}")  # the kernel may be built without namespaces of this kind
 
 
 def moment() -> Mapping[str, Any]:
