@@ -10,7 +10,9 @@ from typing import NamedTuple, get_type_hints
 
 from tfps.cli.command import Command, absolute, found_from_anywhere, with_tensorflow
 from tfps.cli.validation import ProblemCollector, check_model
+from tfps.config.command_line import parse
 from tfps.config.command_options import ResultOptions
+from tfps.config.converters import boolean
 from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.errors import CheckpointError, ConfigError
 from tfps.models import loader
@@ -58,16 +60,25 @@ def _stored(path: Path) -> JobConfig:
     """Return the job in a directory's ``job.json``, which users may edit; without the file, the defaults.
 
     Raises:
-        CheckpointError: If the file cannot be read, or a value has the wrong type.
+        CheckpointError: If the file cannot be read, or a value has the wrong type or is not allowed.
     """
     stored = {name: value for name, value in (read_json(path) or {}).items() if name in OPTIONS}
-    kinds = get_type_hints(JobConfig)
     for name, value in stored.items():
-        number = kinds[name] in (float, float | None)  # a float may be written without a decimal point
-        if not isinstance(value, kinds[name] | int if number else kinds[name]):
+        if not _is_allowed(name, value):
             problem = f"{path} cannot be read: {name} is {json.dumps(value)}"
             raise CheckpointError(f"{problem}. Fix it, or move it away and give the flags.")
     return JobConfig(**stored)
+
+
+def _is_allowed(name: str, value: object) -> bool:
+    """Return whether a value has the type of a flag's, and is the default or could be given as the flag."""
+    kind, default = get_type_hints(JobConfig)[name], OPTIONS[name].default
+    number = kind in (float, float | None)  # a float may be written without a decimal point
+    if not isinstance(value, kind | int if number else kind):
+        return False
+    if isinstance(value, bool):
+        return OPTIONS[name].convert is boolean
+    return value is None or value == default or not parse([f"--{name}={value}"], [name]).problems
 
 
 def _check_owner(stored: Path, source: Path) -> None:

@@ -390,7 +390,9 @@ def test_no_trained_job(refused: Any, tmp_path: Path, verb: str) -> None:
     assert said.startswith("error: --checkpoint_path=model.ckpt-1 is not a checkpoint: there is no model.ckpt-1.index.")
     (tmp_path / "job.json").write_text("[")
     assert refused(verb, "--model_dir=.", code=65).startswith("error: job.json cannot be read: ")
-    for name, value in (("model", "null"), ("data_dir", "7"), ("batch_size", '"x"'), ("seed", "{}")):
+    wrong = [("model", "null"), ("data_dir", "7"), ("batch_size", '"x"'), ("seed", "{}"), ("batch_size", "true")]
+    wrong += [("batch_size", "0"), ("num_ps", "-3"), ("min_slice_mb", "NaN"), ("optimizer", '"junk"')]
+    for name, value in wrong:
         (tmp_path / "job.json").write_text(f'{{"{name}": {value}}}')
         reported = f"error: job.json cannot be read: {name} is {value}. Fix it, or move it away and give the flags.\n"
         assert refused(verb, "--model_dir=.", code=65) == reported
