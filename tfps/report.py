@@ -9,6 +9,7 @@ from tfps.summary import ChiefReport, JobSummary, Metric, RunPace, WorkersReport
 from tfps.text import count, duration, number, plural
 
 _SHORT_SECS = 10.0  # in a shorter job, chance decides which worker is the slowest
+_WIDTH = 14  # of the names, unless one is longer
 _SLOW, _BEHIND = 0.8, 0.2  # the thresholds from which a worker is reported as slow
 
 
@@ -26,19 +27,22 @@ def final_lines(summary: JobSummary, model_dir: str | None) -> list[str]:
     first = f"done: step {count(summary.global_step)} after {duration(chief.seconds or 0)}"
     first += f", {count(rate)} examples/s" if rate else ""
     first += f", resumed from step {count(resumed)}" if resumed else ""
-    lines = [first]
+    rows = {name: text for name, text in _rows(summary, chief, model_dir) if text}
+    width = max([_WIDTH, *map(len, rows)])
+    return [first, *(f"  {name:<{width}} {text}" for name, text in rows.items())]
+
+
+def _rows(summary: JobSummary, chief: ChiefReport, model_dir: str | None) -> Iterator[tuple[str, str]]:
+    """Yield the names and texts of the report; a text may be empty."""
     if summary.launcher and summary.launcher.first_step_secs is not None:
-        lines.append(f"  first step     {duration(summary.launcher.first_step_secs)} after the start of the command")
-    if chief.loss is not None:
-        lines.append(f"  training loss  {chief.loss:.4g} (chief)")
-    if chief.pace:
-        lines.append(f"  pace           {describe_pace(chief.pace)}")
-    lines += [f"  eval {name:<9} {text}" for name, value in chief.eval.items() if (text := _metric(value))]
-    lines += [f"  {name:<14} {text}" for name, text in _course(summary, chief).items() if text]
+        yield "first step", f"{duration(summary.launcher.first_step_secs)} after the start of the command"
+    yield "training loss", "" if chief.loss is None else f"{chief.loss:.4g} (chief)"
+    yield "pace", describe_pace(chief.pace) if chief.pace else ""
+    yield from ((f"eval {name}", _metric(value)) for name, value in chief.eval.items())
+    yield from _course(summary, chief).items()
     if model_dir:
-        lines.append(f"  checkpoint     {summary.checkpoint or 'none'}")
-        lines.append(f"  logs           {JobDirectory(model_dir).logs}")
-    return lines
+        yield "checkpoint", summary.checkpoint or "none"
+        yield "logs", str(JobDirectory(model_dir).logs)
 
 
 def _course(summary: JobSummary, chief: ChiefReport) -> Mapping[str, str]:

@@ -11,6 +11,11 @@ from tfps.errors import without_colors
 # In an error, the calls that created an operation, before the reason: once, or for each of several operations.
 _MADE_AT = re.compile(r"^Detected at node .*\n?(?:[ \t].*\n?)*|^Node: '.*'$", re.MULTILINE)
 
+_OTHER_NAMES = {  # of flags and platforms, in other programs
+    **{"lr": "learning_rate", "ps": "num_ps", "epochs": "max_steps", "train_steps": "max_steps"},
+    **{"k8s": "kubernetes", "sbatch": "slurm", "docker": "compose", "ssh": "hosts"},
+}
+
 
 def number(value: float) -> str:
     """Return a number in readable form: four digits, or a whole number from 9,999.5 up."""
@@ -68,6 +73,8 @@ def show(value: str, limit: int = 100) -> str:
 
 
 def did_you_mean(value: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return `` Did you mean X?`` for a near miss of one of ``known``, else an empty string."""
-    close = difflib.get_close_matches(value.lower()[:80], list(known), n=1, cutoff=0.6)
+    """Return `` Did you mean X?`` for a near miss of one of ``known``, or another name of it, else an empty string."""
+    names, given = list(known), value.lower()[:80]
+    other = _OTHER_NAMES.get(given)
+    close = [other] if other in names else difflib.get_close_matches(given, names, n=1, cutoff=0.6)
     return f" Did you mean {prefix}{close[0]}?" if close else ""

@@ -33,7 +33,7 @@ exit "$code"
 each=(
   --kill-on-bad-exit=1 --export=ALL --distribution=block
   bash -c "$task" tfps worker 2 ps
-  /venv/bin/python -m tfps run --num_ps=2 --model=mnist --model_dir=/shared/m --mode=sync --start_timeout_secs=600.0 --max_restarts=10
+  /venv/bin/python -m tfps run --num_ps=2 --model=mnist --model_dir=/shared/m --mode=sync --start_timeout_secs=600 --max_restarts=10
   "--port_base=$((8888 + SLURM_JOB_ID % 1400 * 16))"
 )
 

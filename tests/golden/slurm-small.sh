@@ -24,7 +24,7 @@ exit "$code"
 each=(
   --kill-on-bad-exit=1 --export=ALL --distribution=block
   bash -c "$task" tfps ps 1 worker
-  /venv/bin/python -m tfps run --num_ps=1 --model=mnist --model_dir=/shared/m --start_timeout_secs=600.0 --max_restarts=10
+  /venv/bin/python -m tfps run --num_ps=1 --model=mnist --model_dir=/shared/m --start_timeout_secs=600 --max_restarts=10
   "--port_base=$((8888 + SLURM_JOB_ID % 1400 * 16))"
 )
 

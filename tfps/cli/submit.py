@@ -83,7 +83,7 @@ def _job(asked: JobConfig, options: SubmitOptions, launcher: Launcher[Plan], pro
 def _check_data(data_dir: str) -> None:
     """Check that the data exists; the tasks check its content."""
     if data_dir and "://" not in data_dir and not Path(data_dir).exists():
-        raise DataError(f"--data_dir={show(data_dir)}: no such file or directory.")
+        raise DataError(f"--data_dir={show(data_dir)} does not exist: give the directory that the model reads.")
 
 
 def _with_absolute_paths(asked: JobConfig, name: str) -> JobConfig:

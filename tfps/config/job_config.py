@@ -159,11 +159,17 @@ class JobConfig:
     def to_argv(self) -> list[str]:
         """Return the command line that reproduces this config: ``--name=value`` for each non-default field."""
         given = {name: value for name, value in self.to_dict().items() if value != OPTIONS[name].default}
-        return [f"--{name}={int(value) if isinstance(value, bool) else value}" for name, value in given.items()]
+        return [f"--{name}={_argument(value)}" for name, value in given.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, as plain JSON values."""
         return dataclasses.asdict(self)
+
+
+def _argument(value: object) -> object:
+    """Return a value as a person writes it: 1 for True, 600 for 600.0."""
+    is_whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer() and value < 2**53)
+    return int(value) if is_whole else value  # type: ignore[call-overload]
 
 
 OPTIONS: Mapping[str, Option] = options_of(JobConfig)

@@ -36,7 +36,7 @@ def check_data(name: str, data_dir: str, num_workers: int) -> None:
         module, _, function = DATA_CHECKS[name].partition(":")
         getattr(importlib.import_module(module), function)(data_dir, num_workers)
     elif not Path(data_dir).exists():
-        raise DataError(f"--data_dir={show(data_dir)}: no such file or directory.")
+        raise DataError(f"--data_dir={show(data_dir)} does not exist: give the directory that the model reads.")
 
 
 def find(name: str) -> Path:

@@ -81,7 +81,7 @@ def test_what_is_missing_or_wrong_is_reported_at_once(tmp_path: Path, capsys: py
         assert main.main(["submit", f"--to={platform}", "--model=nowhere.py", "--dry_run", *flags]) == 2
         assert "error: --model=nowhere.py: no such file." in capsys.readouterr().err
     assert main.main(["submit", "--to=hosts", *HOSTS, f"--data_dir={tmp_path / 'no'}", "--dry_run"]) == 65
-    assert "no such file or directory" in capsys.readouterr().err
+    assert "does not exist: give the directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "cancel"])

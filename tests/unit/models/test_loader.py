@@ -89,6 +89,8 @@ def test_data_of_a_users_model_is_at_least_there(tmp_path: Path) -> None:
     """``--data_dir`` of a model that nobody knows must exist, unless it is a URL; exit 65."""
     for good in ("", str(tmp_path), "gs://bucket/data"):
         loader.check_data("mine.py", good, 2)
-    with pytest.raises(DataError, match=r"^--data_dir=/no/such: no such file or directory\.$") as caught:
+    with pytest.raises(
+        DataError, match=r"^--data_dir=/no/such does not exist: give the directory that the model reads\.$"
+    ) as caught:
         loader.check_data("mine.py", "/no/such", 2)
     assert caught.value.exit_code == 65

@@ -70,14 +70,19 @@ def task_config(job: Job) -> JobConfig:
     """Return the job's config with the paths of its files in the containers.
 
     Raises:
-        ConfigError: If ``--model_dir`` is on no writable volume.
+        ConfigError: If ``--model_dir`` is not absolute, or is on no writable volume.
     """
     config = job.config
     model_dir = config.model_dir or str(PurePosixPath(_first_writable(job.options).target) / job.name)
+    if not PurePosixPath(model_dir).is_absolute():
+        raise ConfigError(
+            f"--model_dir={show(model_dir)} is no path in the containers: give an absolute one on a volume, like "
+            f"{_first_writable(job.options).target}/{PurePosixPath(model_dir).name}, or leave it out."
+        )
     if not any(volume.holds(model_dir) and not volume.read_only for volume in volumes(job.options)):
         raise ConfigError(
             f"--model_dir={show(model_dir)} is on no volume, so what the job leaves there would be lost: "
-            f"give --volumes=NAME:{show(str(PurePosixPath('/') / model_dir))}, or leave --model_dir out."
+            f"give --volumes=NAME:{show(model_dir)}, or leave --model_dir out."
         )
     return config.replace(model=model_path(job), model_dir=model_dir)
 

@@ -64,6 +64,7 @@ class Worker:
         self.life = LifeCycle()
         self.parts: WorkerParts | None = None
         self._loop: Loop | None = None
+        self._steps = 0
         self._early_end: EarlyEnd | None = None
 
     def work(self) -> None:
@@ -106,7 +107,7 @@ class Worker:
         except StoppedError:
             early_end.sign_off()
             raise
-        log.info("done: %s of this worker", plural(parts.heartbeat.before.steps + loop.progress.steps, "step"))
+        log.info("done: %s of this worker", plural(self._steps, "step"))
 
     def _make_loop(self, parts: WorkerParts) -> Loop:
         chief, connection = parts.chief, parts.connection
@@ -125,6 +126,7 @@ class Worker:
                 self._take_steps(loop.run)
                 self._take_remaining_steps(parts, loop)
             parts.partial.report(parts.connection.session)
+            self._steps = self._own_steps(parts, loop)
             write_summary = self._finish_job(parts, parts.chief, loop) if parts.chief else lambda: None
             with self.life.signing_off(self._stop):
                 write_summary()
@@ -183,11 +185,17 @@ class Worker:
         by_worker = dict(enumerate(steps))
         return lambda: summary_writer.write(self._config, self._cluster, loop, chief, by_worker, observed)
 
+    def _own_steps(self, parts: WorkerParts, loop: Loop) -> int:
+        """Return how many steps this worker has taken, with those of lost processes that it has replaced."""
+        taken = parts.built.step.steps_taken
+        if taken is None:
+            return parts.heartbeat.before.steps + loop.progress.steps
+        return int(parts.connection.session.run(taken)[self.task.index])
+
     def _steps_of_workers(self, parts: WorkerParts, chief: Chief, loop: Loop) -> list[int]:
         """Return how many steps each worker has taken: as the PS counted them, or else as the workers report."""
         session = parts.connection.session
-        own = parts.heartbeat.before.steps + loop.progress.steps
-        return chief.steps_taken(session) or [own, *parts.state.steps(session)[1:]]
+        return chief.steps_taken(session) or [self._own_steps(parts, loop), *parts.state.steps(session)[1:]]
 
     def _explained(self, error: Exception) -> TfpsError:
         graph = self.parts.built.graph if self.parts else None
