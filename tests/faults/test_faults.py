@@ -16,12 +16,12 @@ MODES = ("async", "sync")
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], str]:
-    """Run the faults, two jobs at a time; return what is reported of each, by its name and mode."""
+    """Run the faults, three jobs at a time; return what is reported of each, by its name and mode."""
     command = [
         "scripts/faults",
         "--program=tfps",
         "--repeat=1",
-        "--at_once=2",
+        "--at_once=3",
         f"--out={tmp_path_factory.mktemp('out')}",
     ]
     ended = subprocess.run(
