@@ -19,7 +19,7 @@ class LsfLauncher(BatchLauncher):
     """LSF, by ``bsub``, ``bjobs`` and ``bkill``."""
 
     name = "lsf"
-    options = frozenset({"port_base", "queue"})
+    features = frozenset({"ports", "queues"})
     states = {  # noqa: RUF012  bjobs(1)
         "PEND": PENDING,
         "PROV": PENDING,

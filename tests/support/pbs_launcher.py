@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from tfps.errors import ConfigError
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, Status
-from tfps.jobs.spec import RESOURCES, Job, Role
+from tfps.jobs.spec import Job, Role
 from tfps.launchers.common.batch import BatchLauncher
 from tfps.text import show
 
@@ -21,7 +21,7 @@ class PbsLauncher(BatchLauncher):
     """PBS, by ``qsub``, ``qstat`` and ``qdel``."""
 
     name = "pbs"
-    options = frozenset({"port_base", "queue"}) | RESOURCES
+    features = frozenset({"ports", "queues", "resources"})
     states = {  # noqa: RUF012  qstat(1B)
         "Q": PENDING,
         "H": PENDING,

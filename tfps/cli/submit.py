@@ -20,7 +20,6 @@ from tfps.launchers.registry import LAUNCHERS
 from tfps.models import loader, static_check
 from tfps.text import show
 
-_EVERYWHERE = ("to", "name", "dry_run", "wait")
 _PLATFORM = ("platform", "ports", "resources", "cluster")
 
 
@@ -60,8 +59,8 @@ def _send(launcher: Launcher[Plan], plan: Plan, job: Job) -> int:
 def _check_flags(parsed: Parsed, launcher: Launcher[Plan], problems: ProblemCollector) -> None:
     """Check that the platform has the flags that were given."""
     for flag in flags_of(_PLATFORM):
-        default = FLAGS[flag].default
-        if parsed.given.get(flag, default) != default and flag not in (*_EVERYWHERE, *launcher.options):
+        default, feature = FLAGS[flag].default, FLAGS[flag].feature
+        if parsed.given.get(flag, default) != default and feature not in (None, *launcher.features):
             problems.add(f"--{flag} is not supported with --to={launcher.name}: leave it out.")
 
 

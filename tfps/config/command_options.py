@@ -19,34 +19,53 @@ class SubmitOptions:
     )
     dry_run: bool = option(False, "platform", boolean, "print what would be sent, and send nothing")
     wait: bool = option(False, "platform", boolean, "watch the job to its end, and exit with its exit code")
-    image: str | None = option(None, "platform", text, "containers: the image, with tfps in it (default tfps:VERSION)")
+    image: str | None = option(
+        None, "platform", text, "containers: the image, with tfps in it (default tfps:VERSION)", feature="containers"
+    )
     volumes: str | None = option(
         None,
         "platform",
         text,
         "containers: volumes to mount, NAME:/path or /host/path:/path,... with :ro for read-only (default tfps:/tfps); "
         "--model_dir must be on one of them (default /tfps/NAME)",
+        feature="containers",
     )
-    namespace: str | None = option(None, "platform", dns_label, "Kubernetes: the namespace (default: kubectl's own)")
+    namespace: str | None = option(
+        None, "platform", dns_label, "Kubernetes: the namespace (default: kubectl's own)", feature="namespaces"
+    )
     network_policy: bool = option(
         True,
         "platform",
         boolean,
         "Kubernetes: only the job's own pods reach its pods, if the network enforces policies",
+        feature="network_policies",
     )
-    queue: str | None = option(None, "platform", text, "Volcano: the queue; Slurm: the partition (default: its own)")
+    queue: str | None = option(
+        None, "platform", text, "Volcano: the queue; Slurm: the partition (default: its own)", feature="queues"
+    )
     address: str | None = option(
         None,
         "platform",
         text,
         "Ray: the dashboard, http://host:8265 (default: RAY_ADDRESS, else this machine's)",
+        feature="dashboards",
     )
-    ssh: bool = option(False, "platform", boolean, "hosts: start the tasks over ssh; they end when this command does")
-    ps_cpu: float | None = option(None, "resources", number(0), "CPU cores of each parameter server")
-    ps_memory: int | None = option(None, "resources", memory, "memory of each parameter server, like 8Gi or 500M")
-    worker_cpu: float | None = option(None, "resources", number(0), "CPU cores of each worker")
-    worker_memory: int | None = option(None, "resources", memory, "memory of each worker")
-    worker_gpu: int | None = option(None, "resources", integer(0, 64), "GPUs of each worker")
+    ssh: bool = option(
+        False,
+        "platform",
+        boolean,
+        "hosts: start the tasks over ssh; they end when this command does",
+        feature="ssh",
+    )
+    ps_cpu: float | None = option(
+        None, "resources", number(0), "CPU cores of each parameter server", feature="resources"
+    )
+    ps_memory: int | None = option(
+        None, "resources", memory, "memory of each parameter server, like 8Gi or 500M", feature="resources"
+    )
+    worker_cpu: float | None = option(None, "resources", number(0), "CPU cores of each worker", feature="resources")
+    worker_memory: int | None = option(None, "resources", memory, "memory of each worker", feature="resources")
+    worker_gpu: int | None = option(None, "resources", integer(0, 64), "GPUs of each worker", feature="resources")
 
 
 @dataclasses.dataclass(frozen=True)

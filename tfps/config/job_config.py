@@ -27,8 +27,12 @@ STARTED_AGAIN = "TFPS_STARTED_AGAIN"  # environment variable of a task that repl
 class JobConfig:
     """All options of a job. Immutable; ``None`` means that the flag was not given."""
 
-    ps_hosts: str | None = option(None, "cluster", str, "addresses of the parameter servers: host:port,host:port")
-    worker_hosts: str | None = option(None, "cluster", str, "addresses of the workers; the first is the chief")
+    ps_hosts: str | None = option(
+        None, "cluster", str, "addresses of the parameter servers: host:port,host:port", feature="addresses"
+    )
+    worker_hosts: str | None = option(
+        None, "cluster", str, "addresses of the workers; the first is the chief", feature="addresses"
+    )
     job_name: str | None = option(None, "task", str, "this task's role: ps, worker or evaluator")
     task_index: int | None = option(
         None, "task", integer(-INT64_MAX - 1, INT64_MAX), "this task's index in its role, from 0"
@@ -44,6 +48,7 @@ class JobConfig:
         "ports",
         integer(1, 65535),
         "Slurm: first port used on each node (default 8888; when submitted, from the job id)",
+        feature="ports",
     )
     model: str = option("linear", "job", text, "a .py file, a dotted module, or a built-in model", must_agree=True)
     data_dir: str = option("", "job", text, "path or URL of the data (default: the model's built-in data)")

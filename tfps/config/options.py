@@ -27,6 +27,8 @@ class Option:
         help: Its description in ``--help``.
         choices: The allowed values, or the place of a table with them, like ``tfps.modes.registry:MODES``; ``None`` if
             ``convert`` alone decides.
+        feature: What a platform must have for ``tfps submit`` to accept the flag, by the name that launchers list in
+            ``Launcher.features``, like ``queues``; ``None`` if every platform accepts it.
         must_agree: Whether all tasks of a job must have the same value (``runtime.coordination.compatibility``).
     """
 
@@ -35,6 +37,7 @@ class Option:
     convert: Converter
     help: str
     choices: Collection[str] | None = None
+    feature: str | None = None
     must_agree: bool = False
 
     def allowed_values(self) -> Collection[str] | None:
@@ -52,6 +55,7 @@ def option(
     help_text: str,
     *,
     choices: Collection[str] | None = None,
+    feature: str | None = None,
     must_agree: bool = False,
 ) -> _T:
     """Declare a field of a dataclass as a flag; the arguments are the attributes of ``Option``.
@@ -60,7 +64,7 @@ def option(
 
         mode: str = option("async", "mode", text, "how gradients become updates", choices="tfps.modes.registry:MODES")
     """
-    declared = Option(default, group, convert, help_text, choices, must_agree)
+    declared = Option(default, group, convert, help_text, choices, feature, must_agree)
     field: _T = dataclasses.field(default=default, metadata={_KEY: declared})
     return field
 

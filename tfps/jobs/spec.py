@@ -8,9 +8,6 @@ from tfps.cluster.spec import Task
 from tfps.config.command_options import SubmitOptions
 from tfps.config.job_config import JobConfig
 
-RESOURCES = frozenset(
-    {"ps_cpu", "ps_memory", "worker_cpu", "worker_memory", "worker_gpu"}
-)  # flags, for Launcher.options
 START_TIMEOUT_SECS = 600.0  # tasks may wait long for their machines, each for a different one
 MAX_RESTARTS = 10  # per task, in its own container or on its own host
 KILLED = (137, 143, 255)  # exit codes of a task that was killed with its supervisor, or asked to stop, or lost that way

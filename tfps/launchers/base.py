@@ -44,7 +44,8 @@ class Launcher(abc.ABC, Generic[PlanT]):
 
     Attributes:
         name: The platform's name: the value of ``--to``, and the first part of a handle ``NAME:ID``.
-        options: The flags of ``tfps submit`` that it accepts, beside those of every platform. Others are refused.
+        features: What it has: it accepts the flags whose field names one of these (``Option.feature``), beside those of
+            every platform. Others are refused.
         shares_files: Whether tasks see the submitter's files under the same paths. If not, the tasks run in containers,
             and the plan holds the text of the model's file (``job.model_source``).
 
@@ -52,7 +53,7 @@ class Launcher(abc.ABC, Generic[PlanT]):
 
         class EchoLauncher(Launcher[ScriptPlan]):
             name = "echo"
-            options = frozenset({"queue"})
+            features = frozenset({"queues"})
 
             def plan(self, job: Job) -> ScriptPlan:
                 return ScriptPlan(job)
@@ -67,7 +68,7 @@ class Launcher(abc.ABC, Generic[PlanT]):
     """
 
     name: ClassVar[str]
-    options: ClassVar[frozenset[str]] = frozenset()
+    features: ClassVar[frozenset[str]] = frozenset()
     shares_files: ClassVar[bool] = True
 
     @abc.abstractmethod

@@ -7,7 +7,7 @@ import pytest
 from support.distributions import install
 from support.processes import REPO, run_tfps
 
-from tfps.config.command_line import flags_of
+from tfps.config.command_line import FLAGS
 from tfps.errors import ConfigError
 from tfps.launchers.registry import LAUNCHERS
 
@@ -29,7 +29,7 @@ class ScriptPlan:
 
 class EchoLauncher(Launcher[ScriptPlan]):
     name = "echo"
-    options = frozenset({"queue"})
+    features = frozenset({"queues"})
 
     def plan(self, job):
         return ScriptPlan(job)
@@ -58,10 +58,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_a_built_in_launcher_has_its_names(name: str) -> None:
-    """Each launcher is made without arguments, has the name of its line, and knows only flags that there are."""
+    """Each launcher is made without arguments, has the name of its line, and has only features that a flag is for."""
     launcher = LAUNCHERS.load(name)
     assert launcher.name == name
-    assert launcher.options <= set(flags_of(("platform", "ports", "resources", "cluster")))
+    assert launcher.features <= {option.feature for option in FLAGS.values()}
 
 
 def test_what_is_installed_is_a_choice(site: Path) -> None:
@@ -72,7 +72,7 @@ def test_what_is_installed_is_a_choice(site: Path) -> None:
     assert "echo" in LAUNCHERS
     assert "another" not in LAUNCHERS
     assert len(LAUNCHERS) == len(LAUNCHERS.builtin) + 1
-    assert LAUNCHERS.load("echo").options == {"queue"}
+    assert LAUNCHERS.load("echo").features == {"queues"}
 
 
 def test_the_command_line_takes_what_is_installed(site: Path) -> None:

@@ -55,7 +55,7 @@ class BatchLauncher(Launcher[BatchPlan]):
 
         class PbsLauncher(BatchLauncher):
             name = "pbs"
-            options = frozenset({"port_base", "queue"})
+            features = frozenset({"ports", "queues"})
             states = {"Q": PENDING, "R": RUNNING}
             no_such_job = "Unknown Job Id"
 

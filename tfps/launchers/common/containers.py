@@ -13,7 +13,6 @@ from tfps.errors import ConfigError
 from tfps.jobs.spec import Job
 from tfps.text import show
 
-OPTIONS = frozenset({"image", "volumes"})
 HOME = "/tfps"  # a directory of the image for the files that jobs leave
 MODEL_DIR = "/opt/model"  # mount point of the user's model file
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ClientMissingError, ConfigError, PlatformError
-from tfps.jobs.spec import PORT, RESOURCES, Job, Role
+from tfps.jobs.spec import PORT, Job, Role
 from tfps.launchers.base import Launcher
 from tfps.launchers.common import client, containers
 from tfps.launchers.common.containers import Volume
@@ -52,7 +52,7 @@ class ComposeLauncher(Launcher[Plan]):
     """Docker Compose on one machine."""
 
     name = "compose"
-    options = containers.OPTIONS | RESOURCES
+    features = frozenset({"containers", "resources"})
     shares_files = False
 
     def plan(self, job: Job) -> Plan:

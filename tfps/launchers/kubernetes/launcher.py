@@ -35,7 +35,7 @@ class KubernetesLauncher(Launcher[Plan]):
                 return status.by_conditions(found, found)
     """
 
-    options: ClassVar[frozenset[str]] = manifests.OPTIONS
+    features: ClassVar[frozenset[str]] = manifests.FEATURES
     shares_files: ClassVar[bool] = False
     resource: ClassVar[str]
     why: ClassVar[str]

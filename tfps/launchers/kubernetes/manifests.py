@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 from tfps.errors import ConfigError
-from tfps.jobs.spec import KILLED, PORT, RESOURCES, Job, Role
+from tfps.jobs.spec import KILLED, PORT, Job, Role
 from tfps.launchers.common import containers
 from tfps.launchers.common.yaml_writer import to_yaml
 from tfps.text import plural, show
@@ -18,7 +18,7 @@ from tfps.timeouts import POD_STOP_SECS
 
 Object = dict[str, Any]
 
-OPTIONS = containers.OPTIONS | RESOURCES | {"namespace", "network_policy"}
+FEATURES = frozenset({"containers", "resources", "namespaces", "network_policies"})
 RETRIES = 3  # how often a task's pod is replaced; the task itself restarts inside its pod
 TTL_SECS = 7 * 24 * 3600  # time for which the status of an ended job is kept
 CONTAINER = "tensorflow"  # Kubeflow's operator requires this name, and the port's

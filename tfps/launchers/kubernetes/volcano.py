@@ -38,7 +38,7 @@ class VolcanoLauncher(KubernetesLauncher):
     name = "volcano"
     resource = "jobs.batch.volcano.sh"
     why = _WHY
-    options = manifests.OPTIONS | {"queue"}
+    features = manifests.FEATURES | {"queues"}
 
     def objects(self, job: Job) -> Sequence[Object]:
         """Return the objects of a job.

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from tfps.errors import ConfigError, PlatformError
 from tfps.jobs.handle import RunningJob, SubmittedJob
-from tfps.jobs.spec import RESOURCES, Job, Role
+from tfps.jobs.spec import Job, Role
 from tfps.launchers.base import Launcher
 from tfps.launchers.common.yaml_writer import to_yaml
 from tfps.launchers.ray import cluster
@@ -41,7 +41,7 @@ class RayLauncher(Launcher[Plan]):
     """Ray's Jobs API."""
 
     name = "ray"
-    options = frozenset({"address"}) | RESOURCES
+    features = frozenset({"dashboards", "resources"})
 
     def plan(self, job: Job) -> Plan:
         """Return the request to send.

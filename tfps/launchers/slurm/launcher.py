@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tfps.errors import ConfigError
-from tfps.jobs.spec import RESOURCES, Job, Role
+from tfps.jobs.spec import Job, Role
 from tfps.launchers.base import Launcher
 from tfps.launchers.common import client
 from tfps.launchers.common.job_files import Files
@@ -126,7 +126,7 @@ class SlurmLauncher(Launcher[Plan]):
     """Slurm, through sbatch."""
 
     name = "slurm"
-    options = frozenset({"port_base", "queue", *RESOURCES})
+    features = frozenset({"ports", "queues", "resources"})
 
     def plan(self, job: Job) -> Plan:
         """Return the script of a job.

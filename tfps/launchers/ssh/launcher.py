@@ -69,7 +69,7 @@ class HostsLauncher(Launcher[Plan]):
     """Hosts that the user lists: the lines are printed, or run over ssh."""
 
     name = "hosts"
-    options = frozenset({"ps_hosts", "worker_hosts", "ssh"})
+    features = frozenset({"addresses", "ssh"})
 
     def plan(self, job: Job) -> Plan:
         """Return the lines of a job.
