@@ -45,6 +45,7 @@ from tfps.runtime.graph.forward_pass import Forward, TrainJob
 from tfps.runtime.graph.graph_scope import new_graph
 from tfps.runtime.graph.layout import Layout
 from tfps.runtime.graph.passes import (
+    function_calls,
     model_updates,
     nan_guard,
     wire_packing,
@@ -165,6 +166,7 @@ def _backward(job: TrainJob, forward: Forward) -> _Backward:
         model_updates.put_after(graph, updates, [*optimizer.checks, *applied])
         step = _with_updates(step, updates) if updates else step
         next_ticket = step.draw_after(1, lambda op: op)
+        function_calls.order_inputs(graph)
     return _Backward(optimizer, packing, step, next_ticket)
 
 

@@ -16,7 +16,13 @@ TensorFlow removes a control edge that is parallel to a data edge::
 
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.graph.graph_editor import add_control_inputs, is_call, is_handle, is_in_control_flow
+from tfps.runtime.graph.graph_editor import (
+    add_control_inputs,
+    is_call,
+    is_handle,
+    is_in_control_flow,
+    set_control_inputs,
+)
 from tfps.tf_types import Graph, Operation
 
 
@@ -32,3 +38,14 @@ def _wait(call: Operation) -> None:
     with call.graph.as_default(), tf.device(None), tf.device(call.device), tf.control_dependencies(None):
         sizes = [tf.raw_ops.Size(input=tensor, out_type=tf.int32).op for tensor in values]
     add_control_inputs(call, sizes)
+
+
+def order_inputs(graph: Graph) -> None:
+    """Put the control inputs of loops behind their other inputs, after gradients are built, as TensorFlow wants them.
+
+    The gradient of a loop adds inputs to it (``_WhileGrad`` in tensorflow/python/ops/while_v2.py), behind the control
+    inputs that passes have added.
+    """
+    for op in graph.get_operations():
+        if op.type in ("While", "StatelessWhile") and op.control_inputs:
+            set_control_inputs(op, op.control_inputs)

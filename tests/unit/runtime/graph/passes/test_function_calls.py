@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from support.cluster import model_of, ones, train, variables_of
-from tensorflow.python.ops import cond_v2
+from tensorflow.python.ops import cond_v2, while_v2
 
 import tfps
 
@@ -74,3 +74,30 @@ def test_a_function_comes_after_what_its_argument_waits_for(
     train(model, num_ps, 1, max_steps=STEPS, model_dir=str(tmp_path), **flags)
     saved = variables_of(tmp_path)
     assert (saved["weight"], saved["state"]) == (STEPS, 1.0)
+
+
+def summing_in_loops(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a loop in its loss, whose gradient is 3, and one that counts to 2, both ``While`` operations."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    count = tf.get_variable("turns", [], initializer=tf.zeros_initializer(), trainable=False)
+
+    def counted(index: Any) -> Any:
+        with tf.control_dependencies([count.assign_add(features["x"])]):
+            return index + 1
+
+    _, total = while_v2.while_loop(
+        lambda index, _: index < 3,
+        lambda index, total: (index + 1, total + weight * tf.cast(index, tf.float32)),
+        [0, 0.0],
+    )
+    end = while_v2.while_loop(lambda index: index < 2, counted, [0])
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, end)
+    return tfps.ModelSpec(loss=total * features["x"], optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+
+@pytest.mark.parametrize("flags", [{"steps_per_run": 8}, {"wire": "plain", "steps_per_run": 1, "runs_in_flight": 1}])
+def test_a_loop_has_a_gradient(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """It adds inputs to the loop, which already has control inputs."""
+    train(model_of(ones, summing_in_loops), 1, 1, model_dir=str(tmp_path), max_steps=STEPS, **flags)
+    found = variables_of(tmp_path)
+    assert (found["weight"], found["turns"]) == (-3 * STEPS, 2 * STEPS)
