@@ -90,7 +90,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def run_tfps(
-    *args: str, timeout: float = 60, cwd: Path | None = None, **env: str
+    *args: str, timeout: float = 100, cwd: Path | None = None, **env: str
 ) -> "subprocess.CompletedProcess[str]":
     """Run ``tfps ARGS`` to its end; a hang is a failure."""
     return subprocess.run(

@@ -3,6 +3,7 @@
 To add one is to add a line here, and a function that does it where its like are.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from signal import SIGINT
@@ -48,20 +49,22 @@ class Fault:
     peer: bool = False
     deadline_secs: float = 60.0
 
-    def problem(self, result: Result) -> str:
-        """Return how a run was not as it should be, or nothing."""
+    def problem(self, result: Result, time_scale: float = 1.0) -> str:
+        """Return how a run was not as it should be, or nothing; ``time_scale`` is a factor of the time limits."""
         wrong = [] if result.code in self.codes else [f"exit code {result.code}"]
         if result.program == CLASSIC:
             return "".join(wrong)
-        if self.detect_within and (result.detect_secs is None or result.detect_secs > self.detect_within):
+        late = math.inf if result.detect_secs is None else result.detect_secs
+        if self.detect_within and late > self.detect_within * time_scale:
             wrong.append(f"not named within {self.detect_within:g} s")
-        if (result.settle_secs or 0) > self.settle_within:
+        if (result.settle_secs or 0) > self.settle_within * time_scale:
             wrong.append(f"settled after {result.settle_secs:.1f} s, not {self.settle_within:g}")
         if self.keeps == EVERY and result.lost:
             wrong.append(f"{result.lost} steps lost, {result.lost_secs:.1f} s of work")
         if self.keeps and result.lost_saved:
             wrong.append(f"{result.lost_saved} steps lost that had been saved")
-        if self.async_pause and result.mode == "async" and (result.pause_secs or 0) > self.async_pause:
+        pause = result.pause_secs or 0 if result.mode == "async" else 0
+        if self.async_pause and pause > self.async_pause * time_scale:
             wrong.append(f"no step of anybody for {result.pause_secs:.1f} s")
         if result.left:
             wrong.append(f"{result.left} processes left")

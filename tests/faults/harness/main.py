@@ -60,7 +60,7 @@ def _break(flags: argparse.Namespace) -> int:
     part, parts = (int(number) for number in flags.part.split("/"))
     raw = flags.out or RAW
     for one in itertools.islice(_all_runs(flags), part, None, parts):
-        found.append(_run_until_it_happens(one, flags.seed, raw / "kept"))
+        found.append(_run_until_it_happens(one, flags.seed, raw / "kept", flags.time_scale))
         print(found[-1].line(), flush=True)
         result.store(raw / f"runs-{flags.seed}-{part}.json", found, [])
         _write_table(flags.out)
@@ -96,6 +96,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument(
         "--under", choices=("launch", "platform"), default="launch", help="who starts lost tasks again (default launch)"
     )
+    parser.add_argument("--time_scale", type=float, default=1.0, help="factor of all time limits (default 1)")
     parser.add_argument("--soak", action="store_true", help="random faults, one after another, on one job a mode")
     parser.add_argument("--minutes", type=float, default=20.0, help="how long a soak breaks things (default 20)")
     parser.add_argument("--part", default="0/1", help=argparse.SUPPRESS)  # of those at once
@@ -119,20 +120,20 @@ def _all_runs(flags: argparse.Namespace) -> Iterator[Result]:
                     yield Result(name, mode, program, "platform" if program == CLASSIC else flags.under, repeat)
 
 
-def _run_until_it_happens(one: Result, seed: int, kept: Path) -> Result:
+def _run_until_it_happens(one: Result, seed: int, kept: Path, time_scale: float) -> Result:
     """Run one fault once; a few times, if something else was quicker than it."""
     for turn in range(_TRIES):
-        found = _run(dataclasses.replace(one), f"{seed}/{turn}" if turn else str(seed), kept)
+        found = _run(dataclasses.replace(one), f"{seed}/{turn}" if turn else str(seed), kept, time_scale)
         if found.outcome != NOT_RUN:
             break
     return found
 
 
-def _run(found: Result, seed: str, kept: Path) -> Result:
+def _run(found: Result, seed: str, kept: Path, time_scale: float) -> Result:
     fault, began = FAULTS[found.fault], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tfps-faults-", ignore_cleanup_errors=True) as directory:
         own_seed = f"{seed}/{found.fault}/{found.mode}/{found.repeat}"
-        attempt = Attempt(found, Path(directory), own_seed, fault.deadline_secs)
+        attempt = Attempt(found, Path(directory), own_seed, fault.deadline_secs * time_scale)
         try:
             fault.act(attempt)
             attempt.check_saved()
@@ -148,7 +149,7 @@ def _run(found: Result, seed: str, kept: Path) -> Result:
         finally:
             attempt.close()
         found.secs = time.monotonic() - began
-        if found.outcome == OK and (problem := fault.problem(found)):
+        if found.outcome == OK and (problem := fault.problem(found, time_scale)):
             found.outcome, found.problem = FAILED, problem
         if found.outcome != OK:
             _keep(attempt, kept / f"{found.fault}-{found.mode}-{found.program}-{found.repeat}")
