@@ -232,6 +232,8 @@ class Ownership:
         Raises:
             HeldError: If another directory took its place, with checkpoints of another run.
         """
+        if self._ended.is_set():  # it is gone because this chief has released it
+            return
         others = self.others() if self._place != place_of(model_dir) else ()
         if others:
             raise HeldError(
@@ -244,7 +246,7 @@ class Ownership:
             log.info("--model_dir=%s, or its content, is gone. This job recreates it and saves immediately.", model_dir)
         make_dir(Path(model_dir))
         with locked(model_dir):
-            if look(model_dir):
+            if look(model_dir) or self._ended.is_set():
                 return
             self._write(model_dir)
         self._is_loss_logged = False

@@ -181,6 +181,18 @@ def test_the_living_are_known_on_another_machine(tmp_path: Path, held: Ownership
         check(str(tmp_path), OTHER)
 
 
+def test_a_renewal_that_was_under_way_claims_nothing_after_a_release(tmp_path: Path) -> None:
+    """It finds the claim gone, as after a loss of the directory, but the next job may have it."""
+    owner = Ownership(str(tmp_path), ONE)
+    owner.claim()
+    owner.release()
+    owner._renew(str(tmp_path))
+    assert look(str(tmp_path)) is None
+    successor = Ownership(str(tmp_path), OTHER)
+    successor.claim()
+    successor.release()
+
+
 def test_one_look_does_not_make_a_holder_elsewhere_dead(tmp_path: Path, held: Ownership) -> None:
     """Its machine may have been suspended until now: who renews the claim again lives, however old it was."""
     elsewhere = replace(held.this_chief, machine="another boot pid:[1]")
