@@ -48,6 +48,15 @@ def test_the_final_report() -> None:
     ]
 
 
+def test_a_longer_name_moves_all_values() -> None:
+    """They begin in one column."""
+    summary = {"eval": {"mean_per_class": 0.5}, "loss": 0.25}
+    assert final_lines(summary, None)[1:] == [
+        "  training loss       0.25 (chief)",
+        "  eval mean_per_class 0.5",
+    ]
+
+
 def test_metrics_that_are_no_plain_numbers_are_in_the_final_report() -> None:
     """A loss that is NaN, which JSON has not, and a metric for each class are reported, too."""
     metrics = {"loss": None, "auc": math.nan, "recall": [0.5, None, 1.0], "matrix": [[1, 2, 3], [4, 5, 6], [7, 8, 9]]}

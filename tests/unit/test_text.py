@@ -99,3 +99,6 @@ def test_a_near_miss_gets_a_hint() -> None:
     assert did_you_mean("Wroker", ("ps", "worker")) == " Did you mean worker?"
     assert did_you_mean("max_step", ("max_steps",), "--") == " Did you mean --max_steps?"
     assert did_you_mean("x" * 6000, ("ps", "worker")) == ""
+    assert did_you_mean("lr", ("learning_rate", "max_steps"), "--") == " Did you mean --learning_rate?"
+    assert did_you_mean("k8s", ("slurm", "kubernetes")) == " Did you mean kubernetes?"
+    assert did_you_mean("k8s", ("slurm", "ray")) == ""
