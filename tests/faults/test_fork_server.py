@@ -25,7 +25,7 @@ def test_an_import_of_tensorflow_that_is_killed_is_reported_and_begun_again(tmp_
             wait_gone([before], 5)
             if turn < restarts:
                 started[0].wait_for("restarted after SIGKILL during the import of TensorFlow (1 of 1)", 10)
-        assert started[0].wait(20) == 137, started[0].output()
+        assert started[0].wait(100) == 137, started[0].output()
         said = started[0].output()
     assert "error: the process that imports TensorFlow was killed by SIGKILL: is memory short?" in said
     assert "Traceback" not in said
@@ -40,7 +40,7 @@ def test_a_supervised_task_whose_import_is_killed_once_runs(tmp_path: Path) -> N
         started[0].wait_for("restarted after SIGKILL during the import of TensorFlow (1 of 1)", 10)
         _wait_for_task(started[0])
         started[0].signal(signal.SIGTERM)
-        assert started[0].wait(30) == 143, started[0].output()
+        assert started[0].wait(100) == 143, started[0].output()
 
 
 def _importing(launcher: int) -> int:
@@ -48,7 +48,7 @@ def _importing(launcher: int) -> int:
 
     Before, nothing may be connected to it yet, and ``multiprocessing`` starts another one without a word.
     """
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         for pid in alive(children_of(launcher)):
             with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ def test_a_fifo_in_place_of_a_log_is_refused(tmp_path: Path, name: str) -> None:
     logs = tmp_path / "m" / "logs"
     logs.mkdir(parents=True)
     os.mkfifo(logs / name)
-    ended = run_tfps(*LONG, f"--model_dir={tmp_path / 'm'}", timeout=60)
+    ended = run_tfps(*LONG, f"--model_dir={tmp_path / 'm'}")
     assert ended.returncode == 74, ended.stdout + ended.stderr
     assert f"--model_dir: {logs / name} cannot be written: it is not a regular file." in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -79,7 +79,7 @@ def test_a_stopped_fork_server_does_not_outlive_a_stop(tmp_path: Path) -> None:
         below = children_of(started[0].pid)
         os.kill(_importing(started[0].pid), signal.SIGSTOP)
         started[0].signal(signal.SIGTERM)
-        assert started[0].wait(25) == 143, started[0].output()
+        assert started[0].wait(100) == 143, started[0].output()
         wait_gone(below, 5)
 
 
@@ -92,7 +92,7 @@ def test_a_fork_server_that_stays_stopped_is_killed(tmp_path: Path) -> None:
         server = _importing(started[0].pid)
         os.kill(server, signal.SIGSTOP)
         started[0].signal(signal.SIGTERM)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 100
         while started[0].poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(server, signal.SIGSTOP)
@@ -109,7 +109,7 @@ def test_a_job_that_is_done_ends_though_its_fork_server_is_stopped(tmp_path: Pat
         started.append(Process(tmp_path / "out", "launch", *flags))
         started[0].wait_for("worker/0 | training", 60)
         os.kill(_importing(started[0].pid), signal.SIGSTOP)
-        assert started[0].wait(45) == 0, started[0].output()
+        assert started[0].wait(100) == 0, started[0].output()
 
 
 def test_the_fork_server_does_not_outlive_a_supervised_task(tmp_path: Path) -> None:
@@ -120,12 +120,12 @@ def test_the_fork_server_does_not_outlive_a_supervised_task(tmp_path: Path) -> N
         server = _importing(started[0].pid)
         _wait_for_task(started[0])
         started[0].signal(signal.SIGTERM)
-        assert started[0].wait(30) == 143, started[0].output()
+        assert started[0].wait(100) == 143, started[0].output()
         assert not alive([server])
 
 
 def _wait_for_task(supervisor: Process) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 100
     while not session_leaders(children_of(supervisor.pid)):
         assert time.monotonic() < deadline, supervisor.output()
         time.sleep(0.1)

@@ -32,14 +32,14 @@ def test_a_second_job_is_refused_before_anything_is_done(tmp_path: Path, verb: s
         before = set(contents(tmp_path / "m"))
         cluster = ["--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.1:29977", "--job_name=worker", "--task_index=0"]
         given = flags if verb == "launch" else [*cluster, *flags[:3]]
-        second = run_tfps(verb, *given, timeout=60)
+        second = run_tfps(verb, *given)
         assert (second.returncode, second.stdout) == (74, "")
         assert second.stderr.startswith(f"error: --model_dir={tmp_path / 'm'} is held by another job: the chief with ")
         assert set(contents(tmp_path / "m")) == before
         assert "is held by" not in (tmp_path / "m" / "logs" / "worker-0.log").read_text()
         assert first.poll() is None
         first.signal(signal.SIGTERM)
-        assert first.wait(30) == 143
+        assert first.wait(100) == 143
     assert summary(tmp_path / "m")["status"] == "stopped"
     assert not (tmp_path / "m" / ".chief").exists()
 
@@ -59,7 +59,7 @@ def test_force_takes_over_and_the_first_job_ends_within_seconds(tmp_path: Path) 
         second = Process(tmp_path / "second.out", "launch", *flags, "--max_steps=600", "--force")
         started.append(second)
         second.wait_for("training", 60)
-        assert first.wait(25) == 74, first.output()
+        assert first.wait(100) == 74, first.output()
         assert "was taken over by the chief with process id" in first.output()
         assert second.wait(120) == 0, second.output()
     reported = summary(tmp_path / "m")
@@ -72,11 +72,11 @@ def test_a_launcher_that_comes_too_late_leaves_the_summary_of_the_next_job(tmp_p
     with processes() as started:
         first = training(started, tmp_path, *flags)
         first.signal(signal.SIGSTOP)
-        second = run_tfps("launch", *flags, "--max_steps=100", "--force", timeout=90)
+        second = run_tfps("launch", *flags, "--max_steps=100", "--force")
         assert second.returncode == 0, second.stderr
         before = (tmp_path / "m" / "summary.json").read_bytes()
         first.signal(signal.SIGCONT)
-        assert first.wait(30) == 74, first.output()
+        assert first.wait(100) == 74, first.output()
     assert "was taken over by the chief with process id" in first.output()
     assert (tmp_path / "m" / "summary.json").read_bytes() == before
     assert summary(tmp_path / "m")["status"] == "done"
@@ -90,7 +90,7 @@ def test_a_killed_job_is_gone_on_with_at_once(tmp_path: Path) -> None:
         for name in ("worker/0", "ps/0"):
             tasks[name].end()
     assert (tmp_path / "m" / ".chief").exists()
-    again = run_tfps("launch", *flags, "--num_workers=1", timeout=90)
+    again = run_tfps("launch", *flags, "--num_workers=1")
     assert again.returncode == 0, again.stderr
     assert "waiting up to" not in again.stdout + again.stderr
     assert "resumed from" in again.stdout
@@ -112,7 +112,7 @@ def test_a_directory_removed_in_mid_run_is_said_and_saved_to_at_once(tmp_path: P
         job.wait_for("resumed from", 60)
         assert json.loads((tmp_path / "m" / "job.json").read_text())["max_steps"] == 1500
         job.signal(signal.SIGTERM)
-        assert job.wait(30) in (0, 143)
+        assert job.wait(100) in (0, 143)
     assert job.output().count("training begins at step 0") == 1
 
 
@@ -128,7 +128,7 @@ def test_a_directory_removed_with_the_only_ps_leaves_nothing_and_it_is_said(tmp_
         shutil.rmtree(tmp_path / "m", ignore_errors=True)
         job.wait_for("the earlier training of this job is lost", 60)
         job.signal(signal.SIGTERM)
-        assert job.wait(30) in (0, 143)
+        assert job.wait(100) in (0, 143)
     assert job.output().count("training begins at step 0") == 2
     assert job.output().count("the earlier training of this job is lost") == 1
 
@@ -154,11 +154,11 @@ def test_a_model_that_changes_directory_scatters_nothing(tmp_path: Path) -> None
     """A relative ``--model_dir``, ``--checkpoint_path`` or ``--export_dir`` means what it meant at the start."""
     (tmp_path / "wanders.py").write_text(slow(0.001).replace("return None", EVALUATED) + CHANGES)
     flags = ("--model=wanders.py", "--model_dir=m", "--num_workers=1", "--max_steps=30")
-    assert run_tfps("launch", *flags, cwd=tmp_path, timeout=90).returncode == 0
+    assert run_tfps("launch", *flags, cwd=tmp_path).returncode == 0
     path = json.loads((tmp_path / "m" / "job.json").read_text())["model"]
     assert path == str(tmp_path / "wanders.py")
     export = ("export", "--model_dir=m", "--checkpoint_path=m/model.ckpt-30", "--export_dir=saved")
-    ended = run_tfps(*export, cwd=tmp_path, timeout=60)
+    ended = run_tfps(*export, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert list((tmp_path / "elsewhere").iterdir()) == []
     left = {path.name.partition(".tfevents")[0] for path in (tmp_path / "m").iterdir()}

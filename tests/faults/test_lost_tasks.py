@@ -17,7 +17,7 @@ def test_a_missing_task_is_named_and_ends_the_others(tmp_path: Path) -> None:
         cluster = [f"--ps_hosts={hosts[0]}", f"--worker_hosts={hosts[1]},{hosts[2]}", "--start_timeout_secs=6"]
         for me in (["--job_name=ps"], ["--job_name=worker"]):
             started.append(Process(tmp_path / me[0], *cluster, *me, "--task_index=0"))
-        assert [task.wait(40) for task in started] == [171, 171]
+        assert [task.wait(100) for task in started] == [171, 171]
         for task in started:
             assert f"no answer from worker/1 ({hosts[2]})" in task.output()
             assert "Traceback" not in task.output()
@@ -28,9 +28,9 @@ def test_a_lost_ps_ends_the_workers_with_170(tmp_path: Path) -> None:
     with by_hand(tmp_path, 1, 2, "--issync=1", "--max_steps=1000000") as tasks:
         tasks["worker/1"].wait_for("step=1 ", 60)
         tasks["ps/0"].signal(signal.SIGKILL)
-        assert tasks["ps/0"].wait(5) == -signal.SIGKILL
+        assert tasks["ps/0"].wait(100) == -signal.SIGKILL
         for worker in (tasks["worker/0"], tasks["worker/1"]):
-            assert worker.wait(30) == 170, worker.output()
+            assert worker.wait(100) == 170, worker.output()
             assert "lost ps/0" in worker.output()
 
 
@@ -40,9 +40,9 @@ def test_a_lost_worker_ends_a_sync_job_with_170(tmp_path: Path) -> None:
     with by_hand(tmp_path, 1, 2, *flags) as tasks:
         tasks["worker/1"].wait_for("step=1 ", 60)
         tasks["worker/1"].signal(signal.SIGKILL)
-        assert tasks["worker/0"].wait(30) == 170
+        assert tasks["worker/0"].wait(100) == 170
         assert "lost worker/1" in tasks["worker/0"].output()
-        assert tasks["ps/0"].wait(40) == 170
+        assert tasks["ps/0"].wait(100) == 170
 
 
 def test_async_goes_on_without_a_killed_worker_and_still_takes_every_step(tmp_path: Path) -> None:
@@ -53,9 +53,9 @@ def test_async_goes_on_without_a_killed_worker_and_still_takes_every_step(tmp_pa
     with by_hand(tmp_path, 1, 2, *flags) as tasks:
         tasks["worker/1"].wait_for("step=", 60)
         tasks["worker/1"].signal(signal.SIGKILL)
-        assert tasks["worker/1"].wait(5) == -signal.SIGKILL
+        assert tasks["worker/1"].wait(100) == -signal.SIGKILL
         assert tasks["worker/0"].wait(120) == 0, tasks["worker/0"].output()
-        assert tasks["ps/0"].wait(40) == 0
+        assert tasks["ps/0"].wait(100) == 0
     assert summary(tmp_path / "m")["global_step"] == steps
 
 

@@ -125,7 +125,7 @@ class Job:
         """Tell some tasks to stop, which they do in order."""
         for task in tasks:
             task.signal(signal.SIGTERM)
-        assert [task.wait(25) for task in tasks] == [143] * len(tasks), self.said()
+        assert [task.wait(100) for task in tasks] == [143] * len(tasks), self.said()
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_worker_that_comes_back_when_it_was_replaced_ends_alone(tmp_path: Path
         running.go_on(15)
         time.sleep(max(0.0, stopped_at + 33.0 - time.monotonic()))
         stalled.signal(signal.SIGCONT)
-        assert stalled.wait(20) == 170, running.said()
+        assert stalled.wait(100) == 170, running.said()
         assert "another process replaced this task" in stalled.output()
         running.go_on(15, 40)
         assert [task.poll() for task in (running.ps, running.chief, new)] == [None] * 3

@@ -92,7 +92,7 @@ def test_a_killed_task_that_is_started_again(tmp_path: Path, mode: str, lost: st
         job.tasks["worker/0"].wait_for("saved ", 120)
         killed = job.tasks[lost]
         killed.signal(signal.SIGKILL)
-        assert killed.wait(5) == -signal.SIGKILL
+        assert killed.wait(100) == -signal.SIGKILL
         assert set(job.wait(180).values()) == {0}, job.said()
         reported = summary(tmp_path / "m")
         assert (reported["status"], reported["global_step"]) == ("done", steps)

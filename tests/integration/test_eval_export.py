@@ -250,7 +250,7 @@ def test_an_evaluator_goes_by_the_file_systems_clock(
     thread.start()
     assert not ended.wait(3), "it took an earlier run's summary for this one's"
     path.write_text(short)
-    assert ended.wait(20), "it did not take this run's summary"
+    assert ended.wait(100), "it did not take this run's summary"
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_an_evaluator_does_not_end_with_a_job_whose_checkpoints_were_deleted(
     threading.Thread(target=be_evaluator, daemon=True).start()
     assert not ended.wait(2)
     os.utime(path)
-    assert ended.wait(20)
+    assert ended.wait(100)
 
 
 def test_an_empty_evaluation_input_is_a_data_error(trained: Path) -> None:

@@ -228,7 +228,7 @@ def test_a_reader_that_is_stuck_stops_no_job(tmp_path: Path, signal_sent: str) -
             if signal_sent == "SIGTERM":
                 _wait_for_step(tmp_path / "m", 100, 60)
                 job.send_signal(signal.SIGTERM)
-            assert job.wait(60) == (0 if signal_sent == "nothing" else 143)
+            assert job.wait(100) == (0 if signal_sent == "nothing" else 143)
         finally:
             job.kill()
     shown = os.fdopen(reader).read()
@@ -259,7 +259,7 @@ def test_a_reader_that_continues_gets_what_it_has_missed() -> None:
         first = os.read(writer.stdout.fileno(), 2**20).decode()
         writer.stdin.close()
         *lines, missed, again = (first + writer.stdout.read()).splitlines()
-        assert writer.wait(20) == 0
+        assert writer.wait(100) == 0
     whole = [line for line in lines if len(line) > 4000]
     assert [line.partition(" ")[0] for line in whole] == [str(number) for number in range(len(whole))]
     assert missed == f"({40 - len(whole)} lines left out: standard output was not read)"
@@ -318,7 +318,7 @@ def test_too_few_open_files_are_reported(tmp_path: Path) -> None:
     with processes() as started:
         limited = ("sh", "-c", 'ulimit -n 20 && exec "$@"', "sh")
         started.append(Process(tmp_path / "out", "launch", f"--model_dir={tmp_path / 'm'}", under=limited))
-        assert started[0].wait(60) == 2
+        assert started[0].wait(100) == 2
         said = started[0].output()
         assert said.endswith(" cannot be started: Too many open files: raise the limit on open files, see ulimit -n.\n")
         assert "Traceback" not in said
@@ -352,7 +352,7 @@ def test_on_a_terminal_there_is_a_live_view(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=secondary, stderr=secondary, env=env) as process:
         os.close(secondary)
         drawn = _read_all(primary, 60)
-        assert process.wait(10) == 0, drawn
+        assert process.wait(100) == 0, drawn
     for shown in ("/3000 steps", "left", "loss 0.", "examples/s", "worker/1", "training", "done: step 3,000 after"):
         assert shown in drawn
     assert "worker/0  | step=" not in drawn

@@ -316,7 +316,7 @@ class _Gate:
 
         def elements() -> Iterator[float]:
             for number in range(self._lengths[worker] + 1):
-                assert number != at or event.wait(20)
+                assert number != at or event.wait(100)
                 if number < self._lengths[worker]:
                     yield 2.0**worker
 

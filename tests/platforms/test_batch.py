@@ -79,7 +79,7 @@ def test_cancel_lets_the_tasks_save(tmp_path: Path, env: dict[str, str]) -> None
         started.append(watcher)
         watcher.wait_for_step(1, SECS)
         watcher.signal(signal.SIGINT)
-        assert watcher.wait(20) == 143
+        assert watcher.wait(100) == 143
         handle = handle_of(watcher.output())
         assert f"no longer watching; the job continues: tfps status, logs or cancel {handle}" in watcher.output()
     assert "RUNNING" in run_tfps("status", handle, **env).stdout

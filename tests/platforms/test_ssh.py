@@ -65,7 +65,7 @@ def test_tasks_end_in_order_with_the_launcher(
         pids = tasks_of(model_dir)
         assert len(alive(pids)) == 3
         launcher.signal(number)
-        assert launcher.wait(30) == (143 if number == signal.SIGTERM else -number)
+        assert launcher.wait(100) == (143 if number == signal.SIGTERM else -number)
         wait_gone(pids, 20)
     finally:
         launcher.end()
@@ -82,7 +82,7 @@ def test_a_task_that_is_killed_ends_the_job(ssh: dict[str, str], hosts: list[str
         pids = tasks_of(model_dir)
         [worker] = [pid for pid in pids if b"--task_index=1" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(worker, signal.SIGKILL)
-        assert launcher.wait(40) == 137
+        assert launcher.wait(100) == 137
         assert "worker/1 ended with exit code 137" in launcher.output()
         wait_gone(pids, 20)
     finally:

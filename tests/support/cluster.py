@@ -105,7 +105,7 @@ def shared_servers() -> Iterator[None]:
             yield
         finally:
             # Before the next reset, which frees what a running session may still be waiting for.
-            _within(30, lambda: [one.close() for one in sessions])
+            _within(100, lambda: [one.close() for one in sessions])
 
 
 def _cleared() -> Mapping[Task, Any]:
@@ -132,7 +132,7 @@ def _within(secs: float, act: Callable[[], Any]) -> None:
 
 def session_config(*filters: str) -> Any:
     """Return the config of a session that a test uses itself: its calls end, whatever happens."""
-    return tf.ConfigProto(device_filters=filters, operation_timeout_in_ms=20_000)
+    return tf.ConfigProto(device_filters=filters, operation_timeout_in_ms=100_000)
 
 
 class Running:
@@ -162,7 +162,7 @@ class Running:
         for name in names or self._stops:
             self._stops[name].request(StoppedError("stopped by SIGTERM"))
 
-    def wait(self, secs: float = 60) -> Errors:
+    def wait(self, secs: float = 200) -> Errors:
         """Return what each task ended with; fails if one still runs after ``secs``, and shows where."""
         deadline = time.monotonic() + secs
         for thread in self._threads.values():
@@ -195,7 +195,7 @@ def job(model: Model, num_ps: int = 1, num_workers: int = 2, **flags: Any) -> It
             running.stop()
 
 
-def run_job(model: Model, num_ps: int = 1, num_workers: int = 2, secs: float = 60, **flags: Any) -> Errors:
+def run_job(model: Model, num_ps: int = 1, num_workers: int = 2, secs: float = 200, **flags: Any) -> Errors:
     """Run a job to its end; returns what each task ended with."""
     with job(model, num_ps, num_workers, **flags) as running:
         return running.wait(secs)
@@ -208,12 +208,12 @@ def assert_done(ended: Mapping[str, BaseException | None]) -> None:
         assert error is None, f"{name} ended with {reported}"
 
 
-def train(model: Model, num_ps: int = 1, num_workers: int = 2, secs: float = 60, **flags: Any) -> None:
+def train(model: Model, num_ps: int = 1, num_workers: int = 2, secs: float = 200, **flags: Any) -> None:
     """Run a job that has to end well."""
     assert_done(run_job(model, num_ps, num_workers, secs, **flags))
 
 
-def wait_until(condition: Callable[[], Any], secs: float = 60) -> None:
+def wait_until(condition: Callable[[], Any], secs: float = 100) -> None:
     """Wait for something to come true; fails after ``secs``."""
     deadline = time.monotonic() + secs
     while not condition():

@@ -77,7 +77,7 @@ def _environment(**changes: str) -> Iterator[None]:
 
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", directory: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 100
     while subprocess.run(["docker", "version"], capture_output=True, check=False).returncode:
         log = (directory / "log").read_text(errors="replace")
         assert process.poll() is None, f"dockerd does not start:\n{log}"

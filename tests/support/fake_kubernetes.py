@@ -359,7 +359,7 @@ class Cluster:
         for key in mine:
             pod = self.pods[key]
             if pod.process and pod.reader:
-                pod.process.wait(30)
+                pod.process.wait(100)
                 pod.reader.join(30)
             del self.pods[key]
         return self.objects.pop((api, resource, namespace, name))

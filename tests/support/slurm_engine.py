@@ -120,7 +120,7 @@ class Slurm:
 
     def ask(self, *argv: str) -> str:
         """Return what one of Slurm's commands prints."""
-        result = subprocess.run(argv, env=self.env(), capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run(argv, env=self.env(), capture_output=True, text=True, timeout=100, check=False)
         assert result.returncode == 0, (argv, result.stdout, result.stderr)
         return result.stdout
 
@@ -129,7 +129,7 @@ class Slurm:
         line = self.ask("scontrol", "show", "job", "-o", job_id).splitlines()[0]
         return next(word.partition("=")[2] for word in line.split() if word.startswith(f"{name}="))
 
-    def wait_state(self, job_id: str, *states: str, secs: float = 60.0) -> str:
+    def wait_state(self, job_id: str, *states: str, secs: float = 100.0) -> str:
         """Wait until a job is in one of some states, and return it."""
         deadline = time.monotonic() + secs
         while (state := self.field(job_id, "JobState")) not in states:
@@ -139,20 +139,20 @@ class Slurm:
 
     def wait_idle(self, *nodes: str) -> None:
         """Wait until nodes are up and nothing runs there."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 100
         while set(nodes) - set(self._idle()):
             assert time.monotonic() < deadline, (self._log / "daemons").read_text()
             time.sleep(0.2)
 
     def _idle(self) -> list[str]:
         argv = ["sinfo", "--noheader", "--Node", "--states=idle", "--format=%N"]
-        result = subprocess.run(argv, env=self.env(), capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run(argv, env=self.env(), capture_output=True, text=True, timeout=100, check=False)
         return result.stdout.split()
 
     def stop(self) -> None:
         """End every job and every daemon."""
-        subprocess.run(["scancel", "--user=root"], env=self.env(), capture_output=True, timeout=60, check=False)
-        deadline = time.monotonic() + 30
+        subprocess.run(["scancel", "--user=root"], env=self.env(), capture_output=True, timeout=100, check=False)
+        deadline = time.monotonic() + 100
         while self.tasks() and time.monotonic() < deadline:
             time.sleep(0.2)
         pids = [daemon.pid for daemon in self._daemons.values()]
@@ -160,7 +160,7 @@ class Slurm:
             daemon.terminate()
         for daemon in self._daemons.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                daemon.wait(20)
+                daemon.wait(100)
         wait_gone([*pids, *self.tasks()], 10)
 
 

@@ -44,7 +44,7 @@ def sshd(directory: Path) -> Iterator[dict[str, str]]:
         stderr=open(directory / "sshd.log", "wb"),  # noqa: SIM115
     )
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 100
         while not ports.answers(f"127.0.0.3:{port}"):
             assert daemon.poll() is None, (directory / "sshd.log").read_text()
             assert time.monotonic() < deadline, "sshd does not listen"

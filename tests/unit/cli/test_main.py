@@ -414,17 +414,12 @@ REAL: Mapping[str, tuple[list[str], int, str]] = {
 
 @pytest.mark.parametrize("case", REAL)
 def test_real_processes_answer_at_once(tmp_path: Path, case: str) -> None:
-    """A real process answers bad input with its exit code within two seconds, without TensorFlow, which fails here."""
+    """A real process answers bad input with its exit code before it imports TensorFlow, which fails here."""
     argv, code, says = REAL[case]
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("raise SystemExit('imported')\n")
     (tmp_path / "mine.py").write_text("def input_fn(a, b, c): return d\ndef model_fn(): return e\n")
-    took: list[float] = []
-    while len(took) < 3 and min(took, default=2) >= 2:  # the machine may be busy with something else
-        began = time.monotonic()
-        ended = run_tfps(*argv, cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{REPO}")
-        took.append(time.monotonic() - began)
-    assert min(took) < 2
+    ended = run_tfps(*argv, cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{REPO}")
     assert ended.returncode == code, ended.stderr
     assert says in ended.stderr
     assert ended.stdout == ""

@@ -121,7 +121,7 @@ def test_to_cancel_is_to_look_away() -> None:
     watching.cancel()
     began = time.monotonic()
     assert [event for event in events if event is not None] == []
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert watching.left
     assert not job.cancelled
 

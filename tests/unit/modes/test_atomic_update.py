@@ -270,7 +270,7 @@ def test_a_late_worker_adds_nothing_to_a_job_that_is_over(tmp_path: Path) -> Non
     def late(loop: Loop, in_hand: Any) -> Any:
         if loop in loops and loop.progress.steps > 3:
             held.set()
-            assert go_on.wait(30)
+            assert go_on.wait(100)
         return start(loop, in_hand)
 
     def when_over(chief: Chief, *args: Any) -> Any:
@@ -285,7 +285,7 @@ def test_a_late_worker_adds_nothing_to_a_job_that_is_over(tmp_path: Path) -> Non
         mock.patch.object(PeerMonitor, "are_gone", lambda _watch, tasks, _secs: not tasks or held.is_set()),
         job(COUNTING, 2, 2, model_dir=str(tmp_path), max_steps=40, steps_per_run=1) as running,
     ):
-        wait_until(lambda: {"worker/0", "worker/1"} <= running.ended.keys(), 60)
+        wait_until(lambda: {"worker/0", "worker/1"} <= running.ended.keys())
         ended = dict(running.ended)
         running.stop()
         running.wait()

@@ -60,7 +60,7 @@ def name_of(text: str) -> str:
 
 def ended(job: BatchJob) -> Status:
     """Return the state of a job at its end."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while not (status := job.status()).ended:
         assert time.monotonic() < deadline, status
         time.sleep(0.1)

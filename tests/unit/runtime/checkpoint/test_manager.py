@@ -164,7 +164,7 @@ def held_at(number: int, event: threading.Event) -> Any:
             return None
 
         def wait(at: Any) -> Any:
-            assert at != number or event.wait(20)
+            assert at != number or event.wait(100)
             return np.float32(1)
 
         numbers = tf.data.Dataset.range(10**6)

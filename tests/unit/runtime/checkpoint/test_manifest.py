@@ -65,7 +65,6 @@ def put(file: Path, how: str) -> None:
         os.mknod(file, stat.S_IFSOCK | 0o600)
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("how", ["fifo", "directory", "socket"])
 @pytest.mark.parametrize("suffix", ["manifest.json", "index"])
 def test_what_is_no_regular_file_is_damage(path: Path, suffix: str, how: str) -> None:
@@ -75,7 +74,6 @@ def test_what_is_no_regular_file_is_damage(path: Path, suffix: str, how: str) ->
     assert partial_updates(str(path)) == 0
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("how", ["fifo", "directory", "socket"])
 def test_a_job_s_file_that_is_no_regular_file_is_an_error(tmp_path: Path, how: str) -> None:
     """So are ``job.json`` and ``summary.json``; a FIFO in place of the state file is replaced."""

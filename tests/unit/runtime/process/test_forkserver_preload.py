@@ -13,7 +13,7 @@ IMPORT = "import tfps.runtime.process.forkserver_preload, sys; print('imported')
 def test_a_fork_server_whose_launcher_has_ended_ends_before_its_import_has() -> None:
     """It does not take its new parent, which adopts it, for the launcher."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait(30)
+    gone.wait(100)
     env = environment(**{FORK_SERVER_PARENT: str(gone.pid)})
     ended = subprocess.run(
         [sys.executable, "-c", IMPORT], env=env, capture_output=True, text=True, timeout=60, check=False

@@ -15,7 +15,7 @@ def test_an_idle_thread_is_used_again() -> None:
     for _ in range(100):
         assert pool.submit(lambda: str(name())).result(10) == first
     both = threading.Barrier(2)
-    calls = [pool.submit(lambda: f"{both.wait(10)} {name()}") for _ in range(2)]
+    calls = [pool.submit(lambda: f"{both.wait(100)} {name()}") for _ in range(2)]
     assert len({call.result(10).split()[1] for call in calls}) == 2
     mine = [thread for thread in threading.enumerate() if thread.name == "mine"]
     assert len(mine) == 2

@@ -229,7 +229,7 @@ def test_a_task_that_is_asked_to_stop_saves_first(tmp_path: Path) -> None:
     with job(model_of(ones, linear), max_steps=10**9, model_dir=str(tmp_path)) as running:
         wait_until(lambda: events(tmp_path))
         running.stop()
-        ended = running.wait(15)
+        ended = running.wait(100)
     assert {str(error) for error in ended.values()} == {"stopped by SIGTERM"}
     said = summary(tmp_path)
     assert (said["status"], said["exit_code"]) == ("stopped", 143)

@@ -41,7 +41,7 @@ def test_work_that_ends_after_the_stop_does_not_sign_off_too(tmp_path: Path, mon
 
     def held_up(*args: Any) -> Any:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(100)
         return measure(*args)
 
     def work_to_its_end(self: Worker) -> None:
@@ -52,7 +52,7 @@ def test_work_that_ends_after_the_stop_does_not_sign_off_too(tmp_path: Path, mon
 
     def slow(self: Worker, error: TfpsError) -> None:
         go_on.set()
-        assert over.wait(30)
+        assert over.wait(100)
         fail(self, error)
 
     work = Worker.work
@@ -61,9 +61,9 @@ def test_work_that_ends_after_the_stop_does_not_sign_off_too(tmp_path: Path, mon
     monkeypatch.setattr(Worker, "work", work_to_its_end)
     monkeypatch.setattr(Worker, "fail", slow)
     with job(model_of(input_fn, linear), 1, 1, max_steps=8, model_dir=str(tmp_path)) as running:
-        assert begun.wait(30)
+        assert begun.wait(100)
         running.stop("worker/0")
-        wait_until(lambda: "worker/0" in running.ended, 30)
+        wait_until(lambda: "worker/0" in running.ended)
         assert isinstance(running.ended["worker/0"], StoppedError)
         assert "ps/0" not in running.ended
     assert phases[-1] == Phase.STOPPED
@@ -79,7 +79,7 @@ def test_a_stop_that_comes_as_work_signs_off_is_too_late(tmp_path: Path, monkeyp
     def slow(state: Any, session: Any, phase: int, *rest: Any) -> None:
         if phase == Phase.DONE:
             signing.set()
-            assert ending.wait(30)
+            assert ending.wait(100)
             time.sleep(0.5)  # for what the main thread does
         write(state, session, phase, *rest)
 
@@ -90,7 +90,7 @@ def test_a_stop_that_comes_as_work_signs_off_is_too_late(tmp_path: Path, monkeyp
     monkeypatch.setattr(job_state.JobState, "write", slow)
     monkeypatch.setattr(Worker, "emergency_save", noted)
     with job(model_of(input_fn, linear), 1, 1, max_steps=8, model_dir=str(tmp_path)) as running:
-        assert signing.wait(30)
+        assert signing.wait(100)
         running.stop("worker/0")
         assert running.wait() == {"ps/0": None, "worker/0": None}
     assert status_of(tmp_path) == "done"

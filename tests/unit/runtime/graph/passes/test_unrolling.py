@@ -306,7 +306,7 @@ def test_a_step_reads_what_others_have_written_meanwhile() -> None:
 
     def pause() -> np.float32:
         written.set()
-        assert go_on.wait(20)
+        assert go_on.wait(100)
         return np.float32(1)
 
     server = tf.train.Server.create_local_server()
@@ -323,7 +323,7 @@ def test_a_step_reads_what_others_have_written_meanwhile() -> None:
             both = [steps.copy(0)(read), steps.copy(1)(read), steps.copy(1)(done)]
             run = threading.Thread(target=lambda: found.extend(session.run(both)[:2]), daemon=True)
             run.start()
-            assert written.wait(20)
+            assert written.wait(100)
             session.run(other)
             go_on.set()
             run.join(20)
