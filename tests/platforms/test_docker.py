@@ -30,7 +30,7 @@ from support.processes import (
 
 import tfps
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("docker")]
 
 SLOW = slow(0.05)
 SECS = 300  # for a job's end, on a machine that has more to do

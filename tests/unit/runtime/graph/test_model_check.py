@@ -94,8 +94,7 @@ def test_params_have_issync_as_the_mode_is(mode: str) -> None:
     assert model_params.params_of(JobConfig(mode=mode))["issync"] is (mode == "sync")
 
 
-@pytest.mark.parametrize("data_dir", ["", "/no/such"])
-@pytest.mark.parametrize("read", [open, tf.gfile.ListDirectory])
+@pytest.mark.parametrize(("data_dir", "read"), [("", open), ("/no/such", tf.gfile.ListDirectory)])
 def test_data_that_input_fn_cannot_read_is_65(read: Any, data_dir: str) -> None:
     """A missing file is a DataError with the line of ``input_fn``, the path, and what is known of ``--data_dir``."""
 

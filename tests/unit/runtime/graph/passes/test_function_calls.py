@@ -64,8 +64,15 @@ def test_a_branch_comes_after_what_its_input_waits_for(tmp_path: Path, flags: di
     assert (saved["weight"], saved["state"]) == (STEPS, 1.0)
 
 
-@pytest.mark.parametrize("flags", [{"steps_per_run": 8}, {"steps_per_run": 8, "wire": "plain"}, {"steps_per_run": 1}])
-@pytest.mark.parametrize(("constant", "num_ps"), [(True, 1), (False, 2)])
+@pytest.mark.parametrize(
+    ("constant", "num_ps", "flags"),
+    [
+        (True, 1, {"steps_per_run": 8}),
+        (False, 2, {"steps_per_run": 8}),
+        (True, 1, {"steps_per_run": 8, "wire": "plain"}),
+        (False, 2, {"steps_per_run": 1}),
+    ],
+)
 def test_a_function_comes_after_what_its_argument_waits_for(
     tmp_path: Path, constant: bool, num_ps: int, flags: dict[str, Any]
 ) -> None:

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 STEPS = 96
 UNROLLED = {"steps_per_run": 8, "runs_in_flight": 2}
 PLAIN = {"wire": "plain", "steps_per_run": 1, "runs_in_flight": 1}
+KINDS_OF_JOB = [("async", 1, UNROLLED), ("async", 2, PLAIN), ("sync", 2, UNROLLED), ("sync", 2, PLAIN)]
 
 
 def ramp(mode: str, params: Any, context: Any) -> Any:
@@ -59,8 +60,7 @@ def averaging(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelS
     return spec(params, weight * features["x"])
 
 
-@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
-@pytest.mark.parametrize(("mode", "workers"), [("async", 1), ("async", 2), ("sync", 2)])
+@pytest.mark.parametrize(("mode", "workers", "flags"), KINDS_OF_JOB)
 def test_update_ops_are_run_once_a_step(tmp_path: Path, mode: str, workers: int, flags: dict[str, Any]) -> None:
     """UPDATE_OPS have run once for each step of the job, in sync those of the chief."""
     train(model_of(ramp, averaging), 1, workers, mode=mode, model_dir=str(tmp_path), max_steps=STEPS, **flags)
@@ -337,8 +337,9 @@ def clipping(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSp
     return spec(params, weight + other)
 
 
-@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
-@pytest.mark.parametrize(("mode", "workers"), [("async", 1), ("sync", 1), ("sync", 2)])
+@pytest.mark.parametrize(
+    ("mode", "workers", "flags"), [("async", 1, UNROLLED), ("sync", 1, PLAIN), ("sync", 2, UNROLLED)]
+)
 def test_what_a_model_does_to_its_weights_comes_before_the_update(
     tmp_path: Path, mode: str, workers: int, flags: dict[str, Any]
 ) -> None:
@@ -375,9 +376,15 @@ def halving(how: str) -> Any:
     return model_fn
 
 
-@pytest.mark.parametrize("how", ["rate", "gradient", "branch", "loop"])
-@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize(
+    ("mode", "flags", "how"),
+    [
+        *(("async", UNROLLED, how) for how in ("rate", "gradient", "branch", "loop")),
+        *(("sync", UNROLLED, how) for how in ("rate", "gradient", "branch", "loop")),
+        ("async", PLAIN, "loop"),
+        ("sync", PLAIN, "branch"),
+    ],
+)
 def test_an_optimizer_goes_by_what_a_step_has_made_of_its_variables(
     tmp_path: Path, mode: str, flags: dict[str, Any], how: str
 ) -> None:
@@ -432,8 +439,9 @@ def counting_all(features: Any, labels: Any, mode: str, params: Any) -> tfps.Mod
     return spec(params, tf.reduce_sum(weight) * features["x"] * tf.reduce_mean(product))
 
 
-@pytest.mark.parametrize(("mode", "workers"), [("async", 1), ("async", 2), ("sync", 2)])
-@pytest.mark.parametrize("wire", ["packed", "plain"])
+@pytest.mark.parametrize(
+    ("mode", "workers", "wire"), [("async", 1, "plain"), ("async", 2, "packed"), ("sync", 2, "packed")]
+)
 def test_a_step_that_is_skipped_changes_nothing(tmp_path: Path, mode: str, workers: int, wire: str) -> None:
     """Not the optimizer alone: what the model itself counts is as many as the steps that were taken."""
     flags = {"mode": mode, "wire": wire, "on_nan": "skip", "max_steps": 60, "model_dir": str(tmp_path)}
@@ -670,8 +678,7 @@ def showing(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpe
     return spec(params, weight * features["x"], count=count.assign_add(1.0))
 
 
-@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
-@pytest.mark.parametrize(("mode", "workers"), [("async", 1), ("async", 2), ("sync", 2)])
+@pytest.mark.parametrize(("mode", "workers", "flags"), KINDS_OF_JOB)
 def test_what_is_shown_counts_each_step(tmp_path: Path, mode: str, workers: int, flags: dict[str, Any]) -> None:
     """How often a tensor is shown does not change what it counts: each step once, in sync those of the chief."""
     flags = {**flags, "steps_to_validate": 10, "max_steps": STEPS}

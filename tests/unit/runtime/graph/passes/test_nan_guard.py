@@ -186,8 +186,9 @@ def complex_only(features: Any, labels: Any, mode: str, params: Any) -> tfps.Mod
     return tfps.ModelSpec(loss=loss, optimizer=ComplexDescent(1.0))
 
 
-@pytest.mark.parametrize(("seed", "named"), [(1, "the gradient of weight holds NaN"), (2, "the loss is nan")])
-@pytest.mark.parametrize("wire", ["packed", "plain"])
+@pytest.mark.parametrize(
+    ("wire", "seed", "named"), [("packed", 1, "the gradient of weight holds NaN"), ("plain", 2, "the loss is nan")]
+)
 def test_complex_variables_get_no_nan(tmp_path: Path, wire: str, seed: int, named: str) -> None:
     """A NaN in the loss or a gradient of a model whose variables are all complex ends the job before it is applied."""
     flags = {"wire": wire, "seed": seed, "save_checkpoint_secs": 1e-6, "model_dir": str(tmp_path)}
