@@ -40,4 +40,4 @@ def test_a_checkpoint_is_whole_whoever_can_write_it(tmp_path: Path, mount: str |
         assert load_variable(model_dir, "weight") == -max_steps
     assert "resumed from" in said["worker/0"][1]
     assert ("because a PS cannot: " in said["worker/0"][1]) == (mount in (READ_ONLY, INDEX_ONLY))
-    assert (f"the chief reads {model_dir}/model.ckpt-3" in said["worker/0"][1]) == (mount == INDEX_ONLY)
+    assert (f"the chief has read {model_dir}/model.ckpt-3" in said["worker/0"][1]) == (mount == INDEX_ONLY)

@@ -152,6 +152,7 @@ class ShardedSaver:
             tf.errors.OpError: If reading fails.
             ValueError: If there is no checkpoint.
         """
+        why = ""
         if self._is_shared(session, Path(f"{path}.index")):
             try:
                 self._by_ps.restore(session, path)
@@ -159,8 +160,10 @@ class ShardedSaver:
             except LOST:
                 raise
             except tf.errors.OpError as error:
-                log.info("the chief reads %s, because a PS cannot: %s", path, brief(error))
+                why = brief(error)
         self._by_chief.restore(session, path)
+        if why:  # where the chief cannot read it either, that is the error
+            log.info("the chief has read %s, because a PS cannot: %s", path, why)
 
     def _is_shared(self, session: Session, file: Path) -> bool:
         """Return whether every PS finds the same contents in a file as this task."""

@@ -30,6 +30,18 @@ class EventFile:
                 # The file name has a time in seconds; without the suffix, chief and evaluator could share a file.
                 self._writer = tf.summary.FileWriter(str(directory), filename_suffix=f".{os.getpid()}")
 
+    def start(self, step: int) -> None:
+        """Write that training starts from a global step: TensorBoard drops what earlier files have beyond it.
+
+        A job that goes back to a checkpoint takes steps again; ``SummarySaverHook`` writes the same
+        (training/basic_session_run_hooks.py).
+        """
+        if self._writer is None:
+            return
+        with self._or_without():
+            self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), step + 1)
+            self._writer.flush()
+
     def write(self, step: int, values: Mapping[str, object], merged: bytes | None = None) -> None:
         """Write the scalars among ``values``, and the model's own merged summary, at a global step."""
         if self._writer is None:

@@ -113,6 +113,8 @@ class Worker:
         chief, connection = parts.chief, parts.connection
         model_dir = self._config.model_dir
         events = EventFile(JobDirectory(model_dir).training_events if model_dir else None) if chief else None
+        if events:
+            events.start(parts.global_step())
         reporter = Reporter(self._config, events, self._cluster.num_workers)
         between = (lambda: chief.save_if_due(connection.session)) if chief else (lambda: None)
         return Loop(connection.session, parts.built, self._config, reporter, self._stop, between)

@@ -184,6 +184,19 @@ def test_none_whole_is_an_error_that_lists_them(tmp_path: Path) -> None:
         assert files_in(tmp_path) == before
 
 
+def test_damage_is_no_fault_of_a_ps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What only reading a checkpoint finds is reported once: the PS, which read it first, are not said to be unable."""
+    caplog.set_level("INFO", "tfps")
+    for step in (10, 20):
+        train(LINEAR, num_workers=1, max_steps=step, model_dir=str(tmp_path))
+    (tmp_path / "model.ckpt-20.manifest.json").unlink()
+    damage(tmp_path / "model.ckpt-20.data-00000-of-00001", "flipped")
+    train(LINEAR, num_workers=1, max_steps=30, model_dir=str(tmp_path))
+    assert summary(tmp_path)["resumed_from_step"] == 10
+    assert "a PS cannot" not in caplog.text
+    assert len(damage_reports(caplog)) == 1
+
+
 def test_a_job_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A job passes a damaged checkpoint over, and says so; with none whole, it ends with 65 and trains nothing."""
     for step in (10, 20):

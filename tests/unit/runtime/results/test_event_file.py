@@ -33,6 +33,14 @@ def reported(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [message for message in caplog.messages if "event file" in message]
 
 
+def test_a_job_says_where_it_starts(tmp_path: Path) -> None:
+    """Its event file has the step that it has resumed from: a second job's, that of the first one's checkpoint."""
+    for max_steps in (10, 20):
+        train(model_of(ones, measured), num_workers=1, max_steps=max_steps, model_dir=str(tmp_path))
+    events = [event for path in tmp_path.glob("events.*") for event in tf.train.summary_iterator(str(path))]
+    assert [event.step for event in events if event.session_log.status == tf.SessionLog.START] == [1, 11]
+
+
 def test_a_file_in_place_of_the_folder_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where an event file cannot even be made, that is said once, with the reason, and each write does nothing."""
     caplog.set_level(logging.INFO, "tfps")
