@@ -2,7 +2,8 @@
 
 - Keras is imported when it is used. TensorFlow imports all of it at the end, and goes on if that fails; ``tf.keras``
   then imports Keras itself (tensorflow/__init__.py).
-- Garbage collection is off during the import, because the objects that an import creates stay.
+- Garbage collection is off during the import, because the objects that an import creates stay. Later collections leave
+  them out, so that they cost no time, and forked tasks share their memory.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ def load() -> None:
     if "tensorflow" not in sys.modules:
         with _without_garbage_collection(), _without_keras():
             import tensorflow.compat.v1  # noqa: F401, PLC0415
+        gc.freeze()
 
 
 def load_v1() -> None:
