@@ -16,13 +16,9 @@ tensorflow_import.set_environment()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where time may end first, put the files in another order each time; those with an engine of their own first."""
+    """Where time may end first, put the files in another order each time."""
     if UNTIL:
-        items.sort(key=lambda item: (not item.get_closest_marker("xdist_group"), _shuffled(item)))
-
-
-def _shuffled(item: pytest.Item) -> bytes:
-    return hashlib.sha256(f"{UNTIL} {item.path.name}".encode()).digest()
+        items.sort(key=lambda item: hashlib.sha256(f"{UNTIL} {item.path.name}".encode()).digest())
 
 
 def pytest_collection_finish() -> None:
