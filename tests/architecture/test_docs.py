@@ -264,7 +264,6 @@ def example() -> str:
     return readme
 
 
-@pytest.mark.timeout(300)  # one launch, which takes seconds unless the machine is busy
 def test_the_example_trains(tmp_path: Path) -> None:
     """The README's own model trains and learns, by the README's command as it stands."""
     (tmp_path / "model.py").write_text(example())

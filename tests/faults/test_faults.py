@@ -31,7 +31,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=880,
+        timeout=1500,
         check=False,
     )
     lines = [line for line in ended.stdout.splitlines() if " tfps " in line]
@@ -39,7 +39,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str
     return {(name, mode): line for line in lines for _, name, mode in [line.split()[:3]]}
 
 
-@pytest.mark.timeout(900)  # the first one's, which waits for all
+@pytest.mark.timeout(1600)  # the first one's, which waits for all
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fault", SHORT)
 def test_a_fault_is_survived(reported: Mapping[tuple[str, str], str], fault: str, mode: str) -> None:

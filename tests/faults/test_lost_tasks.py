@@ -66,7 +66,7 @@ def test_who_reads_the_output_may_be_gone(tmp_path: Path) -> None:
     with held_ports(2) as ports:
         cluster = [f"--ps_hosts=127.0.0.1:{ports[0]}", f"--worker_hosts=127.0.0.1:{ports[1]}", "--start_timeout_secs=1"]
         me = ["--job_name=ps", "--task_index=0", f"--model_dir={tmp_path}"]
-        code = subprocess.call([*TFPS, *cluster, *me], stdout=writer, stderr=writer, env=environment(), timeout=60)
+        code = subprocess.call([*TFPS, *cluster, *me], stdout=writer, stderr=writer, env=environment(), timeout=200)
     os.close(writer)
     assert code == 171
     assert "error: the cluster did not form: no answer from worker/0" in (tmp_path / "logs" / "ps-0.log").read_text()

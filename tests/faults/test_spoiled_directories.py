@@ -4,11 +4,9 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
 from support.processes import Process, alive, children_of, open_files, processes, slow, summary
 
 
-@pytest.mark.timeout(240)
 def test_a_worker_and_a_chief_come_back_where_neither_log_nor_owner_can_be_opened(tmp_path: Path) -> None:
     """As the tasks that were not lost, they go on: each says once that it writes no log, and the job saves its end."""
     model, model_dir = tmp_path / "slow.py", tmp_path / "m"

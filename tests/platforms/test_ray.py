@@ -25,7 +25,7 @@ from support.processes import (
 )
 from support.ray_engine import NOT_NICE, OTHER, RayCluster, ray_cluster, short_path
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.xdist_group("ray")
 
 LONG = ("--model=linear", "--max_steps=100000000", "--steps_to_validate=200", "--save_checkpoint_secs=2")
 

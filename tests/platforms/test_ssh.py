@@ -115,7 +115,7 @@ def test_a_host_that_cannot_be_reached_is_reported_before_anything_starts(ssh: d
     assert "Traceback" not in ended.stderr
     assert ended.stdout == ""
     assert not (tmp_path / "m").exists()
-    assert time.monotonic() - began < 50
+    assert time.monotonic() - began < 250
 
 
 def test_no_ssh(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def _end(process: "subprocess.Popen[bytes]", directory: Path) -> None:
     shutil.rmtree(directory)
 
 
-def docker(*arguments: str, given: bytes | None = None, timeout: float = 120) -> str:
+def docker(*arguments: str, given: bytes | None = None, timeout: float = 400) -> str:
     """Return what ``docker`` says; fails with its words if it does."""
     ended = subprocess.run(["docker", *arguments], input=given, capture_output=True, timeout=timeout, check=False)
     assert ended.returncode == 0, ended.stderr.decode()
@@ -198,7 +198,7 @@ def compose_2() -> Iterator[None]:
 
 def _run(argv: Sequence[str], **options: Any) -> None:
     """Run a long command; fails with its last words."""
-    ended = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, check=False, **options)
+    ended = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1800, check=False, **options)
     assert ended.returncode == 0, f"{argv[0]}: {ended.stdout.decode(errors='replace')[-3000:]}"
 
 

@@ -18,6 +18,7 @@ from tfps.cluster.ports import held_ports
 REPO = Path(__file__).parents[2]
 MNIST = REPO.parent / "shared" / "data" / "mnist"
 TFPS = [sys.executable, "-m", "tfps"]
+PATIENCE = 3  # a time limit of a test bounds a hang, also on a machine that is slower than others by this factor
 _NOTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 # A model whose gradient is known: worker i pushes the gradient 2^i at every step, and a step of SGD subtracts it.
@@ -94,7 +95,13 @@ def run_tfps(
 ) -> "subprocess.CompletedProcess[str]":
     """Run ``tfps ARGS`` to its end; a hang is a failure."""
     return subprocess.run(
-        [*TFPS, *args], capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment(**env), check=False
+        [*TFPS, *args],
+        capture_output=True,
+        text=True,
+        timeout=timeout * PATIENCE,
+        cwd=cwd,
+        env=environment(**env),
+        check=False,
     )
 
 
@@ -127,13 +134,13 @@ class Process:
     def wait(self, secs: float) -> int:
         """Return its exit code; fails after ``secs``, with what it said."""
         try:
-            return self._popen.wait(secs)
+            return self._popen.wait(secs * PATIENCE)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {secs} s; it said:\n{self.output()}") from None
 
     def wait_for(self, text: str, secs: float) -> None:
         """Wait until it has said ``text``."""
-        deadline = time.monotonic() + secs
+        deadline = time.monotonic() + secs * PATIENCE
         while text not in self.output():
             assert self._popen.poll() is None, f"ended without saying {text!r}:\n{self.output()}"
             assert time.monotonic() < deadline, f"did not say {text!r} within {secs} s:\n{self.output()}"
@@ -141,7 +148,7 @@ class Process:
 
     def wait_for_step(self, step: int, secs: float) -> None:
         """Wait until it has reported a step, or a later one: a job's progress is reported once a second."""
-        deadline = time.monotonic() + secs
+        deadline = time.monotonic() + secs * PATIENCE
         while max(map(int, re.findall(r"\bstep=(\d+)", self.output())), default=-1) < step:
             assert self._popen.poll() is None, f"ended before step {step}:\n{self.output()}"
             assert time.monotonic() < deadline, f"did not come to step {step} within {secs} s:\n{self.output()}"
@@ -232,7 +239,7 @@ def _state(pid: int) -> str | None:
 
 def wait_gone(pids: Sequence[int], secs: float) -> None:
     """Fail if any of some processes still runs after ``secs``; kill those."""
-    deadline = time.monotonic() + secs
+    deadline = time.monotonic() + secs * PATIENCE
     while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = alive(pids)

@@ -19,7 +19,7 @@ from support.processes import alive, environment, run_tfps, wait_gone
 
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for the machine's own address
 NOT_NICE = {"RAY_worker_niceness": "0"}  # by itself Ray lets all others on the machine go first
-_UP_SECS = 180.0
+_UP_SECS = 400.0
 _NO_STATISTICS = "--disable-usage-stats"
 
 
@@ -95,7 +95,7 @@ class RayCluster:
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout.strip()
 
-    def wait_for(self, handle: str, text: str, secs: float = 120) -> str:
+    def wait_for(self, handle: str, text: str, secs: float = 400) -> str:
         """Wait until a job's log says ``text``; return the log."""
         deadline = time.monotonic() + secs
         while text not in (said := self.tfps("logs", handle).stdout):

@@ -129,7 +129,7 @@ class Slurm:
         line = self.ask("scontrol", "show", "job", "-o", job_id).splitlines()[0]
         return next(word.partition("=")[2] for word in line.split() if word.startswith(f"{name}="))
 
-    def wait_state(self, job_id: str, *states: str, secs: float = 100.0) -> str:
+    def wait_state(self, job_id: str, *states: str, secs: float = 300.0) -> str:
         """Wait until a job is in one of some states, and return it."""
         deadline = time.monotonic() + secs
         while (state := self.field(job_id, "JobState")) not in states:
