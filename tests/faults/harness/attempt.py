@@ -48,9 +48,12 @@ class Attempt:
         directory: An empty one, for all that the job leaves.
         seed: Of the random times of the fault.
         deadline_secs: When the run is over, whatever happens.
+        time_scale: A factor of all time limits, this one too.
     """
 
-    def __init__(self, result: Result, directory: Path, seed: str, deadline_secs: float) -> None:
+    def __init__(
+        self, result: Result, directory: Path, seed: str, deadline_secs: float, time_scale: float = 1.0
+    ) -> None:
         self.result, self.random = result, random.Random(seed)
         self.model_dir, self.control = directory / "m", directory / "control"
         self.control.mkdir(parents=True)
@@ -61,8 +64,13 @@ class Attempt:
         self.spoiled: set[str] = set()
         self.moment: Mark | None = None
         self._before = proc.every()
-        self._deadline_secs = deadline_secs
-        self.deadline(deadline_secs)
+        self._time_scale = time_scale
+        self._deadline_secs = self.limit(deadline_secs)
+        self.deadline(self._deadline_secs)
+
+    def limit(self, secs: float) -> float:
+        """Return a time limit on this machine."""
+        return secs * self._time_scale
 
     def deadline(self, secs: float) -> None:
         """Let the run be over in so many seconds, whatever happens."""
@@ -114,7 +122,7 @@ class Attempt:
             "batch_size": 1,
             "steps_to_validate": 1,
             "save_checkpoint_secs": SAVE_SECS,
-            "start_timeout_secs": 30,
+            "start_timeout_secs": self.limit(30),
         }
 
     @property

@@ -16,7 +16,7 @@ Changed = Callable[[Attempt], Mapping[str, object]]
 
 def task_missing(run: Attempt) -> None:
     """One worker is never started."""
-    run.start(under="hand", leave_out=["worker/1"], start_timeout_secs=_TIMEOUT_SECS)
+    run.start(under="hand", leave_out=["worker/1"], start_timeout_secs=run.limit(_TIMEOUT_SECS))
     with run.fault("worker/1"):
         pass
     run.ends()
@@ -43,7 +43,7 @@ def disagreeing(changed: Changed) -> Act:
     """Return the fault of a worker with other flags than the rest."""
 
     def act(run: Attempt) -> None:
-        run.start(under="hand", leave_out=["worker/1"], start_timeout_secs=15)
+        run.start(under="hand", leave_out=["worker/1"], start_timeout_secs=run.limit(15))
         flags = changed(run)
         with run.fault("worker/1", says="|".join(f"--{name}" for name in flags)):
             run.platform.start("worker/1", **flags)
@@ -60,7 +60,7 @@ def old_ps(run: Attempt) -> None:
     other = run.model_dir.with_name("other")
     with run.fault("ps/0", "ps/1", says="another run|other run|old run|another job|other job|old job|run id"):
         for name in ("worker/0", "worker/1"):
-            run.platform.start(name, model_dir=other, seed=7, start_timeout_secs=15)
+            run.platform.start(name, model_dir=other, seed=7, start_timeout_secs=run.limit(15))
     _refused(run, "worker/0")
 
 
@@ -91,6 +91,8 @@ def unknown_host(run: Attempt) -> None:
     """The PS has a name that nobody knows."""
     run.start(_ALONE, under="hand", leave_out=_ALONE.tasks())
     with run.fault("ps/0", says="no-such-host"):
-        run.platform.start("worker/0", ps_hosts="no-such-host.invalid:2222", start_timeout_secs=_TIMEOUT_SECS)
+        run.platform.start(
+            "worker/0", ps_hosts="no-such-host.invalid:2222", start_timeout_secs=run.limit(_TIMEOUT_SECS)
+        )
     run.ends()
     run.need(run.said("no-such-host.invalid"), "the host is not named")

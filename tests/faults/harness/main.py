@@ -133,7 +133,7 @@ def _run(found: Result, seed: str, kept: Path, time_scale: float) -> Result:
     fault, began = FAULTS[found.fault], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tfps-faults-", ignore_cleanup_errors=True) as directory:
         own_seed = f"{seed}/{found.fault}/{found.mode}/{found.repeat}"
-        attempt = Attempt(found, Path(directory), own_seed, fault.deadline_secs * time_scale)
+        attempt = Attempt(found, Path(directory), own_seed, fault.deadline_secs, time_scale)
         try:
             fault.act(attempt)
             attempt.check_saved()
