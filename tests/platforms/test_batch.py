@@ -9,7 +9,6 @@ import pytest
 from support import distributions, fake_schedulers
 from support.processes import POWERS, REPO, Process, load_variable, processes, run_tfps, slow, summary
 
-pytestmark = pytest.mark.xdist_group("batch")  # both schedulers give their jobs the same ports
 SIZE = ("--num_ps=1", "--num_workers=2")
 SECS = 110
 both = pytest.mark.parametrize("platform", ["pbs", "lsf"])

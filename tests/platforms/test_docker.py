@@ -30,8 +30,6 @@ from support.processes import (
 
 import tfps
 
-pytestmark = pytest.mark.xdist_group("docker")
-
 SLOW = slow(0.05)
 SECS = 800  # for a job's end, on a machine that has more to do
 IMAGE = f"tfps:{tfps.__version__}"

@@ -484,9 +484,15 @@ def steps_of(pod: Pod) -> int:
 
 def task_in(pod: Pod) -> int:
     """Return the process in a pod that is the task: below the one that starts it again, it leads a session."""
-    assert pod.process is not None
-    [found] = session_leaders(children_of(pod.process.pid))
-    return found
+    pid = pod.process.pid if pod.process else 0
+    found: list[int] = []
+
+    def is_there() -> bool:
+        found[:] = session_leaders(children_of(pid))
+        return len(found) == 1
+
+    wait_until(is_there)
+    return found[0]
 
 
 def test_a_killed_worker_joins_again_and_a_cancelled_job_saves(running: Cluster, tmp_path: Path) -> None:

@@ -25,8 +25,6 @@ from support.processes import (
 )
 from support.ray_engine import NOT_NICE, OTHER, RayCluster, ray_cluster, short_path
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 LONG = ("--model=linear", "--max_steps=100000000", "--steps_to_validate=200", "--save_checkpoint_secs=2")
 
 

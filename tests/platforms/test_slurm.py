@@ -29,7 +29,6 @@ from support.processes import (
 )
 from support.slurm_engine import Slurm, slurm
 
-pytestmark = pytest.mark.xdist_group("slurm")
 ENDS = 500.0  # seconds within which anything here ends, even on a busy machine
 
 SLOW = slow(0.05)

@@ -12,8 +12,6 @@ from support.ssh_engine import sshd
 
 from tfps.cluster.ports import held_ports
 
-pytestmark = pytest.mark.xdist_group("ssh")
-
 
 @pytest.fixture(scope="module")
 def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:

@@ -64,7 +64,7 @@ def _end(job_id: str, *numbers: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         for number in numbers:
             os.killpg(group, number)
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 10
         while _code(job_id) is None and time.monotonic() < deadline:
             time.sleep(0.1)
         if _code(job_id) is None:

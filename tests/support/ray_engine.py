@@ -120,7 +120,7 @@ class RayCluster:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
-            deadline = time.monotonic() + 100
+            deadline = time.monotonic() + 5
             while alive(pids) and time.monotonic() < deadline:
                 time.sleep(0.1)
         wait_gone(self.processes(), 10)
