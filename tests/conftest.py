@@ -1,6 +1,5 @@
 """What all tests share: the environment in which a task imports TensorFlow, and an end for long runs of tests."""
 
-import gc
 import hashlib
 import os
 import time
@@ -19,12 +18,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where time may end first, put the files in another order each time."""
     if UNTIL:
         items.sort(key=lambda item: hashlib.sha256(f"{UNTIL} {item.path.name}".encode()).digest())
-
-
-def pytest_collection_finish() -> None:
-    """Leave TensorFlow's modules and the tests out of garbage collections from here on."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_runtest_setup() -> None:

@@ -75,7 +75,7 @@ def test_much_output_without_an_end_of_line_stalls_nothing(tmp_path: Path) -> No
     """A task that writes 30 MB without a newline is read as fast as it writes."""
     act = f"open({str(tmp_path / 'did')!r}, 'w').close(); os.write(1, b'x' * 30_000_000)"
     flags = [f"--model_dir={tmp_path / 'm'}", "--max_steps=100", "--mode=sync"]
-    ended = run_tfps("launch", model(tmp_path, act, "did"), *flags)
+    ended = run_tfps("launch", model(tmp_path, act, "did"), *flags, timeout=60)
     assert ended.returncode == 0, ended.stderr[-1000:]
     assert ended.stdout.count("x") >= 30_000_000
 

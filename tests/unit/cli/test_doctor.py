@@ -356,11 +356,11 @@ def test_real_doctors_meet_in_a_directory(tmp_path: Path) -> None:
     assert [*model_dir.glob("*")] == []
 
 
-def test_a_real_doctor_finds_all_that_is_wrong_in_seconds(tmp_path: Path) -> None:
-    """Blackholed tasks, an impostor and a full cluster of problems take a few seconds, and the first code counts."""
+def test_a_real_doctor_waits_for_no_blackhole(tmp_path: Path) -> None:
+    """Blackholed tasks, an impostor and more are reported before a connection times out; the first code counts."""
     with blackhole() as hole, web_server() as web, contextlib.closing(Speaker(Task("ps", 3))) as other:
         flags = f"--ps_hosts={hole},{other.address}", f"--worker_hosts={web},no-such-host.invalid:1"
-        ended = run_tfps("doctor", *flags, f"--model_dir={REPO / 'README.md'}")
+        ended = run_tfps("doctor", *flags, f"--model_dir={REPO / 'README.md'}", timeout=20)  # Linux waits 130 s
     assert ended.returncode == 74
     assert sum(line.startswith("wrong ") for line in ended.stdout.splitlines()) == 6
     assert "says that it is ps/3" in ended.stdout

@@ -3,7 +3,7 @@
 - Keras is imported when it is used. TensorFlow imports all of it at the end, and goes on if that fails; ``tf.keras``
   then imports Keras itself (tensorflow/__init__.py).
 - Garbage collection is off during the import, because the objects that an import creates stay. Later collections leave
-  them out, so that they cost no time, and forked tasks share their memory.
+  them out.
 """
 
 import contextlib

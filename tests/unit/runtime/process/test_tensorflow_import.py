@@ -10,6 +10,7 @@ finders = list(sys.meta_path)
 tensorflow_import.load()
 assert "tensorflow.compat.v1" in sys.modules
 print([name for name in sys.modules if name.split(".")[0] == "keras"])
+assert gc.get_freeze_count() > len(gc.get_objects())
 assert gc.isenabled() and set(finders) <= set(sys.meta_path)
 assert tensorflow_import._NoKeras not in map(type, sys.meta_path)
 import tensorflow
