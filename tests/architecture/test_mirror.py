@@ -19,7 +19,8 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         *("runtime/results/evaluation", "runtime/results/export"),
     ],
     "integration/test_launch.py": [
-        *("jobs/output", "launchers/local/launcher", "launchers/local/output", "launchers/local/tensorflow_start"),
+        *("jobs/output", "launchers/local/launcher", "launchers/local/output", "launchers/local/plan"),
+        "launchers/local/tensorflow_start",
     ],
     "integration/test_modes.py": [
         *("modes/async_step", "modes/asynchronous", "runtime/graph/builder", "runtime/graph/forward_pass"),
@@ -46,6 +47,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/jobs/test_display.py": ["jobs/follow"],
     "unit/jobs/test_poller.py": ["jobs/handle"],
     "unit/launchers/common/test_batch.py": ["launchers/common/batch_driver"],
+    "unit/launchers/local/test_job.py": ["config/launch_protocol"],
     "unit/launchers/kubernetes/test_manifests.py": ["launchers/common/yaml_writer"],
     "unit/launchers/ray/test_launcher.py": ["launchers/ray/log_protocol"],
     "unit/launchers/slurm/test_launcher.py": ["launchers/common/job_files", "launchers/slurm/job"],

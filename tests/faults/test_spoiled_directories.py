@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from support.processes import Process, alive, children_of, open_files, processes, slow, summary
 
 
@@ -30,6 +31,35 @@ def test_a_worker_and_a_chief_come_back_where_neither_log_nor_owner_can_be_opene
     assert f"--model_dir: {model_dir / '.chief'} cannot be read: it is not a regular file. Delete it." in job.output()
     assert summary(model_dir)["global_step"] == 400
     assert (model_dir / "model.ckpt-400.index").is_file()
+
+
+@pytest.mark.parametrize("lost", [("worker-0.log",), ("ps-0.log", "worker-0.log")])
+def test_a_chief_that_is_started_again_does_not_resume_another_run(tmp_path: Path, lost: tuple[str, ...]) -> None:
+    """A finished job's directory takes the place of its own as it is lost, alone or with the PS, and is not changed."""
+    model, model_dir, other = tmp_path / "slow.py", tmp_path / "m", tmp_path / "other"
+    model.write_text(slow(0.1))
+    short = Process(tmp_path / "short", "launch", f"--model={model}", f"--model_dir={other}", "--max_steps=3")
+    flags = (f"--model={model}", f"--model_dir={model_dir}", "--max_steps=400", "--save_checkpoint_secs=1")
+    with processes() as started:
+        started.append(short)
+        assert short.wait(120) == 0, short.output()
+        before = _files(other)
+        job = Process(tmp_path / "out", "launch", *flags)
+        started.append(job)
+        job.wait_for("saved ", 90)
+        tasks = [_task(job, log) for log in lost]
+        model_dir.rename(tmp_path / "kept")
+        other.rename(model_dir)
+        for pid in tasks:
+            os.kill(pid, signal.SIGKILL)
+        assert job.wait(120) == 74, job.output()
+    assert f"--model_dir={model_dir} holds another run than the one that this job began there" in job.output()
+    assert _files(model_dir) == before
+
+
+def _files(directory: Path) -> dict[str, bytes]:
+    """Return what a job has left, without its logs."""
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
 def _task(job: Process, log: str) -> int:

@@ -51,7 +51,7 @@ ended=$(
 )
 code=$?
 
-# srun's exit code is the highest. The cause is a task's that cannot be helped (< 128), else the first that failed.
+# srun's exit code is the highest. The cause is a task that a restart cannot help (< 128), else the first that failed.
 cause=0
 while read -r _ word _ told _; do
   [[ $word == ended ]] && ((told)) || continue

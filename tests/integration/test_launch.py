@@ -28,7 +28,8 @@ from support.processes import (
 
 from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
-from tfps.launchers.local.job import LocalJob, Plan
+from tfps.launchers.local.job import LocalJob
+from tfps.launchers.local.plan import Plan
 
 
 def test_a_mistake_in_the_users_model_shows_the_users_line_once(tmp_path: Path) -> None:

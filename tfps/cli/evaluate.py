@@ -20,6 +20,7 @@ from tfps.models.model import Model
 from tfps.progress import format_progress
 from tfps.runtime.checkpoint.finder import select_checkpoint
 from tfps.runtime.checkpoint.manifest import INDEX, file_of
+from tfps.runtime.coordination.compatibility import digest
 from tfps.storage import JobDirectory, read_json
 
 
@@ -51,9 +52,17 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> _Trained:
     with_tensorflow(problems)
     if named:
         print(f"using {job.model}, which {directory.job} names", file=sys.stderr)
+    if _differs(directory.job, job.model):
+        print(f"{job.model} differs from the file that the job used: it was edited, or is another one", file=sys.stderr)
     if not options.checkpoint_path and not file_of(path, INDEX).exists():  # a running job deletes old ones
         path = absolute(select_checkpoint(asked.model_dir))
     return _Trained(job, found, loader.load(job.model), path)
+
+
+def _differs(path: Path, model: str) -> bool:
+    """Return whether a model's file is not the one whose hash is in ``job.json``."""
+    hashes = (read_json(path) or {}).get("model_sha256"), digest(model)
+    return all(hashes) and hashes[0] != hashes[1]
 
 
 def _stored(path: Path) -> JobConfig:

@@ -16,9 +16,9 @@ from tfps.cli.command import JOB, Command, found_from_anywhere, new_model_dir
 from tfps.cli.validation import ProblemCollector, print_error
 from tfps.cluster import ports, resolver
 from tfps.cluster.spec import Cluster, Task
-from tfps.config.job_config import STARTED_AGAIN, JobConfig
+from tfps.config.job_config import JobConfig
+from tfps.config.launch_protocol import ALIVE, BUILT, SIGNED_OFF, SIGNS, STARTED_AGAIN, give_sign
 from tfps.errors import PeerLostError, StorageError, TfpsError, error_for_limits
-from tfps.launchers.local.task_process import BUILT, SIGNED_OFF, SIGNS
 from tfps.models import loader, static_check
 from tfps.runtime import task
 from tfps.runtime.checkpoint import ownership
@@ -79,10 +79,10 @@ def _be_task(given: JobConfig, members: Cluster, me: Task, port_flag: str) -> in
     console = _open_log(job, members, me)
     _log_if_any(kept)
     try:
-        task.run(job, members, me, bool(kept), on_built=lambda: _sign(BUILT))
+        task.run(job, members, me, bool(kept), on_built=lambda: give_sign(BUILT))
         _log_if_any(kept)
         code = 0
-        _sign(SIGNED_OFF)
+        give_sign(SIGNED_OFF)
     except SystemExit as ended:  # raised by the model or by a library that it uses
         code = ended.code if isinstance(ended.code, int) and ended.code else PeerLostError.exit_code
         with contextlib.suppress(OSError):
@@ -119,6 +119,7 @@ def _open_log(job: JobConfig, members: Cluster, me: Task) -> TextIO:
     is_again = STARTED_AGAIN in os.environ
     try:
         if me.is_chief:
+            ownership.check_launch(job.model_dir)
             ownership.check(job.model_dir, members, job.force)  # before this job writes to another job's log
     except StorageError as error:
         if isinstance(error, HeldError) or not is_again:
@@ -141,7 +142,7 @@ def _exit(code: int) -> NoReturn:
     if place := os.environ.get(SIGNS):
         with contextlib.suppress(OSError):  # in a program that a model started, the descriptor may be closed
             try:
-                os.write(int(place), b".")
+                os.write(int(place), ALIVE)
             except BrokenPipeError:
                 os.killpg(0, signal.SIGKILL)  # the task's own process group, with this process
     os._exit(code)
@@ -153,13 +154,6 @@ def _end_within(secs: float, code: int) -> None:
     timer.daemon = True
     with contextlib.suppress(RuntimeError):  # the limit on threads may be reached
         timer.start()
-
-
-def _sign(sign: bytes) -> None:
-    """Report the task's progress to the launcher, if there is one."""
-    if place := os.environ.get(SIGNS):
-        with contextlib.suppress(OSError):
-            os.write(int(place), sign)
 
 
 def _with_directory(job: JobConfig) -> tuple[JobConfig, str]:

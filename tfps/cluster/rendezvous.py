@@ -22,6 +22,7 @@ LEAVING_SECS = TASK_END_SECS  # a wrong task that stays this long does not leave
 _POLL_SECS = 0.05
 _REPORT_AFTER_SECS = 2.0  # a shorter wait is not worth a log line
 _ASK_MUTE_SECS = 5.0  # the longest interval between probes
+_ASK_AGAIN_SECS = 5.0  # a PS that could not answer may do so now
 _ASK_AFTER_SECS = 10.0  # tasks started together have met by then
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ def wait_for_peers(
         timeout_secs: The longest wait, in seconds.
         stopping: Returns an error if this task has to end instead.
         ended: Returns whether the job is over; called only after a long wait.
-        enough: Returns whether the job goes on without the missing workers; called once, when only workers are missing.
+        enough: Returns whether the job goes on without the missing workers; called when only workers are missing.
 
     Returns:
         Whether all required tasks are there; if not, the job is over.
@@ -97,7 +98,8 @@ class _Meeting:
         self._absent: Mapping[Task, ProbeResult] = {peer: ProbeResult() for peer in cluster.tasks() if peer != task}
         self._wrong: Mapping[Task, Task] = {}  # missing tasks in whose place another one has answered, now or before
         self._began = self._wrong_since = time.monotonic()
-        self._is_reported = self._has_asked = False
+        self._is_reported = False
+        self._ask_at = _REPORT_AFTER_SECS  # seconds since the wait began
 
     def is_complete(self) -> bool:
         """Probe the tasks that were missing; return whether all are there now."""
@@ -122,7 +124,7 @@ class _Meeting:
         if is_over:
             raise ClusterFormError(
                 f"the cluster did not form: no answer from {self.missing} within "
-                f"--start_timeout_secs={self._timeout_secs:g}. Start them, or correct their addresses."
+                f"--start_timeout_secs={self._timeout_secs:g}. Start what is missing, or correct the addresses."
             )
 
     def _refusal(self, peer: Task, other: Task) -> str:
@@ -144,10 +146,10 @@ class _Meeting:
         return time.monotonic() - self._began > secs
 
     def is_time_to_ask(self) -> bool:
-        """Return, once, that the wait is a long one and all missing tasks are workers."""
-        if self._has_asked or not self.lasts(_REPORT_AFTER_SECS) or any(peer.job != "worker" for peer in self._absent):
+        """Return, every few seconds, that the wait is a long one and all missing tasks are workers."""
+        if not self.lasts(self._ask_at) or any(peer.job != "worker" for peer in self._absent):
             return False
-        self._has_asked = True
+        self._ask_at = time.monotonic() - self._began + _ASK_AGAIN_SECS
         return True
 
     @property

@@ -19,8 +19,6 @@ from tfps.config.converters import (
 from tfps.config.options import Option, option, options_of
 
 _OF_STARTER = ("size", "ports", "restarts")  # the groups of flags that only the starter of the tasks needs
-FORK_SERVER_PARENT = "TFPS_FORK_SERVER_PARENT"  # environment variable of a fork server: its launcher's process id
-STARTED_AGAIN = "TFPS_STARTED_AGAIN"  # environment variable of a task that replaces a lost one
 
 
 @dataclasses.dataclass(frozen=True)

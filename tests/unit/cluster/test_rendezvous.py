@@ -159,13 +159,23 @@ def test_workers_that_are_not_needed_are_not_waited_for(monkeypatch: pytest.Monk
         rendezvous.wait_for_peers(Cluster((closed,), (closed, closed)), CHIEF, 0.2, lambda: None, enough=lambda: True)
 
 
+def test_workers_that_are_not_needed_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PS that is too slow to answer the first question may say later that the job goes on without them."""
+    monkeypatch.setattr(rendezvous, "_REPORT_AFTER_SECS", 0.0)
+    monkeypatch.setattr(rendezvous, "_ASK_AGAIN_SECS", 0.1)
+    answers = iter([False, False, True])
+    with contextlib.closing(Speaker(PS)) as server:
+        cluster = Cluster((server.address,), (address_of_closed(), address_of_closed()))
+        assert rendezvous.wait_for_peers(cluster, CHIEF, 60, lambda: None, enough=lambda: next(answers))
+
+
 def test_those_who_never_come_are_named() -> None:
     """After the time, an error names each missing task with its address, and the flag that says how long."""
     with three(PS, WORKER) as cluster, pytest.raises(ClusterFormError) as caught:
         rendezvous.wait_for_peers(cluster, CHIEF, 0.2, lambda: None)
     assert str(caught.value) == (
         f"the cluster did not form: no answer from ps/0 ({cluster.ps[0]}), worker/1 ({cluster.workers[1]}) within "
-        "--start_timeout_secs=0.2. Start them, or correct their addresses."
+        "--start_timeout_secs=0.2. Start what is missing, or correct the addresses."
     )
     assert caught.value.exit_code == 171
 

@@ -9,8 +9,8 @@ from tfps.launchers.kubernetes.manifests import Object
 
 _WHY = f"""
 The parameter servers end by themselves, though plain Jobs know nothing of each other: with 0 when every worker has said
-that it is done; with a worker's exit code when it has failed for good; and when none has come for twice
---start_timeout_secs. tfps cancel ends them immediately.
+that it is done; with a worker's exit code when it has failed for good (1 for a code from 128 up); and when no worker
+has answered for twice --start_timeout_secs. tfps cancel ends them immediately.
 {manifests.WHY_RESTARTS} Any other exit code fails the Job immediately.
 """
 

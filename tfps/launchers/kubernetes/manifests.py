@@ -252,7 +252,7 @@ def _of_volumes(job: Job) -> str:
     found = containers.volumes(job.options)
     claims = ", ".join(volume.source for volume in found if not volume.on_host)
     paths = ", ".join(show(volume.source) for volume in found if volume.on_host)
-    text = f"The volume claim {claims} must exist; this job neither creates nor deletes it.\n" if claims else ""
+    text = f"Volume claims that must exist: {claims}. This job neither creates nor deletes them.\n" if claims else ""
     text += f"The directory {paths} must be on every node, for user {_USER} to write to.\n" if paths else ""
     if not job.options.network_policy:
         return f"{text}Whoever reaches the job's pods can run code in them: no NetworkPolicy keeps others away."

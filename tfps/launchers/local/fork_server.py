@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from multiprocessing import forkserver, util
 from pathlib import Path
 
-from tfps.config.job_config import FORK_SERVER_PARENT
+from tfps.config.launch_protocol import FORK_SERVER_PARENT
 from tfps.errors import ConfigError, KilledError, TfpsError
 from tfps.jobs.events import how_it_ended
 from tfps.launchers.local import task_process

@@ -17,18 +17,16 @@ import contextlib
 import errno
 import os
 import selectors
-import shlex
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import ClassVar
 
 from tfps.cluster.spec import Task
-from tfps.config.job_config import JobConfig
+from tfps.config.launch_protocol import BUILT, HAS_RECORD, LAUNCH, RECORDED, STARTED_AGAIN
 from tfps.errors import ConfigError, PeerLostError, RetryableError, error_for_limits
 from tfps.jobs.events import JobEvent, LogLine, TaskExited, TaskRestarted, TaskStalled, how_it_ended
 from tfps.jobs.handle import RunningJob
@@ -36,6 +34,7 @@ from tfps.launchers.local import task_process
 from tfps.launchers.local.fork_server import ForkServer
 from tfps.launchers.local.life_signs import LifeSigns
 from tfps.launchers.local.output import TaskOutput
+from tfps.launchers.local.plan import Plan
 from tfps.launchers.local.restart_policy import RestartPolicy
 from tfps.launchers.local.silent_ends import SilentEnds, put_end_of_file_at
 from tfps.launchers.local.tensorflow_start import imported
@@ -44,18 +43,6 @@ from tfps.timeouts import KILL_AFTER_SECS, STALLED_AFTER_SECS
 
 _MAX_RESTARTS = 5
 _SERVER_ENDED = 255  # the exit code of a process, for multiprocessing, if the fork server cannot report it
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The tasks of a job and the arguments of ``tfps run`` for each."""
-
-    config: JobConfig
-    commands: Mapping[Task, Sequence[str]]
-    is_printed_only: ClassVar[bool] = False
-
-    def __str__(self) -> str:
-        return "\n".join(shlex.join(["tfps", "run", *argv]) for argv in self.commands.values())
 
 
 class LocalJob(RunningJob):
@@ -79,7 +66,9 @@ class LocalJob(RunningJob):
         self._restarts = RestartPolicy(plan.commands, budget) if restarts is None else restarts
         self._given_up: list[TaskExited] = []
         self._lost_with: dict[Task, Task] = {}  # PS that were killed, and the PS whose loss was the reason
+        self._id = uuid.uuid4().hex
         self._started: set[Task] = set()
+        self._recorded: set[Task] = set()  # they have written the id to --model_dir
         self._not_begun: list[Task] = []  # they wait until worker 0 has built its graph
 
     def _start(self, task: Task) -> None:
@@ -109,12 +98,17 @@ class LocalJob(RunningJob):
         context = self._server.context
         ours, theirs = context.Pipe()
         life, sign = context.Pipe(duplex=False)
-        given = list(self._plan.commands[task]), theirs, sign, task in self._started
+        given = list(self._plan.commands[task]), theirs, sign, self._environment(task)
         process = context.Process(target=task_process.task_main, args=given, name=str(task), daemon=True)
         process.start()
         theirs.close()
         sign.close()
         return process, ours, life
+
+    def _environment(self, task: Task) -> Mapping[str, str]:
+        """Return the variables of ``launch_protocol`` for a new process of a task."""
+        known = {STARTED_AGAIN: task in self._started, HAS_RECORD: task in self._recorded}
+        return {LAUNCH: self._id} | {name: "1" for name, is_set in known.items() if is_set}
 
     def events(self, every_secs: float = 0.25) -> Iterator[JobEvent | None]:
         """Start every task; yield its lines and its end, until all have ended.
@@ -170,8 +164,10 @@ class LocalJob(RunningJob):
         """Read a task's pending signs; return whether there were any."""
         signs = b"" if life.closed else os.read(life.fileno(), 1 << 10)
         self._signs.take(task, signs)
-        if task_process.BUILT in signs:
+        if BUILT in signs:
             self._start_others()
+        if RECORDED in signs:
+            self._recorded.add(task)
         return bool(signs)
 
     def _forget(self, life: Connection) -> None:

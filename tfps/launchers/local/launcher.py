@@ -10,7 +10,8 @@ from tfps.errors import ConfigError
 from tfps.jobs.handle import SubmittedJob
 from tfps.jobs.spec import Job
 from tfps.launchers.base import Launcher
-from tfps.launchers.local.job import LocalJob, Plan
+from tfps.launchers.local.job import LocalJob
+from tfps.launchers.local.plan import Plan
 
 
 class LocalLauncher(Launcher[Plan]):

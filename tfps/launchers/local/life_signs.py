@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tfps.cluster.spec import Task
-from tfps.launchers.local import task_process
+from tfps.config.launch_protocol import SIGNED_OFF
 from tfps.timeouts import STALLED_AFTER_SECS
 
 _BUSY = 0.2  # a task that uses this share of a core is computing
@@ -50,7 +50,7 @@ class LifeSigns:
         """Process what a task has written; nothing if it has written nothing."""
         if signs:
             self._last[task] = self._sign(task, time.monotonic())
-        if task_process.SIGNED_OFF in signs:
+        if SIGNED_OFF in signs:
             self.signed_off.add(task)
 
     def stalled(self) -> Sequence[Task]:

@@ -22,7 +22,8 @@ from tfps.cluster.spec import Cluster, Task, hosts_flags
 from tfps.config.job_config import JobConfig
 from tfps.errors import RetryableError, StoppedError, stopping_signals
 from tfps.jobs.events import LogLine, TaskExited, TaskRestarted, TaskStalled
-from tfps.launchers.local.job import LocalJob, Plan
+from tfps.launchers.local.job import LocalJob
+from tfps.launchers.local.plan import Plan
 from tfps.launchers.local.restart_policy import Alone
 from tfps.storage import JobDirectory, temporary_directory
 from tfps.timeouts import SECOND_THOUGHT_SECS

@@ -8,9 +8,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
-from tfps.config.job_config import STARTED_AGAIN
+from tfps.config.launch_protocol import ALIVE, SIGNS
 from tfps.timeouts import TASK_END_SECS
 
 PRELOAD = [
@@ -20,20 +21,17 @@ PRELOAD = [
     "tfps.models.mnist",
     "tfps.models.linear",
 ]
-BUILT, SIGNED_OFF = b"B", b"D"
-SIGNS = "TFPS_SIGNS"  # environment variable: the file descriptor for the two bytes above
 _SIGN_SECS = 1.0
 
 
-def task_main(argv: list[str], launcher: Connection, sign: Connection, again: bool = False) -> None:
+def task_main(argv: list[str], launcher: Connection, sign: Connection, given: Mapping[str, str]) -> None:
     """Run the command ``tfps run ARGV`` in this process.
 
     Args:
         argv: Its flags.
         launcher: The connection for its output; its other end closes when the launcher ends.
-        sign: Gets a byte a second while Python runs here, ``BUILT`` when a worker has built its graph, and
-            ``SIGNED_OFF`` when the task has come to its end.
-        again: Whether it replaces a task that was lost.
+        sign: The connection for its signs, of which it gives ``ALIVE`` every second.
+        given: Variables of ``launch_protocol`` for its environment.
     """
     multiprocessing.current_process().daemon = False  # a model may have its own processes, such as a pool's
     os.setsid()  # Ctrl-C is for the launcher, which ends the tasks in order
@@ -47,7 +45,7 @@ def task_main(argv: list[str], launcher: Connection, sign: Connection, again: bo
         for number in (1, 2)
     )
     os.environ[SIGNS] = str(sign.fileno())  # only the task's regular end writes SIGNED_OFF there
-    os.environ.update({STARTED_AGAIN: "1"} if again else {})
+    os.environ.update(given)
     for name in [n for n in os.environ if n == "TF_CONFIG" or n.startswith("SLURM_")]:
         del os.environ[name]
     sys.argv = ["tfps", "run", *argv]
@@ -77,5 +75,5 @@ def _end_with(launcher: Connection) -> None:
 def _give_signs(sign: Connection) -> None:
     with contextlib.suppress(OSError):
         while True:
-            os.write(sign.fileno(), b".")
+            os.write(sign.fileno(), ALIVE)
             time.sleep(_SIGN_SECS)

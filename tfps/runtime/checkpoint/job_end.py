@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tfps.config.job_config import STARTED_AGAIN, JobConfig
+from tfps.config.job_config import JobConfig
+from tfps.config.launch_protocol import STARTED_AGAIN
 from tfps.runtime.checkpoint import file_clock
 from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.runtime.checkpoint.manifest import INDEX, file_of, problem

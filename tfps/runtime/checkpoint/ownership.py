@@ -15,12 +15,13 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from tfps.cluster.spec import Cluster
-from tfps.errors import PeerLostError, StorageError, TfpsError
+from tfps.config.launch_protocol import HAS_RECORD, LAUNCH
+from tfps.errors import CheckpointError, PeerLostError, StorageError, TfpsError
 from tfps.runtime.checkpoint.lock_holder import (
     GONE,
     Holder,
@@ -35,7 +36,7 @@ from tfps.runtime.checkpoint.lock_holder import (
     this_process,
 )
 from tfps.runtime.checkpoint.owner_lock import locked
-from tfps.storage import JobDirectory, make_dir, write_json
+from tfps.storage import JobDirectory, make_dir, read_json, write_json
 from tfps.text import show
 
 _RENEW_SECS = 2.0
@@ -63,6 +64,27 @@ def check(model_dir: str | None, cluster: Cluster | None = None, force: bool = F
     seen = look(model_dir) if model_dir else None
     if not (seen is None or force or seen.holder.hosts == hosts_of(cluster) or is_dead(model_dir or "", seen)):
         raise _held(model_dir or "", seen.holder)
+
+
+def check_launch(model_dir: str | None) -> None:
+    """Check that a directory holds the run of this task's launcher, where an earlier process of the task recorded it.
+
+    The directory may have been replaced since, or its mount may be gone, so that an older run appears in its place.
+
+    Raises:
+        HeldError: If it holds another run.
+    """
+    if not model_dir or HAS_RECORD not in os.environ:
+        return
+    found: Mapping[str, object] | None = None
+    with contextlib.suppress(StorageError, CheckpointError):  # what cannot be read is not known to be another run's
+        found = read_json(JobDirectory(model_dir).job)
+    if found and found.get("launch") != os.environ.get(LAUNCH):
+        raise HeldError(
+            f"--model_dir={show(model_dir, 200)} holds another run than the one that this job began there, so this job "
+            "cannot resume: the directory was replaced, or another job has used it. Put the original directory back, "
+            "and start the job again."
+        )
 
 
 def is_free_for(model_dir: str | None, hosts: Sequence[str]) -> bool:

@@ -1,6 +1,7 @@
 """Read a checkpoint into a graph. TensorFlow reads any, whichever program or task has written it."""
 
 import contextlib
+import logging
 import os
 import re
 import tempfile
@@ -10,6 +11,7 @@ from typing import Protocol
 
 import tensorflow.compat.v1 as tf
 
+from tfps.config.launch_protocol import HAS_RECORD
 from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint.directory import step_in
 from tfps.runtime.checkpoint.manifest import problem
@@ -19,6 +21,8 @@ from tfps.text import brief, show
 from tfps.tf_types import Graph, Session
 
 _SHOWN = 3  # differences that an error names
+
+log = logging.getLogger(__name__)
 
 
 class Restorer(Protocol):
@@ -39,6 +43,15 @@ def step_of(path: str) -> int:
 def _step_of(path: str) -> int:
     with _no_pattern(path) as plain:
         return int(tf.train.load_variable(plain, "global_step"))
+
+
+def report_no_checkpoint(model_dir: str | None) -> None:
+    """Log that training begins at step 0, and a warning if an earlier process of this task has trained."""
+    log.info("no %s: training begins at step 0", f"checkpoint in {model_dir}" if model_dir else "--model_dir")
+    if model_dir and HAS_RECORD in os.environ:
+        log.warning(
+            "the earlier training of this job is lost: the chief restarted, and --model_dir holds no checkpoint."
+        )
 
 
 def check_name(path: str, step: int) -> None:

@@ -2,14 +2,14 @@
 
 import functools
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.base import Step
 from tfps.runtime.graph import placement
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
-from tfps.runtime.graph.graph_editor import add_control_inputs, can_wait, descendants
+from tfps.runtime.graph.graph_editor import add_control_inputs, can_wait, descendants, is_handle
 from tfps.runtime.graph.passes import side_effects, wire_packing
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
 from tfps.tf_types import Graph, Operation, Session, Tensor
@@ -81,7 +81,7 @@ def unrolled(graph: Graph, step: Step, packed: bool) -> Operation | None:
         raise ValueError(_OF_A_BATCH)
     steps, early = UnrolledStep(graph, [step.update], apart=True), set(placement.ancestors(step.update_starts))
     after = set(descendants(step.update_starts, within=set(made).__contains__))
-    late = [op for op in made if op not in early and _uses_ps(op) and (op not in after or not side_effects.changes(op))]
+    late = [op for op in made if op not in early and _waits(op) and (op not in after or not side_effects.changes(op))]
     for number in range(1, _IN_A_RUN + 1):
         copy = steps.copy(number)
         for op in late:
@@ -90,11 +90,30 @@ def unrolled(graph: Graph, step: Step, packed: bool) -> Operation | None:
     return copy(step.update)
 
 
-def _uses_ps(op: Operation) -> bool:
-    """Return whether an operation uses a resource on a PS, or takes it into a branch or a loop.
+def use_worker_state(step: Step) -> bool:
+    """Return whether the updates of a mode use a variable of the chief's worker, or call Python there.
+
+    The chief's steps may change what such an update uses, so none may be ahead of it.
+    """
+    if step.update is None:
+        return False
+    late = set(placement.ancestors([step.update])) - set(placement.ancestors(step.update_starts))
+    return any(side_effects.acts(op) or any(not _is_on_ps(handle) for handle in _handles(op)) for op in late)
+
+
+def _waits(op: Operation) -> bool:
+    """Return whether an operation uses a resource, takes it into a branch or a loop, calls Python or prints.
 
     Operations that count something, or call a function that reads a learning rate, take no gradient. Without a control
     edge they would run one update too early. What is in a loop waits for the entry of the loop.
     """
-    handles = [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
-    return any(placement.task_of(handle).startswith("ps/") for handle in handles) and can_wait(op)
+    return can_wait(op) and (bool(_handles(op)) or side_effects.acts(op))
+
+
+def _handles(op: Operation) -> Sequence[Tensor]:
+    """Return the resources among an operation's inputs, without those that end with the update."""
+    return [tensor for tensor in op.inputs if is_handle(tensor) and tensor.op.type not in side_effects.OF_A_STEP]
+
+
+def _is_on_ps(handle: Tensor) -> bool:
+    return placement.task_of(handle.op).startswith("ps/")

@@ -40,7 +40,7 @@ from tfps.modes.base import Mode, ModeContext, Step
 from tfps.modes.registry import mode_of
 from tfps.modes.update_ops import leaves
 from tfps.runtime.graph import forward_pass, inputs, layout, placement, variable_check
-from tfps.runtime.graph.background_updates import unrolled
+from tfps.runtime.graph.background_updates import unrolled, use_worker_state
 from tfps.runtime.graph.forward_pass import Forward, TrainJob
 from tfps.runtime.graph.graph_scope import new_graph
 from tfps.runtime.graph.layout import Layout
@@ -75,6 +75,8 @@ class TrainGraph:
         may_be_inf: Names of the model's variables that no optimizer updates. Inf in them may be intended.
         keeps_order: Whether a step must start after the one before it has ended, because the model itself makes changes
             that two concurrent steps could lose; see ``model_updates.need_order``.
+        updates_use_worker_state: Whether ``updates`` use what the chief's own steps may change; see
+            ``background_updates``.
     """
 
     graph: Graph
@@ -96,6 +98,7 @@ class TrainGraph:
     summary: Tensor | None
     num_workers: int
     keeps_order: bool
+    updates_use_worker_state: bool
 
     @property
     def fetches(self) -> list[Fetch]:
@@ -228,6 +231,7 @@ def _train_graph(job: TrainJob, forward: Forward, backward: _Backward, updates: 
         summary=forward.summary if job.task.is_chief else None,
         num_workers=job.cluster.num_workers,
         keeps_order=model_updates.need_order(graph, [forward.spec.loss, *forward.updates], updated),
+        updates_use_worker_state=use_worker_state(backward.step),
     )
 
 

@@ -14,7 +14,8 @@ from tfps.runtime.graph.functions import nodes_within
 from tfps.runtime.graph.passes import side_effects
 from tfps.tf_types import Dataset, Graph, InputIterator, Nested, NodeDef, Operation, Tensor
 
-_MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # parts of the op types of datasets
+_ENDLESS = ("RepeatDataset", "RandomDataset")  # parts of the op types of datasets
+_MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # likewise
 _END = ("PyFunc", "IteratorGetNext", "Dequeue", "ReaderRead")  # likewise, with which a function may end the input
 _OWN_END = ("IteratorGetNext", "MultiDeviceIteratorGetNext", "Dequeue", "ReaderRead")  # likewise, in a model
 _DROP = ("Filter", "TakeWhile", "FlatMap", "Interleave", "Unbatch", "IgnoreErrors", "GroupBy")  # parts of op types
@@ -57,13 +58,13 @@ def _batches(dataset: Dataset) -> Tensor:
 
     A dataset that selects from others ends when one of them ends. A Python function may return nothing the next time,
     and a filter by random numbers may let nothing pass. ``repeat()`` after any of them still reports an infinite
-    dataset, and ``repeat().take(n)`` reports n.
+    dataset, and ``repeat().take(n)`` reports n. So does a selection from random numbers, which are endless themselves.
     """
     graph = tf.get_default_graph()
     nodes = _nodes(graph, graph.get_operations())
-    repeats = any("RepeatDataset" in node.op for node in nodes)
-    may_end = any(kind in node.op for node in nodes for kind in _MAY_END)
-    if repeats and (may_end or any(_may_drop_all(graph, op) for op in graph.get_operations())):
+    is_endless = any(_is(node, _ENDLESS) for node in nodes)
+    may_end = any(_is(node, _MAY_END) for node in nodes)
+    if is_endless and (may_end or any(_may_drop_all(graph, op) for op in graph.get_operations())):
         return tf.constant(tf.data.experimental.UNKNOWN_CARDINALITY, tf.int64)
     return tf.data.experimental.cardinality(dataset)
 

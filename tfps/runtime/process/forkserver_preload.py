@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 
-from tfps.config.job_config import FORK_SERVER_PARENT
+from tfps.config.launch_protocol import FORK_SERVER_PARENT
 from tfps.runtime.process import tensorflow_import
 
 _LOOK_EVERY_SECS = 0.2

@@ -4,6 +4,7 @@ Times are UTC in ISO 8601 format: ``2026-11-23T17:04:36Z``.
 """
 
 import contextlib
+import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import tensorflow.compat.v1 as tf
 import tfps
 from tfps.cluster.spec import Cluster
 from tfps.config.job_config import OPTIONS, JobConfig
+from tfps.config.launch_protocol import LAUNCH
 from tfps.errors import CheckpointError
 from tfps.runtime.coordination.compatibility import digest
 from tfps.storage import SCHEMA_VERSION, JobDirectory, read_json, write_json
@@ -42,7 +44,8 @@ def write_job(config: JobConfig, cluster: Cluster, run: str) -> None:
     """
     if config.model_dir:
         file = {"model_sha256": digest(config.model)}
-        about = {"schema_version": SCHEMA_VERSION, "versions": versions(), "written": utc(time.time()), "run": run}
+        about = {"schema_version": SCHEMA_VERSION, "versions": versions(), "written": utc(time.time())}
+        about |= {"run": run, "launch": os.environ.get(LAUNCH)}
         write_json(JobDirectory(config.model_dir).job, {**about, **file, **_flags(config, cluster)})
 
 

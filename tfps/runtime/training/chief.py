@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +11,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster.spec import Cluster, Task
-from tfps.config.job_config import STARTED_AGAIN, JobConfig
+from tfps.config.job_config import JobConfig
+from tfps.config.launch_protocol import RECORDED, give_sign
 from tfps.errors import DataError, ModelError, StorageError
 from tfps.models.model import Model
 from tfps.modes.registry import mode_of
@@ -21,7 +21,7 @@ from tfps.runtime.checkpoint import restore
 from tfps.runtime.checkpoint.background import BackgroundThread
 from tfps.runtime.checkpoint.manager import CheckpointManager
 from tfps.runtime.checkpoint.manifest import partial_updates
-from tfps.runtime.checkpoint.ownership import HeldError, Ownership
+from tfps.runtime.checkpoint.ownership import HeldError, Ownership, check_launch
 from tfps.runtime.coordination import compatibility
 from tfps.runtime.graph import builder, layout
 from tfps.runtime.graph.background_updates import UpdateRunner
@@ -41,14 +41,6 @@ from tfps.tf_types import Session
 _TORN_SECS = 3.0
 
 log = logging.getLogger(__name__)
-
-
-def _say_nothing_is_saved(model_dir: str | None) -> None:
-    log.info("no %s: training begins at step 0", f"checkpoint in {model_dir}" if model_dir else "--model_dir")
-    if model_dir and os.environ.get(STARTED_AGAIN):
-        log.warning(
-            "the earlier training of this job is lost: the chief restarted, and --model_dir holds no checkpoint."
-        )
 
 
 class Chief:
@@ -124,11 +116,13 @@ class Chief:
         """Give the variables their initial values or those of the newest intact checkpoint; return the run as JSON.
 
         Raises:
+            HeldError: If another job holds ``--model_dir``, or it holds another run than the one to resume.
             CheckpointError: If there are checkpoints and none is intact, or if the newest intact one does not fit.
             StorageError: If ``--model_dir`` cannot be written.
         """
         self.owner.claim()
         self.owner.check()
+        check_launch(self._config.model_dir)
         self.resumed_from = self._checkpoints.restore_latest(session)
         if self.resumed_from:
             self.resumed_from_step = self.found_step = self.global_step(session)
@@ -138,7 +132,7 @@ class Chief:
             if changed := run_record.changes(self._config, self._cluster):
                 log.info("resuming with %s", ", ".join(changed))
         else:
-            _say_nothing_is_saved(self._config.model_dir)
+            restore.report_no_checkpoint(self._config.model_dir)
             self._give_first_values(session)
         session.run(self._built.load)
         run = compatibility.new_run(self._config.model_dir, self.resumed_from_step)
@@ -162,6 +156,7 @@ class Chief:
     def _write_job(self) -> None:
         if self._run:
             run_record.write_job(self._config, self._cluster, self._run)
+            give_sign(RECORDED)
 
     def _write_missing_job(self) -> None:
         """Write ``job.json``, which ``tfps eval`` needs, where the run started in another directory."""

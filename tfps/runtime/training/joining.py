@@ -18,6 +18,7 @@ from tfps.cluster import rendezvous
 from tfps.cluster.spec import Task
 from tfps.errors import ClusterFormError, PeerLostError
 from tfps.runtime.checkpoint.job_end import has_ended
+from tfps.runtime.checkpoint.ownership import check_launch
 from tfps.runtime.coordination import compatibility
 from tfps.runtime.coordination.job_state import Phase
 from tfps.runtime.graph import layout
@@ -72,11 +73,14 @@ class Joining:
         self._parts.heartbeat.use(session)
         session.run(self._parts.init.input)
         self._get_values(session, is_again)
+        if self._parts.chief:
+            session.run(self._parts.init.local)  # the updates that it begins may read them
         if not self._barrier.over:
             begin(self._parts, session)
         run = json.loads(self._state.run(session) or "{}")
         layout.check(self._parts.built.layout, run.get("layout", {}), self._parts.model)
-        session.run(self._parts.init.local)
+        if not self._parts.chief:
+            session.run(self._parts.init.local)  # their first values may be computed from those that the chief gave
         self._state.write(session, Phase.RUNNING)
         return True
 
@@ -141,6 +145,7 @@ class Joining:
         """Check that the run whose variables the PS hold is the one of ``--model_dir``."""
         first = Task("ps", 0)
         model_dir = None if self._is_new_dir else self._config.model_dir
+        check_launch(model_dir)
         compatibility.check_run(model_dir, self._state.run(session), f"{first} ({self._cluster.address(first)})")
 
     def _request_restart(self, session: Session) -> None:

@@ -119,11 +119,11 @@ class Loop:
     def _why_short(self) -> str:
         if not self._input.size_is_known:
             return "the input may end anywhere"
-        return (
-            "--on_nan=skip may skip a step"
-            if self._may_skip
-            else "the model uses a variable in a branch, or has an operation with hidden state"
-        )
+        if self._may_skip:
+            return "--on_nan=skip may skip a step"
+        if self._runs.updates_use_worker_state:
+            return "the optimizer uses a variable of the worker or calls Python"
+        return "the model uses a variable in a branch, or has an operation with hidden state"
 
     def run(self) -> None:
         """Take steps until the tickets reach ``max_steps`` or the input ends.
@@ -251,5 +251,10 @@ class Loop:
         if not self.progress.input_ended:
             log.info("%s has ended", "another worker's input" if of_another else "the input")
         self.progress.input_ended = True
+        if len(block.tickets) > 1 and not of_another:
+            what = "the input ended in a run of %d steps, though TensorFlow says that it has no end"
+            log.warning(
+                f"{what}: some of its last batches were not used. --steps_per_run=1 uses all", len(block.tickets)
+            )
         with contextlib.suppress(tf.errors.AbortedError, tf.errors.CancelledError):  # another worker's input ended
             self._runs.give_back(len(block.tickets))

@@ -137,7 +137,7 @@ def test_the_comment_says_why_the_ps_end(platform: str) -> None:
     """The manifest begins with a comment that says why the parameter servers end, and what happens to the volume."""
     comment = [line for line in str(plan_of(platform, SMALL)).splitlines() if line.startswith("#")]
     assert any("The parameter servers end" in line for line in comment)
-    assert any("volume claim tfps must exist" in line for line in comment)
+    assert any("Volume claims that must exist: tfps." in line for line in comment)
     assert all(len(line) <= 122 for line in comment)
 
 

@@ -1,5 +1,7 @@
-"""A job on this machine, asked to stop while it starts a task."""
+"""A job on this machine: what its tasks get from it, and a stop while it starts one."""
 
+import multiprocessing
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +10,27 @@ import pytest
 from tfps.cluster.ports import held_ports
 from tfps.cluster.spec import Cluster, Task, hosts_flags
 from tfps.config.job_config import JobConfig
+from tfps.config.launch_protocol import HAS_RECORD, LAUNCH, RECORDED, STARTED_AGAIN
 from tfps.jobs.events import TaskExited
-from tfps.launchers.local.job import LocalJob, Plan
+from tfps.launchers.local.job import LocalJob
+from tfps.launchers.local.plan import Plan
+
+
+def test_a_task_that_is_started_again_knows_what_an_earlier_process_did(tmp_path: Path) -> None:
+    """Whether it wrote the id of this launch to ``job.json``, which is another one for each launch."""
+    chief = Task("worker", 0)
+    job, other = (LocalJob(Plan(JobConfig(model="linear", model_dir=str(tmp_path)), {chief: []})) for _ in range(2))
+    first = dict(job._environment(chief))
+    assert set(first) == {LAUNCH}
+    job._started.add(chief)
+    job._signs.began(chief, os.getpid())
+    assert job._environment(chief) == {**first, STARTED_AGAIN: "1"}
+    life, sign = multiprocessing.Pipe(duplex=False)
+    with life, sign:
+        os.write(sign.fileno(), RECORDED)
+        assert job._took_sign(chief, life)
+    assert job._environment(chief) == {**first, STARTED_AGAIN: "1", HAS_RECORD: "1"}
+    assert other._environment(chief)[LAUNCH] != first[LAUNCH]
 
 
 def test_a_stop_while_a_task_is_forked_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

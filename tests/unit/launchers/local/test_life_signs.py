@@ -5,9 +5,9 @@ import os
 import pytest
 
 from tfps.cluster.spec import Task
+from tfps.config.launch_protocol import SIGNED_OFF
 from tfps.launchers.local import life_signs
 from tfps.launchers.local.life_signs import LifeSigns
-from tfps.launchers.local.task_process import SIGNED_OFF
 from tfps.timeouts import STALLED_AFTER_SECS
 
 PS, WORKER = Task("ps", 0), Task("worker", 0)

@@ -18,11 +18,16 @@ SLOW_SECS = 1.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class _Slow:
-    """Becomes ``None`` where it is received, after a while in which the process has not set itself up."""
+def _after(secs: float) -> dict[str, str]:
+    time.sleep(secs)
+    return {}
 
-    def __reduce__(self) -> tuple[Callable[[float], None], tuple[float]]:
-        return time.sleep, (SLOW_SECS,)
+
+class _Slow:
+    """Becomes an empty mapping where it is received, after a while in which the process has not set itself up."""
+
+    def __reduce__(self) -> tuple[Callable[[float], dict[str, str]], tuple[float]]:
+        return _after, (SLOW_SECS,)
 
 
 @pytest.fixture

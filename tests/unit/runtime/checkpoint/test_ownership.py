@@ -1,5 +1,6 @@
 """Who holds a ``--model_dir``: one job at a time, and never two in silence."""
 
+import contextlib
 import json
 import math
 import os
@@ -414,3 +415,26 @@ def test_a_process_is_known_by_its_own_proc_alone(monkeypatch: pytest.MonkeyPatc
     assert process_identity.machine()
     monkeypatch.setattr(os, "getpid", lambda: 1 << 30)
     assert process_identity.machine() == ""
+
+
+@pytest.mark.parametrize(
+    ("record", "has_record", "refused"),
+    [
+        ({"launch": "mine"}, True, False),
+        ({"launch": "other"}, True, True),
+        ({"run": "of an older release"}, True, True),
+        ({"launch": "other"}, False, False),
+        (None, True, False),
+    ],
+)
+def test_a_chief_that_is_started_again_resumes_only_the_run_of_its_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: dict[str, str] | None, has_record: bool, refused: bool
+) -> None:
+    """A first process may resume any run, and so may one whose predecessors have recorded none."""
+    monkeypatch.setenv("TFPS_LAUNCH", "mine")
+    if has_record:
+        monkeypatch.setenv("TFPS_HAS_RECORD", "1")
+    if record:
+        (tmp_path / "job.json").write_text(json.dumps(record))
+    with pytest.raises(HeldError, match="holds another run") if refused else contextlib.nullcontext():
+        ownership.check_launch(str(tmp_path))

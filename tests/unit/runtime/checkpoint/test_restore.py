@@ -1,5 +1,6 @@
 """A checkpoint is read into a graph, or the error says why not."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from support.checkpoints import FILES, HOW, Training, spoil
 from support.cluster import LINEAR, run_job, train, variables_of
 from support.processes import summary
 
+from tfps.config.launch_protocol import HAS_RECORD, STARTED_AGAIN
 from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint import restore
 
@@ -81,3 +83,15 @@ def test_a_checkpoint_of_another_step_than_its_name_says_is_refused(tmp_path: Pa
         file.rename(tmp_path / file.name.replace("ckpt-9", "ckpt-3"))
     train(LINEAR, max_steps=9, **flags)
     assert variables_of(tmp_path)["global_step"] == 9
+
+
+@pytest.mark.parametrize(("name", "warnings"), [(STARTED_AGAIN, 0), (HAS_RECORD, 1)])
+def test_only_what_was_trained_is_called_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, warnings: int
+) -> None:
+    """A chief that ended before the cluster had formed has trained nothing."""
+    monkeypatch.setenv(name, "1")
+    with caplog.at_level(logging.INFO):
+        restore.report_no_checkpoint("/m")
+    assert caplog.messages[0] == "no checkpoint in /m: training begins at step 0"
+    assert ["is lost" in line for line in caplog.messages[1:]] == [True] * warnings

@@ -1,8 +1,10 @@
 """Claims about the updates that the chief repeats: nothing of one happens before its gradients have arrived."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from support.cluster import dataset_of, model_of, train, variables_of
@@ -92,3 +94,37 @@ def test_a_branch_or_a_loop_of_the_optimizer_runs_once_per_update(tmp_path: Path
         found = variables_of(tmp_path)
         assert {kind.__name__: found[kind.__name__] for kind in KINDS} == {kind.__name__: steps for kind in KINDS}
         assert found["weight"] == steps
+
+
+def _rate_of_local_variable() -> tuple[Any, Any]:
+    """Return a count of this worker's steps in a variable of its own, and a rate that reads it."""
+    zeros = tf.zeros_initializer()
+    count = tf.get_variable("count", [], initializer=zeros, trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
+    return count.assign_add(1.0), count.read_value
+
+
+def _rate_of_python() -> tuple[Any, Any]:
+    """Return a count of this worker's steps in Python, and a rate that reads it."""
+    count = itertools.count(1)
+    last = [0]
+    counted = tf.py_func(lambda: last.__setitem__(0, next(count)), [], [])
+    return counted, tf.py_func(lambda: np.float32(last[0]), [], tf.float32)
+
+
+@pytest.mark.parametrize("made", [_rate_of_local_variable, _rate_of_python])
+@pytest.mark.parametrize("flags", [{}, {"steps_per_run": 8}, {"steps_per_run": 1, "wire": "plain"}])
+def test_an_optimizer_that_uses_state_of_the_worker_finds_that_of_the_step(
+    tmp_path: Path, made: Any, flags: dict[str, Any]
+) -> None:
+    """An update reads what the chief's step has left, and that step has to be the one whose gradients it applies."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weights = [tf.get_variable(f"w{i}", [], initializer=tf.zeros_initializer()) for i in range(8)]
+        counted, rate = made()
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, counted)
+        loss = tf.add_n(weights) * tf.reduce_mean(features["x"])
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(rate))
+
+    train(model_of(_ones, model_fn), 1, 1, 60, mode="sync", model_dir=str(tmp_path), max_steps=STEPS, **flags)
+    found = variables_of(tmp_path)
+    assert {found[f"w{i}"] for i in range(8)} == {-sum(range(1, STEPS + 1))}

@@ -55,6 +55,11 @@ def numbers(count: int = 20) -> Any:
     return tf.data.Dataset.range(count)
 
 
+def draws() -> Any:
+    """Return an endless dataset of random numbers."""
+    return tf.data.Dataset.random(1)
+
+
 def is_drawn(_: Any) -> Any:
     """Be true for about half of the elements, others in each epoch."""
     return tf.random.uniform([], seed=1) < 0.5
@@ -83,6 +88,10 @@ def is_even(number: Any) -> Any:
         (lambda: numbers().shuffle(9).apply(tf.data.experimental.take_while(is_even)).repeat(), UNKNOWN),
         (lambda: numbers().flat_map(lambda _: numbers().filter(is_drawn)).repeat(), UNKNOWN),
         (lambda: tf.data.experimental.RandomDataset(1).take(5).filter(is_even).repeat(), UNKNOWN),
+        (lambda: tf.data.Dataset.choose_from_datasets([draws(), draws()], numbers().map(lambda n: n % 2)), UNKNOWN),
+        (lambda: tf.data.Dataset.sample_from_datasets([numbers(), draws()], seed=1), UNKNOWN),
+        (lambda: tf.data.Dataset.zip((numbers(), draws())), 20),
+        (draws, INFINITE),
         (lambda: tf.data.Dataset.from_generator(lambda: iter([1]), tf.int64).repeat().take(7), UNKNOWN),
     ],
 )
@@ -90,6 +99,17 @@ def test_an_input_that_may_have_an_empty_epoch_may_end(made: Any, size: int) -> 
     """``repeat()`` ends at an epoch without elements, though TensorFlow calls it infinite."""
     with tf.Graph().as_default(), tf.Session() as session:
         assert session.run(inputs._batches(made())) == size
+
+
+def test_batches_that_are_not_used_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Should an input end that TensorFlow and the rules above call infinite, batches of the last run are lost."""
+    monkeypatch.setattr(inputs, "_batches", lambda _: tf.constant(INFINITE, tf.int64))
+    thirty = model_of(lambda mode, *_: None if mode == "eval" else dataset_of([1.0] * 30).batch(1), adding)
+    train(thirty, 1, 1, 60, model_dir=str(tmp_path), max_steps=200, steps_per_run=8)
+    assert variables_of(tmp_path)["weight"] < 30
+    assert sum("ended in a run of 8 steps" in line for line in caplog.messages) == 1
 
 
 def subsampled(mode: str, params: Any, context: Any) -> Any:

@@ -21,6 +21,7 @@ from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, DataError, ModelError
 from tfps.models import params as model_params
+from tfps.runtime.coordination.compatibility import digest
 from tfps.runtime.graph import model_calls, model_check, plan
 from tfps.runtime.results import evaluation, export
 
@@ -518,6 +519,19 @@ def test_a_model_of_another_user_is_not_run_unasked(tmp_path: Path) -> None:
         evaluate._check_owner(tmp_path / "job.json", source)
     source.chmod(0o644)
     evaluate._check_owner(tmp_path / "job.json", source)
+
+
+def test_an_edited_model_is_another_one_than_the_job_used(tmp_path: Path) -> None:
+    """``tfps eval`` compares the file with the hash in job.json, where there is one."""
+    source, job = tmp_path / "model.py", tmp_path / "job.json"
+    source.write_text(POWERS)
+    job.write_text(json.dumps({"model_sha256": digest(str(source))}))
+    assert not evaluate._differs(job, str(source))
+    source.write_text(f"{POWERS}\n")
+    assert evaluate._differs(job, str(source))
+    job.write_text("{}")
+    assert not evaluate._differs(job, str(source))
+    assert not evaluate._differs(tmp_path / "none.json", str(source))
 
 
 @pytest.mark.parametrize(

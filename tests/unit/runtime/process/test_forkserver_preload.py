@@ -5,7 +5,7 @@ import sys
 
 from support.processes import environment
 
-from tfps.config.job_config import FORK_SERVER_PARENT
+from tfps.config.launch_protocol import FORK_SERVER_PARENT
 
 IMPORT = "import tfps.runtime.process.forkserver_preload, sys; print('imported')"
 

@@ -51,7 +51,7 @@ _READS = (
     "NextIteration",
     "RefNextIteration",
 )
-_OF_A_STEP = ("TensorArrayV3", "StackV2", "TemporaryVariable")  # their resources end with the step
+OF_A_STEP = ("TensorArrayV3", "StackV2", "TemporaryVariable")  # their resources end with the step
 _ADDS = (
     "AssignAdd",
     "AssignAddVariableOp",
@@ -135,7 +135,7 @@ class Lasting:
     def changed(self, op: Operation) -> Sequence[Tensor]:
         """Return those handles among an operation's inputs whose resources it may change."""
         handles = _handles(op) if changes(op) else []
-        handles = [handle for handle in handles if self.origin(handle).type not in _OF_A_STEP]
+        handles = [handle for handle in handles if self.origin(handle).type not in OF_A_STEP]
         called = self._called(op) if handles else []
         if not called:
             return handles
