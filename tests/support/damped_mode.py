@@ -1,10 +1,9 @@
 """A mode as another package adds it: asynchronous updates, each with a gradient divided by the number of workers.
 
 It shows how little a mode needs, and takes no care of what ``async`` does: updates of two workers may meet in a
-variable, and a checkpoint may be saved in the middle of one.
+variable, and a checkpoint may be saved in the middle of one. It imports TensorFlow as it builds a step, because
+commands that need no TensorFlow load every mode.
 """
-
-import tensorflow.compat.v1 as tf
 
 from tfps.modes.base import Copy, Mode, ModeContext, Step
 from tfps.tf_types import Operation, Optimizer, Tensor, Variable
@@ -18,6 +17,8 @@ class DampedMode(Mode):
 
     def build_step(self, optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:
         """Build a step that applies its gradient, and draws tickets from a counter beside ``global_step``."""
+        import tensorflow.compat.v1 as tf  # noqa: PLC0415
+
         share = 1.0 / context.cluster.num_workers
         pairs = [(gradient * share, variable) for gradient, variable in optimizer.compute_gradients(loss)]
         applied = optimizer.apply_gradients(pairs, global_step)

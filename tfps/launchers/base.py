@@ -49,7 +49,25 @@ class Launcher(abc.ABC, Generic[PlanT]):
         shares_files: Whether tasks see the submitter's files under the same paths. If not, the tasks run in containers,
             and the plan holds the text of the model's file (``job.model_source``).
 
-    Example::
+    Example, with the ``ScriptPlan`` above::
+
+        class EchoJob(SubmittedJob):
+            def __init__(self, job_id: str) -> None:
+                self._id = job_id
+
+            @property
+            def handle(self) -> str:
+                return f"echo:{self._id}"
+
+            def status(self) -> Status:
+                return Status(client.run_client(["echo-status", self._id]).strip())
+
+            def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
+                yield from ()
+
+            def cancel(self) -> None:
+                client.run_client(["echo-cancel", self._id])
+
 
         class EchoLauncher(Launcher[ScriptPlan]):
             name = "echo"
@@ -64,7 +82,8 @@ class Launcher(abc.ABC, Generic[PlanT]):
             def find(self, job_id: str) -> SubmittedJob:
                 return EchoJob(job_id)
 
-    A distribution offers it with the entry point ``echo = my_package:EchoLauncher`` of the group ``tfps.launchers``.
+    ``client`` is ``tfps.launchers.common.client``; ``SubmittedJob`` and ``Status`` are in ``tfps.jobs.handle``. A
+    distribution offers it with the entry point ``echo = my_package:EchoLauncher`` of the group ``tfps.launchers``.
     """
 
     name: ClassVar[str]

@@ -51,7 +51,7 @@ class BatchLauncher(Launcher[BatchPlan]):
         no_such_job: A regular expression for the error of the status command about a job that it does not know.
         to_get_it: How to get the scheduler's commands.
 
-    Example::
+    Example, with the states from ``tfps.jobs.handle``::
 
         class PbsLauncher(BatchLauncher):
             name = "pbs"
