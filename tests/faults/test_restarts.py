@@ -125,3 +125,37 @@ def test_a_job_that_fails_for_good_keeps_no_ps(tmp_path: Path, mode: str) -> Non
         assert job.wait(90) == {"ps/0": 66, "ps/1": 66, "worker/0": 66}, job.said()
         assert "ps-0-1.out:" in job.said()
         assert "worker/0 has failed with exit code 66" in job.said()
+
+
+ENDING = """
+import time
+import tensorflow.compat.v1 as tf
+import tfps
+
+def input_fn(mode, params, input_context):
+    return tf.data.Dataset.range(25).map(lambda one: ({"x": tf.cast(one, tf.float32)}, 0.0))
+
+def slow(y):
+    time.sleep(0.4)
+    return y
+
+def model_fn(features, labels, mode, params):
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    loss = weight + 0.0 * features["x"]
+    kept = tf.metrics.mean(tf.py_func(slow, [loss], tf.float32))
+    return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0), eval_metric_ops={"kept": kept})
+"""
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_chief_that_is_lost_in_the_evaluation_takes_no_more_steps(tmp_path: Path, num_workers: int) -> None:
+    """Where all input had ended before, its replacement evaluates and ends the job, and reads no input again."""
+    with platform(tmp_path, 1, num_workers, "--max_steps=1000", "--start_timeout_secs=60", model=ENDING) as job:
+        chief = job.tasks["worker/0"]
+        chief.wait_for("evaluating at step", 120)
+        chief.signal(signal.SIGKILL)
+        assert set(job.wait(180).values()) == {0}, job.said()
+        assert job.starts["worker/0"] == 2
+    reported = summary(tmp_path / "m")
+    assert (reported["status"], reported["global_step"]) == ("done", 25 * num_workers)
+    assert load_variable(tmp_path / "m", "weight") == -25 * num_workers

@@ -234,6 +234,9 @@ class LocalJob(RunningJob):
             self._restarts.recall(task)
             yield TaskRestarted(task, f"the loss of {lost_with}")
             return
+        if task.job == "ps" and Task("worker", 0) in self._signs.signed_off and not lost_with and not self._kill_at:
+            yield TaskExited(task, 0)  # the chief is the last to sign off: there is nothing left to lose
+            return
         early = code == 0 and task not in self._signs.signed_off
         grant = None if self._kill_at else self._restarts.grant(task, RetryableError.exit_code if early else code)
         how = f"{how_it_ended(code)}{' before it was done' if early else ''}"

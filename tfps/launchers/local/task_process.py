@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
-from tfps.config.launch_protocol import ALIVE, SIGNS
+from tfps.config.launch_protocol import ALIVE, HAS_RECORD, LAUNCH, SIGNS, STARTED_AGAIN
 from tfps.timeouts import TASK_END_SECS
 
 PRELOAD = [
@@ -45,6 +45,8 @@ def task_main(argv: list[str], launcher: Connection, sign: Connection, given: Ma
         for number in (1, 2)
     )
     os.environ[SIGNS] = str(sign.fileno())  # only the task's regular end writes SIGNED_OFF there
+    for name in (LAUNCH, STARTED_AGAIN, HAS_RECORD):  # if a task has started the launcher, they are that task's
+        os.environ.pop(name, None)
     os.environ.update(given)
     for name in [n for n in os.environ if n == "TF_CONFIG" or n.startswith("SLURM_")]:
         del os.environ[name]

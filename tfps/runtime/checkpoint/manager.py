@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from tfps.errors import DivergedError, StorageError
 from tfps.runtime.checkpoint import finder, publish
 from tfps.runtime.checkpoint.directory import list_checkpoints, step_in
-from tfps.runtime.checkpoint.manifest import problem
+from tfps.runtime.checkpoint.manifest import index_of, problem
 from tfps.runtime.checkpoint.ownership import Ownership
 from tfps.runtime.checkpoint.restore import message_of, restore_or_damage
 from tfps.runtime.checkpoint.sharded_saver import LOST, SaveResult, ShardedSaver
@@ -58,13 +58,18 @@ class CheckpointManager:
         self._savers = ShardedSaver(snapshot)
         self._one_at_a_time = threading.Lock()
         self._intact: dict[str, bool] = {}
+        self._indexes: dict[str, str] = {}  # hashes, by which a checkpoint of another run is known
         self._consistent: set[str] = set()  # in other checkpoints, some variables may be of an earlier step
         self.newest = next(reversed(list_checkpoints(model_dir)), None)
 
     @property
     def others(self) -> Sequence[str]:
         """The checkpoints in the directory that were neither saved here nor tried by ``resume``."""
-        return [path for path in list_checkpoints(self._dir) if path not in self._intact]
+        return [path for path in list_checkpoints(self._dir) if path not in self._intact or self._is_replaced(path)]
+
+    def _is_replaced(self, path: str) -> bool:
+        """Return whether an intact checkpoint has become one of other values."""
+        return self._intact[path] and self._indexes.get(path) != index_of(path)
 
     def _check_claim(self) -> None:
         if self._owner:
@@ -92,7 +97,7 @@ class CheckpointManager:
                 why = self._tried(session, path)
             self._intact[path] = why is None
             if why is None:
-                self.newest = path
+                self.newest, self._indexes[path] = path, index_of(path)
                 self._consistent.add(path)
                 return path
             damaged[path] = why
@@ -151,7 +156,8 @@ class CheckpointManager:
 
     def _is_saved(self, path: str) -> bool:
         """Return whether a checkpoint exists, is intact, and has all updates of its step."""
-        return path in self._consistent and self._intact[path] and problem(path, read_data=False) is None
+        is_own = path in self._consistent and self._intact[path] and not self._is_replaced(path)
+        return is_own and problem(path, read_data=False) is None
 
     def _save(self, session: Session, model_dir: str, at_rest: bool) -> None:
         """Save under the step of the saved values, as training may continue; then delete old checkpoints.
@@ -169,7 +175,7 @@ class CheckpointManager:
             problem_of_state = _published(staged, path, kept, saved.partial_updates)
         finally:
             publish.discard_staging(staged)
-        self.newest, self._intact[path] = path, True
+        self.newest, self._intact[path], self._indexes[path] = path, True, index_of(path)
         self._consistent.discard(path)
         if at_rest:
             self._consistent.add(path)

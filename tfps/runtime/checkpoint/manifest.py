@@ -5,6 +5,7 @@ some variables and not in others. The checksum is CRC-32, which is fast; it prot
 checkpoint without a manifest, written by plain TensorFlow, is compared with its own index. Does not import TensorFlow.
 """
 
+import hashlib
 import io
 import json
 import os
@@ -49,6 +50,14 @@ def _crc32_of(manifest: Mapping[str, object]) -> int:
 def file_of(path: str | Path, suffix: str) -> Path:
     """Return the path of one of a checkpoint's files."""
     return Path(f"{path}.{suffix}")
+
+
+def index_of(path: str) -> str:
+    """Return a hash of a checkpoint's index, which holds the checksum of each tensor; empty if it cannot be read."""
+    try:
+        return hashlib.sha256(read_file(file_of(path, INDEX))).hexdigest()
+    except OSError:
+        return ""
 
 
 def listed(manifest: Path) -> Collection[str]:

@@ -15,13 +15,14 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from tfps.cluster.spec import Cluster
 from tfps.config.launch_protocol import HAS_RECORD, LAUNCH
 from tfps.errors import CheckpointError, PeerLostError, StorageError, TfpsError
+from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.runtime.checkpoint.lock_holder import (
     GONE,
     Holder,
@@ -76,10 +77,13 @@ def check_launch(model_dir: str | None) -> None:
     """
     if not model_dir or HAS_RECORD not in os.environ:
         return
-    found: Mapping[str, object] | None = None
-    with contextlib.suppress(StorageError, CheckpointError):  # what cannot be read is not known to be another run's
-        found = read_json(JobDirectory(model_dir).job)
-    if found and found.get("launch") != os.environ.get(LAUNCH):
+    try:
+        found = read_json(JobDirectory(model_dir).job) or {}
+    except CheckpointError:
+        found = {}
+    except StorageError:  # what cannot be read is not known to be another run's
+        return
+    if (found or list_checkpoints(model_dir)) and found.get("launch") != os.environ.get(LAUNCH):
         raise HeldError(
             f"--model_dir={show(model_dir, 200)} holds another run than the one that this job began there, so this job "
             "cannot resume: the directory was replaced, or another job has used it. Put the original directory back, "

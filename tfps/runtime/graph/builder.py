@@ -163,7 +163,7 @@ def _backward(job: TrainJob, forward: Forward) -> _Backward:
         )
         variable_check.check_trained(job.model, graph, optimizer.updated)
         made = [op for op in graph.get_operations() if op not in known]
-        model_updates.put_before(graph, updates, made, optimizer.gates, step.update)
+        model_updates.put_before(graph, updates, made, optimizer.gates, optimizer.updated, step.update)
         # A mean may never be made: an input has ended, or a worker is lost and all take the step again.
         applied = [step.train_op] if job.mode.is_blocking else []
         model_updates.put_after(graph, updates, [*optimizer.checks, *applied])

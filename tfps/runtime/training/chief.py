@@ -98,8 +98,10 @@ class Chief:
         """
         record = json.loads(run) if run else {}
         layout.check(self._built.layout, record.get("layout", {}), self._model)
+        self._run = record.get("id", "")
         try:
             self.owner.claim(record.get("owner", self.owner.this_chief.job))
+            self._write_job()  # the launcher of this chief may be another one
         except HeldError:
             raise
         except StorageError as error:  # training continues while nothing can be written
@@ -108,8 +110,7 @@ class Chief:
         step = self.found_step = self.global_step(session)
         self._began, self._first_step = record.get("began"), record.get("step", step)
         self.resumed_from, self.resumed_from_step = record.get("resumed_from"), self._first_step
-        self._run, self.began_at = record.get("id", ""), self._began["time"] if self._began else self.began_at
-        self._write_missing_job()
+        self.began_at = self._began["time"] if self._began else self.began_at
         log.info("continuing from step %d after a restart", step)
 
     def initialize_variables(self, session: Session) -> str:
@@ -159,15 +160,15 @@ class Chief:
             give_sign(RECORDED)
 
     def _write_missing_job(self) -> None:
-        """Write ``job.json``, which ``tfps eval`` needs, where the run started in another directory."""
-        with contextlib.suppress(StorageError):
+        """Write ``job.json`` where it is gone: ``tfps eval`` needs it, and this chief if it is started again."""
+        with contextlib.suppress(StorageError, OSError):
             if self._directory and not self._directory.job.exists():
                 self._write_job()
 
     def _save_anew(self) -> None:
         """Save the checkpoint and ``job.json`` again after the directory was removed and recreated."""
+        self._write_missing_job()
         self._checkpoints.make_due()
-        self._write_job()
 
     def totals(self, progress: Progress) -> tuple[int, float]:
         """Return how many updates this run has made and in how many seconds, including those of earlier chiefs."""
@@ -243,6 +244,7 @@ class Chief:
         if not (self._background.is_idle() and self._checkpoints.is_due):
             return
         self.owner.check()  # a session of a replaced chief would end its successor's
+        self._write_missing_job()
         if self._built.step.moments is not None:
             self._background.start(self._save_apart)
         else:

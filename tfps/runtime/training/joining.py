@@ -139,6 +139,8 @@ class Joining:
             self._parts.heartbeat.before = self._state.beats(session)()[self._task.index]
         if is_again and self._barrier.is_blocking:
             self._request_restart(session)
+        elif is_again:
+            self._barrier.over = self._parts.others.has_exhausted_all(session)
         return is_again
 
     def _check_run(self, session: Session) -> None:

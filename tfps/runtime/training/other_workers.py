@@ -39,6 +39,12 @@ class OtherWorkers:
         """Return whether there are other workers, and all of them have signed off."""
         return bool(self.tasks) and self._of(session, (Phase.DONE,)) == self.tasks
 
+    def has_exhausted_all(self, session: Session) -> bool:
+        """Return whether an earlier process of this chief has come to the end of its input, as the last worker."""
+        phases, _ = self._state.read(session)
+        is_last = all(phases[task.index] == Phase.DONE for task in self.tasks)
+        return bool(is_last and phases[self._task.index] == Phase.EXHAUSTED)
+
     def any_trains(self, session: Session) -> bool:
         """Return whether one of the others takes steps."""
         return bool(self._of(session, (Phase.RUNNING,)))

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from support.checkpoints import FILES, HOW, Training, damage, damage_reports, spoil, steps_in
 from support.cluster import LINEAR, dataset_of, job, linear, model_of, train, variables_of, wait_until
-from support.processes import summary
+from support.processes import load_variable, summary
 
 import tfps
 from tfps.errors import CheckpointError, DivergedError, PeerLostError, StorageError
@@ -333,3 +334,24 @@ def test_a_checkpoint_that_cannot_be_deleted_keeps_no_others(tmp_path: Path) -> 
     left = [int(Path(path).name.rpartition("-")[2]) for path in list_checkpoints(str(tmp_path))]
     assert left[-5:] == [7, 8, 9, 10, 11]
     assert set(left) <= {1, 7, 8, 9, 10, 11}
+
+
+def test_a_checkpoint_of_the_same_name_may_be_of_another_run(tmp_path: Path) -> None:
+    """It is not taken for the one that was saved here, and is saved again; a copy of that one is."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for place in (here, there):
+        place.mkdir()
+    mine, theirs = Training(here), Training(there)
+    theirs.weight.load([2.0] * 4, theirs.session)
+    mine.save(7)
+    theirs.save(7)
+    assert mine.checkpoints.others == []
+    shutil.copytree(here, tmp_path / "copy")
+    shutil.rmtree(here)
+    (tmp_path / "copy").rename(here)
+    assert mine.checkpoints.others == []
+    shutil.rmtree(here)
+    there.rename(here)
+    assert mine.checkpoints.others == [str(here / "model.ckpt-7")]
+    mine.save(7)
+    assert load_variable(here, "weight").tolist() == [1.0] * 4

@@ -418,23 +418,27 @@ def test_a_process_is_known_by_its_own_proc_alone(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("record", "has_record", "refused"),
+    ("record", "file", "has_record", "refused"),
     [
-        ({"launch": "mine"}, True, False),
-        ({"launch": "other"}, True, True),
-        ({"run": "of an older release"}, True, True),
-        ({"launch": "other"}, False, False),
-        (None, True, False),
+        ('{"launch": "mine"}', "", True, False),
+        ('{"launch": "other"}', "", True, True),
+        ('{"run": "of an older release"}', "", True, True),
+        ('{"launch": "other"}', "model.ckpt-1.index", False, False),
+        ("", "", True, False),
+        ("", "model.ckpt-1.index", True, True),
+        ("{", "model.ckpt-1.index", True, True),
+        ("{", "", True, False),
     ],
 )
 def test_a_chief_that_is_started_again_resumes_only_the_run_of_its_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: dict[str, str] | None, has_record: bool, refused: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str, file: str, has_record: bool, refused: bool
 ) -> None:
     """A first process may resume any run, and so may one whose predecessors have recorded none."""
     monkeypatch.setenv("TFPS_LAUNCH", "mine")
     if has_record:
         monkeypatch.setenv("TFPS_HAS_RECORD", "1")
-    if record:
-        (tmp_path / "job.json").write_text(json.dumps(record))
+    for name, text in (("job.json", record), (file, "an index")):
+        if name and text:
+            (tmp_path / name).write_text(text)
     with pytest.raises(HeldError, match="holds another run") if refused else contextlib.nullcontext():
         ownership.check_launch(str(tmp_path))

@@ -21,7 +21,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.graph.graph_editor import device, is_in_every_step, replace
+from tfps.runtime.graph.graph_editor import (
+    control_users,
+    device,
+    is_in_every_step,
+    replace,
+    set_control_inputs,
+)
 from tfps.runtime.graph.placement import ancestors, task_of
 from tfps.tf_types import Fetch, Operation, Tensor
 
@@ -99,6 +105,8 @@ def _look_up(op: Operation, unique: Tensor, place: Tensor) -> Tensor:
     with tf.device(device(task_of(ids.op))):
         every = tf.gather(rows, tf.reshape(place, tf.shape(ids)))
     replace(found, every, lambda _user: True)
+    for user in control_users(op):  # such as a change of the rows that comes after the lookup
+        set_control_inputs(user, [rows.op if before is op else before for before in user.control_inputs])
     return rows
 
 

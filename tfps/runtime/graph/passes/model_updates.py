@@ -91,6 +91,7 @@ def put_before(
     updates: Sequence[Operation],
     made: Sequence[Operation],
     gates: Sequence[Operation],
+    trained: Sequence[Variable],
     apart: Operation | None,
 ) -> None:
     """Make a model's own updates end before the work of its optimizer, where one would see the other.
@@ -105,11 +106,12 @@ def put_before(
         updates: The result of ``of_step``.
         made: The operations with which the optimizer computes and applies gradients.
         gates: Operations among ``made`` that return the gradients. All operations that apply them wait for these.
+        trained: The model's variables that the optimizer changes: in ``made``, packed ones have another name.
         apart: The operation that applies gradients in a separate run on the chief; ``None`` if the step does.
     """
     lasting = side_effects.Lasting(graph)
     uses = {op: found for op in made if (found := {lasting.origin(h) for h in op.inputs if is_handle(h)})}
-    changed = set().union(*(found for op, found in uses.items() if side_effects.changes(op)))
+    changed = {variable.op for variable in trained}.union(*(uses[op] for op in uses if side_effects.changes(op)))
     of_gradients = set(ancestors(gates))
     elsewhere = set() if apart is None else set(ancestors([apart])) - of_gradients
     for update in updates:
@@ -201,7 +203,7 @@ def _change(graph: Graph, updates: Sequence[Operation], variable: Variable) -> b
 
 
 def _keep_order(write: Operation, handles: Iterable[Tensor], is_run: bool) -> None:
-    """Keep the order of a layer's change of a variable and its reads, in which the model has created them.
+    """Keep the order of a layer's change of a variable, its reads and calls, in which the model has created them.
 
     So a layer that is called twice in a step starts from what its first call has left, as in a Keras training step.
 
@@ -211,7 +213,7 @@ def _keep_order(write: Operation, handles: Iterable[Tensor], is_run: bool) -> No
         is_run: Whether this worker's steps run the change.
     """
     users = [user for handle in handles for user in handle.consumers()]
-    reads = [op for op in users if op.type == "ReadVariableOp" and is_in_every_step(op)]
+    reads = [op for op in users if op is not write and side_effects.returns_values(op) and is_in_every_step(op)]
     before, after = set(ancestors([write])), set(descendants([write]))
     late = [op for op in reads if order(op) > order(write) and not op.name.startswith(_PASSES) and op not in before]
     if is_run and is_in_every_step(write):

@@ -51,6 +51,7 @@ _READS = (
     "NextIteration",
     "RefNextIteration",
 )
+_VALUES = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 OF_A_STEP = ("TensorArrayV3", "StackV2", "TemporaryVariable")  # their resources end with the step
 _ADDS = (
     "AssignAdd",
@@ -94,6 +95,11 @@ def acts(op: Operation) -> bool:
 def changes(op: Operation) -> bool:
     """Return whether an operation that uses a variable, a table or the like may change it."""
     return op.type not in _READS
+
+
+def returns_values(op: Operation) -> bool:
+    """Return whether an operation gives values of a variable that it uses to others, or calls a function, which may."""
+    return is_call(op) or (op.type in _VALUES and bool(op.outputs[0].consumers()))
 
 
 def only_adds(op: Operation) -> bool:

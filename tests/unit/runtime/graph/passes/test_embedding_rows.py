@@ -157,3 +157,27 @@ def test_a_table_read_whole_is_refused(wire: str, name: str, read: Any) -> None:
 
     with pytest.raises(ModelError, match=rf"'table' is an embedding table.*\({name}\) reads all of it"):
         plan.make(JobConfig(wire=wire), Cluster(("p:1",), ("w:1",)), model_of(ids, model_fn))
+
+
+@pytest.mark.parametrize("wire", ["packed", "plain"])
+def test_rows_are_looked_up_before_a_change_that_waits_for_them(tmp_path: Path, wire: str) -> None:
+    """A lookup of unique rows replaces the model's, for which the change waits; a million ids take their time."""
+    size = 1_000_000
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        numbers = tf.data.Dataset.from_tensors(0).map(lambda _: ({"ids": tf.range(size)}, 0.0))
+        return None if mode == "eval" else numbers.repeat()
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        zeros = {"initializer": tf.zeros_initializer(), "trainable": False}
+        table, hits = tf.get_variable("table", [size], **zeros), tf.get_variable("hits", [], **zeros)
+        before = tf.gather(table, features["ids"])
+        with tf.control_dependencies([before]):
+            marked = tf.scatter_update(table, features["ids"], 1.0)
+        for update in (marked, hits.assign_add(tf.reduce_sum(before))):
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        return tfps.ModelSpec(loss=weight, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    train(model_of(input_fn, model_fn), 1, 1, model_dir=str(tmp_path), max_steps=1, wire=wire)
+    assert variables_of(tmp_path)["hits"] == 0

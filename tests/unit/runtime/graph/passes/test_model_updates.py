@@ -796,3 +796,75 @@ def test_a_complex_number_may_be_nan() -> None:
         for bad in (complex(np.nan, 0), complex(0, np.nan)):
             with pytest.raises(tf.errors.InvalidArgumentError, match="what the model assigns"):
                 session.run(checked, {sent: np.array([1, bad], np.complex64)})
+
+
+def scalar(name: str, trainable: bool = False) -> Any:
+    """Return a variable that starts at 0."""
+    return tf.get_variable(name, [], initializer=tf.zeros_initializer(), trainable=trainable)
+
+
+def keeping(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model that keeps a copy of a weight, made after another update, and has a second one to be packed with."""
+    weight, other = scalar("weight", True), scalar("other", True)
+    count, kept = scalar("count"), scalar("kept")
+    with tf.control_dependencies([count.assign_add(1.0)]):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, kept.assign(weight * 1.0))
+    return tfps.ModelSpec(loss=weight + other, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+
+@pytest.mark.parametrize("flags", [{}, UNROLLED, PLAIN])
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_an_update_sees_the_weights_of_its_step(tmp_path: Path, mode: str, flags: dict[str, Any]) -> None:
+    """Also one that only reads a weight, late in its step: the optimizer changes the weight after it, packed or not."""
+    if mode == "sync":
+        flags = {name: value for name, value in flags.items() if name != "runs_in_flight"}
+    train(model_of(ramp, keeping), 1, 1, mode=mode, model_dir=str(tmp_path), max_steps=24, **flags)
+    found = variables_of(tmp_path)
+    assert (found["weight"], found["count"], found["kept"]) == (-24, 24, -23)
+
+
+class Memory(tf2.keras.layers.Layer):  # type: ignore[misc]
+    """Returns a row, and raises it by 1."""
+
+    def build(self, _: Any) -> None:
+        """Create the rows."""
+        self.rows = tf2.Variable(tf.zeros([4]), trainable=False, name="rows")
+
+    def call(self, ids: Any) -> Any:
+        """Return the rows of ``ids`` as they were."""
+        old = tf.gather(self.rows, ids)
+        self.rows.scatter_add(tf.IndexedSlices(tf.ones_like(old), ids))
+        return old
+
+
+class Doubling(tf2.keras.layers.Layer):  # type: ignore[misc]
+    """Doubles its state and adds 1, in a function."""
+
+    def build(self, _: Any) -> None:
+        """Create the state."""
+        self.state = tf2.Variable(0.0, trainable=False, name="state")
+
+    @tf.function
+    def call(self, x: Any) -> Any:
+        """Return ``x``."""
+        self.state.assign(self.state * 2.0 + 1.0)
+        return x + 0.0
+
+
+def calling_twice(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with two calls of each layer, of which none takes the result of the other."""
+    weight, seen = scalar("weight", True), scalar("seen")
+    memory, doubling = Memory(name="memory"), Doubling(name="doubling")
+    _, second = memory(tf.constant([0])), memory(tf.constant([0]))
+    doubled = doubling(features["x"]) + doubling(features["x"])
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, seen.assign(tf.reduce_sum(second)))
+    return tfps.ModelSpec(loss=weight + 0.0 * doubled, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+
+@pytest.mark.parametrize("flags", [{}, PLAIN])
+def test_calls_and_lookups_of_a_layer_keep_their_order(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """The second lookup sees what the first call has added, and no change of a function is lost."""
+    train(model_of(ramp, calling_twice), 1, 1, model_dir=str(tmp_path), max_steps=3, **flags)
+    found = {name.rpartition("/")[2]: value for name, value in variables_of(tmp_path).items()}
+    assert found["rows"].tolist() == [6, 0, 0, 0]
+    assert (found["seen"], found["state"]) == (5, 2**6 - 1)
