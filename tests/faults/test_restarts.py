@@ -1,6 +1,7 @@
 """Tasks that are lost and started again one by one, as platforms do it: the job goes on, and ends as it would have."""
 
 import contextlib
+import json
 import signal
 import threading
 import time
@@ -89,12 +90,14 @@ def test_a_killed_task_that_is_started_again(tmp_path: Path, mode: str, lost: st
     flags = (f"--mode={mode}", f"--max_steps={steps}", "--start_timeout_secs=60")
     with platform(tmp_path, 2, 2, *flags, model=slow(0.01)) as job:
         job.tasks["worker/0"].wait_for("saved ", 120)
+        _spoil_record(tmp_path / "m", is_gone=lost == "worker/1")
         killed = job.tasks[lost]
         killed.signal(signal.SIGKILL)
         assert killed.wait(100) == -signal.SIGKILL
         assert set(job.wait(180).values()) == {0}, job.said()
         reported = summary(tmp_path / "m")
         assert (reported["status"], reported["global_step"]) == ("done", steps)
+        assert json.loads((tmp_path / "m" / "job.json").read_text())["launch"] is None, "the chief writes it again"
         assert job.starts[lost] >= 2
         if lost != "ps/1" and "no answer for" not in job.said():  # a slow machine starts a new one too late for others
             others = {name: count for name, count in job.starts.items() if name != lost}
@@ -103,6 +106,15 @@ def test_a_killed_task_that_is_started_again(tmp_path: Path, mode: str, lost: st
             assert ("all workers continue from step" in job.said()) == (mode == "sync")
         if mode == "sync":
             assert load_variable(tmp_path / "m", "weight") == -1.5 * steps, "each update is the exact mean"
+
+
+def _spoil_record(model_dir: Path, is_gone: bool) -> None:
+    """Remove ``job.json``, or make it that of the same run under another launcher."""
+    file = model_dir / "job.json"
+    record = json.loads(file.read_text())
+    file.unlink()
+    if not is_gone:
+        file.write_text(json.dumps({**record, "launch": "another"}))
 
 
 def test_a_task_that_comes_after_the_end(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from tfps.errors import DivergedError, StorageError
 from tfps.runtime.checkpoint import finder, publish
 from tfps.runtime.checkpoint.directory import list_checkpoints, step_in
-from tfps.runtime.checkpoint.manifest import index_of, problem
+from tfps.runtime.checkpoint.manifest import index_hash, problem
 from tfps.runtime.checkpoint.ownership import Ownership
 from tfps.runtime.checkpoint.restore import message_of, restore_or_damage
 from tfps.runtime.checkpoint.sharded_saver import LOST, SaveResult, ShardedSaver
@@ -69,7 +69,7 @@ class CheckpointManager:
 
     def _is_replaced(self, path: str) -> bool:
         """Return whether an intact checkpoint has become one of other values."""
-        return self._intact[path] and self._indexes.get(path) != index_of(path)
+        return self._intact[path] and self._indexes.get(path) != index_hash(path)
 
     def _check_claim(self) -> None:
         if self._owner:
@@ -97,7 +97,7 @@ class CheckpointManager:
                 why = self._tried(session, path)
             self._intact[path] = why is None
             if why is None:
-                self.newest, self._indexes[path] = path, index_of(path)
+                self.newest, self._indexes[path] = path, index_hash(path)
                 self._consistent.add(path)
                 return path
             damaged[path] = why
@@ -175,7 +175,7 @@ class CheckpointManager:
             problem_of_state = _published(staged, path, kept, saved.partial_updates)
         finally:
             publish.discard_staging(staged)
-        self.newest, self._intact[path], self._indexes[path] = path, True, index_of(path)
+        self.newest, self._intact[path], self._indexes[path] = path, True, index_hash(path)
         self._consistent.discard(path)
         if at_rest:
             self._consistent.add(path)

@@ -52,7 +52,7 @@ def file_of(path: str | Path, suffix: str) -> Path:
     return Path(f"{path}.{suffix}")
 
 
-def index_of(path: str) -> str:
+def index_hash(path: str) -> str:
     """Return a hash of a checkpoint's index, which holds the checksum of each tensor; empty if it cannot be read."""
     try:
         return hashlib.sha256(read_file(file_of(path, INDEX))).hexdigest()

@@ -267,6 +267,7 @@ class Chief:
             StorageError: If saving fails.
         """
         self._background.wait()
+        self._write_missing_job()
         return self._checkpoints.save(session, self._built.global_step)
 
     def check_evaluation(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 from support.processes import POWERS
 
 from tfps.cluster.ports import held_ports
+from tfps.config.launch_protocol import HAS_RECORD
 from tfps.launchers.local.fork_server import ForkServer
 from tfps.launchers.local.task_process import task_main
 
@@ -31,8 +32,9 @@ class _Slow:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ForkServer]:
-    """A fork server that has imported TensorFlow."""
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
+    """A fork server that has imported TensorFlow, of a launcher that a task has started."""
+    monkeypatch.setenv(HAS_RECORD, "1")
     made = ForkServer(tmp_path / "launch.log")
     made.start()
     try:
@@ -68,7 +70,8 @@ def test_a_process_that_a_model_starts_has_no_signal_blocked(server: ForkServer,
     """Otherwise SIGTERM would not end it."""
     reported, model = tmp_path / "reported", tmp_path / "starts.py"
     command = ["grep", "SigBlk", "/proc/self/status"]
-    starts = f"import os, subprocess\nsubprocess.run({command}, stdout=open({str(reported)!r}, 'w'))\nos._exit(7)\n"
+    is_alone = f"assert {HAS_RECORD!r} not in os.environ"  # what that task got is not for this one
+    starts = f"import os, subprocess\n{is_alone}\nsubprocess.run({command}, stdout=open({str(reported)!r}, 'w'))\nos._exit(7)\n"
     model.write_text(f"{starts}\n{POWERS}")
     with held_ports(2) as (ps, worker):
         hosts = [f"--ps_hosts=127.0.0.1:{ps}", f"--worker_hosts=127.0.0.1:{worker}"]

@@ -21,13 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.graph.graph_editor import (
-    control_users,
-    device,
-    is_in_every_step,
-    replace,
-    set_control_inputs,
-)
+from tfps.runtime.graph.graph_editor import control_users, device, is_in_every_step, replace, set_control_inputs
 from tfps.runtime.graph.placement import ancestors, task_of
 from tfps.tf_types import Fetch, Operation, Tensor
 
