@@ -71,8 +71,8 @@ def test_a_process_that_a_model_starts_has_no_signal_blocked(server: ForkServer,
     reported, model = tmp_path / "reported", tmp_path / "starts.py"
     command = ["grep", "SigBlk", "/proc/self/status"]
     is_alone = f"assert {HAS_RECORD!r} not in os.environ"  # what that task got is not for this one
-    starts = f"import os, subprocess\n{is_alone}\nsubprocess.run({command}, stdout=open({str(reported)!r}, 'w'))\nos._exit(7)\n"
-    model.write_text(f"{starts}\n{POWERS}")
+    starts = f"subprocess.run({command}, stdout=open({str(reported)!r}, 'w'))"
+    model.write_text(f"import os, subprocess\n{is_alone}\n{starts}\nos._exit(7)\n{POWERS}")
     with held_ports(2) as (ps, worker):
         hosts = [f"--ps_hosts=127.0.0.1:{ps}", f"--worker_hosts=127.0.0.1:{worker}"]
         me = ["--job_name=worker", "--task_index=0", f"--model={model}", f"--model_dir={tmp_path / 'm'}"]
