@@ -804,11 +804,12 @@ def scalar(name: str, trainable: bool = False) -> Any:
 
 
 def keeping(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
-    """Be a model that keeps a copy of a weight, made after another update, and has a second one to be packed with."""
+    """Be a model that keeps a weight, read after another update, as an integer, which is not checked for NaN."""
     weight, other = scalar("weight", True), scalar("other", True)
-    count, kept = scalar("count"), scalar("kept")
+    count = scalar("count")
+    kept = tf.get_variable("kept", [], tf.int32, initializer=tf.zeros_initializer(), trainable=False)
     with tf.control_dependencies([count.assign_add(1.0)]):
-        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, kept.assign(weight * 1.0))
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, kept.assign(tf.cast(weight, tf.int32)))
     return tfps.ModelSpec(loss=weight + other, optimizer=tf.train.GradientDescentOptimizer(1.0))
 
 
