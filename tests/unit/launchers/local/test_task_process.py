@@ -15,20 +15,15 @@ from tfps.config.launch_protocol import HAS_RECORD
 from tfps.launchers.local.fork_server import ForkServer
 from tfps.launchers.local.task_process import task_main
 
-SLOW_SECS = 1.0
+SLOW_SECS = 3.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def _after(secs: float) -> dict[str, str]:
-    time.sleep(secs)
-    return {}
-
-
 class _Slow:
-    """Becomes an empty mapping where it is received, after a while in which the process has not set itself up."""
+    """Becomes ``None`` where it is received, after a while in which the process has not set itself up."""
 
-    def __reduce__(self) -> tuple[Callable[[float], dict[str, str]], tuple[float]]:
-        return _after, (SLOW_SECS,)
+    def __reduce__(self) -> tuple[Callable[[float], None], tuple[float]]:
+        return time.sleep, (SLOW_SECS,)
 
 
 @pytest.fixture
@@ -49,7 +44,8 @@ def code_of(server: ForkServer, argv: list[str], number: int = 0) -> int | None:
     context: Any = server.context
     ours, theirs = context.Pipe()
     life, sign = context.Pipe(duplex=False)
-    process = context.Process(target=task_main, args=(argv, theirs, sign, _Slow()), daemon=True)
+    process = context.Process(target=task_main, args=(argv, theirs, sign, {}), daemon=True)
+    process.slow = _Slow()  # it is sent with the process
     process.start()
     time.sleep(SLOW_SECS / 5)
     os.kill(process.pid, number)

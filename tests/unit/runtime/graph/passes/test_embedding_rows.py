@@ -177,7 +177,7 @@ def test_rows_are_looked_up_before_a_change_that_waits_for_them(tmp_path: Path, 
         for update in (marked, hits.assign_add(tf.reduce_sum(before))):
             tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
         weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
-        return tfps.ModelSpec(loss=weight, optimizer=tf.train.GradientDescentOptimizer(1.0))
+        return tfps.ModelSpec(loss=1.0 * weight, optimizer=tf.train.GradientDescentOptimizer(1.0))
 
     train(model_of(input_fn, model_fn), 1, 1, model_dir=str(tmp_path), max_steps=1, wire=wire)
     assert variables_of(tmp_path)["hits"] == 0
