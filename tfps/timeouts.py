@@ -32,6 +32,7 @@ MUTE_AFTER_SECS = 20.0  # a PS that accepts connections but does not answer is f
 TCP_TIMEOUT_SECS = MUTE_AFTER_SECS  # data that a peer has not acknowledged for so long ends the connection
 STALLED_AFTER_SECS = MUTE_AFTER_SECS - 5.0  # a launcher kills a frozen task before its peers give it up
 REPLACED_AFTER_SECS = 20.0  # in sync mode, workers wait this long for a lost one that may be started again
+REPLACED_AT_END_SECS = 3 * REPLACED_AFTER_SECS  # in async mode, the chief does, if its own input has ended before
 LONGEST_RESTART_PAUSE_SECS = REPLACED_AFTER_SECS / 2  # so that a task is started again while others wait for it
 PLATFORM_SILENT_SECS = 60.0  # a platform that has not answered for so long is given up
 RAY_LOGS_SILENT_SECS = PLATFORM_SILENT_SECS + 30.0  # the reader of logs outlasts JobPoller, which asks for the status

@@ -83,6 +83,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
             update=update,
             update_starts=[start.start for start in starts],
             recovery=_recovery(global_step, generation, starts, accumulators, tokens),
+            ended=tf.reduce_any(tf.stack([queue.is_closed() for queue in tokens.queues])),
             updates_ahead=tf.stack([number.read_value() for number in pushed]) - global_step,
         )
 

@@ -18,6 +18,7 @@ Act = Callable[[Attempt], None]
 When = Callable[[Attempt], None]
 
 _LOOK_SECS, _SAVE_TAKES_SECS = 0.002, 0.05
+_SAVES_TRIED, _SAVED_LATER_SECS = 10, 0.3  # what a save that is not held up takes to be said
 _FAST_STEPS, _FAST_SHOWN = {"async": 3000, "sync": 800}, 10
 
 
@@ -79,17 +80,33 @@ def killed_in_save(*victims: str) -> Act:
 
     def act(run: Attempt) -> None:
         run.start()
-        saving(run)
-        whole = said_saved(run)
+        whole = frozen_in_save(run, victims)
         run.kill(*victims)
-        if said_saved(run) != whole:
-            raise proc.NotInjectedError("the save was through before the kill")
         run.recover(*workers_of(victims))
         if any(victim.startswith("ps") for victim in victims):
             run.need(run.first_after() >= whole, f"went on from step {run.first_after()}, but {whole} was saved")
         run.finish()
 
     return act
+
+
+def frozen_in_save(run: Attempt, victims: Sequence[str]) -> int:
+    """Freeze tasks in a save that does not end without them; return the step of the checkpoint before it.
+
+    A save may be over, or need only what is not frozen, before the signal is there: then the next one is tried.
+    """
+    for _ in range(_SAVES_TRIED):
+        whole = said_saved(run)
+        saving(run)
+        pids = run.pids(*victims)
+        for pid in pids:
+            proc.stop(pid)
+        time.sleep(_SAVED_LATER_SECS)
+        if said_saved(run) == whole:
+            return whole
+        for pid in pids:
+            proc.go_on(pid)
+    raise proc.NotInjectedError(f"{_SAVES_TRIED} saves were through before the kill")
 
 
 def killed_in_turn(first: str, second: str) -> Act:

@@ -11,7 +11,9 @@ The end:
 
 1. In ``async``, a worker that has drawn all tickets is IDLE until ``max_steps`` updates are applied: another worker may
    be lost, or have no more input, while it holds a ticket. When no other worker is RUNNING, the first IDLE one takes
-   those steps. The chief is EXHAUSTED when its own input has ended, and waits for the others.
+   those steps. The chief is EXHAUSTED when its own input has ended, and waits for the others. Then it is FINISHING:
+   a worker that comes back from now on takes no step. Such a worker writes RUNNING before it reads the chief's phase,
+   and the chief looks at the workers again after it has written FINISHING, so at least one of them sees the other.
 2. A worker that is done (or asked to stop) writes DONE (or STOPPED) on every PS, and exits. The chief does so last,
    when the final checkpoint, the evaluation and the summary are written. A worker that cannot continue, and could not
    after a restart either, writes minus its exit code.
@@ -20,7 +22,9 @@ The end:
 A worker that finds that it has joined before was restarted, by a platform or a person. If it has joined every PS, the
 PS hold everything, and no step is lost:
 
+- If it had come to its end (DONE, EXHAUSTED, FINISHING, STOPPED_AT_END), it takes no further step.
 - Where no worker waits for another (``async``; before the first step; all others are DONE), it continues alone.
+- In ``sync``, where the input of any worker has ended, training has ended for all: the others need nothing.
 - In ``sync`` the others wait for what the lost worker held, so all workers restart together::
 
       restarted worker   generation += 1 on PS 0
@@ -63,9 +67,12 @@ class Phase(enum.IntEnum):
     DONE = 2
     IDLE = 3
     EXHAUSTED = 4
+    FINISHING = 5
+    STOPPED_AT_END = 6
 
 
-AT_WORK = (Phase.RUNNING, Phase.IDLE, Phase.EXHAUSTED)
+AT_WORK = (Phase.RUNNING, Phase.IDLE, Phase.EXHAUSTED, Phase.FINISHING)
+AT_ITS_END = (Phase.DONE, Phase.EXHAUSTED, Phase.FINISHING, Phase.STOPPED_AT_END)
 
 
 @dataclass(frozen=True)

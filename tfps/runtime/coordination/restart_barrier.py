@@ -49,6 +49,7 @@ class RestartBarrier:
         is_blocking: Whether workers wait for one another, and so have to restart together.
         wait_until: Returns when a condition is true; raises the reason to stop, if there is one.
         ahead: ``modes.base.Step.updates_ahead``.
+        ended: ``modes.base.Step.ended``.
 
     Attributes:
         interrupted: Whether the session was closed because another worker requested a restart.
@@ -63,9 +64,10 @@ class RestartBarrier:
         is_blocking: bool,
         wait_until: Callable[[Callable[[], bool]], object],
         ahead: Any,
+        ended: Any = None,
     ) -> None:
         self._state, self._chief, self.is_blocking, self._wait_until = state, chief, is_blocking, wait_until
-        self._ahead = ahead
+        self._ahead, self._ended = ahead, ended
         self._look_ahead: Callable[[], Sequence[int]] = lambda: []
         self._look_at_beats: Callable[[], Sequence[WorkerPace]] = lambda: []
         self.stragglers = Stragglers(_FEW_LOOKS_IN_STEP) if is_blocking else Stragglers()
@@ -126,12 +128,21 @@ class RestartBarrier:
             lambda: (seen := self._look()).released >= generation or seen.generation > generation or self._is_over(seen)
         )
         seen = self._look()
-        self.over = self._is_over(seen)
+        self.over = self._is_over(seen) or self.has_ended(session)
         return seen.released >= generation or self.over
 
     def _is_over(self, seen: RestartState) -> bool:
-        """Return whether the chief has signed off: all work was done, so it no longer checks for requests."""
-        return self._chief is None and seen.phases[0] == Phase.DONE
+        """Return whether the chief trains no more, or has signed off: then it no longer checks for requests."""
+        return self._chief is None and seen.phases[0] in (Phase.FINISHING, Phase.DONE)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this worker waits for others to start together, or will as soon as it sees that it is interrupted."""
+        return not self._listening and not self.over
+
+    def has_ended(self, session: Session) -> bool:
+        """Return whether training has ended for all workers, because the input of one has."""
+        return self._ended is not None and bool(session.run(self._ended))
 
     def _release(self, chief: Recovery, session: Session, generation: int) -> None:
         """Wait for the others, clear the remains of the earlier generation, and let all workers continue."""
@@ -140,7 +151,7 @@ class RestartBarrier:
             return
         try:
             of_use = not generation or chief.settle_update(session)
-            if of_use:
+            if of_use and not self.has_ended(session):
                 chief.release_workers(session, generation)
         except tf.errors.DeadlineExceededError:
             of_use = False

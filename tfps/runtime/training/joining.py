@@ -76,12 +76,12 @@ class Joining:
         if self._parts.chief:
             session.run(self._parts.init.local)  # the updates that it begins may read them
         if not self._barrier.over:
+            self._state.write(session, Phase.RUNNING)  # before the chief's phase is read: see ``job_state``
             begin(self._parts, session)
         run = json.loads(self._state.run(session) or "{}")
         layout.check(self._parts.built.layout, run.get("layout", {}), self._parts.model)
         if not self._parts.chief:
             session.run(self._parts.init.local)  # their first values may be computed from those that the chief gave
-        self._state.write(session, Phase.RUNNING)
         return True
 
     def _reach_others(self) -> bool:
@@ -137,10 +137,9 @@ class Joining:
         self._life.enter(WorkerState.JOINED)
         if is_again:
             self._parts.heartbeat.before = self._state.beats(session)()[self._task.index]
-        if is_again and self._barrier.is_blocking:
+            self._barrier.over = self._parts.others.this_one_ended(session)
+        if is_again and self._barrier.is_blocking and not self._barrier.over:
             self._request_restart(session)
-        elif is_again:
-            self._barrier.over = self._parts.others.has_exhausted_all(session)
         return is_again
 
     def _check_run(self, session: Session) -> None:
@@ -152,7 +151,8 @@ class Joining:
 
     def _request_restart(self, session: Session) -> None:
         """Ask the others to restart, unless they are done: they wait for what this worker held when it was lost."""
-        self._barrier.over = self._parts.others.are_done(session)  # then only the chief's last duties are left
+        others = self._parts.others
+        self._barrier.over = others.are_done(session) or self._barrier.has_ended(session)  # then there is nothing to do
         if not self._barrier.over:
             self._state.write(session, Phase.RUNNING)
             self._state.request_restart(session)

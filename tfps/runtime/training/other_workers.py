@@ -4,8 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from tfps.cluster.spec import Cluster, Task
 from tfps.modes.base import Fence
-from tfps.runtime.coordination.job_state import AT_WORK, JobState, Phase
+from tfps.runtime.coordination.job_state import AT_ITS_END, AT_WORK, JobState, Phase
 from tfps.tf_types import Session
+from tfps.timeouts import REPLACED_AT_END_SECS
 
 _GONE_AFTER_SECS = 2.0  # at the end of the job, do not wait for a worker that does not answer for this long
 
@@ -39,11 +40,15 @@ class OtherWorkers:
         """Return whether there are other workers, and all of them have signed off."""
         return bool(self.tasks) and self._of(session, (Phase.DONE,)) == self.tasks
 
-    def has_exhausted_all(self, session: Session) -> bool:
-        """Return whether an earlier process of this chief has come to the end of its input, as the last worker."""
+    def this_one_ended(self, session: Session) -> bool:
+        """Return whether an earlier process of this worker has come to the end of its training."""
         phases, _ = self._state.read(session)
-        is_last = all(phases[task.index] == Phase.DONE for task in self.tasks)
-        return bool(is_last and phases[self._task.index] == Phase.EXHAUSTED)
+        return phases[self._task.index] in AT_ITS_END
+
+    def not_done(self, session: Session) -> Sequence[Task]:
+        """Return those of the others that have not signed off as done."""
+        done = self._of(session, (Phase.DONE,))
+        return [task for task in self.tasks if task not in done]
 
     def any_trains(self, session: Session) -> bool:
         """Return whether one of the others takes steps."""
@@ -57,13 +62,20 @@ class OtherWorkers:
         training = [task for task in self.tasks if phases[task.index] == Phase.RUNNING]
         return self._are_fenced_off(session, [*first, *training])
 
-    def are_through(self, session: Session) -> bool:
-        """Return whether each of the others has signed off, or does not answer any more."""
+    def are_through(self, session: Session, are_needed: bool) -> bool:
+        """Return whether each of the others has signed off, or does not answer any more.
+
+        Args:
+            session: The session.
+            are_needed: Whether steps are left for a worker that was lost or stopped. If so, wait for its replacement.
+        """
+        if are_needed:
+            return self._are_fenced_off(session, self._of(session, (*AT_WORK, Phase.STOPPED)), REPLACED_AT_END_SECS)
         return self._are_fenced_off(session, self._of(session, AT_WORK))
 
-    def _are_fenced_off(self, session: Session, tasks: Sequence[Task]) -> bool:
+    def _are_fenced_off(self, session: Session, tasks: Sequence[Task], after_secs: float = _GONE_AFTER_SECS) -> bool:
         """Return whether ``tasks`` are gone; if so, block their updates that are still on the way."""
-        if not self._are_gone(tasks, _GONE_AFTER_SECS):
+        if not self._are_gone(tasks, after_secs):
             return False
         if self._fence and tasks:
             session.run(self._fence.raise_, {self._fence.workers: [task.index for task in tasks]})

@@ -55,19 +55,20 @@ class PeerMonitor:
         self._waits_for: tuple[Task, ...] = ()
         self._waits_since = self._report_at = 0.0
 
-    def error(self, progress: Progress | None, steps_on: bool) -> TfpsError | None:
+    def error(self, progress: Progress | None, steps_on: bool, needs_others: bool = True) -> TfpsError | None:
         """Return why the worker cannot continue, or ``None``.
 
         Args:
             progress: The worker's progress; ``None`` if it does not train yet.
             steps_on: Whether it is taking steps now.
+            needs_others: Whether it cannot go on without the other workers, where workers wait for one another.
         """
         if lost := self._any_lost(self._servers, _LOST_AFTER_SECS) or self._any_mute():
             return lost
         if progress is None:  # waiting for the chief to set the variables, or for others to restart together
             awaited = [other for other in self._others if other.is_chief or self._is_blocking]
             return self._any_silent(awaited, self._patience_secs)
-        if self._is_blocking and (lost := self._any_silent(self._others, REPLACED_AFTER_SECS)):
+        if self._is_blocking and needs_others and (lost := self._any_silent(self._others, REPLACED_AFTER_SECS)):
             return lost
         return self._stall.error(progress.steps, progress.global_step, self._awaited) if steps_on else None
 

@@ -164,14 +164,14 @@ class Worker:
             step = parts.global_step()
             if step >= max_steps:  # updates on their way have arrived, or never will
                 return
-            self._take_steps(functools.partial(loop.take, step))
+            parts.write_phase(Phase.RUNNING, loop.progress)  # a worker that comes back now waits for this step
+            if parts.others.let_this_one(parts.connection.session) and (step := parts.global_step()) < max_steps:
+                self._take_steps(functools.partial(loop.take, step))
 
     def _finish_job(self, parts: WorkerParts, chief: Chief, loop: Loop) -> Callable[[], None]:
         """Wait for the others, then save and evaluate; return the function that writes the summary."""
         session = parts.connection.session
-        if parts.built.step.any_worker_can_finish and loop.progress.input_ended:
-            parts.write_phase(Phase.EXHAUSTED, loop.progress)
-        self._stop.wait_until(lambda: parts.others.are_through(session))
+        self._wait_for_others(parts, loop)
         step = parts.global_step()
         if step > loop.progress.global_step:
             loop.progress.last_step = time.monotonic()  # other workers took the last steps
@@ -186,6 +186,22 @@ class Worker:
         observed = replace(observed, metrics=metrics)
         by_worker = dict(enumerate(steps))
         return lambda: summary_writer.write(self._config, self._cluster, loop, chief, by_worker, observed)
+
+    def _wait_for_others(self, parts: WorkerParts, loop: Loop) -> None:
+        """Wait until no other worker trains, and none that comes back will."""
+        session, can_finish = parts.connection.session, parts.built.step.any_worker_can_finish
+        if parts.has_trained_all(loop.progress):
+            parts.write_phase(Phase.EXHAUSTED, loop.progress)
+
+        def are_through() -> bool:
+            return parts.others.are_through(session, can_finish and parts.global_step() < self._config.max_steps)
+
+        self._stop.wait_until(are_through)
+        if can_finish:
+            parts.write_phase(Phase.FINISHING, loop.progress)
+            self._stop.wait_until(are_through)  # for one that has come back just before
+            if parts.global_step() < self._config.max_steps and (left := parts.others.not_done(session)):
+                log.info("the job ends without %s: gone, and not replaced", ", ".join(map(str, left)))
 
     def _own_steps(self, parts: WorkerParts, loop: Loop) -> int:
         """Return how many steps this worker has taken, with those of lost processes that it has replaced."""
@@ -217,8 +233,8 @@ class Worker:
             return None  # the other tasks may still be starting
         if parts.heartbeat.forgotten:
             return PeerLostError(REPLACED)
-        progress = self._loop.progress if self._loop else None
-        return parts.monitor.error(progress, self.life.state is WorkerState.TRAINING)
+        progress, is_training = self._loop.progress if self._loop else None, self.life.state is WorkerState.TRAINING
+        return parts.monitor.error(progress, is_training, is_training or parts.barrier.is_waiting)
 
     def _error_of_chief(self, parts: WorkerParts, chief: Chief) -> TfpsError | None:
         if chief.owner.error:

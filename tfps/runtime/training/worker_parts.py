@@ -82,6 +82,10 @@ class WorkerParts:
         """Return the global step on the PS."""
         return int(self.connection.session.run(self.built.global_step))
 
+    def has_trained_all(self, progress: Progress) -> bool:
+        """Return whether this worker takes no further step though others may: its input has ended."""
+        return self.built.step.any_worker_can_finish and (progress.input_ended or self.barrier.over)
+
     def write_phase(self, phase: Phase, progress: Progress) -> None:
         """Write this worker's phase and its work so far on the PS."""
         before = self.heartbeat.before
@@ -128,5 +132,7 @@ def build(
         reader=reader,
         monitor=monitor,
         others=OtherWorkers(cluster, task, state, monitor.are_gone, built.step.fence),
-        barrier=RestartBarrier(state, chief, built.mode.is_blocking, stop.wait_until, built.step.updates_ahead),
+        barrier=RestartBarrier(
+            *(state, chief, built.mode.is_blocking, stop.wait_until), built.step.updates_ahead, built.step.ended
+        ),
     )

@@ -90,6 +90,7 @@ def test_a_worker_that_the_ps_hear_is_not_lost(monkeypatch: pytest.MonkeyPatch, 
         assert not watched.are_gone([Task("worker", 1)], 0.2)
         silent_secs[1] = 5.0
         assert str(watched.error(progress, False)) == "lost worker/1: no answer for 0.2 s."
+        assert (watched.error(progress, False, needs_others=False) is None) == began, "its last duties need no worker"
         assert watched.are_gone([Task("worker", 1)], 0.2)
 
 
