@@ -52,9 +52,10 @@ ended=$(
 code=$?
 
 # srun's exit code is the highest. The cause is a task that a restart cannot help (< 128), else the first that failed.
+# A ps that ends with 67 only repeats that a worker has failed.
 cause=0
-while read -r _ word _ told _; do
-  [[ $word == ended ]] && ((told)) || continue
+while read -r name word _ told _; do
+  [[ $word == ended ]] && ((told)) && [[ $name:$told != ps/*:67 ]] || continue
   ((cause)) || cause=$told
   ((told < 128)) && cause=$told && break
 done <<<"$ended"

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tfps.cluster.spec import Task
 from tfps.errors import ConfigError
+from tfps.jobs.causes import is_final
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, TaskStatus
 
@@ -144,8 +145,8 @@ class JobRecord:
             self.error = self.error or line
 
     def cause(self) -> list[Task]:
-        """Return the task that made the job fail, in a list: the first with a code below 128, else the first."""
-        final = [task for task in self.failed if (self.tasks[task].exit_code or 0) < 128]
+        """Return the task that made the job fail, in a list: the first whose code no restart mends, else the first."""
+        final = [task for task in self.failed if is_final(task, self.tasks[task].exit_code or 0)]
         return (final or self.failed)[:1]
 
 

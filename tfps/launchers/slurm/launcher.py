@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from tfps.errors import ConfigError
+from tfps.errors import ConfigError, WorkerFailedError
 from tfps.jobs.spec import Job, Role
 from tfps.launchers.base import Launcher
 from tfps.launchers.common import client
@@ -75,9 +75,10 @@ ended=$(
 code=$?
 
 # srun's exit code is the highest. The cause is a task that a restart cannot help (< 128), else the first that failed.
+# A ps that ends with {told} only repeats that a worker has failed.
 cause=0
-while read -r _ word _ told _; do
-  [[ $word == ended ]] && ((told)) || continue
+while read -r name word _ told _; do
+  [[ $word == ended ]] && ((told)) && [[ $name:$told != ps/*:{told} ]] || continue
   ((cause)) || cause=$told
   ((told < 128)) && cause=$told && break
 done <<<"$ended"
@@ -119,6 +120,7 @@ class Plan:
             port=_PORT if job.config.port_base is None else job.config.port_base,
             directory=shlex.quote(job.directory),
             step=" : \\\n    ".join(_step(job)),
+            told=WorkerFailedError.exit_code,
         ).rstrip("\n")
 
 

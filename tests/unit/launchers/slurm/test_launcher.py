@@ -167,6 +167,8 @@ def test_the_cause_of_a_failure_comes_first(tmp_path: Path) -> None:
     assert next(iter(slurm_job.status("7", {"JobState": "FAILED"}, files).tasks)) == Task("ps", 0)
     (tmp_path / "slurm-7.out").write_text(RUN.replace("74", "170"))
     assert next(iter(slurm_job.status("7", {"JobState": "FAILED"}, files).tasks)) == Task("worker", 0)
+    (tmp_path / "slurm-7.out").write_text(RUN.replace("74", "67"))  # a worker has told the PS
+    assert next(iter(slurm_job.status("7", {"JobState": "FAILED"}, files).tasks)) == Task("worker", 0)
 
 
 def test_accounting_is_asked_for_what_slurm_forgot(tmp_path: Path) -> None:
@@ -215,6 +217,9 @@ exit 143
         ("170 143 143", "0", 170, False),
         ("137 143 143", "0", 137, True),
         ("137 143 143", "10", 137, False),
+        ("67 137 143", "0", 137, True),
+        ("67 172 143", "0", 172, False),
+        ("67 77 143", "0", 77, False),
     ],
 )
 def test_what_the_script_makes_of_exit_codes(codes: str, count: str, code: int, requeued: bool, tmp_path: Path) -> None:
