@@ -210,6 +210,8 @@ def test_srun_alone_is_enough(engine: Slurm, tmp_path: Path) -> None:
         (("--worker_cpu=5",), "worker: the default partition has room for 0 of 2 tasks of 5 CPUs"),
         (("--ps_memory=2G",), "ps: the default partition has room for 0 of 1 tasks of 1 CPUs, 1908 MB"),
         (("--num_workers=13",), "worker: the default partition has room for 12 of 13 tasks"),
+        (("--num_workers=12",), "worker: the default partition has room for 11 of 12 tasks beside the parameter"),
+        (("--worker_gpu=1", "--num_ps=9"), "worker: the default partition has room for 0 of 2 tasks beside the param"),
         (("--queue=nope",), "sbatch: sbatch: error: invalid partition specified: nope"),
     ],
 )

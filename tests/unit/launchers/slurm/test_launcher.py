@@ -119,9 +119,73 @@ def test_nodes_are_read_from_sinfo(tmp_path: Path) -> None:
     """The default partition's are taken, GPUs of all types counted; a partition that shares CPUs sets no limit."""
     rows = "4|1000|gpu:a100:2(S:0-1),gpu:t4:1|main*|NO\\n8|2000+|(null)|main*|NO\\n64|9000|gpu:8|big|NO\\n"
     bin_dir = fake(tmp_path, "sinfo", f"printf '{rows}'\n")
-    assert with_path(bin_dir, lambda: slurm_job.nodes(None)) == [Node(4, 1000, 3), Node(8, 2000, 0)]
+    main, big = [Node(4, 1000, 3), Node(8, 2000, 0)], [Node(64, 9000, 8)]
+    assert with_path(bin_dir, lambda: slurm_job.partitions(None)) == {"main": main}
+    assert with_path(bin_dir, lambda: slurm_job.partitions("main,big")) == {"main": main, "big": big}
     bin_dir = fake(tmp_path, "sinfo", "echo '4|1000|(null)|main*|FORCE:4'\n")
-    assert with_path(bin_dir, lambda: slurm_job.nodes("main")) == []
+    assert with_path(bin_dir, lambda: slurm_job.partitions("main")) == {}
+
+
+def rows(partition: str, *nodes: tuple[int, int]) -> str:
+    """Return what sinfo tells of a partition's nodes, each by its CPUs and its GPUs."""
+    return "".join(f"{cpus}|1000|gpu:{gpus}|{partition}|NO\\n" for cpus, gpus in nodes)
+
+
+ONE, TWO = rows("main*", (4, 2)), rows("main*", (4, 2), (4, 2))
+EDGE = rows("main*", (4, 0), (4, 2))
+
+
+@pytest.mark.parametrize(
+    ("asked", "cluster", "fits"),
+    [
+        ({"num_workers": 3}, ONE, True),
+        ({"num_workers": 4}, ONE, False),  # 4 workers and 1 PS on 4 CPUs
+        ({"num_workers": 7}, TWO, True),
+        ({"num_workers": 8}, TWO, False),
+        ({"worker_gpu": 1}, ONE, False),  # two components on one node
+        ({"worker_gpu": 1}, TWO, True),
+        ({"worker_gpu": 1}, EDGE, True),
+        ({"worker_gpu": 1, "num_ps": 4}, EDGE, True),
+        ({"worker_gpu": 1, "num_ps": 5}, EDGE, False),  # the PS would need a part of the only node with GPUs
+        ({"worker_gpu": 1, "num_ps": 5, "num_workers": 2}, EDGE + rows("main*", (1, 1)), True),
+        ({"worker_gpu": 1, "num_ps": 5, "num_workers": 3}, EDGE + rows("main*", (1, 1)), False),
+        ({"num_workers": 4}, rows("main*", (2, 0), (2, 0), (1, 0)), True),
+        ({"num_workers": 4, "queue": "a,b"}, rows("a", (4, 0)) + rows("b", (4, 0)), False),  # it runs in one of them
+        ({"num_workers": 4, "queue": "a,b"}, rows("a", (4, 0)) + rows("b", (5, 0)), True),
+        ({"worker_gpu": 1, "queue": "a,b"}, rows("a", (4, 0)) + rows("b", (4, 2)), True),  # each component in one
+        ({"num_workers": 40}, ONE.replace("NO", "YES:4"), True),
+        ({"num_workers": 40}, "", True),
+    ],
+)
+def test_only_a_job_that_can_never_run_is_refused(
+    asked: dict[str, int | str], cluster: str, fits: bool, tmp_path: Path
+) -> None:
+    """All tasks together must have room; those of a heterogeneous job also on nodes of their own for each role."""
+    bin_dir = fake(tmp_path, "sinfo", f"printf '{cluster}'\n")
+    for name, script in (("scontrol", ""), ("sbatch", "echo 7\n")):
+        fake(tmp_path, name, script)
+    plan = planned(changed(SMALL, **asked))
+    if fits:
+        assert with_path(bin_dir, lambda: SlurmLauncher().submit(plan)).handle == "slurm:7"
+    else:
+        with pytest.raises(ConfigError, match="has room for"):
+            with_path(bin_dir, lambda: SlurmLauncher().submit(plan))
+
+
+@pytest.mark.parametrize(("queue", "given"), [("long", ["--parsable", "--partition=long"]), (None, ["--parsable"])])
+def test_queue_wins_over_the_environment(
+    queue: str | None, given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch takes SBATCH_PARTITION before an option in the script; an option of its own comes before both."""
+    monkeypatch.setenv("SBATCH_PARTITION", "short")
+    told = shlex.quote(str(tmp_path / "told"))
+    fake(tmp_path, "sinfo", f'echo "${{@: -1}}" >{told}\n')
+    fake(tmp_path, "scontrol", "")
+    bin_dir = fake(tmp_path, "sbatch", f'echo "$@" >>{told}; echo 7\n')
+    with_path(bin_dir, lambda: SlurmLauncher().submit(planned(changed(SMALL, queue=queue))))
+    looked, sent = (tmp_path / "told").read_text().splitlines()
+    assert looked == f"--partition={queue or 'short'}"
+    assert sent.split() == given
 
 
 RUN = """\
