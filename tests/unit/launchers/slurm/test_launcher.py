@@ -176,7 +176,7 @@ def test_only_a_job_that_can_never_run_is_refused(
 def test_queue_wins_over_the_environment(
     queue: str | None, given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """sbatch takes SBATCH_PARTITION before an option in the script; an option of its own comes before both."""
+    """An option of sbatch comes before SBATCH_PARTITION, and that before an option in the script."""
     monkeypatch.setenv("SBATCH_PARTITION", "short")
     told = shlex.quote(str(tmp_path / "told"))
     fake(tmp_path, "sinfo", f'echo "${{@: -1}}" >{told}\n')
