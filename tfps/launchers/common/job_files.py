@@ -168,10 +168,12 @@ def _settled(job: Status, recorded: TaskStatus | None, restarts: int) -> TaskSta
     """Return the status of a task: its own record, as far as the job's state still allows it."""
     known = recorded or TaskStatus(PENDING)
     state = known.state
+    is_of_this_run = state in (SUCCEEDED, FAILED) or not job.ended  # a run that goes on shows the code of the last one
     if job.state == PENDING or (job.state == RUNNING and state == PENDING):
         state = PENDING
     elif job.state == UNKNOWN:
         state = UNKNOWN if state in (PENDING, RUNNING) else state
     elif job.ended and state != SUCCEEDED:
         state = job.state
-    return TaskStatus(state, known.exit_code, restarts, known.where if job.state != PENDING else "")
+    code = known.exit_code if is_of_this_run else None
+    return TaskStatus(state, code, restarts, known.where if job.state != PENDING else "")

@@ -29,8 +29,9 @@ from tfps.text import show
 
 _INSTALL = "use a login node of the cluster (Debian: apt-get install slurm-client)"
 
-# Jobs with adjacent ids get ports 16 apart, for 16 tasks a node, all below Linux's range of automatic ports (32768).
-_PORT = "$((8888 + SLURM_JOB_ID % 1400 * 16))"
+# Jobs get ports 16 apart, those with near ids 864 (or 400 from the 25th on), for so many tasks a node. All are below
+# Linux's range of automatic ports (32768).
+_PORT = "$((8888 + SLURM_JOB_ID * 727 % 1400 * 16))"
 
 # Runs in the place of a task until it ends: its own lines go to the step's output, the task's to the task's file.
 _TASK = """

@@ -4,7 +4,6 @@ Beside these, ``tests/platforms/test_slurm.py`` runs jobs on a real Slurm.
 """
 
 import dataclasses
-import itertools
 import os
 import shlex
 import subprocess
@@ -82,11 +81,15 @@ def test_the_script_tells_where_its_files_are(logs: str, tmp_path: Path) -> None
 
 
 def test_ports_of_neighbouring_jobs_are_apart() -> None:
-    """Jobs one after the other have 16 ports each on a node, below those that Linux gives out by itself."""
-    bases = [8888 + job % 1400 * 16 for job in range(5000)]
-    assert all(abs(a - b) >= 16 for a, b in itertools.pairwise(bases))
+    """Each of 25 jobs one after the other has 864 ports on a node, below those that Linux gives out by itself.
+
+    In 1400 jobs each has 16 ports.
+    """
+    bases = [8888 + job * 727 % 1400 * 16 for job in range(3000)]
+    assert all(abs(a - b) >= 864 for n, a in enumerate(bases) for b in bases[n + 1 : n + 25])
+    assert all(len(set(bases[n : n + 1400])) == 1400 for n in range(1600))
     assert max(bases) + 16 < 32768
-    assert '"--port_base=$((8888 + SLURM_JOB_ID % 1400 * 16))"' in str(planned(SMALL))
+    assert '"--port_base=$((8888 + SLURM_JOB_ID * 727 % 1400 * 16))"' in str(planned(SMALL))
     assert '"--port_base=9000"' in str(planned(changed(SMALL, port_base=9000)))
 
 
@@ -207,13 +210,16 @@ requeued after 143
         ({"JobState": "COMPLETED"}, "run 1\nworker/0 ended with 0 on n1\n", SUCCEEDED, (SUCCEEDED, 0), ""),
         ({"JobState": "CANCELLED"}, "", CANCELLED, (CANCELLED, 143), ""),
         ({"JobState": "TIMEOUT", "ExitCode": "0:15"}, "", FAILED, (FAILED, 143), "TIMEOUT, signal 15"),
+        ({"JobState": "NODE_FAIL"}, "run 1\n", FAILED, (FAILED, None), "NODE_FAIL"),
+        ({"JobState": "NODE_FAIL"}, "run 1\nworker/0 started on n1\n", FAILED, (FAILED, None), "NODE_FAIL"),
+        ({"JobState": "FAILED"}, "run 1\nworker/0 ended with 65 on n1\n", FAILED, (FAILED, 65), ""),
         (None, "ended with exit code 0\n", SUCCEEDED, (SUCCEEDED, 143), ""),
         (None, "ended with exit code 66\n", FAILED, (FAILED, 143), ""),
         (None, "", UNKNOWN, (FAILED, 143), ""),
     ],
 )
 def test_status_is_slurms_word_and_the_jobs_own(
-    known: dict[str, str] | None, more: str, state: str, worker: tuple[str, int], reason: str, tmp_path: Path
+    known: dict[str, str] | None, more: str, state: str, worker: tuple[str, int | None], reason: str, tmp_path: Path
 ) -> None:
     """The job's state is Slurm's, or its script's where Slurm has forgotten it; each task's is what it told."""
     (tmp_path / "slurm-7.out").write_text(RUN + more)
