@@ -8,6 +8,7 @@
     ├── DataError               65   training data missing or damaged
     ├── CheckpointError         65   no usable checkpoint
     ├── DivergedError           66   the loss became NaN or Inf
+    ├── WorkerFailedError       67   a parameter server ends because a worker has failed for good
     ├── PlatformError           69   a platform does not answer, or refuses; quotes its messages
     │   ├── ClientMissingError  69   the platform's own program or package is not installed
     │   └── JobNotFoundError    69   the platform knows no such job, or tfps did not submit it
@@ -98,10 +99,16 @@ class StorageError(TfpsError):
     exit_code = 74
 
 
+class WorkerFailedError(TfpsError):
+    """A worker has failed for good with a code that no parameter server may end with: its own restarts would begin."""
+
+    exit_code = 67
+
+
 def error_for_exit_code(code: int, text: str) -> TfpsError:
-    """Return the error that ends a task with ``code`` because another task has ended with it."""
+    """Return the error that ends a parameter server because a worker has failed for good with ``code``."""
     kinds = (ConfigError, DataError, DivergedError, StorageError)
-    return next((kind(text) for kind in kinds if kind.exit_code == code), TfpsError(text))
+    return next((kind(text) for kind in kinds if kind.exit_code == code), WorkerFailedError(text))
 
 
 class RetryableError(TfpsError):

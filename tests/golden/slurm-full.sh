@@ -34,7 +34,7 @@ each=(
   --kill-on-bad-exit=1 --export=ALL --distribution=block
   bash -c "$task" tfps worker 2 ps
   /venv/bin/python -m tfps run --num_ps=2 --model=mnist --model_dir=/shared/m --mode=sync --start_timeout_secs=600 --max_restarts=10
-  "--port_base=$((8888 + SLURM_JOB_ID % 1400 * 16))"
+  "--port_base=$((8888 + SLURM_JOB_ID * 727 % 1400 * 16))"
 )
 
 mkdir -p -- "$logs" && exec >>"$logs/slurm-$SLURM_JOB_ID.out" 2>&1 || exit 74
@@ -52,9 +52,10 @@ ended=$(
 code=$?
 
 # srun's exit code is the highest. The cause is a task that a restart cannot help (< 128), else the first that failed.
+# A ps that ends with 67 only repeats that a worker has failed.
 cause=0
-while read -r _ word _ told _; do
-  [[ $word == ended ]] && ((told)) || continue
+while read -r name word _ told _; do
+  [[ $word == ended ]] && ((told)) && [[ $name:$told != ps/*:67 ]] || continue
   ((cause)) || cause=$told
   ((told < 128)) && cause=$told && break
 done <<<"$ended"

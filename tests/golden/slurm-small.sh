@@ -25,7 +25,7 @@ each=(
   --kill-on-bad-exit=1 --export=ALL --distribution=block
   bash -c "$task" tfps ps 1 worker
   /venv/bin/python -m tfps run --num_ps=1 --model=mnist --model_dir=/shared/m --start_timeout_secs=600 --max_restarts=10
-  "--port_base=$((8888 + SLURM_JOB_ID % 1400 * 16))"
+  "--port_base=$((8888 + SLURM_JOB_ID * 727 % 1400 * 16))"
 )
 
 mkdir -p -- "$logs" && exec >>"$logs/slurm-$SLURM_JOB_ID.out" 2>&1 || exit 74
@@ -42,9 +42,10 @@ ended=$(
 code=$?
 
 # srun's exit code is the highest. The cause is a task that a restart cannot help (< 128), else the first that failed.
+# A ps that ends with 67 only repeats that a worker has failed.
 cause=0
-while read -r _ word _ told _; do
-  [[ $word == ended ]] && ((told)) || continue
+while read -r name word _ told _; do
+  [[ $word == ended ]] && ((told)) && [[ $name:$told != ps/*:67 ]] || continue
   ((cause)) || cause=$told
   ((told < 128)) && cause=$told && break
 done <<<"$ended"

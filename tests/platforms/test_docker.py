@@ -281,6 +281,21 @@ def test_what_fails_for_good_is_not_tried_again(build: Build, tmp_path: Path) ->
     assert all(0 < each["State"]["ExitCode"] < 128 for each in known)
 
 
+def test_a_task_that_has_used_up_its_restarts_fails_the_job(build: Build, tmp_path: Path) -> None:
+    """A worker is killed again and again: the PS end because they are told, and the job ends as the worker."""
+    tmp_path.chmod(0o755)
+    source = f"import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n{SLOW}"
+    result = submit("killed", model(tmp_path, source), "--max_restarts=1", "--num_ps=2", "--num_workers=1", "--wait")
+    assert result.returncode == 137, result.stdout + result.stderr
+    assert "error: worker/0" in result.stderr
+    assert run_tfps("status", "compose:killed").stdout.startswith(
+        "compose:killed  FAILED: worker/0 ended with exit code"
+    )
+    _wait_until_ended("killed")
+    codes = [inspect(container("killed", task))[0]["State"]["ExitCode"] for task in ("ps/0", "ps/1", "worker/0")]
+    assert codes == [67, 67, 137]
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

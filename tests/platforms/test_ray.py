@@ -177,6 +177,18 @@ def test_a_task_that_fails_for_good_fails_the_job(ray: RayCluster, tmp_path: Pat
     assert re.search(r"FAILED: worker/\d: .*the loss", ray.tfps("status", handle).stdout)
 
 
+def test_a_task_that_has_used_up_its_restarts_fails_the_job(ray: RayCluster, tmp_path: Path) -> None:
+    """The job ends as the worker that is killed again and again, though the driver has started it once more."""
+    model = tmp_path / "killed.py"
+    model.write_text(f"import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n{slow(0.05)}")
+    flags = (f"--model={model}", "--max_restarts=1", "--num_workers=1", f"--model_dir={tmp_path / 'm'}", "--wait")
+    ended = ray.tfps("submit", "--to=ray", f"--address={ray.address}", *flags)
+    assert ended.returncode == 137, ended.stdout + ended.stderr
+    states = _states(ray, ended.stdout.splitlines()[0])
+    assert states["worker/0"][:2] == ("FAILED", "137")
+    assert states["ps/0"][1] == "67"
+
+
 @pytest.mark.parametrize(
     ("flags", "env", "words"),
     [

@@ -192,6 +192,18 @@ def test_a_failure_that_would_repeat_itself_ends_the_job(engine: Slurm, tmp_path
     assert engine.field(job, "Restarts") == "0"
 
 
+def test_a_task_that_has_used_up_its_restarts_is_the_cause(engine: Slurm, tmp_path: Path) -> None:
+    """A worker is killed again and again, and the PS ends because it is told: the job is requeued for the worker."""
+    model, model_dir = tmp_path / "killed.py", tmp_path / "m"
+    model.write_text(f"import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n{SLOW}")
+    job = submit(engine, f"--model={model}", f"--model_dir={model_dir}", "--max_restarts=1", "--num_workers=1")
+    log = model_dir / "logs" / f"slurm-{job}.out"
+    wait_for(log, "requeued after")
+    engine.ask("scancel", job)
+    ends = re.findall(r"^(\S+) ended with (\d+) on|requeued after (\d+)$", log.read_text(), re.MULTILINE)
+    assert ends == [("worker/0", "137", ""), ("ps/0", "67", ""), ("", "", "137")]
+
+
 def test_srun_alone_is_enough(engine: Slurm, tmp_path: Path) -> None:
     """Tasks that a user starts with srun on nodes without names find each other."""
     command = [*TFPS, "run", "--num_ps=1", "--model=linear", f"--model_dir={tmp_path / 'm'}", "--max_steps=20"]
@@ -210,6 +222,8 @@ def test_srun_alone_is_enough(engine: Slurm, tmp_path: Path) -> None:
         (("--worker_cpu=5",), "worker: the default partition has room for 0 of 2 tasks of 5 CPUs"),
         (("--ps_memory=2G",), "ps: the default partition has room for 0 of 1 tasks of 1 CPUs, 1908 MB"),
         (("--num_workers=13",), "worker: the default partition has room for 12 of 13 tasks"),
+        (("--num_workers=12",), "worker: the default partition has room for 11 of 12 tasks beside the parameter"),
+        (("--worker_gpu=1", "--num_ps=9"), "worker: the default partition has room for 0 of 2 tasks beside the param"),
         (("--queue=nope",), "sbatch: sbatch: error: invalid partition specified: nope"),
     ],
 )

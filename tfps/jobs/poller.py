@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator, Mapping
 
 from tfps.cluster.spec import Task
-from tfps.errors import ClusterFormError, PeerLostError, PlatformError, StoppedError
+from tfps.errors import PeerLostError, PlatformError, StoppedError
+from tfps.jobs.causes import by_cause
 from tfps.jobs.events import JobEvent, LogLine, TaskExited, TaskRestarted
 from tfps.jobs.handle import CANCELLED, PENDING, SUCCEEDED, RunningJob, Status, SubmittedJob
 from tfps.timeouts import PLATFORM_SILENT_SECS
@@ -51,7 +52,7 @@ class JobPoller(RunningJob):
         self._reader.join(_LAST_LINES_SECS)
         yield from self._said(0.0)
         codes = {task: _exit_code(self._status, task) for task in self._status.tasks}
-        yield from (TaskExited(task, codes[task]) for task in sorted(codes, key=lambda task: _rank(codes[task])))
+        yield from (TaskExited(task, codes[task]) for task in sorted(codes, key=lambda task: self._key(task, codes)))
 
     def cancel(self) -> None:
         """Stop polling, unless the job has ended: then ``events`` still yields its end."""
@@ -94,6 +95,11 @@ class JobPoller(RunningJob):
             yield LogLine(waiting[0], f"waiting: {reason}")
         self._reported_reason = reason or self._reported_reason
 
+    def _key(self, task: Task, codes: Mapping[Task, int]) -> tuple[int, bool, bool]:
+        """Return the key that sorts tasks by cause; a code that the platform does not report counts less."""
+        rank, is_ps = by_cause(task, codes[task])
+        return rank, self._status.tasks[task].exit_code is None, is_ps
+
     def _read(self) -> None:
         """Run in a thread: read the logs. ``_ask`` notices a platform that does not answer any more."""
         with contextlib.suppress(PlatformError):
@@ -110,10 +116,3 @@ def _exit_code(status: Status, task: Task) -> int:
         return known.exit_code
     gone = StoppedError if CANCELLED in (status.state, known.state) else PeerLostError
     return 0 if known.state == SUCCEEDED else gone.exit_code
-
-
-def _rank(code: int) -> int:
-    """Order exit codes by how likely each is the cause: final failures first, stopped and successful tasks last."""
-    if 0 < code < 128:
-        return 0
-    return {PeerLostError.exit_code: 2, ClusterFormError.exit_code: 2, StoppedError.exit_code: 3, 0: 4}.get(code, 1)

@@ -94,6 +94,18 @@ def test_the_cause_is_reported_first(cause: int, follows: int) -> None:
         assert [event.exit_code for event in events if isinstance(event, TaskExited)] == [cause, follows]
 
 
+@pytest.mark.parametrize("code", [77, 137, 170, 171, 172])
+def test_a_ps_that_was_told_is_not_the_cause(code: int) -> None:
+    """A worker has failed for good, the PS repeats that, and another worker still runs: the job ends as the first."""
+    known = {
+        PS: TaskStatus("FAILED", 67),
+        CHIEF: TaskStatus("RUNNING"),
+        Task("worker", 1): TaskStatus("FAILED", code),
+    }
+    first, *_ = happened(Scripted(Status("FAILED", known)))
+    assert first == TaskExited(Task("worker", 1), code)
+
+
 def test_restarts_are_reported_once() -> None:
     """Each time the platform has started a task again, it is reported, with the exit code."""
     again = Status("RUNNING", {PS: TaskStatus("RUNNING"), CHIEF: TaskStatus("RUNNING", 137, restarts=1)})

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tfps.cluster.spec import Task
 from tfps.errors import ConfigError
+from tfps.jobs.causes import is_final
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, TaskStatus
 
@@ -144,8 +145,8 @@ class JobRecord:
             self.error = self.error or line
 
     def cause(self) -> list[Task]:
-        """Return the task that made the job fail, in a list: the first with a code below 128, else the first."""
-        final = [task for task in self.failed if (self.tasks[task].exit_code or 0) < 128]
+        """Return the task that made the job fail, in a list: the first whose code no restart mends, else the first."""
+        final = [task for task in self.failed if is_final(task, self.tasks[task].exit_code or 0)]
         return (final or self.failed)[:1]
 
 
@@ -167,10 +168,12 @@ def _settled(job: Status, recorded: TaskStatus | None, restarts: int) -> TaskSta
     """Return the status of a task: its own record, as far as the job's state still allows it."""
     known = recorded or TaskStatus(PENDING)
     state = known.state
+    is_of_this_run = state in (SUCCEEDED, FAILED) or not job.ended  # a run that goes on shows the code of the last one
     if job.state == PENDING or (job.state == RUNNING and state == PENDING):
         state = PENDING
     elif job.state == UNKNOWN:
         state = UNKNOWN if state in (PENDING, RUNNING) else state
     elif job.ended and state != SUCCEEDED:
         state = job.state
-    return TaskStatus(state, known.exit_code, restarts, known.where if job.state != PENDING else "")
+    code = known.exit_code if is_of_this_run else None
+    return TaskStatus(state, code, restarts, known.where if job.state != PENDING else "")

@@ -11,6 +11,7 @@ from typing import Any
 
 from tfps.cluster.spec import Task
 from tfps.errors import ConfigError, JobNotFoundError, PlatformError
+from tfps.jobs.causes import by_cause
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, SubmittedJob, TaskStatus
 from tfps.launchers.common import client
@@ -138,7 +139,8 @@ def _task_status(known: Mapping[str, Any]) -> TaskStatus:
 
 def _job_status(tasks: Mapping[Task, TaskStatus]) -> Status:
     """Return the status of a job: it runs as long as a task does, unless a task has a final failure."""
-    ended = next((task for task, known in tasks.items() if known.state in (FAILED, CANCELLED)), None)
+    failed = [task for task, known in tasks.items() if known.state in (FAILED, CANCELLED)]
+    ended = min(failed, key=lambda task: by_cause(task, tasks[task].exit_code), default=None)
     reason = "" if ended is None else f"{ended} ended with exit code {tasks[ended].exit_code}"
     if any(known.state == FAILED and (known.exit_code or 0) < 128 for known in tasks.values()):
         return Status(FAILED, tasks, reason)  # the others may still wait for that task

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from tfps.cluster.spec import Task
+from tfps.jobs.causes import by_cause
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, TaskStatus
 from tfps.jobs.spec import KILLED
 from tfps.launchers.kubernetes import manifests
@@ -12,7 +13,6 @@ from tfps.launchers.kubernetes.manifests import Object
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _DONE = ("Complete", "Succeeded", "Completed")  # of a Job, a TFJob, a JobSet
-_CONSEQUENCES = (None, 0, 143, 170)  # exit codes of tasks that ended because another one had failed
 _PHASES = {"Running": RUNNING, "Succeeded": SUCCEEDED, "Failed": FAILED, "Pending": PENDING}
 
 
@@ -156,7 +156,7 @@ def job_status(
     if not reason and (state == PENDING or refused):
         reason = refused or next((task.reason for task in known.values() if task.state == PENDING and task.reason), "")
     if state == FAILED:
-        known = dict(sorted(known.items(), key=lambda item: item[1].exit_code in _CONSEQUENCES))
+        known = dict(sorted(known.items(), key=lambda item: by_cause(item[0], item[1].exit_code)))
     return Status(state, known, reason)
 
 

@@ -51,7 +51,7 @@ class VolcanoLauncher(KubernetesLauncher):
             "schedulerName": "volcano",
             **_queue(job),
             "minAvailable": len(job.tasks()),
-            "maxRetry": manifests.RETRIES,
+            "maxRetry": manifests.RETRIES + 1,  # Volcano fails the job at this restart
             "ttlSecondsAfterFinished": manifests.TTL_SECS,
             "plugins": _PLUGINS,
             "policies": _policies(),

@@ -48,8 +48,7 @@ def task_main(argv: list[str], launcher: Connection, sign: Connection, given: Ma
     for name in (LAUNCH, STARTED_AGAIN, HAS_RECORD):  # if a task has started the launcher, they are that task's
         os.environ.pop(name, None)
     os.environ.update(given)
-    for name in [n for n in os.environ if n == "TF_CONFIG" or n.startswith("SLURM_")]:
-        del os.environ[name]
+    os.environ.pop("TF_CONFIG", None)  # Slurm's variables stay, for the model: the flags have precedence over them
     sys.argv = ["tfps", "run", *argv]
     runpy.run_module("tfps", run_name="__main__")
 

@@ -57,7 +57,7 @@ class RayTask:
         self._process = subprocess.Popen(
             ["sh", "-c", _KEEPER, "tfps", *argv],
             cwd=directory,
-            env={name: value for name, value in os.environ.items() if not name.startswith(("TF_CONFIG", "SLURM_"))},
+            env={name: value for name, value in os.environ.items() if name != "TF_CONFIG"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

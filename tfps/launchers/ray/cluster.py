@@ -18,6 +18,7 @@ from tfps.text import one_line
 Bundles = Mapping[str, tuple[int, Mapping[str, float]]]
 
 _FLAGS = {"CPU": "cpu", "GPU": "gpu", "memory": "memory"}
+_MOST_NODES = 10_000  # Ray's own limit; by default it lists 100, and those that are gone count
 _VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
 
@@ -94,8 +95,10 @@ def check_room(client: Any, bundles: Bundles) -> None:
     Raises:
         ConfigError: If a task fits on no node, or all tasks exceed all nodes together; the job would never start.
     """
-    nodes = importlib.import_module("ray.util.state").list_nodes(address=client.get_address(), detail=True)
-    found = problems([node.resources_total for node in nodes if node.state == "ALIVE"], bundles)
+    nodes = importlib.import_module("ray.util.state").list_nodes(
+        address=client.get_address(), filters=[("state", "=", "ALIVE")], limit=_MOST_NODES, detail=True
+    )
+    found = problems([node.resources_total for node in nodes], bundles)
     if found:
         raise ConfigError(found)
 

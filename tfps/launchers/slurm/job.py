@@ -62,22 +62,26 @@ def check_up() -> None:
         raise PlatformError([line for line in error.problems if not line.endswith("*")]) from None
 
 
-def nodes(partition: str | None) -> Sequence[Node]:
-    """Return the nodes of a partition, by default of the default one; none if it shares CPUs among jobs.
+def partitions(names: str | None) -> Mapping[str, Sequence[Node]]:
+    """Return the nodes of partitions, by default of the default one; nothing if one shares CPUs among jobs.
+
+    Args:
+        names: The partitions, separated by commas.
 
     Raises:
         PlatformError: If Slurm does not report them.
     """
-    which = [f"--partition={partition}"] if partition else []
+    which = [f"--partition={names}"] if names else []
     answer = client.run_client(["sinfo", "--noheader", "--Node", "--format=%c|%m|%G|%P|%h", *which])
     rows = [line.split("|") for line in answer.splitlines() if line.count("|") == 4]
     if any(row[4].startswith(("FORCE", "YES")) for row in rows):
-        return []
-    return [
-        Node(int(row[0]), int(row[1].rstrip("+")), sum(map(int, re.findall(r"gpu:(?:[^:,(]+:)?(\d+)", row[2]))))
-        for row in rows
-        if partition or row[3].endswith("*")
-    ]
+        return {}
+    found: dict[str, list[Node]] = {}
+    for cpus, memory, gpus, name, _ in rows:
+        if names or name.endswith("*"):
+            count = sum(map(int, re.findall(r"gpu:(?:[^:,(]+:)?(\d+)", gpus)))
+            found.setdefault(name.rstrip("*"), []).append(Node(int(cpus), int(memory.rstrip("+")), count))
+    return found
 
 
 def ask(job_id: str) -> Mapping[str, str] | None:

@@ -17,20 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from tfps.errors import ConfigError
+from tfps.errors import ConfigError, WorkerFailedError
 from tfps.jobs.spec import Job, Role
 from tfps.launchers.base import Launcher
 from tfps.launchers.common import client
 from tfps.launchers.common.job_files import Files
 from tfps.launchers.slurm import job as slurm_job
-from tfps.launchers.slurm.job import SlurmJob
+from tfps.launchers.slurm.job import Node, SlurmJob
 from tfps.storage import JobDirectory
 from tfps.text import show
 
 _INSTALL = "use a login node of the cluster (Debian: apt-get install slurm-client)"
 
-# Jobs with adjacent ids get ports 16 apart, for 16 tasks a node, all below Linux's range of automatic ports (32768).
-_PORT = "$((8888 + SLURM_JOB_ID % 1400 * 16))"
+# Jobs get ports 16 apart, those with near ids 864 (or 400 from the 25th on), for so many tasks a node. All are below
+# Linux's range of automatic ports (32768).
+_PORT = "$((8888 + SLURM_JOB_ID * 727 % 1400 * 16))"
 
 # Runs in the place of a task until it ends: its own lines go to the step's output, the task's to the task's file.
 _TASK = """
@@ -75,9 +76,10 @@ ended=$(
 code=$?
 
 # srun's exit code is the highest. The cause is a task that a restart cannot help (< 128), else the first that failed.
+# A ps that ends with {told} only repeats that a worker has failed.
 cause=0
-while read -r _ word _ told _; do
-  [[ $word == ended ]] && ((told)) || continue
+while read -r name word _ told _; do
+  [[ $word == ended ]] && ((told)) && [[ $name:$told != ps/*:{told} ]] || continue
   ((cause)) || cause=$told
   ((told < 128)) && cause=$told && break
 done <<<"$ended"
@@ -119,6 +121,7 @@ class Plan:
             port=_PORT if job.config.port_base is None else job.config.port_base,
             directory=shlex.quote(job.directory),
             step=" : \\\n    ".join(_step(job)),
+            told=WorkerFailedError.exit_code,
         ).rstrip("\n")
 
 
@@ -151,7 +154,9 @@ class SlurmLauncher(Launcher[Plan]):
         client.require_tool("sbatch", _INSTALL)
         slurm_job.check_up()
         _check_room(plan.job)
-        answer = client.run_client(["sbatch", "--parsable"], str(plan))
+        queue = plan.job.options.queue
+        wins = [f"--partition={queue}"] if queue else []  # over SBATCH_PARTITION, which the script's option does not
+        answer = client.run_client(["sbatch", "--parsable", *wins], str(plan))
         return SlurmJob(answer.strip().partition(";")[0], plan.files)
 
     def find(self, job_id: str) -> SlurmJob:
@@ -215,15 +220,59 @@ def _step(job: Job) -> Iterator[str]:
 
 def _check_room(job: Job) -> None:
     """Check that the nodes are large enough: otherwise Slurm lets a job of several tasks wait without end."""
+    if any(os.environ.get(name) for name in ("SBATCH_OVERCOMMIT", "SBATCH_CLUSTERS")):
+        return
     queue = job.options.queue or os.environ.get("SBATCH_PARTITION")
-    nodes = slurm_job.nodes(queue)
-    problems = []
-    for role in job.roles:
-        cpus, memory_mb = _cpus(role), math.ceil((role.memory_bytes or 0) / 2**20)
-        room = sum(node.room(cpus, memory_mb, role.gpu or 0) for node in nodes)
-        if nodes and room < role.replicas:
-            asked = f"{cpus} CPUs, {memory_mb} MB of memory and {role.gpu or 0} GPUs"
-            where = f"partition {queue}" if queue else "the default partition"
-            problems.append(f"{role.name}: {where} has room for {room} of {role.replicas} tasks of {asked}: see sinfo.")
-    if problems:
-        raise ConfigError(problems)
+    partitions = slurm_job.partitions(queue)
+    if len(partitions) > 1 and _differ(job):  # each component runs in one of them
+        partitions = {queue or "": [node for nodes in partitions.values() for node in nodes]}
+    found = [
+        _problems(job, f"partition {name}" if queue else "the default partition", nodes)
+        for name, nodes in partitions.items()
+    ]
+    if found and all(found):
+        raise ConfigError([problem for problems in found for problem in problems])
+
+
+def _problems(job: Job, where: str, nodes: Sequence[Node]) -> Sequence[str]:
+    """Return why the job could never run in a partition with these nodes."""
+    rooms = {role: [node.room(_cpus(role), _megabytes(role), role.gpu or 0) for node in nodes] for role in job.roles}
+    too_few = [
+        f"{role.name}: {where} has room for {sum(room)} of {role.replicas} tasks of {_asked(role)}: see sinfo."
+        for role, room in rooms.items()
+        if sum(room) < role.replicas
+    ]
+    if too_few:
+        return too_few
+    if _differ(job):
+        most = _most_workers(rooms[job.worker], rooms[job.ps], job.ps.replicas)
+        apart = "Slurm runs them on different nodes, because they need different resources"
+    else:
+        most = sum(rooms[job.worker]) - job.ps.replicas
+        apart = f"all need {_asked(job.worker)}"
+    if most >= job.worker.replicas:
+        return []
+    return [
+        f"worker: {where} has room for {max(most, 0)} of {job.worker.replicas} tasks beside the parameter servers "
+        f"({apart}): see sinfo."
+    ]
+
+
+def _most_workers(of_workers: Sequence[int], of_ps: Sequence[int], num_ps: int) -> int:
+    """Return how many workers fit on nodes with this room while all parameter servers are on other nodes."""
+    best = [0] + [-math.inf] * num_ps  # by number of parameter servers that have a place
+    for workers, ps in zip(of_workers, of_ps, strict=True):
+        taken = list(best)
+        best = [most + workers for most in best]
+        for placed, most in enumerate(taken):
+            now = min(placed + ps, num_ps)
+            best[now] = max(best[now], most)
+    return int(max(best[num_ps], 0))
+
+
+def _megabytes(role: Role) -> int:
+    return math.ceil((role.memory_bytes or 0) / 2**20)
+
+
+def _asked(role: Role) -> str:
+    return f"{_cpus(role)} CPUs, {_megabytes(role)} MB of memory and {role.gpu or 0} GPUs"

@@ -260,6 +260,7 @@ def test_places_and_ports() -> None:
         cluster_on(["a", "b"], {"ps": 1, "worker": 2}, 9000)
     ports = [port_of(f"{number}.server7") for number in range(1400)]
     assert len(set(ports)) == 1400
+    assert all(abs(a - b) >= 864 for n, a in enumerate(ports) for b in ports[n + 1 : n + 25])
     assert min(ports) >= 8888
     assert max(ports) + 16 < 32768
 

@@ -91,6 +91,14 @@ def test_who_failed_by_itself_comes_first() -> None:
     assert dict(whole.tasks) == tasks
 
 
+@pytest.mark.parametrize("code", [77, 137, 170, 171, 172])
+def test_a_ps_that_was_told_of_a_failure_did_not_cause_it(code: int) -> None:
+    """The worker comes first, also if the cluster has made another pod for it."""
+    tasks = {Task("ps", 0): TaskStatus("FAILED", 67), Task("worker", 0): TaskStatus("PENDING", code, restarts=1)}
+    whole = status.job_status("FAILED", "", {"ps": 1, "worker": 2}, tasks)
+    assert next(iter(whole.tasks)) == Task("worker", 0)
+
+
 def event(name: str, when: str, message: str) -> dict[str, Any]:
     """Return an event as the cluster tells of it."""
     reported = {"reason": "FailedCreate", "message": message, "lastTimestamp": when}

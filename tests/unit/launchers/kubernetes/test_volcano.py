@@ -41,7 +41,7 @@ def test_the_schema_refuses_what_volcano_would(wrong: dict[str, Any]) -> None:
 def test_all_tasks_are_scheduled_together() -> None:
     """Volcano starts all tasks or none, in the queue that was asked for."""
     spec = kind_of("volcano", changed(FULL, "", queue="high"), "Job")["spec"]
-    assert (spec["schedulerName"], spec["queue"], spec["minAvailable"], spec["maxRetry"]) == ("volcano", "high", 5, 3)
+    assert (spec["schedulerName"], spec["queue"], spec["minAvailable"]) == ("volcano", "high", 5)
     assert "queue" not in kind_of("volcano", SMALL, "Job")["spec"]
 
 
@@ -50,6 +50,13 @@ def test_the_workers_complete_the_job() -> None:
     ps, worker = kind_of("volcano", FULL, "Job")["spec"]["tasks"]
     assert worker["policies"] == [{"event": "TaskCompleted", "action": "CompleteJob"}]
     assert "policies" not in ps
+
+
+def test_the_job_starts_again_as_often_as_it_says() -> None:
+    """Volcano counts a restart, and then fails the job if the count has reached maxRetry (restartingState)."""
+    most = kind_of("volcano", SMALL, "Job")["spec"]["maxRetry"]
+    assert sum(count < most for count in range(1, 100)) == 3
+    assert "up to 3 times" in " ".join(VolcanoLauncher.why.split())
 
 
 def act(policies: list[dict[str, Any]], event: str, code: int) -> str:

@@ -168,6 +168,18 @@ def test_alone_a_cluster_that_does_not_form_is_tried_twice(clock: Clock) -> None
     assert policy.grant(PS, 171) == Grant(2, 10)
 
 
+def test_alone_a_ps_whose_workers_vanish_waits_three_times(clock: Clock) -> None:
+    """Its process that has trained ends with 170, the next two with 171, each after ``--start_timeout_secs``."""
+    del clock
+    policy = Alone(PS, 10)
+    policy.trained()
+    granted = []
+    for code in (170, 171, 171):
+        policy.began(PS)
+        granted.append(policy.grant(PS, code))
+    assert granted == [Grant(None, 10), Grant(1, 10), None]
+
+
 @pytest.mark.parametrize("code", range(128))
 def test_alone_no_code_below_128_is_tried_again(clock: Clock, code: int) -> None:
     """Whatever a model ends its process with."""

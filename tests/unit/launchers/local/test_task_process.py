@@ -28,8 +28,9 @@ class _Slow:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
-    """A fork server that has imported TensorFlow, of a launcher that a task has started."""
-    monkeypatch.setenv(HAS_RECORD, "1")
+    """A fork server that has imported TensorFlow, of a launcher that a task in a step of Slurm has started."""
+    for name, value in {HAS_RECORD: "1", "TF_CONFIG": "{", "SLURM_STEP_NUM_TASKS": "5", "SLURM_JOB_ID": "8"}.items():
+        monkeypatch.setenv(name, value)
     made = ForkServer(tmp_path / "launch.log")
     made.start()
     try:
@@ -62,13 +63,14 @@ def test_a_signal_before_a_task_has_set_itself_up_is_not_lost(server: ForkServer
     assert codes == {signal.SIGTERM: -signal.SIGTERM, signal.SIGINT: 2, signal.SIGHUP: 2}
 
 
-def test_a_process_that_a_model_starts_has_no_signal_blocked(server: ForkServer, tmp_path: Path) -> None:
-    """Otherwise SIGTERM would not end it."""
+def test_what_a_model_and_its_processes_find(server: ForkServer, tmp_path: Path) -> None:
+    """No signal is blocked, or SIGTERM would not end such a process; Slurm's variables are there as in any task."""
     reported, model = tmp_path / "reported", tmp_path / "starts.py"
     command = ["grep", "SigBlk", "/proc/self/status"]
-    is_alone = f"assert {HAS_RECORD!r} not in os.environ"  # what that task got is not for this one
+    is_alone = f"assert not {{{HAS_RECORD!r}, 'TF_CONFIG'}} & set(os.environ)"  # what that task got is not for this one
+    is_there = "assert os.environ['SLURM_JOB_ID'] == '8'"
     starts = f"subprocess.run({command}, stdout=open({str(reported)!r}, 'w'))"
-    model.write_text(f"import os, subprocess\n{is_alone}\n{starts}\nos._exit(7)\n{POWERS}")
+    model.write_text(f"import os, subprocess\n{is_alone}\n{is_there}\n{starts}\nos._exit(7)\n{POWERS}")
     with held_ports(2) as (ps, worker):
         hosts = [f"--ps_hosts=127.0.0.1:{ps}", f"--worker_hosts=127.0.0.1:{worker}"]
         me = ["--job_name=worker", "--task_index=0", f"--model={model}", f"--model_dir={tmp_path / 'm'}"]

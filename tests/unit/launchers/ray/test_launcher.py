@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,6 +124,28 @@ def test_tasks_that_no_node_can_hold() -> None:
     assert [problem.partition(":")[0] for problem in large] == ["--ps_cpu=5", "--worker_memory=20Gi"]
     [many] = cluster.problems(nodes, {"ps": (1, {"CPU": 1}), "worker": (3, {"CPU": 1, "GPU": 1})})
     assert many.startswith("the job asks for 3 GPU, but all nodes of the Ray cluster together have 2")
+
+
+@pytest.mark.parametrize(("gone", "alive", "fits"), [(150, 20, True), (0, 150, True), (150, 19, False)])
+def test_all_nodes_that_are_up_count(monkeypatch: pytest.MonkeyPatch, gone: int, alive: int, fits: bool) -> None:
+    """Ray lists 100 nodes unless asked for more, and keeps those that are gone in its list."""
+    table = [SimpleNamespace(state="DEAD", resources_total={"CPU": 9.0})] * gone
+    table += [SimpleNamespace(state="ALIVE", resources_total={"CPU": 1.0})] * alive
+
+    def list_nodes(address: str, filters: Any = (), limit: int = 100, detail: bool = False) -> list[SimpleNamespace]:
+        assert (address, detail) == ("http://h:8265", True)
+        assert limit <= 10_000
+        fitting = [node for node in table if all(getattr(node, key) == value for key, _, value in filters)]
+        return fitting[:limit]
+
+    monkeypatch.setitem(sys.modules, "ray.util.state", SimpleNamespace(list_nodes=list_nodes))  # type: ignore[arg-type]
+    client = SimpleNamespace(get_address=lambda: "http://h:8265")
+    bundles = {"ps": (2, {"CPU": 1.0}), "worker": (18, {"CPU": 1.0})}
+    if fits:
+        cluster.check_room(client, bundles)
+    else:
+        with pytest.raises(ConfigError, match="all nodes of the Ray cluster together have 19"):
+            cluster.check_room(client, bundles)
 
 
 def test_the_log_gives_back_what_the_driver_wrote() -> None:

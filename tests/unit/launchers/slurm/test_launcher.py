@@ -4,7 +4,6 @@ Beside these, ``tests/platforms/test_slurm.py`` runs jobs on a real Slurm.
 """
 
 import dataclasses
-import itertools
 import os
 import shlex
 import subprocess
@@ -82,11 +81,15 @@ def test_the_script_tells_where_its_files_are(logs: str, tmp_path: Path) -> None
 
 
 def test_ports_of_neighbouring_jobs_are_apart() -> None:
-    """Jobs one after the other have 16 ports each on a node, below those that Linux gives out by itself."""
-    bases = [8888 + job % 1400 * 16 for job in range(5000)]
-    assert all(abs(a - b) >= 16 for a, b in itertools.pairwise(bases))
+    """Each of 25 jobs one after the other has 864 ports on a node, below those that Linux gives out by itself.
+
+    In 1400 jobs each has 16 ports.
+    """
+    bases = [8888 + job * 727 % 1400 * 16 for job in range(3000)]
+    assert all(abs(a - b) >= 864 for n, a in enumerate(bases) for b in bases[n + 1 : n + 25])
+    assert all(len(set(bases[n : n + 1400])) == 1400 for n in range(1600))
     assert max(bases) + 16 < 32768
-    assert '"--port_base=$((8888 + SLURM_JOB_ID % 1400 * 16))"' in str(planned(SMALL))
+    assert '"--port_base=$((8888 + SLURM_JOB_ID * 727 % 1400 * 16))"' in str(planned(SMALL))
     assert '"--port_base=9000"' in str(planned(changed(SMALL, port_base=9000)))
 
 
@@ -119,9 +122,73 @@ def test_nodes_are_read_from_sinfo(tmp_path: Path) -> None:
     """The default partition's are taken, GPUs of all types counted; a partition that shares CPUs sets no limit."""
     rows = "4|1000|gpu:a100:2(S:0-1),gpu:t4:1|main*|NO\\n8|2000+|(null)|main*|NO\\n64|9000|gpu:8|big|NO\\n"
     bin_dir = fake(tmp_path, "sinfo", f"printf '{rows}'\n")
-    assert with_path(bin_dir, lambda: slurm_job.nodes(None)) == [Node(4, 1000, 3), Node(8, 2000, 0)]
+    main, big = [Node(4, 1000, 3), Node(8, 2000, 0)], [Node(64, 9000, 8)]
+    assert with_path(bin_dir, lambda: slurm_job.partitions(None)) == {"main": main}
+    assert with_path(bin_dir, lambda: slurm_job.partitions("main,big")) == {"main": main, "big": big}
     bin_dir = fake(tmp_path, "sinfo", "echo '4|1000|(null)|main*|FORCE:4'\n")
-    assert with_path(bin_dir, lambda: slurm_job.nodes("main")) == []
+    assert with_path(bin_dir, lambda: slurm_job.partitions("main")) == {}
+
+
+def rows(partition: str, *nodes: tuple[int, int]) -> str:
+    """Return what sinfo tells of a partition's nodes, each by its CPUs and its GPUs."""
+    return "".join(f"{cpus}|1000|gpu:{gpus}|{partition}|NO\\n" for cpus, gpus in nodes)
+
+
+ONE, TWO = rows("main*", (4, 2)), rows("main*", (4, 2), (4, 2))
+EDGE = rows("main*", (4, 0), (4, 2))
+
+
+@pytest.mark.parametrize(
+    ("asked", "cluster", "fits"),
+    [
+        ({"num_workers": 3}, ONE, True),
+        ({"num_workers": 4}, ONE, False),  # 4 workers and 1 PS on 4 CPUs
+        ({"num_workers": 7}, TWO, True),
+        ({"num_workers": 8}, TWO, False),
+        ({"worker_gpu": 1}, ONE, False),  # two components on one node
+        ({"worker_gpu": 1}, TWO, True),
+        ({"worker_gpu": 1}, EDGE, True),
+        ({"worker_gpu": 1, "num_ps": 4}, EDGE, True),
+        ({"worker_gpu": 1, "num_ps": 5}, EDGE, False),  # the PS would need a part of the only node with GPUs
+        ({"worker_gpu": 1, "num_ps": 5, "num_workers": 2}, EDGE + rows("main*", (1, 1)), True),
+        ({"worker_gpu": 1, "num_ps": 5, "num_workers": 3}, EDGE + rows("main*", (1, 1)), False),
+        ({"num_workers": 4}, rows("main*", (2, 0), (2, 0), (1, 0)), True),
+        ({"num_workers": 4, "queue": "a,b"}, rows("a", (4, 0)) + rows("b", (4, 0)), False),  # it runs in one of them
+        ({"num_workers": 4, "queue": "a,b"}, rows("a", (4, 0)) + rows("b", (5, 0)), True),
+        ({"worker_gpu": 1, "queue": "a,b"}, rows("a", (4, 0)) + rows("b", (4, 2)), True),  # each component in one
+        ({"num_workers": 40}, ONE.replace("NO", "YES:4"), True),
+        ({"num_workers": 40}, "", True),
+    ],
+)
+def test_only_a_job_that_can_never_run_is_refused(
+    asked: dict[str, int | str], cluster: str, fits: bool, tmp_path: Path
+) -> None:
+    """All tasks together must have room; those of a heterogeneous job also on nodes of their own for each role."""
+    bin_dir = fake(tmp_path, "sinfo", f"printf '{cluster}'\n")
+    for name, script in (("scontrol", ""), ("sbatch", "echo 7\n")):
+        fake(tmp_path, name, script)
+    plan = planned(changed(SMALL, **asked))
+    if fits:
+        assert with_path(bin_dir, lambda: SlurmLauncher().submit(plan)).handle == "slurm:7"
+    else:
+        with pytest.raises(ConfigError, match="has room for"):
+            with_path(bin_dir, lambda: SlurmLauncher().submit(plan))
+
+
+@pytest.mark.parametrize(("queue", "given"), [("long", ["--parsable", "--partition=long"]), (None, ["--parsable"])])
+def test_queue_wins_over_the_environment(
+    queue: str | None, given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An option of sbatch comes before SBATCH_PARTITION, and that before an option in the script."""
+    monkeypatch.setenv("SBATCH_PARTITION", "short")
+    told = shlex.quote(str(tmp_path / "told"))
+    fake(tmp_path, "sinfo", f'echo "${{@: -1}}" >{told}\n')
+    fake(tmp_path, "scontrol", "")
+    bin_dir = fake(tmp_path, "sbatch", f'echo "$@" >>{told}; echo 7\n')
+    with_path(bin_dir, lambda: SlurmLauncher().submit(planned(changed(SMALL, queue=queue))))
+    looked, sent = (tmp_path / "told").read_text().splitlines()
+    assert looked == f"--partition={queue or 'short'}"
+    assert sent.split() == given
 
 
 RUN = """\
@@ -143,13 +210,16 @@ requeued after 143
         ({"JobState": "COMPLETED"}, "run 1\nworker/0 ended with 0 on n1\n", SUCCEEDED, (SUCCEEDED, 0), ""),
         ({"JobState": "CANCELLED"}, "", CANCELLED, (CANCELLED, 143), ""),
         ({"JobState": "TIMEOUT", "ExitCode": "0:15"}, "", FAILED, (FAILED, 143), "TIMEOUT, signal 15"),
+        ({"JobState": "NODE_FAIL"}, "run 1\n", FAILED, (FAILED, None), "NODE_FAIL"),
+        ({"JobState": "NODE_FAIL"}, "run 1\nworker/0 started on n1\n", FAILED, (FAILED, None), "NODE_FAIL"),
+        ({"JobState": "FAILED"}, "run 1\nworker/0 ended with 65 on n1\n", FAILED, (FAILED, 65), ""),
         (None, "ended with exit code 0\n", SUCCEEDED, (SUCCEEDED, 143), ""),
         (None, "ended with exit code 66\n", FAILED, (FAILED, 143), ""),
         (None, "", UNKNOWN, (FAILED, 143), ""),
     ],
 )
 def test_status_is_slurms_word_and_the_jobs_own(
-    known: dict[str, str] | None, more: str, state: str, worker: tuple[str, int], reason: str, tmp_path: Path
+    known: dict[str, str] | None, more: str, state: str, worker: tuple[str, int | None], reason: str, tmp_path: Path
 ) -> None:
     """The job's state is Slurm's, or its script's where Slurm has forgotten it; each task's is what it told."""
     (tmp_path / "slurm-7.out").write_text(RUN + more)
@@ -166,6 +236,8 @@ def test_the_cause_of_a_failure_comes_first(tmp_path: Path) -> None:
     files = Files(str(tmp_path), {"ps": 1, "worker": 2}, "slurm")
     assert next(iter(slurm_job.status("7", {"JobState": "FAILED"}, files).tasks)) == Task("ps", 0)
     (tmp_path / "slurm-7.out").write_text(RUN.replace("74", "170"))
+    assert next(iter(slurm_job.status("7", {"JobState": "FAILED"}, files).tasks)) == Task("worker", 0)
+    (tmp_path / "slurm-7.out").write_text(RUN.replace("74", "67"))  # a worker has told the PS
     assert next(iter(slurm_job.status("7", {"JobState": "FAILED"}, files).tasks)) == Task("worker", 0)
 
 
@@ -215,6 +287,9 @@ exit 143
         ("170 143 143", "0", 170, False),
         ("137 143 143", "0", 137, True),
         ("137 143 143", "10", 137, False),
+        ("67 137 143", "0", 137, True),
+        ("67 172 143", "0", 172, False),
+        ("67 77 143", "0", 77, False),
     ],
 )
 def test_what_the_script_makes_of_exit_codes(codes: str, count: str, code: int, requeued: bool, tmp_path: Path) -> None:

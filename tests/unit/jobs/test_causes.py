@@ -1,0 +1,37 @@
+"""Which task of a failed job is the cause: by exit codes, and a parameter server that was told is never it."""
+
+import itertools
+
+import pytest
+
+from tfps.cluster.spec import Task
+from tfps.jobs.causes import by_cause, is_final
+
+PS, CHIEF, WORKER = Task("ps", 0), Task("worker", 0), Task("worker", 1)
+_IN_ORDER = [  # each explains all that follow
+    *[(CHIEF, 66), (PS, 66), (WORKER, 137), (PS, 137), (WORKER, 170), (PS, 170)],
+    *[(PS, 67), (CHIEF, 143), (PS, 0)],
+]
+
+
+@pytest.mark.parametrize(("cause", "follows"), [*itertools.combinations(_IN_ORDER, 2)])
+def test_the_cause_comes_before_what_follows_from_it(cause: tuple[Task, int], follows: tuple[Task, int]) -> None:
+    """Own failures, then what a restart may mend, then losses of others; then a PS that was told, and what was stopped.
+
+    Of equal codes a worker's comes first: a PS repeats the code of a worker.
+    """
+    assert by_cause(*cause) < by_cause(*follows)
+
+
+def test_a_task_without_a_code_comes_last() -> None:
+    """It still runs, or never began: no failure of it is known."""
+    assert by_cause(CHIEF, None) == by_cause(CHIEF, 0)
+
+
+@pytest.mark.parametrize(
+    ("task", "code", "final"),
+    [(PS, 1, True), (CHIEF, 77, True), (CHIEF, 67, True), (PS, 67, False), (CHIEF, 128, False), (CHIEF, 0, False)],
+)
+def test_what_a_restart_does_not_mend(task: Task, code: int, final: bool) -> None:
+    """A code below 128 is final, but not 67 of a PS; a worker's own 67, which its model may choose, is."""
+    assert is_final(task, code) == final
