@@ -8,11 +8,12 @@ from pathlib import Path
 
 from tfps.cli.command import JOB, Command, stem_of, working_directory
 from tfps.cli.validation import ProblemCollector
-from tfps.cli.watch import run_to_completion, wait_for
+from tfps.cli.watch import Result, run_to_completion, wait_for
+from tfps.cluster import resolver
 from tfps.config.command_line import FLAGS, Parsed, flags_of
 from tfps.config.command_options import SubmitOptions
 from tfps.config.job_config import JobConfig
-from tfps.errors import DataError
+from tfps.errors import ConfigError, DataError
 from tfps.jobs.handle import RunningJob
 from tfps.jobs.spec import Job
 from tfps.launchers.base import Launcher, Plan
@@ -47,13 +48,14 @@ def _submit(argv: Sequence[str]) -> int:
 
 def _send(launcher: Launcher[Plan], plan: Plan, job: Job) -> int:
     began = time.monotonic()
+    result = Result(job.config.model_dir if launcher.shares_files else None)
     submitted = launcher.submit(plan)
     if isinstance(submitted, RunningJob):  # no platform runs it: the job ends with this command
-        return run_to_completion(submitted, job, began)
+        return run_to_completion(submitted, job, began, result)
     for warning in submitted.warnings:
         print(warning, file=sys.stderr)
     print(submitted.handle, flush=True)
-    return wait_for(submitted, job, began) if job.options.wait else 0
+    return wait_for(submitted, job, began, result) if job.options.wait else 0
 
 
 def _check_flags(parsed: Parsed, launcher: Launcher[Plan], problems: ProblemCollector) -> None:
@@ -75,7 +77,7 @@ def _job(asked: JobConfig, options: SubmitOptions, launcher: Launcher[Plan], pro
         return Job(name, asked, options, source, directory=directory)
     problems.of(static_check.check, asked.model)
     problems.of(_check_data, asked.data_dir)
-    config = _with_absolute_paths(asked, name)
+    config = _sized(_with_absolute_paths(asked, name))
     return Job(name, config, options, python=sys.executable, directory=directory)
 
 
@@ -83,6 +85,16 @@ def _check_data(data_dir: str) -> None:
     """Check that the data exists; the tasks check its content."""
     if data_dir and "://" not in data_dir and not Path(data_dir).exists():
         raise DataError(f"--data_dir={show(data_dir)} does not exist: give the directory that the model reads.")
+
+
+def _sized(config: JobConfig) -> JobConfig:
+    """Return the job with the sizes of its lists of hosts; the launcher reports lists that are missing or wrong."""
+    sizes = config.num_ps, config.num_workers
+    try:
+        members, _ = resolver.resolve(config.ps_hosts, config.worker_hosts, "worker", 0, *sizes, {})
+    except ConfigError:
+        return config
+    return config.replace(num_ps=members.num_ps, num_workers=members.num_workers)
 
 
 def _with_absolute_paths(asked: JobConfig, name: str) -> JobConfig:
