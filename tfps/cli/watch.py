@@ -21,7 +21,7 @@ class Result:
     A file that is the same as before the job is not the job's: it is an earlier job's, or one of this machine only.
 
     Args:
-        model_dir: The job's directory under its path on this machine; ``None`` if tasks do not see this machine's files.
+        model_dir: The job's directory; ``None`` if the tasks do not see this machine's files.
     """
 
     def __init__(self, model_dir: str | None) -> None:
