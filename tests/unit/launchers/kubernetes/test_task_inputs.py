@@ -7,8 +7,9 @@ import pytest
 import yaml
 from support.jobs import job_of
 from support.kubernetes_jobs import FULL, PLATFORMS, changed, kind_of, plan_of, templates
-from support.processes import POWERS, run_tfps
+from support.processes import POWERS
 
+from tfps.cli import main
 from tfps.cluster.resolver import resolve
 from tfps.cluster.spec import Task
 from tfps.errors import ConfigError
@@ -30,22 +31,27 @@ def test_a_models_file_arrives_as_it_is(platform: str) -> None:
 
 @pytest.mark.parametrize(
     "head",
-    [b"", b"# -*- coding: latin-1 -*-\n# \xe9\n", b"\xef\xbb\xbf", b"\n  \n", "# \x85\u2028 é\n".encode()],
+    [b"", b"# -*- coding: latin-1 -*-\n# \xe9\n", b"\xef\xbb\xbf", b"\n  \n", "#a\x85b\u2028cé\n".encode()],
     ids=["plain", "latin-1", "byte order mark", "blank", "other line ends"],
 )
 @pytest.mark.parametrize("tail", [b"\n", b"", b"\n\n\n", b"\r\n# end\r\n"], ids=["line", "no end", "blank", "dos"])
-def test_the_file_that_is_sent_has_the_models_bytes(tmp_path: Path, head: bytes, tail: bytes) -> None:
+def test_the_file_that_is_sent_has_the_models_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], head: bytes, tail: bytes
+) -> None:
     """Else the job's hash of its model would not be the file's; so does the file that --dry_run prints."""
     content = head + POWERS.strip().encode() + tail
     (tmp_path / "m.py").write_bytes(content)
-    (tmp_path / "kubectl").write_text("#!/bin/sh\n[ $1 != create ] || { echo ---; cat; } >>sent\necho space uid\n")
+    (tmp_path / "kubectl").write_text("#!/bin/sh\n[ $1 != create ] || cat >$$.sent\necho space uid\n")
     (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     argv = ["submit", "--to=kubernetes", "--model=m.py", "--name=a"]
-    sent = run_tfps(*argv, cwd=tmp_path, PATH=f"{tmp_path}:/usr/bin:/bin")
-    assert (sent.returncode, sent.stderr) == (0, "")
-    printed = run_tfps(*argv, "--dry_run", cwd=tmp_path)
-    for text in ((tmp_path / "sent").read_text(), printed.stdout):
-        [found] = [made for made in yaml.safe_load_all(text) if made and made["kind"] == "ConfigMap"]
+    assert main.main(argv) == 0
+    assert capsys.readouterr() == ("kubernetes:space/a\n", "")
+    assert main.main([*argv, "--dry_run"]) == 0
+    printed = capsys.readouterr().out
+    for texts in ([path.read_text() for path in tmp_path.glob("*.sent")], [printed]):
+        [found] = [made for text in texts for made in yaml.safe_load_all(text) if made["kind"] == "ConfigMap"]
         binary = base64.b64decode(found.get("binaryData", {}).get("model", ""))
         assert binary or found["data"]["model"].encode() == content
         assert binary in (b"", content)
