@@ -8,7 +8,7 @@ from tfps.cli.tables import print_status
 from tfps.cli.validation import ProblemCollector
 from tfps.cluster.spec import Task
 from tfps.config.command_options import LogsOptions
-from tfps.jobs.handle import SubmittedJob
+from tfps.jobs.handle import FAILED, SUCCEEDED, SubmittedJob
 from tfps.launchers.registry import LAUNCHERS
 from tfps.text import show
 
@@ -52,7 +52,8 @@ def _cancel(argv: Sequence[str]) -> int:
     job, _ = _find(CANCEL, argv)
     before = job.status()
     job.cancel()  # also of a job that has ended: some of it may be left on the platform
-    print(f"{job.handle} had ended before: {before.state}" if before.ended else f"{job.handle} is cancelled")
+    had_ended = before.state in (SUCCEEDED, FAILED)
+    print(f"{job.handle} had ended before: {before.state}" if had_ended else f"{job.handle} is cancelled")
     return 0
 
 

@@ -15,7 +15,7 @@ from tfps.config.command_line import FLAGS
 from tfps.config.command_options import LogsOptions
 from tfps.config.job_config import JobConfig
 from tfps.jobs.events import LogLine
-from tfps.jobs.handle import FAILED, PENDING, RUNNING, SUCCEEDED, Status, SubmittedJob
+from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, Status, SubmittedJob
 from tfps.launchers.registry import LAUNCHERS
 
 HOSTS = ["--ps_hosts=h0:1", "--worker_hosts=h1:1,h2:1"]
@@ -258,6 +258,7 @@ def test_cancel_says_if_the_job_had_ended(monkeypatch: pytest.MonkeyPatch, capsy
     for state, says in (
         (RUNNING, "test:1 is cancelled\n"),
         (PENDING, "test:1 is cancelled\n"),
+        (CANCELLED, "test:1 is cancelled\n"),
         (SUCCEEDED, "test:1 had ended before: SUCCEEDED\n"),
         (FAILED, "test:1 had ended before: FAILED\n"),
     ):
