@@ -28,7 +28,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     ],
     "integration/test_plugins.py": ["modes/base", "modes/registry", "optimizers/base"],
     "integration/test_run.py": ["cli/run", "runtime/process/task_log", "runtime/task"],
-    "platforms/test_docker.py": ["cli/watch", "launchers/docker/job"],
+    "platforms/test_docker.py": ["launchers/docker/job"],
     "platforms/test_kubectl.py": ["launchers/kubernetes/kubectl", "launchers/kubernetes/launcher"],
     "platforms/test_ray.py": [
         "launchers/ray/actor",
@@ -47,6 +47,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/jobs/test_display.py": ["jobs/follow"],
     "unit/jobs/test_poller.py": ["jobs/handle"],
     "unit/launchers/common/test_batch.py": ["launchers/common/batch_driver"],
+    "unit/launchers/docker/test_compose.py": ["launchers/docker/volumes"],
     "unit/launchers/local/test_job.py": ["config/launch_protocol"],
     "unit/launchers/kubernetes/test_manifests.py": ["launchers/common/yaml_writer"],
     "unit/launchers/ray/test_launcher.py": ["launchers/ray/log_protocol"],

@@ -29,6 +29,9 @@ from support.processes import (
 )
 
 import tfps
+from tfps.errors import JobNotFoundError
+from tfps.jobs.handle import CANCELLED, PENDING
+from tfps.launchers.docker.job import DockerJob
 
 SLOW = slow(0.05)
 SECS = 800  # for a job's end, on a machine that has more to do
@@ -129,7 +132,7 @@ def test_a_cluster_of_2_ps_and_4_workers_trains_to_its_end(build: Build) -> None
         assert not host["PortBindings"]
         assert not host["Privileged"]
     assert inspect("large_training")[0]["Internal"] is True
-    assert summary(engine.volume("large_tfps") / "large")["global_step"] == 200
+    assert summary(engine.volume("tfps") / "large")["global_step"] == 200
 
     status = run_tfps("status", "compose:large")
     assert status.returncode == 0
@@ -154,7 +157,7 @@ def test_every_value_arrives_as_it_is(build: Build, tmp_path: Path) -> None:
     assert {f"--model=/opt/model/{name}", f"--model_dir={model_dir}", "--data_dir=/opt/data", "--seed=7"} <= set(argv)
     [mount] = [m for m in inspect(container("nasty", "worker/0"))[0]["Mounts"] if m["Destination"] == "/opt/data"]
     assert (mount["Source"], mount["RW"]) == (str(data), False)
-    assert summary(engine.volume("nasty_tfps") / NASTY)["global_step"] == 2
+    assert summary(engine.volume("tfps") / NASTY)["global_step"] == 2
     assert not list(tmp_path.glob("**/spoilt"))
 
 
@@ -212,11 +215,37 @@ def test_cancel_saves_and_the_same_name_goes_on(build: Build, tmp_path: Path) ->
 
     resumed = submit("stop", *flags, f"--max_steps={saved + 10}", "--wait")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert summary(engine.volume("stop_tfps") / "stop")["resumed_from_step"] == saved
+    assert summary(engine.volume("tfps") / "stop")["resumed_from_step"] == saved
 
 
 def _checkpoints(name: str) -> list[Path]:
-    return [path.with_suffix("") for path in (engine.volume(f"{name}_tfps") / name).glob("model.ckpt-*.index")]
+    return [path.with_suffix("") for path in (engine.volume("tfps") / name).glob("model.ckpt-*.index")]
+
+
+def test_waiting_ends_with_a_cancellation_elsewhere(build: Build) -> None:
+    """A job that was there and is gone is cancelled for whom watches it; others learn that Docker knows none."""
+    docker("create", "--label=com.docker.compose.project=gone", "--label=tfps.task=ps/0", SKELETON, "true")
+    job = DockerJob("gone")
+    assert job.status().state == PENDING
+    engine.remove_containers()
+    assert [job.status().state for _ in range(2)] == [CANCELLED] * 2
+    with pytest.raises(JobNotFoundError):
+        DockerJob("gone").status()
+
+
+@pytest.mark.parametrize("place", ["/tfps", "/data/x"])
+def test_a_volume_is_kept_and_found_by_its_name(build: Build, tmp_path: Path, place: str) -> None:
+    """Wherever a new volume is mounted, tasks without rights write to it; the next job, of another name, goes on."""
+    tmp_path.chmod(0o755)
+    name = f"mine{place.replace('/', '.')}"
+    [image, volumes] = engine.skeleton_flags()
+    flags = image, volumes.replace("tfps:/tfps", f"{name}:{place}"), f"--model_dir={place}/m", "--num_workers=1"
+    for job, steps in (("before", 2), ("after", 4)):
+        result = submit(f"{job}-{len(place)}", model(tmp_path, ECHO), *flags, f"--max_steps={steps}", "--wait")
+        assert result.returncode == 0, result.stdout + result.stderr
+    assert summary(engine.volume(name) / "m")["resumed_from_step"] == 2
+    assert (engine.volume(name).stat().st_uid, engine.volume(name).stat().st_gid) == (1000, 1000)
+    assert name in docker("volume", "ls", "--quiet").split()
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -226,7 +255,7 @@ def test_a_killed_worker_is_started_again_and_the_job_ends(build: Build, tmp_pat
     Its logs are followed through it.
     """
     tmp_path.chmod(0o755)
-    name = f"kill-{mode}"  # volumes are kept by name
+    name = f"kill-{mode}"  # directories on the volume are kept by name
     steps = 1200 if mode == "async" else 200  # the others must not be through before it is back
     flags = f"--mode={mode}", f"--max_steps={steps}", "--steps_to_validate=10", "--save_checkpoint_secs=1"
     with processes() as started:
@@ -245,7 +274,7 @@ def test_a_killed_worker_is_started_again_and_the_job_ends(build: Build, tmp_pat
     assert result[0] == f"compose:{name}  SUCCEEDED"
     assert "restarted after SIGKILL (1 of 10)" in _said(name, "worker/1")
     assert inspect(container(name, "worker/1"))[0]["RestartCount"] == 0
-    assert summary(engine.volume(f"{name}_tfps") / name)["global_step"] == steps
+    assert summary(engine.volume("tfps") / name)["global_step"] == steps
 
 
 def _wait_until_ended(name: str) -> None:
@@ -267,7 +296,7 @@ def test_docker_kill_is_a_manual_stop_and_the_others_end(build: Build, tmp_path:
     assert codes == [0, 0, 137]
     result = run_tfps("status", "compose:manual").stdout.splitlines()
     assert result[0] == "compose:manual  FAILED: worker/1 ended with exit code 137"
-    assert summary(engine.volume("manual_tfps") / "manual")["global_step"] == 200
+    assert summary(engine.volume("tfps") / "manual")["global_step"] == 200
 
 
 def test_what_fails_for_good_is_not_tried_again(build: Build, tmp_path: Path) -> None:
@@ -362,9 +391,9 @@ def test_the_shipped_image_trains_by_the_shipped_file(build: Build) -> None:
         assert result.returncode == 0, result.stdout[-3000:] + result.stderr
         known = inspect(*docker("ps", "--all", "--quiet").split())
         assert [each["State"]["ExitCode"] for each in known] == [0, 0, 0]
-        directory = engine.volume("tfps_tfps") / "tfps"
+        directory = engine.volume("tfps") / "tfps"
         assert (directory / "model.ckpt-1000.index").is_file()
         assert summary(directory)["eval"]["accuracy"] > 0.9
         assert run_tfps("status", "compose:tfps").stdout.startswith("compose:tfps  SUCCEEDED")
         engine.remove_containers()
-        docker("volume", "rm", "tfps_tfps")
+        docker("volume", "rm", "tfps")

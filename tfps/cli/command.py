@@ -3,13 +3,14 @@
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfps.cli.validation import ProblemCollector
-from tfps.config.command_line import OptionsT, flags_of
+from tfps.config.command_line import FLAGS, OptionsT, flags_of
+from tfps.config.converters import boolean
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.runtime import task
@@ -45,6 +46,52 @@ class Command:
         return flags_of(self.groups)
 
 
+def split_arguments(argv: Sequence[str], flags: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments that belong to no flag, and the flags, each with its value as ``--name=value``."""
+    plain: list[str] = []
+    given: list[str] = []
+    rest = list(reversed(argv))
+    while rest:
+        arg = rest.pop()
+        if not arg.startswith("-"):
+            plain.append(arg)
+        elif rest and _takes(arg, rest[-1], flags):
+            given.append(f"{arg}={rest.pop()}")
+        else:
+            given.append(arg)
+    return plain, given
+
+
+def _takes(arg: str, following: str, flags: Collection[str]) -> bool:
+    """Return whether the argument after a flag is the flag's value; a boolean takes only what is a boolean."""
+    name = arg.lstrip("-").replace("-", "_")
+    if name not in flags or following.startswith("-"):
+        return False
+    try:
+        return FLAGS[name].convert is not boolean or boolean(following) is not None
+    except ValueError:
+        return False
+
+
+def is_path(model: str) -> bool:
+    """Return whether ``--model`` is a path; else it is a built-in model or a module, even if a file has that name."""
+    return model.endswith(".py") or os.sep in model
+
+
+def check_utf8(what: str, value: str) -> None:
+    """Check that a value is UTF-8, which TensorFlow and platforms need.
+
+    Args:
+        what: The text before the value in the error: ``--model=``.
+        value: The value.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ConfigError(f"{what}{show(value)} is not UTF-8: rename it, or set LC_ALL=C.UTF-8.")
+
+
 def found_from_anywhere(options: OptionsT) -> OptionsT:
     """Return options with absolute paths: a model may change directory, and ``tfps eval`` may run in another one.
 
@@ -54,11 +101,10 @@ def found_from_anywhere(options: OptionsT) -> OptionsT:
     paths = {name: getattr(options, name, None) for name in ("model_dir", "checkpoint_path", "export_dir")}
     if isinstance(options, JobConfig):
         paths["data_dir"] = options.data_dir if os.path.exists(options.data_dir) else None
-        paths["model"] = options.model if Path(options.model).is_file() else None
-    for name, path in paths.items():
-        if path and any("\ud800" <= letter <= "\udfff" for letter in path):
-            raise ConfigError(f"--{name}={show(path)} is not UTF-8: rename it, or set LC_ALL=C.UTF-8.")
+        paths["model"] = options.model if is_path(options.model) and Path(options.model).is_file() else None
     changes: dict[str, Any] = {name: absolute(path) for name, path in paths.items() if path}
+    for name, path in changes.items():
+        check_utf8(f"--{name}=", path)
     return dataclasses.replace(options, **changes)
 
 
@@ -92,7 +138,7 @@ def new_model_dir(model: str) -> str:
 
 def stem_of(model: str) -> str:
     """Return a model's short name: that of its file without the suffix, or the last part of a dotted module."""
-    return Path(model).stem if model.endswith(".py") or os.sep in model else model.rpartition(".")[2]
+    return Path(model).stem if is_path(model) else model.rpartition(".")[2]
 
 
 def with_tensorflow(problems: ProblemCollector) -> None:

@@ -293,6 +293,7 @@ COMMAND = Command(
     "Takes the flags of run, starts nothing, and answers in seconds. Checks whether each address resolves, and which "
     "task answers there; whether this task's port is free (with --job_name and --task_index); proxies, versions and "
     "clocks; and, if run on all hosts together, whether they share --model_dir. Exits with 0 if it finds no problem, "
-    "171 if a host or a task is wrong, 74 if --model_dir cannot be written. A task that has not started is no problem.",
+    "2 if TensorFlow is not installed, 74 if --model_dir cannot be written, 171 if a host or a task is wrong; with the "
+    "lowest of these if there are several. A task that has not started is no problem.",
     "tfps doctor --ps_hosts=h0:2222 --worker_hosts=h1:2222,h2:2222 --model_dir=runs/a",
 )

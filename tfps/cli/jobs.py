@@ -3,12 +3,12 @@
 import os
 from collections.abc import Sequence
 
-from tfps.cli.command import Command
+from tfps.cli.command import Command, split_arguments
 from tfps.cli.tables import print_status
 from tfps.cli.validation import ProblemCollector
 from tfps.cluster.spec import Task
 from tfps.config.command_options import LogsOptions
-from tfps.jobs.handle import SubmittedJob
+from tfps.jobs.handle import FAILED, SUCCEEDED, SubmittedJob
 from tfps.launchers.registry import LAUNCHERS
 from tfps.text import show
 
@@ -21,8 +21,8 @@ _GIVE = f"give the one that tfps submit printed, like {_EXAMPLE}"
 def _find(verb: Command, argv: Sequence[str]) -> tuple[SubmittedJob, LogsOptions]:
     """Return the job whose handle is among the arguments, and the flags."""
     problems = ProblemCollector()
-    handles = [arg for arg in argv if not arg.startswith("-")]
-    parsed = problems.read(verb.flags, [arg for arg in argv if arg not in handles])
+    handles, flags = split_arguments(argv, verb.flags)
+    parsed = problems.read(verb.flags, flags)
     if len(handles) != 1:
         problem = f"{len(handles)} handles are given" if handles else "the job's handle is missing"
         problems.add(f"{problem}: {_GIVE}.")
@@ -50,8 +50,10 @@ def _logs(argv: Sequence[str]) -> int:
 
 def _cancel(argv: Sequence[str]) -> int:
     job, _ = _find(CANCEL, argv)
-    job.cancel()
-    print(f"{job.handle} is cancelled")
+    before = job.status()
+    job.cancel()  # also of a job that has ended: some of it may be left on the platform
+    had_ended = before.state in (SUCCEEDED, FAILED)
+    print(f"{job.handle} had ended before: {before.state}" if had_ended else f"{job.handle} is cancelled")
     return 0
 
 

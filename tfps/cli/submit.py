@@ -6,13 +6,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfps.cli.command import JOB, Command, stem_of, working_directory
+from tfps.cli.command import JOB, Command, check_utf8, is_path, stem_of, working_directory
 from tfps.cli.validation import ProblemCollector
-from tfps.cli.watch import run_to_completion, wait_for
+from tfps.cli.watch import Result, run_to_completion, wait_for
+from tfps.cluster import resolver
 from tfps.config.command_line import FLAGS, Parsed, flags_of
 from tfps.config.command_options import SubmitOptions
 from tfps.config.job_config import JobConfig
-from tfps.errors import DataError
+from tfps.errors import ConfigError, DataError
 from tfps.jobs.handle import RunningJob
 from tfps.jobs.spec import Job
 from tfps.launchers.base import Launcher, Plan
@@ -34,6 +35,9 @@ def _submit(argv: Sequence[str]) -> int:
     _check_flags(parsed, launcher, problems)
     job = _job(asked, options, launcher, problems)
     plan = problems.of(launcher.plan, job)
+    if plan is not None:
+        problems.of(launcher.check_files, plan)
+        _check_wait(options, launcher, plan, problems)
     problems.settle()
     assert plan is not None  # else settle() has raised a problem
     if missing := static_check.beside(Path(asked.model)) if job.model_source else []:
@@ -47,13 +51,14 @@ def _submit(argv: Sequence[str]) -> int:
 
 def _send(launcher: Launcher[Plan], plan: Plan, job: Job) -> int:
     began = time.monotonic()
+    result = Result(job.config.model_dir if launcher.shares_files else None)
     submitted = launcher.submit(plan)
     if isinstance(submitted, RunningJob):  # no platform runs it: the job ends with this command
-        return run_to_completion(submitted, job, began)
+        return run_to_completion(submitted, job, began, result)
     for warning in submitted.warnings:
         print(warning, file=sys.stderr)
     print(submitted.handle, flush=True)
-    return wait_for(submitted, job, began) if job.options.wait else 0
+    return wait_for(submitted, job, began, result) if job.options.wait else 0
 
 
 def _check_flags(parsed: Parsed, launcher: Launcher[Plan], problems: ProblemCollector) -> None:
@@ -62,21 +67,45 @@ def _check_flags(parsed: Parsed, launcher: Launcher[Plan], problems: ProblemColl
         default, feature = FLAGS[flag].default, FLAGS[flag].feature
         if parsed.given.get(flag, default) != default and feature not in (None, *launcher.features):
             problems.add(f"--{flag} is not supported with --to={launcher.name}: leave it out.")
+    for flag, value in parsed.given.items():
+        problems.of(check_utf8, f"--{flag}=", str(value))
+    if parsed.given.get("worker_gpu") and "image" not in parsed.given and "containers" in launcher.features:
+        problems.add(
+            f"--worker_gpu={parsed.given['worker_gpu']}, but the default image has TensorFlow for CPUs only: "
+            "give --image with one that has TensorFlow for GPUs."
+        )
+
+
+def _check_wait(options: SubmitOptions, launcher: Launcher[Plan], plan: Plan, problems: ProblemCollector) -> None:
+    """Check that there is a job to wait for."""
+    if options.wait and options.dry_run:
+        problems.add("--wait has nothing to watch, as --dry_run sends nothing: leave one of them out.")
+    elif options.wait and plan.is_printed_only:
+        fix = "leave it out, or add --ssh" if "ssh" in launcher.features else "leave it out"
+        problems.add(f"--wait has nothing to watch, as --to={launcher.name} only prints: {fix}.")
 
 
 def _job(asked: JobConfig, options: SubmitOptions, launcher: Launcher[Plan], problems: ProblemCollector) -> Job:
     """Return the job, checked as far as this machine can check it."""
     name, directory = options.name or _name(asked.model), working_directory()
+    problems.of(check_utf8, "the working directory ", directory)
     is_file = asked.model.endswith(".py")
     if not launcher.shares_files:
         if is_file or asked.model in loader.BUILTIN:  # a dotted module may exist only in the image
             problems.of(static_check.check, asked.model)
-        source = Path(asked.model).read_text(encoding="utf-8") if is_file and Path(asked.model).is_file() else None
-        return Job(name, asked, options, source, directory=directory)
+        return Job(name, asked, options, _source(asked.model) if is_file else None, directory=directory)
     problems.of(static_check.check, asked.model)
     problems.of(_check_data, asked.data_dir)
-    config = _with_absolute_paths(asked, name)
+    config = _sized(_with_absolute_paths(asked, name))
     return Job(name, config, options, python=sys.executable, directory=directory)
+
+
+def _source(model: str) -> str | None:
+    """Return the content of a model's file, byte for byte: see ``Job.model_source``; ``None`` if it cannot be read."""
+    try:
+        return Path(model).read_bytes().decode(errors="surrogateescape")
+    except OSError:
+        return None
 
 
 def _check_data(data_dir: str) -> None:
@@ -85,10 +114,20 @@ def _check_data(data_dir: str) -> None:
         raise DataError(f"--data_dir={show(data_dir)} does not exist: give the directory that the model reads.")
 
 
+def _sized(config: JobConfig) -> JobConfig:
+    """Return the job with the sizes of its lists of hosts; the launcher reports lists that are missing or wrong."""
+    sizes = config.num_ps, config.num_workers
+    try:
+        members, _ = resolver.resolve(config.ps_hosts, config.worker_hosts, "worker", 0, *sizes, {})
+    except ConfigError:
+        return config
+    return config.replace(num_ps=members.num_ps, num_workers=members.num_workers)
+
+
 def _with_absolute_paths(asked: JobConfig, name: str) -> JobConfig:
     """Return the job with absolute paths, for machines that share this machine's directories."""
     paths = {"model_dir": asked.model_dir or str(Path("runs") / name)}
-    paths |= {"model": asked.model} if Path(asked.model).is_file() else {}
+    paths |= {"model": asked.model} if is_path(asked.model) else {}
     paths |= {"data_dir": asked.data_dir} if asked.data_dir else {}
     return asked.replace(
         **{flag: path if "://" in path else str(Path(path).absolute()) for flag, path in paths.items()}

@@ -45,7 +45,8 @@ class Job:
         name: Up to 40 of a-z, 0-9 and ``-``: valid on any platform.
         config: The config that the user gave.
         options: What the platform is asked for.
-        model_source: The text of the model's file, if ``--model`` is one on this machine; for containers only.
+        model_source: The text of the model's file, if ``--model`` is one on this machine; for containers only. Bytes
+            that are not UTF-8 are surrogates, as in ``os.fsdecode``.
         python: The interpreter that the tasks run.
         directory: The tasks' working directory, on platforms that share this machine's files.
     """

@@ -101,6 +101,16 @@ class Launcher(abc.ABC, Generic[PlanT]):
             ConfigError: If the platform would refuse the value of a flag. Holds every problem.
         """
 
+    def check_files(self, plan: PlanT) -> None:
+        """Check the files of this machine that a plan takes to the platform, for ``--dry_run`` too; by default nothing.
+
+        Args:
+            plan: A plan made by this launcher.
+
+        Raises:
+            DataError: If one is missing or damaged.
+        """
+
     @abc.abstractmethod
     def submit(self, plan: PlanT) -> SubmittedJob | RunningJob:
         """Submit a plan, all of it or nothing.

@@ -1,6 +1,7 @@
 """``tfps submit``, ``status``, ``logs`` and ``cancel``, as far as they are the same for every platform."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,13 @@ import pytest
 from support.jobs import job_of
 from support.processes import POWERS, REPO, run_tfps
 
-from tfps.cli import main
+from tfps.cli import command, jobs, main
+from tfps.cluster.spec import Task
 from tfps.config.command_line import FLAGS
+from tfps.config.command_options import LogsOptions
+from tfps.config.job_config import JobConfig
+from tfps.jobs.events import LogLine
+from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, Status, SubmittedJob
 from tfps.launchers.registry import LAUNCHERS
 
 HOSTS = ["--ps_hosts=h0:1", "--worker_hosts=h1:1,h2:1"]
@@ -132,6 +138,134 @@ def test_what_a_model_imports_from_beside_it_is_named(tmp_path: Path) -> None:
         assert ended.returncode == 0, ended.stderr
         assert ended.stderr.count("warning: m.py is copied into the containers alone: columns") == count
         assert ended.stderr.count("\n") == count
+
+
+def test_a_file_with_the_name_of_a_model_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file or directory named like a built-in model does not take its place, whichever flag names the model."""
+    (tmp_path / "mnist").write_text("no model\n")
+    for flags in ([], ["--model=mnist"]):
+        ended = run_tfps("submit", "--to=hosts", *HOSTS, *flags, "--dry_run", cwd=tmp_path)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert f"{tmp_path}/mnist" not in ended.stdout
+    monkeypatch.chdir(tmp_path)
+    assert command.found_from_anywhere(JobConfig(model="mnist")).model == "mnist"
+
+
+def test_bytes_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
+    """In a flag, and in the working directory that a script changes to: one line each, exit 2, and no traceback."""
+    odd = tmp_path / os.fsdecode(b"\xff")
+    odd.mkdir()
+    for flags, cwd, says in (
+        ([f"--model_dir={odd}"], tmp_path, "error: --model_dir="),
+        ([f"--data_dir={odd}"], tmp_path, "error: --data_dir="),
+        ([], odd, "error: the working directory "),
+    ):
+        ended = run_tfps("submit", "--to=slurm", *flags, "--dry_run", cwd=cwd)
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert ended.stderr.startswith(says)
+        assert ended.stderr.endswith(" is not UTF-8: rename it, or set LC_ALL=C.UTF-8.\n")
+
+
+def test_a_model_in_another_coding_is_taken(tmp_path: Path) -> None:
+    """A source file may declare its coding, as Python has it."""
+    (tmp_path / "m.py").write_bytes(b"# -*- coding: latin-1 -*-\n# \xe9\n" + POWERS.encode())
+    for platform in ("compose", "kubernetes", "slurm"):
+        ended = run_tfps("submit", f"--to={platform}", "--model=m.py", "--dry_run", cwd=tmp_path)
+        assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_gpus_with_the_default_image_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """It has TensorFlow for CPUs: the GPUs would be reserved for nothing. Another image may have another one."""
+    for platform in ("compose", "kubernetes", "tfjob", "volcano", "jobset"):
+        argv = ["submit", f"--to={platform}", "--worker_gpu=2", "--dry_run"]
+        assert main.main(argv) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(
+            "error: --worker_gpu=2, but the default image has TensorFlow for CPUs only: give --image"
+        )
+        assert main.main([*argv, "--image=mine"]) == 0
+        assert main.main([*argv[:-2], "--worker_gpu=0", "--dry_run"]) == 0
+        capsys.readouterr()
+    assert main.main(["submit", "--to=slurm", "--worker_gpu=2", "--dry_run"]) == 0
+
+
+def test_waiting_for_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """--wait is not ignored where nothing is sent; over ssh the command waits with it and without it."""
+    says = "error: --wait has nothing to watch, as "
+    assert main.main(["submit", "--to=hosts", *HOSTS, "--wait"]) == 2
+    assert capsys.readouterr() == ("", f"{says}--to=hosts only prints: leave it out, or add --ssh.\n")
+    for flags in (["--to=slurm"], ["--to=hosts", *HOSTS, "--ssh"]):
+        assert main.main(["submit", *flags, "--wait", "--dry_run"]) == 2
+        assert capsys.readouterr() == ("", f"{says}--dry_run sends nothing: leave one of them out.\n")
+
+
+def test_data_of_this_machine_is_looked_at_by_a_dry_run_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Compose mounts it from here; a path on a volume is not known here."""
+    argv = ["submit", "--to=compose", "--dry_run"]
+    assert main.main([*argv, f"--data_dir={tmp_path / 'no'}"]) == 65
+    assert "--data_dir" in capsys.readouterr().err
+    assert main.main([*argv, "--data_dir=/tfps/no"]) == 0
+
+
+def test_a_handle_is_found_among_flags_in_either_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--flag VALUE is a flag and its value, before and after the handle; a flag that stands alone takes no handle."""
+    found: list[tuple[str, Any]] = []
+    monkeypatch.setattr(jobs.LAUNCHERS, "load", lambda name: Finder(name, found))
+    asked = ["--task worker:1", "--task=worker:1", "-task worker:1"]
+    for line in [f"slurm:1 {task}" for task in asked] + [f"{task} slurm:1" for task in asked]:
+        for follow in ("", "--follow", "--follow 1", "--follow=1"):
+            for given in (f"{line} {follow}", f"{follow} {line}"):
+                found.clear()
+                _, options = jobs._find(jobs.LOGS, given.split())
+                assert (found, options.task, options.follow) == ([("slurm", "1")], "worker:1", bool(follow))
+    assert jobs._find(jobs.LOGS, ["--follow", "no", "slurm:1"])[1].follow is False
+
+
+class Finder:
+    """Takes down which handle is looked for."""
+
+    def __init__(self, name: str, found: list[tuple[str, Any]]) -> None:
+        self._name, self._found = name, found
+
+    def find(self, job_id: str) -> None:
+        """Take it down."""
+        self._found.append((self._name, job_id))
+
+
+class Job(SubmittedJob):
+    """A job in a given state, of which something may be left."""
+
+    handle = "test:1"
+
+    def __init__(self, state: str) -> None:
+        self._state, self.cancelled = state, 0
+
+    def status(self) -> Status:
+        """Return the state."""
+        return Status(self._state)
+
+    def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:  # noqa: ARG002
+        """Yield nothing."""
+        yield from ()
+
+    def cancel(self) -> None:
+        """Count it."""
+        self.cancelled += 1
+
+
+def test_cancel_says_if_the_job_had_ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job that had ended was not cancelled; what is left of it is taken away nevertheless."""
+    for state, says in (
+        (RUNNING, "test:1 is cancelled\n"),
+        (PENDING, "test:1 is cancelled\n"),
+        (CANCELLED, "test:1 is cancelled\n"),
+        (SUCCEEDED, "test:1 had ended before: SUCCEEDED\n"),
+        (FAILED, "test:1 had ended before: FAILED\n"),
+    ):
+        job = Job(state)
+        monkeypatch.setattr(jobs, "_find", lambda *_, job=job: (job, LogsOptions()))
+        assert main.main(["cancel", "test:1"]) == 0
+        assert (capsys.readouterr().out, job.cancelled) == (says, 1)
 
 
 def test_resources_of_a_job() -> None:

@@ -92,6 +92,13 @@ def model_path(job: Job) -> str:
     return model if job.model_source is None else f"{MODEL_DIR}/{PurePosixPath(model).name}"
 
 
+def model_problems(job: Job) -> list[str]:
+    """Return the problem with ``--volumes`` if a volume is where the model's file goes."""
+    if job.model_source is None or all(volume.target != MODEL_DIR for volume in volumes(job.options)):
+        return []
+    return [f"--volumes mounts {MODEL_DIR}, where the model's file goes: mount it elsewhere."]
+
+
 def _first_writable(options: SubmitOptions) -> Volume:
     found = volumes(options)
     return next((volume for volume in found if not volume.read_only), found[0])

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
+_OTHER_LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # in YAML 1.1, which reads the first one as a plain line end
 _NOT_STRINGS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
 
 
@@ -28,7 +29,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     plain = _PLAIN.fullmatch(text) and text.lower() not in _NOT_STRINGS
-    block = text.endswith("\n") and len(text.splitlines()) > 1
+    block = text.endswith("\n") and len(text.splitlines()) > 1 and not _OTHER_LINE_ENDS.search(text)
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else "|" if block else '"')
 
 
@@ -39,4 +40,4 @@ def to_yaml(documents: Sequence[Mapping[str, Any]], comment: str = "") -> str:
     """Return objects as YAML documents, without a final line end; the lines of ``comment`` come first."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
     text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)
-    return head + text.rstrip("\n")
+    return head + text.removesuffix("\n")  # any other belongs to a text

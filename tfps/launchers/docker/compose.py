@@ -5,7 +5,7 @@ state comes from Docker alone, by the labels of its containers, so nobody has to
 """
 
 import json
-import posixpath
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -20,18 +20,19 @@ from tfps.launchers.base import Launcher
 from tfps.launchers.common import client, containers
 from tfps.launchers.common.containers import Volume
 from tfps.launchers.common.yaml_writer import to_yaml
+from tfps.launchers.docker import volumes
 from tfps.launchers.docker.job import PROJECT, TASK, DockerJob, ask_docker, docker_client
 from tfps.models import loader
 from tfps.text import show
 from tfps.timeouts import CONTAINER_STOP_SECS
 
-_DATA_DIR = "/opt/data"  # mount point of a directory of this machine
 _NETWORK = "training"
 _PATIENCE_SECS = 120.0  # the containers of one machine are all there immediately, and restart within seconds
 _LEAST_MEMORY = 6 * 2**20  # Docker refuses less
 _COMMENT = """Made by tfps submit --to=compose --dry_run, for docker-compose 1.29 and docker compose.
 A task that is lost is started again inside its container, at most --max_restarts times.
 Checkpoints stay on the volume."""
+_TMP = "/tmp"  # noqa: S108  the container's own
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,12 @@ class Plan:
     is_printed_only: ClassVar[bool] = False
 
     def __str__(self) -> str:
-        return to_yaml([self.document], _COMMENT)
+        return to_yaml([self.document], "\n".join([_COMMENT, *self._on_ownership()]))
+
+    def _on_ownership(self) -> Sequence[str]:
+        """Return what ``tfps submit`` does before it sends the file, which cannot say who owns a volume."""
+        first = "If this volume is new, first let tasks write to it, as tfps submit does: docker rm $({})"
+        return [first.format(shlex.join(["docker", *argv])) for argv in volumes.owner_commands(self.job)]
 
 
 class ComposeLauncher(Launcher[Plan]):
@@ -63,20 +69,29 @@ class ComposeLauncher(Launcher[Plan]):
         """
         config = containers.task_config(job)
         _check_memory(job)
-        data_dir = _of_this_machine(job, config.data_dir, containers.volumes(job.options))
-        config = config.replace(data_dir=_DATA_DIR) if data_dir else config
-        volumes = [*containers.volumes(job.options), *_mounted_files(job, data_dir)]
+        data_dir = volumes.data_of_this_machine(job)
+        config = config.replace(data_dir=volumes.DATA_DIR) if data_dir else config
+        mounted = [*containers.volumes(job.options), *volumes.of_files(job, data_dir)]
         services = {
-            _service(task): _container(job, config, role, task, volumes) for role in job.roles for task in role.tasks()
+            _service(task): _container(job, config, role, task, mounted) for role in job.roles for task in role.tasks()
         }
         document = {
             "services": _literal(services),
             "networks": {_NETWORK: {"internal": True}},
-            "volumes": {volume.source: {} for volume in volumes if not volume.on_host},
+            # Without a name of its own, the volume would be another one in each project: PROJECT_NAME.
+            "volumes": {volume.source: {"name": volume.source} for volume in mounted if not volume.on_host},
         }
         return Plan(
             job, containers.image(job.options), {key: value for key, value in document.items() if value}, data_dir
         )
+
+    def check_files(self, plan: Plan) -> None:
+        """Check a ``--data_dir`` of this machine.
+
+        Raises:
+            DataError: If it does not exist, or the model cannot read it.
+        """
+        loader.check_data(plan.job.config.model, plan.data_dir, plan.job.worker.replicas)
 
     def submit(self, plan: Plan) -> DockerJob:
         """Start the containers of a job; first remove a job of the same name that has ended.
@@ -84,19 +99,18 @@ class ComposeLauncher(Launcher[Plan]):
         Raises:
             ConfigError: If the name is taken, or Docker's machine lacks something that the job requests.
             PlatformError: If Docker or Compose is missing, or refuses; then nothing of the job is left.
-            DataError: If ``--data_dir`` does not exist, or the model cannot read it.
         """
         compose = _compose()
         _check_machine(plan.job)
-        loader.check_data(plan.job.config.model, plan.data_dir, plan.job.worker.replicas)
         ended = _ended_before(plan.job)
         _get_image(plan)
         if ended:
             ask_docker("rm", *ended)
+        volumes.give_owner(plan.job)
         job = DockerJob(plan.job.name)
         try:
             options = [f"--project-name={plan.job.name}", "--file=-"]
-            client.run_client([*compose, *options, "up", "--detach", "--no-build"], given=str(plan))
+            client.run_client([*compose, *options, "up", "--detach", "--no-build"], given=f"{plan}\n")
         except BaseException:
             job.remove()
             raise
@@ -113,36 +127,22 @@ def _check_memory(job: Job) -> None:
         raise ConfigError([f"--{name}_memory is less than Docker takes: give at least 6Mi." for name in small])
 
 
-def _of_this_machine(job: Job, data_dir: str, volumes: Sequence[Volume]) -> str:
-    """Return the absolute path of a ``--data_dir`` that is on no volume, else an empty string."""
-    if not data_dir or "://" in data_dir or any(volume.holds(data_dir) for volume in volumes):
-        return ""
-    return posixpath.normpath(posixpath.join(job.directory, data_dir))
-
-
-def _mounted_files(job: Job, data_dir: str) -> Sequence[Volume]:
-    """Return the mounts of the job's own files from this machine."""
-    model = posixpath.join(job.directory, job.config.model)
-    source = [] if job.model_source is None else [Volume(model, containers.model_path(job), read_only=True)]
-    return [*source, *([Volume(data_dir, _DATA_DIR, read_only=True)] if data_dir else [])]
-
-
 def _service(task: Task) -> str:
     """Return the name of a task's service, which is its host name for the others."""
     return f"{task.job}-{task.index}"
 
 
-def _container(job: Job, config: JobConfig, role: Role, task: Task, volumes: Sequence[Volume]) -> Mapping[str, Any]:
+def _container(job: Job, config: JobConfig, role: Role, task: Task, mounted: Sequence[Volume]) -> Mapping[str, Any]:
     return {
         "image": containers.image(job.options),
         "command": _command(job, config, task),
         "labels": {TASK: str(task)},
         "networks": [_NETWORK],
-        "volumes": [_mount(volume) for volume in volumes],
+        "volumes": [volumes.mount(volume) for volume in mounted],
         "restart": "no",  # Docker cannot tell which failures a restart mends
         "stop_grace_period": f"{CONTAINER_STOP_SECS}s",
         "read_only": True,
-        "tmpfs": ["/tmp"],  # noqa: S108  the container's own
+        **({} if any(volume.target == _TMP for volume in mounted) else {"tmpfs": [_TMP]}),
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
         **_resources(role, task),
@@ -160,12 +160,6 @@ def _command(job: Job, config: JobConfig, task: Task) -> Sequence[str]:
         data_dir=config.data_dir,
         start_timeout_secs=config.start_timeout_secs or _PATIENCE_SECS,
     )
-
-
-def _mount(volume: Volume) -> Mapping[str, Any]:
-    kind = "bind" if volume.on_host else "volume"
-    mount = {"type": kind, "source": volume.source, "target": volume.target}
-    return {**mount, "read_only": True} if volume.read_only else mount
 
 
 def _resources(role: Role, task: Task) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tfps.cluster.spec import Task
@@ -55,6 +56,7 @@ class DockerJob(SubmittedJob):
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._last: Status | None = None
 
     @property
     def handle(self) -> str:
@@ -62,14 +64,22 @@ class DockerJob(SubmittedJob):
         return f"compose:{self._name}"
 
     def status(self) -> Status:
-        """Ask Docker for the job's status.
+        """Ask Docker for the job's status; a job that was there before, and is gone, is cancelled.
 
         Raises:
             PlatformError: If it does not answer, or knows no such job.
         """
-        known = json.loads(ask_docker("inspect", *self._containers().values()))
+        try:
+            found = self._containers()
+        except JobNotFoundError:
+            if self._last is None:
+                raise
+            gone = replace(self._last, state=CANCELLED, reason="removed")
+            return self._last if self._last.ended else gone
+        known = json.loads(ask_docker("inspect", *found.values()))
         tasks = {Task.parse(each["Config"]["Labels"][TASK]): _task_status(each) for each in known}
-        return _job_status(dict(sorted(tasks.items())))
+        self._last = _job_status(dict(sorted(tasks.items())))
+        return self._last
 
     def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:
         """Yield the lines of all tasks, or only of ``task``; with ``follow``, until they have ended and do not restart.

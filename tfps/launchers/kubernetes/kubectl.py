@@ -66,7 +66,7 @@ def submit(platform: Platform, plan: Plan) -> "KubeJob":
     try:
         for made in plan.objects:
             say = ("-o", "jsonpath={.metadata.namespace} {.metadata.uid}", _ASK)
-            answer = _kubectl(namespace, "create", "-f", "-", *say, given=to_yaml([made]), complained=said)
+            answer = _kubectl(namespace, "create", "-f", "-", *say, given=f"{to_yaml([made])}\n", complained=said)
             namespace, _, uid = answer.partition(" ")
             created.append(_name(made))
     except BaseException as error:

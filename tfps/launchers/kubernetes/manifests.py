@@ -60,8 +60,7 @@ def with_container_paths(job: Job) -> Job:
             f"--data_dir={show(config.data_dir)} is no path in the containers: give an absolute one, on a volume "
             "of --volumes or in the image."
         )
-    if job.model_source is not None and any(v.target == containers.MODEL_DIR for v in containers.volumes(job.options)):
-        problems.append(f"--volumes mounts {containers.MODEL_DIR}, where the model's file goes: mount it elsewhere.")
+    problems += containers.model_problems(job)
     if problems:
         raise ConfigError(problems)
     return dataclasses.replace(job, config=containers.task_config(job))

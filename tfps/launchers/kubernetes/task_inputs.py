@@ -3,8 +3,10 @@
 Where no operator sets TF_CONFIG, the hosts are in a ConfigMap. The model's file always is.
 """
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tfps.cluster.spec import Task
 from tfps.errors import ConfigError
@@ -27,15 +29,25 @@ def config_maps(job: Job, hosts: Mapping[str, Sequence[str]] | None = None) -> S
     for flag, text in data.items():
         _check_argument(job, f"--{flag}={text}")
     size = sum(len(text.encode()) for text in data.values())
-    if job.model_source is not None:
-        size += len(job.model_source.encode())
-        data["model"] = job.model_source
+    model = None if job.model_source is None else job.model_source.encode(errors="surrogateescape")
+    size += len(model or b"")
     if size > _CONFIG_MAP_BYTES:
         raise ConfigError(
             f"--model={show(job.config.model)} is too large: a ConfigMap holds {_CONFIG_MAP_BYTES:,} bytes, not "
             f"{size:,}; put the model into the image, and give its dotted name."
         )
-    return [manifests.api_object(job, "v1", "ConfigMap", data=data)] if data else []
+    fields = _with_model(data, model)
+    return [manifests.api_object(job, "v1", "ConfigMap", **fields)] if fields else []
+
+
+def _with_model(data: Mapping[str, str], model: bytes | None) -> Mapping[str, Any]:
+    """Return the fields of a ConfigMap that hold the data and the model's file, byte for byte."""
+    if model is None:
+        return {"data": data} if data else {}
+    try:
+        return {"data": {**data, "model": model.decode()}}
+    except UnicodeDecodeError:  # the file declares another coding
+        return {**({"data": data} if data else {}), "binaryData": {"model": base64.b64encode(model).decode()}}
 
 
 def tf_config(job: Job, domain: str, task: Task) -> str:

@@ -9,6 +9,7 @@ from support.jobs import job_of
 from support.processes import NASTY, REPO, golden, run_tfps
 
 from tfps.errors import ConfigError
+from tfps.launchers.docker import volumes
 from tfps.launchers.docker.compose import ComposeLauncher
 
 SHIPPED = ("--to=compose", "--name=tfps", "--model=mnist")
@@ -100,7 +101,7 @@ def test_every_worker_has_gpus_of_its_own() -> None:
     ("data_dir", "inside", "mounted"),
     [
         ("/tfps/data", "/tfps/data", None),
-        ("gs://bucket/x", "gs://bucket/x", None),
+        ("file:///tfps/data", "file:///tfps/data", None),
         ("data/x", "/opt/data", "/here/data/x"),
         ("../x", "/opt/data", "/x"),
         ("/tfps/../x", "/opt/data", "/x"),
@@ -112,6 +113,43 @@ def test_data_is_on_a_volume_or_on_this_machine(data_dir: str, inside: str, moun
     assert f"--data_dir={inside}" in worker["command"]
     mounts = [(mount["source"], mount["read_only"]) for mount in worker["volumes"] if mount["type"] == "bind"]
     assert mounts == ([] if mounted is None else [(mounted, True)])
+
+
+def test_a_volume_is_the_one_of_its_name_in_every_job() -> None:
+    """--volumes=NAME:/path is Docker's volume NAME, whatever the job's name is; /host/path is no volume of Docker's."""
+    document = planned(volumes="mine:/tfps,/mnt/x:/x,data.1:/data:ro", model_dir="/tfps/m")
+    assert document["volumes"] == {"mine": {"name": "mine"}, "data.1": {"name": "data.1"}}
+
+
+def test_a_new_volume_belongs_to_the_tasks_wherever_it_is_mounted() -> None:
+    """Docker makes a new volume root's where the image has no directory: it is mounted first where it has one."""
+    job = job_of("first", volumes="tfps:/tfps,out:/data/x,in:/in:ro,/mnt/x:/x,out:/y", image="mine:1")
+    assert volumes.owner_commands(job) == [("create", "--volume=out:/tfps", "mine:1", "true")]
+    text = str(ComposeLauncher().plan(job))
+    assert text.count("# If this volume is new, first") == 1
+    assert "docker rm $(docker create --volume=out:/tfps mine:1 true)\n" in text
+
+
+def test_a_volume_may_be_mounted_at_tmp() -> None:
+    """Then it takes the place of the container's own /tmp, which else would be there twice."""
+    services = planned(volumes="tfps:/tfps,mine:/tmp")["services"].values()
+    assert [service.get("tmpfs") for service in services] == [None] * 3
+    assert [service["tmpfs"] for service in planned()["services"].values()] == [["/tmp"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"volumes": "x:/tfps"}, "--volumes: x is too short for Docker"),
+        ({"volumes": "tfps:/tfps,mine:/opt/model", "source": "..."}, "--volumes mounts /opt/model"),
+        ({"volumes": "tfps:/tfps,mine:/opt/data", "data_dir": "d"}, "--volumes mounts /opt/data"),
+        ({"data_dir": "gs://bucket/x"}, "--data_dir=gs://bucket/x cannot be reached.*: copy the data to a directory"),
+    ],
+)
+def test_what_could_not_work_is_refused(flags: dict[str, Any], says: str) -> None:
+    """Volumes that Docker refuses or that hide the job's files, and data beyond the internal network."""
+    with pytest.raises(ConfigError, match=f"^{says}"):
+        planned(**flags)
 
 
 def test_too_little_memory_is_refused_before_anything_is_sent() -> None:

@@ -1,9 +1,15 @@
 """The hosts and the model's file, as tasks on each Kubernetes platform get them, and what is too large for that."""
 
+import base64
+from pathlib import Path
+
 import pytest
+import yaml
 from support.jobs import job_of
 from support.kubernetes_jobs import FULL, PLATFORMS, changed, kind_of, plan_of, templates
+from support.processes import POWERS
 
+from tfps.cli import main
 from tfps.cluster.resolver import resolve
 from tfps.cluster.spec import Task
 from tfps.errors import ConfigError
@@ -21,6 +27,35 @@ def test_a_models_file_arrives_as_it_is(platform: str) -> None:
     [volume] = [volume for volume in spec["volumes"] if volume["name"] == "model"]
     assert volume["configMap"] == {"name": "full", "items": [{"key": "model", "path": 'my "model" $(id).py'}]}
     assert {"name": "model", "mountPath": "/opt/model", "readOnly": True} in spec["containers"][0]["volumeMounts"]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"", b"# -*- coding: latin-1 -*-\n# \xe9\n", b"\xef\xbb\xbf", b"\n  \n", "#a\x85b\u2028cé\n".encode()],
+    ids=["plain", "latin-1", "byte order mark", "blank", "other line ends"],
+)
+@pytest.mark.parametrize("tail", [b"\n", b"", b"\n\n\n", b"\r\n# end\r\n"], ids=["line", "no end", "blank", "dos"])
+def test_the_file_that_is_sent_has_the_models_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], head: bytes, tail: bytes
+) -> None:
+    """Else the job's hash of its model would not be the file's; so does the file that --dry_run prints."""
+    content = head + POWERS.strip().encode() + tail
+    (tmp_path / "m.py").write_bytes(content)
+    (tmp_path / "kubectl").write_text("#!/bin/sh\n[ $1 != create ] || cat >$$.sent\necho space uid\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    argv = ["submit", "--to=kubernetes", "--model=m.py", "--name=a"]
+    assert main.main(argv) == 0
+    assert capsys.readouterr() == ("kubernetes:space/a\n", "")
+    assert main.main([*argv, "--dry_run"]) == 0
+    printed = capsys.readouterr().out
+    for texts in ([path.read_text() for path in tmp_path.glob("*.sent")], [printed]):
+        [found] = [made for text in texts for made in yaml.safe_load_all(text) if made["kind"] == "ConfigMap"]
+        binary = base64.b64decode(found.get("binaryData", {}).get("model", ""))
+        assert binary or found["data"]["model"].encode() == content
+        assert binary in (b"", content)
+        assert found["data"]["ps_hosts"]
 
 
 @every_platform

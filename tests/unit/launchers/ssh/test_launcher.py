@@ -10,9 +10,11 @@ import pytest
 from support.jobs import changed, job_of
 from support.processes import ECHO, NASTY, argv_of, environment, golden, run_tfps, summary
 
+from tfps.cli import main, watch
 from tfps.cluster.ports import held_ports
 from tfps.cluster.spec import Task
 from tfps.errors import ConfigError
+from tfps.jobs import display
 from tfps.launchers.ssh.launcher import HostsLauncher
 
 SMALL = job_of(
@@ -105,6 +107,26 @@ def test_what_hosts_have_no_use_for_is_refused(tmp_path: Path) -> None:
     assert "error: --image is not supported with --to=hosts: leave it out.\n" in ended.stderr
     assert "error: --worker_gpu is not supported with --to=hosts: leave it out.\n" in ended.stderr
     assert "error: --worker_hosts is missing" in ended.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_cluster_of_any_size_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    """Without --num_ps and --num_workers, the lists of hosts give the tasks that are shown, no more and no less."""
+    (tmp_path / "ssh").write_text("#!/bin/sh\necho 'training: mode async'\n")
+    (tmp_path / "ssh").chmod(0o755)
+    hosts = [f"h{n}:2222" for n in range(workers + 2)]
+    flags = [f"--ps_hosts={','.join(hosts[:2])}", f"--worker_hosts={','.join(hosts[2:])}", "--ssh"]
+    ended = run_tfps("submit", "--to=hosts", *flags, cwd=tmp_path, PATH=f"{tmp_path}:/usr/bin:/bin")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    tasks = ["ps/0", "ps/1", *(f"worker/{n}" for n in range(workers))]
+    assert {line.partition(" ")[0] for line in ended.stdout.splitlines() if "training:" in line} == set(tasks)
+    views: list[display.JobView] = []
+    job_view = watch.job_view
+    monkeypatch.setattr(watch, "job_view", lambda *args: views.append(job_view(*args)) or views[0])
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["submit", "--to=hosts", *flags]) == 0
+    assert [str(task) for task in views[0].tasks] == tasks
 
 
 def test_there_is_no_handle() -> None:
