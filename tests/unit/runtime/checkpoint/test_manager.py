@@ -1,5 +1,6 @@
 """What a checkpoint holds, which one a job goes on from, and what happens if one is damaged or cannot be written."""
 
+import errno
 import itertools
 import logging
 import os
@@ -355,3 +356,48 @@ def test_a_checkpoint_of_the_same_name_may_be_of_another_run(tmp_path: Path) -> 
     assert mine.checkpoints.others == [str(here / "model.ckpt-7")]
     mine.save(7)
     assert load_variable(here, "weight").tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("patiently", [False, True])
+def test_a_directory_that_is_lost_as_values_are_written_is_saved_to_at_once(tmp_path: Path, patiently: bool) -> None:
+    """The save that it was lost in makes it again, and writes there what it was to write; also at a job's end."""
+    place, run = tmp_path / "m", Training(tmp_path / "m")
+    run.owner.on_loss = run.checkpoints.make_due
+    run.owner.claim()
+    run.save(1)
+    savers, real, losses = run.checkpoints._savers, run.checkpoints._savers.save, iter([True])
+
+    def save(session: Any, path: str) -> Any:
+        written = real(session, path)
+        if next(losses, False):
+            shutil.rmtree(place)
+        return written
+
+    with mock.patch.object(savers, "save", save):
+        run.save(2, patiently)
+    assert steps_in(place) == [2]
+    assert next(losses, None) is None
+    run.owner.release()
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_a_loss_during_a_save_makes_the_next_one_due(tmp_path: Path, is_published: bool) -> None:
+    """However far the save has come, and whether or not it failed, it does not put off the one that the loss asks."""
+    run, real = Training(tmp_path), publish.publish
+    run.checkpoints._every_secs = 1000.0
+
+    def publishing(*args: Any) -> None:
+        if is_published:
+            real(*args)
+            for file in tmp_path.glob("model.ckpt-*"):
+                file.unlink()
+        run.checkpoints.make_due()
+        if not is_published:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with mock.patch.object(publish, "publish", publishing):
+        run.save(1, patiently=True)
+    assert run.checkpoints.is_due
+    run.save(1, patiently=True)
+    assert steps_in(tmp_path) == [1]
+    assert not run.checkpoints.is_due
