@@ -15,7 +15,7 @@ from tfps.config.launch_protocol import STARTED_AGAIN
 from tfps.runtime.checkpoint import file_clock
 from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.runtime.checkpoint.manifest import INDEX, file_of, problem
-from tfps.storage import JobDirectory
+from tfps.storage import JobDirectory, UnreadableError
 from tfps.summary import DONE, JobSummary
 
 _BEGAN = time.monotonic()  # when this process started
@@ -31,16 +31,18 @@ class _Found(NamedTuple):
 def _find(model_dir: str | None) -> _Found | None:
     """Return the summary in a directory; ``None`` if there is none, as after a chief has started there.
 
+    One that cannot be read now is none, too: who asks asks again.
+
     Raises:
-        CheckpointError: If it cannot be read.
+        CheckpointError: If it is damaged.
     """
     if not model_dir:
         return None
     path = JobDirectory(model_dir).summary
-    summary = JobSummary.read(path)
     try:
+        summary = JobSummary.read(path)
         return _Found(summary, path.stat().st_mtime) if summary else None
-    except FileNotFoundError:
+    except (UnreadableError, OSError):
         return None
 
 

@@ -100,7 +100,7 @@ class Chief:
         layout.check(self._built.layout, record.get("layout", {}), self._model)
         self._run = record.get("id", "")
         try:
-            self.owner.claim(record.get("owner", self.owner.this_chief.job))
+            self.owner.claim(record.get("owner", self.owner.this_chief.job), self._run)
             self._write_job()  # the launcher of this chief may be another one
         except HeldError:
             raise

@@ -5,10 +5,12 @@ import time
 from pathlib import Path
 
 import pytest
+from support.checkpoints import unreadable
 from support.cluster import LINEAR, dataset_of, linear, model_of, train
 from support.processes import summary
 
 from tfps.config.job_config import JobConfig
+from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint import job_end
 
 
@@ -50,6 +52,21 @@ def test_a_job_with_steps_left_has_ended_only_for_those_who_were_there(
     assert not job_end.has_ended(config)
     monkeypatch.setenv("TFPS_STARTED_AGAIN", "1")
     assert job_end.has_ended(config)
+
+
+def test_a_summary_that_cannot_be_read_now_ends_no_task(tmp_path: Path) -> None:
+    """It says nothing, and is read again later; a damaged one is an error."""
+    config = JobConfig(model_dir=str(tmp_path), max_steps=3)
+    train(LINEAR, num_workers=1, model_dir=str(tmp_path), max_steps=3)
+    with unreadable(tmp_path / "summary.json", times=5):
+        assert not job_end.has_ended(config)
+        assert job_end.has_ended(config)
+    with unreadable(tmp_path / "summary.json", times=5):
+        assert not job_end.has_ended_since(config, 0.0)
+        assert job_end.has_ended_since(config, 0.0)
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(CheckpointError):
+        job_end.has_ended(config)
 
 
 def test_a_job_has_ended_by_the_file_systems_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
