@@ -101,7 +101,7 @@ def test_json_that_cannot_be_read_for_a_moment_is_read_again(tmp_path: Path) -> 
     with unreadable(path, times=3) as tried:
         assert read_json(path) == {"run": "a"}
     assert len(tried) == 4
-    with unreadable(path) as tried, pytest.raises(UnreadableError, match=r"job\.json cannot be read: Input/output error"):
+    with unreadable(path) as tried, pytest.raises(UnreadableError, match=r"job\.json cannot be read: Input/output"):
         read_json(path)
     assert len(tried) == 5
     path.write_text("{")

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from tfps.config.job_config import JobConfig
 from tfps.config.launch_protocol import STARTED_AGAIN
+from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint import file_clock
 from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.runtime.checkpoint.manifest import INDEX, file_of, problem
-from tfps.storage import JobDirectory, UnreadableError
+from tfps.storage import JobDirectory, UnreadableError, remove
 from tfps.summary import DONE, JobSummary
 
 _BEGAN = time.monotonic()  # when this process started
@@ -44,6 +45,26 @@ def _find(model_dir: str | None) -> _Found | None:
         return _Found(summary, path.stat().st_mtime) if summary else None
     except (UnreadableError, OSError):
         return None
+
+
+def remove_of_lost_chief(model_dir: str | None) -> None:
+    """Delete the summary that a lost chief has left of a run that goes on; keep one that reports its end.
+
+    Raises:
+        StorageError: If it cannot be deleted.
+    """
+    if not model_dir:
+        return
+    path = JobDirectory(model_dir).summary
+    try:
+        found = JobSummary.read(path)
+        is_stale = found is not None and found.status != DONE
+    except UnreadableError:  # it may report the end
+        return
+    except CheckpointError:
+        is_stale = True
+    if is_stale:
+        remove(path)
 
 
 def has_ended(config: JobConfig) -> bool:

@@ -77,3 +77,26 @@ def test_a_job_has_ended_by_the_file_systems_clock(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(time, "time", lambda by=wrong_secs: now() + by)
         assert job_end.has_ended(JobConfig(model_dir=str(tmp_path), max_steps=3))
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "stays"),
+    [
+        ('{"status": "failed", "exit_code": 170, "checkpoint": "m/model.ckpt-3"}', False),
+        ('{"status": "stopped", "exit_code": 143}', False),
+        ('{"status": "done", "global_step": 3}', True),
+        ("{}", False),
+        ("{", False),
+    ],
+)
+def test_the_summary_of_a_lost_chief_does_not_stay_unless_all_is_done(tmp_path: Path, text: str, stays: bool) -> None:
+    """What it names is out of date as soon as the run goes on; the end of a job is not forgotten."""
+    job_end.remove_of_lost_chief(None)
+    job_end.remove_of_lost_chief(str(tmp_path))
+    file = tmp_path / "summary.json"
+    file.write_text(text)
+    with unreadable(file):
+        job_end.remove_of_lost_chief(str(tmp_path))
+    assert file.exists(), "it may be of the job's end"
+    job_end.remove_of_lost_chief(str(tmp_path))
+    assert file.exists() is stays
