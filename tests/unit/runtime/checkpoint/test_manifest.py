@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from support.cluster import tf
@@ -95,6 +96,26 @@ def test_a_manifest_tells_sizes_and_checksums(path: Path) -> None:
         data = Path(f"{path}.{suffix}").read_bytes()
         assert file == {"bytes": len(data), "crc32": zlib.crc32(data)}
     assert problem(str(path)) is None
+
+
+@pytest.mark.parametrize("how", ["not listed", "too short", "no index"])
+def test_what_lacks_a_shard_gets_no_manifest(tmp_path: Path, how: str) -> None:
+    """A network file system may list a file late: what is sealed is all that the index needs, or nothing."""
+    path = save(tmp_path, sharded=True)
+    shard, index, really = Path(f"{path}.data-00001-of-00002"), Path(f"{path}.index"), Path.iterdir
+    listed = [file for file in really(tmp_path) if file != shard or how != "not listed"]
+    if how == "too short":
+        os.truncate(shard, shard.stat().st_size - 1)
+    elif how == "no index":
+        index.unlink()
+        listed.remove(index)
+    with mock.patch.object(Path, "iterdir", return_value=listed), pytest.raises(OSError) as refused:  # noqa: PT011
+        seal(path)
+    assert refused.value.filename == str(index if how == "no index" else shard)
+    assert not Path(f"{path}.manifest.json").exists()
+    index.write_bytes(b"garbled")
+    with pytest.raises(ValueError, match="it does not end like an index"):
+        seal(path)
 
 
 def test_all_of_a_long_file_counts(path: Path) -> None:

@@ -335,7 +335,7 @@ def test_no_update_begins_at_rest() -> None:
 def test_a_chief_that_takes_over_claims_its_run_and_leaves_no_old_summary(
     tmp_path: Path, status: str, stays: bool
 ) -> None:
-    """The directory may come later, and is then claimed for that run; what a lost chief wrote of its end is not true."""
+    """The directory may come later, and is then claimed for that run; what a lost chief wrote is out of date."""
     config = JobConfig(model_dir=str(tmp_path), max_steps=3)
     (tmp_path / "summary.json").write_text(f'{{"status": "{status}"}}')
     cluster, model = Cluster(("a:1",), ("b:1",)), model_of(powers, linear)
@@ -343,7 +343,10 @@ def test_a_chief_that_takes_over_claims_its_run_and_leaves_no_old_summary(
     with built.graph.as_default():
         successor = chief.Chief(config, cluster, model, built, Connection(built.graph))
     run = {"id": "a run", "owner": "a job", "layout": built.layout, "step": 0}
-    with mock.patch.object(successor.owner, "claim") as claim, mock.patch.object(successor, "global_step", lambda _: 2):
+    with (
+        mock.patch.object(successor.owner, "claim") as claim,
+        mock.patch.object(successor, "global_step", return_value=2),
+    ):
         successor.take_over(mock.Mock(), json.dumps(run))
     claim.assert_called_once_with("a job", "a run")
     assert (tmp_path / "summary.json").exists() is stays
