@@ -46,8 +46,8 @@ def seal(path: Path, partial_updates: int = 0) -> None:
     for suffix, least in _needed(file_of(path, INDEX)).items():
         if suffix not in written or written[suffix].bytes < least:
             raise OSError(errno.EIO, "the data is not all there", f"{path}.{suffix}")
-    manifest = {"files": {suffix: file._asdict() for suffix, file in written.items()}}
-    manifest |= {"partial_updates": partial_updates}
+    entries = {suffix: file._asdict() for suffix, file in written.items()}
+    manifest = {"files": entries, "partial_updates": partial_updates}
     text = json.dumps(manifest | {"crc32": _crc32_of(manifest)}, indent=2)
     write_flushed(file_of(path, MANIFEST), f"{text}\n")
 

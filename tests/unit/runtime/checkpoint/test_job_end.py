@@ -11,7 +11,9 @@ from support.processes import summary
 
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError
+from tfps.launchers.local import task_process
 from tfps.runtime.checkpoint import job_end
+from tfps.runtime.training import joining, worker
 
 
 def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> None:
@@ -42,7 +44,7 @@ def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> N
 def test_a_job_with_steps_left_has_ended_only_for_those_who_were_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its input had ended: a task that is started after that goes on, unless it takes the place of a lost one."""
+    """Its input had ended: a task that is started after that goes on, unless it takes the place of one before."""
     config = JobConfig(model_dir=str(tmp_path), max_steps=1000)
     ones = model_of(lambda mode, *_: None if mode == "eval" else dataset_of([1.0, 1.0]), linear)
     train(ones, num_workers=1, model_dir=str(tmp_path), max_steps=1000)
@@ -51,7 +53,10 @@ def test_a_job_with_steps_left_has_ended_only_for_those_who_were_there(
     monkeypatch.setattr(job_end, "_BEGAN", time.monotonic() + 10)
     assert not job_end.has_ended(config)
     monkeypatch.setenv("TFPS_STARTED_AGAIN", "1")
-    assert job_end.has_ended(config)
+    assert not job_end.has_ended(config), "lost before the chief of a new run has removed the old summary"
+    assert joining.has_ended is job_end.has_ended
+    assert worker.joining is joining
+    assert worker.__name__ in task_process.PRELOAD, "so all processes of a task have the same _BEGAN"
 
 
 def test_a_summary_that_cannot_be_read_now_ends_no_task(tmp_path: Path) -> None:
