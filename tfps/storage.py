@@ -9,9 +9,9 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tfps.errors import CheckpointError, StorageError
 
@@ -20,6 +20,9 @@ CHECKPOINT_NAME = "model.ckpt"  # the first part of the names of a checkpoint's 
 STAGING_PREFIX = ".saving-"
 _TRIES, _AGAIN_SECS = 5, 0.5  # for reading what cannot be read for a moment
 _LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL)  # nothing, or something other than a regular file, is there
+
+
+_Read = TypeVar("_Read")
 
 
 class UnreadableError(CheckpointError):
@@ -227,7 +230,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         UnreadableError: If it cannot be read for some seconds, so that its content is not known.
     """
     try:
-        value = json.loads(_read_patiently(path))
+        value = json.loads(patiently(lambda: read_file(path)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -242,13 +245,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def _read_patiently(path: Path) -> bytes:
-    """Return the content of a regular file; try again for some seconds if it cannot be read for a moment."""
+def patiently(read: Callable[[], _Read]) -> _Read:
+    """Return what ``read`` does; call it again, for some seconds, if a file cannot be read for a moment.
+
+    Raises:
+        OSError: If it stays so, or if there is no such file, or no regular one.
+    """
     for _ in range(_TRIES - 1):
         try:
-            return read_file(path)
+            return read()
         except OSError as error:
             if error.errno in _LASTING:
                 raise
         time.sleep(_AGAIN_SECS)
-    return read_file(path)
+    return read()

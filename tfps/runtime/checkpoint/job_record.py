@@ -8,6 +8,7 @@ from tfps.config.launch_protocol import HAS_RECORD, LAUNCH
 from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.storage import JobDirectory, UnreadableError, read_json
+from tfps.text import show
 
 
 def is_of_other_launch(model_dir: str) -> bool:
@@ -31,6 +32,15 @@ def is_of_other_run(model_dir: str, run: str) -> bool:
         UnreadableError: If ``job.json`` cannot be read now.
     """
     return bool(run) and _record_in(model_dir).get("run") not in (None, run)
+
+
+def other_run_error(model_dir: str) -> str:
+    """Return the text of the error that a directory holds another run."""
+    return (
+        f"--model_dir={show(model_dir, 200)} holds another run than the one that this job began there, so this job "
+        "cannot resume: the directory was replaced, or another job has used it. Put the original directory back, "
+        "and start the job again."
+    )
 
 
 def _record_in(model_dir: str) -> Mapping[str, Any]:

@@ -76,6 +76,7 @@ class CheckpointManager:
     def _check_claim(self) -> None:
         if self._owner:
             self._owner.check()
+            self._owner.check_run()
 
     def make_due(self) -> None:
         """Make the next save due now, because the directory was lost; any thread may call this, also during a save."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tfps.runtime.checkpoint.tensor_bundle import data_sizes
-from tfps.storage import open_file, read_file
+from tfps.storage import open_file, patiently, read_file
 
 MANIFEST, INDEX = "manifest.json", "index"
 _BLOCK_BYTES = 1 << 20
@@ -64,7 +64,7 @@ def file_of(path: str | Path, suffix: str) -> Path:
 def index_hash(path: str) -> str:
     """Return a hash of a checkpoint's index, which holds the checksum of each tensor; empty if it cannot be read."""
     try:
-        return hashlib.sha256(read_file(file_of(path, INDEX))).hexdigest()
+        return hashlib.sha256(patiently(lambda: read_file(file_of(path, INDEX)))).hexdigest()
     except OSError:
         return ""
 
@@ -82,7 +82,8 @@ def listed(manifest: Path) -> Collection[str]:
 def partial_updates(path: str) -> int:
     """Return how many updates are in some of a checkpoint's variables and not in others; 0 if that is not known."""
     try:
-        return int(json.loads(read_file(file_of(path, MANIFEST))).get("partial_updates", 0))
+        manifest = json.loads(patiently(lambda: read_file(file_of(path, MANIFEST))))
+        return int(manifest.get("partial_updates", 0))
     except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return 0  # written by plain TensorFlow
 
@@ -121,7 +122,7 @@ def problem(path: str, read_data: bool = True) -> str | None:
             TensorFlow then compares its own checksum.
     """
     try:
-        return _problem(path, read_data)
+        return patiently(lambda: _problem(path, read_data))
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tfps.cluster.spec import Cluster
 from tfps.errors import PeerLostError, StorageError, TfpsError
-from tfps.runtime.checkpoint.job_record import is_of_other_launch, is_of_other_run
+from tfps.runtime.checkpoint.job_record import is_of_other_launch, is_of_other_run, other_run_error
 from tfps.runtime.checkpoint.lock_holder import (
     GONE,
     Holder,
@@ -78,7 +78,7 @@ def check_launch(model_dir: str | None) -> None:
     with contextlib.suppress(StorageError, UnreadableError):  # what cannot be read is not known to be another run's
         is_other = bool(model_dir) and is_of_other_launch(model_dir or "")
     if is_other:
-        raise _of_other_run(model_dir or "")
+        raise HeldError(other_run_error(model_dir or ""))
 
 
 def is_free_for(model_dir: str | None, hosts: Sequence[str]) -> bool:
@@ -93,14 +93,6 @@ def is_free_for(model_dir: str | None, hosts: Sequence[str]) -> bool:
 def hosts_of(cluster: Cluster | None) -> Sequence[str]:
     """Return the addresses of a job's tasks."""
     return (*cluster.ps, *cluster.workers) if cluster else ()
-
-
-def _of_other_run(model_dir: str) -> HeldError:
-    return HeldError(
-        f"--model_dir={show(model_dir, 200)} holds another run than the one that this job began there, so this job "
-        "cannot resume: the directory was replaced, or another job has used it. Put the original directory back, "
-        "and start the job again."
-    )
 
 
 def _held(model_dir: str, holder: Holder) -> HeldError:
@@ -201,17 +193,28 @@ class Ownership:
             if self._claimed:
                 self._renew(model_dir)
             else:
-                self._check_run(model_dir)
+                self.check_run()
                 self._take(model_dir)
         except HeldError as error:
             self.error = error
-        except (OSError, StorageError, UnreadableError):
+        except (OSError, StorageError):
             return  # the next renewal tries again
 
-    def _check_run(self, model_dir: str) -> None:
-        """Check that a directory that could not be claimed at first, as it was not there, does not hold another run."""
-        if is_of_other_launch(model_dir) or is_of_other_run(model_dir, self._run):
-            raise _of_other_run(model_dir)
+    def check_run(self) -> None:
+        """Check that a directory that could not be claimed until now, as it was not there, does not hold another run.
+
+        Raises:
+            HeldError: If it does.
+            StorageError: If that cannot be read.
+        """
+        if not (self.model_dir and self._wanted) or self._claimed:
+            return
+        try:
+            is_other = is_of_other_launch(self.model_dir) or is_of_other_run(self.model_dir, self._run)
+        except UnreadableError as error:
+            raise StorageError(str(error)) from None
+        if is_other:
+            raise HeldError(other_run_error(self.model_dir))
 
     def _compare(self, holder: Holder) -> None:
         """Set the error if the directory belongs to another chief; an empty file is just being written."""

@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.checkpoints import FILES, HOW, Training, damage, damage_reports, spoil, steps_in
+from support.checkpoints import FILES, HOW, Training, damage, damage_reports, spoil, steps_in, unreadable
 from support.cluster import LINEAR, dataset_of, job, linear, model_of, train, variables_of, wait_until
 from support.processes import load_variable, summary
 
@@ -24,6 +24,7 @@ from tfps.runtime.checkpoint import manager, publish, restore
 from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.runtime.checkpoint.manager import CheckpointManager
 from tfps.runtime.checkpoint.manifest import problem
+from tfps.runtime.checkpoint.ownership import HeldError
 
 
 def test_names_are_plain(tmp_path: Path) -> None:
@@ -298,6 +299,26 @@ def test_an_older_chief_saves_no_more(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == [1, 3]
     for chief in (older, later):
         chief.owner.release()
+
+
+def test_a_directory_of_a_run_that_is_not_known_is_not_saved_to(tmp_path: Path) -> None:
+    """A chief that could claim nothing waits until ``job.json`` can be read; it never saves to another run's."""
+    (tmp_path / "file").touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "job.json").write_text('{"run": "other"}')
+    (tmp_path / "m").symlink_to("file")
+    run = Training(tmp_path / "m")
+    with pytest.raises(StorageError):
+        run.owner.claim("a job", "mine")
+    with unreadable(tmp_path / "m" / "job.json"):
+        (tmp_path / "new").symlink_to("other")
+        (tmp_path / "new").rename(tmp_path / "m")
+        with pytest.raises(StorageError, match=r"job\.json cannot be read"):
+            run.save(1)
+    with pytest.raises(HeldError, match="holds another run"):
+        run.save(1)
+    run.owner.release()
+    assert os.listdir(tmp_path / "other") == ["job.json"]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])

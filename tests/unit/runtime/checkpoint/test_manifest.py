@@ -12,11 +12,12 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from support.checkpoints import unreadable
 from support.cluster import tf
 from support.processes import environment
 
 from tfps.errors import CheckpointError
-from tfps.runtime.checkpoint.manifest import partial_updates, problem, seal
+from tfps.runtime.checkpoint.manifest import index_hash, partial_updates, problem, seal
 from tfps.runtime.checkpoint.publish import mend_state
 from tfps.runtime.checkpoint.tensor_bundle import data_sizes
 from tfps.storage import read_json
@@ -165,6 +166,22 @@ def test_a_damaged_manifest_is_found(path: Path) -> None:
         assert partial_updates(str(path)) == 0
     manifest.write_bytes(b"")
     assert problem(str(path)) == f"{manifest.name} is empty"
+
+
+def test_what_cannot_be_read_for_a_moment_is_whole(path: Path) -> None:
+    """An error of a network file system that passes is no damage; one that stays is named."""
+    seal(path)
+    manifest = Path(f"{path}.manifest.json")
+    whole = index_hash(str(path))
+    with unreadable(manifest, times=3):
+        assert problem(str(path)) is None
+    with unreadable(manifest):
+        assert problem(str(path)) == f"{manifest.name} cannot be read: Input/output error"
+    with unreadable(Path(f"{path}.index"), times=3):
+        assert index_hash(str(path)) == whole
+    seal(path, partial_updates=7)
+    with unreadable(manifest, times=3):
+        assert partial_updates(str(path)) == 7
 
 
 def test_data_that_is_restored_anyway_is_not_read_twice(path: Path) -> None:
