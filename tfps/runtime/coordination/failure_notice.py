@@ -24,7 +24,7 @@ from tfps.runtime.process.process_identity import secs_since
 
 _MAX_SECS = 10.0
 _POLL_SECS = 0.2
-_BEGAN = time.monotonic()  # when the supervisor started, which imports this at once
+_BEGAN = time.monotonic()  # when the supervisor started, which imports this first
 
 
 def send(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
