@@ -7,16 +7,26 @@ import math
 import os
 import stat
 import tempfile
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tfps.errors import CheckpointError, StorageError
 
 SCHEMA_VERSION = 1  # of job.json and summary.json: within a version, names that exist stay and keep their meaning
 CHECKPOINT_NAME = "model.ckpt"  # the first part of the names of a checkpoint's files
 STAGING_PREFIX = ".saving-"
+_TRIES, _AGAIN_SECS = 5, 0.5  # for reading what cannot be read for a moment
+_LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL)  # nothing, or something other than a regular file, is there
+
+
+_Read = TypeVar("_Read")
+
+
+class UnreadableError(CheckpointError):
+    """A file cannot be read now, for a reason that may pass, such as an error of a network file system."""
 
 
 class JobDirectory:
@@ -217,9 +227,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
     Raises:
         CheckpointError: If it is not a JSON object: another program wrote it, or it is damaged.
+        UnreadableError: If it cannot be read for some seconds, so that its content is not known.
     """
     try:
-        value = json.loads(read_file(path))
+        value = json.loads(patiently(lambda: read_file(path)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -227,7 +238,24 @@ def read_json(path: Path) -> dict[str, Any] | None:
             raise CheckpointError(f"--model_dir={path.parent} is not a directory.") from None
         why = getattr(error, "strerror", None) or error
         why = "it is nested too deeply" if isinstance(error, RecursionError) else why
-        raise CheckpointError(f"{path} cannot be read: {why}. Move it away, or give another --model_dir.") from None
+        kind = UnreadableError if isinstance(error, OSError) and error.errno not in _LASTING else CheckpointError
+        raise kind(f"{path} cannot be read: {why}. Move it away, or give another --model_dir.") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds no JSON object. Move it away, or give another --model_dir.")
     return value
+
+
+def patiently(read: Callable[[], _Read]) -> _Read:
+    """Return what ``read`` does; call it again, for some seconds, if a file cannot be read for a moment.
+
+    Raises:
+        OSError: If it stays so, or if there is no such file, or no regular one.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return read()
+        except OSError as error:
+            if error.errno in _LASTING:
+                raise
+        time.sleep(_AGAIN_SECS)
+    return read()

@@ -112,6 +112,25 @@ def test_nothing_of_a_job_that_failed_for_good_runs_on(
             assert f"worker/0 has failed with exit code {code}" in tasks[ps].output()
 
 
+def test_a_chief_that_its_directory_refuses_ends_its_ps(tmp_path: Path) -> None:
+    """It is lost as another directory takes the place of its own: the PS of its run end with it, and do not wait."""
+    flags = ("--max_steps=100000000", "--start_timeout_secs=600")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "job.json").write_text('{"launch": "another", "run": "another"}')
+    with job(tmp_path, 1, 1, *flags, model=slow(0.05)) as tasks:
+        tasks["worker/0"].wait_for("saved ", 120)
+        chief = process_of(tasks["worker/0"], "worker/0")
+        os.kill(chief, signal.SIGSTOP)
+        (tmp_path / "m").rename(tmp_path / "own")
+        (tmp_path / "other").rename(tmp_path / "m")
+        os.kill(chief, signal.SIGKILL)
+        assert tasks["worker/0"].wait(120) == 74
+        assert "holds another run than the one that this job began there" in tasks["worker/0"].output()
+        assert tasks["ps/0"].wait(100) == 74
+        assert "worker/0 has failed with exit code 74" in tasks["ps/0"].output()
+    assert "another" in (tmp_path / "m" / "job.json").read_text()
+
+
 def test_a_worker_started_twice_ends_nobodys_job(tmp_path: Path) -> None:
     """A second process of a worker that runs is refused, and its supervisor tells the PS nothing."""
     with job(tmp_path, 1, 1, "--max_steps=100000000", model=slow(0.05)) as tasks, processes() as started:

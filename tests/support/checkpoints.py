@@ -1,9 +1,12 @@
 """Checkpoints that tests make and spoil, without a job."""
 
 import contextlib
+import errno
+import io
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -13,6 +16,7 @@ tensorflow_import.load_v1()
 
 import tensorflow.compat.v1 as tf  # noqa: E402
 
+from tfps import storage  # noqa: E402
 from tfps.cluster.spec import Cluster  # noqa: E402
 from tfps.runtime.checkpoint.directory import list_checkpoints  # noqa: E402
 from tfps.runtime.checkpoint.manager import CheckpointManager  # noqa: E402
@@ -67,6 +71,23 @@ def full_disk(limit_bytes: int = 1000) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextlib.contextmanager
+def unreadable(file: Path, times: int = 1 << 30) -> Iterator[list[Path]]:
+    """Let the next reads of a file fail as those of a network file system do; yields the reads, with the later ones."""
+    really, tried = storage.open_file, list[Path]()
+
+    def open_file(path: Path) -> io.FileIO:
+        if path != file:
+            return really(path)
+        tried.append(path)
+        if len(tried) <= times:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return really(path)
+
+    with mock.patch.object(storage, "open_file", open_file), mock.patch.object(storage, "_AGAIN_SECS", 0.01):
+        yield tried
 
 
 HOW = ["truncated", "empty", "flipped", "garbled", "missing"]

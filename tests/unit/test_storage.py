@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoints import unreadable
 
 from tfps.errors import CheckpointError, StorageError
-from tfps.storage import JobDirectory, open_to_append, read_json, write_json
+from tfps.storage import JobDirectory, UnreadableError, open_to_append, read_json, write_json
 
 
 def test_json_is_written_whole_and_readable(tmp_path: Path) -> None:
@@ -91,6 +92,22 @@ def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path, text: bytes) -
         read_json(path)
     assert str(caught.value).startswith(str(path))
     assert str(caught.value).endswith("Move it away, or give another --model_dir.")
+
+
+def test_json_that_cannot_be_read_for_a_moment_is_read_again(tmp_path: Path) -> None:
+    """Reading ends well as soon as it can; after some tries, an error of its own says that nothing is known."""
+    path = tmp_path / "job.json"
+    write_json(path, {"run": "a"})
+    with unreadable(path, times=3) as tried:
+        assert read_json(path) == {"run": "a"}
+    assert len(tried) == 4
+    with unreadable(path) as tried, pytest.raises(UnreadableError, match=r"job\.json cannot be read: Input/output"):
+        read_json(path)
+    assert len(tried) == 5
+    path.write_text("{")
+    with pytest.raises(CheckpointError) as damaged:
+        read_json(path)
+    assert not isinstance(damaged.value, UnreadableError)
 
 
 @pytest.mark.parametrize("is_read", [False, True])

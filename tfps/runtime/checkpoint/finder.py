@@ -42,6 +42,16 @@ def select_checkpoint(model_dir: str | None, path: str | None = None) -> str:
     raise CheckpointError(f"--model_dir={given} holds no checkpoint (model.ckpt-*): train first.")
 
 
+def newest_by_sizes(model_dir: str | None) -> str | None:
+    """Return the newest checkpoint whose index is intact and whose files have their sizes; does not read the data.
+
+    Raises:
+        StorageError: If the directory exists and cannot be read.
+    """
+    found = reversed(list_checkpoints(model_dir))
+    return next((path for path in found if problem(path, read_data=False) is None), None)
+
+
 class Finder:
     """Find the newest intact checkpoint of a directory, any number of times; read and report each one only once.
 

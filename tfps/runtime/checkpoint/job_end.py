@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tfps.config.job_config import JobConfig
-from tfps.config.launch_protocol import STARTED_AGAIN
+from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint import file_clock
 from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.runtime.checkpoint.manifest import INDEX, file_of, problem
-from tfps.storage import JobDirectory
+from tfps.storage import JobDirectory, UnreadableError, remove
 from tfps.summary import DONE, JobSummary
 
-_BEGAN = time.monotonic()  # when this process started
+_BEGAN = time.monotonic()  # when this process started, or the fork server that also forks those that replace it
 
 
 class _Found(NamedTuple):
@@ -31,17 +31,39 @@ class _Found(NamedTuple):
 def _find(model_dir: str | None) -> _Found | None:
     """Return the summary in a directory; ``None`` if there is none, as after a chief has started there.
 
+    One that cannot be read now is none, too: who asks asks again.
+
     Raises:
-        CheckpointError: If it cannot be read.
+        CheckpointError: If it is damaged.
     """
     if not model_dir:
         return None
     path = JobDirectory(model_dir).summary
-    summary = JobSummary.read(path)
     try:
+        summary = JobSummary.read(path)
         return _Found(summary, path.stat().st_mtime) if summary else None
-    except FileNotFoundError:
+    except (UnreadableError, OSError):
         return None
+
+
+def remove_of_lost_chief(model_dir: str | None) -> None:
+    """Delete the summary that a lost chief has left of a run that goes on; keep one that reports its end.
+
+    Raises:
+        StorageError: If it cannot be deleted.
+    """
+    if not model_dir:
+        return
+    path = JobDirectory(model_dir).summary
+    try:
+        found = JobSummary.read(path)
+        is_stale = found is not None and found.status != DONE
+    except UnreadableError:  # it may report the end
+        return
+    except CheckpointError:
+        is_stale = True
+    if is_stale:
+        remove(path)
 
 
 def has_ended(config: JobConfig) -> bool:
@@ -54,7 +76,7 @@ def has_ended(config: JobConfig) -> bool:
     if not found or found.summary.status != DONE or found.summary.max_steps != config.max_steps:
         return False
     age_secs = abs(file_clock.now(config.model_dir or ".") - found.written)
-    is_later = age_secs > time.monotonic() - _BEGAN and not os.environ.get(STARTED_AGAIN)
+    is_later = age_secs > time.monotonic() - _BEGAN
     if is_later and not found.summary.has_reached(config.max_steps):
         return False
     if found.summary.checkpoint is None or not config.model_dir:

@@ -55,6 +55,7 @@ class CheckpointManager:
     ) -> None:
         self._dir, self._every_secs, self._owner, self._remedy = model_dir, every_secs, owner, remedy
         self._next = time.monotonic() + every_secs
+        self._is_lost = False
         self._savers = ShardedSaver(snapshot)
         self._one_at_a_time = threading.Lock()
         self._intact: dict[str, bool] = {}
@@ -69,15 +70,17 @@ class CheckpointManager:
 
     def _is_replaced(self, path: str) -> bool:
         """Return whether an intact checkpoint has become one of other values."""
-        return self._intact[path] and self._indexes.get(path) != index_hash(path)
+        is_intact = self._intact.get(path, False)  # another thread may have deleted it since
+        return is_intact and self._indexes.get(path) != index_hash(path)
 
     def _check_claim(self) -> None:
         if self._owner:
             self._owner.check()
+            self._owner.check_run()
 
     def make_due(self) -> None:
-        """Make the next save due now."""
-        self._next = 0.0
+        """Make the next save due now, because the directory was lost; any thread may call this, also during a save."""
+        self._is_lost = True
 
     def restore_latest(self, session: Session) -> str | None:
         """Give the variables the values of the newest intact checkpoint; return its path, ``None`` if there is none.
@@ -114,14 +117,16 @@ class CheckpointManager:
     @property
     def is_due(self) -> bool:
         """Whether it is time to save."""
-        return time.monotonic() >= self._next
+        return self._is_lost or time.monotonic() >= self._next
 
     def try_save(self, session: Session, global_step: Variable, at_rest: bool = True) -> None:
         """Save; if that fails, log it and continue training, with the last checkpoint still there."""
+        self._is_lost = False  # a loss from now on may take what this saves
         try:
             self.save(session, global_step, at_rest)
         except StorageError as error:
-            log.info("%s Training continues; the next attempt is in %g s.", error, self._every_secs)
+            wait_secs = 0 if self._is_lost else self._every_secs
+            log.info("%s Training continues; the next attempt is in %g s.", error, wait_secs)
         self._next = time.monotonic() + self._every_secs
 
     def save(self, session: Session, global_step: Variable, at_rest: bool = True) -> int:
@@ -145,14 +150,23 @@ class CheckpointManager:
                 publish.mend_state(self._kept(path))
                 return step
             try:
-                self._save(session, self._dir, at_rest)
-            except LOST:
-                raise
-            except (OSError, ValueError, tf.errors.OpError) as error:
-                self._check_claim()  # another chief may have removed the files
-                raise StorageError(f"--model_dir: {path} cannot be written: {message_of(error).rstrip('.')}.") from None
+                self._save_or_explain(session, path, at_rest)
+            except StorageError:
+                if not self._is_lost:
+                    raise
+                self._is_lost = False
+                self._save_or_explain(session, path, at_rest)  # in the directory that was made again
             log.info("saved %s", self.newest)
             return step_in(self.newest or "")
+
+    def _save_or_explain(self, session: Session, path: str, at_rest: bool) -> None:
+        try:
+            self._save(session, str(Path(path).parent), at_rest)
+        except LOST:
+            raise
+        except (OSError, ValueError, tf.errors.OpError) as error:
+            self._check_claim()  # another chief may have removed the files
+            raise StorageError(f"--model_dir: {path} cannot be written: {message_of(error).rstrip('.')}.") from None
 
     def _is_saved(self, path: str) -> bool:
         """Return whether a checkpoint exists, is intact, and has all updates of its step."""

@@ -5,6 +5,7 @@ some variables and not in others. The checksum is CRC-32, which is fast; it prot
 checkpoint without a manifest, written by plain TensorFlow, is compared with its own index. Does not import TensorFlow.
 """
 
+import errno
 import hashlib
 import io
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tfps.runtime.checkpoint.tensor_bundle import data_sizes
-from tfps.storage import open_file, read_file
+from tfps.storage import open_file, patiently, read_file
 
 MANIFEST, INDEX = "manifest.json", "index"
 _BLOCK_BYTES = 1 << 20
@@ -35,10 +36,18 @@ def seal(path: Path, partial_updates: int = 0) -> None:
     Args:
         path: The checkpoint, without a suffix.
         partial_updates: How many updates are in some of its variables and not in others.
+
+    Raises:
+        OSError: If a file cannot be read, or a data file that the index needs is not listed, or is too short.
+        ValueError: If the index is garbled.
     """
     files = [file for file in path.parent.iterdir() if file.name.startswith(f"{path.name}.")]
-    written = {file.name.removeprefix(f"{path.name}."): _flushed(file)._asdict() for file in sorted(files)}
-    manifest = {"files": written, "partial_updates": partial_updates}
+    written = {file.name.removeprefix(f"{path.name}."): _flushed(file) for file in sorted(files)}
+    for suffix, least in _needed(file_of(path, INDEX)).items():
+        if suffix not in written or written[suffix].bytes < least:
+            raise OSError(errno.EIO, "the data is not all there", f"{path}.{suffix}")
+    entries = {suffix: file._asdict() for suffix, file in written.items()}
+    manifest = {"files": entries, "partial_updates": partial_updates}
     text = json.dumps(manifest | {"crc32": _crc32_of(manifest)}, indent=2)
     write_flushed(file_of(path, MANIFEST), f"{text}\n")
 
@@ -55,7 +64,7 @@ def file_of(path: str | Path, suffix: str) -> Path:
 def index_hash(path: str) -> str:
     """Return a hash of a checkpoint's index, which holds the checksum of each tensor; empty if it cannot be read."""
     try:
-        return hashlib.sha256(read_file(file_of(path, INDEX))).hexdigest()
+        return hashlib.sha256(patiently(lambda: read_file(file_of(path, INDEX)))).hexdigest()
     except OSError:
         return ""
 
@@ -73,7 +82,8 @@ def listed(manifest: Path) -> Collection[str]:
 def partial_updates(path: str) -> int:
     """Return how many updates are in some of a checkpoint's variables and not in others; 0 if that is not known."""
     try:
-        return int(json.loads(read_file(file_of(path, MANIFEST))).get("partial_updates", 0))
+        manifest = json.loads(patiently(lambda: read_file(file_of(path, MANIFEST))))
+        return int(manifest.get("partial_updates", 0))
     except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return 0  # written by plain TensorFlow
 
@@ -112,7 +122,7 @@ def problem(path: str, read_data: bool = True) -> str | None:
             TensorFlow then compares its own checksum.
     """
     try:
-        return _problem(path, read_data)
+        return patiently(lambda: _problem(path, read_data))
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:
@@ -162,11 +172,16 @@ def _unlike_manifest(path: str, files: Mapping[str, _File], read_data: bool) -> 
 def _unlike_index(path: str) -> str | None:
     index = file_of(path, INDEX)
     try:
-        sizes = data_sizes(read_file(index))
+        needed = _needed(index)
     except ValueError as error:
         return f"{index.name} is garbled: {error}"
-    for shard, least in enumerate(sizes):
-        file = file_of(path, f"data-{shard:05}-of-{len(sizes):05}")
-        if least and (size := file.stat().st_size) < least:
-            return f"{file.name} has {size} bytes instead of {least}"
+    for suffix, least in needed.items():
+        if (size := file_of(path, suffix).stat().st_size) < least:
+            return f"{file_of(path, suffix).name} has {size} bytes instead of {least}"
     return None
+
+
+def _needed(index: Path) -> Mapping[str, int]:
+    """Return the data files that an index needs, as in a manifest, and the least size of each."""
+    sizes = data_sizes(read_file(index))
+    return {f"data-{shard:05}-of-{len(sizes):05}": least for shard, least in enumerate(sizes) if least}

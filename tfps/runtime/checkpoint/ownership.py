@@ -20,9 +20,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from tfps.cluster.spec import Cluster
-from tfps.config.launch_protocol import HAS_RECORD, LAUNCH
-from tfps.errors import CheckpointError, PeerLostError, StorageError, TfpsError
-from tfps.runtime.checkpoint.directory import list_checkpoints
+from tfps.errors import PeerLostError, StorageError, TfpsError
+from tfps.runtime.checkpoint.job_record import is_of_other_launch, is_of_other_run, other_run_error
 from tfps.runtime.checkpoint.lock_holder import (
     GONE,
     Holder,
@@ -37,7 +36,7 @@ from tfps.runtime.checkpoint.lock_holder import (
     this_process,
 )
 from tfps.runtime.checkpoint.owner_lock import locked
-from tfps.storage import JobDirectory, make_dir, read_json, write_json
+from tfps.storage import JobDirectory, UnreadableError, make_dir, write_json
 from tfps.text import show
 
 _RENEW_SECS = 2.0
@@ -75,20 +74,11 @@ def check_launch(model_dir: str | None) -> None:
     Raises:
         HeldError: If it holds another run.
     """
-    if not model_dir or HAS_RECORD not in os.environ:
-        return
-    try:
-        found = read_json(JobDirectory(model_dir).job) or {}
-    except CheckpointError:
-        found = {}
-    except StorageError:  # what cannot be read is not known to be another run's
-        return
-    if (found or list_checkpoints(model_dir)) and found.get("launch") != os.environ.get(LAUNCH):
-        raise HeldError(
-            f"--model_dir={show(model_dir, 200)} holds another run than the one that this job began there, so this job "
-            "cannot resume: the directory was replaced, or another job has used it. Put the original directory back, "
-            "and start the job again."
-        )
+    is_other = False
+    with contextlib.suppress(StorageError, UnreadableError):  # what cannot be read is not known to be another run's
+        is_other = bool(model_dir) and is_of_other_launch(model_dir or "")
+    if is_other:
+        raise HeldError(other_run_error(model_dir or ""))
 
 
 def is_free_for(model_dir: str | None, hosts: Sequence[str]) -> bool:
@@ -137,14 +127,16 @@ class Ownership:
     _wanted: bool = False
     _claimed: bool = False
     _known: bool = False
+    _run: str = ""
     _is_loss_logged: bool = False
     _place: tuple[int, int] | None = None  # device and inode, which identify the directory whatever its name
 
-    def claim(self, job: str = "") -> None:
+    def claim(self, job: str = "", run: str = "") -> None:
         """Take the directory and keep it; from now on, no chief that claimed it before saves there.
 
         Args:
             job: The ``Holder.job`` that this chief continues; earlier chiefs of that job are dead, or cut off.
+            run: The id of that run in ``job.json``.
 
         Raises:
             HeldError: If another job holds it.
@@ -155,7 +147,7 @@ class Ownership:
         self.this_chief = this_process(
             replace(self.this_chief, job=job or self.this_chief.job, hosts=hosts_of(self.cluster))
         )
-        self._known = bool(job)
+        self._known, self._run = bool(job), run
         if self._known:
             self._tend()  # tries again if nothing can be written now
         self._take(self.model_dir)
@@ -201,11 +193,28 @@ class Ownership:
             if self._claimed:
                 self._renew(model_dir)
             else:
+                self.check_run()
                 self._take(model_dir)
         except HeldError as error:
             self.error = error
         except (OSError, StorageError):
             return  # the next renewal tries again
+
+    def check_run(self) -> None:
+        """Check that a directory that could not be claimed until now, as it was not there, does not hold another run.
+
+        Raises:
+            HeldError: If it does.
+            StorageError: If that cannot be read.
+        """
+        if not (self.model_dir and self._wanted) or self._claimed:
+            return
+        try:
+            is_other = is_of_other_launch(self.model_dir) or is_of_other_run(self.model_dir, self._run)
+        except UnreadableError as error:
+            raise StorageError(str(error)) from None
+        if is_other:
+            raise HeldError(other_run_error(self.model_dir))
 
     def _compare(self, holder: Holder) -> None:
         """Set the error if the directory belongs to another chief; an empty file is just being written."""

@@ -7,6 +7,7 @@ Only that process imports TensorFlow.
 """
 
 import contextlib
+import json
 import multiprocessing
 import os
 import threading
@@ -19,9 +20,11 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import TfpsError
 from tfps.runtime.coordination import compatibility
 from tfps.runtime.process import tensorflow_import
+from tfps.runtime.process.process_identity import secs_since
 
 _MAX_SECS = 10.0
 _POLL_SECS = 0.2
+_BEGAN = time.monotonic()  # when the supervisor started, which imports this first
 
 
 def send(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
@@ -38,39 +41,42 @@ def send(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
     if probe.probe_address(cluster.address(task)).task == task:
         return
     process = multiprocessing.get_context("forkserver").Process(
-        target=_send_and_exit, args=(config, cluster, task, code)
+        target=_send_and_exit, args=(config, cluster, task, code, _BEGAN)
     )
     process.start()
     process.join(_MAX_SECS + 1.0)
     process.kill()
 
 
-def _send_and_exit(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
+def _send_and_exit(config: JobConfig, cluster: Cluster, task: Task, code: int, began: float) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides TensorFlow's messages
     tensorflow_import.load_v1()
     rendezvous.bypass_proxies(os.environ, cluster)
     servers = [other for other in cluster.tasks() if other.job == "ps"]
-    thread = threading.Thread(target=_send_to_all, args=(config, cluster, task, code, servers), daemon=True)
+    given = config, cluster, task, code, servers, began
+    thread = threading.Thread(target=_send_to_all, args=given, daemon=True)
     thread.start()
     thread.join(_MAX_SECS)
     os._exit(0)  # a session may wait without end
 
 
-def _send_to_all(config: JobConfig, cluster: Cluster, task: Task, code: int, servers: Sequence[Task]) -> None:
+def _send_to_all(
+    config: JobConfig, cluster: Cluster, task: Task, code: int, servers: Sequence[Task], began: float
+) -> None:
     """Report to each PS as soon as it is up and initialized; stop if they belong to another job."""
     for ps in servers:
         is_reported = None
         while is_reported is None:
             with contextlib.suppress(Exception):  # not initialized yet, or exiting
                 if probe.probe_address(cluster.address(ps)).task == ps:
-                    is_reported = _report(config, cluster, task, code, ps)
+                    is_reported = _report(config, cluster, task, code, ps, began)
             time.sleep(_POLL_SECS)
         if not is_reported:
             return
 
 
-def _report(config: JobConfig, cluster: Cluster, task: Task, code: int, ps: Task) -> bool:
+def _report(config: JobConfig, cluster: Cluster, task: Task, code: int, ps: Task, began: float) -> bool:
     """Write minus the exit code as the worker's phase, if the PS is of this job; return whether it is."""
     import tensorflow.compat.v1 as tf  # noqa: PLC0415
 
@@ -85,14 +91,20 @@ def _report(config: JobConfig, cluster: Cluster, task: Task, code: int, ps: Task
     with tf.Session(f"grpc://{cluster.address(ps)}", graph=graph, config=options) as session:
         theirs, present_run = session.run([terms, run])
         own = compatibility.fingerprint(config, cluster, tf.__version__)
-        ours = compatibility.is_same(own, theirs.decode()) and _is_of_run(config, task, present_run.decode())
+        ours = compatibility.is_same(own, theirs.decode()) and _is_of_run(config, task, present_run.decode(), began)
         if ours:
             session.run(phase)
     return ours
 
 
-def _is_of_run(config: JobConfig, task: Task, run: str) -> bool:
-    """Return whether the PS hold the run that this chief's ``--model_dir`` is of; for other workers, return True."""
+def _is_of_run(config: JobConfig, task: Task, run: str, began: float) -> bool:
+    """Return whether the PS hold a run of this chief's; for other workers, return True.
+
+    The run may have begun after the chief's supervisor: then a process of that supervisor has begun it. Otherwise,
+    ``--model_dir`` has to be of that run. It may be of another one by now, which is why the chief has failed.
+    """
+    if task.is_chief and run and secs_since(json.loads(run)["began"]) < time.monotonic() - began:
+        return True
     try:
         compatibility.check_run(config.model_dir if task.is_chief else None, run, "")
     except TfpsError:

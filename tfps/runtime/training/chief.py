@@ -17,7 +17,7 @@ from tfps.errors import DataError, ModelError, StorageError
 from tfps.models.model import Model
 from tfps.modes.registry import mode_of
 from tfps.progress import format_progress
-from tfps.runtime.checkpoint import restore
+from tfps.runtime.checkpoint import job_end, restore
 from tfps.runtime.checkpoint.background import BackgroundThread
 from tfps.runtime.checkpoint.manager import CheckpointManager
 from tfps.runtime.checkpoint.manifest import partial_updates
@@ -100,8 +100,9 @@ class Chief:
         layout.check(self._built.layout, record.get("layout", {}), self._model)
         self._run = record.get("id", "")
         try:
-            self.owner.claim(record.get("owner", self.owner.this_chief.job))
+            self.owner.claim(record.get("owner", self.owner.this_chief.job), self._run)
             self._write_job()  # the launcher of this chief may be another one
+            job_end.remove_of_lost_chief(self._config.model_dir)
         except HeldError:
             raise
         except StorageError as error:  # training continues while nothing can be written

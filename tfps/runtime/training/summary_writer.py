@@ -9,7 +9,7 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import StoppedError, TfpsError
 from tfps.modes.registry import mode_of
 from tfps.runtime.checkpoint.directory import step_in
-from tfps.runtime.checkpoint.finder import Finder
+from tfps.runtime.checkpoint.finder import newest_by_sizes
 from tfps.runtime.checkpoint.ownership import hosts_of
 from tfps.runtime.coordination.job_state import JobState
 from tfps.runtime.coordination.stragglers import Stragglers, WorkerPace
@@ -110,7 +110,7 @@ def _summary(
 ) -> JobSummary:
     """Return the summary without the chief's report."""
     progress = loop.progress if loop else Progress()
-    checkpoint = (chief and chief.checkpoint) or Finder(config.model_dir).newest()
+    checkpoint = (chief and chief.checkpoint) or newest_by_sizes(config.model_dir)
     found_step = (chief and chief.found_step) or (step_in(checkpoint) if checkpoint else 0)
     status = DONE if error is None else STOPPED if isinstance(error, StoppedError) else FAILED
     return JobSummary(

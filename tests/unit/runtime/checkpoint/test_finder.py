@@ -20,11 +20,12 @@ from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, StorageError
 from tfps.models import loader
-from tfps.runtime.checkpoint import directory
-from tfps.runtime.checkpoint.finder import Finder, select_checkpoint
+from tfps.runtime.checkpoint import directory, manifest
+from tfps.runtime.checkpoint.finder import Finder, newest_by_sizes, select_checkpoint
 from tfps.runtime.checkpoint.manifest import problem
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results import evaluation
+from tfps.storage import open_file
 
 STATES = {
     b"": "is empty: ",
@@ -65,6 +66,19 @@ def test_eval_and_export_use_the_newest_whole_checkpoint(
     assert f"model.ckpt-7.{file}" in line
     given = str(tmp_path / "model.ckpt-5")
     assert select_checkpoint(str(tmp_path), given) == given
+
+
+def test_the_newest_one_is_named_without_reading_its_data(tmp_path: Path) -> None:
+    """What a summary names costs no time, however large it is: files count that have an index and their sizes."""
+    assert newest_by_sizes(str(tmp_path)) is newest_by_sizes(None) is None
+    run = Training(tmp_path)
+    for step in (3, 5, 7, 9):
+        run.save(step)
+    damage(tmp_path / "model.ckpt-7.data-00000-of-00001", "truncated")
+    (tmp_path / "model.ckpt-9.index").unlink()
+    with mock.patch.object(manifest, "open_file", wraps=open_file) as opened:
+        assert newest_by_sizes(str(tmp_path)) == str(tmp_path / "model.ckpt-5")
+    assert [call.args[0].name for call in opened.call_args_list] == ["model.ckpt-5.index"]
 
 
 def test_a_checkpoint_is_read_and_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,11 +5,15 @@ import time
 from pathlib import Path
 
 import pytest
+from support.checkpoints import unreadable
 from support.cluster import LINEAR, dataset_of, linear, model_of, train
 from support.processes import summary
 
 from tfps.config.job_config import JobConfig
+from tfps.errors import CheckpointError
+from tfps.launchers.local import task_process
 from tfps.runtime.checkpoint import job_end
+from tfps.runtime.training import joining, worker
 
 
 def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> None:
@@ -40,7 +44,7 @@ def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> N
 def test_a_job_with_steps_left_has_ended_only_for_those_who_were_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its input had ended: a task that is started after that goes on, unless it takes the place of a lost one."""
+    """Its input had ended: a task that is started after that goes on, unless it takes the place of one before."""
     config = JobConfig(model_dir=str(tmp_path), max_steps=1000)
     ones = model_of(lambda mode, *_: None if mode == "eval" else dataset_of([1.0, 1.0]), linear)
     train(ones, num_workers=1, model_dir=str(tmp_path), max_steps=1000)
@@ -49,7 +53,25 @@ def test_a_job_with_steps_left_has_ended_only_for_those_who_were_there(
     monkeypatch.setattr(job_end, "_BEGAN", time.monotonic() + 10)
     assert not job_end.has_ended(config)
     monkeypatch.setenv("TFPS_STARTED_AGAIN", "1")
-    assert job_end.has_ended(config)
+    assert not job_end.has_ended(config), "lost before the chief of a new run has removed the old summary"
+    assert joining.has_ended is job_end.has_ended
+    assert worker.joining is joining
+    assert worker.__name__ in task_process.PRELOAD, "so all processes of a task have the same _BEGAN"
+
+
+def test_a_summary_that_cannot_be_read_now_ends_no_task(tmp_path: Path) -> None:
+    """It says nothing, and is read again later; a damaged one is an error."""
+    config = JobConfig(model_dir=str(tmp_path), max_steps=3)
+    train(LINEAR, num_workers=1, model_dir=str(tmp_path), max_steps=3)
+    with unreadable(tmp_path / "summary.json", times=5):
+        assert not job_end.has_ended(config)
+        assert job_end.has_ended(config)
+    with unreadable(tmp_path / "summary.json", times=5):
+        assert not job_end.has_ended_since(config, 0.0)
+        assert job_end.has_ended_since(config, 0.0)
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(CheckpointError):
+        job_end.has_ended(config)
 
 
 def test_a_job_has_ended_by_the_file_systems_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,3 +82,26 @@ def test_a_job_has_ended_by_the_file_systems_clock(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(time, "time", lambda by=wrong_secs: now() + by)
         assert job_end.has_ended(JobConfig(model_dir=str(tmp_path), max_steps=3))
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "stays"),
+    [
+        ('{"status": "failed", "exit_code": 170, "checkpoint": "m/model.ckpt-3"}', False),
+        ('{"status": "stopped", "exit_code": 143}', False),
+        ('{"status": "done", "global_step": 3}', True),
+        ("{}", False),
+        ("{", False),
+    ],
+)
+def test_the_summary_of_a_lost_chief_does_not_stay_unless_all_is_done(tmp_path: Path, text: str, stays: bool) -> None:
+    """What it names is out of date as soon as the run goes on; the end of a job is not forgotten."""
+    job_end.remove_of_lost_chief(None)
+    job_end.remove_of_lost_chief(str(tmp_path))
+    file = tmp_path / "summary.json"
+    file.write_text(text)
+    with unreadable(file):
+        job_end.remove_of_lost_chief(str(tmp_path))
+    assert file.exists(), "it may be of the job's end"
+    job_end.remove_of_lost_chief(str(tmp_path))
+    assert file.exists() is stays

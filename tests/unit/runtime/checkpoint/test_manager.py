@@ -1,5 +1,6 @@
 """What a checkpoint holds, which one a job goes on from, and what happens if one is damaged or cannot be written."""
 
+import errno
 import itertools
 import logging
 import os
@@ -13,7 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.checkpoints import FILES, HOW, Training, damage, damage_reports, spoil, steps_in
+from support.checkpoints import FILES, HOW, Training, damage, damage_reports, spoil, steps_in, unreadable
 from support.cluster import LINEAR, dataset_of, job, linear, model_of, train, variables_of, wait_until
 from support.processes import load_variable, summary
 
@@ -23,6 +24,7 @@ from tfps.runtime.checkpoint import manager, publish, restore
 from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.runtime.checkpoint.manager import CheckpointManager
 from tfps.runtime.checkpoint.manifest import problem
+from tfps.runtime.checkpoint.ownership import HeldError
 
 
 def test_names_are_plain(tmp_path: Path) -> None:
@@ -299,6 +301,26 @@ def test_an_older_chief_saves_no_more(tmp_path: Path) -> None:
         chief.owner.release()
 
 
+def test_a_directory_of_a_run_that_is_not_known_is_not_saved_to(tmp_path: Path) -> None:
+    """A chief that could claim nothing waits until ``job.json`` can be read; it never saves to another run's."""
+    (tmp_path / "file").touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "job.json").write_text('{"run": "other"}')
+    (tmp_path / "m").symlink_to("file")
+    run = Training(tmp_path / "m")
+    with pytest.raises(StorageError):
+        run.owner.claim("a job", "mine")
+    with unreadable(tmp_path / "m" / "job.json"):
+        (tmp_path / "new").symlink_to("other")
+        (tmp_path / "new").rename(tmp_path / "m")
+        with pytest.raises(StorageError, match=r"job\.json cannot be read"):
+            run.save(1)
+    with pytest.raises(HeldError, match="holds another run"):
+        run.save(1)
+    run.owner.release()
+    assert os.listdir(tmp_path / "other") == ["job.json"]
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_a_checkpoint_has_the_rights_that_the_umask_leaves(tmp_path: Path, umask: int) -> None:
     """Its files and the state file can be read by those only whom the umask lets read."""
@@ -355,3 +377,48 @@ def test_a_checkpoint_of_the_same_name_may_be_of_another_run(tmp_path: Path) -> 
     assert mine.checkpoints.others == [str(here / "model.ckpt-7")]
     mine.save(7)
     assert load_variable(here, "weight").tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("patiently", [False, True])
+def test_a_directory_that_is_lost_as_values_are_written_is_saved_to_at_once(tmp_path: Path, patiently: bool) -> None:
+    """The save that it was lost in makes it again, and writes there what it was to write; also at a job's end."""
+    place, run = tmp_path / "m", Training(tmp_path / "m")
+    run.owner.on_loss = run.checkpoints.make_due
+    run.owner.claim()
+    run.save(1)
+    savers, real, losses = run.checkpoints._savers, run.checkpoints._savers.save, iter([True])
+
+    def save(session: Any, path: str) -> Any:
+        written = real(session, path)
+        if next(losses, False):
+            shutil.rmtree(place)
+        return written
+
+    with mock.patch.object(savers, "save", save):
+        run.save(2, patiently)
+    assert steps_in(place) == [2]
+    assert next(losses, None) is None
+    run.owner.release()
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_a_loss_during_a_save_makes_the_next_one_due(tmp_path: Path, is_published: bool) -> None:
+    """However far the save has come, and whether or not it failed, it does not put off the one that the loss asks."""
+    run, real = Training(tmp_path), publish.publish
+    run.checkpoints._every_secs = 1000.0
+
+    def publishing(*args: Any) -> None:
+        if is_published:
+            real(*args)
+            for file in tmp_path.glob("model.ckpt-*"):
+                file.unlink()
+        run.checkpoints.make_due()
+        if not is_published:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with mock.patch.object(publish, "publish", publishing):
+        run.save(1, patiently=True)
+    assert run.checkpoints.is_due
+    run.save(1, patiently=True)
+    assert steps_in(tmp_path) == [1]
+    assert not run.checkpoints.is_due

@@ -9,13 +9,15 @@ import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from support.checkpoints import unreadable
 from support.cluster import tf
 from support.processes import environment
 
 from tfps.errors import CheckpointError
-from tfps.runtime.checkpoint.manifest import partial_updates, problem, seal
+from tfps.runtime.checkpoint.manifest import index_hash, partial_updates, problem, seal
 from tfps.runtime.checkpoint.publish import mend_state
 from tfps.runtime.checkpoint.tensor_bundle import data_sizes
 from tfps.storage import read_json
@@ -97,6 +99,26 @@ def test_a_manifest_tells_sizes_and_checksums(path: Path) -> None:
     assert problem(str(path)) is None
 
 
+@pytest.mark.parametrize("how", ["not listed", "too short", "no index"])
+def test_what_lacks_a_shard_gets_no_manifest(tmp_path: Path, how: str) -> None:
+    """A network file system may list a file late: what is sealed is all that the index needs, or nothing."""
+    path = save(tmp_path, sharded=True)
+    shard, index, really = Path(f"{path}.data-00001-of-00002"), Path(f"{path}.index"), Path.iterdir
+    listed = [file for file in really(tmp_path) if file != shard or how != "not listed"]
+    if how == "too short":
+        os.truncate(shard, shard.stat().st_size - 1)
+    elif how == "no index":
+        index.unlink()
+        listed.remove(index)
+    with mock.patch.object(Path, "iterdir", return_value=listed), pytest.raises(OSError) as refused:  # noqa: PT011
+        seal(path)
+    assert refused.value.filename == str(index if how == "no index" else shard)
+    assert not Path(f"{path}.manifest.json").exists()
+    index.write_bytes(b"garbled")
+    with pytest.raises(ValueError, match="it does not end like an index"):
+        seal(path)
+
+
 def test_all_of_a_long_file_counts(path: Path) -> None:
     """A file of several blocks and a byte is read to its end: a changed bit in any block is found."""
     file = Path(f"{path}.data-00000-of-00001")
@@ -144,6 +166,22 @@ def test_a_damaged_manifest_is_found(path: Path) -> None:
         assert partial_updates(str(path)) == 0
     manifest.write_bytes(b"")
     assert problem(str(path)) == f"{manifest.name} is empty"
+
+
+def test_what_cannot_be_read_for_a_moment_is_whole(path: Path) -> None:
+    """An error of a network file system that passes is no damage; one that stays is named."""
+    seal(path)
+    manifest = Path(f"{path}.manifest.json")
+    whole = index_hash(str(path))
+    with unreadable(manifest, times=3):
+        assert problem(str(path)) is None
+    with unreadable(manifest):
+        assert problem(str(path)) == f"{manifest.name} cannot be read: Input/output error"
+    with unreadable(Path(f"{path}.index"), times=3):
+        assert index_hash(str(path)) == whole
+    seal(path, partial_updates=7)
+    with unreadable(manifest, times=3):
+        assert partial_updates(str(path)) == 7
 
 
 def test_data_that_is_restored_anyway_is_not_read_twice(path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoints import unreadable
 
 from tfps.cluster.spec import Cluster
 from tfps.errors import PeerLostError, StorageError
@@ -442,3 +443,50 @@ def test_a_chief_that_is_started_again_resumes_only_the_run_of_its_launch(
             (tmp_path / name).write_text(text)
     with pytest.raises(HeldError, match="holds another run") if refused else contextlib.nullcontext():
         ownership.check_launch(str(tmp_path))
+
+
+def test_a_record_that_cannot_be_read_for_a_moment_is_not_of_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chief that is started again reads it again, and goes on where nothing is known of it."""
+    monkeypatch.setenv("TFPS_LAUNCH", "mine")
+    monkeypatch.setenv("TFPS_HAS_RECORD", "1")
+    (tmp_path / "model.ckpt-1.index").write_text("an index")
+    for launch, times, refused in (("mine", 2, False), ("other", 2, True), ("mine", 99, False)):
+        (tmp_path / "job.json").write_text(json.dumps({"launch": launch}))
+        with (
+            unreadable(tmp_path / "job.json", times),
+            pytest.raises(HeldError, match="holds another run") if refused else contextlib.nullcontext(),
+        ):
+            ownership.check_launch(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("record", "is_other"),
+    [('{"run": "mine"}', False), ("", False), ("{", False), ('{"run": "other"}', True)],
+)
+def test_a_directory_that_comes_late_is_claimed_only_for_its_own_run(
+    tmp_path: Path, record: str, is_other: bool
+) -> None:
+    """A chief that was started again while nothing was there does not save to another run that appears there."""
+    (tmp_path / "file").touch()
+    (tmp_path / "m").symlink_to("file")
+    owner = Ownership(str(tmp_path / "m"), ONE)
+    with pytest.raises(StorageError):
+        owner.claim("a job", "mine")
+    (tmp_path / "other").mkdir()
+    if record:
+        (tmp_path / "other" / "job.json").write_text(record)
+    (tmp_path / "new").symlink_to("other")
+    (tmp_path / "new").rename(tmp_path / "m")
+    with unreadable(tmp_path / "m" / "job.json", times=7):
+        if is_other:
+            assert "holds another run" in str(wait_for_error(owner))
+            assert look(str(tmp_path / "m")) is None
+        else:
+            deadline = time.monotonic() + 100
+            while look(str(tmp_path / "m")) is None:
+                assert time.monotonic() < deadline, "it has not claimed it"
+                time.sleep(0.02)
+            owner.check()
+    owner.release()

@@ -1,10 +1,12 @@
 """The workers of a sync job that are called together, as by one that was lost and started again, on real servers."""
 
 import contextlib
+import json
 import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ from support.cluster import (
 from support.processes import summary
 
 import tfps
-from tfps.cluster.spec import Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError
 from tfps.modes import sync_step
@@ -327,3 +329,25 @@ def test_no_update_begins_at_rest() -> None:
         worker.session.run(worker.built.step.worker_init)
         worker.session.run([*worker.pushes.values()])
         wait_until(lambda: worker.has() == [1, -3, -3])
+
+
+@pytest.mark.parametrize(("status", "stays"), [("failed", False), ("done", True)])
+def test_a_chief_that_takes_over_claims_its_run_and_leaves_no_old_summary(
+    tmp_path: Path, status: str, stays: bool
+) -> None:
+    """The directory may come later, and is then claimed for that run; what a lost chief wrote is out of date."""
+    config = JobConfig(model_dir=str(tmp_path), max_steps=3)
+    (tmp_path / "summary.json").write_text(f'{{"status": "{status}"}}')
+    cluster, model = Cluster(("a:1",), ("b:1",)), model_of(powers, linear)
+    built = builder.training(config, cluster, Task("worker", 0), model)
+    with built.graph.as_default():
+        successor = chief.Chief(config, cluster, model, built, Connection(built.graph))
+    run = {"id": "a run", "owner": "a job", "layout": built.layout, "step": 0}
+    with (
+        mock.patch.object(successor.owner, "claim") as claim,
+        mock.patch.object(successor, "global_step", return_value=2),
+    ):
+        successor.take_over(mock.Mock(), json.dumps(run))
+    claim.assert_called_once_with("a job", "a run")
+    assert (tmp_path / "summary.json").exists() is stays
+    assert json.loads((tmp_path / "job.json").read_text())["run"] == "a run"

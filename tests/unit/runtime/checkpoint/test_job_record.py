@@ -1,0 +1,49 @@
+"""Whose run a ``job.json`` is of."""
+
+from pathlib import Path
+
+import pytest
+from support.checkpoints import unreadable
+
+from tfps.runtime.checkpoint.job_record import is_of_other_launch, is_of_other_run
+from tfps.storage import UnreadableError
+
+
+@pytest.mark.parametrize(
+    ("record", "file", "of_launch", "of_run"),
+    [
+        ('{"launch": "mine", "run": "mine"}', "", False, False),
+        ('{"launch": "other", "run": "mine"}', "", True, False),
+        ('{"launch": "mine", "run": "other"}', "", False, True),
+        ('{"launch": null, "run": null}', "", True, False),
+        ('{"launch": "mine"}', "model.ckpt-1.index", False, False),
+        ("", "", False, False),
+        ("", "model.ckpt-1.index", True, False),
+        ("{", "model.ckpt-1.index", True, False),
+        ("[]", "", False, False),
+    ],
+)
+def test_a_record_is_of_another_run_only_if_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str, file: str, of_launch: bool, of_run: bool
+) -> None:
+    """Of a launch, checkpoints without a record are another's, too, because that launch has written its record."""
+    for name, text in (("job.json", record), (file, "an index")):
+        if name and text:
+            (tmp_path / name).write_text(text)
+    monkeypatch.setenv("TFPS_LAUNCH", "mine")
+    assert not is_of_other_launch(str(tmp_path)), "no process of this task has recorded its launch"
+    monkeypatch.setenv("TFPS_HAS_RECORD", "1")
+    assert is_of_other_launch(str(tmp_path)) is of_launch
+    assert is_of_other_run(str(tmp_path), "mine") is of_run
+    assert not is_of_other_run(str(tmp_path), ""), "the run is not known"
+
+
+def test_a_record_that_cannot_be_read_now_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it is another run's is not known, nor that it is not."""
+    monkeypatch.setenv("TFPS_HAS_RECORD", "1")
+    (tmp_path / "job.json").write_text("{}")
+    with unreadable(tmp_path / "job.json"):
+        with pytest.raises(UnreadableError):
+            is_of_other_launch(str(tmp_path))
+        with pytest.raises(UnreadableError):
+            is_of_other_run(str(tmp_path), "mine")

@@ -1,0 +1,53 @@
+"""Whether a directory's ``job.json`` shows that it holds another run than a chief's. Does not import TensorFlow."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from tfps.config.launch_protocol import HAS_RECORD, LAUNCH
+from tfps.errors import CheckpointError
+from tfps.runtime.checkpoint.directory import list_checkpoints
+from tfps.storage import JobDirectory, UnreadableError, read_json
+from tfps.text import show
+
+
+def is_of_other_launch(model_dir: str) -> bool:
+    """Return whether a directory holds another run than that of this task's launcher, as far as that is recorded.
+
+    Raises:
+        StorageError: If the directory cannot be read.
+        UnreadableError: If ``job.json`` cannot be read now.
+    """
+    if HAS_RECORD not in os.environ:
+        return False
+    found = _record_in(model_dir)
+    has_run = bool(found or list_checkpoints(model_dir))
+    return has_run and found.get("launch") != os.environ.get(LAUNCH)
+
+
+def is_of_other_run(model_dir: str, run: str) -> bool:
+    """Return whether a directory's ``job.json`` is of another run than the one with an id; empty if that is not known.
+
+    Raises:
+        UnreadableError: If ``job.json`` cannot be read now.
+    """
+    return bool(run) and _record_in(model_dir).get("run") not in (None, run)
+
+
+def other_run_error(model_dir: str) -> str:
+    """Return the text of the error that a directory holds another run."""
+    return (
+        f"--model_dir={show(model_dir, 200)} holds another run than the one that this job began there, so this job "
+        "cannot resume: the directory was replaced, or another job has used it. Put the original directory back, "
+        "and start the job again."
+    )
+
+
+def _record_in(model_dir: str) -> Mapping[str, Any]:
+    """Return the content of ``job.json``; nothing if it is lost or damaged."""
+    try:
+        return read_json(JobDirectory(model_dir).job) or {}
+    except UnreadableError:
+        raise
+    except CheckpointError:
+        return {}
