@@ -15,9 +15,9 @@ raises it after all changes are done. Until then its PS does not count the updat
 
 A PS takes its lock when all inputs of the update have arrived. A part without any, such as a count of updates, waits
 until the worker has its gradients: a step that fails before that changes nothing. A PS waits for no other task while it
-holds the lock. So locks cannot deadlock, and a lost worker holds none. Some changes on a PS have to follow a change on another PS, such as
-Adam's powers of beta with several PS. They form a second critical section on that PS, and the update counts as applied
-after it. A reader between the two sections finds that not all PS have the update.
+holds the lock. So locks cannot deadlock, and a lost worker holds none. Some changes on a PS have to follow a change on
+another PS, such as Adam's powers of beta with several PS. They form a second critical section on that PS, and the
+update counts as applied after it. A reader between the two sections finds that not all PS have the update.
 
 An update that changes something inside ``tf.cond`` or a loop, or several PS in one function, or assigns what a worker
 computes from the old value, has one section under the locks of all these PS instead: see ``joint_update``.

@@ -104,7 +104,7 @@ def test_an_update_that_is_broken_off_between_the_ps_is_counted() -> None:
             global_step = tf.train.get_or_create_global_step()
         with tf.device("/job:ps/task:1"):
             late = tf.FIFOQueue(9, tf.float32, shapes=[[2]])
-            gradients = [tf.ones([2]), late.dequeue()]
+            gradients = [tf.identity(tf.ones([2])), late.dequeue()]  # one that a PS waits for, unlike a constant
         moments = Moments(2, 1)
         optimizer = tf.train.GradientDescentOptimizer(1.0)
         update = atomic_update.apply(optimizer, list(zip(gradients, weights, strict=True)), global_step, moments, 0)
