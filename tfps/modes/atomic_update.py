@@ -62,8 +62,9 @@ def apply(
     gates = [(one.values if isinstance(one, tf.IndexedSlices) else one).op for one, _ in pairs]
     kind = joint_update.JointUpdate if joint_update.is_needed(made, global_step) else _AtomicUpdate
     update = kind(made, applied, gates, global_step, moments, worker).build()
-    gated = descendants(gates)
-    if early := [op for op in made if is_writer(op) and op not in gated and can_wait(op)]:  # in no section
+    # A change in no section: the optimizer's on the worker, or the model's for a learning rate.
+    gated = {*descendants(gates), *ancestors(gates)}
+    if early := [op for op in ancestors([applied]) if is_writer(op) and op not in gated and can_wait(op)]:
         let_wait(early, [_ended(gates)])
     return update
 

@@ -228,8 +228,8 @@ def test_what_comes_after_another_ps_has_its_own_moment() -> None:
 class _Counting(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
     """Counts its updates on a PS and on the worker. Adds the gradient, or the gradient times the count of the PS."""
 
-    def __init__(self, by_count: bool) -> None:
-        super().__init__(-1.0)
+    def __init__(self, rate: Any, by_count: bool) -> None:
+        super().__init__(rate)
         self._by_count = by_count
 
     def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
@@ -248,19 +248,22 @@ class _Counting(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
 def test_what_takes_no_gradient_waits_for_all_gradients(by_count: bool) -> None:
     """A step fails before it has its gradient. Then no count of the optimizer is raised, on PS or worker, nor the step.
 
-    The weight is on another PS than the counts. After that, two whole steps count as two.
+    Nor does the learning rate change, which the model lowers in each step. The weight is on another PS than the rest.
+    After that, two whole steps count as two.
     """
     with shared_servers(), tf.Graph().as_default() as graph:
         with tf.device("/job:ps/task:1"):
             weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
         with tf.device("/job:ps/task:0"):
             global_step = tf.train.get_or_create_global_step()
+            rate = tf.get_variable("rate", [], initializer=tf.zeros_initializer(), trainable=False)
+            changed = rate.assign(rate - 1.0)
         with tf.device("/job:worker/task:0"):
             late = tf.FIFOQueue(9, tf.float32, shapes=[[]])
             pairs = [(late.dequeue(), weight)]
             push = late.enqueue(1.0)
         moments = Moments(2, 1)
-        update = atomic_update.apply(_Counting(by_count), pairs, global_step, moments, 0)
+        update = atomic_update.apply(_Counting(changed, by_count), pairs, global_step, moments, 0)
         step, partial = [update.counted, *update.others], moments.partial()[0]
         found = {variable.op.name: variable for variable in tf.global_variables()} | {"partial": partial}
         init = tf.group(tf.global_variables_initializer(), moments.reset([0]))
@@ -275,8 +278,8 @@ def test_what_takes_no_gradient_waits_for_all_gradients(by_count: bool) -> None:
                 session.run(step)
             done = session.run(found)
     assert failed == dict.fromkeys(found, 0)
-    sums = {"weight": 1 + 2 if by_count else 2}
-    assert done == {"partial": 0, "global_step": 2, "on_ps": 2, "on_worker": 2, **sums}
+    sums = {"weight": 1 * 1 + 2 * 2 if by_count else 1 + 2}
+    assert done == {"partial": 0, "global_step": 2, "rate": -2, "on_ps": 2, "on_worker": 2, **sums}
 
 
 def test_a_worker_that_is_fenced_off_changes_nothing() -> None:

@@ -233,7 +233,8 @@ def _exported(export: Operation) -> Sequence[Tensor]:
     """Return the keys and values of a table now. The table has created ``export`` at its own creation."""
     key, value = (tensor.dtype for tensor in export.outputs)
     with tf.device(export.device):
-        return tf.raw_ops.LookupTableExportV2(table_handle=export.inputs[0], Tkeys=key, Tvalues=value)
+        found = tf.raw_ops.LookupTableExportV2(table_handle=export.inputs[0], Tkeys=key, Tvalues=value)
+    return found.keys, found.values
 
 
 def _copy(reference: Tensor) -> Tensor:
