@@ -13,10 +13,11 @@ has a lock (``MutexLock``, tensorflow/core/kernels/mutex_ops.cc) for its part of
 Some optimizers, such as Lookahead, read it after they have changed something on another PS. For these, a separate lock
 raises it after all changes are done. Until then its PS does not count the update either.
 
-A PS takes its lock when all inputs of the update have arrived. It waits for no other task while it holds the lock. So
-locks cannot deadlock, and a lost worker holds none. Some changes on a PS have to follow a change on another PS, such as
-Adam's powers of beta with several PS. They form a second critical section on that PS, and the update counts as applied
-after it. A reader between the two sections finds that not all PS have the update.
+A PS takes its lock when all inputs of the update have arrived. A part without any, such as a count of updates, waits
+until the worker has its gradients: a step that fails before that changes nothing. A PS waits for no other task while it
+holds the lock. So locks cannot deadlock, and a lost worker holds none. Some changes on a PS have to follow a change on
+another PS, such as Adam's powers of beta with several PS. They form a second critical section on that PS, and the
+update counts as applied after it. A reader between the two sections finds that not all PS have the update.
 
 An update that changes something inside ``tf.cond`` or a loop, or several PS in one function, or assigns what a worker
 computes from the old value, has one section under the locks of all these PS instead: see ``joint_update``.
@@ -31,7 +32,7 @@ import tensorflow.compat.v1 as tf
 from tfps.modes import joint_update
 from tfps.modes.moments import APPLIED, BEGUN, Moments
 from tfps.modes.update_ops import READS, Update, ancestors, descendants, is_writer, leaves, let_wait, place_of
-from tfps.runtime.graph.graph_editor import is_handle, is_in_control_flow
+from tfps.runtime.graph.graph_editor import can_wait, is_handle, is_in_control_flow
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
 
 
@@ -58,10 +59,14 @@ def apply(
     applied = optimizer.apply_gradients(pairs, global_step)
     applied = applied if isinstance(applied, tf.Operation) else applied.op
     made = {op for op in ancestors([applied]) if op not in before}
-    if joint_update.is_needed(made, global_step):
-        gates = [one.op for gradient, _ in pairs for one in tf.nest.flatten(gradient, expand_composites=True)]
-        return joint_update.JointUpdate(made, applied, gates, global_step, moments, worker).build()
-    return _AtomicUpdate(made, applied, global_step, moments, worker).build()
+    gates = [(one.values if isinstance(one, tf.IndexedSlices) else one).op for one, _ in pairs]
+    kind = joint_update.JointUpdate if joint_update.is_needed(made, global_step) else _AtomicUpdate
+    update = kind(made, applied, gates, global_step, moments, worker).build()
+    # A change in no section: the optimizer's on the worker, or the model's for a learning rate.
+    gated = {*descendants(gates), *ancestors(gates)}
+    if early := [op for op in ancestors([applied]) if is_writer(op) and op not in gated and can_wait(op)]:
+        let_wait(early, [_ended(gates)])
+    return update
 
 
 class _AtomicUpdate:
@@ -70,15 +75,22 @@ class _AtomicUpdate:
     Args:
         made: The operations of the update.
         applied: The operation that ends when all of them have ended.
+        gates: The operations that return the gradients.
         global_step: int64 resource variable.
         moments: The locks and counts.
         worker: The index of the worker.
     """
 
     def __init__(
-        self, made: Collection[Operation], applied: Operation, global_step: Variable, moments: Moments, worker: int
+        self,
+        made: Collection[Operation],
+        applied: Operation,
+        gates: Sequence[Operation],
+        global_step: Variable,
+        moments: Moments,
+        worker: int,
     ) -> None:
-        self._applied = applied
+        self._applied, self._gates = applied, gates
         self._global_step = global_step
         self._moments = moments
         self._worker = worker
@@ -137,7 +149,8 @@ class _AtomicUpdate:
             arrived = _awaited(self._tails[device])
         else:
             arrived = [self._applied]
-        return [*arrived, *self._early] if device == self._first else arrived
+        arrived = [*arrived, *self._early] if device == self._first else arrived
+        return [*arrived, _ended(self._gates)] if set(self._gates).isdisjoint(ancestors(arrived)) else arrived
 
     def _raise_apart(self, before: Sequence[Operation]) -> Operation:
         """Raise ``global_step`` with a separate lock, after all changes are done."""
@@ -187,6 +200,12 @@ def _arrived(section: Collection[Operation]) -> Sequence[Operation]:
     inputs = {t.name: t for op in section for t in op.inputs if t.op not in section and not is_handle(t)}
     inputs = {name: tensor for name, tensor in inputs.items() if tensor.op.type != "Const"}
     return [tf.identity(tensor).op for _, tensor in sorted(inputs.items())]
+
+
+def _ended(gates: Sequence[Operation]) -> Operation:
+    """Return an operation that ends when all gradients are known. For a group, each of its members would be sent."""
+    with tf.control_dependencies(None), tf.device(gates[0].device), tf.control_dependencies(gates):
+        return tf.constant(True, name="tfps/gradients").op
 
 
 def _reads(variable: Variable, ops: Collection[Operation]) -> Sequence[Operation]:

@@ -104,7 +104,7 @@ def test_an_update_that_is_broken_off_between_the_ps_is_counted() -> None:
             global_step = tf.train.get_or_create_global_step()
         with tf.device("/job:ps/task:1"):
             late = tf.FIFOQueue(9, tf.float32, shapes=[[2]])
-            gradients = [tf.ones([2]), late.dequeue()]
+            gradients = [tf.identity(tf.ones([2])), late.dequeue()]  # one that a PS waits for, unlike a constant
         moments = Moments(2, 1)
         optimizer = tf.train.GradientDescentOptimizer(1.0)
         update = atomic_update.apply(optimizer, list(zip(gradients, weights, strict=True)), global_step, moments, 0)
@@ -223,6 +223,63 @@ def test_what_comes_after_another_ps_has_its_own_moment() -> None:
             reads = [op for op in update_ops.ancestors([write]) if op.type == "ReadVariableOp"]
             assert any(op.inputs[0] is power.handle and lock in op.control_inputs for op in reads)
         assert len(powers) == 2
+
+
+class _Counting(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """Counts its updates on a PS and on the worker. Adds the gradient, or the gradient times the count of the PS."""
+
+    def __init__(self, rate: Any, by_count: bool) -> None:
+        super().__init__(rate)
+        self._by_count = by_count
+
+    def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
+        with tf.device("/job:ps/task:0"):
+            on_ps = tf.get_variable("on_ps", [], initializer=tf.zeros_initializer(), trainable=False)
+            counted = on_ps.assign_add(1.0, read_value=self._by_count)
+        with tf.device("/job:worker/task:0"):
+            on_worker = tf.get_variable("on_worker", [], initializer=tf.zeros_initializer(), trainable=False)
+            if self._by_count:
+                grads_and_vars = [(gradient * counted, variable) for gradient, variable in grads_and_vars]
+            own = on_worker.assign_add(1.0, read_value=False)
+        return tf.group(counted, own, super().apply_gradients(grads_and_vars))
+
+
+@pytest.mark.parametrize("by_count", [False, True])
+def test_what_takes_no_gradient_waits_for_all_gradients(by_count: bool) -> None:
+    """A step fails before it has its gradient. Then no count of the optimizer is raised, on PS or worker, nor the step.
+
+    Nor does the learning rate change, which the model lowers in each step. The weight is on another PS than the rest.
+    After that, two whole steps count as two.
+    """
+    with shared_servers(), tf.Graph().as_default() as graph:
+        with tf.device("/job:ps/task:1"):
+            weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        with tf.device("/job:ps/task:0"):
+            global_step = tf.train.get_or_create_global_step()
+            rate = tf.get_variable("rate", [], initializer=tf.zeros_initializer(), trainable=False)
+            changed = rate.assign(rate - 1.0)
+        with tf.device("/job:worker/task:0"):
+            late = tf.FIFOQueue(9, tf.float32, shapes=[[]])
+            pairs = [(late.dequeue(), weight)]
+            push = late.enqueue(1.0)
+        moments = Moments(2, 1)
+        update = atomic_update.apply(_Counting(changed, by_count), pairs, global_step, moments, 0)
+        step, partial = [update.counted, *update.others], moments.partial()[0]
+        found = {variable.op.name: variable for variable in tf.global_variables()} | {"partial": partial}
+        init = tf.group(tf.global_variables_initializer(), moments.reset([0]))
+        target = target_of(Task("worker", 0))
+        with tf.Session(target, graph=graph, config=session_config("/job:ps", "/job:worker/task:0")) as session:
+            session.run(init)
+            with pytest.raises(tf.errors.DeadlineExceededError):
+                session.run(step, options=tf.RunOptions(timeout_in_ms=1000))
+            failed = session.run(found)
+            for _ in range(2):
+                session.run(push)
+                session.run(step)
+            done = session.run(found)
+    assert failed == dict.fromkeys(found, 0)
+    sums = {"weight": 1 * 1 + 2 * 2 if by_count else 1 + 2}
+    assert done == {"partial": 0, "global_step": 2, "rate": -2, "on_ps": 2, "on_worker": 2, **sums}
 
 
 def test_a_worker_that_is_fenced_off_changes_nothing() -> None:

@@ -1,7 +1,8 @@
 """The content of a checkpoint: all saved variables, those of each PS as they are at one moment.
 
 The snapshot takes references to the values, not copies, while no update runs on that PS (``modes.moments``). Writing
-the values takes longer, and training continues during that time. Packed variables are read as they live, and saved in
+the values takes longer, and training continues during that time. Only a TensorFlow 1.x variable is copied, because its
+updates change it in place. A table exports a copy of its entries. Packed variables are read as they live, and saved in
 parts under the names of the model's variables::
 
     before           read variables --> SaveV2
@@ -13,7 +14,7 @@ Different PS are read at different moments. ``same_updates`` shows whether all o
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +27,11 @@ from tensorflow.python.training.saving.saveable_object import SaveableObject, Sa
 from tfps.modes.base import PartialUpdates
 from tfps.modes.moments import Moments
 from tfps.modes.moments import partial as partial_of
-from tfps.runtime.graph.graph_editor import saveable_objects, slice_info, unflatten
+from tfps.runtime.graph.graph_editor import is_handle, saveable_objects, slice_info, unflatten
 from tfps.tf_types import DType, Operation, Tensor, Variable
 
 _STEP = "global_step"
+_EXPORT = "LookupTableExportV2"
 
 
 @dataclass(frozen=True)
@@ -110,16 +112,36 @@ class Snapshot:
         wholes = {saveable.place.whole.ref(): saveable.place for saveable in packed}
         with self._moment(device) as read:
             values = {ref: _value(place.whole.handle, place.whole.dtype) for ref, place in wholes.items()}
-            plain = {spec: _tensor(one, spec) for one in saveables if one not in packed for spec in one.specs}
+            plain = {spec: value for one in saveables if one not in packed for spec, value in self._plain(device, one)}
             read += [*values.values(), *plain.values()]
         with tf.device(device):
             parts = {ref: unflatten(values[ref], place.parts) for ref, place in wholes.items()}
         self._values |= plain | {one.specs[0]: parts[one.place.whole.ref()][one.place.index] for one in packed}
 
+    def _plain(self, device: str, saveable: SaveableObject) -> Iterable[tuple[SaveSpec, Tensor]]:
+        """Yield each part of a saveable, and its value now."""
+        handle = getattr(saveable, "handle_op", None)
+        exports: dict[Operation, Sequence[Tensor]] = {}  # keys and values have to be of one export
+        for spec in saveable.specs:
+            if handle is not None:
+                yield spec, _value(handle, spec.dtype)
+                continue
+            tensor = spec.tensor  # of a custom saveable, this may be a call that reads something
+            if tensor.op.type == _EXPORT:
+                exports[tensor.op] = exports.get(tensor.op) or _exported(tensor.op)
+                tensor = exports[tensor.op][tensor.value_index]
+            elif is_handle(tensor) and self._moments_of(device):
+                tensor = _copy(tensor.op.outputs[0])
+            yield spec, tensor
+
+    def _moments_of(self, device: str) -> Moments | None:
+        """Return what blocks updates on a device; ``None`` if none can arrive."""
+        return self._moments if self._moments and device in self._moments.devices else None
+
     @contextlib.contextmanager
     def _moment(self, device: str) -> Iterator[list[Tensor]]:
         """Add reads that run while no update does. The caller appends them to the yielded list."""
-        moments = self._moments if self._moments and device in self._moments.devices else None
+        moments = self._moments_of(device)
         lock = moments.lock(device) if moments else None
         read: list[Tensor] = []
         with tf.control_dependencies([] if lock is None else [lock]):
@@ -198,16 +220,27 @@ def _saveables(places: Mapping[str, Place]) -> Sequence[SaveableObject]:
 
 
 def _by_device(saveables: Sequence[SaveableObject]) -> Mapping[str, Sequence[SaveableObject]]:
+    """Return saveables by task, or by device where this names no task. A model may have asked for a CPU of a PS."""
     found: dict[str, list[SaveableObject]] = defaultdict(list)
     for saveable in saveables:
-        found[saveable.specs[0].device].append(saveable)
+        device = saveable.specs[0].device
+        spec = tf.DeviceSpec.from_string(device)
+        found[f"/job:{spec.job}/task:{spec.task or 0}" if spec.job else device].append(saveable)
     return dict(sorted(found.items()))
 
 
-def _tensor(saveable: SaveableObject, spec: SaveSpec) -> Tensor:
-    """Return the value to save for a part of a saveable: the current value, not one that some step has read."""
-    handle = getattr(saveable, "handle_op", None)
-    return spec.tensor if handle is None else _value(handle, spec.dtype)
+def _exported(export: Operation) -> Sequence[Tensor]:
+    """Return the keys and values of a table now. The table has created ``export`` at its own creation."""
+    key, value = (tensor.dtype for tensor in export.outputs)
+    with tf.device(export.device):
+        found = tf.raw_ops.LookupTableExportV2(table_handle=export.inputs[0], Tkeys=key, Tvalues=value)
+    return found.keys, found.values
+
+
+def _copy(reference: Tensor) -> Tensor:
+    """Return the current value of a variable that is passed by reference, in memory of its own."""
+    with tf.device(reference.device):
+        return tf.raw_ops.DeepCopy(x=reference)
 
 
 def _value(handle: Tensor, dtype: DType) -> Tensor:

@@ -6,7 +6,8 @@ Each run costs one call per task and a clean-up, whatever its size, so several s
 Copies share resources: variables, iterators, tables, queues, accumulators. Each use of a resource waits for all its
 uses in the step before, on the task of the resource, so nothing crosses the wire for it. A copy thus reads the current
 values of its PS, including other workers' updates, as a separate run would. Calls of Python and prints keep the order
-of the steps, too. Each copy draws other random numbers, also in the functions that it calls.
+of the steps, too. If steps wait for other workers, a batch is read one step ahead, and no earlier: a run that breaks
+off must not skip batches. Each copy draws other random numbers, also in the functions that it calls.
 
 Control edges are drawn as ``|`` and ``v``::
 
@@ -33,6 +34,7 @@ from tfps.runtime.graph.graph_editor import (
     function_of,
     is_handle,
     is_in_control_flow,
+    is_in_every_step,
     order,
 )
 from tfps.runtime.graph.passes import side_effects
@@ -55,8 +57,8 @@ class UnrolledStep:
     Args:
         graph: The graph of the step, to which the copies are added.
         fetches: The tensors and operations that form the step.
-        gate: Operations of a step that all uses of PS resources in the next step must wait for. The worker's input need
-            not.
+        gate: Operations of a step that all uses of PS resources in the next step must wait for. The worker's input
+            waits for those of the step before.
         apart: Whether the step itself does not run with its copies. Then the first copy waits for nothing.
         shown: Tensors read for all copies of a run, or for none. Calls of Python and prints that only they need do not
             run otherwise.
@@ -149,6 +151,8 @@ class UnrolledStep:
         copy = dict(zip(names, made, strict=True))
         if number > 1 or not self._apart:
             self._put_after(copy, self._copies[-1])
+        if number > 1:
+            self._hold_input_back(copy, self._copies[-2])
         self._copies.append(copy)
 
     def _node(self, op: Operation, number: int) -> NodeDef:
@@ -211,6 +215,16 @@ class UnrolledStep:
                 for name in names:
                     if (name in self._acts_if_shown) is if_shown:
                         add_control_inputs(copy[name], before_it)
+
+    def _hold_input_back(self, copy: dict[str, Operation], before: dict[str, Operation]) -> None:
+        """Let a copy read its batch only after the gate of the copy two steps earlier.
+
+        So a run that is interrupted loses at most two batches. The step before still hides the time of the read.
+        """
+        gate = [before[name] for name in self._gate]
+        for op in self._ops if gate else ():
+            if op.type in INPUTS and is_in_every_step(op):
+                add_control_inputs(copy[op.name], gate)
 
     def _ends(self, op: Operation) -> Sequence[str]:
         """Return the names of the operations that end an operation's use of its resources; empty if unknown.

@@ -23,7 +23,16 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.graph.graph_editor import create_slots, device, flatten, set_input, unflatten, uses_locking
+from tfps.runtime.graph.graph_editor import (
+    create_slots,
+    device,
+    flatten,
+    order,
+    set_control_inputs,
+    set_input,
+    unflatten,
+    uses_locking,
+)
 from tfps.runtime.graph.passes import wire_packing
 from tfps.runtime.graph.passes.loop_hoisting import is_unused
 from tfps.runtime.graph.passes.snapshot import Place
@@ -130,11 +139,21 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
     def use_packed_reads(self, ops: Iterable[Operation]) -> None:
         """Make operations of a step use the packed variables instead of the plain ones. Call it once, at the end."""
         places = {v.handle.op: (pack, i) for pack in self._packs for i, v in enumerate(pack.variables)}
-        for user in list(ops):
+
+        def packed(read: Operation, user: Operation) -> Tensor | None:
+            place = places.get(read.inputs[0].op) if read.type == "ReadVariableOp" else None
+            return place and place[0].values(read, task_of(user))[place[1]]
+
+        step = sorted(ops, key=order)
+        for user in step:  # what a read waits for decides when the packed variables are read for it
+            waits = [(before, packed(before, user)) for before in user.control_inputs]
+            if any(value is not None for _, value in waits):
+                set_control_inputs(user, [before if value is None else value.op for before, value in waits])
+        for user in step:
             for index, tensor in enumerate(user.inputs):
-                if tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0].op in places:
-                    pack, part = places[tensor.op.inputs[0].op]
-                    set_input(user, index, pack.values(tensor.op, task_of(user))[part])
+                value = packed(tensor.op, user)
+                if value is not None:
+                    set_input(user, index, value)
 
     @property
     def wholes(self) -> Sequence[Variable]:
@@ -180,7 +199,7 @@ class _PackedVariable:
             )
         self._values: dict[object, Sequence[Tensor]] = {}
 
-    def values(self, read: Tensor, task: str) -> Sequence[Tensor]:
+    def values(self, read: Operation, task: str) -> Sequence[Tensor]:
         """Return the values of the variables on a task at the time of a read of one of them: one read of ``whole``."""
         when = task, tuple(op.name for op in read.control_inputs)
         if when not in self._values:

@@ -28,14 +28,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.graph.graph_editor import (
+    control_users,
     descendants,
     device,
     flatten,
     is_in_every_step,
+    move,
     order,
     replace,
     set_control_inputs,
-    set_device,
     unflatten,
 )
 from tfps.runtime.graph.passes import embedding_rows
@@ -56,7 +57,7 @@ def pack(graph: Graph, fetches: Sequence[Fetch], halved: Callable[[Tensor], bool
     """
     is_short = lambda tensor: halved is not None and _can_be_short(tensor) and halved(tensor)  # noqa: E731
     with graph.as_default(), tf.device(None), tf.name_scope("tfps/wire/"):
-        _move_constants(ancestors(fetches))
+        _move_constants(graph, ancestors(fetches))
         _wait_directly(ancestors(fetches))
         _merge_reads(ancestors(fetches))
         ids_of = embedding_rows.make_unique(ancestors(fetches))
@@ -78,11 +79,18 @@ def _independent(tensors: Sequence[Tensor], target: str) -> Sequence[Tensor]:
     return [tensor for tensor in tensors if tensor.op not in after]
 
 
-def _move_constants(ops: Iterable[Operation]) -> None:
+def _move_constants(graph: Graph, ops: Iterable[Operation]) -> None:
+    """Create constants where they are used, but for those with which another operation is colocated."""
+    near = {place for op in graph.get_operations() for place in op.colocation_groups() if place != _place(op)}
     for op in ops:
         devices = {_device_of(user) for user in op.outputs[0].consumers()} if op.type == "Const" else set()
-        if len(devices) == 1 and not op.control_inputs:
-            set_device(op, devices.pop())
+        if len(devices) == 1 and not op.control_inputs and _place(op) not in near:
+            move(op, devices.pop())
+
+
+def _place(op: Operation) -> bytes:
+    """Return the name of the place where an operation is, if it is colocated with no other."""
+    return f"loc:@{op.name}".encode()
 
 
 def _wait_directly(ops: Iterable[Operation]) -> None:
@@ -123,6 +131,8 @@ def _merge_reads(ops: Iterable[Operation]) -> None:
             kept = first.setdefault((op.inputs[0].op.name, op.outputs[0].dtype), op.outputs[0])
             if kept is not op.outputs[0]:
                 replace(op.outputs[0], kept, lambda _user: True)
+                for user in control_users(op):  # such as a change of the variable that comes after the read
+                    set_control_inputs(user, [kept.op if before is op else before for before in user.control_inputs])
 
 
 def _pulled(tensor: Tensor) -> object:

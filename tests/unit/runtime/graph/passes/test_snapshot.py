@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.graph.passes.snapshot import _is_broken
+from tfps.modes.moments import Moments
+from tfps.modes.update_ops import ancestors
+from tfps.runtime.graph.passes.snapshot import Snapshot, _is_broken
 
 NAN, INF = float("nan"), float("inf")
 
@@ -27,3 +29,47 @@ def test_the_imaginary_part_counts() -> None:
     with tf.Graph().as_default(), tf.Session() as session:
         value = tf.constant(np.array([complex(1, NAN)], np.complex64))
         assert session.run(_is_broken(value, may_be_inf=True))
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+def test_a_reference_variable_is_copied_in_the_moment(sliced: bool) -> None:
+    """An update in place, after the moment and before the values are written, changes none of them."""
+    slices = tf.fixed_size_partitioner(2) if sliced else None
+    with tf.Graph().as_default(), tf.device("/job:ps/task:0"):
+        weight = tf.get_variable(
+            "weight", [4], initializer=tf.zeros_initializer(), use_resource=False, partitioner=slices
+        )
+        snapshot = Snapshot(Moments(1, 1))
+        with tf.control_dependencies(snapshot.reads):
+            changed = [one.assign_add(tf.ones_like(one)).op for one in (weight if sliced else [weight])]
+        with tf.control_dependencies(changed):
+            saved = [tf.identity(snapshot.value(spec)) for one in snapshot.saveables for spec in one.specs]
+        init = tf.global_variables_initializer()
+        with tf.Session(tf.train.Server({"ps": ["localhost:0"]}).target) as session:
+            session.run(init)
+            found = session.run(saved)
+            after = session.run(list(weight) if sliced else [weight])
+    assert np.concatenate(found).tolist() == [0, 0, 0, 0]
+    assert np.concatenate(after).tolist() == [1, 1, 1, 1]
+
+
+def test_all_values_are_of_the_moment() -> None:
+    """Whatever a PS holds is read after its lock is taken: variables of both kinds and of any device, and tables."""
+    with tf.Graph().as_default(), tf.device("/job:ps/task:0"):
+        for name, by_handle, device in [
+            ("a", True, ""),
+            ("b", False, ""),
+            ("c", True, "/cpu:0"),
+            ("d", False, "/cpu:0"),
+        ]:
+            with tf.device(f"/job:ps/task:0{device}"):
+                tf.get_variable(name, [2], use_resource=by_handle)
+        tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+        tf.lookup.experimental.DenseHashTable(tf.int64, tf.float32, 0.0, empty_key=-1, deleted_key=-2)
+        snapshot = Snapshot(Moments(1, 1))
+        values = [snapshot.value(spec) for one in snapshot.saveables for spec in one.specs]
+        locks = [[op for op in ancestors([value.op]) if op.type == "MutexLock"] for value in values]
+        [end] = snapshot.reads
+    assert len(values) == 4 + 2 * 2
+    assert all(found == locks[0] and len(found) == 1 for found in locks)
+    assert {value.op for value in values} <= set(ancestors([end]))

@@ -17,9 +17,13 @@ from support.processes import summary
 from tensorflow.python.framework import function
 
 import tfps
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import DataError
+from tfps.runtime.graph import builder
+from tfps.runtime.graph.cancel_safe_iterator import INPUTS
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
+from tfps.runtime.graph.placement import ancestors
 from tfps.runtime.training.step_runner import Pace, StepRunner
 
 pytestmark = pytest.mark.slow
@@ -52,6 +56,39 @@ def test_every_step_is_taken_once(tmp_path: Path, mode: str, steps_per_run: int,
     else:
         assert sum(steps) == max_steps
         assert saved["weight"] == -(steps[0] + 2 * steps[1])
+
+
+@pytest.mark.parametrize("updates", [0, 1, 5])
+def test_an_interrupted_run_has_read_two_batches_that_no_update_has(updates: int) -> None:
+    """A run of 8 steps breaks off after so many updates: the next batch that is read is the third after theirs."""
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        source = tf.data.make_initializable_iterator(tf.data.Dataset.range(100))
+        batch = source.get_next()
+        tokens = tf.FIFOQueue(99, tf.int64, shapes=[], shared_name="tokens")
+        with tf.control_dependencies([batch]):
+            token = tokens.dequeue()
+        steps = UnrolledStep(graph, [token, batch], [token.op])
+        run = [steps.copy(index)(token) for index in range(8)]
+        session.run([source.initializer, tokens.enqueue_many([np.arange(updates)])])
+        with pytest.raises(tf.errors.DeadlineExceededError):
+            session.run(run, options=tf.RunOptions(timeout_in_ms=1000))
+        assert session.run(batch) == updates + 2
+
+
+@pytest.mark.parametrize("wire", ["packed", "plain"])
+def test_in_sync_a_batch_waits_for_the_update_before_the_last(wire: str) -> None:
+    """Step k of a run reads its batch after the token of step k - 2, and not after that of step k - 1."""
+    cluster = Cluster(("p:1", "q:1"), ("v:1", "w:1"))
+    built = builder.training(
+        JobConfig(mode="sync", wire=wire), cluster, Task("worker", 1), model_of(counted(None), linear)
+    )
+    steps = StepRunner(mock.Mock(), built)._steps
+    [read] = [op for op in ancestors(built.fetches) if op.type in INPUTS]
+    tokens = [op for op in ancestors([built.step.train_op]) if op.type == "QueueDequeueV2"]
+    for index in range(4):
+        waits = set(ancestors([steps.copy(index)(read)]))
+        before = [number for number in range(4) if not waits.isdisjoint(map(steps.copy(number), tokens))]
+        assert (len(tokens), before) == (1, list(range(index - 1)))
 
 
 @pytest.mark.parametrize("steps_per_run", [1, 4])

@@ -79,6 +79,31 @@ def test_an_awkward_model_trains_as_if_unpacked(tmp_path: Path, mode: str, optim
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_packed_variable_that_is_only_waited_for(tmp_path: Path, mode: str) -> None:
+    """Operations, and another packed read, wait for a read of it whose value nobody uses: it trains as if unpacked."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        a, b = (tf.get_variable(name, [2], initializer=tf.zeros_initializer()) for name in "ab")
+        with tf.control_dependencies([tf.convert_to_tensor(a)]):
+            x = tf.identity(features["x"])
+            late = b.read_value()
+        with tf.control_dependencies([a]):
+            loss = tf.reduce_mean(x) * tf.reduce_sum(a + late)
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    model = model_of(numbers, model_fn)
+    training = built(model, mode=mode)
+    assert training.places.keys() == {"a:0", "b:0"}
+    used = {tensor.op.name for op in placement.ancestors(training.fetches) for tensor in op.inputs}
+    assert used.isdisjoint({"a", "b"})
+    trained = []
+    for wire in ("plain", "packed"):
+        train(model, num_workers=1, max_steps=STEPS, mode=mode, wire=wire, model_dir=str(tmp_path / wire))
+        trained.append({name: value.tolist() for name, value in variables_of(tmp_path / wire).items()})
+    assert trained[0] == trained[1]
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_step_sees_packed_variables_alone(mode: str) -> None:
     """Nothing that a step runs, shows or applies reads a plain variable that is packed; each moment is one read."""
     training = built(AWKWARD, mode=mode)

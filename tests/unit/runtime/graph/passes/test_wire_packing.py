@@ -1,13 +1,22 @@
 """What travels between tasks, and that nothing but the number of tensors depends on how."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.cluster import cluster_of, dataset_of, model_of, train, variables_of
+from support.cluster import (
+    cluster_of,
+    dataset_of,
+    model_of,
+    session_config,
+    shared_servers,
+    target_of,
+    train,
+    variables_of,
+)
 
 import tfps
 from tfps.cluster.spec import Cluster, Task
@@ -176,3 +185,59 @@ def test_large_tensors_go_alone() -> None:
     built = builder.training(JobConfig(), cluster, Task("worker", 0), model_of(numbers, model_fn))
     pulls = [c.num_bytes for c in placement.transfers(built.fetches) if c.source == "ps/0" and c.num_bytes != 8]
     assert sorted(pulls) == sorted([4 * (half + 1), 4 * (2 + half), 4 * (half + 3)])
+
+
+def _first_steps(fetches: Callable[[], Sequence[Any]]) -> list[Any]:
+    """Return what the fetches of a graph on a worker and a PS return, packed, after all variables are initialized."""
+    with shared_servers(), tf.Graph().as_default() as graph, tf.device("/job:worker/task:0"):
+        made = list(fetches())
+        wire_packing.pack(graph, made)
+        tasks = {(near, placement.task_of(op)) for op in placement.ancestors(made) for near in op.colocation_groups()}
+        assert len(tasks) == len(dict(tasks)), "what is to be in one place is on one task"
+        init = tf.global_variables_initializer()
+        config = session_config("/job:ps", "/job:worker/task:0")
+        with tf.Session(target_of(Task("worker", 0)), graph=graph, config=config) as session:
+            session.run(init)
+            found: list[Any] = session.run(made)
+            return found
+
+
+def _on_ps(name: str) -> Any:
+    with tf.device("/job:ps/task:0"):
+        return tf.get_variable(name, [], initializer=tf.ones_initializer())
+
+
+@pytest.mark.parametrize("near", ["variable", "constant"])
+def test_a_constant_may_be_colocated(near: str) -> None:
+    """One that was to be with a variable goes to its only user; one that another operation is to be with stays."""
+
+    def fetches() -> Sequence[Any]:
+        weight = _on_ps("weight")
+        if near == "constant":
+            with tf.device("/job:ps/task:0"):
+                half = tf.constant([0.5])
+            with tf.colocate_with(half.op):
+                other = tf.random.uniform([], 2.0, 2.0 + 1e-9)
+            return [half[0] + other]
+        with tf.colocate_with(weight):
+            half = tf.constant(0.5)
+        return [tf.identity(half) * weight]
+
+    assert _first_steps(fetches) == [0.5 if near == "variable" else 2.5]
+
+
+def test_a_change_after_a_read_comes_after_the_read_that_takes_its_place() -> None:
+    """A variable is read twice, and changed after the second read, whose users get the value of the first."""
+    waits = {}
+
+    def fetches() -> Sequence[Any]:
+        weight = _on_ps("weight")
+        reads = [tf.convert_to_tensor(weight) for _ in range(2)]
+        with tf.control_dependencies([reads[1]]):
+            changed = weight.assign_add(1.0, read_value=False)
+        waits["changed"] = changed
+        waits["first"] = reads[0].op
+        return [reads[0] + 0, reads[1] + 0, changed]
+
+    assert _first_steps(fetches) == [1.0, 1.0, None]
+    assert waits["first"] in placement.ancestors([waits["changed"]])
