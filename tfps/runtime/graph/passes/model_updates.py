@@ -26,20 +26,14 @@ import tensorflow.compat.v1 as tf
 from tfps.runtime.graph.graph_editor import (
     add_control_inputs,
     can_wait,
-    descendants,
     is_call,
     is_handle,
     is_in_every_step,
-    order,
     set_input,
 )
-from tfps.runtime.graph.passes import side_effects
+from tfps.runtime.graph.passes import layer_updates, side_effects
 from tfps.runtime.graph.placement import VARIABLES, ancestors, task_of
 from tfps.tf_types import Fetch, Graph, Operation, Tensor, Variable
-
-_KERAS = "/keras/src/"
-_PASSES = "tfps/"  # beginning of the names of reads that a pass has created
-_FIRST_WEIGHTS = ("set_weights", "load_weights", "load_own_variables")
 
 
 def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequence[Tensor] = ()) -> Sequence[Operation]:
@@ -55,9 +49,9 @@ def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequen
     changes = _changes(graph, lasting)
     first = _initializers(graph)
     kept = [_operation(update) for update in tf.nest.flatten(graph.get_collection(tf.GraphKeys.UPDATE_OPS))]
-    for write in _of_layers(changes, first):
+    for write in layer_updates.of_layers(graph, changes, first):
         if can_wait(write):
-            _keep_order(write, lasting.changed(write), is_run=on_ps or not _on_ps(changes[write]))
+            layer_updates.keep_order(write, lasting.changed(write), is_run=on_ps or not _on_ps(changes[write]))
             kept.append(write)
     of_loss = set() if loss is None else set(ancestors([loss]))
     kept += [op for op in ancestors(shown) if op in changes and op not in first and op not in of_loss]
@@ -71,13 +65,7 @@ def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequen
 def of_layers_in_loops(graph: Graph) -> Sequence[Operation]:
     """Return the changes that Keras's layers make inside loops of TensorFlow 1.x, where no step can run them."""
     changes = _changes(graph, side_effects.Lasting(graph))
-    return [write for write in _of_layers(changes, _initializers(graph)) if not can_wait(write)]
-
-
-def _of_layers(changes: Mapping[Operation, Sequence[Operation]], first: Collection[Operation]) -> Iterable[Operation]:
-    for write, makers in changes.items():
-        if write not in first and _is_of_layer(write) and all(maker.type in VARIABLES for maker in makers):
-            yield write
+    return [write for write in layer_updates.of_layers(graph, changes, _initializers(graph)) if not can_wait(write)]
 
 
 def changes_ps(graph: Graph, tensor: Tensor) -> bool:
@@ -202,26 +190,6 @@ def _change(graph: Graph, updates: Sequence[Operation], variable: Variable) -> b
     return any(lasting.origin(handle) is variable.op for op in ancestors(updates) for handle in lasting.changed(op))
 
 
-def _keep_order(write: Operation, handles: Iterable[Tensor], is_run: bool) -> None:
-    """Keep the order of a layer's change of a variable, its reads and calls, in which the model has created them.
-
-    So a layer that is called twice in a step starts from what its first call has left, as in a Keras training step.
-
-    Args:
-        write: The change.
-        handles: The handles of the variable.
-        is_run: Whether this worker's steps run the change.
-    """
-    users = [user for handle in handles for user in handle.consumers()]
-    reads = [op for op in users if op is not write and side_effects.returns_values(op) and is_in_every_step(op)]
-    before, after = set(ancestors([write])), set(descendants([write]))
-    late = [op for op in reads if order(op) > order(write) and not op.name.startswith(_PASSES) and op not in before]
-    if is_run and is_in_every_step(write):
-        for op in late:
-            add_control_inputs(op, [write])
-    add_control_inputs(write, [op for op in reads if op not in late and op not in after])
-
-
 def check(graph: Graph) -> Sequence[tuple[Tensor, str]]:
     """Make the model's own changes of a PS fail if a worker would send NaN for one.
 
@@ -282,14 +250,11 @@ def _on_ps(makers: Iterable[Operation]) -> Sequence[Operation]:
 
 
 def _initializers(graph: Graph) -> Collection[Operation]:
+    """Return what gives variables their first values, including what ``init_from_checkpoint`` has replaced."""
     keys = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES)
-    return {variable.initializer for key in keys for variable in graph.get_collection(key)}
-
-
-def _is_of_layer(op: Operation) -> bool:
-    """Return whether Keras created an operation in the call of a layer, and not to set its first weights."""
-    calls = [call for call in op.traceback or () if _KERAS in call.filename.replace("\\", "/")]
-    return bool(calls) and not any(call.name in _FIRST_WEIGHTS for call in calls)
+    made = {f"{op.name}/Assign" for op in graph.get_operations() if op.type in VARIABLES}
+    replaced = {op for op in graph.get_operations() if op.name in made}
+    return replaced | {variable.initializer for key in keys for variable in graph.get_collection(key)}
 
 
 def _operation(update: Fetch) -> Operation:
