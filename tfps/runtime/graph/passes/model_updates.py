@@ -116,20 +116,21 @@ def put_before(
 def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Operation]) -> None:
     """Make a model's own updates wait until it is certain that the step counts, so that no other step changes anything.
 
-    Updates that the loss or a gradient waits for are excluded. Call this after ``put_before``.
+    An update waits for each check that does not wait for the update itself. Call this after ``put_before``.
 
     Args:
         graph: The training graph.
         updates: The result of ``of_step``.
         checks: Operations that end only if the step counts, such as those that fail if a gradient is not finite.
     """
-    lasting, early = side_effects.Lasting(graph), set(ancestors(checks))
-    for op in ancestors(updates) if checks else ():
-        if op in early or not lasting.changed(op):
-            continue
-        for first in [op] if is_in_every_step(op) else _ways_in(op):
-            if first not in early:
-                add_control_inputs(first, checks)
+    lasting = side_effects.Lasting(graph)
+    changes = [op for op in ancestors(updates) if lasting.changed(op)]
+    for check in checks:
+        early = set(ancestors([check]))
+        for op in changes:
+            for first in [op] if is_in_every_step(op) else _ways_in(op):
+                if op not in early and first not in early:
+                    add_control_inputs(first, [check])
 
 
 def _ways_in(op: Operation) -> Sequence[Operation]:
