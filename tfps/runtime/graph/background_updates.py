@@ -59,7 +59,8 @@ def unrolled(graph: Graph, step: Step, packed: bool) -> Operation | None:
 
     Each update is a copy. An update and a worker's step may share a value, such as a learning rate that the model keeps
     in a variable. The step reads it when it starts. The update reads it when the update starts: when it has the
-    gradients.
+    gradients. If copies would not keep the order of the updates, there is only one update: a print in a branch that is
+    not taken would stop those after it.
 
     Args:
         graph: The training graph.
@@ -82,7 +83,7 @@ def unrolled(graph: Graph, step: Step, packed: bool) -> Operation | None:
     steps, early = UnrolledStep(graph, [step.update], apart=True), set(placement.ancestors(step.update_starts))
     after = set(descendants(step.update_starts, within=set(made).__contains__))
     late = [op for op in made if op not in early and _waits(op) and (op not in after or not side_effects.changes(op))]
-    for number in range(1, _IN_A_RUN + 1):
+    for number in range(1, (_IN_A_RUN if steps.in_order else 1) + 1):
         copy = steps.copy(number)
         for op in late:
             add_control_inputs(copy(op), [copy(begin) for begin in step.update_starts])

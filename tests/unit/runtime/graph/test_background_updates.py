@@ -128,3 +128,32 @@ def test_an_optimizer_that_uses_state_of_the_worker_finds_that_of_the_step(
     train(model_of(_ones, model_fn), 1, 1, 60, mode="sync", model_dir=str(tmp_path), max_steps=STEPS, **flags)
     found = variables_of(tmp_path)
     assert {found[f"w{i}"] for i in range(8)} == {-sum(range(1, STEPS + 1))}
+
+
+class _Telling(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """Calls Python in each third update, in a branch."""
+
+    def __init__(self, told: list[float]) -> None:
+        super().__init__(1.0)
+        self._told = told
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply the gradients, count, and tell the count."""
+        counter = tf.get_variable("counter", [], initializer=tf.zeros_initializer(), trainable=False)
+        count = counter.assign_add(1.0)
+        third = tf.equal(tf.floormod(count, 3.0), 0.0)
+        told = tf.cond(third, lambda: tf.group(tf.py_func(self._told.append, [count], [])), tf.no_op)
+        return tf.group(super().apply_gradients(*args, **kwargs), told)
+
+
+def test_a_call_of_python_in_a_branch_of_the_optimizer_does_not_stop_the_job(tmp_path: Path) -> None:
+    """Where the branch is not taken, the call does not run, and the updates after it still do."""
+    told: list[float] = []
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        return tfps.ModelSpec(loss=weight * tf.reduce_mean(features["x"]), optimizer=_Telling(told))
+
+    train(model_of(_ones, model_fn), 1, 1, 60, mode="sync", model_dir=str(tmp_path), max_steps=STEPS)
+    assert variables_of(tmp_path)["weight"] == -STEPS
+    assert told == [3.0, 6.0, 9.0, 12.0, 15.0, 18.0]
