@@ -87,7 +87,8 @@ def put_before(
     This is the effect of ``with tf.control_dependencies(update_ops): optimizer.minimize(...)``. But nothing waits for
     an update that is unrelated to the optimizer, such as the averages of batch norm. Without the edges, a clipped
     weight could be read before an update of the optimizer and written after it, which would lose that update. A
-    learning rate could be the previous one.
+    learning rate could be the previous one. Nothing can wait for what a layer changes in a branch of ``tf.cond``: where
+    the branch is not taken, nothing after it would run.
 
     Args:
         graph: The training graph.
@@ -102,7 +103,7 @@ def put_before(
     changed = {variable.op for variable in trained}.union(*(uses[op] for op in uses if side_effects.changes(op)))
     of_gradients = set(ancestors(gates))
     elsewhere = set() if apart is None else set(ancestors([apart])) - of_gradients
-    for update in updates:
+    for update in filter(is_in_every_step, updates):
         own = ancestors([update])
         changes = {lasting.origin(handle) for op in own for handle in lasting.changed(op)}
         seen = {lasting.origin(h) for op in own if op not in of_gradients for h in op.inputs if is_handle(h)}

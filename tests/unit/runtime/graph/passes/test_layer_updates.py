@@ -125,3 +125,41 @@ def test_a_layer_is_built_once(tmp_path: Path) -> None:
     train(model_of(ones, model_fn), 1, 1, model_dir=str(tmp_path), max_steps=STEPS)
     counts = [value for name, value in variables_of(tmp_path).items() if name.startswith("late")]
     assert counts == [STEPS, STEPS]
+
+
+class Watching(tf2.keras.layers.Layer):  # type: ignore[misc]
+    """Counts its calls, and reads a weight for it."""
+
+    def build(self, _: Any) -> None:
+        """Create the count."""
+        self.count = self.add_weight(shape=(), name="count", initializer="zeros", trainable=False)
+
+    def watch(self, x: Any, weight: Any) -> Any:
+        """Return ``x`` by way of a call."""
+        self.weight = tf.identity(weight)
+        return self(x)
+
+    def call(self, x: Any) -> Any:
+        """Count, and return ``x``."""
+        self.count.assign(self.count + 1.0 + 0.0 * self.weight)
+        return x + 0.0
+
+
+@pytest.mark.parametrize(("mode", "wire"), [("async", "packed"), ("sync", "plain")])
+def test_a_layer_in_a_branch_that_is_not_taken_does_not_stop_the_step(tmp_path: Path, mode: str, wire: str) -> None:
+    """The layer counts the steps in which it is called, and the optimizer makes every step."""
+
+    def threes(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.float32([1, 2, 3] * 2 * STEPS))
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        layer = Watching(name="watching")
+        layer.build(None)
+        x = features["x"]
+        taken = tf.cond(x > 2.0, lambda: layer.watch(x, weight), lambda: x)
+        return sgd(weight * taken)
+
+    train(model_of(threes, model_fn), 1, 1, 60, mode=mode, wire=wire, model_dir=str(tmp_path), max_steps=3 * STEPS)
+    values = variables_of(tmp_path)
+    assert (values["weight"], values["watching/count"]) == (-6 * STEPS, STEPS)
