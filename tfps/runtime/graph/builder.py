@@ -39,7 +39,7 @@ from tfps.models.spec import ModelSpec
 from tfps.modes.base import Mode, ModeContext, Step
 from tfps.modes.registry import mode_of
 from tfps.modes.update_ops import leaves
-from tfps.runtime.graph import forward_pass, inputs, layout, placement, variable_check
+from tfps.runtime.graph import forward_pass, inputs, keras_variables, layout, placement, variable_check
 from tfps.runtime.graph.background_updates import unrolled, use_worker_state
 from tfps.runtime.graph.forward_pass import Forward, TrainJob
 from tfps.runtime.graph.graph_scope import new_graph
@@ -119,8 +119,9 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         ModelError: If the model fails, or returns something that its contract does not allow.
     """
     job = TrainJob(config, cluster, task, model, mode_of(config), WireFormat.of(config.wire))
-    with new_graph(config) as graph:
+    with new_graph(config) as graph, keras_variables.noted() as of_keras:
         forward = forward_pass.build(job, graph)
+        keras_variables.freeze(model, graph, of_keras)
         forward_pass.check(job, forward)
         backward = _backward(job, forward)
         placement.place_unplaced_ops(graph, task.device)
