@@ -8,7 +8,8 @@ The passes run in this order:
 3. ``loop_hoisting`` runs on the finished model, before there are gradients. Later, their sums would change order.
 4. ``model_updates.check`` and ``of_step`` find the model's own changes while the graph has no changes by an optimizer.
 5. ``inputs.only_with`` makes these changes wait for the batch. It needs to know all of them.
-6. ``embedding_rows.problem`` and ``variable_check`` check what a step uses. The checks precede the costly gradients.
+6. ``keras_variables.freeze`` decides what the optimizer trains. ``embedding_rows.problem`` and ``variable_check`` check
+   what a step uses. The checks precede the costly gradients.
 7. ``Packing`` and ``nan_guard`` wrap the optimizer before the mode uses it: packing inside, so that checks see few
    gradients.
 8. The mode builds the step: gradients, their way to the PS, tickets.
@@ -39,13 +40,14 @@ from tfps.models.spec import ModelSpec
 from tfps.modes.base import Mode, ModeContext, Step
 from tfps.modes.registry import mode_of
 from tfps.modes.update_ops import leaves
-from tfps.runtime.graph import forward_pass, inputs, keras_variables, layout, placement, variable_check
+from tfps.runtime.graph import forward_pass, inputs, layout, placement, variable_check
 from tfps.runtime.graph.background_updates import unrolled, use_worker_state
 from tfps.runtime.graph.forward_pass import Forward, TrainJob
 from tfps.runtime.graph.graph_scope import new_graph
 from tfps.runtime.graph.layout import Layout
 from tfps.runtime.graph.passes import (
     function_calls,
+    keras_variables,
     model_updates,
     nan_guard,
     wire_packing,

@@ -37,7 +37,7 @@ def of_layers(
     asked = _asked(graph)
     for write, makers in changes.items():
         is_later = write not in first and all(maker.type in VARIABLES for maker in makers)
-        if is_later and (_is_of_layer(write) or (_frames(write) and not asked.isdisjoint(_value(write)))):
+        if is_later and (_is_of_layer(write) or (_frames(write) and any(op in asked for op in _value(write)))):
             yield write
 
 
