@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from tfps.modes.base import Step
 from tfps.runtime.graph import placement
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
-from tfps.runtime.graph.graph_editor import add_control_inputs, can_wait, descendants, is_handle
+from tfps.runtime.graph.graph_editor import add_control_inputs, can_wait, descendants, is_handle, order, reachable
 from tfps.runtime.graph.passes import side_effects, wire_packing
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
 from tfps.tf_types import Graph, Operation, Session, Tensor
@@ -18,6 +18,11 @@ _IN_A_RUN = 8
 _OF_A_BATCH = (
     "the optimizer needs the batch, perhaps for its learning rate: with --mode=sync an update combines the gradients "
     "of all workers and has no batch. Make the rate depend on the step, or keep its input in a variable"
+)
+_OF_A_STEP = (
+    "the optimizer needs the change of {}, which each step makes because log_tensors, a summary or UPDATE_OPS has it: "
+    "with --mode=sync an update is no part of a worker's step. Put the change in UPDATE_OPS alone, and let the "
+    "optimizer and log_tensors read the variable"
 )
 
 
@@ -59,7 +64,8 @@ def unrolled(graph: Graph, step: Step, packed: bool) -> Operation | None:
 
     Each update is a copy. An update and a worker's step may share a value, such as a learning rate that the model keeps
     in a variable. The step reads it when it starts. The update reads it when the update starts: when it has the
-    gradients.
+    gradients. If copies would not keep the order of the updates, there is only one update: a print in a branch that is
+    not taken would stop those after it.
 
     Args:
         graph: The training graph.
@@ -70,7 +76,7 @@ def unrolled(graph: Graph, step: Step, packed: bool) -> Operation | None:
         The operation, or ``None`` if the mode has no such updates.
 
     Raises:
-        ValueError: If an update would read a batch from the input.
+        ValueError: If an update would read a batch from the input, or wait for one.
     """
     if step.update is None:
         return None
@@ -78,11 +84,11 @@ def unrolled(graph: Graph, step: Step, packed: bool) -> Operation | None:
         wire_packing.pack(graph, [step.update])
     made = placement.ancestors([step.update])
     if any(op.type in INPUTS for op in made):
-        raise ValueError(_OF_A_BATCH)
+        raise ValueError(_why_with_batch(step.update))
     steps, early = UnrolledStep(graph, [step.update], apart=True), set(placement.ancestors(step.update_starts))
     after = set(descendants(step.update_starts, within=set(made).__contains__))
     late = [op for op in made if op not in early and _waits(op) and (op not in after or not side_effects.changes(op))]
-    for number in range(1, _IN_A_RUN + 1):
+    for number in range(1, (_IN_A_RUN if steps.in_order else 1) + 1):
         copy = steps.copy(number)
         for op in late:
             add_control_inputs(copy(op), [copy(begin) for begin in step.update_starts])
@@ -99,6 +105,19 @@ def use_worker_state(step: Step) -> bool:
         return False
     late = set(placement.ancestors([step.update])) - set(placement.ancestors(step.update_starts))
     return any(side_effects.acts(op) or any(not _is_on_ps(handle) for handle in _handles(op)) for op in late)
+
+
+def _why_with_batch(update: Operation) -> str:
+    """Return why an update would read a batch. It may only use a change that waits for one: ``inputs.only_with``."""
+
+    def needs(op: Operation) -> Sequence[Operation]:
+        built_with = [one for one in op.control_inputs if one.type not in INPUTS and order(one) < order(op)]
+        return [*(tensor.op for tensor in op.inputs), *built_with]  # without the edges that passes have added
+
+    made = reachable([update], needs)
+    with_batch = [op for op in made if any(one.type in INPUTS for one in op.control_inputs)]
+    changed = [handle.op.name for op in with_batch if side_effects.changes(op) for handle in _handles(op)]
+    return _OF_A_BATCH if not changed or any(op.type in INPUTS for op in made) else _OF_A_STEP.format(changed[0])
 
 
 def _waits(op: Operation) -> bool:

@@ -8,7 +8,8 @@ The passes run in this order:
 3. ``loop_hoisting`` runs on the finished model, before there are gradients. Later, their sums would change order.
 4. ``model_updates.check`` and ``of_step`` find the model's own changes while the graph has no changes by an optimizer.
 5. ``inputs.only_with`` makes these changes wait for the batch. It needs to know all of them.
-6. ``embedding_rows.problem`` and ``variable_check`` check what a step uses. The checks precede the costly gradients.
+6. ``keras_variables.freeze`` decides what the optimizer trains. ``embedding_rows.problem`` and ``variable_check`` check
+   what a step uses. The checks precede the costly gradients.
 7. ``Packing`` and ``nan_guard`` wrap the optimizer before the mode uses it: packing inside, so that checks see few
    gradients.
 8. The mode builds the step: gradients, their way to the PS, tickets.
@@ -46,6 +47,7 @@ from tfps.runtime.graph.graph_scope import new_graph
 from tfps.runtime.graph.layout import Layout
 from tfps.runtime.graph.passes import (
     function_calls,
+    keras_variables,
     model_updates,
     nan_guard,
     wire_packing,
@@ -119,8 +121,9 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         ModelError: If the model fails, or returns something that its contract does not allow.
     """
     job = TrainJob(config, cluster, task, model, mode_of(config), WireFormat.of(config.wire))
-    with new_graph(config) as graph:
+    with new_graph(config) as graph, keras_variables.noted() as of_keras:
         forward = forward_pass.build(job, graph)
+        keras_variables.freeze(model, graph, of_keras)
         forward_pass.check(job, forward)
         backward = _backward(job, forward)
         placement.place_unplaced_ops(graph, task.device)

@@ -10,19 +10,28 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.runtime.graph import placement
 from tfps.runtime.graph.passes import exclusive_updates, variable_splitting
-from tfps.tf_types import Graph
+from tfps.tf_types import Context, Graph
 
 
 @contextlib.contextmanager
 def new_graph(config: JobConfig) -> Iterator[Graph]:
-    """Make a graph with the job's seed, the default one in the context."""
+    """Make a graph with the job's seed, the default one in the context.
+
+    A model that calls ``tf.disable_v2_behavior()`` turns resource variables off, when it is imported or within its
+    functions. They stay the default here, unless a variable or a scope asks for the others.
+    """
     variable_splitting.patch_embedding_lookup()
     exclusive_updates.patch_scatter()
     _reset_keras_names()
+    tf.enable_resource_variables()
     graph = tf.Graph()
-    with graph.as_default(), placement.keras_seeds_local():
+    with graph.as_default(), placement.keras_seeds_local(), _with_resource_variables():
         tf.set_random_seed(config.seed)
         yield graph
+
+
+def _with_resource_variables() -> Context:
+    return tf.variable_scope(tf.get_variable_scope(), use_resource=True)
 
 
 def _reset_keras_names() -> None:

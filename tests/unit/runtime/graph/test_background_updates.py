@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.cluster import dataset_of, model_of, train, variables_of
+from support.cluster import cluster_of, dataset_of, model_of, train, variables_of
 
 import tfps
+from tfps.cluster.spec import Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import ModelError
+from tfps.runtime.graph import builder
 
 pytestmark = pytest.mark.slow
 
@@ -128,3 +132,66 @@ def test_an_optimizer_that_uses_state_of_the_worker_finds_that_of_the_step(
     train(model_of(_ones, model_fn), 1, 1, 60, mode="sync", model_dir=str(tmp_path), max_steps=STEPS, **flags)
     found = variables_of(tmp_path)
     assert {found[f"w{i}"] for i in range(8)} == {-sum(range(1, STEPS + 1))}
+
+
+class _Telling(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """Calls Python in each third update, in a branch."""
+
+    def __init__(self, told: list[float]) -> None:
+        super().__init__(1.0)
+        self._told = told
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply the gradients, count, and tell the count."""
+        counter = tf.get_variable("counter", [], initializer=tf.zeros_initializer(), trainable=False)
+        count = counter.assign_add(1.0)
+        third = tf.equal(tf.floormod(count, 3.0), 0.0)
+        told = tf.cond(third, lambda: tf.group(tf.py_func(self._told.append, [count], [])), tf.no_op)
+        return tf.group(super().apply_gradients(*args, **kwargs), told)
+
+
+def test_a_call_of_python_in_a_branch_of_the_optimizer_does_not_stop_the_job(tmp_path: Path) -> None:
+    """Where the branch is not taken, the call does not run, and the updates after it still do."""
+    told: list[float] = []
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        return tfps.ModelSpec(loss=weight * tf.reduce_mean(features["x"]), optimizer=_Telling(told))
+
+    train(model_of(_ones, model_fn), 1, 1, 60, mode="sync", model_dir=str(tmp_path), max_steps=STEPS)
+    assert variables_of(tmp_path)["weight"] == -STEPS
+    assert told == [3.0, 6.0, 9.0, 12.0, 15.0, 18.0]
+
+
+def _falling(changed: bool, is_shown: bool, of_batch: bool = False) -> Any:
+    """Return a model whose rate falls with a count: its change, or what it holds after a change in ``UPDATE_OPS``."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        own = tf.get_variable("own", [], initializer=tf.zeros_initializer(), trainable=False)
+        counted = own.assign_add(1.0)
+        if not changed:
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, counted)
+        rate = 1.0 / (1.0 + (counted if changed else own.read_value()))
+        rate = rate * features["x"][0] if of_batch else rate
+        loss = weight * tf.reduce_mean(features["x"])
+        shown = {"rate": rate} if is_shown else {}
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(rate), log_tensors=shown)
+
+    return model_fn
+
+
+@pytest.mark.parametrize("wire", ["packed", "plain"])
+def test_a_rate_that_a_step_and_an_update_would_change_is_named(wire: str) -> None:
+    """The message names the variable, and what it says to do works; a rate of the batch has its own message."""
+
+    def build(*args: Any) -> Any:
+        config = JobConfig(mode="sync", wire=wire)
+        return builder.training(config, cluster_of(1, 1), Task("worker", 0), model_of(_ones, _falling(*args)))
+
+    with pytest.raises(ModelError, match="the optimizer needs the change of own, which each step makes because log_te"):
+        build(True, True)
+    with pytest.raises(ModelError, match="the optimizer needs the batch, perhaps for its learning rate"):
+        build(True, True, True)
+    build(True, False)
+    build(False, True)

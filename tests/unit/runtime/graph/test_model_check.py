@@ -22,7 +22,7 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, DataError, ModelError
 from tfps.models import params as model_params
 from tfps.runtime.coordination.compatibility import digest
-from tfps.runtime.graph import model_calls, model_check, plan
+from tfps.runtime.graph import model_calls, model_check, plan, serving
 from tfps.runtime.results import evaluation, export
 
 pytestmark = pytest.mark.slow
@@ -572,3 +572,45 @@ def test_an_optimizer_that_ignores_its_flags_is_refused(takes: str) -> None:
         return
     with pytest.raises(ModelError, match=r"--optimizer=sgd and --learning_rate=0.25 would be ignored: the model makes"):
         model_check.build_once(config, CLUSTER, model_of(ones, model_fn))
+
+
+def of_all_kinds(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a ``model_fn`` with a variable of each kind, one of them not a resource, and a branch."""
+    with tf.variable_scope("scope"):
+        weights = [tf.get_variable("weight", [], initializer=tf.ones_initializer()), tf.Variable(1.0, name="plain")]
+    old = tf.get_variable("old", [], initializer=tf.ones_initializer(), use_resource=False)
+    with tf.variable_scope("refs", use_resource=False):
+        older = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+    twice = tf.cond(features["x"] > 2.0, lambda: features["x"] * 2.0, lambda: features["x"])
+    loss = tf.reduce_sum(tf.add_n([*weights, old, older]) * twice)
+    optimizer = tf.train.AdamOptimizer(0.01)
+    return tfps.ModelSpec(loss=loss, predictions={"y": loss}, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("header", ["file", "function"])
+def test_a_model_may_disable_v2_behavior(mode: str, header: str) -> None:
+    """``tf.disable_v2_behavior()``, in the file or in its functions, changes no graph: variables are resources."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        tf.disable_v2_behavior()
+        return ones(mode, params, context)
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        tf.disable_v2_behavior()
+        return of_all_kinds(features, labels, mode, params)
+
+    def graphs_of(model: Any) -> list[Any]:
+        training, evaluated = model_check.build_once(JobConfig(mode=mode), CLUSTER, model)
+        assert evaluated is not None
+        built = [training.graph, evaluated.graph, serving.prediction(JobConfig(), model)[0]]
+        return [[(op.name, op.type, [t.name for t in op.inputs]) for op in graph.get_operations()] for graph in built]
+
+    expected = graphs_of(model_of(ones, of_all_kinds))
+    assert [name for name, kind, _ in expected[1] if kind == "VariableV2"] == ["old", "refs/weight"]
+    try:
+        if header == "file":
+            tf.disable_v2_behavior()
+        assert graphs_of(model_of(*((ones, of_all_kinds) if header == "file" else (input_fn, model_fn)))) == expected
+    finally:
+        tf.enable_resource_variables()

@@ -26,20 +26,14 @@ import tensorflow.compat.v1 as tf
 from tfps.runtime.graph.graph_editor import (
     add_control_inputs,
     can_wait,
-    descendants,
     is_call,
     is_handle,
     is_in_every_step,
-    order,
     set_input,
 )
-from tfps.runtime.graph.passes import side_effects
+from tfps.runtime.graph.passes import layer_updates, side_effects
 from tfps.runtime.graph.placement import VARIABLES, ancestors, task_of
 from tfps.tf_types import Fetch, Graph, Operation, Tensor, Variable
-
-_KERAS = "/keras/src/"
-_PASSES = "tfps/"  # beginning of the names of reads that a pass has created
-_FIRST_WEIGHTS = ("set_weights", "load_weights", "load_own_variables")
 
 
 def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequence[Tensor] = ()) -> Sequence[Operation]:
@@ -55,9 +49,9 @@ def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequen
     changes = _changes(graph, lasting)
     first = _initializers(graph)
     kept = [_operation(update) for update in tf.nest.flatten(graph.get_collection(tf.GraphKeys.UPDATE_OPS))]
-    for write in _of_layers(changes, first):
+    for write in layer_updates.of_layers(graph, changes, first):
         if can_wait(write):
-            _keep_order(write, lasting.changed(write), is_run=on_ps or not _on_ps(changes[write]))
+            layer_updates.keep_order(write, lasting.changed(write), is_run=on_ps or not _on_ps(changes[write]))
             kept.append(write)
     of_loss = set() if loss is None else set(ancestors([loss]))
     kept += [op for op in ancestors(shown) if op in changes and op not in first and op not in of_loss]
@@ -71,13 +65,7 @@ def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequen
 def of_layers_in_loops(graph: Graph) -> Sequence[Operation]:
     """Return the changes that Keras's layers make inside loops of TensorFlow 1.x, where no step can run them."""
     changes = _changes(graph, side_effects.Lasting(graph))
-    return [write for write in _of_layers(changes, _initializers(graph)) if not can_wait(write)]
-
-
-def _of_layers(changes: Mapping[Operation, Sequence[Operation]], first: Collection[Operation]) -> Iterable[Operation]:
-    for write, makers in changes.items():
-        if write not in first and _is_of_layer(write) and all(maker.type in VARIABLES for maker in makers):
-            yield write
+    return [write for write in layer_updates.of_layers(graph, changes, _initializers(graph)) if not can_wait(write)]
 
 
 def changes_ps(graph: Graph, tensor: Tensor) -> bool:
@@ -99,7 +87,8 @@ def put_before(
     This is the effect of ``with tf.control_dependencies(update_ops): optimizer.minimize(...)``. But nothing waits for
     an update that is unrelated to the optimizer, such as the averages of batch norm. Without the edges, a clipped
     weight could be read before an update of the optimizer and written after it, which would lose that update. A
-    learning rate could be the previous one.
+    learning rate could be the previous one. Nothing can wait for what a layer changes in a branch of ``tf.cond``: where
+    the branch is not taken, nothing after it would run.
 
     Args:
         graph: The training graph.
@@ -114,7 +103,7 @@ def put_before(
     changed = {variable.op for variable in trained}.union(*(uses[op] for op in uses if side_effects.changes(op)))
     of_gradients = set(ancestors(gates))
     elsewhere = set() if apart is None else set(ancestors([apart])) - of_gradients
-    for update in updates:
+    for update in filter(is_in_every_step, updates):
         own = ancestors([update])
         changes = {lasting.origin(handle) for op in own for handle in lasting.changed(op)}
         seen = {lasting.origin(h) for op in own if op not in of_gradients for h in op.inputs if is_handle(h)}
@@ -128,20 +117,21 @@ def put_before(
 def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Operation]) -> None:
     """Make a model's own updates wait until it is certain that the step counts, so that no other step changes anything.
 
-    Updates that the loss or a gradient waits for are excluded. Call this after ``put_before``.
+    An update waits for each check that does not wait for the update itself. Call this after ``put_before``.
 
     Args:
         graph: The training graph.
         updates: The result of ``of_step``.
         checks: Operations that end only if the step counts, such as those that fail if a gradient is not finite.
     """
-    lasting, early = side_effects.Lasting(graph), set(ancestors(checks))
-    for op in ancestors(updates) if checks else ():
-        if op in early or not lasting.changed(op):
-            continue
-        for first in [op] if is_in_every_step(op) else _ways_in(op):
-            if first not in early:
-                add_control_inputs(first, checks)
+    lasting = side_effects.Lasting(graph)
+    changes = [op for op in ancestors(updates) if lasting.changed(op)]
+    for check in checks:
+        early = set(ancestors([check]))
+        for op in changes:
+            for first in [op] if is_in_every_step(op) else _ways_in(op):
+                if op not in early and first not in early:
+                    add_control_inputs(first, [check])
 
 
 def _ways_in(op: Operation) -> Sequence[Operation]:
@@ -200,26 +190,6 @@ class Exact:
 def _change(graph: Graph, updates: Sequence[Operation], variable: Variable) -> bool:
     lasting = side_effects.Lasting(graph)
     return any(lasting.origin(handle) is variable.op for op in ancestors(updates) for handle in lasting.changed(op))
-
-
-def _keep_order(write: Operation, handles: Iterable[Tensor], is_run: bool) -> None:
-    """Keep the order of a layer's change of a variable, its reads and calls, in which the model has created them.
-
-    So a layer that is called twice in a step starts from what its first call has left, as in a Keras training step.
-
-    Args:
-        write: The change.
-        handles: The handles of the variable.
-        is_run: Whether this worker's steps run the change.
-    """
-    users = [user for handle in handles for user in handle.consumers()]
-    reads = [op for op in users if op is not write and side_effects.returns_values(op) and is_in_every_step(op)]
-    before, after = set(ancestors([write])), set(descendants([write]))
-    late = [op for op in reads if order(op) > order(write) and not op.name.startswith(_PASSES) and op not in before]
-    if is_run and is_in_every_step(write):
-        for op in late:
-            add_control_inputs(op, [write])
-    add_control_inputs(write, [op for op in reads if op not in late and op not in after])
 
 
 def check(graph: Graph) -> Sequence[tuple[Tensor, str]]:
@@ -282,14 +252,11 @@ def _on_ps(makers: Iterable[Operation]) -> Sequence[Operation]:
 
 
 def _initializers(graph: Graph) -> Collection[Operation]:
+    """Return what gives variables their first values, including what ``init_from_checkpoint`` has replaced."""
     keys = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES)
-    return {variable.initializer for key in keys for variable in graph.get_collection(key)}
-
-
-def _is_of_layer(op: Operation) -> bool:
-    """Return whether Keras created an operation in the call of a layer, and not to set its first weights."""
-    calls = [call for call in op.traceback or () if _KERAS in call.filename.replace("\\", "/")]
-    return bool(calls) and not any(call.name in _FIRST_WEIGHTS for call in calls)
+    made = {f"{op.name}/Assign" for op in graph.get_operations() if op.type in VARIABLES}
+    replaced = {op for op in graph.get_operations() if op.name in made}
+    return replaced | {variable.initializer for key in keys for variable in graph.get_collection(key)}
 
 
 def _operation(update: Fetch) -> Operation:

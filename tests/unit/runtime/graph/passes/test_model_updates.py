@@ -869,3 +869,37 @@ def test_calls_and_lookups_of_a_layer_keep_their_order(tmp_path: Path, flags: di
     found = {name.rpartition("/")[2]: value for name, value in variables_of(tmp_path).items()}
     assert found["rows"].tolist() == [6, 0, 0, 0]
     assert (found["seen"], found["state"]) == (5, 2**6 - 1)
+
+
+def ending_with_nan(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` in which each other number is NaN."""
+    return None if mode == "eval" else dataset_of(np.float32([np.nan, 1.0] * STEPS))
+
+
+def halving_slowly(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a loss that is slow to be NaN, and with changes that precede the gates: rate, clip and count."""
+    weight, rate = (
+        scalar("weight", True),
+        tf.get_variable("rate", [], initializer=tf.ones_initializer(), trainable=False),
+    )
+    kept = tf.get_variable("kept", [], tf.int32, initializer=tf.zeros_initializer(), trainable=False)
+    counted = kept.assign_add(tf.cast(weight * 0.0, tf.int32) + 1, read_value=False)
+    for update in (rate.assign(rate * 0.5, read_value=False), weight.assign_add(1.0, read_value=False), counted):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    product = tf.fill([300, 300], 1.0)
+    for _ in range(8):
+        product = tf.matmul(product, tf.fill([300, 300], 1 / 300))
+    loss = weight * features["x"] * tf.reduce_mean(product)
+    return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(rate))
+
+
+@pytest.mark.parametrize("wire", ["plain", "packed"])
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_step_that_is_skipped_changes_nothing_before_the_update(tmp_path: Path, mode: str, wire: str) -> None:
+    """Nor does it change what the optimizer waits for: the learning rate, its own weight, or a count that reads it."""
+    flags = {"mode": mode, "wire": wire, "on_nan": "skip", "max_steps": 6, "model_dir": str(tmp_path)}
+    train(model_of(ending_with_nan, halving_slowly), 1, 1, **flags)
+    values = variables_of(tmp_path)
+    assert summary(tmp_path)["batches_skipped"] >= 5
+    assert (values["rate"], values["kept"]) == (2.0**-6, 6)
+    assert values["weight"] == pytest.approx(6 - (1 - 2.0**-6))

@@ -1,0 +1,73 @@
+"""Claims about Keras layers that are frozen or constrained: what is frozen is not trained, no constraint is ignored."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+from support.cluster import cluster_of, dataset_of, model_of, train, variables_of
+
+import tfps
+from tfps.cluster.spec import Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import ModelError
+from tfps.runtime.graph import builder
+
+pytestmark = pytest.mark.slow
+
+STEPS = 4
+
+
+def ones(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` of ones."""
+    return None if mode == "eval" else dataset_of(np.ones(4 * STEPS, np.float32))
+
+
+def dense(name: str, **kwargs: Any) -> Any:
+    """Return a layer with one number, which is 0."""
+    return tf2.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name=name, **kwargs)
+
+
+@pytest.mark.parametrize("wire", ["packed", "plain"])
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_frozen_layers_are_not_trained(tmp_path: Path, mode: str, wire: str) -> None:
+    """Whether frozen as they are made, after they are built, or within a model; all others are."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        x = tf.reshape(features["x"], [1, 1])
+        made, built, free = dense("made", trainable=False, kernel_constraint="non_neg"), dense("built"), dense("free")
+        inner = tf2.keras.Sequential([dense("inner")], name="outer")
+        late = tf2.keras.Sequential([dense("late")], name="later")
+        inner.trainable = False
+        loss = tf.reduce_sum(tf.add_n([layer(x) for layer in (made, built, free, inner, late)]))
+        built.trainable = late.trainable = False
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    train(model_of(ones, model_fn), 1, 1, mode=mode, wire=wire, model_dir=str(tmp_path), max_steps=STEPS)
+    found = {n: float(v.reshape([])) for n, v in variables_of(tmp_path).items() if "kernel" in n}
+    assert sorted(found.values()) == [-STEPS, 0, 0, 0, 0]
+    assert found["free/kernel"] == -STEPS
+
+
+def constrained(is_kept: bool) -> Any:
+    """Return a model with a constraint, which Keras would keep or the model keeps itself."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        constraint = tf2.keras.constraints.NonNeg()
+        layer = dense("dense", kernel_constraint=constraint if is_kept else None)
+        loss = tf.reduce_sum(layer(tf.reshape(features["x"], [1, 1])))
+        if not is_kept:
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, layer.kernel.assign(constraint(layer.kernel.value)))
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    return model_fn
+
+
+def test_a_constraint_is_refused_and_can_be_an_update(tmp_path: Path) -> None:
+    """The message names the variable and its line, and what it says to do works: each step starts from 0."""
+    with pytest.raises(ModelError, match=rf"{__file__}, line \d+: the Keras variable 'dense/kernel' has a constraint"):
+        builder.training(JobConfig(), cluster_of(1, 1), Task("worker", 0), model_of(ones, constrained(True)))
+    train(model_of(ones, constrained(False)), 1, 1, model_dir=str(tmp_path), max_steps=STEPS)
+    assert variables_of(tmp_path)["dense/kernel"] == -1
