@@ -15,10 +15,9 @@ from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint import file_clock
 from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.runtime.checkpoint.manifest import INDEX, file_of, problem
+from tfps.runtime.process import process_identity
 from tfps.storage import JobDirectory, UnreadableError, remove
 from tfps.summary import DONE, JobSummary
-
-_BEGAN = time.monotonic()  # when this process started, or the fork server that also forks those that replace it
 
 
 class _Found(NamedTuple):
@@ -76,7 +75,7 @@ def has_ended(config: JobConfig) -> bool:
     if not found or found.summary.status != DONE or found.summary.max_steps != config.max_steps:
         return False
     age_secs = abs(file_clock.now(config.model_dir or ".") - found.written)
-    is_later = age_secs > time.monotonic() - _BEGAN
+    is_later = age_secs > time.monotonic() - process_identity.BEGAN
     if is_later and not found.summary.has_reached(config.max_steps):
         return False
     if found.summary.checkpoint is None or not config.model_dir:

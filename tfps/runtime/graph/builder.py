@@ -142,12 +142,14 @@ class _Backward:
         packing: The packed variables; ``None`` if variables are not packed.
         step: The step of the mode, with the model's own updates.
         next_ticket: See ``TrainGraph``.
+        used: The operations of the model that the step needs, such as a learning rate that it changes.
     """
 
     optimizer: nan_guard.CheckedOptimizer
     packing: Packing | None
     step: Step
     next_ticket: Tensor
+    used: Sequence[Operation]
 
 
 def _backward(job: TrainJob, forward: Forward) -> _Backward:
@@ -173,7 +175,8 @@ def _backward(job: TrainJob, forward: Forward) -> _Backward:
         step = _with_updates(step, updates) if updates else step
         next_ticket = step.draw_after(1, lambda op: op)
         function_calls.order_inputs(graph)
-    return _Backward(optimizer, packing, step, next_ticket)
+        used = [op for op in placement.ancestors([step.train_op]) if op in known]
+    return _Backward(optimizer, packing, step, next_ticket, used)
 
 
 def _checked_optimizer(job: TrainJob, forward: Forward, packing: Packing | None) -> nan_guard.CheckedOptimizer:
@@ -233,7 +236,7 @@ def _train_graph(job: TrainJob, forward: Forward, backward: _Backward, updates: 
         may_be_inf=set(forward.own) - {saved_name(variable) for variable in updated},
         summary=forward.summary if job.task.is_chief else None,
         num_workers=job.cluster.num_workers,
-        keeps_order=model_updates.need_order(graph, [forward.spec.loss, *forward.updates], updated),
+        keeps_order=model_updates.need_order(graph, [forward.spec.loss, *forward.updates, *backward.used], updated),
         updates_use_worker_state=use_worker_state(backward.step),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+BEGAN = time.monotonic()  # when this process started, or the one that forks tasks: TensorFlow is imported later
 _NAMESPACES = ("pid", "time")
 
 

@@ -1,6 +1,8 @@
 """Whether the job of a directory is over."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError
 from tfps.launchers.local import task_process
 from tfps.runtime.checkpoint import job_end
+from tfps.runtime.process import process_identity
 from tfps.runtime.training import joining, worker
 
 
@@ -50,13 +53,15 @@ def test_a_job_with_steps_left_has_ended_only_for_those_who_were_there(
     train(ones, num_workers=1, model_dir=str(tmp_path), max_steps=1000)
     assert summary(tmp_path)["global_step"] == 2
     assert job_end.has_ended(config)
-    monkeypatch.setattr(job_end, "_BEGAN", time.monotonic() + 10)
+    monkeypatch.setattr(process_identity, "BEGAN", time.monotonic() + 10)
     assert not job_end.has_ended(config)
     monkeypatch.setenv("TFPS_STARTED_AGAIN", "1")
     assert not job_end.has_ended(config), "lost before the chief of a new run has removed the old summary"
     assert joining.has_ended is job_end.has_ended
     assert worker.joining is joining
-    assert worker.__name__ in task_process.PRELOAD, "so all processes of a task have the same _BEGAN"
+    assert worker.__name__ in task_process.PRELOAD, "so all processes of a task have the same start"
+    loaded = f"{process_identity.__name__!r} in sys.modules and 'tensorflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", f"import sys, tfps.cli.run; assert {loaded}"], check=True)
 
 
 def test_a_summary_that_cannot_be_read_now_ends_no_task(tmp_path: Path) -> None:

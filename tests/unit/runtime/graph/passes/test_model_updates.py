@@ -729,6 +729,22 @@ def test_a_change_in_the_loss_keeps_steps_in_order() -> None:
         assert built.keeps_order is keeps_order
 
 
+def test_a_rate_that_the_model_changes_keeps_steps_in_order() -> None:
+    """Two runs of a worker would lose a change that only the optimizer asks for."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        rate = tf.get_variable("rate", [], initializer=tf.ones_initializer(), trainable=False)
+        falls = params["learning_rate"] is not None
+        optimizer = tf.train.GradientDescentOptimizer(rate.assign(rate * 0.5) if falls else rate)
+        return tfps.ModelSpec(loss=weight * features["x"], optimizer=optimizer)
+
+    for given, keeps_order in ((None, False), (0.5, True)):
+        config = JobConfig(learning_rate=given)
+        built = builder.training(config, cluster_of(1, 1), Task("worker", 0), model_of(ramp, model_fn))
+        assert built.keeps_order is keeps_order
+
+
 def test_what_only_adds_may_overlap() -> None:
     """Averages that are added to, in the graph or in a function, keep two runs of a worker from nothing."""
     with tf.Graph().as_default() as graph:
