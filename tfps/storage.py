@@ -20,7 +20,7 @@ CHECKPOINT_NAME = "model.ckpt"  # the first part of the names of a checkpoint's 
 STAGING_PREFIX = ".saving-"
 _TRIES, _AGAIN_SECS = 5, 0.5  # for reading what cannot be read for a moment
 _LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL)  # nothing, or something other than a regular file, is there
-
+_NOT_AGAIN = (*_LASTING, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)  # seconds do not help
 
 _Read = TypeVar("_Read")
 
@@ -255,7 +255,7 @@ def patiently(read: Callable[[], _Read]) -> _Read:
         try:
             return read()
         except OSError as error:
-            if error.errno in _LASTING:
+            if error.errno in _NOT_AGAIN:
                 raise
         time.sleep(_AGAIN_SECS)
     return read()

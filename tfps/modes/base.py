@@ -104,8 +104,8 @@ class Step:
         recovery: How the workers restart together. ``None`` where no worker waits for another.
         updates_ahead: int64 [workers]: the number of future updates to which each worker has already contributed. The
             others wait for workers that have 0. ``None`` where no worker waits for another.
-        ended: Scalar bool: the input of a worker has ended, and with it training for all workers. ``None`` where the
-            others go on.
+        ended: Scalar bool: training has ended for all workers: all steps are taken, or the input of one has ended.
+            ``None`` where the others go on then.
         staleness: int64 [n]: how many steps of the job have seen 0, 1, ... other updates between reading and updating
             the parameters. The last element counts that many or more. ``None`` where staleness is always 0.
         any_worker_can_finish: Whether any single worker can take the steps that the others have left.

@@ -83,7 +83,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
             update=update,
             update_starts=[start.start for start in starts],
             recovery=_recovery(global_step, generation, starts, accumulators, tokens),
-            ended=tf.reduce_any(tf.stack([queue.is_closed() for queue in tokens.queues])),
+            ended=tokens.are_closed() | (global_step.read_value() >= context.config.max_steps),
             updates_ahead=tf.stack([number.read_value() for number in pushed]) - global_step,
         )
 
@@ -148,6 +148,10 @@ class _Tokens:
     def expected(self, count: int, pending: int = 0) -> Tensor:
         """Return the values of the tokens that come next, without taking any."""
         return self._global_step.read_value() + tf.range(pending, pending + count, dtype=tf.int64)
+
+    def are_closed(self) -> Tensor:
+        """Return whether one worker's input has ended."""
+        return tf.reduce_any(tf.stack([queue.is_closed() for queue in self.queues]))
 
     def close(self, count: int) -> Operation:
         """Wake the other workers when one worker's input has ended: no mean is possible without that worker."""

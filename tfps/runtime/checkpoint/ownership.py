@@ -150,6 +150,7 @@ class Ownership:
         self._known, self._run = bool(job), run
         if self._known:
             self._tend()  # tries again if nothing can be written now
+            self.check_run()
         self._take(self.model_dir)
         self._tend()
 

@@ -69,6 +69,7 @@ class RestartBarrier:
         self._state, self._chief, self.is_blocking, self._wait_until = state, chief, is_blocking, wait_until
         self._ahead, self._ended = ahead, ended
         self._look_ahead: Callable[[], Sequence[int]] = lambda: []
+        self._look_at_end: Callable[[], Any] = lambda: False
         self._look_at_beats: Callable[[], Sequence[WorkerPace]] = lambda: []
         self.stragglers = Stragglers(_FEW_LOOKS_IN_STEP) if is_blocking else Stragglers()
         self._session: Any = None
@@ -87,6 +88,8 @@ class RestartBarrier:
         self._look = self._state.restart_state_reader(session)
         if self.is_blocking:
             self._look_ahead = session.make_callable(self._ahead)
+        if self._ended is not None:
+            self._look_at_end = session.make_callable(self._ended)
         self._look_at_beats = self._state.beats(session)
         while not self._arrive(session):
             pass
@@ -125,10 +128,15 @@ class RestartBarrier:
         if self._chief and self._look().released < generation:
             self._release(self._chief, session, generation)
         self._wait_until(
-            lambda: (seen := self._look()).released >= generation or seen.generation > generation or self._is_over(seen)
+            lambda: (
+                (seen := self._look()).released >= generation
+                or seen.generation > generation
+                or self._is_over(seen)
+                or self._nothing_is_left()
+            )
         )
         seen = self._look()
-        self.over = self._is_over(seen) or self.has_ended(session)
+        self.over = self._is_over(seen) or self._nothing_is_left()
         return seen.released >= generation or self.over
 
     def _is_over(self, seen: RestartState) -> bool:
@@ -141,25 +149,41 @@ class RestartBarrier:
         return not self._listening and not self.over
 
     def has_ended(self, session: Session) -> bool:
-        """Return whether training has ended for all workers, because the input of one has."""
+        """Return whether training has ended for all workers, because the input of one has or all steps are taken."""
         return self._ended is not None and bool(session.run(self._ended))
+
+    def _nothing_is_left(self) -> bool:
+        """Return the same after a restart: then nobody has to be waited for."""
+        return self._generation > 0 and bool(self._look_at_end())
+
+    def settle(self, session: Session) -> None:
+        """Let an update end that has started, as the chief.
+
+        Raises:
+            PeerLostError: If it cannot end: the variables are of no use, and the job restarts from its checkpoint.
+        """
+        if self._chief and not self._chief.settle_update(session):
+            self._abort(session)
+
+    def _abort(self, session: Session) -> None:
+        self._state.abort_job(session)
+        raise PeerLostError("the chief was lost in the middle of an update: the job restarts.")
 
     def _release(self, chief: Recovery, session: Session, generation: int) -> None:
         """Wait for the others, clear the remains of the earlier generation, and let all workers continue."""
-        self._wait_until(lambda: self._all_have_arrived(generation))
+        self._wait_until(lambda: self._all_have_arrived(generation) or self._nothing_is_left())
         if self._look().generation > generation:
             return
         try:
             of_use = not generation or chief.settle_update(session)
-            if of_use and not self.has_ended(session):
+            if of_use and not self._nothing_is_left():
                 chief.release_workers(session, generation)
         except tf.errors.DeadlineExceededError:
             of_use = False
         if not of_use:
-            self._state.abort_job(session)
-            raise PeerLostError("the chief was lost in the middle of an update: the job restarts.")
+            self._abort(session)
         self._state.release(session, generation)
-        if generation:
+        if generation and not self._nothing_is_left():
             log.info("a worker restarted: all workers continue from step %d", chief.global_step(session))
 
     def _all_have_arrived(self, generation: int) -> bool:

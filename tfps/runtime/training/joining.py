@@ -150,10 +150,15 @@ class Joining:
         compatibility.check_run(model_dir, self._state.run(session), f"{first} ({self._cluster.address(first)})")
 
     def _request_restart(self, session: Session) -> None:
-        """Ask the others to restart, unless they are done: they wait for what this worker held when it was lost."""
-        others = self._parts.others
-        self._barrier.over = others.are_done(session) or self._barrier.has_ended(session)  # then there is nothing to do
-        if not self._barrier.over:
+        """Ask the others to restart, unless they are done: they wait for what this worker held when it was lost.
+
+        When training has ended, they need nothing of a worker, but they may wait for what a lost chief has left undone.
+        """
+        are_done = self._parts.others.are_done(session)  # then only the chief's last duties are left
+        self._barrier.over = are_done or self._barrier.has_ended(session)
+        if self._barrier.over:
+            self._barrier.settle(session)
+        if not self._barrier.over or (self._parts.chief and not are_done):
             self._state.write(session, Phase.RUNNING)
             self._state.request_restart(session)
 
@@ -171,5 +176,6 @@ def begin(parts: WorkerParts, session: Session) -> None:
     """Start together with the other workers."""
     parts.heartbeat.use(session)
     parts.barrier.begin(session)
-    parts.partial.report(session)
-    session.run(parts.built.step.worker_init)
+    if not parts.barrier.over:
+        parts.partial.report(session)
+        session.run(parts.built.step.worker_init)

@@ -46,8 +46,8 @@ class OtherWorkers:
         return phases[self._task.index] in AT_ITS_END
 
     def not_done(self, session: Session) -> Sequence[Task]:
-        """Return those of the others that have not signed off as done."""
-        done = self._of(session, (Phase.DONE,))
+        """Return those of the others that have not come to their end."""
+        done = self._of(session, AT_ITS_END)
         return [task for task in self.tasks if task not in done]
 
     def any_trains(self, session: Session) -> bool:

@@ -81,7 +81,7 @@ class PeerMonitor:
         silent_secs = {task: self._silent_secs(task.index) for task in tasks}
         self._report_waiting(tasks)
         return all(
-            secs > (after_secs + _PULSE_SECS if task in lost else self._stall_secs)
+            secs > max(after_secs + _PULSE_SECS, 0.0 if task in lost else self._stall_secs)
             for task, secs in silent_secs.items()
         )
 

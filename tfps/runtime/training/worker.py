@@ -197,11 +197,15 @@ class Worker:
             return parts.others.are_through(session, can_finish and parts.global_step() < self._config.max_steps)
 
         self._stop.wait_until(are_through)
-        if can_finish:
+        while can_finish:
             parts.write_phase(Phase.FINISHING, loop.progress)
-            self._stop.wait_until(are_through)  # for one that has come back just before
-            if parts.global_step() < self._config.max_steps and (left := parts.others.not_done(session)):
-                log.info("the job ends without %s: gone, and not replaced", ", ".join(map(str, left)))
+            if are_through():
+                break
+            parts.write_phase(Phase.EXHAUSTED, loop.progress)  # one has come back just before
+            self._stop.wait_until(are_through)
+        left = parts.others.not_done(session) if can_finish else []
+        if left and parts.global_step() < self._config.max_steps:
+            log.info("the job ends without %s: gone, and not replaced", ", ".join(map(str, left)))
 
     def _own_steps(self, parts: WorkerParts, loop: Loop) -> int:
         """Return how many steps this worker has taken, with those of lost processes that it has replaced."""

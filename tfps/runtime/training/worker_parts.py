@@ -122,12 +122,7 @@ def build(
     reader = JobStateReader(connection.new_session, state, built.step.updates_ahead, heartbeat.is_heard)
     monitor = PeerMonitor(config, cluster, task, built.mode.is_blocking, reader, heartbeat.silent_secs)
     return WorkerParts(
-        *(config, cluster, task, model, built),
-        init=init,
-        connection=connection,
-        state=state,
-        partial=partial,
-        chief=chief,
+        *(config, cluster, task, model, built, init, connection, state, partial, chief),
         heartbeat=heartbeat,
         reader=reader,
         monitor=monitor,

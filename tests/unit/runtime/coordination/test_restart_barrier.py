@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -32,6 +33,8 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError
 from tfps.modes import sync_step
 from tfps.runtime.coordination import job_state, restart_barrier
+from tfps.runtime.coordination.job_state import Phase, RestartState
+from tfps.runtime.coordination.restart_barrier import RestartBarrier
 from tfps.runtime.graph import builder
 from tfps.runtime.training import chief
 from tfps.runtime.training.connection import Connection
@@ -351,3 +354,47 @@ def test_a_chief_that_takes_over_claims_its_run_and_leaves_no_old_summary(
     claim.assert_called_once_with("a job", "a run")
     assert (tmp_path / "summary.json").exists() is stays
     assert json.loads((tmp_path / "job.json").read_text())["run"] == "a run"
+
+
+class _LateState:
+    """A job whose restart has been requested, and in which one worker never arrives."""
+
+    def __init__(self) -> None:
+        self.released: list[int] = []
+
+    def arrive(self, session: Any) -> int:
+        """Arrive in the requested generation."""
+        del session
+        return 1
+
+    def restart_state_reader(self, session: Any) -> Any:
+        """Return what reads that this worker and no other has arrived."""
+        del session
+        return lambda: RestartState(1, 0, [1, 0], [Phase.RUNNING, Phase.RUNNING])
+
+    def beats(self, session: Any) -> Any:
+        """Return nothing that is called."""
+        del session
+
+    def release(self, session: Any, generation: int) -> None:
+        """Note it."""
+        del session
+        self.released.append(generation)
+
+
+@pytest.mark.parametrize("is_chief", [True, False])
+def test_nobody_waits_for_others_when_training_has_ended(is_chief: bool) -> None:
+    """Neither a chief for workers that are gone, nor a worker for a chief that has only its last duties left."""
+    state, calls = _LateState(), mock.Mock()
+    calls.settle_update.return_value = True
+    session = SimpleNamespace(make_callable=lambda fetch: lambda: fetch == "ended")
+
+    def wait_until(condition: Any) -> None:
+        assert condition(), "it would wait for ever"
+
+    ahead: Any = object()
+    waiting = RestartBarrier(state, calls if is_chief else None, True, wait_until, ahead, "ended")  # type: ignore[arg-type]
+    waiting.begin(session)
+    assert waiting.over
+    assert not calls.release_workers.called
+    assert (calls.settle_update.called, state.released) == (is_chief, [1] * is_chief)

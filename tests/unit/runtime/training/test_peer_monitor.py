@@ -109,6 +109,7 @@ def test_a_frozen_worker_is_not_waited_for_in_the_end(caplog: pytest.LogCaptureF
         assert not watched.are_gone(waited_for, 0.2)
         silent_secs[1] = 6.0
         assert watched.are_gone(waited_for, 0.2)
+        assert not watched.are_gone(waited_for, 60.0), "a replacement that has just started has that time, too"
     assert caplog.messages == ["waiting: for worker/1 (last step 119, 45 s ago) to end"]
 
 
