@@ -45,6 +45,7 @@ def batches(
     indices = _shuffled(len(share[0]), batch_size, (seed, index)) if training else _in_order(len(share[0]), batch_size)
     pixels, classes = (_when_initialised(np.ascontiguousarray(array)) for array in share)
 
+    @tf.autograph.experimental.do_not_convert  # AutoGraph would take as long as the rest of the graph
     def pick(rows: Any) -> tuple[dict[str, Any], Any]:
         image = tf.cast(tf.gather(pixels, rows), tf.float32) * (1 / 255)
         return {"image": image}, tf.cast(tf.gather(classes, rows), tf.int32)
@@ -66,6 +67,7 @@ def _when_initialised(array: Bytes) -> Any:
 def _shuffled(size: int, batch_size: int, seed: tuple[int, int]) -> Any:
     """Return a dataset of batches of indices from an endless sequence of permutations."""
 
+    @tf.autograph.experimental.do_not_convert
     def order(epoch: Any) -> Any:
         epoch_seed = tf.random.experimental.stateless_fold_in(tf.constant(seed, tf.int64), epoch)
         return tf.random.experimental.stateless_shuffle(tf.range(size), epoch_seed)
