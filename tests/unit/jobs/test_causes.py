@@ -38,7 +38,9 @@ def test_what_a_restart_does_not_mend(task: Task, code: int, final: bool) -> Non
     assert is_final(task, code) == final
 
 
-@pytest.mark.parametrize(("code", "ends_with"), [(2, 2), (65, 65), (66, 66), (74, 74), *((c, 67) for c in (1, 69, 137))])
+@pytest.mark.parametrize(
+    ("code", "ends_with"), [(2, 2), (65, 65), (66, 66), (74, 74), *((c, 67) for c in (1, 69, 137))]
+)
 def test_a_ps_names_the_worker_and_its_code(code: int, ends_with: int) -> None:
     """Its error is read back as it is printed; the same line of a worker, or more words, name nobody."""
     error = error_for_failed_worker(12, code)

@@ -58,7 +58,7 @@ def test_the_worker_that_a_ps_names_is_the_cause(driver: Any, code: int) -> None
 
 
 def test_a_worker_that_was_started_once_more_is_the_cause(driver: Any) -> None:
-    """Its supervisor was killed after it had told the PS: it is not started again, and its later end is of no account."""
+    """Its supervisor was killed after it had told the PS: it stays failed, whatever its last process ends with."""
     driver._errors[PS] = "worker/1 has failed with exit code 137."
     ends = _end(driver, (WORKER, 137), (PS, 67), (WORKER, 143), (CHIEF, 143))
     assert ends == {PS: (CANCELLED, 67), CHIEF: (CANCELLED, 143), WORKER: (FAILED, 137)}
