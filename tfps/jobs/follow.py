@@ -146,7 +146,8 @@ def _take_end(event: TaskExited, job: RunningJob, view: JobView, outcome: Outcom
 
 def _cause(event: TaskExited, view: JobView) -> TaskExited:
     """Return the end of the worker that a PS names, whose own end is perhaps not reported yet; else the same end."""
-    named = named_cause(event.task, view.tasks[event.task].error) if is_told(event.task, event.exit_code) else None
+    last_line = view.tasks[event.task].error.rpartition("\n")[2]
+    named = named_cause(event.task, last_line) if is_told(event.task, event.exit_code) else None
     return TaskExited(*named) if named and named[0] in view.tasks else event
 
 

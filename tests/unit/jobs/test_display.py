@@ -76,6 +76,11 @@ def ended(*codes: int) -> list[TaskExited]:
             1,
             "worker/1: x is wrong.",
         ),
+        (
+            [*said(PS, "error: before.", "error: worker/1 has failed with exit code 137.")],
+            137,
+            "worker/1 ended with exit code 137",
+        ),
         ([], 67, "ps/0 ended with exit code 67"),
     ],
 )
