@@ -100,15 +100,28 @@ class StorageError(TfpsError):
 
 
 class WorkerFailedError(TfpsError):
-    """A worker has failed for good with a code that no parameter server may end with: its own restarts would begin."""
+    """A worker has failed for good with a code that a parameter server must not repeat.
+
+    From 128 up a parameter server would be restarted. 1 and 69 would hide its own errors, other codes are not of tfps.
+    """
 
     exit_code = 67
 
 
-def error_for_exit_code(code: int, text: str) -> TfpsError:
-    """Return the error that ends a parameter server because a worker has failed for good with ``code``."""
+_FAILED_WORKER = re.compile(r"(?:error: )?worker/(\d+) has failed with exit code (\d+)\.")
+
+
+def error_for_failed_worker(index: int, code: int) -> TfpsError:
+    """Return the error that ends a parameter server because worker ``index`` has failed for good with ``code``."""
+    text = f"worker/{index} has failed with exit code {code}."
     kinds = (ConfigError, DataError, DivergedError, StorageError)
     return next((kind(text) for kind in kinds if kind.exit_code == code), WorkerFailedError(text))
+
+
+def failed_worker(line: str) -> tuple[int, int] | None:
+    """Return index and exit code from a line with an error of ``error_for_failed_worker``; ``None`` for other lines."""
+    found = _FAILED_WORKER.fullmatch(line)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 class RetryableError(TfpsError):

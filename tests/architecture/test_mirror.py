@@ -30,12 +30,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "integration/test_run.py": ["cli/run", "runtime/process/task_log", "runtime/task"],
     "platforms/test_docker.py": ["launchers/docker/job"],
     "platforms/test_kubectl.py": ["launchers/kubernetes/kubectl", "launchers/kubernetes/launcher"],
-    "platforms/test_ray.py": [
-        "launchers/ray/actor",
-        "launchers/ray/cluster",
-        "launchers/ray/driver",
-        "launchers/ray/job",
-    ],
+    "platforms/test_ray.py": ["launchers/ray/actor", "launchers/ray/cluster", "launchers/ray/job"],
     "unit/cli/test_doctor.py": ["cli/shared_dir"],
     "unit/cli/test_help.py": ["cli/registry"],
     "unit/cli/test_main.py": ["cli/command", "cli/plan", "cli/tables"],

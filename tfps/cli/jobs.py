@@ -8,9 +8,9 @@ from tfps.cli.tables import print_status
 from tfps.cli.validation import ProblemCollector
 from tfps.cluster.spec import Task
 from tfps.config.command_options import LogsOptions
-from tfps.jobs.handle import FAILED, SUCCEEDED, SubmittedJob
+from tfps.jobs.handle import FAILED, PENDING, RUNNING, SUCCEEDED, Status, SubmittedJob
 from tfps.launchers.registry import LAUNCHERS
-from tfps.text import show
+from tfps.text import plural, show
 
 _EXAMPLE = "slurm:4711"
 
@@ -52,9 +52,17 @@ def _cancel(argv: Sequence[str]) -> int:
     job, _ = _find(CANCEL, argv)
     before = job.status()
     job.cancel()  # also of a job that has ended: some of it may be left on the platform
-    had_ended = before.state in (SUCCEEDED, FAILED)
-    print(f"{job.handle} had ended before: {before.state}" if had_ended else f"{job.handle} is cancelled")
+    print(f"{job.handle} {_what_was_done(before)}")
     return 0
+
+
+def _what_was_done(before: Status) -> str:
+    """Return what ``cancel`` has done; of a job that had failed, some tasks may still have run."""
+    if before.state not in (SUCCEEDED, FAILED):
+        return "is cancelled"
+    left = sum(known.state in (PENDING, RUNNING) for known in before.tasks.values())
+    stopped = f"; stopped {plural(left, 'task')} that still ran" if left else ""
+    return f"had ended before: {before.state}{stopped}"
 
 
 _HANDLE = "HANDLE is what tfps submit printed."

@@ -11,6 +11,7 @@ from typing import Any
 from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, PeerLostError, StoppedError, stopping_signals
+from tfps.jobs.causes import is_told, named_cause
 from tfps.jobs.display import JobView, Plain, Terminal, screen
 from tfps.jobs.events import LogLine, Note, TaskExited, TaskRestarted, TaskStalled, how_it_ended
 from tfps.jobs.handle import RunningJob
@@ -135,11 +136,19 @@ def _take_end(event: TaskExited, job: RunningJob, view: JobView, outcome: Outcom
     if event.task.is_chief:
         outcome.of_chief = _of_chief(view.config.model_dir)  # another job may own the directory when this one ends
     if event.exit_code and not outcome.exit_code:
-        outcome.exit_code = event.exit_code if event.exit_code > 0 else PeerLostError.exit_code
-        outcome.error = _why(event, view)
-        errors.reported(event.task)
+        cause = _cause(event, view)
+        outcome.exit_code = cause.exit_code if cause.exit_code > 0 else PeerLostError.exit_code
+        outcome.error = _why(cause, view)
+        errors.reported(cause.task)
         job.cancel()
     errors.show(event.task)
+
+
+def _cause(event: TaskExited, view: JobView) -> TaskExited:
+    """Return the end of the worker that a PS names, whose own end is perhaps not reported yet; else the same end."""
+    last_line = view.tasks[event.task].error.rpartition("\n")[2]
+    named = named_cause(event.task, last_line) if is_told(event.task, event.exit_code) else None
+    return TaskExited(*named) if named and named[0] in view.tasks else event
 
 
 def _why(event: TaskExited, view: JobView) -> str:

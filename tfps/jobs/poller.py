@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 
 from tfps.cluster.spec import Task
 from tfps.errors import PeerLostError, PlatformError, StoppedError
-from tfps.jobs.causes import by_cause
+from tfps.jobs.causes import by_cause, is_told, named_cause
 from tfps.jobs.events import JobEvent, LogLine, TaskExited, TaskRestarted
-from tfps.jobs.handle import CANCELLED, PENDING, SUCCEEDED, RunningJob, Status, SubmittedJob
+from tfps.jobs.handle import CANCELLED, FAILED, PENDING, SUCCEEDED, RunningJob, Status, SubmittedJob
 from tfps.timeouts import PLATFORM_SILENT_SECS
 
 _ASK_EVERY_SECS = 1.0
@@ -29,6 +29,7 @@ class JobPoller(RunningJob):
         self._status = Status("UNKNOWN")
         self._answered = time.monotonic()
         self._restarts: dict[Task, int] = {}
+        self._named: dict[Task, tuple[Task, int]] = {}  # the worker, and its exit code, that a PS's error names
 
     @property
     def restarts(self) -> Mapping[Task, int]:
@@ -51,8 +52,7 @@ class JobPoller(RunningJob):
             return
         self._reader.join(_LAST_LINES_SECS)
         yield from self._said(0.0)
-        codes = {task: _exit_code(self._status, task) for task in self._status.tasks}
-        yield from (TaskExited(task, codes[task]) for task in sorted(codes, key=lambda task: self._key(task, codes)))
+        yield from self._ends()
 
     def cancel(self) -> None:
         """Stop polling, unless the job has ended: then ``events`` still yields its end."""
@@ -76,9 +76,12 @@ class JobPoller(RunningJob):
         until = time.monotonic() + secs
         while not self.left:
             try:
-                yield self._lines.get(timeout=max(until - time.monotonic(), 0.001))
+                line = self._lines.get(timeout=max(until - time.monotonic(), 0.001))
             except queue.Empty:
                 return
+            if named := named_cause(line.task, line.text):
+                self._named[line.task] = named
+            yield line
 
     def _restarted(self) -> Iterator[TaskRestarted]:
         for task, known in self._status.tasks.items():
@@ -95,10 +98,28 @@ class JobPoller(RunningJob):
             yield LogLine(waiting[0], f"waiting: {reason}")
         self._reported_reason = reason or self._reported_reason
 
-    def _key(self, task: Task, codes: Mapping[Task, int]) -> tuple[int, bool, bool]:
-        """Return the key that sorts tasks by cause; a code that the platform does not report counts less."""
-        rank, is_ps = by_cause(task, codes[task])
-        return rank, self._status.tasks[task].exit_code is None, is_ps
+    def _ends(self) -> Iterator[TaskExited]:
+        """Yield how each task ended, the cause first; a code that neither the platform nor a PS reports counts less."""
+        tasks, told = self._status.tasks, self._told()
+        codes = {task: told.get(task, _exit_code(self._status, task)) for task in tasks}
+
+        def key(task: Task) -> tuple[int, bool, bool]:
+            is_reported = task in told or tasks[task].exit_code is not None
+            rank, is_ps = by_cause(task, codes[task], is_reported or tasks[task].state == FAILED)
+            return rank, not is_reported, is_ps
+
+        yield from (TaskExited(task, codes[task]) for task in sorted(tasks, key=key))
+
+    def _told(self) -> Mapping[Task, int]:
+        """Return the exit codes of workers that only the PS know, as a platform starts such a worker again."""
+        if self._status.state != FAILED:
+            return {}
+        codes = {task: known.exit_code for task, known in self._status.tasks.items()}
+        return {
+            worker: code
+            for ps, (worker, code) in self._named.items()
+            if codes.get(worker, 0) is None and is_told(ps, codes.get(ps) or 0)
+        }
 
     def _read(self) -> None:
         """Run in a thread: read the logs. ``_ask`` notices a platform that does not answer any more."""

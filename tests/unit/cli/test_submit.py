@@ -15,7 +15,7 @@ from tfps.config.command_line import FLAGS
 from tfps.config.command_options import LogsOptions
 from tfps.config.job_config import JobConfig
 from tfps.jobs.events import LogLine
-from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, Status, SubmittedJob
+from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, Status, SubmittedJob, TaskStatus
 from tfps.launchers.registry import LAUNCHERS
 
 HOSTS = ["--ps_hosts=h0:1", "--worker_hosts=h1:1,h2:1"]
@@ -237,12 +237,14 @@ class Job(SubmittedJob):
 
     handle = "test:1"
 
-    def __init__(self, state: str) -> None:
-        self._state, self.cancelled = state, 0
+    def __init__(self, state: str, *tasks: str) -> None:
+        self.cancelled = 0
+        known = {Task("worker", index): TaskStatus(each) for index, each in enumerate(tasks)}
+        self._status = Status(state, known)
 
     def status(self) -> Status:
         """Return the state."""
-        return Status(self._state)
+        return self._status
 
     def logs(self, task: Task | None, follow: bool) -> Iterator[LogLine]:  # noqa: ARG002
         """Yield nothing."""
@@ -255,14 +257,16 @@ class Job(SubmittedJob):
 
 def test_cancel_says_if_the_job_had_ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A job that had ended was not cancelled; what is left of it is taken away nevertheless."""
-    for state, says in (
-        (RUNNING, "test:1 is cancelled\n"),
-        (PENDING, "test:1 is cancelled\n"),
-        (CANCELLED, "test:1 is cancelled\n"),
-        (SUCCEEDED, "test:1 had ended before: SUCCEEDED\n"),
-        (FAILED, "test:1 had ended before: FAILED\n"),
+    for states, says in (
+        ((RUNNING, RUNNING), "test:1 is cancelled\n"),
+        ((PENDING,), "test:1 is cancelled\n"),
+        ((CANCELLED,), "test:1 is cancelled\n"),
+        ((SUCCEEDED, SUCCEEDED), "test:1 had ended before: SUCCEEDED\n"),
+        ((FAILED, FAILED, CANCELLED), "test:1 had ended before: FAILED\n"),
+        ((FAILED, FAILED, RUNNING), "test:1 had ended before: FAILED; stopped 1 task that still ran\n"),
+        ((FAILED, RUNNING, PENDING), "test:1 had ended before: FAILED; stopped 2 tasks that still ran\n"),
     ):
-        job = Job(state)
+        job = Job(*states)
         monkeypatch.setattr(jobs, "_find", lambda *_, job=job: (job, LogsOptions()))
         assert main.main(["cancel", "test:1"]) == 0
         assert (capsys.readouterr().out, job.cancelled) == (says, 1)

@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from tfps.cluster.spec import Task
-from tfps.jobs.causes import by_cause, is_final
+from tfps.errors import error_for_failed_worker
+from tfps.jobs.causes import by_cause, is_final, named_cause
 
 PS, CHIEF, WORKER = Task("ps", 0), Task("worker", 0), Task("worker", 1)
 _IN_ORDER = [  # each explains all that follow
@@ -35,3 +36,20 @@ def test_a_task_without_a_code_comes_last() -> None:
 def test_what_a_restart_does_not_mend(task: Task, code: int, final: bool) -> None:
     """A code below 128 is final, but not 67 of a PS; a worker's own 67, which its model may choose, is."""
     assert is_final(task, code) == final
+
+
+@pytest.mark.parametrize(
+    ("code", "ends_with"), [(2, 2), (65, 65), (66, 66), (74, 74), *((c, 67) for c in (1, 69, 137))]
+)
+def test_a_ps_names_the_worker_and_its_code(code: int, ends_with: int) -> None:
+    """Its error is read back as it is printed; the same line of a worker, or more words, name nobody."""
+    error = error_for_failed_worker(12, code)
+    assert error.exit_code == ends_with
+    assert named_cause(PS, str(error)) == named_cause(PS, f"error: {error}") == (Task("worker", 12), code)
+    assert named_cause(WORKER, f"error: {error}") is None
+    assert named_cause(PS, f"{error} Or not.") is None
+
+
+def test_a_code_that_is_only_assumed_counts_less_than_what_a_ps_was_told() -> None:
+    """A worker that still runs is not the cause; but it comes before what was only stopped."""
+    assert by_cause(PS, 67) <= by_cause(CHIEF, 170, is_known=False) < by_cause(PS, 143)

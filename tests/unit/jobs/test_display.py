@@ -67,6 +67,31 @@ def ended(*codes: int) -> list[TaskExited]:
     return [TaskExited(task, code) for task, code in zip((PS, CHIEF, WORKER), codes, strict=True)]
 
 
+@pytest.mark.parametrize(
+    ("told", "code", "why"),
+    [
+        ([*said(PS, "error: worker/1 has failed with exit code 77.")], 77, "worker/1 ended with exit code 77"),
+        (
+            [*said(WORKER, "error: x is wrong."), *said(PS, "error: worker/1 has failed with exit code 1.")],
+            1,
+            "worker/1: x is wrong.",
+        ),
+        (
+            [*said(PS, "error: before.", "error: worker/1 has failed with exit code 137.")],
+            137,
+            "worker/1 ended with exit code 137",
+        ),
+        ([], 67, "ps/0 ended with exit code 67"),
+    ],
+)
+def test_the_end_of_a_ps_that_was_told_is_the_workers(told: list[JobEvent], code: int, why: str) -> None:
+    """Its end may be seen before the worker's: its error names that worker, and the code that the job ends with."""
+    job = Script([*told, TaskExited(PS, 67), TaskExited(WORKER, code), TaskExited(CHIEF, 143)])
+    outcome = follow(job, shown())
+    assert (outcome.exit_code, outcome.error, job.requests) == (code, why, ["cancel"])
+    assert outcome.exit_codes == {PS: 67, WORKER: code, CHIEF: 143}
+
+
 def test_what_was_reported_before_a_loss_is_not_shown_after_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from tfps.jobs.events import LogLine, TaskExited, TaskRestarted
 from tfps.jobs.handle import Status, TaskStatus
 from tfps.jobs.poller import JobPoller
 
-PS, CHIEF = Task("ps", 0), Task("worker", 0)
+PS, CHIEF, WORKER = Task("ps", 0), Task("worker", 0), Task("worker", 1)
 RUNNING = Status("RUNNING", {PS: TaskStatus("RUNNING"), CHIEF: TaskStatus("RUNNING")})
 
 
@@ -104,6 +104,27 @@ def test_a_ps_that_was_told_is_not_the_cause(code: int) -> None:
     }
     first, *_ = happened(Scripted(Status("FAILED", known)))
     assert first == TaskExited(Task("worker", 1), code)
+
+
+@pytest.mark.parametrize(
+    ("said", "ps", "worker", "first"),
+    [
+        ("error: worker/1 has failed with exit code 137.", 67, TaskStatus("RUNNING", restarts=1), (WORKER, 137)),
+        ("error: worker/1 has failed with exit code 77.", 67, TaskStatus("FAILED"), (WORKER, 77)),
+        ("error: worker/1 has failed with exit code 77.", 67, TaskStatus("FAILED", 139), (WORKER, 139)),
+        ("error: worker/1 has failed with exit code 77.", 2, TaskStatus("RUNNING"), (PS, 2)),
+        ("error: worker/7 has failed with exit code 77.", 67, TaskStatus("RUNNING"), (PS, 67)),
+        ("bye", 67, TaskStatus("RUNNING"), (PS, 67)),
+        ("bye", 67, TaskStatus("FAILED"), (WORKER, 170)),
+    ],
+)
+def test_no_worker_that_runs_is_the_cause_but_whom_a_ps_names(
+    said: str, ps: int, worker: TaskStatus, first: tuple[Task, int]
+) -> None:
+    """A PS ends before the worker that told it, or that worker is started again: the PS's own line names it."""
+    known = {PS: TaskStatus("FAILED", ps), CHIEF: TaskStatus("RUNNING"), WORKER: worker}
+    events = happened(Scripted(Status("FAILED", known), lines=(LogLine(PS, said),)))
+    assert events[:2] == [LogLine(PS, said), TaskExited(*first)]
 
 
 def test_restarts_are_reported_once() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tfps.cluster.spec import Task
 from tfps.errors import ConfigError
-from tfps.jobs.causes import is_final
+from tfps.jobs.causes import is_final, is_told
 from tfps.jobs.events import LogLine
 from tfps.jobs.handle import FAILED, PENDING, RUNNING, SUCCEEDED, UNKNOWN, Status, TaskStatus
 
@@ -145,9 +145,12 @@ class JobRecord:
             self.error = self.error or line
 
     def cause(self) -> list[Task]:
-        """Return the task that made the job fail, in a list: the first whose code no restart mends, else the first."""
-        final = [task for task in self.failed if is_final(task, self.tasks[task].exit_code or 0)]
-        return (final or self.failed)[:1]
+        """Return the task that made the job fail, in a list: the first whose code no restart mends, else the first.
+
+        A PS that a worker has told of its failure is only returned if it is alone. The script for Slurm does the same.
+        """
+        codes = {task: self.tasks[task].exit_code or 0 for task in self.failed}
+        return sorted(codes, key=lambda task: (not is_final(task, codes[task]), is_told(task, codes[task])))[:1]
 
 
 def with_tasks(whole: Status, record: JobRecord, tasks: Sequence[Task], restarts: int = 0) -> Status:

@@ -10,9 +10,9 @@ from tfps.launchers.kubernetes.manifests import Object
 
 _WHY = f"""
 The parameter servers end by themselves, though plain Jobs know nothing of each other: with 0 when every worker has said
-that it is done; with a worker's exit code when it has failed for good ({WorkerFailedError.exit_code} for a code from
-128 up); and when no worker has answered for three times --start_timeout_secs, or twice if none ever came. tfps cancel
-ends them immediately.
+that it is done; with a worker's exit code when it has failed for good ({WorkerFailedError.exit_code} for any other code
+than 2, 65, 66 and 74); and when no worker has answered for three times --start_timeout_secs, or twice if none ever
+came. tfps cancel ends them immediately.
 {manifests.WHY_RESTARTS} Any other exit code fails the Job immediately.
 """
 

@@ -22,7 +22,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tfps.cluster.spec import Cluster, Task, hosts_flags
-from tfps.errors import ConfigError, PeerLostError, StoppedError, WorkerFailedError
+from tfps.errors import ConfigError, PeerLostError, StoppedError
+from tfps.jobs.causes import is_told, named_cause
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, TaskStatus
 from tfps.jobs.spec import KILLED, MAX_RESTARTS
 from tfps.launchers.ray.actor import RayTask
@@ -55,7 +56,6 @@ class Driver:
         self._actors: dict[Task, Any] = {}
         self._argv: dict[Task, Sequence[str]] = {}
         self._errors: dict[Task, str] = {}  # the last error message of each task
-        self._killed: Task | None = None  # the last one that was killed and started again
         self._lost = 0  # how many times a node was lost
         self._code: int | None = None  # set once the job's end is decided
 
@@ -153,13 +153,12 @@ class Driver:
         restarts = self._tasks[task].restarts
         if code in KILLED and self._code is None and restarts < MAX_RESTARTS:
             self._set(task, exit_code=code, restarts=restarts + 1, reason=self._errors.get(task, ""))
-            self._killed = task
             self._start([task])
             return True
         if self._tasks[task].state == FAILED:  # blamed already
             return False
-        if task.job == "ps" and code == WorkerFailedError.exit_code:
-            self._blame_killed()
+        if is_told(task, code) and self._code is None:
+            self._blame_named(task)
         bad = FAILED if self._code is None else CANCELLED
         self._set(
             task, state=bad if code else SUCCEEDED, exit_code=code, reason=self._errors.get(task, "") if code else ""
@@ -168,11 +167,12 @@ class Driver:
             self._end(code)
         return False
 
-    def _blame_killed(self) -> None:
-        """End the job for the task that was killed last: it has told a PS that its own restarts are used up."""
-        if self._killed and self._code is None:
-            self._set(self._killed, state=FAILED)
-            self._end(self._tasks[self._killed].exit_code or 0)
+    def _blame_named(self, ps: Task) -> None:
+        """End the job for the worker that a PS's error names: it may not have ended yet, or was started once more."""
+        if named := named_cause(ps, self._errors.get(ps, "")):
+            worker, code = named
+            self._set(worker, state=FAILED, exit_code=code, reason=self._errors.get(worker, ""))
+            self._end(code)
 
     def _end(self, code: int) -> None:
         """Ask every task to save and end; the job ends with ``code``."""

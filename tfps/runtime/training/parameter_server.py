@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import probe, rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.errors import PeerLostError, TfpsError, error_for_exit_code
+from tfps.errors import PeerLostError, TfpsError, error_for_failed_worker
 from tfps.runtime.checkpoint.job_end import has_ended
 from tfps.runtime.coordination import compatibility, job_variables
 from tfps.runtime.coordination.job_state import AT_WORK, Phase
@@ -37,7 +37,8 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) ->
         ClusterFormError: If some task never started.
         PeerLostError: If every worker that is not done has been gone for ``start_timeout_secs``, or has been frozen
             for ``stall_timeout_secs``; or if the job has to restart.
-        TfpsError: If a worker has failed permanently; it has the worker's exit code.
+        TfpsError: If a worker has failed permanently; it has the worker's exit code if that is 2, 65, 66 or 74.
+        WorkerFailedError: If a worker has failed permanently with another exit code.
         StoppedError: If the task is asked to stop, after the workers have saved and exited, or had their time to.
     """
     running = server.start(config, cluster, task)
@@ -101,11 +102,7 @@ def _phases(read: Callable[[], Any], peers: rendezvous.Peers, others: "_OtherSer
 def _failed(phases: Any) -> TfpsError | None:
     """Return the error with which the job has failed permanently, if a worker has."""
     return next(
-        (
-            error_for_exit_code(-int(phase), f"worker/{index} has failed with exit code {-phase}.")
-            for index, phase in enumerate(phases)
-            if phase < 0
-        ),
+        (error_for_failed_worker(index, -int(phase)) for index, phase in enumerate(phases) if phase < 0),
         None,
     )
 

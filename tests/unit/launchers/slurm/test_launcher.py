@@ -241,6 +241,17 @@ def test_the_cause_of_a_failure_comes_first(tmp_path: Path) -> None:
     assert next(iter(slurm_job.status("7", {"JobState": "FAILED"}, files).tasks)) == Task("worker", 0)
 
 
+def test_a_ps_that_was_told_is_not_the_cause(tmp_path: Path) -> None:
+    """Though it ended first, and no other code is final: the first after it is, as the job's script decides too."""
+    files = Files(str(tmp_path), {"ps": 1, "worker": 2}, "slurm")
+    for first, second in ((137, 143), (143, 137), (170, 137), (172, 1)):
+        ends = (("ps/0", 67), ("worker/1", first), ("worker/0", second))
+        (tmp_path / "slurm-7.out").write_text("".join(f"{task} ended with {code} on n1\n" for task, code in ends))
+        assert files.record("7").cause() == [Task("worker", 0 if second == 1 else 1)]
+    (tmp_path / "slurm-7.out").write_text("ps/0 ended with 67 on n1\nworker/0 ended with 0 on n1\n")
+    assert files.record("7").cause() == [Task("ps", 0)]
+
+
 def test_accounting_is_asked_for_what_slurm_forgot(tmp_path: Path) -> None:
     """Where there is accounting, it knows the state of a job that slurmctld has forgotten."""
     fake(tmp_path, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
