@@ -1,7 +1,9 @@
 """Jobs on a real Docker daemon, through ``tfps submit --to=compose`` and docker-compose."""
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +16,7 @@ import pytest
 import yaml
 from support import docker_engine as engine
 from support.docker_engine import SKELETON, docker, inspect
+from support.jobs import job_of
 from support.processes import (
     ECHO,
     NASTY,
@@ -31,7 +34,8 @@ from support.processes import (
 import tfps
 from tfps.errors import JobNotFoundError
 from tfps.jobs.handle import CANCELLED, PENDING
-from tfps.launchers.docker.job import DockerJob
+from tfps.launchers.docker import volumes as making
+from tfps.launchers.docker.job import DockerJob, ask_docker
 
 SLOW = slow(0.05)
 SECS = 800  # for a job's end, on a machine that has more to do
@@ -106,6 +110,11 @@ def _said(name: str, task: str) -> str:
     return result.stdout + result.stderr
 
 
+def compose_of(release: str) -> str:
+    """Return the path of Compose of a release."""
+    return "docker-compose" if release == "1.29" else str(engine.COMPOSE_2 / "docker-compose")
+
+
 def model(directory: Path, source: str, name: str = "model.py") -> str:
     """Write a model that containers may read, and return the flag."""
     (directory / name).write_text(source)
@@ -165,8 +174,7 @@ def test_every_value_arrives_as_it_is(build: Build, tmp_path: Path) -> None:
 def test_docker_compose_reads_what_is_planned(build: Build, release: str) -> None:
     """docker-compose config takes the golden file, GPUs included, and gives its commands back; so does 2."""
     golden = REPO / "tests" / "golden" / "compose-large.yaml"
-    compose = ["docker-compose"] if release == "1.29" else [engine.COMPOSE_2 / "docker-compose"]
-    read = subprocess.run([*compose, "-f", golden, "config"], capture_output=True, text=True, check=False)
+    read = subprocess.run([compose_of(release), "-f", golden, "config"], capture_output=True, text=True, check=False)
     assert read.returncode == 0, read.stderr
     planned, known = yaml.safe_load(golden.read_text())["services"], yaml.safe_load(read.stdout)["services"]
     assert {name: each["command"] for name, each in known.items()} == {n: p["command"] for n, p in planned.items()}
@@ -233,7 +241,7 @@ def test_waiting_ends_with_a_cancellation_elsewhere(build: Build) -> None:
         DockerJob("gone").status()
 
 
-@pytest.mark.parametrize("place", ["/tfps", "/data/x"])
+@pytest.mark.parametrize("place", ["/tfps", "/data/x", "/home"])  # the image's /home is root's
 def test_a_volume_is_kept_and_found_by_its_name(build: Build, tmp_path: Path, place: str) -> None:
     """Wherever a new volume is mounted, tasks without rights write to it; the next job, of another name, goes on."""
     tmp_path.chmod(0o755)
@@ -246,6 +254,70 @@ def test_a_volume_is_kept_and_found_by_its_name(build: Build, tmp_path: Path, pl
     assert summary(engine.volume(name) / "m")["resumed_from_step"] == 2
     assert (engine.volume(name).stat().st_uid, engine.volume(name).stat().st_gid) == (1000, 1000)
     assert name in docker("volume", "ls", "--quiet").split()
+
+
+@pytest.mark.parametrize("release", ["1.29", "2"])
+def test_a_printed_file_works_by_its_head_and_deletes_no_volume(build: Build, tmp_path: Path, release: str) -> None:
+    """What the head says gives each new volume to the tasks, at /home and /opt as well; down -v leaves the volumes."""
+    [image, volumes] = engine.skeleton_flags()
+    printed = submit("head", image, f"{volumes},printed-1:/home,printed-2:/opt,printed-3:/not/there", "--dry_run")
+    first = re.findall(r"^# Before the first use, .*?: (.*)$", printed.stdout, re.MULTILINE)
+    assert len(first) == 4
+    for command in first:
+        subprocess.run(["sh", "-c", command], check=True, timeout=SECS)
+    (tmp_path / "compose.yaml").write_text(printed.stdout)
+    compose = [compose_of(release), "--project-name=head", f"--file={tmp_path}/compose.yaml"]
+    subprocess.run([*compose, "up", "--no-start"], check=True, timeout=SECS)
+    subprocess.run([*compose, "down", "--volumes"], check=True, timeout=SECS)
+    names = [f"printed-{number}" for number in (1, 2, 3)]
+    owners = [(engine.volume(name).stat().st_uid, list(engine.volume(name).iterdir())) for name in names]
+    assert owners == [(1000, [])] * 3
+    assert engine.volume("tfps").is_dir()
+    docker("volume", "rm", *names)
+
+
+@pytest.mark.parametrize("release", ["1.29", "2"])
+def test_a_volume_with_options_is_used_as_it_is(build: Build, tmp_path: Path, release: str) -> None:
+    """A user's own volume that has a driver's options, and takes no other owner, is no reason to refuse the job."""
+    tmp_path.chmod(0o755)
+    docker("volume", "create", *(f"--opt={option}" for option in ("type=tmpfs", "device=tmpfs", "o=ro")), "theirs")
+    before = inspect("theirs")
+    [image, volumes] = engine.skeleton_flags()
+    with engine.compose_2() if release == "2" else contextlib.nullcontext():
+        name = f"theirs-{release[0]}"
+        flags = image, f"{volumes},theirs:/data", "--num_workers=1", "--max_steps=2"
+        result = submit(name, model(tmp_path, ECHO), *flags, "--wait")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert inspect("theirs") == before
+    engine.remove_containers()
+    docker("volume", "rm", "theirs")
+
+
+def test_making_volumes_leaves_nothing_else(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No container, and no volume without a name for an image that has a VOLUME; not after Ctrl-C either."""
+    with_volume = docker("commit", "--change=VOLUME /more", docker("create", SKELETON, "true").strip()).strip()
+    engine.remove_containers()
+    before = set(docker("volume", "ls", "--quiet").split())
+    job = job_of("made", image=with_volume, volumes="made-1:/x,made-2:/y,made-3:/tfps")
+
+    def interrupted(*arguments: str) -> str:
+        said = ask_docker(*arguments)
+        if arguments[0] == "create":
+            raise KeyboardInterrupt
+        return said
+
+    with monkeypatch.context() as patch:
+        patch.setattr(making, "ask_docker", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            making.make(job)
+    assert docker("ps", "--all", "--quiet") == ""
+    making.make(job)
+    making.make(job)
+    assert docker("ps", "--all", "--quiet") == ""
+    names = {"made-1", "made-2", "made-3"}
+    assert set(docker("volume", "ls", "--quiet").split()) - before == names
+    assert [engine.volume(name).stat().st_uid for name in ("made-1", "made-2")] == [1000] * 2
+    docker("volume", "rm", *names)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -385,8 +457,9 @@ def test_the_shipped_image_trains_by_the_shipped_file(build: Build) -> None:
     assert docker(*run, "tfps", "--version") == f"tfps {tfps.__version__}\n"
     assert docker(*run, "id", "-u") == "1000\n"
     file = REPO / "docker" / "compose.yaml"
-    for compose in (["docker-compose"], [str(engine.COMPOSE_2 / "docker-compose")]):
-        up = [*compose, "--project-name=tfps", f"--file={file}", "up", "--no-color"]
+    for release in ("1.29", "2"):
+        docker("volume", "create", "tfps")  # as the head of the file says
+        up = [compose_of(release), "--project-name=tfps", f"--file={file}", "up", "--no-color"]
         result = subprocess.run(up, capture_output=True, text=True, timeout=SECS, check=False)
         assert result.returncode == 0, result.stdout[-3000:] + result.stderr
         known = inspect(*docker("ps", "--all", "--quiet").split())

@@ -5,7 +5,6 @@ state comes from Docker alone, by the labels of its containers, so nobody has to
 """
 
 import json
-import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -46,12 +45,8 @@ class Plan:
     is_printed_only: ClassVar[bool] = False
 
     def __str__(self) -> str:
-        return to_yaml([self.document], "\n".join([_COMMENT, *self._on_ownership()]))
-
-    def _on_ownership(self) -> Sequence[str]:
-        """Return what ``tfps submit`` does before it sends the file, which cannot say who owns a volume."""
-        first = "If this volume is new, first let tasks write to it, as tfps submit does: docker rm $({})"
-        return [first.format(shlex.join(["docker", *argv])) for argv in volumes.owner_commands(self.job)]
+        first = [f"Before the first use, as tfps submit does: {command}" for command in volumes.commands(self.job)]
+        return to_yaml([self.document], "\n".join([_COMMENT, *first]))
 
 
 class ComposeLauncher(Launcher[Plan]):
@@ -78,8 +73,7 @@ class ComposeLauncher(Launcher[Plan]):
         document = {
             "services": _literal(services),
             "networks": {_NETWORK: {"internal": True}},
-            # Without a name of its own, the volume would be another one in each project: PROJECT_NAME.
-            "volumes": {volume.source: {"name": volume.source} for volume in mounted if not volume.on_host},
+            "volumes": volumes.declared(mounted),
         }
         return Plan(
             job, containers.image(job.options), {key: value for key, value in document.items() if value}, data_dir
@@ -105,8 +99,8 @@ class ComposeLauncher(Launcher[Plan]):
         ended = _ended_before(plan.job)
         _get_image(plan)
         if ended:
-            ask_docker("rm", *ended)
-        volumes.give_owner(plan.job)
+            ask_docker("rm", "--volumes", *ended)  # only volumes without a name
+        volumes.make(plan.job)
         job = DockerJob(plan.job.name)
         try:
             options = [f"--project-name={plan.job.name}", "--file=-"]

@@ -1,10 +1,12 @@
 """The mounts of a job's containers: the user's volumes, the model's file, and a data directory of this machine."""
 
+import contextlib
 import posixpath
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfps.errors import ConfigError
+from tfps.errors import ConfigError, PlatformError
 from tfps.jobs.spec import Job
 from tfps.launchers.common import containers
 from tfps.launchers.common.containers import HOME, Volume
@@ -12,6 +14,8 @@ from tfps.launchers.docker.job import ask_docker
 from tfps.text import show
 
 DATA_DIR = "/opt/data"  # mount point of a directory of this machine
+
+_FOR = "tfps.volumes_of"  # the label of a container that only gives a volume its owner
 
 
 def data_of_this_machine(job: Job) -> str:
@@ -53,29 +57,80 @@ def of_files(job: Job, data_dir: str) -> Sequence[Volume]:
 
 
 def mount(volume: Volume) -> Mapping[str, Any]:
-    """Return a mount as a Compose file has it."""
-    kind = "bind" if volume.on_host else "volume"
-    made = {"type": kind, "source": volume.source, "target": volume.target}
-    return {**made, "read_only": True} if volume.read_only else made
+    """Return a mount as a Compose file has it.
 
-
-def owner_commands(job: Job) -> Sequence[Sequence[str]]:
-    """Return Docker commands that each create a container, and thereby give an empty volume to the image's user.
-
-    Docker gives an empty volume the owner of the image's directory where the volume is mounted, but root if the image
-    has none there. So each volume to write to is mounted once where the image has a directory.
+    Docker gives an empty volume the files and the owner of the image's directory where it is mounted, which may be
+    root. At ``HOME`` that is what tasks need; elsewhere the volume stays as ``make`` leaves it.
     """
-    found = containers.volumes(job.options)
-    names = [one.source for one in found if not (one.on_host or one.read_only or one.target == HOME)]
-    image = containers.image(job.options)
-    return [("create", f"--volume={name}:{HOME}", image, "true") for name in dict.fromkeys(names)]
+    kind = "bind" if volume.on_host else "volume"
+    made: dict[str, Any] = {"type": kind, "source": volume.source, "target": volume.target}
+    if volume.read_only:
+        made["read_only"] = True
+    if not volume.on_host and volume.target != HOME:
+        made["volume"] = {"nocopy": True}
+    return made
 
 
-def give_owner(job: Job) -> None:
-    """Give the job's volumes that are empty to the image's user.
+def declared(mounted: Sequence[Volume]) -> Mapping[str, Any]:
+    """Return the volumes of a Compose file, which only uses them: Compose creates, compares and deletes none."""
+    return {volume.source: {"name": volume.source, "external": True} for volume in mounted if not volume.on_host}
+
+
+def commands(job: Job) -> Sequence[str]:
+    """Return the shell commands that do what ``make`` does, for whoever has only the Compose file."""
+    to_own = _to_own(job)
+    plain = [f"docker volume create {name}" for name in _names(job) if name not in to_own]
+    owners = (shlex.join(["docker", "create", *_owner(job, name)]) for name in to_own)
+    return [*plain, *(f"docker rm --volumes $({owner})" for owner in owners)]
+
+
+def make(job: Job) -> None:
+    """Create the job's volumes that are not there, and give empty ones to the image's user.
 
     Raises:
         PlatformError: If Docker refuses.
     """
-    for command in owner_commands(job):
-        ask_docker("rm", ask_docker(*command).strip())
+    for name in _names(job):
+        if not _exists(name):
+            ask_docker("volume", "create", name)
+    if to_own := _to_own(job):
+        _give_owner(job, to_own)
+
+
+def _give_owner(job: Job, names: Sequence[str]) -> None:
+    mark = f"{_FOR}={job.name}"
+    try:
+        for name in names:
+            with contextlib.suppress(PlatformError):  # a volume's file system may have owners of its own, like NFS
+                ask_docker("create", f"--label={mark}", *_owner(job, name))
+    finally:  # also what was left by a submission that was killed
+        if made := ask_docker("ps", "--all", "--quiet", f"--filter=label={mark}").split():
+            ask_docker("rm", "--force", "--volumes", *made)  # only volumes without a name
+
+
+def _owner(job: Job, name: str) -> Sequence[str]:
+    """Return what ``docker create`` takes to give an empty volume to the image's user.
+
+    Docker gives an empty volume the owner of the image's directory where the volume is mounted, but root if the image
+    has none there. So each volume to write to is mounted once where the image has a directory.
+    """
+    return f"--volume={name}:{HOME}", containers.image(job.options), "true"
+
+
+def _names(job: Job) -> Sequence[str]:
+    return list(dict.fromkeys(one.source for one in containers.volumes(job.options) if not one.on_host))
+
+
+def _to_own(job: Job) -> Sequence[str]:
+    """Return the names of the volumes that tasks write to, but those that are mounted where they get an owner."""
+    found = [one for one in containers.volumes(job.options) if not (one.on_host or one.read_only)]
+    at_home = {one.source for one in found if one.target == HOME}
+    return list(dict.fromkeys(one.source for one in found if one.source not in at_home))
+
+
+def _exists(name: str) -> bool:
+    try:
+        ask_docker("volume", "inspect", name)
+    except PlatformError:
+        return False
+    return True

@@ -9,7 +9,6 @@ from support.jobs import job_of
 from support.processes import NASTY, REPO, golden, run_tfps
 
 from tfps.errors import ConfigError
-from tfps.launchers.docker import volumes
 from tfps.launchers.docker.compose import ComposeLauncher
 
 SHIPPED = ("--to=compose", "--name=tfps", "--model=mnist")
@@ -118,16 +117,25 @@ def test_data_is_on_a_volume_or_on_this_machine(data_dir: str, inside: str, moun
 def test_a_volume_is_the_one_of_its_name_in_every_job() -> None:
     """--volumes=NAME:/path is Docker's volume NAME, whatever the job's name is; /host/path is no volume of Docker's."""
     document = planned(volumes="mine:/tfps,/mnt/x:/x,data.1:/data:ro", model_dir="/tfps/m")
-    assert document["volumes"] == {"mine": {"name": "mine"}, "data.1": {"name": "data.1"}}
+    assert document["volumes"] == {name: {"name": name, "external": True} for name in ("mine", "data.1")}
 
 
 def test_a_new_volume_belongs_to_the_tasks_wherever_it_is_mounted() -> None:
-    """Docker makes a new volume root's where the image has no directory: it is mounted first where it has one."""
-    job = job_of("first", volumes="tfps:/tfps,out:/data/x,in:/in:ro,/mnt/x:/x,out:/y", image="mine:1")
-    assert volumes.owner_commands(job) == [("create", "--volume=out:/tfps", "mine:1", "true")]
+    """The file's head creates each volume; one that Docker would make root's is mounted first at the image's /tfps.
+
+    Docker then changes it nowhere else.
+    """
+    job = job_of("first", volumes="tfps:/tfps,out:/data/x,in:/in:ro,/mnt/x:/x,out:/y,tfps:/z", image="mine:1")
     text = str(ComposeLauncher().plan(job))
-    assert text.count("# If this volume is new, first") == 1
-    assert "docker rm $(docker create --volume=out:/tfps mine:1 true)\n" in text
+    assert [line.partition(": ")[2] for line in text.splitlines() if line.startswith("# Before the first use")] == [
+        "docker volume create tfps",
+        "docker volume create in",
+        "docker rm --volumes $(docker create --volume=out:/tfps mine:1 true)",
+    ]
+    mounts = yaml.safe_load(text)["services"]["ps-0"]["volumes"]
+    kept = {mount["target"]: mount.get("volume") for mount in mounts}
+    nocopy = {"nocopy": True}
+    assert kept == {"/tfps": None, "/data/x": nocopy, "/in": nocopy, "/x": None, "/y": nocopy, "/z": nocopy}
 
 
 def test_a_volume_may_be_mounted_at_tmp() -> None:
