@@ -115,7 +115,7 @@ class DockerJob(SubmittedJob):
         """Remove containers and network immediately."""
         mine = f"--filter=label={PROJECT}={self._name}"
         if left := ask_docker("ps", "--all", "--quiet", mine, f"--filter=label={TASK}").split():
-            ask_docker("rm", "--force", *left)
+            ask_docker("rm", "--force", "--volumes", *left)  # only volumes without a name
         if networks := ask_docker("network", "ls", "--quiet", mine).split():
             ask_docker("network", "rm", *networks)
 
