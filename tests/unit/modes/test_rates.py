@@ -65,7 +65,6 @@ def _values(make: Any, places: Sequence[str], rate_place: str, apply: Any) -> di
                 weights.append(tf.get_variable(f"weight{index}", [2], initializer=tf.ones_initializer()))
         with tf.device(rate_place):
             rate = tf.get_variable("rate", [], initializer=tf.constant_initializer(0.1), trainable=False)
-        with tf.device(places[0]):
             step = tf.train.get_or_create_global_step()
         pairs = [(weight.read_value() + 1.0, weight) for weight in weights]
         done, reset = apply(make(rate), pairs, step)
