@@ -19,8 +19,13 @@ holds the lock. So locks cannot deadlock, and a lost worker holds none. Some cha
 another PS, such as Adam's powers of beta with several PS. They form a second critical section on that PS, and the
 update counts as applied after it. A reader between the two sections finds that not all PS have the update.
 
+Reads of what the update does not change, such as a learning rate in a variable, run before the locks. Other PS may need
+them.
+
 An update that changes something inside ``tf.cond`` or a loop, or several PS in one function, or assigns what a worker
-computes from the old value, has one section under the locks of all these PS instead: see ``joint_update``.
+computes from the old value, has one section under the locks of all these PS instead: see ``joint_update``. So has one
+whose sections would wait for each other, such as ``a.assign_add(b)`` and ``b.assign_add(a)`` with ``a`` and ``b`` on
+two PS.
 
 ``moments`` has the locks, the part of the reader, and the counts.
 """
@@ -33,6 +38,7 @@ from tfps.modes import joint_update
 from tfps.modes.moments import APPLIED, BEGUN, Moments
 from tfps.modes.update_ops import READS, Update, ancestors, descendants, is_writer, leaves, let_wait, place_of
 from tfps.runtime.graph.graph_editor import can_wait, is_handle, is_in_control_flow
+from tfps.runtime.graph.passes import side_effects
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
 
 
@@ -60,13 +66,27 @@ def apply(
     applied = applied if isinstance(applied, tf.Operation) else applied.op
     made = {op for op in ancestors([applied]) if op not in before}
     gates = [(one.values if isinstance(one, tf.IndexedSlices) else one).op for one, _ in pairs]
-    kind = joint_update.JointUpdate if joint_update.is_needed(made, global_step) else _AtomicUpdate
-    update = kind(made, applied, gates, global_step, moments, worker).build()
-    # A change in no section: the optimizer's on the worker, or the model's for a learning rate.
-    gated = {*descendants(gates), *ancestors(gates)}
-    if early := [op for op in ancestors([applied]) if is_writer(op) and op not in gated and can_wait(op)]:
+    apart = _AtomicUpdate(made, applied, gates, global_step, moments, worker)
+    if joint_update.is_needed(made, global_step) or apart.waits_for_itself():
+        update = joint_update.JointUpdate(made, applied, gates, global_step, moments, worker).build()
+    else:
+        update = apart.build()
+    if early := _early_changes(applied, gates):
         let_wait(early, [_ended(gates)])
     return update
+
+
+def _early_changes(applied: Operation, gates: Sequence[Operation]) -> Sequence[Operation]:
+    """Return the changes that no gradient starts: the optimizer's on the worker, or the model's for a learning rate.
+
+    For a change inside a loop, return where its variable enters the loop.
+    """
+    gated = {*descendants(gates), *ancestors(gates)}
+    lasting = side_effects.Lasting(applied.graph)
+    changes = [op for op in ancestors([applied]) if op not in gated and lasting.changed(op)]
+    entries = ancestors(op for op in changes if not can_wait(op))
+    entries = [op for op in entries if op.type in ("Enter", "RefEnter") and any(map(is_handle, op.inputs))]
+    return [op for op in dict.fromkeys([*changes, *entries]) if op not in gated and can_wait(op)]
 
 
 class _AtomicUpdate:
@@ -90,17 +110,32 @@ class _AtomicUpdate:
         moments: Moments,
         worker: int,
     ) -> None:
-        self._applied, self._gates = applied, gates
+        self._made, self._applied, self._gates = made, applied, gates
         self._global_step = global_step
         self._moments = moments
         self._worker = worker
-        self._sections = {device: _section(made, device) for device in moments.devices}
+        changed = joint_update.changed(made, global_step)
+        self._sections = {device: _section(made, device, changed) for device in moments.devices}
         self._tails = {device: _tail(made, device) for device in moments.devices}
         self._first = place_of(global_step.handle.op)
         apart = set(made) - set(self._sections[self._first])
         self._early = _reads(global_step, apart)
         late_reads = (op for op in apart if _is_read_of(global_step, op) and op not in self._early)
         self._is_raised_apart = bool(self._sections[self._first]) and any(late_reads)
+
+    def waits_for_itself(self) -> bool:
+        """Return whether critical sections need each other's results, in a cycle, so that they could never start."""
+        parts = [each for found in (self._sections, self._tails) for each in found.items() if each[1]]
+        before = [self._needed(device, part) for device, part in parts]
+        left = set(range(len(parts)))
+        while ready := {i for i in left if all(before[i].isdisjoint(parts[j][1]) for j in left - {i})}:
+            left -= ready
+        return bool(left)
+
+    def _needed(self, device: str, part: Collection[Operation]) -> set[Operation]:
+        """Return the operations of the update that a section or tail waits for, with its own."""
+        first = [*part, *self._sections[device], *(self._early if device == self._first else ())]
+        return set(ancestors(first, self._made.__contains__))
 
     def build(self) -> Update:
         """Lock all sections. Return the operations that end them."""
@@ -159,10 +194,15 @@ class _AtomicUpdate:
             return _locked(self._moments.lock(self._first), before, [], (), raised)
 
 
-def _section(made: Collection[Operation], device: str) -> Collection[Operation]:
+def _section(made: Collection[Operation], device: str, changed: Collection[Operation]) -> set[Operation]:
     """Return the part of an update on one PS, from its first read to its last change, that waits for no other task.
 
     Return an empty set if the update changes nothing there.
+
+    Args:
+        made: The operations of the update.
+        device: The PS.
+        changed: The creators of what the update changes. Reads of something else come before the section.
     """
     elsewhere = [op for op in made if is_writer(op) and place_of(op) != device]
     late = descendants(elsewhere)
@@ -170,12 +210,12 @@ def _section(made: Collection[Operation], device: str) -> Collection[Operation]:
     asked = [t.op for op in found for t in op.inputs if t.op in made and t.op not in found and t.dtype != tf.resource]
     found -= set(ancestors(asked))
     # Ops on gradients alone run before the lock. Ops that wait for a write in the section belong to it, even constants.
-    begun = descendants(op for op in found if op.type in READS or is_writer(op))
+    begun = descendants(op for op in found if is_writer(op) or joint_update.reads(op, changed))
     found = {op for op in found if op in begun or is_writer(op)}
     return found if any(is_writer(op) for op in found) else set()
 
 
-def _tail(made: Collection[Operation], device: str) -> Collection[Operation]:
+def _tail(made: Collection[Operation], device: str) -> set[Operation]:
     """Return the part of an update on one PS that follows a change on another PS, and waits for no other PS again.
 
     Return an empty set if there is no such change.

@@ -52,10 +52,10 @@ def is_needed(made: Collection[Operation], global_step: Variable) -> bool:
         made: The operations of the update.
         global_step: int64 resource variable.
     """
-    changed = _changed(made, global_step)
+    resources = changed(made, global_step)
     for op in made:
         used = _used(op)
-        if changed.isdisjoint(used):
+        if resources.isdisjoint(used):
             continue
         if is_in_control_flow(op) and op.type not in _PASS_ON:
             return True
@@ -99,11 +99,11 @@ class JointUpdate:
     ) -> None:
         self._applied, self._gates, self._global_step = applied, gates, global_step
         self._moments, self._worker = moments, worker
-        changed = _changed(made, global_step)
-        places = {place_of(op) for op in changed}
+        resources = changed(made, global_step)
+        places = {place_of(op) for op in resources}
         self._first = place_of(global_step.handle.op)
         self._devices = [device for device in moments.devices if device in places]
-        self._section = sorted(_section(made, changed), key=graph_editor.order)
+        self._section = sorted(_section(made, resources), key=graph_editor.order)
 
     def build(self) -> Update:
         """Lock the section. Return the operations that end it."""
@@ -204,10 +204,25 @@ class JointUpdate:
         return place if place in self._devices else self._first
 
 
-def _changed(made: Collection[Operation], global_step: Variable) -> set[Operation]:
-    """Return the creators of the resources on PS that an update changes. The mode changes the step."""
+def changed(made: Collection[Operation], global_step: Variable) -> set[Operation]:
+    """Return the creators of the resources on PS that an update changes. The mode changes the step.
+
+    Args:
+        made: The operations of the update.
+        global_step: int64 resource variable.
+    """
     found = {one for op in made if is_writer(op) and op.type not in _PASS_ON for one in _used(op)}
     return {one for one in found if _is_ps(place_of(one))} | {global_step.handle.op}
+
+
+def reads(op: Operation, makers: Collection[Operation]) -> bool:
+    """Return whether an operation reads one of some variables.
+
+    Args:
+        op: The operation.
+        makers: The creators of the variables' handles.
+    """
+    return op.type in READS and not _used(op).isdisjoint(makers)
 
 
 def _used(op: Operation) -> set[Operation]:
@@ -221,9 +236,9 @@ def _origin(handle: Tensor) -> Operation:
     return handle.op if passed is None else _origin(passed)
 
 
-def _section(made: Collection[Operation], changed: Collection[Operation]) -> set[Operation]:
+def _section(made: Collection[Operation], resources: Collection[Operation]) -> set[Operation]:
     """Return the part of an update from the first use of what it changes, with all of each branch or loop in it."""
-    uses = [op for op in made if (op.type in READS or is_writer(op)) and not _used(op).isdisjoint(changed)]
+    uses = [op for op in made if (op.type in READS or is_writer(op)) and not _used(op).isdisjoint(resources)]
     section = set(graph_editor.descendants(uses, within=made.__contains__))
     while True:
         given = {one for op in section for one in [*(t.op for t in op.inputs), *op.control_inputs]} - section

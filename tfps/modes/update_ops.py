@@ -1,6 +1,6 @@
 """The operations of an update: which of them change something, where they run, and what depends on them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
@@ -56,9 +56,18 @@ def leaves(op: Operation) -> Sequence[Operation]:
     return [leaf for other in op.control_inputs for leaf in leaves(other)] if op.type == "NoOp" else [op]
 
 
-def ancestors(ops: Iterable[Operation]) -> Sequence[Operation]:
-    """Return the operations, and all operations that must run before them."""
-    return graph_editor.reachable(ops, lambda op: [tensor.op for tensor in op.inputs] + list(op.control_inputs))
+def ancestors(ops: Iterable[Operation], within: Callable[[Operation], bool] = lambda _op: True) -> Sequence[Operation]:
+    """Return the operations, and all operations that must run before them.
+
+    Args:
+        ops: The operations to start from.
+        within: Whether to include another operation and to follow its inputs.
+    """
+
+    def before(op: Operation) -> Sequence[Operation]:
+        return [one for one in [*(tensor.op for tensor in op.inputs), *op.control_inputs] if within(one)]
+
+    return graph_editor.reachable(ops, before)
 
 
 def descendants(ops: Iterable[Operation]) -> set[Operation]:
