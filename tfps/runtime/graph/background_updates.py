@@ -9,7 +9,15 @@ import tensorflow.compat.v1 as tf
 from tfps.modes.base import Step
 from tfps.runtime.graph import placement
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
-from tfps.runtime.graph.graph_editor import add_control_inputs, can_wait, descendants, is_handle, order, reachable
+from tfps.runtime.graph.graph_editor import (
+    add_control_inputs,
+    can_wait,
+    descendants,
+    is_handle,
+    is_in_control_flow,
+    order,
+    reachable,
+)
 from tfps.runtime.graph.passes import side_effects, wire_packing
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
 from tfps.tf_types import Graph, Operation, Session, Tensor
@@ -64,8 +72,9 @@ def unrolled(graph: Graph, step: Step, packed: bool) -> Operation | None:
 
     Each update is a copy. An update and a worker's step may share a value, such as a learning rate that the model keeps
     in a variable. The step reads it when it starts. The update reads it when the update starts: when it has the
-    gradients. If copies would not keep the order of the updates, there is only one update: a print in a branch that is
-    not taken would stop those after it.
+    gradients. What an update changes is there before any worker has the token for the next gradient. Only what acts
+    outside TensorFlow needs an order of its own. There is only one update if copies would not keep that order: a print
+    in a branch that is not taken would stop those after it.
 
     Args:
         graph: The training graph.
@@ -88,7 +97,7 @@ def unrolled(graph: Graph, step: Step, packed: bool) -> Operation | None:
     steps, early = UnrolledStep(graph, [step.update], apart=True), set(placement.ancestors(step.update_starts))
     after = set(descendants(step.update_starts, within=set(made).__contains__))
     late = [op for op in made if op not in early and _waits(op) and (op not in after or not side_effects.changes(op))]
-    for number in range(1, (_IN_A_RUN if steps.in_order else 1) + 1):
+    for number in range(1, (1 if any(map(_acts_apart, made)) else _IN_A_RUN) + 1):
         copy = steps.copy(number)
         for op in late:
             add_control_inputs(copy(op), [copy(begin) for begin in step.update_starts])
@@ -127,6 +136,12 @@ def _waits(op: Operation) -> bool:
     edge they would run one update too early. What is in a loop waits for the entry of the loop.
     """
     return can_wait(op) and (bool(_handles(op)) or side_effects.acts(op))
+
+
+def _acts_apart(op: Operation) -> bool:
+    """Return whether an operation acts outside TensorFlow in a branch or loop, or has state that no copy shares."""
+    is_inside = is_in_control_flow(op) or op.type in ("If", "Case", "While")
+    return side_effects.has_hidden_state(op) or (is_inside and side_effects.acts(op))
 
 
 def _handles(op: Operation) -> Sequence[Tensor]:

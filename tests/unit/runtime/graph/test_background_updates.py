@@ -14,6 +14,8 @@ from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
 from tfps.runtime.graph import builder
+from tfps.runtime.graph.passes.unrolling import copy_number
+from tfps.runtime.graph.placement import ancestors
 
 pytestmark = pytest.mark.slow
 
@@ -132,6 +134,49 @@ def test_an_optimizer_that_uses_state_of_the_worker_finds_that_of_the_step(
     train(model_of(_ones, model_fn), 1, 1, 60, mode="sync", model_dir=str(tmp_path), max_steps=STEPS, **flags)
     found = variables_of(tmp_path)
     assert {found[f"w{i}"] for i in range(8)} == {-sum(range(1, STEPS + 1))}
+
+
+def _of_several(rate: Any) -> int:
+    """Return how many updates are in a run, for a rate that a function makes."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        loss = weight * tf.reduce_mean(features["x"])
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(rate()))
+
+    config = JobConfig(mode="sync")
+    built = builder.training(config, cluster_of(1, 1), Task("worker", 0), model_of(_ones, model_fn))
+    return max(copy_number(op.name) for op in ancestors([built.updates]))
+
+
+def _warm_up() -> Any:
+    """Return a rate of the step, in a branch that reads the variable."""
+    step = tf.train.get_global_step()
+    early = lambda: 0.1 * tf.cast(step, tf.float32)  # noqa: E731
+    return tf.cond(step < 10, early, lambda: tf.train.exponential_decay(0.1, step, 10, 0.9))
+
+
+def test_a_rate_in_a_branch_leaves_several_updates_in_a_run() -> None:
+    """Only what acts outside TensorFlow in a branch leaves one."""
+    told = lambda: tf.py_func(lambda: np.float32(1.0), [], tf.float32)  # noqa: E731
+    rates = (lambda: 0.1, _warm_up, told, lambda: tf.cond(tf.random.uniform([]) < 0.5, told, lambda: 0.1))
+    assert [_of_several(rate) for rate in rates] == [8, 8, 8, 1]
+
+
+def test_each_update_has_the_rate_of_its_step(tmp_path: Path) -> None:
+    """Also if a branch reads the step: updates of one run keep their order."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        step = tf.train.get_global_step()
+        number = lambda: -tf.cast(step, tf.float32)  # noqa: E731
+        rate = tf.cond(step < STEPS // 2, number, lambda: 100.0 * number())
+        loss = weight * tf.reduce_mean(features["x"])
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(rate))
+
+    train(model_of(_ones, model_fn), 2, 2, 60, mode="sync", model_dir=str(tmp_path), max_steps=STEPS)
+    half = range(STEPS // 2)
+    assert variables_of(tmp_path)["weight"] == sum(half) + 100 * sum(number + STEPS // 2 for number in half)
 
 
 class _Telling(tf.train.GradientDescentOptimizer):  # type: ignore[misc]

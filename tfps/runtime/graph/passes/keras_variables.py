@@ -1,7 +1,8 @@
 """What Keras knows of its variables and TensorFlow does not: which are frozen, and which have a constraint.
 
 A Keras layer may be frozen, before or after it is built. Its variables are trainable for TensorFlow all the same. Keras
-keeps no list of them, so this module notes each one as it is created, from the stack of calls.
+keeps no list of them, so this module notes each one as it is created, from the stack of calls. It has the layers too:
+what a frozen layer contains is frozen, also if the layer has made it after it was frozen.
 """
 
 import contextlib
@@ -17,8 +18,8 @@ from tfps.tf_types import Graph, Variable
 
 _KERAS = "/keras/src/"
 
-Noted = list[tuple[Any, Variable]]
-"""Pairs of Keras's variable, and TensorFlow's variable in it."""
+Noted = list[tuple[Sequence[Any], Variable]]
+"""Pairs of Keras's variable with the layers around it, from the inside out, and TensorFlow's variable in it."""
 
 
 @contextlib.contextmanager
@@ -28,8 +29,8 @@ def noted() -> Iterator[Noted]:
 
     def create(next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         made = next_creator(**kwargs)
-        if (owner := _owner()) is not None:
-            found.append((owner, made))
+        if owners := _owners():
+            found.append((owners, made))
         return made
 
     with tf.variable_creator_scope(create):
@@ -47,10 +48,10 @@ def freeze(model: Model, graph: Graph, found: Noted) -> None:
     Raises:
         ModelError: If a variable that is trained has a constraint, which no optimizer would apply.
     """
-    frozen = {made.ref() for owner, made in found if not owner.trainable}
+    frozen = {made.ref() for owners, made in found if not all(owner.trainable for owner in owners)}
     trained = graph.get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
     trained[:] = [variable for variable in trained if variable.ref() not in frozen]
-    _check_constraints(model, [(owner, made) for owner, made in found if made.ref() not in frozen])
+    _check_constraints(model, [(owners[0], made) for owners, made in found if made.ref() not in frozen])
 
 
 def _check_constraints(model: Model, trained: Sequence[tuple[Any, Variable]]) -> None:
@@ -63,10 +64,25 @@ def _check_constraints(model: Model, trained: Sequence[tuple[Any, Variable]]) ->
             )
 
 
-def _owner() -> Any:
-    """Return the variable of Keras that is being created, if Keras has made the innermost call that is Keras's."""
+def _owners() -> Sequence[Any]:
+    """Return the variable of Keras that is being created, and the layers whose calls create it, the innermost first.
+
+    Return nothing unless Keras's variable has made the innermost call that is Keras's.
+    """
     frame = inspect.currentframe()
     while frame is not None and _KERAS not in frame.f_code.co_filename.replace("\\", "/"):
         frame = frame.f_back
     owner = None if frame is None else frame.f_locals.get("self")
-    return owner if all(hasattr(owner, name) for name in ("trainable", "constraint")) else None
+    if not _has(owner, "trainable", "constraint"):
+        return []
+    layers: list[Any] = []
+    while frame is not None:
+        one = frame.f_locals.get("self")
+        if _has(one, "trainable", "add_weight") and not any(one is layer for layer in layers):
+            layers.append(one)
+        frame = frame.f_back
+    return [owner, *layers]
+
+
+def _has(one: Any, *names: str) -> bool:
+    return all(hasattr(one, name) for name in names)

@@ -49,10 +49,12 @@ def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequen
     changes = _changes(graph, lasting)
     first = _initializers(graph)
     kept = [_operation(update) for update in tf.nest.flatten(graph.get_collection(tf.GraphKeys.UPDATE_OPS))]
-    for write in layer_updates.of_layers(graph, changes, first):
+    used = [*shown, *([] if loss is None else [loss])]
+    for write in layer_updates.of_layers(graph, changes, first, used):
         if can_wait(write):
             layer_updates.keep_order(write, lasting.changed(write), is_run=on_ps or not _on_ps(changes[write]))
             kept.append(write)
+    layer_updates.warn_of_ignored(changes, {*kept, *first})
     of_loss = set() if loss is None else set(ancestors([loss]))
     kept += [op for op in ancestors(shown) if op in changes and op not in first and op not in of_loss]
     if on_ps:
@@ -125,13 +127,27 @@ def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Opera
         checks: Operations that end only if the step counts, such as those that fail if a gradient is not finite.
     """
     lasting = side_effects.Lasting(graph)
+    waits: dict[Operation, list[Operation]] = {}
     changes = [op for op in ancestors(updates) if lasting.changed(op)]
     for check in checks:
         early = set(ancestors([check]))
         for op in changes:
             for first in [op] if is_in_every_step(op) else _ways_in(op):
-                if op not in early and first not in early:
-                    add_control_inputs(first, [check])
+                if op not in early and first not in early and check not in waits.setdefault(first, []):
+                    waits[first].append(check)
+    ends: dict[tuple[Operation, ...], Operation] = {}
+    for first, before in waits.items():
+        key = tuple(before)
+        ends[key] = ends.get(key) or _ended(key)
+        add_control_inputs(first, [ends[key]])
+
+
+def _ended(checks: Sequence[Operation]) -> Operation:
+    """Return an operation that ends after some checks. For a group of them, an edge from each would cross the wire."""
+    if len(checks) == 1:
+        return checks[0]
+    with tf.control_dependencies(None), tf.device(checks[0].device), tf.control_dependencies(checks):
+        return tf.constant(True, name="tfps/counts").op
 
 
 def _ways_in(op: Operation) -> Sequence[Operation]:

@@ -51,6 +51,23 @@ def test_frozen_layers_are_not_trained(tmp_path: Path, mode: str, wire: str) -> 
     assert found["free/kernel"] == -STEPS
 
 
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_what_a_frozen_layer_makes_later_is_frozen(is_frozen: bool) -> None:
+    """Keras does not freeze layers that a frozen layer makes as it is built, but counts none of their variables."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        x = tf.reshape(features["x"], [1, 1, 1])
+        attention = tf2.keras.layers.MultiHeadAttention(1, 1, name="attention", trainable=not is_frozen)
+        y = dense("free")(attention(x, x))
+        assert len(attention.trainable_variables) == (0 if is_frozen else 8)
+        return tfps.ModelSpec(loss=tf.reduce_sum(y), optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    built = builder.training(JobConfig(), cluster_of(1, 1), Task("worker", 0), model_of(ones, model_fn))
+    trained = [variable.op.name for variable in built.graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)]
+    assert "free/kernel" in trained
+    assert len(trained) == (1 if is_frozen else 9)
+
+
 def constrained(is_kept: bool) -> Any:
     """Return a model with a constraint, which Keras would keep or the model keeps itself."""
 

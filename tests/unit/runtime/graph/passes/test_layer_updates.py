@@ -66,15 +66,19 @@ def test_a_layer_learns_from_the_value_of_a_checkpoint(tmp_path: Path, mode: str
 
 
 def run_by_step(make: Any) -> set[str]:
-    """Return the types of the operations with which a step changes the variable of a dense layer, before its update."""
+    """Return the names of the operations with which a step changes the variable of a dense layer, before its update.
+
+    Args:
+        make: A function of the layer, which may return something to add to the loss.
+    """
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
         layer, y = dense(features["x"])
         with tf.name_scope("mine"):
-            make(layer)
-        return sgd(tf.reduce_sum(y))
+            more = make(layer)
+        return sgd(tf.reduce_sum(y) + (0.0 if more is None else tf.reduce_sum(more)))
 
-    built = builder.training(JobConfig(), cluster_of(1, 1), Task("worker", 0), model_of(ones, model_fn))
+    built = builder.training(JobConfig(), cluster_of(2, 1), Task("worker", 0), model_of(ones, model_fn))
     run = {op.name for op in ancestors([built.step.train_op])}
     return {name for name in run if "Assign" in name and name.startswith(("mine/", "dense/"))}
 
@@ -94,6 +98,108 @@ def test_only_update_ops_run_what_a_model_assigns_to_a_layer() -> None:
     clipped = {"mine/AssignVariableOp"}
     assert run_by_step(lambda layer: listed(layer.kernel.assign(tf.minimum(layer.kernel.value, 1.0)))) == clipped
     assert run_by_step(lambda layer: listed(tf.group(layer.kernel.assign(layer.kernel * 0.5)))) == clipped
+    assert run_by_step(lambda layer: listed(tf.identity(layer.kernel.assign(layer.kernel * 0.5)))) == clipped
+    assert run_by_step(lambda layer: listed(tf.identity(layer.kernel.assign(value)))) == clipped
+
+
+def test_a_group_over_several_devices_in_update_ops_runs_all_of_its_assignments() -> None:
+    """TensorFlow makes a group of each device, and a group of these."""
+
+    def make(layer: Any) -> None:
+        with tf.device("/job:ps/task:0"):
+            other = tf.get_variable("other", [], initializer=tf.zeros_initializer(), trainable=False)
+            added = other.assign_add(1.0, read_value=False)
+        with tf.device("/job:ps/task:1"):
+            halved = layer.kernel.assign(layer.kernel * 0.5)
+        both = tf.group(halved, added)
+        assert any(op.type == "NoOp" for op in both.control_inputs)
+        listed(both)
+
+    assert run_by_step(make) == {"mine/AssignVariableOp", "mine/AssignAddVariableOp"}
+
+
+def test_a_step_runs_an_assignment_whose_result_its_loss_uses() -> None:
+    """But not one of a constant: that is a first value."""
+    halved = {"mine/AssignVariableOp"}
+    assert run_by_step(lambda layer: layer.kernel.assign(layer.kernel * 0.5)) == set()
+    assert run_by_step(lambda layer: layer.kernel.assign(layer.kernel * 0.5)[0, 0] * 2.0) == halved
+    assert run_by_step(lambda layer: layer.kernel.assign(np.ones([1, 1], np.float32))) == set()
+
+
+def test_what_a_loss_or_a_log_uses_of_an_assignment_is_kept(tmp_path: Path) -> None:
+    """Each step counts, and sees what it has counted; a chain of assignments runs for the last of them."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        seen, shown, inner = (
+            tf2.keras.Variable(0.0, trainable=False, name=name) for name in ("seen", "shown", "inner")
+        )
+        inside = inner.assign_add(2.0)
+        log = {"shown": shown.assign(shown.value + inside)}
+        return sgd(weight * seen.assign_add(features["x"][..., 0]), **log)
+
+    def pairs(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.ones([4 * STEPS, 1], np.float32))
+
+    train(model_of(pairs, model_fn), 1, 1, model_dir=str(tmp_path), max_steps=STEPS)
+    values = variables_of(tmp_path)
+    total = STEPS * (STEPS + 1) // 2
+    found = {name: float(values[name]) for name in ("weight", "seen", "inner", "shown")}
+    assert found == {"weight": -total, "seen": STEPS, "inner": 2 * STEPS, "shown": 2 * total}
+
+
+class Sum(tf2.keras.metrics.Metric):  # type: ignore[misc]
+    """Sums up what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(name="sum")
+        self.total = self.add_variable((), initializer="zeros", name="total")
+
+    def update_state(self, x: Any) -> None:
+        """Add to the sum."""
+        self.total.assign_add(x)
+
+    def result(self) -> Any:
+        """Return the sum."""
+        return self.total.value
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_the_metric_of_a_model_is_updated(tmp_path: Path, mode: str) -> None:
+    """Its own subclass of Keras's, whose method it calls itself: no file of Keras is among the callers."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        metric = Sum()
+        metric.update_state(features["x"])
+        return sgd(weight * features["x"], sum=metric.result())
+
+    train(model_of(ones, model_fn), 1, 1, mode=mode, model_dir=str(tmp_path), max_steps=STEPS)
+    assert [value for name, value in variables_of(tmp_path).items() if "total" in name] == [STEPS]
+
+
+def test_an_assignment_that_no_step_runs_is_reported(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """Once per variable, and not for what a layer or ``init_from_checkpoint`` does, or what a step runs."""
+
+    def reports(make: Any) -> list[Any]:
+        caplog.clear()
+        run_by_step(make)
+        return [record.args for record in caplog.records if "no step runs" in record.msg]
+
+    def from_file(layer: Any) -> None:
+        tf.train.init_from_checkpoint(path, {"k": tf.trainable_variables()[0]})
+        tf2.keras.layers.BatchNormalization()(tf.ones([2, 2]), training=True)
+        listed(layer.kernel.assign(layer.kernel * 0.5))
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        saved = tf.Variable([[64.0]], name="k", use_resource=True)
+        session.run(saved.initializer)
+        path = tf.train.Saver([saved]).save(session, str(tmp_path / "before"))
+    value = np.ones([1, 1], np.float32)
+    assert reports(from_file) == []
+    assert reports(lambda layer: layer.set_weights([value])) == [("dense/kernel",)]
+    assert reports(lambda layer: [layer.kernel.assign(value) for _ in range(2)] and None) == [("dense/kernel",)]
+    assert reports(lambda layer: Late(name="late")(layer.kernel + 0.0)) == [("mine/late/count",)]
 
 
 class Late(tf2.keras.layers.Layer):  # type: ignore[misc]

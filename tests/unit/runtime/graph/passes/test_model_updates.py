@@ -20,6 +20,7 @@ from tfps.errors import DivergedError
 from tfps.runtime.graph import builder
 from tfps.runtime.graph.passes import model_updates, side_effects
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
+from tfps.runtime.graph.placement import transfers
 
 pytestmark = pytest.mark.slow
 
@@ -919,3 +920,18 @@ def test_a_step_that_is_skipped_changes_nothing_before_the_update(tmp_path: Path
     assert summary(tmp_path)["batches_skipped"] >= 5
     assert (values["rate"], values["kept"]) == (2.0**-6, 6)
     assert values["weight"] == pytest.approx(6 - (1 - 2.0**-6))
+
+
+def test_a_change_waits_for_all_checks_by_one_transfer() -> None:
+    """The worker tells each PS once that the step counts, not once for each check."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weights = [tf.get_variable(f"weight_{index}", [4], initializer=tf.zeros_initializer()) for index in range(2)]
+        for weight in weights:
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, weight.assign(tf.clip_by_value(weight, -1.0, 1.0)))
+        return spec(params, features["x"] * tf.reduce_sum(tf.add_n(weights)))
+
+    config = JobConfig(mode="sync")
+    built = builder.training(config, cluster_of(2, 1), Task("worker", 0), model_of(ramp, model_fn))
+    sent = [(one.tensor, one.target) for one in transfers(built.fetches) if one.tensor.startswith("^tfps/")]
+    assert sorted(sent) == [("^tfps/counts", "ps/0"), ("^tfps/counts", "ps/1")]
