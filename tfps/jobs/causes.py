@@ -33,7 +33,7 @@ def by_cause(task: Task, code: int | None, is_known: bool = True) -> tuple[int, 
     Args:
         task: The task.
         code: Its exit code; ``None`` if it has none.
-        is_known: Whether that code is known; one that is only assumed counts less than what a PS was told.
+        is_known: Whether that code is known; one that is only assumed counts less than what a PS reports.
     """
     rank = _rank(task, code or 0) if is_known else max(_rank(task, code or 0), _TOLD)
     return rank, rank < _TOLD and task.job == "ps"  # a worker comes before the PS that repeat its code
