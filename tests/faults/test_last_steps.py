@@ -98,6 +98,7 @@ def test_a_chief_lost_in_the_evaluation_trains_no_more(
         job.wait_for_start("worker/0", len(faults) + 1).wait_for("evaluating at step", 120)
         _let_go(tmp_path, "eval")
         _check_updates(job, tmp_path / "m", 25 * (num_workers if mode == "async" else 1))
+        assert job.starts["worker/0"] == len(faults) + 1
 
 
 @pytest.mark.parametrize(("fault", "pause_secs"), [(TERM, 0.0), (KILL, 8.0)])

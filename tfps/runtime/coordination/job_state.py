@@ -24,7 +24,9 @@ PS hold everything, and no step is lost:
 
 - If it had come to its end (DONE, EXHAUSTED, FINISHING, STOPPED_AT_END), it takes no further step.
 - Where no worker waits for another (``async``; before the first step; all others are DONE), it continues alone.
-- In ``sync``, where the input of any worker has ended, training has ended for all: the others need nothing.
+- In ``sync``, where all steps are taken or the input of any worker has ended, training has ended for all. Nobody waits
+  for a worker then. A restarted chief still requests the restart below: it interrupts those who wait for what the lost
+  chief has not sent, and they find that nothing is left.
 - In ``sync`` the others wait for what the lost worker held, so all workers restart together::
 
       restarted worker   generation += 1 on PS 0

@@ -423,12 +423,7 @@ def test_a_process_is_known_by_its_own_proc_alone(monkeypatch: pytest.MonkeyPatc
     [
         ('{"launch": "mine"}', "", True, False),
         ('{"launch": "other"}', "", True, True),
-        ('{"run": "of an older release"}', "", True, True),
         ('{"launch": "other"}', "model.ckpt-1.index", False, False),
-        ("", "", True, False),
-        ("", "model.ckpt-1.index", True, True),
-        ("{", "model.ckpt-1.index", True, True),
-        ("{", "", True, False),
     ],
 )
 def test_a_chief_that_is_started_again_resumes_only_the_run_of_its_launch(
@@ -459,6 +454,17 @@ def test_a_record_that_cannot_be_read_for_a_moment_is_not_of_another_run(
             pytest.raises(HeldError, match="holds another run") if refused else contextlib.nullcontext(),
         ):
             ownership.check_launch(str(tmp_path))
+
+
+def test_a_directory_whose_record_cannot_be_read_is_not_claimed(tmp_path: Path) -> None:
+    """A chief that continues a run claims it only when it can see whose run is there."""
+    (tmp_path / "job.json").write_text('{"run": "other"}')
+    owner = Ownership(str(tmp_path), ONE)
+    with unreadable(tmp_path / "job.json"), pytest.raises(StorageError, match="cannot be read"):
+        owner.claim("a job", "mine")
+    assert look(str(tmp_path)) is None
+    assert "holds another run" in str(wait_for_error(owner))
+    owner.release()
 
 
 @pytest.mark.parametrize(

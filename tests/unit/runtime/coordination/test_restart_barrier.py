@@ -269,6 +269,23 @@ def test_what_a_lost_worker_still_waits_for_takes_nothing() -> None:
         assert worker.held() == [1, 0, 0]
 
 
+def test_training_has_ended_with_the_last_step_or_an_input() -> None:
+    """Then all workers have to know, whoever starts again."""
+    with shared_servers():
+        worker = _ByHand()
+        ended, step = worker.built.step.ended, worker.built.global_step
+        with worker.built.graph.as_default():
+            last = step.assign(JobConfig().max_steps, read_value=False)
+            close = worker.built.step.give_back(0)
+        assert not worker.session.run(ended)
+        worker.session.run(last)
+        assert worker.session.run(ended)
+        worker.session.run(step.initializer)
+        assert not worker.session.run(ended)
+        worker.session.run(close)
+        assert worker.session.run(ended)
+
+
 class _OnTwoPs(_ByHand):
     """A sync job of one worker whose two variables are on two PS, in its first generation."""
 

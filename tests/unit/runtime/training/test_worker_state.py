@@ -3,18 +3,23 @@
 import json
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from support.cluster import dataset_of, job, linear, model_of, wait_until
 
+from tfps.config.job_config import JobConfig
 from tfps.errors import StoppedError, TfpsError
 from tfps.runtime.coordination import job_state
 from tfps.runtime.coordination.job_state import Phase
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results import evaluation
+from tfps.runtime.training import joining
 from tfps.runtime.training.worker import Worker
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState
 
@@ -121,3 +126,42 @@ def test_an_end_goes_on_whatever_the_work_does() -> None:
     with pytest.raises(StoppedError), life.signing_off(stop):
         raise AssertionError("the work has signed off, too")
     assert (life.state, life.is_done) == (WorkerState.STOPPING, False)
+
+
+@pytest.mark.parametrize(
+    ("looks", "phases"),
+    [
+        ([True, True], [Phase.FINISHING]),
+        ([True, False, True, True], [Phase.FINISHING, Phase.EXHAUSTED, Phase.FINISHING]),
+    ],
+)
+def test_a_chief_finishes_only_when_nobody_has_come_back(looks: Sequence[bool], phases: Sequence[Phase]) -> None:
+    """A worker that comes just before is waited for, and so are those that come while it trains."""
+    answers, written = iter(looks), list[Phase]()
+    chief: Any = SimpleNamespace(_stop=SimpleNamespace(wait_until=next_true), _config=JobConfig())
+    others = SimpleNamespace(are_through=lambda *_: next(answers), not_done=lambda _: [])
+    parts: Any = SimpleNamespace(
+        connection=SimpleNamespace(session=None),
+        built=SimpleNamespace(step=SimpleNamespace(any_worker_can_finish=True)),
+        has_trained_all=lambda _: False,
+        global_step=lambda: 0,
+        write_phase=lambda phase, _: written.append(phase),
+        others=others,
+    )
+    Worker._wait_for_others(chief, parts, mock.MagicMock())
+    assert written == phases
+    assert next(answers, None) is None
+
+
+def next_true(condition: Callable[[], bool]) -> None:
+    """Ask until the answer is yes."""
+    while not condition():
+        pass
+
+
+def test_a_worker_that_has_nothing_to_train_keeps_its_fence() -> None:
+    """It comes back in the evaluation: what its lost process has sent must not change anything now."""
+    for is_over in (True, False):
+        session = mock.Mock()
+        joining.begin(mock.MagicMock(barrier=mock.Mock(over=is_over)), session)
+        assert session.run.called is not is_over
