@@ -113,6 +113,7 @@ def test_the_end_waits_for_the_replacement_of_a_lost_worker(
         _wait_for_reports(job.tasks["worker/1"], 5)
         job.tasks["worker/1"].signal(fault)
         job.wait_for_start("worker/1", 2)
+        job.abandoned.add("worker/1")  # once is enough
         _let_go(tmp_path, "1")
         _check_updates(job, tmp_path / "m", 10 + 5 + 25)
         assert "the job ends without" not in job.said()
