@@ -18,7 +18,7 @@
         ├── StoppedError       143   stopped by a signal (SIGTERM, SIGINT, SIGHUP); state is saved
         ├── PeerLostError      170   another task of the cluster is gone
         ├── ClusterFormError   171   the cluster did not form in time
-        └── StallError         172   a worker no longer takes steps
+        └── StallError         172   a worker no longer takes steps, or evaluates no more batches
 
 Kubeflow's ``ExitCode`` restart policy retries 128 and up and gives up below. Imports nothing from tfps.
 """
@@ -181,6 +181,6 @@ class ClusterFormError(RetryableError):
 
 
 class StallError(RetryableError):
-    """A worker has taken no step for ``--stall_timeout_secs``."""
+    """A worker has taken no step, or an evaluation has finished no batch, for ``--stall_timeout_secs``."""
 
     exit_code = 172

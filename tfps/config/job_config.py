@@ -135,7 +135,10 @@ class JobConfig:
         "(default 60; submitted jobs 600, Compose 120)",
     )
     stall_timeout_secs: float = option(
-        600.0, "timeouts", number(0), "seconds without a step after which a worker exits with code 172"
+        600.0,
+        "timeouts",
+        number(0),
+        "seconds without a step, or an evaluation batch, after which a task exits with code 172",
     )
     max_restarts: int | None = option(
         None,

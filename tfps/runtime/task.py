@@ -95,7 +95,7 @@ def _evaluator(config: JobConfig, cluster: Cluster, task: Task, stop: StopReques
     del task
     tensorflow_import.load_v1()
     from tfps.models import loader  # noqa: PLC0415
-    from tfps.runtime.results import evaluation  # noqa: PLC0415
+    from tfps.runtime.results import evaluation, evaluation_progress  # noqa: PLC0415
 
-    model = loader.load(config.model)
-    run_supervised(lambda: evaluation.follow(config, cluster, model, stop), stop)
+    model, progress = loader.load(config.model), evaluation_progress.EvaluationProgress(config.stall_timeout_secs)
+    run_supervised(lambda: evaluation.follow(config, cluster, model, stop, progress), stop, progress.error)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint.directory import list_checkpoints, sealed
-from tfps.runtime.checkpoint.manifest import INDEX, file_of, problem
+from tfps.runtime.checkpoint.manifest import INDEX, damage, file_of, problem, unreadable
 from tfps.storage import JobDirectory, read_file
 from tfps.text import show
 
@@ -55,6 +55,8 @@ def newest_by_sizes(model_dir: str | None) -> str | None:
 class Finder:
     """Find the newest intact checkpoint of a directory, any number of times; read and report each one only once.
 
+    A checkpoint that cannot be read now, as in an outage of a network file system, is read again the next time.
+
     Attributes:
         damaged: The checkpoints that were skipped, with the damage of each.
     """
@@ -62,6 +64,7 @@ class Finder:
     def __init__(self, model_dir: str | None) -> None:
         self._dir = model_dir
         self._known: dict[tuple[str, int], str | None] = {}
+        self._reported: set[tuple[str, str]] = set()
         self.damaged: dict[str, str] = {}
 
     def newest(self) -> str | None:
@@ -76,11 +79,17 @@ class Finder:
 
     def _problem(self, path: str) -> str | None:
         key = path, _written(path)
-        if key not in self._known:
-            self._known[key] = why = problem(path)
-            if why is not None and path in list_checkpoints(self._dir):  # else it was deleted while it was read
-                warn_about_damage(path, why)
-        return self._known[key]
+        if key in self._known:
+            return self._known[key]
+        try:
+            why = self._known[key] = damage(path)
+        except OSError as error:
+            why = unreadable(path, error)
+        is_new = why is not None and (path, why) not in self._reported
+        if why is not None and is_new and path in list_checkpoints(self._dir):  # else it was deleted while it was read
+            self._reported.add((path, why))
+            warn_about_damage(path, why)
+        return why
 
 
 def _written(path: str) -> int:

@@ -14,7 +14,7 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint import file_clock
 from tfps.runtime.checkpoint.directory import list_checkpoints
-from tfps.runtime.checkpoint.manifest import INDEX, file_of, problem
+from tfps.runtime.checkpoint.manifest import INDEX, damage, file_of
 from tfps.runtime.process import process_identity
 from tfps.storage import JobDirectory, UnreadableError, remove
 from tfps.summary import DONE, JobSummary
@@ -81,17 +81,23 @@ def has_ended(config: JobConfig) -> bool:
     if found.summary.checkpoint is None or not config.model_dir:
         return False
     saved = str(Path(config.model_dir) / Path(found.summary.checkpoint).name)  # the directory may have been moved
-    return age_secs < config.patience_secs and _is_intact(saved, found.written)
+    try:
+        return age_secs < config.patience_secs and _is_intact(saved, found.written)
+    except OSError:  # it cannot be read now: who asks asks again
+        return False
 
 
 @functools.lru_cache(maxsize=1)
 def _is_intact(path: str, written: float) -> bool:
     """Return whether the last checkpoint is there, and intact; else the job has to start again.
 
-    Reads the files only once for each time at which the summary was ``written``.
+    Reads the files only once for each time at which the summary was ``written``, if it can read them.
+
+    Raises:
+        OSError: If a file is there and cannot be read.
     """
     del written
-    return os.path.isfile(file_of(path, INDEX)) and problem(path) is None
+    return os.path.isfile(file_of(path, INDEX)) and damage(path) is None
 
 
 def has_ended_since(config: JobConfig, began: float) -> bool:

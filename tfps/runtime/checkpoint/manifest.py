@@ -122,11 +122,26 @@ def problem(path: str, read_data: bool = True) -> str | None:
             TensorFlow then compares its own checksum.
     """
     try:
+        return damage(path, read_data)
+    except OSError as error:
+        return unreadable(path, error)
+
+
+def unreadable(path: str, error: OSError) -> str:
+    """Return why a checkpoint cannot be read now, in words."""
+    return f"{Path(error.filename or path).name} cannot be read: {error.strerror}"
+
+
+def damage(path: str, read_data: bool = True) -> str | None:
+    """Do the same as ``problem``, for callers that ask again.
+
+    Raises:
+        OSError: If a file is there and cannot be read, for a reason that may pass.
+    """
+    try:
         return patiently(lambda: _problem(path, read_data))
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except OSError as error:
-        return f"{Path(error.filename or path).name} cannot be read: {error.strerror}"
 
 
 def _problem(path: str, read_data: bool) -> str | None:

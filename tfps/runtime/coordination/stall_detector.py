@@ -1,4 +1,4 @@
-"""Detect that a worker takes no more steps: log it, print the stacks, and end it. Does not import TensorFlow."""
+"""Detect that a task makes no more progress: log it, print the stacks, and end it. Does not import TensorFlow."""
 
 import faulthandler
 import logging
@@ -17,25 +17,27 @@ log = logging.getLogger(__name__)
 
 
 class StallDetector:
-    """Measure for how long a worker could take a step and did not; time in which it was suspended does not count.
+    """Measure for how long a task could take a step and did not; time in which it was suspended does not count.
 
     Args:
         timeout_secs: Return a ``StallError`` after this long.
+        unit: What a step is called in messages.
     """
 
-    def __init__(self, timeout_secs: float) -> None:
-        self._timeout_secs = timeout_secs
-        self._steps, self._idle_secs, self._report_at = -1, 0.0, _REPORT_AFTER_SECS
+    def __init__(self, timeout_secs: float, unit: str = "step") -> None:
+        self._timeout_secs, self._unit = timeout_secs, unit
+        self._steps: object = None
+        self._idle_secs, self._report_at = 0.0, _REPORT_AFTER_SECS
         self._looked_at = time.monotonic()
 
-    def error(self, steps: int, global_step: int, awaited: Callable[[], Sequence[str]]) -> StallError | None:
-        """Return why the worker has to end, if it has been idle for too long; then the log gets Python's stacks.
+    def error(self, steps: object, last_step: int, awaited: Callable[[], Sequence[str]] = list) -> StallError | None:
+        """Return why the task has to end, if it has been idle for too long; then the log gets Python's stacks.
 
         A worker that waits for others is not to blame. It ends when they have had twice the time.
 
         Args:
-            steps: How many steps the worker has taken.
-            global_step: The global step after its last one.
+            steps: How many steps the task has taken, or anything else that changes with each step.
+            last_step: The number of its last one, for messages; for a worker, the global step after it.
             awaited: Returns which workers this one waits for, and what is known of them; empty if that is not known.
         """
         gap_secs, self._looked_at = time.monotonic() - self._looked_at, time.monotonic()
@@ -46,13 +48,13 @@ class StallDetector:
         if idle <= min(self._report_at, self._timeout_secs):
             return None
         others = ", ".join(awaited())
-        finding = f"no step for {duration(idle)}, the last was {global_step}" + (
+        finding = f"no {self._unit} for {duration(idle)}, the last was {last_step}" + (
             f": waiting for {others}" if others else ""
         )
         if idle > self._timeout_secs * (2 if others else 1):
             faulthandler.dump_traceback(file=2, all_threads=True)
             return StallError(
-                f"{finding}: see the stacks in the task's log. If steps take longer, raise --stall_timeout_secs."
+                f"{finding}: see the stacks in the task's log. If one takes longer, raise --stall_timeout_secs."
             )
         if idle > self._report_at:
             self._report_at *= 2

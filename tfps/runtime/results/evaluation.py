@@ -1,6 +1,7 @@
 """Evaluate a model: on the live parameters at the end of training, or on a checkpoint."""
 
 import logging
+import math
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tfps.runtime.graph import cancel_safe_iterator, model_check
 from tfps.runtime.graph.evaluation import EvalGraph, evaluation_graph
 from tfps.runtime.process import task_log
 from tfps.runtime.process.shutdown import StopRequest
+from tfps.runtime.results.evaluation_progress import EvaluationProgress
 from tfps.runtime.results.event_file import EventFile
 from tfps.storage import JobDirectory
 from tfps.summary import Metric
@@ -47,8 +49,13 @@ def check_end(session: Session, built: EvalGraph) -> None:
         )
 
 
-def measure(session: Session, built: EvalGraph) -> dict[str, Metric]:
+def measure(session: Session, built: EvalGraph, progress: EvaluationProgress | None = None) -> dict[str, Metric]:
     """Run a model's metrics over the whole evaluation input.
+
+    Args:
+        session: A session of the evaluation graph; all variables have their values.
+        built: The graph.
+        progress: Counts the batches, for a thread that watches them.
 
     Returns:
         The metrics by name: a float (also for a count or a bool), or a list of them for a metric that is not a scalar.
@@ -64,28 +71,31 @@ def measure(session: Session, built: EvalGraph) -> dict[str, Metric]:
         local = tf.local_variables_initializer()  # whose first values may be looked up in a table
         update = tf.group(*(pair[1] for pair in built.metrics.values()))
     step = session.make_callable(update)
-    batches, reported = 0, time.monotonic()
+    progress, reported = progress or EvaluationProgress(math.inf), time.monotonic()
     try:
-        session.run(tables)
-        session.run(local)
-        while True:
-            step()
-            batches += 1
-            if time.monotonic() > reported + _REPORT_SECS:
-                reported = time.monotonic()
-                log.info("evaluating: %d batches so far", batches)
+        with progress.running():
+            session.run(tables)
+            session.run(local)
+            while True:
+                step()
+                progress.batches += 1
+                if time.monotonic() > reported + _REPORT_SECS:
+                    reported = time.monotonic()
+                    log.info("evaluating: %d batches so far", progress.batches)
     except tf.errors.OpError as error:
         if built.on_cluster and is_of_peers(error, built.graph):
             raise
         if not cancel_safe_iterator.is_end(error):
             raise failed(error, built.model, built.graph, built.batch_size) from error
-    if not batches:
+    if not progress.batches:
         raise DataError("the evaluation input is empty: input_fn(mode='eval') gave no batch.")
     values = session.run({name: pair[0] for name, pair in built.metrics.items()})
     return {name: np.asarray(value).astype(np.float64).tolist() for name, value in values.items()}
 
 
-def evaluate_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str, Metric]:
+def evaluate_checkpoint(
+    config: JobConfig, model: Model, path: str, progress: EvaluationProgress | None = None
+) -> dict[str, Metric]:
     """Evaluate a checkpoint on this machine, without a cluster; see ``measure``.
 
     Raises:
@@ -102,10 +112,12 @@ def evaluate_checkpoint(config: JobConfig, model: Model, path: str) -> dict[str,
         except CheckpointError:
             model_check.explain_misfit(config, model, ModeKeys.EVAL, built.graph)
             raise
-        return measure(session, built)
+        return measure(session, built, progress)
 
 
-def follow(config: JobConfig, cluster: Cluster, model: Model, stop: StopRequest) -> None:
+def follow(
+    config: JobConfig, cluster: Cluster, model: Model, stop: StopRequest, progress: EvaluationProgress | None = None
+) -> None:
     """Run the evaluator: evaluate each intact checkpoint when it appears, until the job's summary exists.
 
     The evaluator is not part of the cluster: it sees the job only through ``--model_dir``.
@@ -124,7 +136,7 @@ def follow(config: JobConfig, cluster: Cluster, model: Model, stop: StopRequest)
         if path and path != last:
             last = path
             try:
-                _evaluate_one(config, model, path, events)
+                _evaluate_one(config, model, path, events, progress)
             except CheckpointError:
                 if path in list_checkpoints(config.model_dir):
                     raise
@@ -137,9 +149,11 @@ def follow(config: JobConfig, cluster: Cluster, model: Model, stop: StopRequest)
     log.info("done")
 
 
-def _evaluate_one(config: JobConfig, model: Model, path: str, events: EventFile) -> None:
+def _evaluate_one(
+    config: JobConfig, model: Model, path: str, events: EventFile, progress: EvaluationProgress | None
+) -> None:
     log.info("evaluating %s", path)
-    values = evaluate_checkpoint(config, model, path)
+    values = evaluate_checkpoint(config, model, path, progress)
     step = step_in(path)
     log.info(format_progress(step, {name: value for name, value in values.items() if isinstance(value, float)}))
     events.write(step, values)

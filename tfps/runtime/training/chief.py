@@ -29,6 +29,7 @@ from tfps.runtime.graph.evaluation import evaluation_graph
 from tfps.runtime.graph.passes.snapshot import Snapshot
 from tfps.runtime.process.process_identity import secs_since
 from tfps.runtime.results import evaluation, run_record
+from tfps.runtime.results.evaluation_progress import EvaluationProgress
 from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training import interrupted_steps
 from tfps.runtime.training.connection import Connection
@@ -76,6 +77,7 @@ class Chief:
         secs = config.save_checkpoint_secs
         self._checkpoints = CheckpointManager(config.model_dir, secs, snapshot, self.owner, built.remedy)
         self._background = BackgroundThread()
+        self.evaluation = EvaluationProgress(config.stall_timeout_secs)
         self._eval = evaluation_graph(config, cluster, Task("worker", 0), model, like=built.graph)
         self.num_workers = built.num_workers
         self.updates: UpdateRunner | None = None
@@ -291,7 +293,7 @@ class Chief:
         step = self.global_step(session)
         log.info("evaluating at step %d", step)
         with self._connection.new_session(self._eval.graph) as eval_session:
-            metrics = evaluation.measure(eval_session, self._eval)
+            metrics = evaluation.measure(eval_session, self._eval, self.evaluation)
         scalars = {f"eval/{name}": value for name, value in metrics.items() if isinstance(value, float)}
         log.info(format_progress(step, scalars))
         EventFile(self._directory.evaluation_events if self._directory else None).write(step, metrics)

@@ -227,7 +227,7 @@ class Worker:
     # The methods below are called from the main thread.
 
     def watch(self) -> TfpsError | None:
-        """Return an error if a task that this one depends on is lost, or if background work has failed."""
+        """Return an error if a task that this one depends on is lost, or the work stalls, or work apart has failed."""
         parts = self.parts
         if parts is None:
             return None
@@ -245,7 +245,7 @@ class Worker:
             return chief.owner.error
         if chief.updates and chief.updates.error and not parts.barrier.interrupted:
             return self._explained(chief.updates.error)
-        return None
+        return chief.evaluation.error()
 
     def grace_secs(self) -> float:
         """Return how long to wait for a step that may never end (a few times its usual length), or for the save."""

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 import tensorflow.compat.v1 as tf
-from support.checkpoints import FILES, HOW, Training, damage, damage_reports, said, spoil
+from support.checkpoints import FILES, HOW, Training, damage, damage_reports, said, spoil, unreadable
 from support.cluster import LINEAR, job, train, variables_of, wait_until
 from support.processes import run_tfps, summary
 
@@ -88,7 +88,7 @@ def test_a_checkpoint_is_read_and_reported_once(tmp_path: Path, caplog: pytest.L
     run.save(7)
     damage(tmp_path / "model.ckpt-7.index", "flipped")
     finder = Finder(str(tmp_path))
-    with mock.patch("tfps.runtime.checkpoint.finder.problem", side_effect=problem) as read:
+    with mock.patch("tfps.runtime.checkpoint.finder.damage", side_effect=manifest.damage) as read:
         assert [finder.newest() for _ in range(3)] == [str(tmp_path / "model.ckpt-5")] * 3
         assert [call.args[0][-1] for call in read.call_args_list] == ["7", "5"]
         assert len(damage_reports(caplog)) == 1
@@ -97,6 +97,19 @@ def test_a_checkpoint_is_read_and_reported_once(tmp_path: Path, caplog: pytest.L
         run.save(7)
         assert [finder.newest() for _ in range(3)] == [str(tmp_path / "model.ckpt-7")] * 3
         assert [call.args[0][-1] for call in read.call_args_list] == ["7", "5", "7"]
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An outage that lasts longer than a reader's patience is reported once, and over when it is over."""
+    run = Training(tmp_path)
+    run.save(5)
+    run.save(7)
+    finder = Finder(str(tmp_path))
+    with unreadable(tmp_path / "model.ckpt-7.index", times=10):
+        assert [finder.newest() for _ in range(2)] == [str(tmp_path / "model.ckpt-5")] * 2
+        assert finder.newest() == str(tmp_path / "model.ckpt-7")
+    assert finder.damaged == {}
+    assert len(damage_reports(caplog)) == 1
 
 
 def test_a_checkpoint_that_a_save_was_broken_off_for_is_named(

@@ -74,6 +74,10 @@ def test_a_summary_that_cannot_be_read_now_ends_no_task(tmp_path: Path) -> None:
     with unreadable(tmp_path / "summary.json", times=5):
         assert not job_end.has_ended_since(config, 0.0)
         assert job_end.has_ended_since(config, 0.0)
+    os.utime(tmp_path / "summary.json")  # so that the checkpoint is read again
+    with unreadable(tmp_path / "model.ckpt-3.index", times=5):
+        assert not job_end.has_ended(config)
+        assert job_end.has_ended(config)
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(CheckpointError):
         job_end.has_ended(config)
