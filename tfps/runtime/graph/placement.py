@@ -4,6 +4,7 @@
 same graph in the same order, so all get the same answer without communication.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -233,8 +234,14 @@ def task_of(op: Operation) -> str:
     """Return the task on which an operation runs. An operation on a resource runs where the resource is."""
     if (resource := resource_of(op)) is not None:
         return task_of(resource.op)
-    device = tf.DeviceSpec.from_string(op.device)
-    return f"{device.job or 'worker'}/{device.task or 0}"
+    return _task_in(op.device)
+
+
+@functools.cache
+def _task_in(device: str) -> str:
+    """Return the task in the name of a device. A graph has few devices and many operations."""
+    spec = tf.DeviceSpec.from_string(device)
+    return f"{spec.job or 'worker'}/{spec.task or 0}"
 
 
 def resource_of(op: Operation) -> Tensor:
@@ -245,9 +252,10 @@ def resource_of(op: Operation) -> Tensor:
     tensorflow/core/kernels/partitioned_function_ops.cc; TensorFlow first turns conditions and loops into operations of
     the graph).
     """
-    if op.type in _CALLS or has_function(op.graph, op.type):
+    resource = next((tensor for tensor in op.inputs if tensor.dtype == tf.resource), None)
+    if resource is None or op.type in _CALLS or has_function(op.graph, op.type):
         return None
-    return next((tensor for tensor in op.inputs if tensor.dtype == tf.resource), None)
+    return resource
 
 
 def tensor_bytes(shape: Shape, dtype: DType) -> int | None:

@@ -157,8 +157,8 @@ class Snapshot:
         floats = {spec.name: self._values[spec] for spec in specs if spec.dtype.is_floating or spec.dtype.is_complex}
         if floats:
             with tf.device(device):
-                looked = [_is_broken(value, name in self._may_be_inf) for name, value in floats.items()]
-                self.broken[tuple(floats)] = tf.stack(looked)
+                may_be_inf = [name in self._may_be_inf for name in floats]
+                self.broken[tuple(floats)] = _are_broken([_wide(value) for value in floats.values()], may_be_inf)
 
 
 class _Packed(SaveableObject):  # type: ignore[misc]
@@ -252,18 +252,24 @@ def _value(handle: Tensor, dtype: DType) -> Tensor:
             return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype.base_dtype)
 
 
-def _is_broken(value: Tensor, may_be_inf: bool) -> Tensor:
-    """Return whether a float tensor holds NaN, or Inf that it may not hold.
-
-    The sum is fast to compute, and non-finite if a number is. The sum of large numbers may be non-finite, too, so only
-    then check each number.
-    """
+def _wide(value: Tensor) -> Tensor:
+    """Return a float or complex tensor as float64 or float32."""
     value = tf.stack([tf.real(value), tf.imag(value)]) if value.dtype.is_complex else value
-    wide = tf.float64 if value.dtype.base_dtype == tf.float64 else tf.float32
-    total = tf.reduce_sum(tf.cast(value, wide))
+    return value if value.dtype.base_dtype == tf.float64 else tf.cast(value, tf.float32)
+
+
+def _are_broken(values: Sequence[Tensor], may_be_inf: Sequence[bool]) -> Tensor:
+    """Return for each float tensor whether it holds NaN, or Inf that it may not hold, as a bool vector.
+
+    A sum is fast to compute, and non-finite if a number is. The sum of large numbers may be non-finite, too, so only
+    then check each number. One condition for all keeps the graph small.
+    """
+    totals = tf.stack([tf.cast(tf.reduce_sum(value), tf.float32) for value in values])
 
     def exactly() -> Tensor:
-        number = tf.math.is_nan(tf.cast(value, wide)) if may_be_inf else ~tf.math.is_finite(tf.cast(value, wide))
-        return tf.reduce_any(number)
+        pairs = zip(values, may_be_inf, strict=True)
+        wrong = [tf.math.is_nan(value) if may_be else ~tf.math.is_finite(value) for value, may_be in pairs]
+        return tf.stack([tf.reduce_any(numbers) for numbers in wrong])
 
-    return tf.cond(tf.math.is_finite(total), lambda: tf.constant(False), exactly)
+    are_finite = tf.reduce_all(tf.math.is_finite(totals))
+    return tf.cond(are_finite, lambda: tf.zeros([len(values)], tf.bool), exactly)

@@ -81,11 +81,20 @@ def _independent(tensors: Sequence[Tensor], target: str) -> Sequence[Tensor]:
 
 def _move_constants(graph: Graph, ops: Iterable[Operation]) -> None:
     """Create constants where they are used, but for those with which another operation is colocated."""
-    near = {place for op in graph.get_operations() for place in op.colocation_groups() if place != _place(op)}
+    near = {place for op in graph.get_operations() for place in _near(op) if place != _place(op)}
     for op in ops:
         devices = {_device_of(user) for user in op.outputs[0].consumers()} if op.type == "Const" else set()
         if len(devices) == 1 and not op.control_inputs and _place(op) not in near:
             move(op, devices.pop())
+
+
+def _near(op: Operation) -> Iterable[bytes]:
+    """Return the places where an operation is to be.
+
+    ``colocation_groups`` raises an error inside if there are none, which takes long; ``node_def`` copies a constant.
+    """
+    found: Iterable[bytes] = op.colocation_groups() if op.type == "Const" else op.node_def.attr["_class"].list.s
+    return found
 
 
 def _place(op: Operation) -> bytes:
