@@ -3,7 +3,9 @@
 import logging
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -70,18 +72,12 @@ def measure(session: Session, built: EvalGraph, progress: EvaluationProgress | N
         tables = tf.group(tf.tables_initializer(), built.iterator.initializer)
         local = tf.local_variables_initializer()  # whose first values may be looked up in a table
         update = tf.group(*(pair[1] for pair in built.metrics.values()))
-    step = session.make_callable(update)
-    progress, reported = progress or EvaluationProgress(math.inf), time.monotonic()
+    step, progress = session.make_callable(update), progress or EvaluationProgress(math.inf)
     try:
         with progress.running():
             session.run(tables)
             session.run(local)
-            while True:
-                step()
-                progress.batches += 1
-                if time.monotonic() > reported + _REPORT_SECS:
-                    reported = time.monotonic()
-                    log.info("evaluating: %d batches so far", progress.batches)
+            _take_all(step, progress)
     except tf.errors.OpError as error:
         if built.on_cluster and is_of_peers(error, built.graph):
             raise
@@ -91,6 +87,17 @@ def measure(session: Session, built: EvalGraph, progress: EvaluationProgress | N
         raise DataError("the evaluation input is empty: input_fn(mode='eval') gave no batch.")
     values = session.run({name: pair[0] for name, pair in built.metrics.items()})
     return {name: np.asarray(value).astype(np.float64).tolist() for name, value in values.items()}
+
+
+def _take_all(step: Callable[[], None], progress: EvaluationProgress) -> NoReturn:
+    """Take step after step until the input ends, which is an error."""
+    reported = time.monotonic()
+    while True:
+        step()
+        progress.batches += 1
+        if time.monotonic() > reported + _REPORT_SECS:
+            reported = time.monotonic()
+            log.info("evaluating: %d batches so far", progress.batches)
 
 
 def evaluate_checkpoint(
