@@ -154,7 +154,7 @@ class _AtomicUpdate:
 
     def _lock(self, device: str) -> Operation:
         """Lock the part of a PS, in one critical section or in two. Return the operation that ends the last."""
-        begun = self._moments.counter(BEGUN, device, self._worker)
+        begun = self._moments.raised(BEGUN, device, self._worker)
         raised = self._raised(device)
         section = self._sections[device]
         tail = self._tails[device]
@@ -169,12 +169,16 @@ class _AtomicUpdate:
         arrived = [*_awaited(tail), end]
         return _locked(self._moments.lock(device), arrived, [], tail, raised)
 
-    def _raised(self, device: str) -> Sequence[Variable]:
-        """Return the counters to raise when the part of a PS has been applied."""
-        ended = self._moments.counter(APPLIED, device, self._worker)
+    def _raised(self, device: str) -> Sequence[Operation]:
+        """Return operations that count the part of a PS when it has been applied."""
         if device != self._first:
-            return [ended]
-        return [] if self._is_raised_apart else [ended, self._global_step]
+            return [self._moments.raised(APPLIED, device, self._worker)]
+        return [] if self._is_raised_apart else self._raised_steps()
+
+    def _raised_steps(self) -> Sequence[Operation]:
+        """Return operations that count the update on the PS of ``global_step``, and raise that."""
+        applied = self._moments.raised(APPLIED, self._first, self._worker)
+        return [applied, self._global_step.assign_add(1, read_value=False)]
 
     def _awaited(self, device: str) -> Sequence[Operation]:
         """Return the operations that the lock of a PS waits for."""
@@ -184,14 +188,14 @@ class _AtomicUpdate:
             arrived = _awaited(self._tails[device])
         else:
             arrived = [self._applied]
-        arrived = [*arrived, *self._early] if device == self._first else arrived
+        arrived = [*arrived, *self._moments.awaited(device), *(self._early if device == self._first else ())]
         return [*arrived, _ended(self._gates)] if set(self._gates).isdisjoint(ancestors(arrived)) else arrived
 
     def _raise_apart(self, before: Sequence[Operation]) -> Operation:
         """Raise ``global_step`` with a separate lock, after all changes are done."""
         with tf.control_dependencies(None), tf.device(self._first):
-            raised = [self._moments.counter(APPLIED, self._first, self._worker), self._global_step]
-            return _locked(self._moments.lock(self._first), before, [], (), raised)
+            before = [*before, *self._moments.awaited(self._first)]
+            return _locked(self._moments.lock(self._first), before, [], (), self._raised_steps())
 
 
 def _section(made: Collection[Operation], device: str, changed: Collection[Operation]) -> set[Operation]:
@@ -261,9 +265,9 @@ def _is_read_of(variable: Variable, op: Operation) -> bool:
 def _locked(
     lock: Tensor,
     arrived: Sequence[Operation],
-    begun: Sequence[Variable],
+    counted: Sequence[Operation],
     section: Collection[Operation],
-    ended: Sequence[Variable],
+    raised: Sequence[Operation],
     checked: Sequence[Operation] = (),
 ) -> Operation:
     """Make a section wait for a lock, which is taken when all inputs have arrived. Return the operation that unlocks.
@@ -271,13 +275,11 @@ def _locked(
     Args:
         lock: The lock.
         arrived: The operations that the lock waits for.
-        begun: Counters to raise before all other changes.
+        counted: Operations that raise counters before all other changes.
         section: Operations.
-        ended: Counters to raise last.
+        raised: Operations that raise counters last.
         checked: Operations that run before any change, and may fail.
     """
-    counted = [counter.assign_add(1, read_value=False) for counter in begun]
-    raised = [counter.assign_add(1, read_value=False) for counter in ended]
     end = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
     let_wait([lock.op], arrived)
     let_wait(checked, [lock.op])

@@ -139,7 +139,7 @@ class JointUpdate:
         for device in self._devices:
             self._moments.updates(device)
             lock = self._moments.lock(device)
-            let_wait([lock.op], [*arrived, *(other.op for other in locks.values())])
+            let_wait([lock.op], [*arrived, *self._moments.awaited(device), *(other.op for other in locks.values())])
             locks[device] = lock
         return locks
 
@@ -147,7 +147,7 @@ class JointUpdate:
         """Check that no PS has fenced the worker, and then count on each PS that the update begins."""
         checked = [op for device in self._devices for op in self._moments.check(device, self._worker)]
         let_wait(checked, [lock.op for lock in locks])
-        begun = [self._raise(self._moments.counter(BEGUN, device, self._worker)) for device in self._devices]
+        begun = [self._moments.raised(BEGUN, device, self._worker) for device in self._devices]
         let_wait(begun, [*(lock.op for lock in locks), *checked])
         return begun
 
@@ -172,14 +172,13 @@ class JointUpdate:
 
     def _end(self, locks: dict[str, Tensor], begun: Sequence[Operation]) -> dict[str, Operation]:
         """Count the update on each PS when all of it is done, raise the step, and release the locks."""
-        own = [self._moments.counter(APPLIED, self._first, self._worker), self._global_step]
-        raised = [self._raise(one) for one in own]
+        raised = [self._moments.raised(APPLIED, self._first, self._worker), self._raise(self._global_step)]
         let_wait(raised, [*begun, *leaves(self._applied), *self._returned()])
         ends: dict[str, Operation] = {}
         for device, lock in locks.items():
             after = list(raised)
             if device != self._first:
-                after = [self._raise(self._moments.counter(APPLIED, device, self._worker))]
+                after = [self._moments.raised(APPLIED, device, self._worker)]
                 let_wait(after, raised)
             ends[device] = self._moments.unlock(lock)
             let_wait([ends[device]], after)

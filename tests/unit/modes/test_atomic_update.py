@@ -20,6 +20,7 @@ from tfps.runtime.checkpoint import manager
 from tfps.runtime.checkpoint.manifest import partial_updates
 from tfps.runtime.coordination.job_state import JobState
 from tfps.runtime.coordination.partial_updates import PartialUpdates
+from tfps.runtime.graph.passes.snapshot import Snapshot
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training import joining
 from tfps.runtime.training.chief import Chief
@@ -123,6 +124,47 @@ def test_an_update_that_is_broken_off_between_the_ps_is_counted() -> None:
     assert (found, first.tolist(), second.tolist()) == (1, [-2.0, -2.0], [-1.0, -1.0])
 
 
+class Adding(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """Does not raise the step, as the wrapper in which tfps uses an optimizer."""
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """Apply them."""
+        del global_step
+        return super().apply_gradients(grads_and_vars, None, name)
+
+
+def test_updates_of_different_runs_are_told_apart() -> None:
+    """One PS has the update of one run, the other that of another run: as many, and yet not the same."""
+    with shared_servers(), tf.Graph().as_default() as graph:
+        weights, queues, gradients = [], [], []
+        for index in range(2):
+            with tf.device(f"/job:ps/task:{index}"):
+                weights.append(tf.get_variable(f"weight{index}", [], initializer=tf.zeros_initializer()))
+                queues.append(tf.FIFOQueue(9, tf.float32, shapes=[[]]))
+                gradients.append(queues[-1].dequeue())
+        with tf.device("/job:ps/task:0"):
+            global_step = tf.train.get_or_create_global_step()
+        moments = Moments(2, 2)
+        pairs = list(zip(gradients, weights, strict=True))
+        update = atomic_update.apply(Adding(-1.0), pairs, global_step, moments, 1)
+        step, partial = [update.counted, *update.others], moments.partial()
+        same, steps = Snapshot(moments).same_updates, moments.steps("/job:ps/task:0")
+        init = tf.group(tf.global_variables_initializer(), moments.reset([0, 1]))
+        pushes = [queue.enqueue(float(2**index)) for index, queue in enumerate(queues)]
+        target = target_of(Task("worker", 0))
+        with tf.Session(target, graph=graph, config=session_config("/job:ps", "/job:worker/task:0")) as session:
+            session.run(init)
+            assert session.run([tf.reduce_all(same), partial])[0]
+            for push in pushes:
+                session.run(push)
+                with pytest.raises(tf.errors.DeadlineExceededError):
+                    session.run(step, options=tf.RunOptions(timeout_in_ms=1000))
+            assert session.run(weights) == [1.0, 2.0]
+            assert not session.run(tf.reduce_all(same))
+            assert session.run(partial).tolist() == [0, 2]
+            assert session.run(steps).tolist() == [0, 1]
+
+
 def test_updates_in_part_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The worker whose they are says so, and the summary has how many of all workers there are."""
     caplog.set_level("INFO", "tfps")
@@ -139,6 +181,10 @@ def test_updates_in_part_are_reported(tmp_path: Path, caplog: pytest.LogCaptureF
     assert summary(tmp_path)["partial_updates"] == 1
     train(COUNTING, 2, 1, secs=60, model_dir=str(tmp_path), max_steps=40)
     assert summary(tmp_path)["partial_updates"] == 1, "the checkpoint that was gone on from holds it"
+    for steps, num_ps, mode in ((50, 2, "sync"), (60, 1, "sync"), (70, 1, "async")):
+        train(COUNTING, num_ps, 1, secs=60, model_dir=str(tmp_path), max_steps=steps, mode=mode)
+        assert partial_updates(str(tmp_path / f"model.ckpt-{steps}")) == 1
+        assert summary(tmp_path)["partial_updates"] == 1
 
 
 def test_updates_in_part_that_nobody_tells_are_counted(tmp_path: Path) -> None:
@@ -160,7 +206,7 @@ def _raise_counter(parts: WorkerParts, name: str) -> None:
     """Let a PS count one update more of a worker than there was."""
     [handle] = [op for op in parts.built.graph.get_operations() if op.name == name]
     with parts.built.graph.as_default():
-        one = tf.raw_ops.AssignAddVariableOp(resource=handle.outputs[0], value=tf.constant(1, tf.int64))
+        one = tf.raw_ops.AssignAddVariableOp(resource=handle.outputs[0], value=tf.constant([1, 5], tf.int64))
     parts.connection.session.run(one)
 
 

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from tfps.errors import DivergedError, StorageError
 from tfps.runtime.checkpoint import finder, publish
 from tfps.runtime.checkpoint.directory import list_checkpoints, step_in
-from tfps.runtime.checkpoint.manifest import index_hash, problem
+from tfps.runtime.checkpoint.manifest import index_hash, partial_updates, problem
 from tfps.runtime.checkpoint.ownership import Ownership
 from tfps.runtime.checkpoint.restore import message_of, restore_or_damage
 from tfps.runtime.checkpoint.sharded_saver import LOST, SaveResult, ShardedSaver
@@ -43,6 +43,7 @@ class CheckpointManager:
 
     Attributes:
         newest: The newest known checkpoint; not read yet if it is from an earlier run.
+        found_partial: How many partial updates the checkpoint held from which the run has started; see ``manifest``.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class CheckpointManager:
         self._dir, self._every_secs, self._owner, self._remedy = model_dir, every_secs, owner, remedy
         self._next = time.monotonic() + every_secs
         self._is_lost = False
+        self.found_partial, self._counts_partial = 0, snapshot is not None and snapshot.counts_partial
         self._savers = ShardedSaver(snapshot)
         self._one_at_a_time = threading.Lock()
         self._intact: dict[str, bool] = {}
@@ -101,6 +103,7 @@ class CheckpointManager:
             self._intact[path] = why is None
             if why is None:
                 self.newest, self._indexes[path] = path, index_hash(path)
+                self.found_partial = partial_updates(path)
                 self._consistent.add(path)
                 return path
             damaged[path] = why
@@ -186,7 +189,8 @@ class CheckpointManager:
             path = JobDirectory(model_dir).checkpoint(saved.step)
             kept = self._kept(path)
             self._check_claim()
-            problem_of_state = _published(staged, path, kept, saved.partial_updates)
+            partial = saved.partial_updates + (0 if self._counts_partial else self.found_partial)
+            problem_of_state = _published(staged, path, kept, partial)
         finally:
             publish.discard_staging(staged)
         self.newest, self._intact[path], self._indexes[path] = path, True, index_hash(path)

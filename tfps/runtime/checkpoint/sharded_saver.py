@@ -57,9 +57,9 @@ class _Stuck:
         self._since: dict[tuple[int, bytes], float] = {}
 
     def look(self, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Add the counts of updates, int64 [PS, 2, workers]; return bool [workers], whether the update is stuck."""
+        """Add the counts of updates, int64 [PS, 2, n]; return bool [n], whether an update is stuck."""
         now = time.monotonic()
-        seen = {(worker, counts[:, :, worker].tobytes()): now for worker in range(counts.shape[2])}
+        seen = {(index, counts[:, :, index].tobytes()): now for index in range(counts.shape[2])}
         self._since = {key: self._since.get(key, now) for key in seen}
         stays = np.array([now - self._since[key] > _STUCK_SECS for key in seen], bool)
         is_uneven: npt.NDArray[np.bool_] = (counts != counts[:1]).any(axis=(0, 1))

@@ -20,7 +20,6 @@ from tfps.progress import format_progress
 from tfps.runtime.checkpoint import job_end, restore
 from tfps.runtime.checkpoint.background import BackgroundThread
 from tfps.runtime.checkpoint.manager import CheckpointManager
-from tfps.runtime.checkpoint.manifest import partial_updates
 from tfps.runtime.checkpoint.ownership import HeldError, Ownership, check_launch
 from tfps.runtime.coordination import compatibility
 from tfps.runtime.graph import builder, layout
@@ -87,7 +86,6 @@ class Chief:
         self._first_step = 0
         self.resumed_from: str | None = None
         self.resumed_from_step = 0
-        self._found_partial = 0  # partial updates in the checkpoint that the run resumes from
         self.found_step = 0  # the variables' global step when this chief started
         self._run = ""
 
@@ -100,7 +98,7 @@ class Chief:
         """
         record = json.loads(run) if run else {}
         layout.check(self._built.layout, record.get("layout", {}), self._model)
-        self._run = record.get("id", "")
+        self._run, self._checkpoints.found_partial = record.get("id", ""), record.get("partial_updates", 0)
         try:
             self.owner.claim(record.get("owner", self.owner.this_chief.job), self._run)
             self._write_job()  # the launcher of this chief may be another one
@@ -131,7 +129,6 @@ class Chief:
         if self.resumed_from:
             self.resumed_from_step = self.found_step = self.global_step(session)
             restore.check_name(self.resumed_from, self.resumed_from_step)
-            self._found_partial = partial_updates(self.resumed_from)
             log.info("resumed from %s", self.resumed_from)
             if changed := run_record.changes(self._config, self._cluster):
                 log.info("resuming with %s", ", ".join(changed))
@@ -141,6 +138,7 @@ class Chief:
         session.run(self._built.load)
         run = compatibility.new_run(self._config.model_dir, self.resumed_from_step)
         run |= {"owner": self.owner.this_chief.job, "resumed_from": self.resumed_from, "layout": self._built.layout}
+        run["partial_updates"] = self._checkpoints.found_partial
         self._first_step, self._run = self.resumed_from_step, run["id"]
         self._write_job()
         if self._directory:
@@ -183,7 +181,7 @@ class Chief:
         step, self.was_restarted = self._built.step, generation > 0
         now: dict[Any, int] = {step.recovery.generation: generation} if step.recovery else {}
         if step.partial:
-            now[step.partial.first] = self._found_partial
+            now[step.partial.first] = self._checkpoints.found_partial
         session.run(step.chief_init, now)
         if step.recovery and generation:
             interrupted_steps.clear(session, step.recovery)
@@ -218,8 +216,9 @@ class Chief:
 
     def partial_updates(self, session: Session) -> int:
         """Return how many partial updates the variables hold: those that workers counted, and those of lost workers."""
-        partial = self._built.step.partial
-        return int(sum(map(np.sum, session.run([partial.total, partial.unreported])))) if partial else 0
+        if not (partial := self._built.step.partial):
+            return self._checkpoints.found_partial
+        return int(sum(map(np.sum, session.run([partial.total, partial.unreported]))))
 
     def report_end_of_input(self, step: int) -> None:
         """Log that the input ended before ``max_steps``.

@@ -1,13 +1,21 @@
 """What Keras knows of its variables and TensorFlow does not: which are frozen, and which have a constraint.
 
 A Keras layer may be frozen, before or after it is built. Its variables are trainable for TensorFlow all the same. Keras
-keeps no list of them, so this module notes each one as it is created, from the stack of calls. It has the layers too:
-what a frozen layer contains is frozen, also if the layer has made it after it was frozen.
+trains what the outermost layer lists as its ``trainable_variables``, and has no list of the layers that a model calls.
+So this module notes them, and each variable as it is created, from the stack of calls::
+
+    model_fn --> net(x) --> encoder(x) --> dense(x)       net is asked; what encoder alone would list does not matter
 """
 
 import contextlib
+import functools
 import inspect
+import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -17,24 +25,68 @@ from tfps.models.model import Model, where
 from tfps.tf_types import Graph, Variable
 
 _KERAS = "/keras/src/"
+_NAMED = 3  # variables in a message
 
-Noted = list[tuple[Sequence[Any], Variable]]
-"""Pairs of Keras's variable with the layers around it, from the inside out, and TensorFlow's variable in it."""
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Noted:
+    """What a model makes with Keras.
+
+    Attributes:
+        variables: TensorFlow's variables, each with the objects of Keras around it, the innermost first: Keras's
+            variable, and the layers whose methods created it.
+        outermost: The layers that the model itself calls.
+        layers: These, and those that they call.
+    """
+
+    variables: list[tuple[Sequence[Any], Variable]] = field(default_factory=list)
+    outermost: list[Any] = field(default_factory=list)
+    layers: list[Any] = field(default_factory=list)
+
+    def note_calls(self, layers: Sequence[Any]) -> None:
+        """Note that each of these layers calls the one before."""
+        _add(self.outermost, layers[-1:])
+        _add(self.layers, layers)
+
+    def trained(self) -> Sequence[Any]:
+        """Return Keras's variables that are to be trained.
+
+        A variable that no outermost layer holds is trained unless itself or its own layer is frozen.
+        """
+        held = {id(one) for layer in self.outermost for one in layer.variables}
+        trained = {id(one) for layer in self.outermost for one in layer.trainable_variables}
+        return [
+            owners[0]
+            for owners, _ in self.variables
+            if (id(owners[0]) in trained if id(owners[0]) in held else all(one.trainable for one in owners[:2]))
+        ]
+
+
+_noted: ContextVar[Noted | None] = ContextVar("noted", default=None)
 
 
 @contextlib.contextmanager
 def noted() -> Iterator[Noted]:
-    """Note the variables that Keras creates in the context."""
-    found: Noted = []
+    """Note the variables that Keras creates in the context, and the layers that are called."""
+    found = Noted()
 
     def create(next_creator: Callable[..., Variable], **kwargs: Any) -> Variable:
         made = next_creator(**kwargs)
         if owners := _owners():
-            found.append((owners, made))
+            _watch_calls()
+            found.variables.append((owners, made))
+            if called := _called():
+                found.note_calls(called)
         return made
 
-    with tf.variable_creator_scope(create):
-        yield found
+    token = _noted.set(found)
+    try:
+        with tf.variable_creator_scope(create):
+            yield found
+    finally:
+        _noted.reset(token)
 
 
 def freeze(model: Model, graph: Graph, found: Noted) -> None:
@@ -48,10 +100,20 @@ def freeze(model: Model, graph: Graph, found: Noted) -> None:
     Raises:
         ModelError: If a variable that is trained has a constraint, which no optimizer would apply.
     """
-    frozen = {made.ref() for owners, made in found if not all(owner.trainable for owner in owners)}
+    kept = {id(one) for one in found.trained()}
+    frozen = {made.ref() for owners, made in found.variables if id(owners[0]) not in kept}
     trained = graph.get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
     trained[:] = [variable for variable in trained if variable.ref() not in frozen]
-    _check_constraints(model, [(owners[0], made) for owners, made in found if made.ref() not in frozen])
+    _check_constraints(model, [(owners[0], made) for owners, made in found.variables if id(owners[0]) in kept])
+    for layer in found.layers:
+        inside = [] if layer.trainable else [one for one in layer.variables if id(one) in kept]
+        if inside:
+            log.warning(
+                "the Keras layer %r is frozen, but Keras trains this in it: %s. The layer around it is not frozen, and "
+                "neither is that. To freeze all that it holds, set its trainable = False after the model is called.",
+                layer.name,
+                ", ".join(one.path for one in inside[:_NAMED]) + (", ..." if len(inside) > _NAMED else ""),
+            )
 
 
 def _check_constraints(model: Model, trained: Sequence[tuple[Any, Variable]]) -> None:
@@ -64,24 +126,66 @@ def _check_constraints(model: Model, trained: Sequence[tuple[Any, Variable]]) ->
             )
 
 
+def _watch_calls() -> None:
+    """Let calls of Keras's layers be noted from now on; Keras has no hook for that.
+
+    It is loaded when it creates its first variable, and calls that have begun by then are on the stack.
+    """
+    layer_class: Any = sys.modules["keras"].layers.Layer
+    call = layer_class.__call__
+    if hasattr(call, "is_noted"):
+        return
+
+    @functools.wraps(call)  # AutoGraph goes by the name of the module
+    def call_noted(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        if found := _noted.get():
+            found.note_calls([layer, *_called()])
+        return call(layer, *args, **kwargs)
+
+    call_noted.is_noted = True  # type: ignore[attr-defined]
+    layer_class.__call__ = call_noted
+
+
 def _owners() -> Sequence[Any]:
-    """Return the variable of Keras that is being created, and the layers whose calls create it, the innermost first.
+    """Return the variable of Keras that is being created, and the layers whose methods create it, the innermost first.
 
     Return nothing unless Keras's variable has made the innermost call that is Keras's.
     """
-    frame = inspect.currentframe()
-    while frame is not None and _KERAS not in frame.f_code.co_filename.replace("\\", "/"):
-        frame = frame.f_back
-    owner = None if frame is None else frame.f_locals.get("self")
+    frames = _frames()
+    owner = next((_self(frame) for frame in frames if _KERAS in frame.f_code.co_filename.replace("\\", "/")), None)
     if not _has(owner, "trainable", "constraint"):
         return []
-    layers: list[Any] = []
+    return [owner, *_layers(frames)]
+
+
+def _called() -> Sequence[Any]:
+    """Return the layers that are being called, the innermost first."""
+    return _layers(frame for frame in _frames() if frame.f_code.co_name == "__call__")
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames of the present calls, the innermost first."""
+    frame = inspect.currentframe()
     while frame is not None:
-        one = frame.f_locals.get("self")
-        if _has(one, "trainable", "add_weight") and not any(one is layer for layer in layers):
-            layers.append(one)
+        yield frame
         frame = frame.f_back
-    return [owner, *layers]
+
+
+def _layers(frames: Iterator[FrameType]) -> Sequence[Any]:
+    layers: list[Any] = []
+    _add(layers, [one for one in map(_self, frames) if _has(one, "trainable", "add_weight")])
+    return layers
+
+
+def _self(frame: FrameType) -> Any:
+    return frame.f_locals.get("self")
+
+
+def _add(to: list[Any], new: Sequence[Any]) -> None:
+    """Append what is not there yet; layers may define equality."""
+    for one in new:
+        if not any(one is other for other in to):
+            to.append(one)
 
 
 def _has(one: Any, *names: str) -> bool:

@@ -61,10 +61,11 @@ class Snapshot:
     Attributes:
         saveables: The objects for a ``tf.train.Saver`` to save and restore.
         step: int64 scalar: ``global_step``; 0 without such a variable.
-        same_updates: bool [workers]: whether the values of all PS have the same updates of each worker. Empty if there
-            is one PS, or if no update can arrive.
-        counts: int64 [PS, 2, workers]: the counts of updates from which that is known. Empty in the same cases.
-        partial_updates: int64 scalar: the number of updates that some of the values have and others lack.
+        same_updates: bool [n]: whether all PS have the same value of each count, so that the values have the same
+            updates. Empty if there is one PS, or if no update can arrive.
+        counts: int64 [PS, 2, n]: the counts of updates, as in ``Moments.counts``. Empty in the same cases.
+        counts_partial: Whether the PS count the updates that some of the values have and others lack.
+        partial_updates: int64 scalar: the number of these updates; 0 if the PS do not count them.
         broken: Maps the names of some variables to a bool vector: whether each holds NaN, or Inf that it may not hold.
         reads: Operations that let updates continue as soon as all values are read. Run them with every use of the
             values.
@@ -89,6 +90,7 @@ class Snapshot:
             self._look(device, [spec for saveable in own for spec in saveable.specs])
         self.counts = tf.stack(self._counts) if len(self._counts) > 1 else tf.zeros([0, 2, 0], tf.int64)
         self.same_updates = tf.reduce_all(tf.equal(self.counts, self.counts[:1]), axis=[0, 1])
+        self.counts_partial = partial is not None and bool(self._counts)
         self.partial_updates = self._partial(partial)
 
     def value(self, spec: SaveSpec) -> Tensor:
@@ -104,7 +106,8 @@ class Snapshot:
         if partial is None or not self._counts:
             return tf.constant(0, tf.int64)
         with tf.control_dependencies(self._counts), tf.device(partial.total.device):
-            return partial.total.read_value() + tf.reduce_sum(partial_of(self._counts))
+            unreported = partial_of(self._counts, self._moments.num_workers) if self._moments else []
+            return partial.total.read_value() + tf.reduce_sum(unreported)
 
     def _read(self, device: str, saveables: Sequence[SaveableObject]) -> None:
         """Take references to all values of one PS, at one moment."""

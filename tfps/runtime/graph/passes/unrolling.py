@@ -26,6 +26,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from tfps.modes.moments import RUN_ID
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
 from tfps.runtime.graph.functions import called_by, references
 from tfps.runtime.graph.graph_editor import (
@@ -265,7 +266,7 @@ def _lasts(op: Operation) -> bool:
 
     An operation whose output outlives a step has a name by which others can share it, or no inputs.
     """
-    if op.type in ("Const", "Placeholder"):
+    if op.type in ("Const", "Placeholder") or op.name == RUN_ID:
         return not op.control_inputs
     if op.type.startswith(_MADE_IN_EACH_RUN):
         return False

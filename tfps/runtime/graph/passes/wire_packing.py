@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
+from tfps.modes.moments import RUN_ID
 from tfps.runtime.graph.graph_editor import (
     control_users,
     descendants,
@@ -129,7 +130,8 @@ def _is_read(tensor: Tensor) -> bool:
 
 
 def _is_of_worker(tensor: Tensor) -> bool:
-    return task_of(tensor.op).startswith("worker/") and tensor.op.type != "Const"  # TensorFlow copies small ones
+    is_sent_apart = tensor.op.type == "Const" or tensor.op.name == RUN_ID  # TensorFlow copies the small ones
+    return task_of(tensor.op).startswith("worker/") and not is_sent_apart
 
 
 def _merge_reads(ops: Iterable[Operation]) -> None:
