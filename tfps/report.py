@@ -23,13 +23,25 @@ def describe_pace(pace: RunPace) -> str:
 def final_lines(summary: JobSummary, model_dir: str | None) -> list[str]:
     """Return the final report of a job for its user, made from the summary."""
     chief = summary.chief or ChiefReport()
-    rate, resumed = chief.examples_per_sec, chief.resumed_from_step
-    first = f"done: step {count(summary.global_step)} after {duration(chief.seconds or 0)}"
-    first += f", {count(rate)} examples/s" if rate else ""
-    first += f", resumed from step {count(resumed)}" if resumed else ""
     rows = {name: text for name, text in _rows(summary, chief, model_dir) if text}
     width = max([_WIDTH, *map(len, rows)])
-    return [first, *(f"  {name:<{width}} {text}" for name, text in rows.items())]
+    return [_headline(summary, chief), *(f"  {name:<{width}} {text}" for name, text in rows.items())]
+
+
+def _headline(summary: JobSummary, chief: ChiefReport) -> str:
+    step, rate, resumed = count(summary.global_step), chief.examples_per_sec, chief.resumed_from_step
+    if _had_nothing_to_train(summary, chief):
+        return f"done: nothing to train, step {step} was reached before: raise --max_steps to continue"
+    first = f"done: step {step} after {duration(chief.seconds or 0)}"
+    first += f", {count(rate)} examples/s" if rate else ""
+    return first + (f", resumed from step {count(resumed)}" if resumed else "")
+
+
+def _had_nothing_to_train(summary: JobSummary, chief: ChiefReport) -> bool:
+    """Return whether the job was at its end when it began. One that lost a PS there has trained before it resumed."""
+    has_trained = summary.launcher is not None and summary.launcher.first_step_secs is not None
+    is_at_end = summary.max_steps is not None and summary.has_reached(summary.max_steps)
+    return is_at_end and summary.global_step == chief.resumed_from_step and not has_trained
 
 
 def _rows(summary: JobSummary, chief: ChiefReport, model_dir: str | None) -> Iterator[tuple[str, str]]:
@@ -37,7 +49,8 @@ def _rows(summary: JobSummary, chief: ChiefReport, model_dir: str | None) -> Ite
     if summary.launcher and summary.launcher.first_step_secs is not None:
         yield "first step", f"{duration(summary.launcher.first_step_secs)} after the start of the command"
     yield "training loss", "" if chief.loss is None else f"{chief.loss:.4g} (chief)"
-    yield "pace", describe_pace(chief.pace) if chief.pace else ""
+    took_none = (own := summary.tasks.get("worker/0")) is not None and own.steps == 0
+    yield "pace", describe_pace(chief.pace) if chief.pace and not took_none else ""
     yield from ((f"eval {name}", _metric(value)) for name, value in chief.eval.items())
     yield from _course(summary, chief).items()
     if model_dir:

@@ -73,8 +73,12 @@ def show(value: str, limit: int = 100) -> str:
 
 
 def did_you_mean(value: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return `` Did you mean X?`` for a near miss of one of ``known``, or another name of it, else an empty string."""
+    """Return `` Did you mean X?`` for a near miss of one of ``known``, or another name of it, else an empty string.
+
+    Of several, the nearest is one with the same letters, if there is one: two letters change places easily.
+    """
     names, given = list(known), value.lower()[:80]
     other = _OTHER_NAMES.get(given)
-    close = [other] if other in names else difflib.get_close_matches(given, names, n=1, cutoff=0.6)
-    return f" Did you mean {prefix}{close[0]}?" if close else ""
+    close = [other] if other in names else difflib.get_close_matches(given, names, n=5, cutoff=0.6)
+    nearest = min(close, key=lambda name: sorted(name) != sorted(given), default=None)
+    return f" Did you mean {prefix}{nearest}?" if nearest else ""

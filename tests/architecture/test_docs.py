@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -198,6 +199,40 @@ def test_scripts_are_there() -> None:
 def test_readme_has_the_set_up_commands(script: str) -> None:
     """People and machines find the two commands that set up everything, each on its own line of the README."""
     assert script in [line for block in blocks(REPO / "README.md") for line in block.text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        ([], ["--model=mnist", "--num_ps=1", "--num_workers=2", "--max_steps=400"]),
+        (["--num_ps=2"], ["--model=mnist", "--num_workers=2", "--max_steps=400", "--num_ps=2"]),
+        (["--max-steps", "100", "-model=m.py"], ["--num_ps=1", "--num_workers=2", "--max-steps", "100", "-model=m.py"]),
+        (
+            ["--model_dir=a --model=b", "--seed=1"],
+            [
+                *("--model=mnist", "--num_ps=1", "--num_workers=2", "--max_steps=400"),
+                "--model_dir=a --model=b",
+                "--seed=1",
+            ],
+        ),
+        (
+            ["--num_workers=1", "--max_steps=5", "--model=linear", "--num_ps=2"],
+            ["--num_workers=1", "--max_steps=5", "--model=linear", "--num_ps=2"],
+        ),
+    ],
+)
+def test_the_demo_passes_flags_on(tmp_path: Path, given: list[str], passed: list[str]) -> None:
+    """Those of its user take the place of its own: a flag that is given twice is an error."""
+    scripts, programs = tmp_path / "scripts", tmp_path / ".venv" / "bin"
+    scripts.mkdir()
+    programs.mkdir(parents=True)
+    (scripts / "demo").write_bytes((REPO / "scripts" / "demo").read_bytes())
+    for program, does in ((scripts / "venv", ""), (programs / "tfps", "printf '%s\\n' \"$@\"\n")):
+        program.write_text(f"#!/bin/sh\n{does}")
+        program.chmod(0o755)
+    shown = subprocess.run(["bash", scripts / "demo", *given], capture_output=True, text=True, check=True)
+    assert shown.stdout.splitlines() == ["launch", *passed]
+    assert dict(command_line.parse(passed, COMMANDS["launch"].flags).problems) == {}
 
 
 def test_the_page_of_flags_is_made_from_the_flags() -> None:

@@ -27,7 +27,7 @@ from support.processes import run_tfps, summary
 import tfps
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, StorageError
+from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, PeerLostError, StorageError
 from tfps.models.model import Model, mistake
 from tfps.modes.registry import MODES
 from tfps.runtime.graph import builder
@@ -251,6 +251,54 @@ def test_an_evaluator_goes_by_the_file_systems_clock(
     assert not ended.wait(3), "it took an earlier run's summary for this one's"
     path.write_text(short)
     assert ended.wait(100), "it did not take this run's summary"
+
+
+def be_left(model_dir: Path, **last: Any) -> None:
+    """Be the evaluator of a job of 1000 steps whose directory has this old summary, and of which no task is there."""
+    path = model_dir / "summary.json"
+    path.write_text(json.dumps({"global_step": 20, "max_steps": 20, **last}))
+    os.utime(path, (time.time() - 3000, time.time() - 3000))
+    config = JobConfig(model_dir=str(model_dir), start_timeout_secs=1.0)
+    evaluation.follow(config, Cluster(("127.0.0.1:1",), ("127.0.0.1:2",)), MODEL, StopRequest())
+
+
+@pytest.mark.parametrize("status", ["done", "stopped"])
+def test_an_evaluator_of_a_job_that_ended_long_ago_ends(
+    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: str
+) -> None:
+    """It has not the job's own --max_steps; nobody starts the job again, so its checkpoint is measured, and no more."""
+    caplog.set_level(logging.INFO, "tfps")
+    shutil.copytree(trained, tmp_path / "m")
+    be_left(tmp_path / "m", status=status)
+    assert [message[:13] for message in caplog.messages if message.startswith("step=")] == ["step=20 loss="]
+    assert caplog.messages[-1] == "done"
+
+
+def test_an_evaluator_that_waits_in_vain_is_lost(trained: Path, tmp_path: Path) -> None:
+    """It can be started again, as long as the job may continue, or begin anew where its checkpoints were deleted."""
+    shutil.copytree(trained, tmp_path / "m")
+    with pytest.raises(PeerLostError, match=r"^no PS has answered for 1 s, and --model_dir has no summary\.json"):
+        be_left(tmp_path / "m", status="failed", exit_code=170)
+    for path in tmp_path.glob("m/model.ckpt-*"):
+        path.unlink()
+    with pytest.raises(PeerLostError):
+        be_left(tmp_path / "m", status="done")
+
+
+def test_an_evaluation_is_no_wait(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The PS are asked as long after one that took 100 s as after a short one: until the patience of 1 s is over."""
+    clock, asked = [0.0], []
+
+    def spend(secs: float) -> None:
+        clock[0] += secs
+
+    monkeypatch.setattr(evaluation, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=spend))
+    monkeypatch.setattr(evaluation, "_evaluate_one", lambda *_: spend(100.0))
+    monkeypatch.setattr(evaluation.rendezvous, "missing", lambda _, tasks: asked.append(clock[0]) or tasks)
+    config = JobConfig(model_dir=str(trained), start_timeout_secs=1.0, max_steps=30)
+    with mock.patch.object(evaluation, "has_ended_since", return_value=False), pytest.raises(PeerLostError):
+        evaluation.follow(config, CLUSTER, MODEL, StopRequest())
+    assert asked == [100.0, 100.5, 101.0, 101.5, 102.0]  # 101.5 is over, and the last one hears the verdict
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 
 from tfps import storage  # noqa: E402
 from tfps.cluster.spec import Cluster  # noqa: E402
+from tfps.runtime.checkpoint import manifest  # noqa: E402
 from tfps.runtime.checkpoint.directory import list_checkpoints  # noqa: E402
 from tfps.runtime.checkpoint.manager import CheckpointManager  # noqa: E402
 from tfps.runtime.checkpoint.ownership import Ownership  # noqa: E402
@@ -86,7 +87,11 @@ def unreadable(file: Path, times: int = 1 << 30) -> Iterator[list[Path]]:
             raise OSError(errno.EIO, "Input/output error", str(path))
         return really(path)
 
-    with mock.patch.object(storage, "open_file", open_file), mock.patch.object(storage, "_AGAIN_SECS", 0.01):
+    with (
+        mock.patch.object(storage, "open_file", open_file),
+        mock.patch.object(manifest, "open_file", open_file),
+        mock.patch.object(storage, "_AGAIN_SECS", 0.01),
+    ):
         yield tried
 
 

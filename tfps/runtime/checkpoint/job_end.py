@@ -100,16 +100,20 @@ def _is_intact(path: str, written: float) -> bool:
     return os.path.isfile(file_of(path, INDEX)) and damage(path) is None
 
 
-def has_ended_since(config: JobConfig, began: float) -> bool:
-    """Return whether the chief wrote its summary after a time, or training was complete before.
+def has_ended_since(config: JobConfig, began: float, *, is_left: bool = False) -> bool:
+    """Return whether the job of a directory has ended, as its evaluator sees it.
+
+    A new run removes the summary of an earlier one, but only when its chief has joined it. So an earlier summary counts
+    only if training was complete, or if nobody is there to start a new run.
 
     Args:
         config: The job.
         began: When the asking evaluator started, by the file system's clock.
+        is_left: Whether no PS has answered for so long that none will.
     """
     found = _find(config.model_dir)
     if not found or found.summary.may_continue:
         return False  # the job may continue when its tasks are restarted
     if found.written >= began:
         return True
-    return found.summary.has_reached(config.max_steps) and bool(list_checkpoints(config.model_dir))
+    return (is_left or found.summary.has_reached(config.max_steps)) and bool(list_checkpoints(config.model_dir))

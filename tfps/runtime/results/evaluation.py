@@ -130,15 +130,15 @@ def follow(
     The evaluator is not part of the cluster: it sees the job only through ``--model_dir``.
 
     Raises:
-        PeerLostError: If no PS answers any more and no summary says that the job has ended.
+        PeerLostError: If no PS answers, and no summary says that the job of the checkpoints has ended.
         StoppedError: If the task is asked to stop.
     """
     events = EventFile(JobDirectory(config.model_dir).evaluation_events if config.model_dir else None)
     finder, began = Finder(config.model_dir), _time_in(config.model_dir or "")
     last: str | None = None
-    last_answer = time.monotonic()
+    silence = _Silence(cluster, config.patience_secs)
     while True:
-        over = has_ended_since(config, began)
+        over = has_ended_since(config, began, is_left=silence.is_long)
         path = finder.newest()
         if path and path != last:
             last = path
@@ -148,10 +148,11 @@ def follow(
                 if path in list_checkpoints(config.model_dir):
                     raise
                 log.info("%s was deleted in the meantime: using a newer one", path)
+            silence.begin()  # nobody was asked meanwhile
             continue
         if over:
             break
-        last_answer = _check(cluster, stop, last_answer, config.patience_secs)
+        silence.check(stop)
         time.sleep(_POLL_SECS)
     log.info("done")
 
@@ -171,14 +172,31 @@ def _time_in(model_dir: str) -> float:
     return file_clock.now(model_dir) if Path(model_dir).is_dir() else 0.0
 
 
-def _check(cluster: Cluster, stop: StopRequest, last_answer: float, patience_secs: float) -> float:
-    """Return when a PS last answered; raise the reason to stop if there is one."""
-    if stop.error:
-        raise stop.error
-    if len(rendezvous.missing(cluster, [Task("ps", i) for i in range(cluster.num_ps)])) < cluster.num_ps:
-        return time.monotonic()
-    if time.monotonic() - last_answer > patience_secs:
-        raise PeerLostError(
-            f"no PS has answered for {patience_secs:g} s, and no summary.json says that the job has ended."
-        )
-    return last_answer
+class _Silence:
+    """Since when no PS of a cluster has answered.
+
+    Attributes:
+        is_long: Whether that is longer than the job's patience.
+    """
+
+    def __init__(self, cluster: Cluster, patience_secs: float) -> None:
+        self._cluster, self._patience_secs = cluster, patience_secs
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to wait for an answer."""
+        self.is_long, self._began = False, time.monotonic()
+
+    def check(self, stop: StopRequest) -> None:
+        """Ask the PS; raise the reason to stop if there is one, such as a silence that was long before."""
+        if stop.error:
+            raise stop.error
+        cluster, patience_secs = self._cluster, self._patience_secs
+        if len(rendezvous.missing(cluster, [Task("ps", i) for i in range(cluster.num_ps)])) < cluster.num_ps:
+            self.begin()
+        elif self.is_long:
+            raise PeerLostError(
+                f"no PS has answered for {patience_secs:g} s, and --model_dir has no summary.json and checkpoints of a "
+                "job that has ended."
+            )
+        self.is_long = time.monotonic() - self._began > patience_secs

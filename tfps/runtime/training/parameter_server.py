@@ -79,7 +79,9 @@ def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, config: J
             if set(waited_for) <= gone:
                 if chief_is_done:
                     return
-                raise stop.error or PeerLostError(f"no worker has answered for {patience:g} s: giving up on the job.")
+                raise stop.error or PeerLostError(
+                    f"no worker has answered for {patience:g} s: giving up on the job. See the workers' logs."
+                )
             next_probe = time.monotonic() + _PROBE_EVERY_SECS
         time.sleep(_POLL_SECS)
 
