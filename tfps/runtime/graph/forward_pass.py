@@ -94,7 +94,7 @@ def build(job: TrainJob, graph: Graph) -> Forward:
             spec, reads_rate = model_calls.training_spec(model, config, *batch)
         own = {saved_name(variable) for variable in tf.global_variables()}
         if task.is_chief:
-            variable_splitting.log_split(graph, spec.optimizer, config)
+            variable_splitting.log_split(graph, config)
         batches = inputs.batches_with(graph, known, batches)
         examples = tf.convert_to_tensor(inputs.examples_of(*batch), tf.int64)
         exclusive_updates.lock_references(graph)
@@ -112,7 +112,7 @@ def check(job: TrainJob, forward: Forward) -> None:
 
     Raises:
         ModelError: If a step reads all of a table whose rows it looks up, or a variable has no first value, or the
-            model changes ``global_step``, or a Keras layer changes a variable in a loop.
+            model changes ``global_step``, or a Keras layer changes a variable in a loop, or a queue would be empty.
     """
     used = [*forward.shown, *forward.updates]
     if problem := embedding_rows.problem(used):
@@ -121,6 +121,7 @@ def check(job: TrainJob, forward: Forward) -> None:
     variable_check.check_first_values(job.model, forward.graph, run)
     variable_check.check_global_step(job.model, forward.global_step, run)
     variable_check.check_layers(job.model, forward.graph, run)
+    variable_check.check_queues(job.model, forward.graph)
 
 
 def _with_own_updates(graph: Graph, spec: ModelSpec, on_ps: bool) -> tuple[ModelSpec, Sequence[Operation]]:

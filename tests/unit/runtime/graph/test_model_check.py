@@ -201,6 +201,17 @@ def test_a_model_that_changes_the_global_step_is_refused(where: str) -> None:
         model_check.build_once(JobConfig(), CLUSTER, model_of(ones, model_fn))
 
 
+def test_a_queue_that_nothing_fills_is_refused() -> None:
+    """A step would wait for it without end: tfps starts no queue runner."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        return spec_of(weight * tf.reduce_sum(tf.train.batch([features["x"]], 2)))
+
+    with pytest.raises(ModelError, match=r"line \d+: nothing fills the queue 'batch/fifo_queue'"):
+        model_check.build_once(JobConfig(), CLUSTER, model_of(ones, model_fn))
+
+
 def test_a_keras_layer_that_changes_a_variable_in_a_loop_is_refused() -> None:
     """Nothing outside a loop can wait for the change, so the averages of batch norm would stay as they were."""
 

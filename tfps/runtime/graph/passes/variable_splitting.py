@@ -26,7 +26,7 @@ from tensorflow.python.ops.variables import PartitionedVariable
 from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.runtime.graph.graph_editor import may_be_slice, slice_info
-from tfps.tf_types import DType, Graph, Initializer, Optimizer, Tensor, Variable
+from tfps.tf_types import DType, Graph, Initializer, Tensor, Variable
 
 _EACH_BY_ITSELF = (  # these get the whole shape, and use it instead of that of the slice
     tf.zeros_initializer,
@@ -66,15 +66,16 @@ def getter(config: JobConfig, cluster: Cluster) -> Any:
     return get
 
 
-def log_split(graph: Graph, optimizer: Optimizer, config: JobConfig) -> None:
-    """Log the split variables if a split may matter: if the optimizer is not from TensorFlow or tfps."""
+def log_split(graph: Graph, config: JobConfig) -> None:
+    """Log the split variables: the optimizer gets slices, and so does a model that selects variables by name."""
     names = sorted(set(graph.get_collection(_SPLIT)))
-    if names and not type(optimizer).__module__.startswith(("tensorflow.", "tfps.")):
+    if names:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         log.info(
-            "%s%s: split over the PS, and %s gets each slice as a separate variable. If it needs whole variables, "
+            "%s%s: split over the PS. tf.trainable_variables() has the slices, named %s/part_0 and so on, and the "
+            "optimizer gets each as a separate variable. If the model or the optimizer needs whole names or variables, "
             "for example for a norm, give more than --min_slice_mb=%g.",
-            *(", ".join(names[:_NAMED]), more, type(optimizer).__name__, config.min_slice_mb),
+            *(", ".join(names[:_NAMED]), more, names[0], config.min_slice_mb),
         )
 
 

@@ -68,6 +68,92 @@ def test_what_a_frozen_layer_makes_later_is_frozen(is_frozen: bool) -> None:
     assert len(trained) == (1 if is_frozen else 9)
 
 
+class Calls(tf2.keras.Model):  # type: ignore[misc]
+    """Calls its parts one after another; has no ``build``, so Keras creates their variables when all are called."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__()
+        self.parts = list(parts)
+
+    def call(self, x: Any) -> Any:
+        """Return what the last part returns."""
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+class Teacher(tf2.keras.layers.Layer):  # type: ignore[misc]
+    """Frozen, and calls a layer that it does not own."""
+
+    def __init__(self) -> None:
+        super().__init__(trainable=False)
+
+    def call(self, x: Any, decode: Any) -> Any:
+        """Return what the other layer returns."""
+        return decode(x)
+
+
+def unfrozen_in_frozen(outer: Any) -> Any:
+    """Fine-tune the last layer of a frozen encoder."""
+    encoder = tf2.keras.Sequential([dense("first"), dense("last")])
+    encoder.trainable = False
+    encoder.layers[-1].trainable = True
+    return outer(encoder, dense("head"))
+
+
+def built_before_frozen() -> Any:
+    """Build a layer, and then put it into a frozen container."""
+    inner = dense("inner")
+    inner.build((None, 1))
+    return tf2.keras.Sequential([inner], trainable=False)
+
+
+def frozen_before_built() -> Any:
+    """Freeze a layer, and create what it holds only afterward."""
+    return Calls(tf2.keras.Sequential([dense("inner")], trainable=False), dense("head"))
+
+
+@pytest.mark.parametrize(
+    ("made", "trained"),
+    [
+        (lambda: unfrozen_in_frozen(lambda *parts: tf2.keras.Sequential(parts)), 2),
+        (lambda: unfrozen_in_frozen(Calls), 2),
+        (built_before_frozen, 0),
+        (frozen_before_built, 2),
+    ],
+)
+def test_what_keras_would_train_is_trained(made: Any, trained: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It is what the layer that the model calls lists. A frozen layer in it that Keras trains is named."""
+    listed: list[int] = []
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        net = made()
+        x = tf.reshape(features["x"], [1, 1])
+        y = dense("free")(net(x))
+        listed.append(len(net.trainable_variables))
+        return tfps.ModelSpec(loss=tf.reduce_sum(y), optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    built = builder.training(JobConfig(), cluster_of(1, 1), Task("worker", 0), model_of(ones, model_fn))
+    names = [variable.op.name for variable in built.graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)]
+    assert listed == [trained]
+    assert len(names) == trained + 1
+    assert "free/kernel" in names
+    assert ("is frozen, but Keras trains this in it" in caplog.text) == bool(trained)
+
+
+def test_a_layer_that_a_frozen_one_calls_is_trained() -> None:
+    """The model calls it, too, and the frozen one does not own it."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        shared, x = dense("shared"), tf.reshape(features["x"], [1, 1])
+        loss = tf.reduce_sum(Teacher()(x, decode=shared) + shared(x))
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    built = builder.training(JobConfig(), cluster_of(1, 1), Task("worker", 0), model_of(ones, model_fn))
+    [variable] = built.graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)
+    assert variable.op.name.endswith("shared/kernel")
+
+
 def constrained(is_kept: bool) -> Any:
     """Return a model with a constraint, which Keras would keep or the model keeps itself."""
 

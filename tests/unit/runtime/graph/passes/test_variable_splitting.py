@@ -90,19 +90,20 @@ def test_what_is_about_the_whole_variable_keeps_it_whole() -> None:
     assert first_values(2, table(regularizer=tf2.keras.regularizers.L2(0.1)))[1] == 2
 
 
-def test_an_optimizer_of_the_users_own_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    """It sees slices, of which a norm is another; TensorFlow's own treat each row by itself."""
-
-    class Own(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
-        pass
-
+def test_split_variables_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A model that selects variables by name, or an optimizer that takes norms, sees slices."""
     with tf.Graph().as_default() as graph, caplog.at_level("INFO", logger="tfps"):
         with tf.variable_scope("", custom_getter=variable_splitting.getter(JobConfig(min_slice_mb=1e-9), CLUSTER)):
             table()()
-        variable_splitting.log_split(graph, tf.train.AdamOptimizer(), JobConfig())
-        assert caplog.text == ""
-        variable_splitting.log_split(graph, Own(0.1), JobConfig())
-    assert "table: split over the PS, and Own gets each slice as a separate variable." in caplog.text
+        names = [variable.op.name for variable in tf.trainable_variables()]
+        variable_splitting.log_split(graph, JobConfig())
+    assert names == ["table/part_0", "table/part_1"]
+    assert "table: split over the PS. tf.trainable_variables() has the slices, named table/part_0" in caplog.text
+    with tf.Graph().as_default() as graph, caplog.at_level("INFO", logger="tfps"):
+        caplog.clear()
+        table()()
+        variable_splitting.log_split(graph, JobConfig())
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("initializer", [tf.orthogonal_initializer(), tf.orthogonal_initializer(seed=7)])
