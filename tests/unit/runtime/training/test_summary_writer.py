@@ -11,9 +11,10 @@ from support.checkpoints import Training
 from support.cluster import dataset_of, linear, model_of, run_job
 
 from tfps import report
-from tfps.cluster.spec import Cluster
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import DivergedError, ModelError
+from tfps.modes.registry import mode_of
 from tfps.runtime.checkpoint import manifest
 from tfps.runtime.coordination.job_state import WorkerTotals
 from tfps.runtime.training import summary_writer
@@ -63,6 +64,18 @@ def test_what_a_lost_process_did_is_in_the_totals() -> None:
     assert totals == WorkerTotals(steps=30, skipped=4, secs=6.0, batches=15, examples=75)
     counted = summary_writer.counts([totals, WorkerTotals(10, 2, 1.0, 10, 90), WorkerTotals(7, 1, 1.0)])
     assert (counted.batches_skipped, counted.batch_size) == (7, (30 * 5 + 10 * 9) / 40)
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("sync", [24, 24, 23]), ("async", [24, 19, 23])])
+def test_the_steps_of_a_worker_that_is_gone_at_the_end(mode: str, steps: list[int]) -> None:
+    """In sync it has taken each step of the run; one that has signed off says itself how many."""
+    parts: Any = mock.Mock()
+    parts.built.step.steps_taken, parts.built.mode = None, mode_of(JobConfig(mode=mode))
+    parts.cluster.num_workers, parts.global_step.return_value = 3, 34
+    parts.others.not_done.return_value = [Task("worker", 1)]
+    parts.totals_of_workers.return_value = [WorkerTotals(24), WorkerTotals(19), WorkerTotals(23)]
+    parts.counted_steps = lambda first: WorkerParts.counted_steps(parts, first)
+    assert WorkerParts.steps_of_workers(parts, 10, Progress()) == steps
 
 
 def test_a_job_that_fails_has_counted_what_it_skipped(tmp_path: Path) -> None:
