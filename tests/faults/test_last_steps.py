@@ -180,3 +180,49 @@ def test_a_worker_lost_after_another_ones_input_has_ended(tmp_path: Path) -> Non
         _let_go(tmp_path, "eval")
         _check_updates(job, tmp_path / "m", 10)
         assert job.starts["worker/0"] == 1, "the chief goes on"
+
+
+@pytest.mark.parametrize(
+    ("lost", "sizes"),
+    [
+        ([["worker/1"]], (100, 100)),
+        ([["worker/0"]], (100, 100)),
+        ([["worker/0", "worker/1"]], (100, 100)),
+        ([["worker/1"], ["worker/1"]], (100, 100)),
+        ([["worker/1"]], (100, 12)),
+    ],
+)
+def test_each_worker_of_sync_has_taken_each_step(
+    tmp_path: Path, lost: Sequence[Sequence[str]], sizes: Sequence[int]
+) -> None:
+    """Lost right after steps that no heartbeat has told of, also in a job that ends with a worker's input."""
+    updates, held = min(24, 5 * len(lost) + sizes[1]), max(lost[0])
+    flags = _flags(tmp_path, "--mode=sync", "--max_steps=24", **{held.replace("worker/", "w"): "5"})
+    with platform(tmp_path, 1, 2, *flags, model=_model(*sizes)) as job:
+        for count, names in enumerate(lost, 1):
+            for name in ("worker/0", "worker/1"):
+                _wait_for_reports(job.wait_for_start(name, count if name in names else 1), 5)
+            for name in names:
+                job.tasks[name].signal(KILL)
+            job.wait_for_start(held, count + 1)
+        _let_go(tmp_path, held.removeprefix("worker/"))
+        _check_updates(job, tmp_path / "m", updates)
+        steps = {name: of["steps"] for name, of in summary(tmp_path / "m")["tasks"].items() if "steps" in of}
+        assert steps == {"worker/0": updates, "worker/1": updates}
+        assert job.said().count(f"done: {updates} steps of this worker") == 2
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("lost", ["worker/0", "worker/1"])
+def test_what_a_lost_worker_skipped_is_counted(tmp_path: Path, mode: str, lost: str) -> None:
+    """It said so as it was stopped; its replacement skips the same batches again."""
+    updates, sizes, index = 20, (10, 10) if mode == "async" else (100, 100), lost.removeprefix("worker/")
+    flags = (f"--mode={mode}", f"--max_steps={1000 if mode == 'async' else updates}", "--on_nan=skip")
+    bad = _model(*sizes).replace('"x": x(n)', '"x": tf.where(tf.equal(n, 2), math.nan, x(n))')
+    with platform(tmp_path, 1, 2, *_flags(tmp_path, *flags, **{f"w{index}": "3"}), model=f"import math\n{bad}") as job:
+        job.tasks[lost].wait_for("skipped a batch", 120)  # its third one; then it waits
+        job.tasks[lost].signal(TERM)
+        job.wait_for_start(lost, 2)
+        _let_go(tmp_path, index)
+        _check_updates(job, tmp_path / "m", updates)
+        assert summary(tmp_path / "m")["batches_skipped"] == job.said().count("skipped a batch") == 3

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.coordination.job_state import JobState
+from tfps.runtime.coordination.job_state import JobState, WorkerTotals
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.tf_types import Session
 
@@ -26,7 +26,8 @@ class Heartbeat:
         progress: Returns the progress of this process; ``None`` if it does not train yet.
 
     Attributes:
-        before: The last heartbeat of the process that this one replaced, if this worker was restarted.
+        before: What lost processes of this worker had reported of their work.
+        unreported: How many more steps they had taken.
         forgotten: Whether a PS no longer knows this worker's session.
     """
 
@@ -36,7 +37,7 @@ class Heartbeat:
         self._pulse: Callable[[], list[int]] | None = None
         self._pulses: dict[int, tuple[int, float]] = {}  # by worker: its last pulse, and when that arrived here
         self._heard = 0.0
-        self.before = WorkerPace()
+        self.before, self.unreported = WorkerTotals(), 0
         self.forgotten = False
 
     def use(self, session: Session) -> None:
@@ -55,7 +56,7 @@ class Heartbeat:
         return self._beat is None or time.monotonic() - self._heard < _HEARD_SECS
 
     def _keep_beating(self) -> None:
-        last = -1
+        last = -1, 0
         while True:
             try:
                 self._give_sign()
@@ -73,10 +74,11 @@ class Heartbeat:
                 self._pulses[worker] = pulse, now
         self._heard = now
 
-    def _leave_step(self, last: int) -> int:
-        """Write the present step, if it differs from ``last``, and return it."""
-        own = self._progress()
-        if not (own and self._beat) or own.steps == last:
+    def _leave_step(self, last: tuple[int, int]) -> tuple[int, int]:
+        """Write the present progress, if its steps and skipped batches differ from ``last``, and return these two."""
+        own, before = self._progress(), self.before
+        if not (own and self._beat) or (own.steps, own.skipped) == last:
             return last
-        self._beat(replace(own, steps=self.before.steps + own.steps, secs=self.before.secs + own.secs))
-        return own.steps
+        counts = ("steps", "secs", "skipped", "batches", "examples")
+        self._beat(replace(own, **{name: getattr(before, name) + getattr(own, name) for name in counts}))
+        return own.steps, own.skipped

@@ -79,19 +79,26 @@ AT_ITS_END = (Phase.DONE, Phase.EXHAUSTED, Phase.FINISHING, Phase.STOPPED_AT_END
 
 @dataclass(frozen=True)
 class WorkerTotals:
-    """The work of a worker so far.
+    """The work of a worker so far, all its processes together.
 
     Attributes:
         steps: How many steps it has taken.
         skipped: How many batches it has skipped.
         secs: For how many seconds it has trained.
-        batch_size: The mean number of examples in its batches; 0 if that is not known.
+        batches: How many of its steps had a known batch size.
+        examples: How many examples were in these batches.
     """
 
     steps: int = 0
     skipped: int = 0
     secs: float = 0.0
-    batch_size: float = 0.0
+    batches: int = 0
+    examples: int = 0
+
+    @property
+    def batch_size(self) -> float:
+        """The mean number of examples in a batch; 0 if that is not known."""
+        return self.examples / self.batches if self.batches else 0.0
 
 
 @dataclass(frozen=True)
@@ -117,15 +124,15 @@ class JobState:
     def __init__(self, cluster: Cluster, worker: int) -> None:
         servers, first = [ps_variables(cluster, index) for index in range(cluster.num_ps)], first_ps_variables(cluster)
         self._phase = tf.placeholder(tf.int32, [], name="tfps/phase")
-        self._totals = tf.placeholder(tf.float64, [4], name="tfps/totals")
+        self._totals = tf.placeholder(tf.float64, [5], name="tfps/totals")
         totals = first.totals.scatter_update(tf.IndexedSlices(self._totals, worker)).op
         with tf.control_dependencies([totals]):  # it is on the same PS; the others do not wait for it
             phases = [servers[0].phase.scatter_update(tf.IndexedSlices(self._phase, worker))]
         phases += [ps.phase.scatter_update(tf.IndexedSlices(self._phase, worker)) for ps in servers[1:]]
         self._write = tf.group(*phases)
-        self._at = tf.placeholder(tf.float64, [4], name="tfps/beat")
+        self._at = tf.placeholder(tf.float64, [7], name="tfps/beat")
         self._beat = first.beats.scatter_update(tf.IndexedSlices(self._at, worker)).op
-        self._beats, self._all_totals = first.beats.read_value(), first.totals.read_value()
+        self._beats, self._signed = first.beats.read_value(), first.totals.read_value()
         self._generation = tf.placeholder(tf.int64, [], name="tfps/generation")
         self._release = first.released.assign(self._generation, read_value=False)
         self._request_restart = first.generation.assign_add(1, read_value=False)
@@ -134,7 +141,7 @@ class JobState:
             self._arrive = first.arrived.scatter_update(tf.IndexedSlices(generation, worker)).op, generation
         phase = servers[0].phase.read_value()
         self._look = [*(v.read_value() for v in (first.generation, first.released, first.arrived)), phase]
-        self._read = phase, self._all_totals
+        self._read = phase, self._signed
         self._joined = [ps.joined.read_value() for ps in servers]
         self._sent, self._find = tf.placeholder(tf.int64, [], name="tfps/sent"), []
         for ps in servers:
@@ -155,24 +162,24 @@ class JobState:
             *(variable.read_value().op for held in (*servers, first) for variable in vars(held).values())
         )
 
-    def write(self, session: Session, phase: int, totals: WorkerTotals | None = None) -> None:
-        """Write this worker's totals (zeros by default) to PS 0, and then its phase to every PS."""
-        session.run(self._write, {self._phase: phase, self._totals: dataclasses.astuple(totals or WorkerTotals())})
+    def write(self, session: Session, phase: int, totals: WorkerTotals) -> None:
+        """Write this worker's totals to PS 0, and then its phase to every PS."""
+        session.run(self._write, {self._phase: phase, self._totals: dataclasses.astuple(totals)})
 
     def heartbeat_writer(self, session: Session) -> Callable[[WorkerPace], None]:
         """Return a function that writes this worker's heartbeat; ``restart_state_reader`` explains why a function."""
         beat = session.make_callable(self._beat, [self._at])
-        return lambda pace: beat([pace.steps, pace.global_step, pace.when, pace.secs])
+        return lambda pace: beat(dataclasses.astuple(pace))
 
     def beats(self, session: Session) -> Callable[[], list[WorkerPace]]:
         """Return a function that reads each worker's last heartbeat; ``restart_state_reader`` explains why."""
         read = session.make_callable(self._beats)
-        return lambda: [WorkerPace(int(steps), int(step), when, secs) for steps, step, when, secs in read().tolist()]
+        return lambda: list(map(_pace, read().tolist()))
 
     def totals(self, session: Session) -> list[WorkerTotals]:
-        """Return each worker's last totals."""
-        found = session.run(self._all_totals).tolist()
-        return [WorkerTotals(int(steps), int(skipped), *rest) for steps, skipped, *rest in found]
+        """Return each worker's totals: as it wrote them with its phase, or its last heartbeat if that has more."""
+        signed, beats = session.run([self._signed, self._beats])
+        return [_totals(row, _pace(beat)) for row, beat in zip(signed.tolist(), beats.tolist(), strict=True)]
 
     def release(self, session: Session, generation: int = 0) -> None:
         """Let the workers continue: the variables have their values, and nothing is left of an earlier generation."""
@@ -262,12 +269,19 @@ class JobState:
         """Return whether the variables have their values."""
         return self.restart_state(session).released >= 0
 
-    def steps(self, session: Session) -> list[int]:
-        """Return how many steps each worker has taken; for a worker that is gone, the last number it reported."""
-        _, signed = self.read(session)
-        return [max(steps, beat.steps) for steps, beat in zip(signed, self.beats(session)(), strict=True)]
-
     def read(self, session: Session) -> tuple[list[int], list[int]]:
         """Return every worker's phase and steps."""
         phase, totals = session.run(self._read)
         return phase.tolist(), [int(steps) for steps, *_ in totals]
+
+
+def _pace(row: Sequence[float]) -> WorkerPace:
+    steps, global_step, when, secs, *counts = row
+    return WorkerPace(int(steps), int(global_step), when, secs, *map(int, counts))
+
+
+def _totals(signed: Sequence[float], beat: WorkerPace) -> WorkerTotals:
+    """Return the totals of a worker. Every number only grows, so the larger one is the later one."""
+    beaten = (beat.steps, beat.skipped, beat.secs, beat.batches, beat.examples)
+    steps, skipped, secs, *rest = map(max, signed, beaten)
+    return WorkerTotals(int(steps), int(skipped), secs, *map(int, rest))

@@ -16,13 +16,21 @@ class WorkerPace:
         steps: How many steps it had taken.
         global_step: The global step after the last of them.
         when: When that was, in seconds since 1970; 0.0 if it has taken none.
-        secs: For how long it had trained. This and ``steps`` include the time before it was restarted.
+        secs: For how long it had trained.
+        skipped: How many batches it had skipped.
+        batches: How many of its steps had a known batch size.
+        examples: How many examples were in these batches.
+
+    All numbers but ``global_step`` and ``when`` include what lost processes of this worker had reported.
     """
 
     steps: int = 0
     global_step: int = 0
     when: float = 0.0
     secs: float = 0.0
+    skipped: int = 0
+    batches: int = 0
+    examples: int = 0
 
 
 class Stragglers:

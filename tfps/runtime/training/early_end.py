@@ -3,11 +3,12 @@
 import logging
 import threading
 import time
+from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
 from tfps.errors import PeerLostError, StoppedError, TfpsError
-from tfps.runtime.coordination.job_state import Phase
+from tfps.runtime.coordination.job_state import Phase, WorkerTotals
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.training_loop import Loop
@@ -27,6 +28,7 @@ class EarlyEnd:
 
     Attributes:
         partial_updates: On the chief, how many partial updates the saved variables hold; ``None`` if nothing is saved.
+        totals: On the chief, the work of all workers; empty if that is not known.
     """
 
     def __init__(self, parts: WorkerParts, loop: Loop, stop: StopRequest, life: LifeCycle) -> None:
@@ -36,6 +38,7 @@ class EarlyEnd:
         self._life = life
         self._over = threading.Event()
         self.partial_updates: int | None = None
+        self.totals: Sequence[WorkerTotals] = ()
 
     def sign_off(self) -> None:
         """Save, and sign off as stopped on the PS, unless an end has started already, or the worker is done."""
@@ -68,6 +71,7 @@ class EarlyEnd:
             raise PeerLostError("an update is in progress and cannot be finished")
         self._loop.progress.global_step = chief.save(session)
         self.partial_updates = chief.partial_updates(session)
+        self.totals = self._parts.totals_of_workers(self._loop.progress)
 
     def _let_others_stop(self) -> None:
         """Wait briefly for the others' last steps, in case they have to stop too, so that these are saved."""

@@ -11,6 +11,8 @@
 
 import json
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -26,6 +28,7 @@ from tfps.runtime.process import server
 from tfps.runtime.process import session as sessions
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training.worker_parts import WorkerParts
+from tfps.runtime.training.worker_progress import Progress
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState
 from tfps.tf_types import Session
 
@@ -76,9 +79,11 @@ class Joining:
         if self._parts.chief:
             session.run(self._parts.init.local)  # the updates that it begins may read them
         if not self._barrier.over:
-            self._state.write(session, Phase.RUNNING)  # before the chief's phase is read: see ``job_state``
+            self._parts.write_phase(Phase.RUNNING, Progress())  # before the chief's phase is read: see ``job_state``
             begin(self._parts, session)
         run = json.loads(self._state.run(session) or "{}")
+        if is_again:
+            self._count_unreported(run)
         layout.check(self._parts.built.layout, run.get("layout", {}), self._parts.model)
         if not self._parts.chief:
             session.run(self._parts.init.local)  # their first values may be computed from those that the chief gave
@@ -136,7 +141,7 @@ class Joining:
         self._state.join(session)
         self._life.enter(WorkerState.JOINED)
         if is_again:
-            self._parts.heartbeat.before = self._state.beats(session)()[self._task.index]
+            self._parts.heartbeat.before = self._state.totals(session)[self._task.index]
             self._barrier.over = self._parts.others.this_one_ended(session)
         if is_again and self._barrier.is_blocking and not self._barrier.over:
             self._request_restart(session)
@@ -159,8 +164,15 @@ class Joining:
         if self._barrier.over:
             self._barrier.settle(session)
         if not self._barrier.over or (self._parts.chief and not are_done):
-            self._state.write(session, Phase.RUNNING)
+            self._parts.write_phase(Phase.RUNNING, Progress())
             self._state.request_restart(session)
+
+    def _count_unreported(self, run: Mapping[str, Any]) -> None:
+        """Count the steps that lost processes of this worker took and could not report, before it takes any itself."""
+        counted = self._parts.counted_steps(run["step"]) if "step" in run else ()
+        if counted:
+            heartbeat = self._parts.heartbeat
+            heartbeat.unreported = counted[self._task.index] - heartbeat.before.steps
 
     def _get_values(self, session: Session, is_again: bool) -> None:
         """Let the chief initialize the variables, unless the PS hold their values."""

@@ -11,8 +11,8 @@ from tfps.modes.registry import mode_of
 from tfps.runtime.checkpoint.directory import step_in
 from tfps.runtime.checkpoint.finder import newest_by_sizes
 from tfps.runtime.checkpoint.ownership import hosts_of
-from tfps.runtime.coordination.job_state import JobState
-from tfps.runtime.coordination.stragglers import Stragglers, WorkerPace
+from tfps.runtime.coordination.job_state import WorkerTotals
+from tfps.runtime.coordination.stragglers import Stragglers
 from tfps.runtime.results import run_record
 from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.training_loop import Loop
@@ -30,46 +30,36 @@ class Observations:
     Attributes:
         workers: The workers' progress; ``None`` if the job ends early.
         batches_skipped: See ``ChiefReport``.
-        batch_size: The mean over all workers; ``None`` if only the chief's own is known.
+        batch_size: The mean number of examples in a batch, over the workers whose is known; 0 for none.
         partial_updates: See ``JobSummary``.
         metrics: The final metrics by name.
     """
 
     workers: WorkersReport | None = None
     batches_skipped: int = 0
-    batch_size: float | None = None
+    batch_size: float = 0.0
     partial_updates: int | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
 def observations(
-    session: Session, state: JobState, chief: Chief, loop: Loop, stragglers: Stragglers, before: WorkerPace
+    session: Session, totals: Sequence[WorkerTotals], chief: Chief, stragglers: Stragglers
 ) -> Observations:
-    """Return what the PS and the chief know about the workers' progress; no metrics.
-
-    ``before`` is the last heartbeat of a lost chief. Without it, a process started for the last steps would look slow.
-    """
-    all_totals, progress = state.totals(session), loop.progress
-    taken = [(totals.steps, totals.secs) for totals in all_totals]
-    taken[0] = before.steps + progress.steps, before.secs + (progress.seconds if progress.steps else 0.0)
-    paces = {index: steps / secs for index, (steps, secs) in enumerate(taken) if steps and secs}
+    """Return what the PS and the chief know about the workers' progress, with the totals of each; no metrics."""
+    paces = {index: own.steps / own.secs for index, own in enumerate(totals) if own.steps and own.secs}
     workers = WorkersReport(
         steps_per_sec={f"worker/{index}": round(pace, 3) for index, pace in sorted(paces.items())},
         behind={f"worker/{index}": share for index, share in stragglers.shares.items()},
         staleness=chief.staleness(session),
     )
-    return Observations(
-        workers,
-        batches_skipped=sum(totals.skipped for totals in all_totals[1:]) + progress.skipped,  # plus worker 0's own
-        batch_size=_mean([(totals.steps, totals.batch_size) for totals in all_totals[1:]], progress),
-        partial_updates=chief.partial_updates(session),
-    )
+    return replace(counts(totals), workers=workers, partial_updates=chief.partial_updates(session))
 
 
-def _mean(others: Sequence[tuple[int, float]], chief: Progress) -> float:
-    """Return the mean number of examples in a step of the job, over the workers that reported steps and batch size."""
-    known = [(steps, size) for steps, size in [*others, (chief.steps, chief.batch_size)] if steps and size]
-    return sum(steps * size for steps, size in known) / (sum(steps for steps, _ in known) or 1)
+def counts(totals: Sequence[WorkerTotals]) -> Observations:
+    """Return how many batches some workers have skipped, and the mean number of examples in a step of theirs."""
+    known = [(own.steps, own.batch_size) for own in totals if own.steps and own.batch_size]
+    mean = sum(steps * size for steps, size in known) / (sum(steps for steps, _ in known) or 1)
+    return Observations(batches_skipped=sum(own.skipped for own in totals), batch_size=mean)
 
 
 def write(
@@ -141,8 +131,8 @@ def _report_of_chief(
 ) -> ChiefReport:
     progress = loop.progress if loop else Progress()
     updates, secs = chief.totals(progress) if chief else (0, 0.0)
-    size = progress.batch_size if observed.batch_size is None else observed.batch_size
-    examples = max(updates, 0) * mode_of(config).gradients_per_update(len(cluster.workers)) * size
+    gradients = max(updates, 0) * mode_of(config).gradients_per_update(len(cluster.workers))
+    examples = gradients * observed.batch_size
     return ChiefReport(
         versions=run_record.versions(),
         hosts=hosts_of(cluster),
@@ -155,7 +145,7 @@ def _report_of_chief(
         pace=loop.pace.in_summary if loop else None,
         gradients_dropped=dropped(config, chief, progress, steps),
         batches_skipped=observed.batches_skipped,
-        batch_size=size,
+        batch_size=observed.batch_size,
         eval=observed.metrics,
     )
 

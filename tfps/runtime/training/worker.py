@@ -128,7 +128,7 @@ class Worker:
                 self._take_steps(loop.run)
                 self._take_remaining_steps(parts, loop)
             parts.partial.report(parts.connection.session)
-            self._steps = self._own_steps(parts, loop)
+            self._steps = parts.own_steps(loop.progress)
             write_summary = self._finish_job(parts, parts.chief, loop) if parts.chief else lambda: None
             with self.life.signing_off(self._stop):
                 write_summary()
@@ -178,11 +178,11 @@ class Worker:
         if step < self._config.max_steps:
             chief.report_end_of_input(step)
         loop.progress.global_step, metrics = chief.complete(session)
-        steps = self._steps_of_workers(parts, chief, loop)
+        steps = chief.steps_taken(session) or parts.steps_of_workers(chief.resumed_from_step, loop.progress)
         if step > chief.resumed_from_step:
             _report_idle([task for task in parts.others.tasks if not steps[task.index]])
-        before, stragglers = parts.heartbeat.before, parts.barrier.stragglers
-        observed = summary_writer.observations(session, parts.state, chief, loop, stragglers, before)
+        totals = parts.totals_of_workers(loop.progress)
+        observed = summary_writer.observations(session, totals, chief, parts.barrier.stragglers)
         observed = replace(observed, metrics=metrics)
         by_worker = dict(enumerate(steps))
         return lambda: summary_writer.write(self._config, self._cluster, loop, chief, by_worker, observed)
@@ -206,18 +206,6 @@ class Worker:
         left = parts.others.not_done(session) if can_finish else []
         if left and parts.global_step() < self._config.max_steps:
             log.info("the job ends without %s: gone, and not replaced", ", ".join(map(str, left)))
-
-    def _own_steps(self, parts: WorkerParts, loop: Loop) -> int:
-        """Return how many steps this worker has taken, with those of lost processes that it has replaced."""
-        taken = parts.built.step.steps_taken
-        if taken is None:
-            return parts.heartbeat.before.steps + loop.progress.steps
-        return int(parts.connection.session.run(taken)[self.task.index])
-
-    def _steps_of_workers(self, parts: WorkerParts, chief: Chief, loop: Loop) -> list[int]:
-        """Return how many steps each worker has taken: as the PS counted them, or else as the workers report."""
-        session = parts.connection.session
-        return chief.steps_taken(session) or [self._own_steps(parts, loop), *parts.state.steps(session)[1:]]
 
     def _explained(self, error: Exception) -> TfpsError:
         graph = self.parts.built.graph if self.parts else None
@@ -275,16 +263,18 @@ class Worker:
             self._write_summary(chief, error)
 
     def _write_failure(self, error: TfpsError) -> None:
-        steps = self._loop.progress.steps if self._loop else 0
+        progress = self._loop.progress if self._loop else Progress()
         with contextlib.suppress(tf.errors.OpError, RuntimeError):
             if self.parts:
-                self.parts.state.write(self.parts.connection.session, -error.exit_code, WorkerTotals(steps))
+                self.parts.write_phase(-error.exit_code, progress)
 
     def _write_summary(self, chief: Chief | None, error: TfpsError) -> None:
         """Write the summary of a job that failed or was stopped."""
-        steps = {0: self._loop.progress.steps if self._loop else 0}
-        partial = self._early_end.partial_updates if self._early_end else None
-        observed = summary_writer.Observations(partial_updates=partial)
+        progress, early_end = self._loop.progress if self._loop else Progress(), self._early_end
+        totals = [self.parts.totals(progress) if self.parts else WorkerTotals()]
+        steps = {0: totals[0].steps}
+        observed = summary_writer.counts((early_end and early_end.totals) or totals)
+        observed = replace(observed, partial_updates=early_end.partial_updates if early_end else None)
         with contextlib.suppress(StorageError):  # the task exits with the original error
             summary_writer.write(self._config, self._cluster, self._loop, chief, steps, observed, error=error)
 

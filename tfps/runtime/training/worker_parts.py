@@ -1,6 +1,6 @@
 """What a worker is made of: its training graph, and what works with it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
@@ -9,7 +9,7 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.models.model import Model
 from tfps.runtime.coordination.heartbeat import Heartbeat
-from tfps.runtime.coordination.job_state import JobState, Phase, WorkerTotals
+from tfps.runtime.coordination.job_state import JobState, WorkerTotals
 from tfps.runtime.coordination.partial_updates import PartialUpdates
 from tfps.runtime.coordination.restart_barrier import RestartBarrier
 from tfps.runtime.coordination.state_reader import JobStateReader
@@ -86,12 +86,54 @@ class WorkerParts:
         """Return whether this worker takes no further step though others may: its input has ended."""
         return self.built.step.any_worker_can_finish and (progress.input_ended or self.barrier.over)
 
-    def write_phase(self, phase: Phase, progress: Progress) -> None:
+    def write_phase(self, phase: int, progress: Progress) -> None:
         """Write this worker's phase and its work so far on the PS."""
-        before = self.heartbeat.before
-        steps = before.steps + progress.steps
-        totals = WorkerTotals(steps, progress.skipped, before.secs + progress.seconds, progress.batch_size)
-        self.state.write(self.connection.session, phase, totals)
+        self.state.write(self.connection.session, phase, self.totals(progress))
+
+    def totals(self, progress: Progress) -> WorkerTotals:
+        """Return the work of this worker so far, with that of lost processes that it has replaced."""
+        before, unreported = self.heartbeat.before, self.heartbeat.unreported
+        timed = before.steps + progress.steps
+        secs = before.secs + (progress.seconds if progress.steps else 0.0)
+        return WorkerTotals(
+            steps=timed + unreported,
+            skipped=before.skipped + progress.skipped,
+            secs=secs * (1 + unreported / timed) if timed else 0.0,  # they took as long as those with a known time
+            batches=before.batches + progress.batches,
+            examples=before.examples + progress.examples,
+        )
+
+    def totals_of_workers(self, progress: Progress) -> Sequence[WorkerTotals]:
+        """Return the work of all workers so far, on the chief."""
+        return [self.totals(progress), *self.state.totals(self.connection.session)[1:]]
+
+    def counted_steps(self, first: int) -> Sequence[int]:
+        """Return how many steps each worker has taken in a run from step ``first`` on, as the PS know it.
+
+        Empty where they do not. Where an update has one gradient of each worker, it is a step of each.
+        """
+        session, workers = self.connection.session, self.cluster.num_workers
+        if self.built.step.steps_taken is not None:
+            return [int(steps) for steps in session.run(self.built.step.steps_taken)]
+        if self.built.mode.is_blocking and self.built.mode.gradients_per_update(workers) == workers:
+            return [self.global_step() - first] * workers
+        return []
+
+    def own_steps(self, progress: Progress) -> int:
+        """Return how many steps this worker has taken: as the PS counted them, or else as it did."""
+        taken = self.built.step.steps_taken
+        if taken is None:
+            return self.totals(progress).steps
+        return int(self.connection.session.run(taken)[self.task.index])
+
+    def steps_of_workers(self, first: int, progress: Progress) -> Sequence[int]:
+        """Return how many steps each worker has taken, on the chief, when the others have signed off or are gone.
+
+        What one that is gone has reported may be too low.
+        """
+        steps, counted = [totals.steps for totals in self.totals_of_workers(progress)], self.counted_steps(first)
+        gone = self.others.not_done(self.connection.session) if counted else []
+        return [counted[index] if Task("worker", index) in gone else own for index, own in enumerate(steps)]
 
 
 def build(

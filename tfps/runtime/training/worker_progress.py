@@ -44,5 +44,6 @@ class Progress:
 
     def beat(self) -> WorkerPace:
         """Return this progress as a heartbeat."""
-        ago = time.monotonic() - self.last_step
-        return WorkerPace(self.steps, self.global_step, time.time() - ago, self.seconds)
+        when = time.time() - (time.monotonic() - self.last_step)
+        counts = (self.skipped, self.batches, self.examples)
+        return WorkerPace(self.steps, self.global_step, when, self.seconds, *counts)

@@ -21,7 +21,7 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, PeerLostError
 from tfps.runtime.coordination import compatibility, job_state
-from tfps.runtime.coordination.job_state import Phase
+from tfps.runtime.coordination.job_state import Phase, WorkerTotals
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training import parameter_server
 from tfps.runtime.training.worker import Worker
@@ -176,7 +176,7 @@ def test_a_worker_that_is_refused_leaves_no_mark() -> None:
             state = job_state.JobState(cluster, 0)
             with tf.Session(target_of(Task("ps", 0)), graph=graph, config=session_config("/job:ps")) as session:
                 assert state.marked(session) == [False, False]
-                state.write(session, Phase.DONE)
+                state.write(session, Phase.DONE, WorkerTotals())
                 for thread in servers:
                     thread.join(10)
                     assert not thread.is_alive()

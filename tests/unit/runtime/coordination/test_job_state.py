@@ -17,7 +17,8 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import DataError, PeerLostError, StoppedError
 from tfps.runtime.coordination import job_state, job_variables
-from tfps.runtime.coordination.job_state import Phase
+from tfps.runtime.coordination.job_state import Phase, WorkerTotals
+from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.process import shutdown as stopping
 from tfps.runtime.process.shutdown import StopRequest, run_supervised
 from tfps.runtime.training import parameter_server, peer_monitor
@@ -74,7 +75,7 @@ class Job:
     def write(self, worker: int, phase: int, steps: int = 0) -> None:
         """Let a worker tell its phase."""
         state, session = self.states[worker]
-        state.write(session, phase, job_state.WorkerTotals(steps))
+        state.write(session, phase, WorkerTotals(steps))
 
     def vanish(self, worker: int) -> None:
         """Let a worker not answer any more."""
@@ -137,6 +138,20 @@ def test_each_worker_writes_its_own_phase_on_every_ps() -> None:
         with tf.Graph().as_default(), tf.Session(target_of(Task("ps", 1))) as session:
             second = job_variables.ps_variables(job.cluster, 1)
             np.testing.assert_array_equal(session.run(second.phase), [Phase.RUNNING, Phase.DONE, Phase.STOPPED])
+
+
+def test_the_later_totals_of_a_worker_count() -> None:
+    """They are those of its last heartbeat, or those that it wrote with its phase; other workers keep theirs."""
+    with a_job() as job:
+        job.serve()
+        state, session = job.states[1]
+        state.heartbeat_writer(session)(WorkerPace(7, 20, 1000.0, 3.5, 2, 6, 48))
+        assert state.totals(session) == [WorkerTotals(), WorkerTotals(7, 2, 3.5, 6, 48), WorkerTotals()]
+        assert state.beats(session)()[1] == WorkerPace(7, 20, 1000.0, 3.5, 2, 6, 48)
+        state.write(session, Phase.STOPPED, WorkerTotals(9, 4, 4.5, 8, 64))
+        assert state.totals(session)[1] == WorkerTotals(9, 4, 4.5, 8, 64)
+        state.write(session, Phase.RUNNING, WorkerTotals())
+        assert state.totals(session)[1] == WorkerTotals(7, 2, 3.5, 6, 48)
 
 
 def test_a_ps_ends_when_every_worker_is_done() -> None:

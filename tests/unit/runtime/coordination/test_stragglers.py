@@ -1,6 +1,7 @@
 """Which worker is seen to be behind."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from support.cluster import assert_done, dataset_of, linear, model_of, run_job
 from support.processes import summary
 
 from tfps.runtime.coordination import heartbeat, restart_barrier
+from tfps.runtime.coordination.job_state import WorkerTotals
 from tfps.runtime.coordination.stragglers import Stragglers, WorkerPace
 
 pytestmark = pytest.mark.slow
@@ -91,3 +93,18 @@ def test_a_job_does_not_say_that_who_was_through_was_slow(tmp_path: Path, monkey
     reported = summary(tmp_path)
     assert reported["tasks"]["worker/2"]["steps"] == 4
     assert "worker/2" not in reported["behind"]
+
+
+def test_a_heartbeat_tells_of_skipped_batches_and_of_earlier_processes() -> None:
+    """It is sent when a batch was skipped, though no step was taken, and it has what lost processes had reported."""
+    own, sent = WorkerPace(5, 20, 1000.0, 1.0, 1, 5, 40), list[WorkerPace]()
+    nobody: Any = None
+    beating = heartbeat.Heartbeat(nobody, lambda: own)
+    beating.before = WorkerTotals(10, 3, 2.0, 8, 60)
+    beating._beat = sent.append
+    last = beating._leave_step((-1, 0))
+    own = replace(own, skipped=2)
+    last = beating._leave_step(last)
+    assert beating._leave_step(last) == last == (5, 2)
+    first = WorkerPace(15, 20, 1000.0, 3.0, 4, 13, 100)
+    assert sent == [first, replace(first, skipped=5)]

@@ -5,46 +5,90 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from support.checkpoints import Training
-from support.cluster import tf
+from support.cluster import dataset_of, linear, model_of, run_job
 
 from tfps import report
-from tfps.cluster.spec import Cluster
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.errors import ModelError
+from tfps.errors import DivergedError, ModelError
+from tfps.modes.registry import mode_of
 from tfps.runtime.checkpoint import manifest
 from tfps.runtime.coordination.job_state import WorkerTotals
-from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.training import summary_writer
 from tfps.runtime.training.summary_writer import observations
+from tfps.runtime.training.worker_parts import WorkerParts
 from tfps.runtime.training.worker_progress import Progress
 from tfps.storage import open_file
 from tfps.summary import ChiefReport, JobSummary
 
-assert tf
+
+def totals_after(before: WorkerTotals, progress: Progress, unreported: int = 0) -> WorkerTotals:
+    """Return the totals of a worker that was started again."""
+    parts: Any = SimpleNamespace(heartbeat=SimpleNamespace(before=before, unreported=unreported))
+    return WorkerParts.totals(parts, progress)
 
 
 @pytest.mark.parametrize(
-    ("before", "steps", "paces"),
+    ("before", "unreported", "steps", "paces"),
     [
-        (WorkerPace(steps=500, secs=50.0), 0, {"worker/0": 10.0, "worker/1": 10.0}),
-        (WorkerPace(steps=500, secs=50.0), 10, {"worker/0": 10.0, "worker/1": 10.0}),
-        (WorkerPace(), 0, {"worker/1": 10.0}),
-        (WorkerPace(), 2, {"worker/0": 2.0, "worker/1": 10.0}),
+        (WorkerTotals(steps=500, secs=50.0), 0, 0, {"worker/0": 10.0, "worker/1": 10.0}),
+        (WorkerTotals(steps=500, secs=50.0), 0, 10, {"worker/0": 10.0, "worker/1": 10.0}),
+        (WorkerTotals(steps=500, secs=50.0), 90, 10, {"worker/0": 10.0, "worker/1": 10.0}),
+        (WorkerTotals(), 0, 0, {"worker/1": 10.0}),
+        (WorkerTotals(), 9, 0, {"worker/1": 10.0}),
+        (WorkerTotals(), 0, 2, {"worker/0": 2.0, "worker/1": 10.0}),
+        (WorkerTotals(), 9, 2, {"worker/0": 2.0, "worker/1": 10.0}),
     ],
 )
-def test_a_chief_that_was_started_again_is_not_slow(before: WorkerPace, steps: int, paces: dict[str, float]) -> None:
+def test_a_chief_that_was_started_again_is_not_slow(
+    before: WorkerTotals, unreported: int, steps: int, paces: dict[str, float]
+) -> None:
     """Its pace counts what it had done before; one that has taken no step has none, and is not named."""
     chief: Any = SimpleNamespace(staleness=lambda _: None, partial_updates=lambda _: 0)
-    state: Any = SimpleNamespace(totals=lambda _: [WorkerTotals(), WorkerTotals(600, 0, 60.0)])
-    loop: Any = SimpleNamespace(progress=Progress(steps=steps, began=100.0, last_step=101.0))
+    totals = totals_after(before, Progress(steps=steps, began=100.0, last_step=101.0), unreported)
     stragglers: Any = SimpleNamespace(shares={})
-    workers = observations(None, state, chief, loop, stragglers, before).workers
+    workers = observations(None, [totals, WorkerTotals(600, 0, 60.0)], chief, stragglers).workers
     assert workers is not None
     assert workers.steps_per_sec == pytest.approx(paces, rel=0.05)
     slowest = report.slowest(JobSummary(chief=ChiefReport(is_blocking=False, seconds=60.0), workers=workers))
     assert slowest == ("worker/0: 20% of the others' steps a second" if paces.get("worker/0") == 2.0 else "")
+
+
+def test_what_a_lost_process_did_is_in_the_totals() -> None:
+    """Steps, skipped batches and examples are those of all processes of a worker."""
+    progress = Progress(steps=5, batches=5, examples=35, skipped=1, began=10.0, last_step=11.0)
+    totals = totals_after(WorkerTotals(10, 3, 2.0, 10, 40), progress, unreported=15)
+    assert totals == WorkerTotals(steps=30, skipped=4, secs=6.0, batches=15, examples=75)
+    counted = summary_writer.counts([totals, WorkerTotals(10, 2, 1.0, 10, 90), WorkerTotals(7, 1, 1.0)])
+    assert (counted.batches_skipped, counted.batch_size) == (7, (30 * 5 + 10 * 9) / 40)
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("sync", [24, 24, 23]), ("async", [24, 19, 23])])
+def test_the_steps_of_a_worker_that_is_gone_at_the_end(mode: str, steps: list[int]) -> None:
+    """In sync it has taken each step of the run; one that has signed off says itself how many."""
+    parts: Any = mock.Mock()
+    parts.built.step.steps_taken, parts.built.mode = None, mode_of(JobConfig(mode=mode))
+    parts.cluster.num_workers, parts.global_step.return_value = 3, 34
+    parts.others.not_done.return_value = [Task("worker", 1)]
+    parts.totals_of_workers.return_value = [WorkerTotals(24), WorkerTotals(19), WorkerTotals(23)]
+    parts.counted_steps = lambda first: WorkerParts.counted_steps(parts, first)
+    assert WorkerParts.steps_of_workers(parts, 10, Progress()) == steps
+
+
+def test_a_job_that_fails_has_counted_what_it_skipped(tmp_path: Path) -> None:
+    """A chief that gives up after many bad batches in a row says how many there were."""
+    bad = model_of(
+        lambda mode, *_: dataset_of(np.float32([1, 1, *[np.nan] * 200])) if mode == "train" else None, linear
+    )
+    error = run_job(bad, num_workers=1, max_steps=9, on_nan="skip", model_dir=str(tmp_path))["worker/0"]
+    assert isinstance(error, DivergedError)
+    written = JobSummary.read(tmp_path / "summary.json")
+    assert written is not None
+    assert written.chief is not None
+    assert (written.tasks["worker/0"].steps, written.chief.batches_skipped) == (2, 100)
 
 
 def test_a_chief_that_fails_early_reads_no_checkpoint(tmp_path: Path) -> None:
