@@ -20,6 +20,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from support.cluster import dataset_of, job, linear, model_of, run_job, train, variables_of, wait_until
 from support.processes import run_tfps, summary
@@ -324,6 +325,28 @@ def test_an_evaluator_does_not_end_with_a_job_whose_checkpoints_were_deleted(
     assert not ended.wait(2)
     os.utime(path)
     assert ended.wait(100)
+
+
+def test_an_export_does_not_take_the_weights_of_another_layer(tmp_path: Path) -> None:
+    """Training has two towers of one shape, prediction the second only, which Keras then numbers as the first."""
+
+    def towers(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        def tower() -> Any:
+            return tf2.keras.layers.Dense(1, use_bias=False)(tf.reshape(features["x"], [-1, 1]))
+
+        if mode == tfps.ModeKeys.PREDICT:
+            return tfps.ModelSpec(predictions={"y": tower()})
+        loss = tf.reduce_sum(tower() - tower())
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    def numbers(mode: str, params: Any, context: Any) -> Any:
+        return dataset_of(np.float32([1, 2, 3])).batch(1)
+
+    model = model_of(numbers, towers)
+    train(model, num_workers=1, max_steps=2, model_dir=str(tmp_path / "m"))
+    with pytest.raises(ModelError, match=r"give each Keras layer a name"):
+        export.saved_model(JobConfig(), model, newest(tmp_path / "m"))
+    assert not (tmp_path / "m" / "export").exists()
 
 
 def test_an_empty_evaluation_input_is_a_data_error(trained: Path) -> None:

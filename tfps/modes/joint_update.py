@@ -136,10 +136,11 @@ class JointUpdate:
     def _lock(self, arrived: Sequence[Operation]) -> dict[str, Tensor]:
         """Take the lock of each PS, one after another."""
         locks: dict[str, Tensor] = {}
+        arrived = [*arrived, *(op for device in self._devices for op in self._moments.awaited(device))]
         for device in self._devices:
             self._moments.updates(device)
             lock = self._moments.lock(device)
-            let_wait([lock.op], [*arrived, *self._moments.awaited(device), *(other.op for other in locks.values())])
+            let_wait([lock.op], [*arrived, *(other.op for other in locks.values())])
             locks[device] = lock
         return locks
 

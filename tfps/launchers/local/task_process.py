@@ -49,6 +49,8 @@ def task_main(argv: list[str], launcher: Connection, sign: Connection, given: Ma
         os.environ.pop(name, None)
     os.environ.update(given)
     os.environ.pop("TF_CONFIG", None)  # Slurm's variables stay, for the model: the flags have precedence over them
+    if "numpy" in sys.modules:  # a fork copies its generator, and all tasks would draw the same numbers
+        sys.modules["numpy"].random.seed()
     sys.argv = ["tfps", "run", *argv]
     runpy.run_module("tfps", run_name="__main__")
 

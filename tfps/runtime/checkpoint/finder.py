@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -64,18 +65,26 @@ class Finder:
     def __init__(self, model_dir: str | None) -> None:
         self._dir = model_dir
         self._known: dict[tuple[str, int], str | None] = {}
-        self._reported: set[tuple[str, str]] = set()
+        self._reported: set[tuple[object, str]] = set()
+        self._unread_since: float | None = None
         self.damaged: dict[str, str] = {}
 
     def newest(self) -> str | None:
         """Return the path of the newest intact checkpoint, or ``None`` if there is none."""
-        self.damaged = {}
+        self.damaged, before = {}, self._unread_since
+        self._unread_since = None
         for path in reversed(list_checkpoints(self._dir)):
             why = self._problem(path)
             if why is None:
                 return path
             self.damaged[path] = why
+            if (path, _written(path)) not in self._known:
+                self._unread_since = before or time.monotonic()
         return None
+
+    def may_read_more(self, patience_secs: float) -> bool:
+        """Return whether ``newest`` may soon find a newer one, which it could not read, for less than this long."""
+        return self._unread_since is not None and time.monotonic() - self._unread_since < patience_secs
 
     def _problem(self, path: str) -> str | None:
         key = path, _written(path)
@@ -85,9 +94,9 @@ class Finder:
             why = self._known[key] = damage(path)
         except OSError as error:
             why = unreadable(path, error)
-        is_new = why is not None and (path, why) not in self._reported
+        is_new = why is not None and (key, why) not in self._reported
         if why is not None and is_new and path in list_checkpoints(self._dir):  # else it was deleted while it was read
-            self._reported.add((path, why))
+            self._reported.add((key, why))
             warn_about_damage(path, why)
         return why
 

@@ -121,7 +121,7 @@ def check(job: TrainJob, forward: Forward) -> None:
     variable_check.check_first_values(job.model, forward.graph, run)
     variable_check.check_global_step(job.model, forward.global_step, run)
     variable_check.check_layers(job.model, forward.graph, run)
-    variable_check.check_queues(job.model, forward.graph)
+    variable_check.check_queues(job.model, forward.graph, run)
 
 
 def _with_own_updates(graph: Graph, spec: ModelSpec, on_ps: bool) -> tuple[ModelSpec, Sequence[Operation]]:

@@ -112,15 +112,20 @@ def check_global_step(model: Model, global_step: Variable, run: Iterable[Operati
     _raise(model, [(op, text) for op in changes[:1]])
 
 
-def check_queues(model: Model, graph: Graph) -> None:
-    """Check that the model needs no queue runner, such as that of ``tf.train.batch``: tfps starts none.
+def check_queues(model: Model, graph: Graph, run: Container[Operation]) -> None:
+    """Check that a step needs no queue runner, such as that of ``tf.train.batch``: tfps starts none.
+
+    Args:
+        model: The model.
+        graph: Its graph.
+        run: The operations of a step.
 
     Raises:
-        ModelError: If it does; a step would wait for the queue without end.
+        ModelError: If it does; the step would wait for the queue without end.
     """
     queues = [runner.queue.queue_ref.op for runner in graph.get_collection(tf.GraphKeys.QUEUE_RUNNERS)]
     text = "nothing fills the queue {!r}, as no queue runner is started: return a tf.data.Dataset from input_fn"
-    _raise(model, [(op, text.format(op.name)) for op in queues[:1]])
+    _raise(model, [(op, text.format(op.name)) for op in queues if op in run][:1])
 
 
 def check_layers(model: Model, graph: Graph, run: Container[Operation]) -> None:

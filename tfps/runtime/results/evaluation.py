@@ -117,7 +117,7 @@ def evaluate_checkpoint(
         try:
             restore.restore(session, path, tf.train.Saver())
         except CheckpointError:
-            model_check.explain_misfit(config, model, ModeKeys.EVAL, built.graph)
+            model_check.check_variables(config, model, ModeKeys.EVAL, built.graph)
             raise
         return measure(session, built, progress)
 
@@ -150,9 +150,12 @@ def follow(
                 log.info("%s was deleted in the meantime: using a newer one", path)
             silence.begin()  # nobody was asked meanwhile
             continue
-        if over:
+        if over and not finder.may_read_more(config.patience_secs):
             break
-        silence.check(stop)
+        if not over:
+            silence.check(stop)
+        elif stop.error:
+            raise stop.error
         time.sleep(_POLL_SECS)
     log.info("done")
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,8 +46,10 @@ def saved_model(config: JobConfig, model: Model, path: str, export_dir: str | No
         try:
             restore.restore(session, path, tf.train.Saver())
         except CheckpointError:
-            model_check.explain_misfit(config, model, ModeKeys.PREDICT, built)
+            model_check.check_variables(config, model, ModeKeys.PREDICT, built)
             raise
+        if "keras" in sys.modules:  # which numbers the layers of each graph, so a name may be that of another layer
+            model_check.check_variables(config, model, ModeKeys.PREDICT, built)
         session.run(start)
         try:
             with _whole_or_not(directory) as staged:

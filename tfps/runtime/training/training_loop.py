@@ -245,9 +245,10 @@ class Loop:
     def _end_of_input(self, block: _TicketBatch, of_another: bool) -> None:
         """Log that the input has ended, and give the tickets back."""
         self._in_flight = []
-        if not self._workers and len(block.tickets) > 1:  # workers train in step, and another worker's input has ended
+        if not self._workers and (len(block.tickets) > 1 or of_another):  # the first steps of the run may be applied
             self.progress.global_step = self._runs.global_step()
-            self.progress.steps += sum(ticket < self.progress.global_step for ticket in block.tickets)
+            if applied := sum(ticket < self.progress.global_step for ticket in block.tickets):
+                self.progress.steps, self.progress.last_step = self.progress.steps + applied, time.monotonic()
         if not self.progress.input_ended:
             log.info("%s has ended", "another worker's input" if of_another else "the input")
         self.progress.input_ended = True

@@ -63,6 +63,21 @@ def test_a_signal_before_a_task_has_set_itself_up_is_not_lost(server: ForkServer
     assert codes == {signal.SIGTERM: -signal.SIGTERM, signal.SIGINT: 2, signal.SIGHUP: 2}
 
 
+def test_tasks_draw_different_random_numbers(server: ForkServer, tmp_path: Path) -> None:
+    """NumPy's generator is in the fork server, and a fork copies its state; without a seed, each task has its own."""
+    drawn, model = tmp_path / "drawn", tmp_path / "draws.py"
+    draws = f"open({str(drawn)!r}, 'a').write(f'{{numpy.random.random()}} {{random.random()}} ')"
+    model.write_text(
+        f"import os, sys\nassert 'numpy' in sys.modules\nimport numpy, random\n{draws}\nos._exit(7)\n{POWERS}"
+    )
+    with held_ports(2) as (ps, worker):
+        hosts = [f"--ps_hosts=127.0.0.1:{ps}", f"--worker_hosts=127.0.0.1:{worker}"]
+        me = ["--job_name=worker", "--task_index=0", f"--model={model}", f"--model_dir={tmp_path / 'm'}"]
+        assert [code_of(server, [*hosts, *me]) for _ in range(2)] == [7, 7]
+    numbers = drawn.read_text().split()
+    assert len(numbers) == len(set(numbers)) == 4
+
+
 def test_what_a_model_and_its_processes_find(server: ForkServer, tmp_path: Path) -> None:
     """No signal is blocked, or SIGTERM would not end such a process; Slurm's variables are there as in any task."""
     reported, model = tmp_path / "reported", tmp_path / "starts.py"

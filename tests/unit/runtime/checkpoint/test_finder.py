@@ -107,8 +107,10 @@ def test_a_checkpoint_that_cannot_be_read_now_is_read_again(tmp_path: Path, capl
     finder = Finder(str(tmp_path))
     with unreadable(tmp_path / "model.ckpt-7.index", times=10):
         assert [finder.newest() for _ in range(2)] == [str(tmp_path / "model.ckpt-5")] * 2
+        assert [finder.may_read_more(secs) for secs in (1000, 0)] == [True, False]
         assert finder.newest() == str(tmp_path / "model.ckpt-7")
     assert finder.damaged == {}
+    assert not finder.may_read_more(1000)
     assert len(damage_reports(caplog)) == 1
 
 
@@ -268,6 +270,18 @@ def test_tfps_eval_says_what_it_passes_over(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (0, "step=10 loss=-10\n"), ended.stderr
     assert ended.stderr.startswith(f"checkpoint {tmp_path}/m/model.ckpt-20 is damaged: model.ckpt-20.data-")
     assert ended.stderr.count("\n") == 1
+
+
+def test_the_evaluator_measures_what_it_could_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The newest checkpoint of a job that has ended can be read again after a while: the evaluator waits for it."""
+    caplog.set_level(logging.INFO, "tfps")
+    for step in (10, 20):
+        train(LINEAR, num_workers=1, max_steps=step, model_dir=str(tmp_path))
+    (tmp_path / "mine.py").write_text(EVALUATED)
+    config = JobConfig(model=str(tmp_path / "mine.py"), model_dir=str(tmp_path), max_steps=20)
+    with unreadable(tmp_path / "model.ckpt-20.index", times=10):
+        evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), loader.load(config.model), StopRequest())
+    assert "step=20 loss=-20" in caplog.messages
 
 
 def test_the_evaluator_passes_damage_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

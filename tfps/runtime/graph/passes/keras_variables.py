@@ -138,7 +138,8 @@ def _watch_calls() -> None:
 
     @functools.wraps(call)  # AutoGraph goes by the name of the module
     def call_noted(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        if found := _noted.get():
+        found = _noted.get()
+        if found and not _is_symbolic(args):
             found.note_calls([layer, *_called()])
         return call(layer, *args, **kwargs)
 
@@ -159,8 +160,14 @@ def _owners() -> Sequence[Any]:
 
 
 def _called() -> Sequence[Any]:
-    """Return the layers that are being called, the innermost first."""
-    return _layers(frame for frame in _frames() if frame.f_code.co_name == "__call__")
+    """Return the layers that are being called with values, the innermost first."""
+    frames = (frame for frame in _frames() if frame.f_code.co_name == "__call__")
+    return _layers(frame for frame in frames if not _is_symbolic(frame.f_locals.get("args", ())))
+
+
+def _is_symbolic(args: Sequence[Any]) -> bool:
+    """Return whether a layer is called with Keras's symbols, as where a container builds it: the model calls that."""
+    return any(isinstance(arg, sys.modules["keras"].KerasTensor) for arg in tf.nest.flatten(args))
 
 
 def _frames() -> Iterator[FrameType]:

@@ -161,7 +161,7 @@ class Snapshot:
         if floats:
             with tf.device(device):
                 may_be_inf = [name in self._may_be_inf for name in floats]
-                self.broken[tuple(floats)] = _are_broken([_wide(value) for value in floats.values()], may_be_inf)
+                self.broken[tuple(floats)] = _are_broken([_real(value) for value in floats.values()], may_be_inf)
 
 
 class _Packed(SaveableObject):  # type: ignore[misc]
@@ -255,24 +255,31 @@ def _value(handle: Tensor, dtype: DType) -> Tensor:
             return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype.base_dtype)
 
 
-def _wide(value: Tensor) -> Tensor:
-    """Return a float or complex tensor as float64 or float32."""
-    value = tf.stack([tf.real(value), tf.imag(value)]) if value.dtype.is_complex else value
-    return value if value.dtype.base_dtype == tf.float64 else tf.cast(value, tf.float32)
+def _real(value: Tensor) -> Tensor:
+    """Return the numbers of a float or complex tensor as a float tensor."""
+    return tf.stack([tf.real(value), tf.imag(value)]) if value.dtype.is_complex else value
 
 
 def _are_broken(values: Sequence[Tensor], may_be_inf: Sequence[bool]) -> Tensor:
     """Return for each float tensor whether it holds NaN, or Inf that it may not hold, as a bool vector.
 
     A sum is fast to compute, and non-finite if a number is. The sum of large numbers may be non-finite, too, so only
-    then check each number. One condition for all keeps the graph small.
+    then check each number. One condition for all tensors without Inf keeps the graph small.
     """
-    totals = tf.stack([tf.cast(tf.reduce_sum(value), tf.float32) for value in values])
+    finite = [value for value, may_be in zip(values, may_be_inf, strict=True) if not may_be]
+    totals = [tf.cast(tf.reduce_sum(tf.cast(value, _wide(value))), tf.float32) for value in finite]
 
     def exactly() -> Tensor:
-        pairs = zip(values, may_be_inf, strict=True)
-        wrong = [tf.math.is_nan(value) if may_be else ~tf.math.is_finite(value) for value, may_be in pairs]
-        return tf.stack([tf.reduce_any(numbers) for numbers in wrong])
+        return tf.stack([tf.reduce_any(~tf.math.is_finite(value)) for value in finite])
 
-    are_finite = tf.reduce_all(tf.math.is_finite(totals))
-    return tf.cond(are_finite, lambda: tf.zeros([len(values)], tf.bool), exactly)
+    found: list[Tensor] = []
+    if finite:
+        are_finite = tf.reduce_all(tf.math.is_finite(tf.stack(totals)))
+        found = tf.unstack(tf.cond(are_finite, lambda: tf.zeros([len(finite)], tf.bool), exactly), len(finite))
+    others, pairs = iter(found), zip(values, may_be_inf, strict=True)
+    return tf.stack([tf.reduce_any(tf.math.is_nan(value)) if may_be else next(others) for value, may_be in pairs])
+
+
+def _wide(value: Tensor) -> DType:
+    """Return the type in which to add up the numbers of a float tensor."""
+    return tf.float64 if value.dtype.base_dtype == tf.float64 else tf.float32

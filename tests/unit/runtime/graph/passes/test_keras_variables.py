@@ -108,6 +108,21 @@ def built_before_frozen() -> Any:
     return tf2.keras.Sequential([inner], trainable=False)
 
 
+def frozen_and_built() -> Any:
+    """Build a frozen container, which Keras does by calling its layers with symbols."""
+    net = tf2.keras.Sequential([dense("inner")], trainable=False)
+    net.build((None, 1))
+    return net
+
+
+def unfrozen_and_built() -> Any:
+    """Build an encoder, freeze it, and call it alone: Keras trains nothing of it."""
+    encoder = tf2.keras.Sequential([tf2.keras.Input((1,)), dense("first"), dense("last")])
+    encoder.trainable = False
+    encoder.layers[-1].trainable = True
+    return encoder
+
+
 def frozen_before_built() -> Any:
     """Freeze a layer, and create what it holds only afterward."""
     return Calls(tf2.keras.Sequential([dense("inner")], trainable=False), dense("head"))
@@ -119,6 +134,8 @@ def frozen_before_built() -> Any:
         (lambda: unfrozen_in_frozen(lambda *parts: tf2.keras.Sequential(parts)), 2),
         (lambda: unfrozen_in_frozen(Calls), 2),
         (built_before_frozen, 0),
+        (frozen_and_built, 0),
+        (unfrozen_and_built, 0),
         (frozen_before_built, 2),
     ],
 )

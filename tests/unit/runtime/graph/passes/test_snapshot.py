@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.modes.moments import Moments
 from tfps.modes.update_ops import ancestors
-from tfps.runtime.graph.passes.snapshot import Snapshot, _are_broken, _wide
+from tfps.runtime.graph.passes.snapshot import Snapshot, _are_broken, _real
 
 NAN, INF = float("nan"), float("inf")
 
@@ -19,7 +19,7 @@ NAN, INF = float("nan"), float("inf")
 def test_numbers_that_are_not_finite(dtype: type, numbers: list[float], of_optimizer: bool, of_model: bool) -> None:
     """NaN is found in a variable of any type, and Inf where an optimizer updates it; large numbers are no Inf."""
     with tf.Graph().as_default(), tf.Session() as session:
-        value = _wide(tf.constant(np.array(numbers, dtype)))
+        value = _real(tf.constant(np.array(numbers, dtype)))
         found = session.run(_are_broken([value, value], may_be_inf=[False, True]))
     assert found.tolist() == [of_optimizer, of_model]
 
@@ -27,7 +27,7 @@ def test_numbers_that_are_not_finite(dtype: type, numbers: list[float], of_optim
 def test_the_imaginary_part_counts() -> None:
     """A complex number is not finite if its imaginary part is not."""
     with tf.Graph().as_default(), tf.Session() as session:
-        value = _wide(tf.constant(np.array([complex(1, NAN)], np.complex64)))
+        value = _real(tf.constant(np.array([complex(1, NAN)], np.complex64)))
         assert session.run(_are_broken([value], may_be_inf=[True])).tolist() == [True]
 
 
@@ -35,9 +35,11 @@ def test_each_variable_is_looked_at_by_itself() -> None:
     """One that is not finite is no other's fault, whatever their types; neither is a sum that is too large."""
     with tf.Graph().as_default(), tf.Session() as session:
         given = [np.float32([3e38, 3e38]), np.float64([1e300, 1e300]), np.float16([1, NAN]), np.float32([[INF], [1]])]
-        values = [_wide(tf.constant(numbers)) for numbers in given]
+        values = [_real(tf.constant(numbers)) for numbers in given]
         found = session.run(_are_broken(values, may_be_inf=[False] * 4))
+        other = session.run(_are_broken(values, may_be_inf=[True, False, True, True]))
     assert found.tolist() == [False, False, True, True]
+    assert other.tolist() == [False, False, True, False]
 
 
 @pytest.mark.parametrize("sliced", [False, True])
