@@ -49,8 +49,7 @@ def _rows(summary: JobSummary, chief: ChiefReport, model_dir: str | None) -> Ite
     if summary.launcher and summary.launcher.first_step_secs is not None:
         yield "first step", f"{duration(summary.launcher.first_step_secs)} after the start of the command"
     yield "training loss", "" if chief.loss is None else f"{chief.loss:.4g} (chief)"
-    took_none = (own := summary.tasks.get("worker/0")) is not None and own.steps == 0
-    yield "pace", describe_pace(chief.pace) if chief.pace and not took_none else ""
+    yield "pace", describe_pace(chief.pace) if chief.pace else ""
     yield from ((f"eval {name}", _metric(value)) for name, value in chief.eval.items())
     yield from _course(summary, chief).items()
     if model_dir:

@@ -51,7 +51,6 @@ def test_the_final_report() -> None:
 def test_a_job_that_was_at_its_end_had_nothing_to_train() -> None:
     """The report says so, without a time and a pace, which no step had."""
     summary: dict[str, Any] = {"global_step": 1400, "max_steps": 1400, "resumed_from_step": 1400, "seconds": 0.3}
-    summary |= {"pace": {"steps_per_run": 1, "runs_in_flight": 1}, "tasks": {"worker/0": {"steps": 0}}}
     nothing = "done: nothing to train, step 1,400 was reached before: raise --max_steps to continue"
     assert final_lines(summary | {"eval": {"accuracy": 0.5}}, None) == [nothing, "  eval accuracy  0.5"]
     assert final_lines(summary | {"first_step_secs": None, "recovery_secs": 0.0}, None) == [nothing]
@@ -59,13 +58,6 @@ def test_a_job_that_was_at_its_end_had_nothing_to_train() -> None:
     assert final_lines(lost_a_ps, None)[0] == "done: step 1,400 after 0.3 s, resumed from step 1,400"
     input_ended = summary | {"max_steps": 2000}
     assert final_lines(input_ended, None) == ["done: step 1,400 after 0.3 s, resumed from step 1,400"]
-
-
-def test_a_chief_that_took_no_step_has_no_pace() -> None:
-    """The other workers took them all."""
-    summary: dict[str, Any] = {"global_step": 5, "pace": {"steps_per_run": 1, "runs_in_flight": 1}}
-    assert final_lines(summary | {"tasks": {"worker/0": {"steps": 0}}}, None) == ["done: step 5 after 0.0 s"]
-    assert len(final_lines(summary | {"tasks": {"worker/0": {"steps": 1}}}, None)) == 2
 
 
 def test_a_longer_name_moves_all_values() -> None:

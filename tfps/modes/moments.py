@@ -35,7 +35,7 @@ BEGUN = "applying"
 _KINDS = (BEGUN, APPLIED)
 RUN_ID = "tfps/run_id"
 """The name of the operation that draws a run's number. It runs once for all steps of a run."""
-_MANY = 1 << 62
+_RUN_IDS = 1 << 62
 
 
 class Moments:
@@ -52,7 +52,7 @@ class Moments:
 
     def __init__(self, num_ps: int, num_workers: int) -> None:
         self.devices = [f"/job:ps/task:{index}" for index in range(num_ps)]
-        self.num_workers, self._size = num_workers, 2 if num_ps > 1 else 1  # the number, and the sum
+        self.num_workers, self._counter_size = num_workers, 2 if num_ps > 1 else 1
         self._added: dict[str, Tensor] = {}
         self._counters: dict[tuple[str, str, int], Variable] = {}
         self._mutexes: dict[str, Tensor] = {}
@@ -77,7 +77,7 @@ class Moments:
             return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
     def counts(self, device: str) -> Tensor:
-        """Add the counts of a PS to the graph and return them, begun and applied: int64 [2, workers * size].
+        """Add the counts of a PS to the graph and return them, begun and applied: int64 [2, workers * counter size].
 
         For each worker, they are the number of its updates and, if there are several PS, the sum of their runs.
         """
@@ -95,11 +95,11 @@ class Moments:
         Args:
             device: The PS of ``global_step``.
         """
-        return tf.reshape(self.counts(device)[_KINDS.index(APPLIED)], [self.num_workers, self._size])[:, 0]
+        return tf.reshape(self.counts(device)[_KINDS.index(APPLIED)], [self.num_workers, self._counter_size])[:, 0]
 
     def awaited(self, device: str) -> Sequence[Operation]:
         """Return the operations that a lock of a PS has to wait for, so that ``raised`` waits for no other task."""
-        return [] if self._size == 1 else [self._addend(device).op]
+        return [] if self._counter_size == 1 else [self._addend(device).op]
 
     def raised(self, kind: str, device: str, worker: int) -> Operation:
         """Add an operation that counts an update which a PS has begun or applied, and return it."""
@@ -111,14 +111,14 @@ class Moments:
         if device not in self._added:
             with tf.control_dependencies(None), tf.device(device):
                 one = tf.ones([], tf.int64)
-                self._added[device] = tf.stack([one] if self._size == 1 else [one, self._run_id])
+                self._added[device] = tf.stack([one] if self._counter_size == 1 else [one, self._run_id])
         return self._added[device]
 
     @functools.cached_property
     def _run_id(self) -> Tensor:
         """The worker's number for a run. It changes no variable, so runs need not follow each other."""
         with tf.control_dependencies(None), tf.device(None):
-            return tf.random.uniform([], maxval=_MANY, dtype=tf.int64, seed=1, name=RUN_ID)
+            return tf.random.uniform([], maxval=_RUN_IDS, dtype=tf.int64, seed=1, name=RUN_ID)
 
     def reset(self, workers: Iterable[int]) -> Operation:
         """Add an operation that sets the counts of some workers to 0 on all PS and lifts all fences, and return it."""
@@ -175,12 +175,12 @@ class Moments:
         self._updating.append(device)
 
     def counter(self, kind: str, device: str, worker: int) -> Variable:
-        """Return the int64 variable [size] that counts the updates of a worker that a PS has begun or applied."""
+        """Return the int64 variable [counter size] that counts a worker's updates that a PS has begun or applied."""
         place = kind, device, worker
         if place not in self._counters:
             with tf.control_dependencies(None), tf.device(device):
                 self._counters[place] = tf.Variable(
-                    lambda: tf.zeros([self._size], tf.int64),
+                    lambda: tf.zeros([self._counter_size], tf.int64),
                     trainable=False,
                     collections=[],
                     use_resource=True,

@@ -14,8 +14,10 @@ import tfps
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.modes import joint_update
+from tfps.modes.moments import RUN_ID
 from tfps.optimizers.registry import OPTIMIZERS
 from tfps.runtime.graph import builder
+from tfps.runtime.graph.placement import ancestors
 
 pytestmark = pytest.mark.slow
 
@@ -179,6 +181,25 @@ def test_no_update_is_lost(tmp_path: Path, kind: Any, num_ps: int) -> None:
     assert found["global_step"] == STEPS
     assert (found["scalar"], set(found["vector"].tolist())) == (STEPS, {STEPS})
     assert all(np.all(value == STEPS) for name, value in found.items() if name.endswith("/total"))
+
+
+def test_the_first_lock_waits_for_all_that_a_worker_sends() -> None:
+    """Else a PS would hold its lock while another PS waits for a worker, which may be frozen."""
+    cluster, locks = Cluster(("p0:1", "p1:1"), ("w0:1", "w1:1")), list[tf.Operation]()
+
+    class Watched(joint_update.JointUpdate):
+        def _lock(self, arrived: Any) -> Any:
+            made = super()._lock(arrived)
+            locks.extend(lock.op for lock in made.values())
+            return made
+
+    with mock.patch.object(joint_update, "JointUpdate", Watched):
+        builder.training(JobConfig(), cluster, Task("worker", 0), model(lambda: _IfSmall(descent())))
+    first, second = locks
+    assert any(op is first for op in second.control_inputs)
+    numbers = [op for op in first.graph.get_operations() if any(t.op.name == RUN_ID for t in op.inputs)]
+    assert len({op.device for op in numbers}) == 2
+    assert set(numbers) <= set(ancestors([first]))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

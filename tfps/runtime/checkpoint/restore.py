@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -112,6 +112,13 @@ def restore_or_damage(session: Session, path: str, saver: Restorer) -> str | Non
             "Give the flags it was trained with, or another --model_dir."
         )
     return None
+
+
+def names_in(path: str) -> Collection[str]:
+    """Return the names of the variables in a checkpoint, with those of an optimizer."""
+    with _no_pattern(path) as plain:
+        found: Collection[str] = tf.train.load_checkpoint(plain).get_variable_to_shape_map().keys()
+        return found
 
 
 def _misfits(graph: Graph, path: str) -> list[str]:

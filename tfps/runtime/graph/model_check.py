@@ -25,17 +25,17 @@ def build_once(config: JobConfig, cluster: Cluster, model: Model) -> tuple[build
     return training, evaluation_graph(config, cluster, task, model, like=training.graph)
 
 
-def check_variables(config: JobConfig, model: Model, mode: str, built: Graph) -> None:
-    """Check that training has the variables of a graph that a checkpoint is restored to, under the same names.
+def explain_misfit(config: JobConfig, model: Model, mode: str, built: Graph) -> None:
+    """Explain why no checkpoint of a model fits a graph of it, if training lacks variables of the graph.
 
     Args:
         config: The job.
         model: The model.
         mode: The mode for which the graph was built.
-        built: The graph.
+        built: The graph, which has found no value for a variable.
 
     Raises:
-        ModelError: If the model creates other variables in training, or names do not show which of Keras's they are.
+        ModelError: If the model creates other variables in training.
     """
     training = builder.training(config, _ALONE, Task("worker", 0), model)
     variable_check.check(model, mode, built, training.graph)

@@ -43,11 +43,29 @@ def check(model: Model, mode: str, graph: Graph, trained: Graph) -> None:
         for name, op in mine.items()
         if name in theirs and kind(op) != kind(theirs[name])
     ]
-    problems += [(mine[first], _ambiguous(first, other, mode)) for first, other in _numbered(theirs, mine)]
+    check_numbers(model, mode, graph, theirs)
     tables, filled = _of(graph, TABLES), _of(trained, TABLES)
     if filled.keys() - tables.keys():  # else evaluation may have a private table, and fill it itself
         problems += [(op, _lacks("table", op, filled, tables, mode)) for n, op in tables.items() if n not in filled]
     _raise(model, problems)
+
+
+def check_numbers(model: Model, mode: str, graph: Graph, trained: Iterable[str]) -> None:
+    """Check that the numbers in the names of Keras's layers show which trained variables those of a graph are.
+
+    Keras numbers the layers of each graph from the start, so that a name may be that of another layer.
+
+    Args:
+        model: The model.
+        mode: The mode for which the graph was built.
+        graph: The graph.
+        trained: The names of the trained variables, and of others, such as an optimizer's.
+
+    Raises:
+        ModelError: If they do not.
+    """
+    mine = _of(graph, VARIABLES)
+    _raise(model, [(mine[first], _ambiguous(first, other, mode)) for first, other in _numbered(trained, mine)])
 
 
 def _raise(model: Model, problems: Sequence[tuple[Operation, str]]) -> None:

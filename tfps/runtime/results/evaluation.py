@@ -22,7 +22,7 @@ from tfps.runtime.checkpoint.directory import list_checkpoints, step_in
 from tfps.runtime.checkpoint.finder import Finder
 from tfps.runtime.checkpoint.job_end import has_ended_since
 from tfps.runtime.error_translation import failed, is_of_peers
-from tfps.runtime.graph import cancel_safe_iterator, model_check
+from tfps.runtime.graph import cancel_safe_iterator, model_check, variable_check
 from tfps.runtime.graph.evaluation import EvalGraph, evaluation_graph
 from tfps.runtime.process import task_log
 from tfps.runtime.process.shutdown import StopRequest
@@ -117,8 +117,9 @@ def evaluate_checkpoint(
         try:
             restore.restore(session, path, tf.train.Saver())
         except CheckpointError:
-            model_check.check_variables(config, model, ModeKeys.EVAL, built.graph)
+            model_check.explain_misfit(config, model, ModeKeys.EVAL, built.graph)
             raise
+        variable_check.check_numbers(model, ModeKeys.EVAL, built.graph, restore.names_in(path))
         return measure(session, built, progress)
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from tfps.errors import CheckpointError, StorageError
 from tfps.models.model import Model
 from tfps.models.spec import ModeKeys
 from tfps.runtime.checkpoint import restore
-from tfps.runtime.graph import model_check, serving
+from tfps.runtime.graph import model_check, serving, variable_check
 from tfps.storage import JobDirectory
 from tfps.text import brief, show
 
@@ -46,10 +45,9 @@ def saved_model(config: JobConfig, model: Model, path: str, export_dir: str | No
         try:
             restore.restore(session, path, tf.train.Saver())
         except CheckpointError:
-            model_check.check_variables(config, model, ModeKeys.PREDICT, built)
+            model_check.explain_misfit(config, model, ModeKeys.PREDICT, built)
             raise
-        if "keras" in sys.modules:  # which numbers the layers of each graph, so a name may be that of another layer
-            model_check.check_variables(config, model, ModeKeys.PREDICT, built)
+        variable_check.check_numbers(model, ModeKeys.PREDICT, built, restore.names_in(path))
         session.run(start)
         try:
             with _whole_or_not(directory) as staged:

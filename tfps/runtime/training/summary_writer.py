@@ -142,7 +142,7 @@ def _report_of_chief(
         seconds=round(secs, 3),
         examples_per_sec=round(examples / secs, 1) if secs else 0,
         loss=progress.loss,
-        pace=loop.pace.in_summary if loop else None,
+        pace=loop.pace.in_summary if loop and loop.progress.steps else None,
         gradients_dropped=dropped(config, chief, progress, steps),
         batches_skipped=observed.batches_skipped,
         batch_size=observed.batch_size,

@@ -177,6 +177,22 @@ def test_an_unwritable_event_file_is_reported_once(tmp_path: Path, caplog: pytes
     assert set(events(tmp_path)) == {1}
 
 
+def test_steps_before_the_end_of_anothers_input_are_counted_and_timed(tmp_path: Path) -> None:
+    """In sync, the chief's only run ends when worker 1 has no more batches: its steps until then have taken a time."""
+
+    def uneven(mode: str, params: Any, context: Any) -> Any:
+        batches = 5 if context.input_pipeline_id else 64
+        return None if mode == "eval" else dataset_of(np.ones(batches, np.float32))
+
+    model = model_of(uneven, linear)
+    train(model, 1, 2, mode="sync", steps_per_run=8, model_dir=str(tmp_path), max_steps=1000)
+    found = summary(tmp_path)
+    assert found["global_step"] == 5
+    assert {name: task["steps"] for name, task in found["tasks"].items()} == {"worker/0": 5, "worker/1": 5}
+    assert found["seconds"] > 1e-4
+    assert all(0 < pace < 1e5 for pace in found["steps_per_sec"].values())
+
+
 def test_nothing_is_trained_beyond_max_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Started again at ``max_steps``, a job takes no step: it says so, evaluates, and ends well."""
     caplog.set_level(logging.INFO, "tfps")
@@ -192,6 +208,7 @@ def test_nothing_is_trained_beyond_max_steps(tmp_path: Path, caplog: pytest.LogC
     assert [said["tasks"][f"worker/{i}"]["steps"] for i in (0, 1)] == [0, 0]
     assert (said["status"], said["global_step"], said["resumed_from_step"]) == ("done", 10, 10)
     assert said["eval"] == {"loss": -20.0, "x": 2.0}
+    assert said["pace"] is None
 
 
 @pytest.mark.parametrize(("mode", "bad"), [("async", -np.inf), ("sync", np.nan)])

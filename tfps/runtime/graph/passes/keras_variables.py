@@ -161,13 +161,14 @@ def _owners() -> Sequence[Any]:
 
 def _called() -> Sequence[Any]:
     """Return the layers that are being called with values, the innermost first."""
-    frames = (frame for frame in _frames() if frame.f_code.co_name == "__call__")
+    frames = (frame for frame in _frames() if frame.f_code.co_name == "__call__" and _is_layer(_self(frame)))
     return _layers(frame for frame in frames if not _is_symbolic(frame.f_locals.get("args", ())))
 
 
 def _is_symbolic(args: Sequence[Any]) -> bool:
     """Return whether a layer is called with Keras's symbols, as where a container builds it: the model calls that."""
-    return any(isinstance(arg, sys.modules["keras"].KerasTensor) for arg in tf.nest.flatten(args))
+    keras: Any = sys.modules["keras"]
+    return any(isinstance(arg, keras.KerasTensor) for arg in keras.tree.flatten(args))
 
 
 def _frames() -> Iterator[FrameType]:
@@ -180,12 +181,16 @@ def _frames() -> Iterator[FrameType]:
 
 def _layers(frames: Iterator[FrameType]) -> Sequence[Any]:
     layers: list[Any] = []
-    _add(layers, [one for one in map(_self, frames) if _has(one, "trainable", "add_weight")])
+    _add(layers, list(filter(_is_layer, map(_self, frames))))
     return layers
 
 
 def _self(frame: FrameType) -> Any:
     return frame.f_locals.get("self")
+
+
+def _is_layer(one: Any) -> bool:
+    return _has(one, "trainable", "add_weight")
 
 
 def _add(to: list[Any], new: Sequence[Any]) -> None:

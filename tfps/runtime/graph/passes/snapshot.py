@@ -103,10 +103,10 @@ class Snapshot:
 
     def _partial(self, partial: PartialUpdates | None) -> Tensor:
         """Return the number of partially applied updates: those reported, and those that the counts show."""
-        if partial is None or not self._counts:
+        if partial is None or self._moments is None or not self._counts:
             return tf.constant(0, tf.int64)
         with tf.control_dependencies(self._counts), tf.device(partial.total.device):
-            unreported = partial_of(self._counts, self._moments.num_workers) if self._moments else []
+            unreported = partial_of(self._counts, self._moments.num_workers)
             return partial.total.read_value() + tf.reduce_sum(unreported)
 
     def _read(self, device: str, saveables: Sequence[SaveableObject]) -> None:
