@@ -41,7 +41,7 @@ def _run(mode: str, names: Sequence[str], out: Path) -> list[str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=1000,
+        timeout=1500,
         check=False,
     )
     lines = [line for line in ended.stdout.splitlines() if " tfps " in line]
@@ -49,7 +49,7 @@ def _run(mode: str, names: Sequence[str], out: Path) -> list[str]:
     return lines
 
 
-@pytest.mark.timeout(2000)  # the first one's, which waits for all
+@pytest.mark.timeout(3100)  # the first one's, which waits for all
 @pytest.mark.parametrize(("mode", "fault"), [(mode, fault) for mode, names in SHORT.items() for fault in names])
 def test_a_fault_is_survived(reported: Mapping[tuple[str, str], str], fault: str, mode: str) -> None:
     """It happens, and what ``harness/faults.py`` says comes of it; no process is left."""

@@ -47,7 +47,7 @@ class Attempt:
         result: What is measured goes here.
         directory: An empty one, for all that the job leaves.
         seed: Of the random times of the fault.
-        deadline_secs: When the run is over, whatever happens.
+        deadline_secs: When the run is over, whatever happens, unless it is on its way to its end: see ``finish``.
         time_scale: A factor of all time limits, this one too.
     """
 
@@ -299,8 +299,9 @@ class Attempt:
         self.result.detect_secs = timeline.detected(list(self.lines), self.mark)
 
     def finish(self) -> None:
-        """Let the job come to its end, and wait for that."""
+        """Let the job come to its end, and wait for that; all its remaining steps have a deadline of their own."""
         self.tell("hurry")
+        self._deadline = max(self._deadline, time.monotonic() + self._deadline_secs)
         self._wait_for_end()
         self._done = self.job.code == 0
         self.need(not self._done or self._is_of_tfps_saved(), "no checkpoint is left")
