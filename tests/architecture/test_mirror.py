@@ -77,9 +77,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         *(
             "runtime/graph/graph_scope",
             "runtime/graph/model_calls",
-            "models/params",
             "runtime/graph/plan",
-            "runtime/graph/variable_check",
         ),
     ],
     "unit/runtime/training/test_training_loop.py": ["runtime/training/reporter"],

@@ -20,7 +20,7 @@ import tfps
 from tfps.cli import shared_dir
 from tfps.cli.command import JOB, Command
 from tfps.cli.shared_dir import Presence, SharedDirProbe
-from tfps.cli.validation import ProblemCollector
+from tfps.cli.validation import ProblemCollector, check_model
 from tfps.cluster import ports, probe, rendezvous, resolver
 from tfps.cluster.addresses import split
 from tfps.cluster.probe import ProbeResult
@@ -73,6 +73,7 @@ def _doctor(argv: Sequence[str]) -> int:
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv).config
     place = problems.of(_place, job)
+    check_model(job, problems)
     problems.settle()
     assert place is not None
     enough = threading.Event()
@@ -93,7 +94,7 @@ def _print(checks: Sequence[Check]) -> None:
     if any(check.state == WRONG for check in checks):
         print("\nnot ready to train: fix what is wrong above")
     else:
-        print("\nready to train: no problem found; tasks compare the other flags when they start")
+        print("\nready to train: no problem found; when tasks start, they compare the flags that must agree")
 
 
 def _place(job: JobConfig) -> tuple[Cluster, Task | None, str]:

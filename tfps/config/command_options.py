@@ -27,7 +27,7 @@ class SubmitOptions:
         "platform",
         text,
         "containers: volumes to mount, NAME:/path or /host/path:/path,... with :ro for read-only (default tfps:/tfps); "
-        "--model_dir must be on one of them (default /tfps/NAME)",
+        "--model_dir must be on one of them (default: the job's name in the first that can be written)",
         feature="containers",
     )
     namespace: str | None = option(

@@ -57,7 +57,9 @@ class JobConfig:
         "directory of checkpoints, event files, logs and the summary; the same directory resumes the job",
     )
     batch_size: int = option(128, "job", integer(1, INT32_MAX), "examples per worker and step")
-    seed: int = option(1, "job", integer(0, INT32_MAX), "seed of the shuffling and of the initial weights")
+    seed: int = option(
+        1, "job", integer(0, INT32_MAX), "seed of the shuffling and of the initial weights", must_agree=True
+    )
     learning_rate: float | None = option(
         None, "training", number(0), "the optimizer's step size (default: the model's own)", must_agree=True
     )

@@ -33,6 +33,15 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_STAY_SECS", 0.3)
 
 
+def test_a_model_or_data_that_is_not_there_is_a_problem(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A task would end with it, so the cluster is not ready to train."""
+    hosts = hosts_flags(cluster_of(1, 1))
+    assert main.main(["doctor", *hosts, f"--model={tmp_path}/missing.py"]) == 2
+    assert "missing.py: no such file." in capsys.readouterr().err
+    assert main.main(["doctor", *hosts, f"--data_dir={tmp_path}/missing"]) == 65
+    assert "--data_dir=" in capsys.readouterr().err
+
+
 class Findings(dict[str, tuple[str, str]]):
     """The state and the text by subject; and the exit code."""
 

@@ -22,6 +22,6 @@ def test_what_a_task_does_not_get() -> None:
 
 
 def test_what_all_tasks_must_agree_on() -> None:
-    """Tasks with other values of these would build other graphs, or end at other steps; of all else they may differ."""
-    agreed = {"model", "optimizer", "learning_rate", "max_steps", "mode", "ps_strategy", "min_slice_mb", "wire"}
+    """With other values of these, tasks would build other graphs, end at other steps, or shard data in other orders."""
+    agreed = {"model", "optimizer", "learning_rate", "max_steps", "mode", "ps_strategy", "min_slice_mb", "wire", "seed"}
     assert {name for name, option in OPTIONS.items() if option.must_agree} == agreed

@@ -79,6 +79,8 @@ def task_config(job: Job) -> JobConfig:
             f"{_first_writable(job.options).target}/{PurePosixPath(model_dir).name}, or leave it out."
         )
     if not any(volume.holds(model_dir) and not volume.read_only for volume in volumes(job.options)):
+        if all(volume.read_only for volume in volumes(job.options)):
+            raise ConfigError("--volumes: each can only be read, and the job needs one to write to: add NAME:/path.")
         raise ConfigError(
             f"--model_dir={show(model_dir)} is on no volume, so what the job leaves there would be lost: "
             f"give --volumes=NAME:{show(model_dir)}, or leave --model_dir out."

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from tfps.errors import DivergedError, StorageError
 from tfps.runtime.checkpoint import finder, publish
 from tfps.runtime.checkpoint.directory import list_checkpoints, step_in
-from tfps.runtime.checkpoint.manifest import index_hash, partial_updates, problem
+from tfps.runtime.checkpoint.manifest import MANIFEST, file_of, index_hash, partial_updates, problem
 from tfps.runtime.checkpoint.ownership import Ownership
 from tfps.runtime.checkpoint.restore import message_of, restore_or_damage
 from tfps.runtime.checkpoint.sharded_saver import LOST, SaveResult, ShardedSaver
@@ -202,9 +202,10 @@ class CheckpointManager:
             raise problem_of_state
 
     def _delete_before(self, first: str, model_dir: str) -> None:
+        """Delete the checkpoints before a step, but not those of a program that writes no manifests."""
         for old in list_checkpoints(model_dir):
-            if step_in(old) < step_in(first):
-                with contextlib.suppress(OSError):  # one checkpoint too many is no failure
+            with contextlib.suppress(OSError):  # one checkpoint too many is no failure
+                if step_in(old) < step_in(first) and file_of(old, MANIFEST).exists():
                     publish.remove(old)
                     self._intact.pop(old, None)
                     self._consistent.discard(old)

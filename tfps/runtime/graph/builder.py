@@ -126,6 +126,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         keras_variables.freeze(model, graph, of_keras)
         forward_pass.check(job, forward)
         backward = _backward(job, forward)
+        _check_counters(job, forward, backward)
         placement.place_unplaced_ops(graph, task.device)
         _redirect_to_packed(forward, backward)
         _pack_transfers(job, forward, backward)
@@ -189,6 +190,15 @@ def _checked_optimizer(job: TrainJob, forward: Forward, packing: Packing | None)
         room=_room(job.wire, job.mode.gradients_per_update(job.cluster.num_workers)),
         sent=[read, *(tensor for tensor, _ in forward.checked if tensor.op in used)],
     )
+
+
+def _check_counters(job: TrainJob, forward: Forward, backward: _Backward) -> None:
+    """Check the model's own counters, where the step has all of the model's updates: in sync, only the chief's has."""
+    if job.task.is_chief or not job.mode.is_blocking:
+        own = [variable for variable in tf.global_variables() if saved_name(variable) in forward.own]
+        step = backward.step
+        run = placement.ancestors([step.train_op, *([] if step.update is None else [step.update]), *forward.shown])
+        variable_check.check_counters(job.model, [v for v in own if v is not forward.global_step], run)
 
 
 def _redirect_to_packed(forward: Forward, backward: _Backward) -> None:

@@ -4,7 +4,8 @@
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
@@ -15,6 +16,7 @@ from tfps.config.job_config import JobConfig
 from tfps.config.wire_format import WireFormat
 from tfps.errors import ModelError
 from tfps.models.model import Model
+from tfps.models.params import tracked_flags, unused
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.base import Mode
 from tfps.runtime.graph import inputs, model_calls, placement, variable_check
@@ -29,6 +31,8 @@ from tfps.runtime.graph.passes import (
 )
 from tfps.runtime.graph.passes.snapshot import saved_name
 from tfps.tf_types import Graph, InputIterator, Operation, Tensor, Variable
+
+log = logging.getLogger(__name__)
 
 _WORKER_STRIDE = 7_368_787  # difference between the seeds of two workers
 
@@ -87,14 +91,16 @@ def build(job: TrainJob, graph: Graph) -> Forward:
     config, task, model = job.config, job.task, job.model
     with on_cluster(config, job.cluster, task):
         global_step = tf.train.get_or_create_global_step()
-        source = inputs.input_of(model, ModeKeys.TRAIN, config, task.device, job.cluster.num_workers, task.index)
+        params, workers = tracked_flags(config), job.cluster.num_workers
+        source = inputs.input_of(model, ModeKeys.TRAIN, config, task.device, workers, task.index, params)
         iterator, batches, batch = source
         known = set(graph.get_operations())
         with model_calls.seeded(_seed(config, task)):  # after the input, which must be the same on all workers
-            spec, reads_rate = model_calls.training_spec(model, config, *batch)
+            spec, read = model_calls.training_spec(model, config, *batch)
         own = {saved_name(variable) for variable in tf.global_variables()}
         if task.is_chief:
             variable_splitting.log_split(graph, config)
+            _log_unused(job, params.read | set(read))
         batches = inputs.batches_with(graph, known, batches)
         examples = tf.convert_to_tensor(inputs.examples_of(*batch), tf.int64)
         exclusive_updates.lock_references(graph)
@@ -104,7 +110,13 @@ def build(job: TrainJob, graph: Graph) -> Forward:
         spec, updates = _with_own_updates(graph, spec, on_ps=task.is_chief or not job.mode.is_blocking)
         inputs.only_with(inputs.next_of(iterator), [spec.loss, *updates])
         summary = tf.summary.merge_all()
+    reads_rate = "learning_rate" in read
     return Forward(graph, global_step, iterator, batches, examples, spec, reads_rate, own, updates, checked, summary)
+
+
+def _log_unused(job: TrainJob, read: Container[str]) -> None:
+    if flags := unused(job.config, read):
+        log.warning("%s: no effect, as --model=%s does not read it from params.", " and ".join(flags), job.model.name)
 
 
 def check(job: TrainJob, forward: Forward) -> None:

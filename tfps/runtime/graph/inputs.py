@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.config.job_config import JobConfig
 from tfps.models.model import Model
+from tfps.models.params import TrackedFlags
 from tfps.models.spec import ModeKeys
 from tfps.runtime.graph import graph_editor, model_calls, placement
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS, CancelSafeIterator
@@ -23,10 +24,18 @@ _CUT = ("Take", "Skip", "Shard", "Batch", "Window", "Scan")  # likewise: what th
 _MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
 
 
-def input_of(model: Model, mode: str, config: JobConfig, device: str, pipelines: int, index: int) -> Any:
+def input_of(
+    model: Model,
+    mode: str,
+    config: JobConfig,
+    device: str,
+    pipelines: int,
+    index: int,
+    params: TrackedFlags | None = None,
+) -> Any:
     """Build the input pipeline on the task's CPU. Return iterator, number of batches and next batch, or ``None``."""
     with tf.device(f"{device}/cpu:0" if "cpu" not in device else device):
-        dataset = model_calls.dataset(model, mode, config, pipelines, index)
+        dataset = model_calls.dataset(model, mode, config, pipelines, index, params)
         if dataset is None:
             return None
         _keep_cardinality(tf.get_default_graph())

@@ -5,7 +5,7 @@ import dataclasses
 import errno
 import random
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from tfps.config.job_config import JobConfig
 from tfps.errors import DataError, ModelError
 from tfps.models.model import Model
-from tfps.models.params import TrackedFlags, params_of, tracked_flags
+from tfps.models.params import TrackedFlags, tracked_flags
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.registry import mode_of
 from tfps.text import show
@@ -26,7 +26,9 @@ _COMPOSITES = (tf.SparseTensor, tf.RaggedTensor)
 _LIMITS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of this machine: no fault of the data
 
 
-def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: int) -> Dataset:
+def dataset(
+    model: Model, mode: str, config: JobConfig, pipelines: int, index: int, params: TrackedFlags | None = None
+) -> Dataset:
     """Return the result of ``input_fn``: a dataset of pairs (features, labels), or ``None`` if there is no evaluation.
 
     Args:
@@ -35,13 +37,14 @@ def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: i
         config: The job.
         pipelines: The number of workers that read such an input.
         index: The index of this worker among them.
+        params: The flags of the job, if which of them ``input_fn`` reads is to be known.
 
     Raises:
         DataError: If ``input_fn`` cannot read its data.
         ModelError: If the result is something else.
     """
     context = tf.distribute.InputContext(pipelines, index, mode_of(config).gradients_per_update(pipelines))
-    given = _input_of(model, mode, config, context)
+    given = _input_of(model, mode, config, context, params or tracked_flags(config))
     if given is None and mode == ModeKeys.EVAL:
         return None
     where = f"--model={model.name}: {model.line_of('input_fn')}"
@@ -59,10 +62,10 @@ def dataset(model: Model, mode: str, config: JobConfig, pipelines: int, index: i
     return given
 
 
-def _input_of(model: Model, mode: str, config: JobConfig, context: Any) -> Any:
+def _input_of(model: Model, mode: str, config: JobConfig, context: Any, params: TrackedFlags) -> Any:
     """Call ``input_fn``; a file or a directory that it cannot read is a ``DataError``."""
     try:
-        return model.input_fn(mode, params_of(config), context)
+        return model.input_fn(mode, MappingProxyType(params), context)
     except ModelError as error:
         cause = error.__cause__
         if isinstance(cause, DataError):
@@ -85,8 +88,10 @@ def spec(model: Model, mode: str, config: JobConfig, features: Nested, labels: N
     return _spec(model, mode, tracked_flags(config), features, labels)
 
 
-def training_spec(model: Model, config: JobConfig, features: Nested, labels: Nested) -> tuple[ModelSpec, bool]:
-    """Return the ``spec`` for training, and whether ``model_fn`` has read ``--learning_rate``.
+def training_spec(
+    model: Model, config: JobConfig, features: Nested, labels: Nested
+) -> tuple[ModelSpec, Collection[str]]:
+    """Return the ``spec`` for training, and the names of the flags that ``model_fn`` has read.
 
     Raises:
         ModelError: As ``spec``, or if an optimizer flag is given that the model does not read.
@@ -94,7 +99,7 @@ def training_spec(model: Model, config: JobConfig, features: Nested, labels: Nes
     params = tracked_flags(config)
     given = _spec(model, ModeKeys.TRAIN, params, features, labels)
     _check_used(model, config, params.read)
-    return given, "learning_rate" in params.read
+    return given, params.read
 
 
 def _spec(model: Model, mode: str, params: TrackedFlags, features: Nested, labels: Nested) -> ModelSpec:

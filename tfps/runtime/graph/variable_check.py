@@ -3,7 +3,7 @@
 import difflib
 import re
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -130,6 +130,29 @@ def check_global_step(model: Model, global_step: Variable, run: Iterable[Operati
     _raise(model, [(op, text) for op in changes[:1]])
 
 
+def check_counters(model: Model, variables: Iterable[Variable], run: Collection[Operation]) -> None:
+    """Check that the model has no counter of steps that only ``minimize(loss, global_step)`` would have raised.
+
+    Args:
+        model: The model.
+        variables: The model's variables.
+        run: The operations of a whole step, those of the optimizer included.
+
+    Raises:
+        ModelError: If a step uses an integer that nothing changes. A learning rate, say, would stay that of step 0.
+    """
+    counters = [variable.op for variable in variables if _is_constant_integer(variable) and _is_used(variable.op, run)]
+    if not counters:
+        return
+    lasting = side_effects.Lasting(counters[0].graph)
+    changed = {lasting.origin(handle) for op in run for handle in lasting.changed(op)}
+    text = (
+        "nothing changes variable {!r}, so that each step uses its first value: take "
+        "tf.train.get_or_create_global_step() for the step, or tf.constant for a constant"
+    )
+    _raise(model, [(op, text.format(op.name)) for op in counters if op not in changed])
+
+
 def check_queues(model: Model, graph: Graph, run: Container[Operation]) -> None:
     """Check that a step needs no queue runner, such as that of ``tf.train.batch``: tfps starts none.
 
@@ -166,6 +189,18 @@ def _is_assigned(variable: Variable, run: Container[Operation]) -> bool:
     """Return whether operations assign a variable. A function that gets the variable may do so."""
     users = [user for tensor in variable.outputs for user in tensor.consumers()]
     return any(user in run and user.type not in ("ReadVariableOp", "VarIsInitializedOp", "Identity") for user in users)
+
+
+def _is_constant_integer(variable: Variable) -> bool:
+    """Return whether a variable begins as a constant integer, and not with one that comes from a file."""
+    first = variable.initial_value
+    return variable.dtype.is_integer and variable.shape.rank == 0 and first is not None and first.op.type == "Const"
+
+
+def _is_used(variable: Operation, run: Container[Operation]) -> bool:
+    """Return whether operations use a variable for more than to see whether it is initialized."""
+    users = [user for tensor in variable.outputs for user in tensor.consumers() if user in run]
+    return any(user.type not in ("VarIsInitializedOp", "IsVariableInitialized") for user in users)
 
 
 def _lacks(kind: str, op: Operation, theirs: Iterable[str], mine: Iterable[str], mode: str) -> str:

@@ -49,7 +49,14 @@ def test_model_dir_is_on_the_first_volume_that_can_be_written() -> None:
     assert containers.task_config(job).model_dir == "/out/first"
 
 
-@pytest.mark.parametrize(("flag", "value"), [("model_dir", "/x"), ("model_dir", "runs"), ("volumes", "a:/a:ro")])
+def test_one_volume_must_be_writable() -> None:
+    """With read-only volumes alone, the error is about them, with or without --model_dir."""
+    for flags in ({}, {"model_dir": "/a/first"}):
+        with pytest.raises(ConfigError, match=r"--volumes: each can only be read.*: add NAME:/path"):
+            containers.task_config(job_of("first", volumes="a:/a:ro,b:/b:ro", **flags))
+
+
+@pytest.mark.parametrize(("flag", "value"), [("model_dir", "/x"), ("model_dir", "runs")])
 def test_what_a_job_leaves_must_be_on_a_volume(flag: str, value: str) -> None:
     """A --model_dir that would be gone with its container, or cannot be written, is an error that gives the fix."""
     with pytest.raises(ConfigError, match=r"--model_dir=.* is (on no volume.*--volumes=NAME:/|no path in the cont)"):

@@ -68,6 +68,23 @@ def test_five_are_kept_over_all_runs(tmp_path: Path) -> None:
     assert state.model_checkpoint_path == str(tmp_path / "model.ckpt-8")
 
 
+def test_what_another_program_wrote_is_kept(tmp_path: Path) -> None:
+    """TensorFlow's ``Saver`` deletes only what it has saved; so a script's old checkpoints stay, however many."""
+    weight = tf.get_variable("weight", [2], initializer=tf.zeros_initializer())
+    step = tf.train.get_or_create_global_step()
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for number in range(1, 9):
+            session.run(step.assign(number))
+            tf.train.Saver([weight, step]).save(session, str(tmp_path / "model.ckpt"), number, write_meta_graph=False)
+    tf.reset_default_graph()
+    run = Training(tmp_path)
+    for number in range(9, 16):
+        run.save(number)
+    steps = [int(path.rpartition("-")[2]) for path in list_checkpoints(str(tmp_path))]
+    assert steps == [*range(1, 9), 11, 12, 13, 14, 15]
+
+
 def test_a_damaged_checkpoint_takes_no_place(tmp_path: Path) -> None:
     """Of the five, none is one that was passed over; it goes when it is older than those."""
     run = Training(tmp_path)

@@ -1,0 +1,70 @@
+"""A counter of steps that tfps does not raise is refused; one that the model itself raises is not."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from support.cluster import dataset_of, model_of
+
+import tfps
+from tfps.cluster.spec import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import ModelError
+from tfps.models.model import Model
+from tfps.runtime.graph import builder
+
+CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is started
+
+
+class _Counting(tf.train.GradientDescentOptimizer):
+    """Raises a counter with each update."""
+
+    def __init__(self, rate: Any, counter: Any) -> None:
+        super().__init__(rate)
+        self._counter = counter
+
+    def _finish(self, update_ops: Any, name_scope: str) -> Any:  # noqa: ARG002
+        return tf.group(*update_ops, self._counter.assign_add(1))
+
+
+def _model(use_resource: bool, changed_by: str) -> Model:
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return dataset_of(np.float32([1])).repeat()
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        step = tf.Variable(0, trainable=False, use_resource=use_resource)
+        rate = tf.train.exponential_decay(0.1, step, 1, 0.5)
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        loss = weight * features["x"]
+        if changed_by == "updates":
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, step.assign_add(1))
+        if changed_by == "the loss":
+            loss += tf.cast(step.assign_add(1), tf.float32)
+        if changed_by == "the optimizer":
+            return tfps.ModelSpec(loss=loss, optimizer=_Counting(rate, step))
+        return tfps.ModelSpec(
+            loss=loss, optimizer=tf.train.GradientDescentOptimizer(0.1 if changed_by == "nothing, unused" else rate)
+        )
+
+    return model_of(input_fn, model_fn)
+
+
+def _build(mode: str, index: int, model: Model) -> None:
+    builder.training(JobConfig(mode=mode), CLUSTER, Task("worker", index), model)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("use_resource", [True, False])
+def test_a_counter_that_nothing_changes_is_refused(use_resource: bool, mode: str) -> None:
+    """``minimize(loss, global_step)`` raised it in the script; here the rate would stay that of step 0."""
+    with pytest.raises(ModelError, match=r"line \d+: nothing changes variable 'Variable', .*get_or_create_global_step"):
+        _build(mode, 0, _model(use_resource, "nothing"))
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("changed_by", ["updates", "the loss", "the optimizer", "nothing, unused"])
+def test_other_counters_are_not(changed_by: str, mode: str) -> None:
+    """Each worker of each mode builds its step; in sync, the chief's alone has the model's updates."""
+    for index in range(2):
+        _build(mode, index, _model(True, changed_by))
