@@ -35,6 +35,10 @@ class JobStateReader:
         """
         return bool(self._asked(lambda session: self._state.is_up(session) and all(self._state.marked(session))))
 
+    def are_ps_up(self) -> bool:
+        """Return whether every PS answers on the connections that this process has."""
+        return bool(self._asked(self._state.is_up))
+
     def phases(self) -> Sequence[int]:
         """Return the workers' phases; empty if the PS do not answer."""
         return self._asked(lambda session: self._state.read(session)[0]) or []

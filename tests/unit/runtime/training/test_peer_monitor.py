@@ -2,20 +2,27 @@
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
-from support.cluster import dataset_of, job, linear, model_of, wait_until
+import tensorflow.compat.v1 as tf
+from support.cluster import dataset_of, job, linear, model_of, train, wait_until
 from support.listeners import Speaker, address_of, listener
 
+from tfps.cluster import rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ClusterFormError, PeerLostError, StallError
 from tfps.runtime import task as tasks
+from tfps.runtime.coordination import heartbeat, state_reader
+from tfps.runtime.coordination.state_reader import JobStateReader
 from tfps.runtime.coordination.stragglers import WorkerPace
+from tfps.runtime.process import shutdown
 from tfps.runtime.training import peer_monitor
 from tfps.runtime.training.peer_monitor import PeerMonitor
 from tfps.runtime.training.worker_progress import Progress
@@ -29,6 +36,7 @@ class FakeReader:
 
     def __init__(self, ahead: Sequence[int] = (), beats: Sequence[WorkerPace] = ()) -> None:
         self.ahead, self.beats, self.phases = (lambda: ahead), (lambda: beats), list
+        self.are_ps_up = lambda: False
 
 
 def watch_of(cluster: Cluster, reader: FakeReader, **flags: float) -> PeerMonitor:
@@ -72,6 +80,53 @@ def test_who_waits_tells_for_whom_and_since_when(ahead: list[int], awaited: str)
         error = watched.error(progress, True)
     assert isinstance(error, StallError)
     assert f"the last was 120{awaited}: see the stacks in the task's log" in str(error)
+
+
+def test_a_ps_that_answers_on_its_connections_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New connections may fail for a reason of this host's own, and training needs none."""
+    monkeypatch.setattr(peer_monitor, "_LOST_AFTER_SECS", 0.2)
+    reader = FakeReader()
+    watched = watch_of(Cluster(("127.0.0.1:1",), ("127.0.0.1:2",)), reader)
+    assert watched.error(None, False) is None
+    time.sleep(0.3)
+    reader.are_ps_up = lambda: True
+    assert watched.error(None, False) is None
+    reader.are_ps_up = lambda: False
+    assert str(watched.error(None, False)) == "lost ps/0: no answer for 0.2 s."
+
+
+def test_a_job_needs_no_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While none can be opened to any PS, its workers go on for long, and take every step."""
+    monkeypatch.setattr(peer_monitor, "_LOST_AFTER_SECS", 0.2)
+    monkeypatch.setattr(shutdown, "_LOOK_SECS", 0.1)
+    monkeypatch.setattr(state_reader, "_PATIENCE_SECS", 100.0)
+    monkeypatch.setattr(heartbeat, "_HEARD_SECS", 100.0)
+    asked, really, lost = list[bool](), JobStateReader.are_ps_up, threading.Event()
+
+    def are_ps_up(self: JobStateReader) -> bool:
+        asked.append(really(self))
+        return asked[-1]
+
+    def wait(x: Any) -> Any:
+        lost.set()
+        wait_until(lambda: len(asked) > 5)
+        return x
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = tf.data.Dataset.from_tensors(np.float32(1)).repeat()
+        held = data.map(lambda x: tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), []))
+        return None if mode == "eval" else held.map(lambda x: ({"x": x}, 0.0))
+
+    missing = rendezvous.missing
+
+    def cut_off(cluster: Cluster, tasks: Sequence[Task]) -> list[Task]:
+        absent = missing(cluster, tasks)
+        return [task for task in tasks if task in absent or (lost.is_set() and task.job == "ps")]
+
+    monkeypatch.setattr(rendezvous, "missing", cut_off)
+    train(model_of(input_fn, linear), num_ps=2, max_steps=20)
+    assert len(asked) > 5
+    assert all(asked)
 
 
 @pytest.mark.parametrize("began", [True, False])
