@@ -57,6 +57,12 @@ def test_a_ps_that_stands_still_is_lost_although_it_can_be_reached(monkeypatch: 
     assert str(error) == "lost ps/1: it is reachable but has not answered for 0.3 s."
 
 
+def test_a_worker_that_has_only_skipped_batches_tells_no_time() -> None:
+    """It has taken no step, so that of its last one is not known."""
+    assert Progress(skipped=2).beat().when == 0.0
+    assert Progress(steps=1, last_step=time.monotonic()).beat().when > 0.0
+
+
 @pytest.mark.parametrize(
     ("ahead", "awaited"),
     [
