@@ -204,30 +204,49 @@ def test_two_saves_wait_for_each_other(tmp_path: Path) -> None:
     assert [problem(path) for path in list_checkpoints(str(tmp_path))] == [None, None]
 
 
-def one_goes_on(go_on: threading.Event, held: threading.Event) -> Any:
-    """Return an ``input_fn`` of ones: the chief's ends after 3, another worker's has 30 and is held before the 21st."""
+class GoesOn:
+    """An ``input_fn`` of ones: the chief's ends after 3; then another worker's begins, and waits before the 21st of 30."""
 
-    def wait(at: Any) -> Any:
-        if at == 20:
-            held.set()
-            assert go_on.wait(100)
-        return np.float32(1)
+    def __init__(self) -> None:
+        self._may_begin, self._reached, self._may_go_on = (threading.Event() for _ in range(3))
 
-    def input_fn(mode: str, params: Any, context: Any) -> Any:
+    def __call__(self, mode: str, params: Any, context: Any) -> Any:
+        """Return the dataset."""
         if mode == "eval":
             return None
         if context.input_pipeline_id == 0:
             return dataset_of(np.ones(3, np.float32))
-        held_up = tf.data.Dataset.range(30).map(lambda at: tf.numpy_function(wait, [at], tf.float32))
-        return held_up.map(lambda x: ({"x": tf.ensure_shape(x, [])}, 0.0))
+        held = tf.data.Dataset.range(30).map(lambda at: tf.numpy_function(self._wait, [at], tf.float32))
+        return held.map(lambda x: ({"x": tf.ensure_shape(x, [])}, 0.0))
 
-    return input_fn
+    def _wait(self, at: Any) -> Any:
+        if at == 0:
+            assert self._may_begin.wait(100)
+        if at == 20:
+            self._reached.set()
+            assert self._may_go_on.wait(100)
+        return np.float32(1)
+
+    @contextlib.contextmanager
+    def held(self, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+        """Return a context in which the chief waits for the other worker, which is held."""
+        try:
+            wait_until(lambda: "the input has ended" in caplog.messages)
+            self._may_begin.set()
+            assert self._reached.wait(100)
+            yield
+        finally:
+            self._may_begin.set()
+            self._may_go_on.set()
 
 
-def test_a_chief_whose_input_has_ended_saves_what_the_others_do(tmp_path: Path) -> None:
+def test_a_chief_whose_input_has_ended_saves_what_the_others_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A job that loses its PS then resumes from the others' last step, not from the chief's."""
-    place, found, real = tmp_path / "m", tmp_path / "found", publish.publish
-    go_on, is_found = threading.Event(), threading.Event()
+    caplog.set_level(logging.INFO, "tfps")
+    place, found, is_found = tmp_path / "m", tmp_path / "found", threading.Event()
+    real, input_fn = publish.publish, GoesOn()
 
     def publishing(staged: Path, path: str, *rest: Any) -> None:
         real(staged, path, *rest)
@@ -236,12 +255,9 @@ def test_a_chief_whose_input_has_ended_saves_what_the_others_do(tmp_path: Path) 
             is_found.set()
 
     flags = {**FLAGS, "num_workers": 2, "model_dir": str(place)}
-    model = model_of(one_goes_on(go_on, threading.Event()), linear)
-    with mock.patch.object(publish, "publish", publishing), job(model, **flags) as running:
-        try:
+    with mock.patch.object(publish, "publish", publishing), job(model_of(input_fn, linear), **flags) as running:
+        with input_fn.held(caplog):
             wait_until(is_found.is_set)
-        finally:
-            go_on.set()
         assert_done(running.wait())
     assert (summary(place)["global_step"], variables_of(place)["weight"]) == (33, -33)
     train(LINEAR, num_workers=1, max_steps=25, model_dir=str(found))
@@ -254,16 +270,13 @@ def test_a_directory_that_is_lost_as_the_chief_waits_is_saved_to_at_once(
 ) -> None:
     """It is made again and gets a checkpoint while the others train on, also if the next save is far away."""
     caplog.set_level(logging.INFO, "tfps")
-    place, go_on, held = tmp_path / "m", threading.Event(), threading.Event()
+    place, input_fn = tmp_path / "m", GoesOn()
     flags = {**FLAGS, "num_workers": 2, "model_dir": str(place), "save_checkpoint_secs": 1000.0}
-    with job(model_of(one_goes_on(go_on, held), linear), **flags) as running:
-        try:
-            wait_until(lambda: held.is_set() and "the input has ended" in caplog.messages)
+    with job(model_of(input_fn, linear), **flags) as running:
+        with input_fn.held(caplog):
             place.rename(tmp_path / "gone")
             wait_until(lambda: list_checkpoints(str(place)))
             [path] = list_checkpoints(str(place))
             assert variables_of(place) == {"weight": -restore.step_of(path), "global_step": restore.step_of(path)}
-        finally:
-            go_on.set()
         assert_done(running.wait())
     assert summary(place)["global_step"] == 33
