@@ -205,13 +205,14 @@ def test_two_saves_wait_for_each_other(tmp_path: Path) -> None:
 
 
 class GoesOn:
-    """An ``input_fn`` of ones: the chief's ends after 3; then another worker's begins, and waits before the 21st of 30."""
+    """An ``input_fn`` of ones: the chief's ends after 3; then the other worker's begins, and waits before its 21st."""
 
     def __init__(self) -> None:
         self._may_begin, self._reached, self._may_go_on = (threading.Event() for _ in range(3))
 
     def __call__(self, mode: str, params: Any, context: Any) -> Any:
         """Return the dataset."""
+        del params
         if mode == "eval":
             return None
         if context.input_pipeline_id == 0:
