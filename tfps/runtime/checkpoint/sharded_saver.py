@@ -185,7 +185,7 @@ def _storage_told_apart(path: str) -> Iterator[None]:
     """Let an error of ``LOST`` that names a file be an ``UnknownError``, as TensorFlow's other errors of storage are.
 
     TensorFlow gives ``ESTALE`` the code ``ABORTED``, and ``ENOLCK`` and ``ENETUNREACH`` the code ``UNAVAILABLE``
-    (``IOErrorToErrorCode`` in tsl's errors.cc), but starts their texts with the path.
+    (``IOErrorToErrorCode`` in tsl's errors.cc), but their texts have the path of the file.
     """
     try:
         yield
