@@ -13,6 +13,8 @@ from tfps.cluster.addresses import split
 from tfps.cluster.probe import connect
 from tfps.errors import ConfigError
 
+_OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # this process cannot open a connection
+
 
 @contextlib.contextmanager
 def held_ports(count: int) -> Iterator[list[int]]:
@@ -50,9 +52,9 @@ def check_port(address: str, flag: str) -> None:
 
 
 def answers(address: str) -> bool:
-    """Return whether something accepts connections at ``host:port``."""
+    """Return whether something accepts connections at ``host:port``, or this process cannot open any to find out."""
     try:
         connect(address).close()
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in _OWN_LIMITS
     return True

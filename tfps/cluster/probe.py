@@ -29,6 +29,8 @@ SILENT = "no answer"
 UNRESPONSIVE = "the process there does not answer"
 OTHER = "another program listens there"
 
+_known_places: dict[str, Sequence[Any]] = {}  # by address, where its host was when its name was last looked up
+
 _AT_ONCE = 256  # sockets open at the same time; the limit of a process is often 1,024
 _MAX_BYTES = 65536
 _NAME = re.compile(rb"/job:(\w{1,100})/replica:0/task:([0-9]{1,9})/")  # of a device
@@ -68,11 +70,24 @@ def connect(address: str, secs: float = PROBE_SECS) -> socket.socket:
     Raises:
         OSError: If the connection fails.
     """
-    connection = _first_of(socket.getaddrinfo(*split(address), type=socket.SOCK_STREAM), secs)
+    connection = _first_of(_places(address), secs)
     if connection.getsockname() == connection.getpeername():  # an unused local port can connect to itself
         connection.close()
         raise ConnectionRefusedError
     return connection
+
+
+def _places(address: str) -> Sequence[Any]:
+    """Look up a host; if that fails, return where it was before, because then only the name service is known to fail.
+
+    A host that has moved or gone does not answer there.
+    """
+    try:
+        _known_places[address] = socket.getaddrinfo(*split(address), type=socket.SOCK_STREAM)
+    except OSError:
+        if address not in _known_places:
+            raise
+    return _known_places[address]
 
 
 def _first_of(places: Sequence[Any], secs: float) -> socket.socket:

@@ -124,7 +124,8 @@ class _Meeting:
         if is_over:
             raise ClusterFormError(
                 f"the cluster did not form: no answer from {self.missing} within "
-                f"--start_timeout_secs={self._timeout_secs:g}. Start what is missing, or correct the addresses."
+                f"--start_timeout_secs={self._timeout_secs:g}. Start what is missing (after the loss of a PS, also "
+                "workers that had ended), or correct the addresses."
             )
 
     def _refusal(self, peer: Task, other: Task) -> str:

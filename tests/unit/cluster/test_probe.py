@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import socket
 import socketserver
 import threading
@@ -13,7 +14,8 @@ from support.cluster import cluster_of, target_of, wait_until
 from support.listeners import Speaker, address_of, blackhole, listener, serving, web_server
 
 from tfps.cluster import probe
-from tfps.cluster.ports import held_ports
+from tfps.cluster.addresses import split
+from tfps.cluster.ports import answers, held_ports
 from tfps.cluster.probe import ProbeResult
 from tfps.cluster.spec import Cluster, Task
 
@@ -144,3 +146,42 @@ def test_a_host_of_which_one_address_is_dead_answers_at_another(monkeypatch: pyt
         places = [really(*address.rsplit(":", 1), type=socket.SOCK_STREAM)[0] for address in (dead, there.address)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: places)
         assert probe.probe_address("two:2222") == ProbeResult(Task("worker", 0))
+
+
+def test_a_name_that_cannot_be_looked_up_is_asked_for_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outage of the name service loses no task; one that ends meanwhile is not there, and one that moves is."""
+    really = socket.getaddrinfo
+    with contextlib.closing(Speaker(Task("ps", 0))) as there:
+        name = f"somewhere:{split(there.address)[1]}"
+        monkeypatch.setattr(socket, "getaddrinfo", _no_names)
+        assert probe.probe_address(name) == ProbeResult(problem=probe.UNKNOWN_HOST)
+        monkeypatch.setattr(socket, "getaddrinfo", lambda _host, port, **kwargs: really("127.0.0.1", port, **kwargs))
+        assert answers(name)
+        monkeypatch.setattr(socket, "getaddrinfo", _no_names)
+        assert answers(name)
+        assert probe.probe_address(name) == ProbeResult(Task("ps", 0))
+    assert not answers(name)
+    with contextlib.closing(Speaker(Task("ps", 0))) as elsewhere:
+        port = split(elsewhere.address)[1]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **kwargs: really("127.0.0.1", port, **kwargs))
+        assert answers(name)
+
+
+def _no_names(*_args: object, **_kwargs: object) -> object:
+    raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+
+def test_a_process_without_free_files_cannot_say_that_nobody_answers() -> None:
+    """That it can open no connection is a fault of its own, and no evidence against a task."""
+    with contextlib.closing(Speaker(Task("ps", 0))) as there:
+        assert answers(there.address)
+    assert not answers(there.address)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        found = answers(there.address)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found

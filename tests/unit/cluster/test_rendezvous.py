@@ -175,7 +175,8 @@ def test_those_who_never_come_are_named() -> None:
         rendezvous.wait_for_peers(cluster, CHIEF, 0.2, lambda: None)
     assert str(caught.value) == (
         f"the cluster did not form: no answer from ps/0 ({cluster.ps[0]}), worker/1 ({cluster.workers[1]}) within "
-        "--start_timeout_secs=0.2. Start what is missing, or correct the addresses."
+        "--start_timeout_secs=0.2. Start what is missing (after the loss of a PS, also workers that had ended), or "
+        "correct the addresses."
     )
     assert caught.value.exit_code == 171
 

@@ -7,10 +7,11 @@ a file what the chief wrote there. If one does not, or the chief does not find a
 saves alone. Readers cannot tell which task wrote a checkpoint.
 """
 
+import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,8 @@ class ShardedSaver:
         feed: dict[Tensor, object] = {names.filename_tensor_name: path}
         while True:
             try:
-                return _saved(session.run(fetches, feed))
+                with _storage_told_apart(path):
+                    return _saved(session.run(fetches, feed))
             except tf.errors.InvalidArgumentError as error:
                 if _NOT_ONE_STEP not in error.message:
                     raise
@@ -155,7 +157,8 @@ class ShardedSaver:
         why = ""
         if self._is_shared(session, Path(f"{path}.index")):
             try:
-                self._by_ps.restore(session, path)
+                with _storage_told_apart(path):
+                    self._by_ps.restore(session, path)
                 return
             except LOST:
                 raise
@@ -168,12 +171,28 @@ class ShardedSaver:
     def _is_shared(self, session: Session, file: Path) -> bool:
         """Return whether every PS finds the same contents in a file as this task."""
         try:
-            here, found = read_file(file), session.run(self._found, {self._file: str(file)})
+            with _storage_told_apart(str(file)):
+                here, found = read_file(file), session.run(self._found, {self._file: str(file)})
         except LOST:
             raise
         except (tf.errors.OpError, OSError):
             return False
         return all(there == here for there in found)
+
+
+@contextlib.contextmanager
+def _storage_told_apart(path: str) -> Iterator[None]:
+    """Let an error of ``LOST`` that names a file be an ``UnknownError``, as TensorFlow's other errors of storage are.
+
+    TensorFlow gives ``ESTALE`` the code ``ABORTED``, and ``ENOLCK`` and ``ENETUNREACH`` the code ``UNAVAILABLE``
+    (``IOErrorToErrorCode`` in tsl's errors.cc), but their texts have the path of the file.
+    """
+    try:
+        yield
+    except LOST as error:
+        if path not in error.message:
+            raise
+        raise tf.errors.UnknownError(error.node_def, error.op, error.message) from None
 
 
 def _read_on(device: str, file: Tensor) -> Tensor:

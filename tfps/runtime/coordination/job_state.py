@@ -50,8 +50,10 @@ So a worker opens a session only if the PS have just answered its heartbeat.
 
 import dataclasses
 import enum
+import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tensorflow.compat.v1 as tf
 
@@ -131,7 +133,10 @@ class JobState:
         phases += [ps.phase.scatter_update(tf.IndexedSlices(self._phase, worker)) for ps in servers[1:]]
         self._write = tf.group(*phases)
         self._at = tf.placeholder(tf.float64, [7], name="tfps/beat")
-        self._beat = first.beats.scatter_update(tf.IndexedSlices(self._at, worker)).op
+        with tf.device(first.beats.device):  # the workers' clocks may differ
+            self._now = tf.timestamp()
+            beat = tf.concat([self._at[:2], [self._now - self._at[2]], self._at[3:]], 0)
+        self._beat = first.beats.scatter_update(tf.IndexedSlices(beat, worker)).op
         self._beats, self._signed = first.beats.read_value(), first.totals.read_value()
         self._generation = tf.placeholder(tf.int64, [], name="tfps/generation")
         self._release = first.released.assign(self._generation, read_value=False)
@@ -169,12 +174,19 @@ class JobState:
     def heartbeat_writer(self, session: Session) -> Callable[[WorkerPace], None]:
         """Return a function that writes this worker's heartbeat; ``restart_state_reader`` explains why a function."""
         beat = session.make_callable(self._beat, [self._at])
-        return lambda pace: beat(dataclasses.astuple(pace))
+        return lambda pace: beat(dataclasses.astuple(replace(pace, when=time.time() - (pace.when or -math.inf))))
 
     def beats(self, session: Session) -> Callable[[], list[WorkerPace]]:
-        """Return a function that reads each worker's last heartbeat; ``restart_state_reader`` explains why."""
+        """Return a function that reads each worker's last heartbeat; ``restart_state_reader`` explains why.
+
+        Their times are of the clock of PS 0, which ``now`` reads.
+        """
         read = session.make_callable(self._beats)
         return lambda: list(map(_pace, read().tolist()))
+
+    def now(self, session: Session) -> float:
+        """Return the time of PS 0, in seconds since 1970."""
+        return float(session.run(self._now))
 
     def totals(self, session: Session) -> list[WorkerTotals]:
         """Return each worker's totals: as it wrote them with its phase, or its last heartbeat if that has more."""
@@ -277,7 +289,7 @@ class JobState:
 
 def _pace(row: Sequence[float]) -> WorkerPace:
     steps, global_step, when, secs, *counts = row
-    return WorkerPace(int(steps), int(global_step), when, secs, *map(int, counts))
+    return WorkerPace(int(steps), int(global_step), max(when, 0.0), secs, *map(int, counts))
 
 
 def _totals(signed: Sequence[float], beat: WorkerPace) -> WorkerTotals:

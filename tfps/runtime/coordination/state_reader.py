@@ -2,13 +2,16 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.coordination.job_state import JobState
 from tfps.runtime.coordination.stragglers import WorkerPace
+from tfps.tf_types import Session
 
 _PATIENCE_SECS = 2.0
 
@@ -35,6 +38,10 @@ class JobStateReader:
         """
         return bool(self._asked(lambda session: self._state.is_up(session) and all(self._state.marked(session))))
 
+    def are_ps_up(self) -> bool:
+        """Return whether every PS answers on the connections that this process has."""
+        return bool(self._asked(self._state.is_up))
+
     def phases(self) -> Sequence[int]:
         """Return the workers' phases; empty if the PS do not answer."""
         return self._asked(lambda session: self._state.read(session)[0]) or []
@@ -44,8 +51,12 @@ class JobStateReader:
         return [] if self._ahead is None else self._asked(lambda session: session.run(self._ahead).tolist()) or []
 
     def beats(self) -> Sequence[WorkerPace]:
-        """Return the workers' heartbeats; empty if the PS do not answer."""
-        return self._asked(lambda session: self._state.beats(session)()) or []
+        """Return the workers' heartbeats, with times of this machine's clock; empty if the PS do not answer."""
+        return self._asked(self._own_beats) or []
+
+    def _own_beats(self, session: Session) -> Sequence[WorkerPace]:
+        beats, ahead = self._state.beats(session)(), time.time() - self._state.now(session)
+        return [replace(beat, when=beat.when + ahead) if beat.when else beat for beat in beats]
 
     def _asked(self, question: Callable[[Any], Any]) -> Any:
         """Return the answer of the PS, or ``None`` if they do not answer within a short time."""

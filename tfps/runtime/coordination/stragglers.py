@@ -15,7 +15,7 @@ class WorkerPace:
     Attributes:
         steps: How many steps it had taken.
         global_step: The global step after the last of them.
-        when: When that was, in seconds since 1970; 0.0 if it has taken none.
+        when: When that was, in seconds since 1970, by whichever clock its source names; 0.0 if it has taken none.
         secs: For how long it had trained.
         skipped: How many batches it had skipped.
         batches: How many of its steps had a known batch size.

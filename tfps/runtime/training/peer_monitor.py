@@ -63,7 +63,7 @@ class PeerMonitor:
             steps_on: Whether it is taking steps now.
             needs_others: Whether it cannot go on without the other workers, where workers wait for one another.
         """
-        if lost := self._any_lost(self._servers, _LOST_AFTER_SECS) or self._any_mute():
+        if lost := self._any_lost_server() or self._any_mute():
             return lost
         if progress is None:  # waiting for the chief to set the variables, or for others to restart together
             awaited = [other for other in self._others if other.is_chief or self._is_blocking]
@@ -105,8 +105,10 @@ class PeerMonitor:
         silent = [task for task in absent if self._silent_secs(task.index) >= after_secs]
         return self._lost(self._still_needed(silent), after_secs)
 
-    def _any_lost(self, tasks: Sequence[Task], after_secs: float) -> TfpsError | None:
-        return self._lost(self._peers.unreachable(tasks, after_secs), after_secs)
+    def _any_lost_server(self) -> TfpsError | None:
+        """Return an error if some PS accept no new connection, and not all PS answer on the existing ones."""
+        absent = self._peers.unreachable(self._servers, _LOST_AFTER_SECS)
+        return None if absent and self._reader.are_ps_up() else self._lost(absent, _LOST_AFTER_SECS)
 
     def _lost(self, lost: Sequence[Task], after_secs: float) -> TfpsError | None:
         return PeerLostError(f"lost {_named(lost)}: no answer for {after_secs:g} s.") if lost else None

@@ -75,7 +75,7 @@ class Loop:
         config: The job.
         reporter: Reports each step that is due.
         stop: Checked between runs.
-        between_runs: Called after every run; the chief saves in it.
+        between_runs: Called after every run, and while the worker waits for others; the chief saves in it.
 
     Attributes:
         progress: The worker's progress.
@@ -145,6 +145,21 @@ class Loop:
                 pending.extend(self._finish(in_flight.popleft(), self._stop.error is None))
         if self._stop.error:
             raise self._stop.error
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds, between two runs: the others may train for long, so the chief goes on saving.
+
+        Raises:
+            TfpsError: The reason to stop, if there is one.
+        """
+
+        def holds() -> bool:
+            if condition():
+                return True
+            self._between_runs()
+            return False
+
+        self._stop.wait_until(holds)
 
     def take(self, ticket: int) -> None:
         """Take one step, for a ticket that another worker drew; raise the reason to stop, if there is one."""

@@ -158,7 +158,7 @@ class Worker:
         max_steps = self._config.max_steps
         while parts.built.step.any_worker_can_finish and not loop.progress.input_ended:
             parts.write_phase(Phase.IDLE, loop.progress)
-            self._stop.wait_until(
+            loop.wait_until(
                 lambda: parts.global_step() >= max_steps or parts.others.let_this_one(parts.connection.session)
             )
             step = parts.global_step()
@@ -196,13 +196,13 @@ class Worker:
         def are_through() -> bool:
             return parts.others.are_through(session, can_finish and parts.global_step() < self._config.max_steps)
 
-        self._stop.wait_until(are_through)
+        loop.wait_until(are_through)
         while can_finish:
             parts.write_phase(Phase.FINISHING, loop.progress)
             if are_through():
                 break
             parts.write_phase(Phase.EXHAUSTED, loop.progress)  # one has come back just before
-            self._stop.wait_until(are_through)
+            loop.wait_until(are_through)
         left = parts.others.not_done(session) if can_finish else []
         if left and parts.global_step() < self._config.max_steps:
             log.info("the job ends without %s: gone, and not replaced", ", ".join(map(str, left)))

@@ -44,6 +44,6 @@ class Progress:
 
     def beat(self) -> WorkerPace:
         """Return this progress as a heartbeat."""
-        when = time.time() - (time.monotonic() - self.last_step)
+        when = time.time() - (time.monotonic() - self.last_step) if self.last_step else 0.0
         counts = (self.skipped, self.batches, self.examples)
         return WorkerPace(self.steps, self.global_step, when, self.seconds, *counts)

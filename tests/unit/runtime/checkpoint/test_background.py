@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -14,13 +15,24 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from support.checkpoints import Training, steps_in
-from support.cluster import LINEAR, job, model_of, ones, variables_of, wait_until
+from support.cluster import (
+    LINEAR,
+    assert_done,
+    dataset_of,
+    job,
+    linear,
+    model_of,
+    ones,
+    train,
+    variables_of,
+    wait_until,
+)
 from support.processes import summary
 
 import tfps
 from tfps.errors import DivergedError, StoppedError
 from tfps.progress import parse_progress
-from tfps.runtime.checkpoint import directory, restore
+from tfps.runtime.checkpoint import directory, publish, restore
 from tfps.runtime.checkpoint.background import BackgroundThread
 from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.runtime.checkpoint.manager import CheckpointManager
@@ -190,3 +202,82 @@ def test_two_saves_wait_for_each_other(tmp_path: Path) -> None:
         second.join(20)
     assert steps_in(tmp_path) == [1, 2]
     assert [problem(path) for path in list_checkpoints(str(tmp_path))] == [None, None]
+
+
+class GoesOn:
+    """An ``input_fn`` of ones: the chief's ends after 3; then the other worker's begins, and waits before its 21st."""
+
+    def __init__(self) -> None:
+        self._may_begin, self._reached, self._may_go_on = (threading.Event() for _ in range(3))
+
+    def __call__(self, mode: str, params: Any, context: Any) -> Any:
+        """Return the dataset."""
+        del params
+        if mode == "eval":
+            return None
+        if context.input_pipeline_id == 0:
+            return dataset_of(np.ones(3, np.float32))
+        held = tf.data.Dataset.range(30).map(lambda at: tf.numpy_function(self._wait, [at], tf.float32))
+        return held.map(lambda x: ({"x": tf.ensure_shape(x, [])}, 0.0))
+
+    def _wait(self, at: Any) -> Any:
+        if at == 0:
+            assert self._may_begin.wait(100)
+        if at == 20:
+            self._reached.set()
+            assert self._may_go_on.wait(100)
+        return np.float32(1)
+
+    @contextlib.contextmanager
+    def held(self, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+        """Return a context in which the chief waits for the other worker, which is held."""
+        try:
+            wait_until(lambda: "the input has ended" in caplog.messages)
+            self._may_begin.set()
+            assert self._reached.wait(100)
+            yield
+        finally:
+            self._may_begin.set()
+            self._may_go_on.set()
+
+
+def test_a_chief_whose_input_has_ended_saves_what_the_others_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job that loses its PS then resumes from the others' last step, not from the chief's."""
+    caplog.set_level(logging.INFO, "tfps")
+    place, found, is_found = tmp_path / "m", tmp_path / "found", threading.Event()
+    real, input_fn = publish.publish, GoesOn()
+
+    def publishing(staged: Path, path: str, *rest: Any) -> None:
+        real(staged, path, *rest)
+        if path == str(place / "model.ckpt-23") and not is_found.is_set():
+            shutil.copytree(place, found, ignore=shutil.ignore_patterns(".*"))
+            is_found.set()
+
+    flags = {**FLAGS, "num_workers": 2, "model_dir": str(place)}
+    with mock.patch.object(publish, "publish", publishing), job(model_of(input_fn, linear), **flags) as running:
+        with input_fn.held(caplog):
+            wait_until(is_found.is_set)
+        assert_done(running.wait())
+    assert (summary(place)["global_step"], variables_of(place)["weight"]) == (33, -33)
+    train(LINEAR, num_workers=1, max_steps=25, model_dir=str(found))
+    assert summary(found)["resumed_from_step"] == 23
+    assert variables_of(found) == {"weight": -25, "global_step": 25}
+
+
+def test_a_directory_that_is_lost_as_the_chief_waits_is_saved_to_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is made again and gets a checkpoint while the others train on, also if the next save is far away."""
+    caplog.set_level(logging.INFO, "tfps")
+    place, input_fn = tmp_path / "m", GoesOn()
+    flags = {**FLAGS, "num_workers": 2, "model_dir": str(place), "save_checkpoint_secs": 1000.0}
+    with job(model_of(input_fn, linear), **flags) as running:
+        with input_fn.held(caplog):
+            place.rename(tmp_path / "gone")
+            wait_until(lambda: list_checkpoints(str(place)))
+            [path] = list_checkpoints(str(place))
+            assert variables_of(place) == {"weight": -restore.step_of(path), "global_step": restore.step_of(path)}
+        assert_done(running.wait())
+    assert summary(place)["global_step"] == 33

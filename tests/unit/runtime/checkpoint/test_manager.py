@@ -439,3 +439,43 @@ def test_a_loss_during_a_save_makes_the_next_one_due(tmp_path: Path, is_publishe
     run.save(1, patiently=True)
     assert steps_in(tmp_path) == [1]
     assert not run.checkpoints.is_due
+
+
+class Failing:
+    """A session of which every run fails that gets a path."""
+
+    def __init__(self, session: Any, error: Callable[[str], Exception]) -> None:
+        self._session, self._error = session, error
+
+    def run(self, fetches: Any, feed: Any = None) -> Any:
+        """Run, or raise the error for a path."""
+        for value in (feed or {}).values():
+            if isinstance(value, str):
+                raise self._error(value)
+        return self._session.run(fetches, feed)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [(tf.errors.AbortedError, "Stale file handle"), (tf.errors.UnavailableError, "No locks available")],
+)
+def test_an_error_of_storage_is_no_lost_ps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: Any, why: str
+) -> None:
+    """A save that fails so is reported, and training goes on; a lost PS, of the same code, is not passed over."""
+    caplog.set_level(logging.INFO, "tfps")
+    run = Training(tmp_path)
+    run.save(1)
+    really = run.session
+    run.session = Failing(really, lambda path: code(None, None, f"{path}.data-00000-of-00001.tempstate7; {why}"))
+    run.save(2, patiently=True)
+    assert steps_in(tmp_path) == [1]
+    [report] = [text for text in caplog.messages if "Training continues" in text]
+    assert f"{tmp_path}/model.ckpt-2 cannot be written: " in report
+    assert f"; {why}. Training continues" in report
+    run.session = Failing(really, lambda _: code(None, None, "Socket closed"))
+    with pytest.raises(code, match="Socket closed"):
+        run.save(2, patiently=True)
+    run.session = really
+    run.save(2, patiently=True)
+    assert steps_in(tmp_path) == [1, 2]

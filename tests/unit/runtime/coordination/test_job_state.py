@@ -18,6 +18,7 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import DataError, PeerLostError, StoppedError
 from tfps.runtime.coordination import job_state, job_variables
 from tfps.runtime.coordination.job_state import Phase, WorkerTotals
+from tfps.runtime.coordination.state_reader import JobStateReader
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.process import shutdown as stopping
 from tfps.runtime.process.shutdown import StopRequest, run_supervised
@@ -145,13 +146,31 @@ def test_the_later_totals_of_a_worker_count() -> None:
     with a_job() as job:
         job.serve()
         state, session = job.states[1]
-        state.heartbeat_writer(session)(WorkerPace(7, 20, 1000.0, 3.5, 2, 6, 48))
+        state.heartbeat_writer(session)(WorkerPace(7, 20, 0.0, 3.5, 2, 6, 48))
         assert state.totals(session) == [WorkerTotals(), WorkerTotals(7, 2, 3.5, 6, 48), WorkerTotals()]
-        assert state.beats(session)()[1] == WorkerPace(7, 20, 1000.0, 3.5, 2, 6, 48)
+        assert state.beats(session)()[1] == WorkerPace(7, 20, 0.0, 3.5, 2, 6, 48)
         state.write(session, Phase.STOPPED, WorkerTotals(9, 4, 4.5, 8, 64))
         assert state.totals(session)[1] == WorkerTotals(9, 4, 4.5, 8, 64)
         state.write(session, Phase.RUNNING, WorkerTotals())
         assert state.totals(session)[1] == WorkerTotals(7, 2, 3.5, 6, 48)
+
+
+@pytest.mark.parametrize("ahead_secs", [0.0, 3600.0, -3600.0])
+def test_how_long_ago_a_step_was_depends_on_no_other_clock(monkeypatch: pytest.MonkeyPatch, ahead_secs: float) -> None:
+    """A worker whose clock differs took its last step 100 s ago; who has taken none tells no time."""
+    really = time.time
+    with a_job() as job:
+        job.serve()
+        (its, its_session), (own, own_session) = job.states[1], job.states[0]
+        monkeypatch.setattr(job_state.time, "time", lambda: really() + ahead_secs)
+        began = really()
+        its.heartbeat_writer(its_session)(WorkerPace(7, 20, really() + ahead_secs - 100.0))
+        monkeypatch.setattr(job_state.time, "time", lambda: really() - ahead_secs)
+        reader = JobStateReader(lambda: contextlib.nullcontext(own_session), own, None)
+        beats = reader.beats()
+        secs = really() - ahead_secs - beats[1].when
+        assert 100 - 1e-3 < secs < 100 + 1e-3 + really() - began
+        assert [beats[0].when, beats[2].when] == [0.0, 0.0]
 
 
 def test_a_ps_ends_when_every_worker_is_done() -> None:

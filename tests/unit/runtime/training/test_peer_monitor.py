@@ -2,22 +2,28 @@
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
 import pytest
-from support.cluster import dataset_of, job, linear, model_of, wait_until
+from support.cluster import dataset_of, job, linear, model_of, ones, wait_until
 from support.listeners import Speaker, address_of, listener
 
+from tfps.cluster import rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ClusterFormError, PeerLostError, StallError
 from tfps.runtime import task as tasks
+from tfps.runtime.coordination import heartbeat, state_reader
+from tfps.runtime.coordination.state_reader import JobStateReader
 from tfps.runtime.coordination.stragglers import WorkerPace
+from tfps.runtime.process import shutdown
 from tfps.runtime.training import peer_monitor
 from tfps.runtime.training.peer_monitor import PeerMonitor
+from tfps.runtime.training.training_loop import Loop
 from tfps.runtime.training.worker_progress import Progress
 
 CHIEF = Task("worker", 0)
@@ -29,6 +35,7 @@ class FakeReader:
 
     def __init__(self, ahead: Sequence[int] = (), beats: Sequence[WorkerPace] = ()) -> None:
         self.ahead, self.beats, self.phases = (lambda: ahead), (lambda: beats), list
+        self.are_ps_up = lambda: False
 
 
 def watch_of(cluster: Cluster, reader: FakeReader, **flags: float) -> PeerMonitor:
@@ -47,6 +54,12 @@ def test_a_ps_that_stands_still_is_lost_although_it_can_be_reached(monkeypatch: 
         error = watched.error(None, False)
     assert isinstance(error, PeerLostError)
     assert str(error) == "lost ps/1: it is reachable but has not answered for 0.3 s."
+
+
+def test_a_worker_that_has_only_skipped_batches_tells_no_time() -> None:
+    """It has taken no step, so that of its last one is not known."""
+    assert Progress(skipped=2).beat().when == 0.0
+    assert Progress(steps=1, last_step=time.monotonic()).beat().when > 0.0
 
 
 @pytest.mark.parametrize(
@@ -72,6 +85,45 @@ def test_who_waits_tells_for_whom_and_since_when(ahead: list[int], awaited: str)
         error = watched.error(progress, True)
     assert isinstance(error, StallError)
     assert f"the last was 120{awaited}: see the stacks in the task's log" in str(error)
+
+
+def test_a_ps_that_answers_on_its_connections_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New connections may fail for a reason of this host's own, and training needs none."""
+    monkeypatch.setattr(peer_monitor, "_LOST_AFTER_SECS", 0.2)
+    reader = FakeReader()
+    watched = watch_of(Cluster(("127.0.0.1:1",), ("127.0.0.1:2",)), reader)
+    assert watched.error(None, False) is None
+    time.sleep(0.3)
+    reader.are_ps_up = lambda: True
+    assert watched.error(None, False) is None
+    reader.are_ps_up = lambda: False
+    assert str(watched.error(None, False)) == "lost ps/0: no answer for 0.2 s."
+
+
+def test_a_job_needs_no_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While none can be opened to any PS, the workers ask on those that they have, and go on."""
+    monkeypatch.setattr(peer_monitor, "_LOST_AFTER_SECS", 0.2)
+    monkeypatch.setattr(shutdown, "_LOOK_SECS", 0.1)
+    monkeypatch.setattr(state_reader, "_PATIENCE_SECS", 100.0)
+    monkeypatch.setattr(heartbeat, "_HEARD_SECS", 100.0)
+    asked, really, lost = list[bool](), JobStateReader.are_ps_up, threading.Event()
+    run, missing = Loop.run, rendezvous.missing
+
+    def are_ps_up(self: JobStateReader) -> bool:
+        asked.append(really(self))
+        return asked[-1]
+
+    def cut_off(cluster: Cluster, tasks: Sequence[Task]) -> list[Task]:
+        absent = missing(cluster, tasks)
+        return [task for task in tasks if task in absent or (lost.is_set() and task.job == "ps")]
+
+    monkeypatch.setattr(JobStateReader, "are_ps_up", are_ps_up)
+    monkeypatch.setattr(rendezvous, "missing", cut_off)
+    monkeypatch.setattr(Loop, "run", lambda loop: (lost.set(), run(loop)))
+    with job(model_of(ones, linear), num_ps=2, max_steps=10**9) as running:
+        wait_until(lambda: len(asked) > 5 or running.ended)
+        assert running.ended == {}
+    assert all(asked)
 
 
 @pytest.mark.parametrize("began", [True, False])

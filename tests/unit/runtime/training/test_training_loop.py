@@ -4,6 +4,7 @@ import logging
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from support.processes import summary
 
 import tfps
 from tfps.config.job_config import JobConfig
-from tfps.errors import DivergedError
+from tfps.errors import DivergedError, StoppedError
 from tfps.runtime.checkpoint.directory import list_checkpoints
+from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training import reporter as progress_lines
 from tfps.runtime.training.reporter import Reporter
+from tfps.runtime.training.training_loop import Loop
 from tfps.runtime.training.worker_progress import Progress
 
 
@@ -251,3 +254,15 @@ def test_a_task_that_is_asked_to_stop_saves_first(tmp_path: Path) -> None:
     said = summary(tmp_path)
     assert (said["status"], said["exit_code"]) == ("stopped", 143)
     assert 0 < said["global_step"] <= variables_of(tmp_path)["global_step"]  # the other may step on meanwhile
+
+
+def test_a_wait_saves_only_as_long_as_it_lasts() -> None:
+    """Whoever waits for other workers goes on saving; the end is seen before another save, and so is a stop."""
+    looks, saves, stop = iter([False, False, True]), list[int](), StopRequest()
+    loop: Any = SimpleNamespace(_between_runs=lambda: saves.append(1), _stop=stop)
+    Loop.wait_until(loop, lambda: next(looks))
+    assert saves == [1, 1]
+    stop.request(StoppedError("stopped by SIGTERM"))
+    with pytest.raises(StoppedError):
+        Loop.wait_until(loop, lambda: False)
+    assert len(saves) == 3

@@ -138,7 +138,7 @@ def test_an_end_goes_on_whatever_the_work_does() -> None:
 def test_a_chief_finishes_only_when_nobody_has_come_back(looks: Sequence[bool], phases: Sequence[Phase]) -> None:
     """A worker that comes just before is waited for, and so are those that come while it trains."""
     answers, written = iter(looks), list[Phase]()
-    chief: Any = SimpleNamespace(_stop=SimpleNamespace(wait_until=next_true), _config=JobConfig())
+    chief: Any = SimpleNamespace(_config=JobConfig())
     others = SimpleNamespace(are_through=lambda *_: next(answers), not_done=lambda _: [])
     parts: Any = SimpleNamespace(
         connection=SimpleNamespace(session=None),
@@ -148,7 +148,7 @@ def test_a_chief_finishes_only_when_nobody_has_come_back(looks: Sequence[bool], 
         write_phase=lambda phase, _: written.append(phase),
         others=others,
     )
-    Worker._wait_for_others(chief, parts, mock.MagicMock())
+    Worker._wait_for_others(chief, parts, mock.MagicMock(wait_until=next_true))
     assert written == phases
     assert next(answers, None) is None
 
