@@ -352,6 +352,38 @@ def test_a_directory_that_is_gone_is_made_again(
     owner.release()
 
 
+@pytest.mark.parametrize("status", ["done", "stopped"])
+def test_a_directory_whose_run_another_chief_has_ended_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: str
+) -> None:
+    """A chief that stood still while it was replaced finds its file gone: it ends, and makes nothing again."""
+    caplog.set_level("INFO", logger="tfps")
+    monkeypatch.setattr(Ownership, "_keep", lambda _: None)
+    saves: list[bool] = []
+    frozen, again = Ownership(str(tmp_path), ONE, on_loss=lambda: saves.append(True)), Ownership(str(tmp_path), ONE)
+    frozen.claim()
+    again.claim(frozen.this_chief.job)
+    (tmp_path / "summary.json").write_text(json.dumps({"status": status}))
+    again.release()
+    with pytest.raises(PeerLostError, match=r"restarted there, and that run has ended\. This process exits\.$"):
+        frozen.check()
+    frozen.release()
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    assert (saves, caplog.messages) == ([], [])
+
+
+def test_the_summary_of_an_earlier_run_is_no_end_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chief whose file alone was deleted, before it has deleted that summary, holds the directory again."""
+    monkeypatch.setattr(Ownership, "_keep", lambda _: None)
+    (tmp_path / "summary.json").write_text("{}")
+    owner = Ownership(str(tmp_path), ONE)
+    owner.claim()
+    (tmp_path / ".chief").unlink()
+    owner.check()
+    assert look(str(tmp_path)).holder == owner.this_chief  # type: ignore[union-attr]
+    owner.release()
+
+
 def test_a_copy_in_the_place_of_the_directory_is_held(tmp_path: Path) -> None:
     """A live job's directory, renamed and copied back, is that job's within moments, whoever asks."""
     model_dir = tmp_path / "m"
