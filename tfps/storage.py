@@ -138,6 +138,8 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a file completely or not at all, through a temporary file that is renamed.
 
+    It is not flushed to the disk. A loss of power may leave it empty: whoever reads it takes that for damage.
+
     Raises:
         StorageError: If it cannot be written.
     """

@@ -40,7 +40,7 @@ class ChiefReport:
         is_blocking: Whether workers wait for one another.
         resumed_from_step: The step at which this run began.
         resumed_from: The checkpoint from which this run began; ``None`` for none.
-        seconds: How long this run has trained.
+        seconds: How long this run has trained: the time of the worker that has trained the longest.
         examples_per_sec: Examples per second of training, over all workers.
         loss: The chief's last training loss.
         pace: The pace of the chief's steps; ``None`` if it has taken none.

@@ -179,6 +179,24 @@ def test_a_worker_that_comes_back_when_it_was_replaced_ends_alone(tmp_path: Path
     weight_per_step(tmp_path / "m", mode)
 
 
+def test_a_chief_that_comes_back_when_the_job_is_done_changes_nothing(tmp_path: Path, net: Net) -> None:
+    """It stood still while another one ended the job: it ends alone, with 170, and the summary still says done."""
+    with processes() as started:
+        running = Job(tmp_path, net, started, "--mode=async", "--max_steps=400", "--stall_timeout_secs=30")
+        running.go_on(60)
+        running.chief.signal(signal.SIGSTOP)
+        time.sleep(3)
+        net.move("w0", "new")
+        new = running.start("worker", 0, "new")
+        assert [task.wait(150) for task in (new, running.worker, running.ps)] == [0, 0, 0], running.said()
+        before = (tmp_path / "m" / "summary.json").read_bytes()
+        running.chief.signal(signal.SIGCONT)
+        assert running.chief.wait(100) == 170, running.said()
+    assert (tmp_path / "m" / "summary.json").read_bytes() == before
+    assert summary(tmp_path / "m")["status"] == "done"
+    assert not (tmp_path / "m" / ".chief").exists()
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_workers_that_reach_the_ps_need_not_reach_each_other(tmp_path: Path, net: Net, mode: str) -> None:
     """A partition between the workers, longer than a lost one is waited for, ends nobody and stops nothing."""

@@ -1,5 +1,6 @@
 """Measuring a model, exporting it, and what its author reads about mistakes in it."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -26,7 +27,9 @@ from support.cluster import dataset_of, job, linear, model_of, run_job, train, v
 from support.processes import run_tfps, summary
 
 import tfps
+from tfps.cli import evaluate
 from tfps.cluster.spec import Cluster, Task
+from tfps.config.command_options import ResultOptions
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, ConfigError, DataError, ModelError, PeerLostError, StorageError
 from tfps.models.model import Model, mistake
@@ -228,6 +231,25 @@ def test_the_evaluator_goes_on_when_its_checkpoint_is_deleted(
     evaluation.follow(config, Cluster(("ps:1",), ("worker:1",)), MODEL, StopRequest())
     assert f"{tmp_path}/m/model.ckpt-3 was deleted in the meantime: using a newer one" in caplog.messages
     assert any(message.startswith("step=20 loss=") for message in caplog.messages)
+
+
+@pytest.mark.parametrize("given", [None, "model.ckpt-3"])
+def test_a_checkpoint_that_the_running_job_deletes_is_no_damage(
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    given: str | None,
+) -> None:
+    """``tfps eval`` and ``tfps export`` take the one that is the newest by then, unless the user has named one."""
+    config, options = JobConfig(model_dir=str(trained)), ResultOptions(given, str(tmp_path / "export"))
+    gone = evaluate._Trained(config, options, MODEL, str(trained / "model.ckpt-3"))
+    monkeypatch.setattr(evaluate, "_trained", lambda *_: gone)
+    for use in (evaluate._eval, evaluate._export):
+        with pytest.raises(CheckpointError, match=r"model\.ckpt-3") if given else contextlib.nullcontext():
+            assert use([]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert [line[:13] for line in out] == ([] if given else ["step=20 loss=", str(tmp_path / "export")[:13]])
 
 
 @pytest.mark.parametrize("wrong_secs", [-1000, 1000])

@@ -4,9 +4,9 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import NamedTuple, TypeVar, get_type_hints
 
 from tfps.cli.command import Command, absolute, found_from_anywhere, with_tensorflow
 from tfps.cli.validation import ProblemCollector, check_model
@@ -22,6 +22,9 @@ from tfps.runtime.checkpoint.finder import select_checkpoint
 from tfps.runtime.checkpoint.manifest import INDEX, file_of
 from tfps.runtime.coordination.compatibility import digest
 from tfps.storage import JobDirectory, read_json
+from tfps.summary import Metric
+
+_Result = TypeVar("_Result")
 
 
 class _Trained(NamedTuple):
@@ -54,8 +57,6 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> _Trained:
         print(f"using {job.model}, which {directory.job} names", file=sys.stderr)
     if _differs(directory.job, job.model):
         print(f"{job.model} differs from the file that the job used: it was edited, or is another one", file=sys.stderr)
-    if not options.checkpoint_path and not file_of(path, INDEX).exists():  # a running job deletes old ones
-        path = absolute(select_checkpoint(asked.model_dir))
     return _Trained(job, found, loader.load(job.model), path)
 
 
@@ -109,14 +110,28 @@ def _check_owner(stored: Path, source: Path) -> None:
             )
 
 
+def _with_checkpoint(trained: _Trained, use: Callable[[str], _Result]) -> _Result:
+    """Use a job's checkpoint; if the job still runs and deletes it meanwhile, use the one that is the newest then."""
+    path = trained.checkpoint
+    while True:
+        try:
+            return use(path)
+        except CheckpointError:
+            if trained.options.checkpoint_path or file_of(path, INDEX).exists():
+                raise
+            path = absolute(select_checkpoint(trained.config.model_dir))
+
+
 def _eval(argv: Sequence[str]) -> int:
     """Evaluate a checkpoint on this machine."""
     trained = _trained(EVAL.flags, argv)
     from tfps.runtime.checkpoint import restore  # noqa: PLC0415  imports TensorFlow
     from tfps.runtime.results import evaluation  # noqa: PLC0415  imports TensorFlow
 
-    step = restore.step_of(trained.checkpoint)
-    values = evaluation.evaluate_checkpoint(trained.config, trained.model, trained.checkpoint)
+    def measured(path: str) -> tuple[int, Mapping[str, Metric]]:
+        return restore.step_of(path), evaluation.evaluate_checkpoint(trained.config, trained.model, path)
+
+    step, values = _with_checkpoint(trained, measured)
     lists = [f"{name}={json.dumps(v, separators=(',', ':'))}" for name, v in values.items() if not isinstance(v, float)]
     print(" ".join([format_progress(step, {k: v for k, v in values.items() if isinstance(v, float)}), *lists]))
     return 0
@@ -127,7 +142,8 @@ def _export(argv: Sequence[str]) -> int:
     trained = _trained(EXPORT.flags, argv)
     from tfps.runtime.results import export  # noqa: PLC0415  imports TensorFlow
 
-    print(export.saved_model(trained.config, trained.model, trained.checkpoint, trained.options.export_dir))
+    config, model, place = trained.config, trained.model, trained.options.export_dir
+    print(_with_checkpoint(trained, lambda path: export.saved_model(config, model, path, place)))
     return 0
 
 

@@ -17,7 +17,7 @@ from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.runtime.checkpoint.manifest import INDEX, damage, file_of
 from tfps.runtime.process import process_identity
 from tfps.storage import JobDirectory, UnreadableError, remove
-from tfps.summary import DONE, JobSummary
+from tfps.summary import DONE, STOPPED, JobSummary
 
 
 class _Found(NamedTuple):
@@ -30,10 +30,8 @@ class _Found(NamedTuple):
 def _find(model_dir: str | None) -> _Found | None:
     """Return the summary in a directory; ``None`` if there is none, as after a chief has started there.
 
-    One that cannot be read now is none, too: who asks asks again.
-
-    Raises:
-        CheckpointError: If it is damaged.
+    One that cannot be read now is none, too: who asks asks again. So is a damaged one, which reports no end: a loss of
+    power may have left it empty, and the next chief deletes it.
     """
     if not model_dir:
         return None
@@ -41,7 +39,7 @@ def _find(model_dir: str | None) -> _Found | None:
     try:
         summary = JobSummary.read(path)
         return _Found(summary, path.stat().st_mtime) if summary else None
-    except (UnreadableError, OSError):
+    except (CheckpointError, OSError):
         return None
 
 
@@ -104,7 +102,8 @@ def has_ended_since(config: JobConfig, began: float, *, is_left: bool = False) -
     """Return whether the job of a directory has ended, as its evaluator sees it.
 
     A new run removes the summary of an earlier one, but only when its chief has joined it. So an earlier summary counts
-    only if training was complete, or if nobody is there to start a new run.
+    only if training was complete, or if nobody is there to start a new run. So does that of a stopped chief: a platform
+    that has stopped only the chief starts it again, and the other tasks wait for it.
 
     Args:
         config: The job.
@@ -114,6 +113,6 @@ def has_ended_since(config: JobConfig, began: float, *, is_left: bool = False) -
     found = _find(config.model_dir)
     if not found or found.summary.may_continue:
         return False  # the job may continue when its tasks are restarted
-    if found.written >= began:
+    if found.written >= began and found.summary.status != STOPPED:
         return True
     return (is_left or found.summary.has_reached(config.max_steps)) and bool(list_checkpoints(config.model_dir))

@@ -1,7 +1,11 @@
-"""Whether a directory's ``job.json`` shows that it holds another run than a chief's. Does not import TensorFlow."""
+"""Whether a directory's files show that it holds another run than a chief's, or that another chief has ended its run.
+
+Does not import TensorFlow.
+"""
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tfps.config.launch_protocol import HAS_RECORD, LAUNCH
@@ -32,6 +36,32 @@ def is_of_other_run(model_dir: str, run: str) -> bool:
         UnreadableError: If ``job.json`` cannot be read now.
     """
     return bool(run) and _record_in(model_dir).get("run") not in (None, run)
+
+
+def summary_id(model_dir: str) -> tuple[int, int] | None:
+    """Return what tells the summary in a directory from one that is written later; ``None`` if there is none."""
+    try:
+        found = JobDirectory(model_dir).summary.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def ended_error(model_dir: str) -> str:
+    """Return the text of the error that another chief has ended the run of a directory."""
+    return (
+        f"--model_dir={show(model_dir, 200)} has the summary.json of another chief: this chief was presumed lost and "
+        "restarted there, and that run has ended. This process exits."
+    )
+
+
+def other_directory_error(model_dir: str, checkpoint: str) -> str:
+    """Return the text of the error that another directory, with a checkpoint, has taken the place of a chief's."""
+    return (
+        f"--model_dir={show(model_dir, 200)} is not the directory in which this job started, and holds "
+        f"{Path(checkpoint).name} of another run: this job saves nothing more there. Put the original directory back, "
+        "and restart the job."
+    )
 
 
 def other_run_error(model_dir: str) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tfps.cluster.spec import Cluster
 from tfps.errors import PeerLostError, StorageError, TfpsError
-from tfps.runtime.checkpoint.job_record import is_of_other_launch, is_of_other_run, other_run_error
+from tfps.runtime.checkpoint import job_record
 from tfps.runtime.checkpoint.lock_holder import (
     GONE,
     Holder,
@@ -76,9 +76,9 @@ def check_launch(model_dir: str | None) -> None:
     """
     is_other = False
     with contextlib.suppress(StorageError, UnreadableError):  # what cannot be read is not known to be another run's
-        is_other = bool(model_dir) and is_of_other_launch(model_dir or "")
+        is_other = bool(model_dir) and job_record.is_of_other_launch(model_dir or "")
     if is_other:
-        raise HeldError(other_run_error(model_dir or ""))
+        raise HeldError(job_record.other_run_error(model_dir or ""))
 
 
 def is_free_for(model_dir: str | None, hosts: Sequence[str]) -> bool:
@@ -130,6 +130,7 @@ class Ownership:
     _run: str = ""
     _is_loss_logged: bool = False
     _place: tuple[int, int] | None = None  # device and inode, which identify the directory whatever its name
+    _summary: tuple[int, int] | None = None  # an earlier run's; this chief writes its own as it ends
 
     def claim(self, job: str = "", run: str = "") -> None:
         """Take the directory and keep it; from now on, no chief that claimed it before saves there.
@@ -168,7 +169,7 @@ class Ownership:
                     self._claimed = True
 
     def _write(self, model_dir: str) -> None:
-        self._place = place_of(model_dir)
+        self._place, self._summary = place_of(model_dir), job_record.summary_id(model_dir)
         self.this_chief = replace(self.this_chief, inode=self._place[1])
         write_json(JobDirectory(model_dir).owner, asdict(self.this_chief))
 
@@ -211,11 +212,13 @@ class Ownership:
         if not (self.model_dir and self._wanted) or self._claimed:
             return
         try:
-            is_other = is_of_other_launch(self.model_dir) or is_of_other_run(self.model_dir, self._run)
+            is_other = job_record.is_of_other_launch(self.model_dir) or job_record.is_of_other_run(
+                self.model_dir, self._run
+            )
         except UnreadableError as error:
             raise StorageError(str(error)) from None
         if is_other:
-            raise HeldError(other_run_error(self.model_dir))
+            raise HeldError(job_record.other_run_error(self.model_dir))
 
     def _compare(self, holder: Holder) -> None:
         """Set the error if the directory belongs to another chief; an empty file is just being written."""
@@ -270,13 +273,12 @@ class Ownership:
         """
         if self._ended.is_set():  # it is gone because this chief has released it
             return
-        others = self.others() if self._place != place_of(model_dir) else ()
-        if others:
-            raise HeldError(
-                f"--model_dir={show(model_dir, 200)} is not the directory in which this job started, and holds "
-                f"{Path(others[-1]).name} of another run: this job saves nothing more there. Put the original "
-                "directory back, and restart the job."
-            )
+        is_same = self._place == place_of(model_dir)
+        if is_same and job_record.summary_id(model_dir) not in (None, self._summary):
+            self.error = PeerLostError(job_record.ended_error(model_dir))  # another chief has ended the run and left
+            return
+        if others := () if is_same else self.others():
+            raise HeldError(job_record.other_directory_error(model_dir, others[-1]))
         if not self._is_loss_logged:
             self._is_loss_logged = True
             log.info("--model_dir=%s, or its content, is gone. This job recreates it and saves immediately.", model_dir)

@@ -21,6 +21,7 @@ from tfps.text import brief, show
 from tfps.tf_types import Graph, Session
 
 _SHOWN = 3  # differences that an error names
+_UNREADABLE = (tf.errors.OpError, ValueError, IndexError)  # IndexError: a file that was cut short
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def step_of(path: str) -> int:
     """Return the global step at which a checkpoint was saved."""
     try:
         return _step_of(path)
-    except (tf.errors.OpError, ValueError, IndexError) as error:  # IndexError: a file that was cut short
+    except _UNREADABLE as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {problem(path) or message_of(error)}") from None
 
 
@@ -115,10 +116,17 @@ def restore_or_damage(session: Session, path: str, saver: Restorer) -> str | Non
 
 
 def names_in(path: str) -> Collection[str]:
-    """Return the names of the variables in a checkpoint, with those of an optimizer."""
-    with _no_pattern(path) as plain:
-        found: Collection[str] = tf.train.load_checkpoint(plain).get_variable_to_shape_map().keys()
-        return found
+    """Return the names of the variables in a checkpoint, with those of an optimizer.
+
+    Raises:
+        CheckpointError: If it cannot be read, as when the running job has deleted it.
+    """
+    try:
+        with _no_pattern(path) as plain:
+            found: Collection[str] = tf.train.load_checkpoint(plain).get_variable_to_shape_map().keys()
+            return found
+    except _UNREADABLE as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {message_of(error)}") from None
 
 
 def _misfits(graph: Graph, path: str) -> list[str]:

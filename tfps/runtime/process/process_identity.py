@@ -1,5 +1,6 @@
 """Identify processes on this machine, over time and across restarts. Needs Linux; elsewhere nothing is known."""
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -34,9 +35,10 @@ def moment() -> Mapping[str, Any]:
 
 
 def secs_since(then: Mapping[str, Any]) -> float:
-    """Return the seconds since a moment; on the same machine, by a clock that nobody can set."""
-    here = then["machine"] and then["machine"] == machine()
-    return float(time.monotonic() - then["uptime"] if here else time.time() - then["time"])
+    """Return the seconds since a moment on this machine, by a clock that nobody can set; infinity for any other."""
+    if then["machine"] != machine():
+        return math.inf
+    return float(time.monotonic() - then["uptime"] if then["machine"] else time.time() - then["time"])
 
 
 def started(pid: int) -> str | None:

@@ -26,13 +26,11 @@ from tfps.runtime.graph import builder, layout
 from tfps.runtime.graph.background_updates import UpdateRunner
 from tfps.runtime.graph.evaluation import evaluation_graph
 from tfps.runtime.graph.passes.snapshot import Snapshot
-from tfps.runtime.process.process_identity import secs_since
 from tfps.runtime.results import evaluation, run_record
 from tfps.runtime.results.evaluation_progress import EvaluationProgress
 from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training import interrupted_steps
 from tfps.runtime.training.connection import Connection
-from tfps.runtime.training.worker_progress import Progress
 from tfps.storage import JobDirectory, remove
 from tfps.summary import Metric
 from tfps.text import brief
@@ -81,9 +79,7 @@ class Chief:
         self.num_workers = built.num_workers
         self.updates: UpdateRunner | None = None
         self.was_restarted = False
-        self._began: Mapping[str, Any] | None = None
         self.began_at = time.time()  # seconds since 1970, when the first chief of this run started
-        self._first_step = 0
         self.resumed_from: str | None = None
         self.resumed_from_step = 0
         self.found_step = 0  # the variables' global step when this chief started
@@ -109,9 +105,8 @@ class Chief:
             log.info("%s Training continues.", error)
         self.was_restarted = True  # the steps that others took until now are not all counted
         step = self.found_step = self.global_step(session)
-        self._began, self._first_step = record.get("began"), record.get("step", step)
-        self.resumed_from, self.resumed_from_step = record.get("resumed_from"), self._first_step
-        self.began_at = self._began["time"] if self._began else self.began_at
+        self.resumed_from, self.resumed_from_step = record.get("resumed_from"), record.get("step", step)
+        self.began_at = record.get("began", {}).get("time", self.began_at)
         log.info("continuing from step %d after a restart", step)
 
     def initialize_variables(self, session: Session) -> str:
@@ -139,7 +134,7 @@ class Chief:
         run = compatibility.new_run(self._config.model_dir, self.resumed_from_step)
         run |= {"owner": self.owner.this_chief.job, "resumed_from": self.resumed_from, "layout": self._built.layout}
         run["partial_updates"] = self._checkpoints.found_partial
-        self._first_step, self._run = self.resumed_from_step, run["id"]
+        self._run = run["id"]
         self._write_job()
         if self._directory:
             remove(self._directory.summary)  # the summary of an earlier run
@@ -170,11 +165,6 @@ class Chief:
         """Save the checkpoint and ``job.json`` again after the directory was removed and recreated."""
         self._write_missing_job()
         self._checkpoints.make_due()
-
-    def totals(self, progress: Progress) -> tuple[int, float]:
-        """Return how many updates this run has made and in how many seconds, including those of earlier chiefs."""
-        secs = progress.seconds if self._began is None else max(progress.seconds, secs_since(self._began))
-        return progress.global_step - self._first_step, secs
 
     def release_workers(self, session: Session, generation: int) -> None:
         """Initialize the mode, clear the remains of interrupted steps, and start the background updates."""

@@ -31,6 +31,7 @@ class Observations:
         workers: The workers' progress; ``None`` if the job ends early.
         batches_skipped: See ``ChiefReport``.
         batch_size: The mean number of examples in a batch, over the workers whose is known; 0 for none.
+        secs: For how many seconds the worker that has trained the longest has trained.
         partial_updates: See ``JobSummary``.
         metrics: The final metrics by name.
     """
@@ -38,6 +39,7 @@ class Observations:
     workers: WorkersReport | None = None
     batches_skipped: int = 0
     batch_size: float = 0.0
+    secs: float = 0.0
     partial_updates: int | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
@@ -56,10 +58,14 @@ def observations(
 
 
 def counts(totals: Sequence[WorkerTotals]) -> Observations:
-    """Return how many batches some workers have skipped, and the mean number of examples in a step of theirs."""
+    """Return what some workers have done: the batches that they have skipped, their examples, and for how long.
+
+    Each has measured its time itself, because the clocks of two hosts may differ.
+    """
     known = [(own.steps, own.batch_size) for own in totals if own.steps and own.batch_size]
     mean = sum(steps * size for steps, size in known) / (sum(steps for steps, _ in known) or 1)
-    return Observations(batches_skipped=sum(own.skipped for own in totals), batch_size=mean)
+    skipped, secs = sum(own.skipped for own in totals), max(own.secs for own in totals)
+    return Observations(batches_skipped=skipped, batch_size=mean, secs=secs)
 
 
 def write(
@@ -130,8 +136,8 @@ def _report_of_chief(
     observed: Observations,
 ) -> ChiefReport:
     progress = loop.progress if loop else Progress()
-    updates, secs = chief.totals(progress) if chief else (0, 0.0)
-    gradients = max(updates, 0) * mode_of(config).gradients_per_update(len(cluster.workers))
+    updates = max(progress.global_step - chief.resumed_from_step, 0) if chief else 0
+    gradients = updates * mode_of(config).gradients_per_update(len(cluster.workers))
     examples = gradients * observed.batch_size
     return ChiefReport(
         versions=run_record.versions(),
@@ -139,8 +145,8 @@ def _report_of_chief(
         is_blocking=mode_of(config).is_blocking,
         resumed_from_step=chief.resumed_from_step if chief else 0,
         resumed_from=chief.resumed_from if chief else None,
-        seconds=round(secs, 3),
-        examples_per_sec=round(examples / secs, 1) if secs else 0,
+        seconds=round(observed.secs, 3),
+        examples_per_sec=round(examples / observed.secs, 1) if observed.secs else 0,
         loss=progress.loss,
         pace=loop.pace.in_summary if loop and loop.progress.steps else None,
         gradients_dropped=dropped(config, chief, progress, steps),

@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.errors import PeerLostError, RetryableError, StoppedError, StorageError, TfpsError
+from tfps.errors import PeerLostError, RetryableError, StoppedError, TfpsError
 from tfps.models.model import Model
 from tfps.runtime.checkpoint.ownership import HeldError
 from tfps.runtime.coordination.job_state import Phase, WorkerTotals
@@ -258,9 +258,12 @@ class Worker:
             thread = threading.Thread(target=self._write_failure, args=(error,), daemon=True)
             thread.start()
             thread.join(_SIGN_OFF_SECS)
-        chief = self.parts.chief if self.parts else None
-        if self.task.is_chief and not (isinstance(error, HeldError) or (chief and chief.owner.error)):
-            self._write_summary(chief, error)
+        if self.task.is_chief and not isinstance(error, HeldError):
+            chief = self.parts.chief if self.parts else None
+            with contextlib.suppress(TfpsError):  # another chief has the directory; the task exits with its own error
+                if chief:
+                    chief.owner.check()
+                self._write_summary(chief, error)
 
     def _write_failure(self, error: TfpsError) -> None:
         progress = self._loop.progress if self._loop else Progress()
@@ -275,8 +278,7 @@ class Worker:
         steps = {0: totals[0].steps}
         observed = summary_writer.counts((early_end and early_end.totals) or totals)
         observed = replace(observed, partial_updates=early_end.partial_updates if early_end else None)
-        with contextlib.suppress(StorageError):  # the task exits with the original error
-            summary_writer.write(self._config, self._cluster, self._loop, chief, steps, observed, error=error)
+        summary_writer.write(self._config, self._cluster, self._loop, chief, steps, observed, error=error)
 
     def leave(self) -> None:
         """Release what this task holds, however it ends."""

@@ -17,6 +17,7 @@ from tfps.launchers.local import task_process
 from tfps.runtime.checkpoint import job_end
 from tfps.runtime.process import process_identity
 from tfps.runtime.training import joining, worker
+from tfps.summary import JobSummary
 
 
 def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_a_job_with_steps_left_has_ended_only_for_those_who_were_there(
 
 
 def test_a_summary_that_cannot_be_read_now_ends_no_task(tmp_path: Path) -> None:
-    """It says nothing, and is read again later; a damaged one is an error."""
+    """It says nothing, and is read again later."""
     config = JobConfig(model_dir=str(tmp_path), max_steps=3)
     train(LINEAR, num_workers=1, model_dir=str(tmp_path), max_steps=3)
     with unreadable(tmp_path / "summary.json", times=5):
@@ -78,9 +79,41 @@ def test_a_summary_that_cannot_be_read_now_ends_no_task(tmp_path: Path) -> None:
     with unreadable(tmp_path / "model.ckpt-3.index", times=5):
         assert not job_end.has_ended(config)
         assert job_end.has_ended(config)
-    (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(CheckpointError):
-        job_end.has_ended(config)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_damaged_summary_ends_no_task(tmp_path: Path, text: str) -> None:
+    """A loss of power has left it empty, or it is garbled: the chief that comes deletes it, so nobody ends for it."""
+    config = JobConfig(model_dir=str(tmp_path), max_steps=3)
+    (tmp_path / "model.ckpt-3.index").touch()
+    (tmp_path / "summary.json").write_text(text)
+    assert not job_end.has_ended(config)
+    assert not job_end.has_ended_since(config, 0.0, is_left=True)
+    with pytest.raises(CheckpointError, match=r"summary\.json"):
+        JobSummary.read(tmp_path / "summary.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "while_the_ps_answer"),
+    [
+        ('{"status": "stopped", "exit_code": 143, "global_step": 2}', False),
+        ('{"status": "stopped", "exit_code": 143, "global_step": 3}', True),
+        ('{"status": "done", "global_step": 2}', True),
+        ('{"status": "failed", "exit_code": 65, "global_step": 2}', True),
+    ],
+)
+def test_a_job_whose_chief_is_stopped_has_ended_when_its_ps_are_gone(
+    tmp_path: Path, text: str, while_the_ps_answer: bool
+) -> None:
+    """A platform that has stopped the chief alone starts it again; what is stopped is the job, if no PS answers.
+
+    Nothing is left to measure after the last step.
+    """
+    config = JobConfig(model_dir=str(tmp_path), max_steps=3)
+    (tmp_path / "model.ckpt-2.index").touch()
+    (tmp_path / "summary.json").write_text(text)
+    assert job_end.has_ended_since(config, 0.0) is while_the_ps_answer
+    assert job_end.has_ended_since(config, 0.0, is_left=True)
 
 
 def test_a_job_has_ended_by_the_file_systems_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

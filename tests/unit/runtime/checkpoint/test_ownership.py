@@ -88,11 +88,12 @@ def test_a_copy_of_a_directory_is_free(tmp_path: Path, held: Ownership) -> None:
 
 
 def test_a_clock_that_is_set_changes_no_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one machine, what is past is told by a clock that nobody sets; elsewhere by the hosts' clocks."""
+    """On one machine, what is past is told by a clock that nobody sets; of another one's clock, nothing is known."""
     began, now = process_identity.moment(), time.time
     monkeypatch.setattr(time, "time", lambda: now() + 1000)
     assert 0 <= process_identity.secs_since(began) < 100
-    assert 1000 <= process_identity.secs_since({**began, "machine": "another"}) < 1100
+    assert process_identity.secs_since({**began, "machine": "another"}) == math.inf
+    monkeypatch.setattr(process_identity, "machine", lambda: "")
     assert 1000 <= process_identity.secs_since({**began, "machine": ""}) < 1100
 
 
@@ -349,6 +350,38 @@ def test_a_directory_that_is_gone_is_made_again(
     assert saves == [True]
     assert look(str(tmp_path / "m")).holder == owner.this_chief  # type: ignore[union-attr]
     assert f"--model_dir={tmp_path / 'm'}, or its content, is gone." in caplog.text
+    owner.release()
+
+
+@pytest.mark.parametrize("status", ["done", "stopped"])
+def test_a_directory_whose_run_another_chief_has_ended_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: str
+) -> None:
+    """A chief that stood still while it was replaced finds its file gone: it ends, and makes nothing again."""
+    caplog.set_level("INFO", logger="tfps")
+    monkeypatch.setattr(Ownership, "_keep", lambda _: None)
+    saves: list[bool] = []
+    frozen, again = Ownership(str(tmp_path), ONE, on_loss=lambda: saves.append(True)), Ownership(str(tmp_path), ONE)
+    frozen.claim()
+    again.claim(frozen.this_chief.job)
+    (tmp_path / "summary.json").write_text(json.dumps({"status": status}))
+    again.release()
+    with pytest.raises(PeerLostError, match=r"restarted there, and that run has ended\. This process exits\.$"):
+        frozen.check()
+    frozen.release()
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    assert (saves, caplog.messages) == ([], [])
+
+
+def test_the_summary_of_an_earlier_run_is_no_end_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chief whose file alone was deleted, before it has deleted that summary, holds the directory again."""
+    monkeypatch.setattr(Ownership, "_keep", lambda _: None)
+    (tmp_path / "summary.json").write_text("{}")
+    owner = Ownership(str(tmp_path), ONE)
+    owner.claim()
+    (tmp_path / ".chief").unlink()
+    owner.check()
+    assert look(str(tmp_path)).holder == owner.this_chief  # type: ignore[union-attr]
     owner.release()
 
 

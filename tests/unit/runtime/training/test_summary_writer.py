@@ -1,5 +1,7 @@
 """What the summary tells of the workers' paces."""
 
+import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +10,8 @@ from unittest import mock
 import numpy as np
 import pytest
 from support.checkpoints import Training
-from support.cluster import dataset_of, linear, model_of, run_job
+from support.cluster import LINEAR, dataset_of, linear, model_of, run_job
+from support.processes import summary
 
 from tfps import report
 from tfps.cluster.spec import Cluster, Task
@@ -17,12 +20,15 @@ from tfps.errors import DivergedError, ModelError
 from tfps.modes.registry import mode_of
 from tfps.runtime.checkpoint import manifest
 from tfps.runtime.coordination.job_state import WorkerTotals
-from tfps.runtime.training import summary_writer
+from tfps.runtime.graph import builder
+from tfps.runtime.training import chief, summary_writer
+from tfps.runtime.training.connection import Connection
 from tfps.runtime.training.summary_writer import observations
 from tfps.runtime.training.worker_parts import WorkerParts
 from tfps.runtime.training.worker_progress import Progress
 from tfps.storage import open_file
 from tfps.summary import ChiefReport, JobSummary
+from tfps.text import utc
 
 
 def totals_after(before: WorkerTotals, progress: Progress, unreported: int = 0) -> WorkerTotals:
@@ -64,6 +70,25 @@ def test_what_a_lost_process_did_is_in_the_totals() -> None:
     assert totals == WorkerTotals(steps=30, skipped=4, secs=6.0, batches=15, examples=75)
     counted = summary_writer.counts([totals, WorkerTotals(10, 2, 1.0, 10, 90), WorkerTotals(7, 1, 1.0)])
     assert (counted.batches_skipped, counted.batch_size) == (7, (30 * 5 + 10 * 9) / 40)
+    assert counted.secs == 6.0
+
+
+@pytest.mark.parametrize("ahead_secs", [-3600, 3600])
+def test_the_seconds_of_a_run_are_those_that_a_worker_has_measured(tmp_path: Path, ahead_secs: int) -> None:
+    """The chief was started again on a host whose clock is wrong by an hour: only the time of the start shows it."""
+    config, cluster = JobConfig(model_dir=str(tmp_path)), Cluster(("a:1",), ("b:1", "c:1"))
+    built = builder.training(config, cluster, Task("worker", 0), LINEAR)
+    with built.graph.as_default():
+        again = chief.Chief(config, cluster, LINEAR, built, Connection(built.graph))
+    began = {"machine": "another", "uptime": 0.0, "time": time.time() - ahead_secs}
+    with mock.patch.object(again, "global_step", return_value=17):
+        again.take_over(mock.Mock(), json.dumps({"layout": built.layout, "step": 10, "began": began}))
+    again.owner.release()
+    loop: Any = SimpleNamespace(progress=Progress(global_step=30))
+    totals = [WorkerTotals(6, 0, 4.0, 6, 12), WorkerTotals(14, 0, 10.0, 14, 28)]
+    summary_writer.write(config, cluster, loop, again, {}, summary_writer.counts(totals))
+    found = summary(tmp_path)
+    assert (found["seconds"], found["examples_per_sec"], found["began"]) == (10.0, 4.0, utc(began["time"]))
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("sync", [24, 24, 23]), ("async", [24, 19, 23])])

@@ -11,15 +11,17 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support.cluster import dataset_of, job, linear, model_of, wait_until
+from support.cluster import LINEAR, dataset_of, job, linear, model_of, wait_until
 
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.errors import StoppedError, TfpsError
+from tfps.errors import PeerLostError, StoppedError, TfpsError
+from tfps.runtime.checkpoint.ownership import Ownership
 from tfps.runtime.coordination import job_state
-from tfps.runtime.coordination.job_state import Phase
+from tfps.runtime.coordination.job_state import Phase, WorkerTotals
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results import evaluation
-from tfps.runtime.training import joining
+from tfps.runtime.training import joining, summary_writer
 from tfps.runtime.training.worker import Worker
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState
 
@@ -126,6 +128,28 @@ def test_an_end_goes_on_whatever_the_work_does() -> None:
     with pytest.raises(StoppedError), life.signing_off(stop):
         raise AssertionError("the work has signed off, too")
     assert (life.state, life.is_done) == (WorkerState.STOPPING, False)
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_chief_that_fails_when_it_was_replaced_writes_no_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    """It stood still until its replacement had ended the job, and misses the PS before it looks at the directory."""
+    monkeypatch.setattr(Ownership, "_keep", lambda _: None)
+    write = mock.Mock()
+    monkeypatch.setattr(summary_writer, "write", write)
+    cluster, config = Cluster(("a:1",), ("b:1",)), JobConfig(model_dir=str(tmp_path))
+    frozen, again = Ownership(config.model_dir, cluster), Ownership(config.model_dir, cluster)
+    frozen.claim()
+    if is_replaced:
+        again.claim(frozen.this_chief.job)
+        (tmp_path / "summary.json").write_text('{"status": "done"}')
+        again.release()
+    worker = Worker(config, cluster, Task("worker", 0), LINEAR, StopRequest())
+    worker.parts = mock.Mock(chief=mock.Mock(owner=frozen), **{"totals.return_value": WorkerTotals()})
+    worker.fail(PeerLostError("no PS answers"))
+    worker.leave()
+    assert write.called is not is_replaced
 
 
 @pytest.mark.parametrize(
