@@ -22,10 +22,11 @@ update counts as applied after it. A reader between the two sections finds that 
 Reads of what the update does not change, such as a learning rate in a variable, run before the locks. Other PS may need
 them.
 
-An update that changes something inside ``tf.cond`` or a loop, or several PS in one function, or assigns what a worker
-computes from the old value, has one section under the locks of all these PS instead: see ``joint_update``. So has one
-whose sections would wait for each other, such as ``a.assign_add(b)`` and ``b.assign_add(a)`` with ``a`` and ``b`` on
-two PS.
+An update that changes something inside ``tf.cond`` or a loop, or several PS in one function, or lets a worker compute
+what it assigns from the old value, or a change from a new value, has one section under the locks of all these PS
+instead: see ``joint_update``. So has one whose sections would wait for each other, such as ``a.assign_add(b)`` and
+``b.assign_add(a)`` with ``a`` and ``b`` on two PS, or would leave out a change, because another task has to act between
+it and a later one.
 
 ``moments`` has the locks, the part of the reader, and the counts.
 """
@@ -34,7 +35,7 @@ from collections.abc import Collection, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes import joint_update
+from tfps.modes import joint_update, update_ops
 from tfps.modes.moments import APPLIED, BEGUN, Moments
 from tfps.modes.update_ops import READS, Update, ancestors, descendants, is_writer, leaves, let_wait, place_of
 from tfps.runtime.graph.graph_editor import can_wait, is_handle, is_in_control_flow
@@ -67,7 +68,7 @@ def apply(
     made = {op for op in ancestors([applied]) if op not in before}
     gates = [(one.values if isinstance(one, tf.IndexedSlices) else one).op for one, _ in pairs]
     apart = _AtomicUpdate(made, applied, gates, global_step, moments, worker)
-    if joint_update.is_needed(made, global_step) or apart.waits_for_itself():
+    if joint_update.is_needed(made, global_step) or not apart.is_possible():
         update = joint_update.JointUpdate(made, applied, gates, global_step, moments, worker).build()
     else:
         update = apart.build()
@@ -117,13 +118,19 @@ class _AtomicUpdate:
         changed = joint_update.changed(made, global_step)
         self._sections = {device: _section(made, device, changed) for device in moments.devices}
         self._tails = {device: _tail(made, device) for device in moments.devices}
+        self._guarded = set().union(*self._sections.values(), *self._tails.values())
         self._first = place_of(global_step.handle.op)
         apart = set(made) - set(self._sections[self._first])
         self._early = _reads(global_step, apart)
         late_reads = (op for op in apart if _is_read_of(global_step, op) and op not in self._early)
         self._is_raised_apart = bool(self._sections[self._first]) and any(late_reads)
 
-    def waits_for_itself(self) -> bool:
+    def is_possible(self) -> bool:
+        """Return whether the critical sections have all changes on PS and can start."""
+        changes = {op for op in self._made if joint_update.is_change(op) and place_of(op) in self._moments.devices}
+        return changes <= self._guarded and not self._waits_for_itself()
+
+    def _waits_for_itself(self) -> bool:
         """Return whether critical sections need each other's results, in a cycle, so that they could never start."""
         parts = [each for found in (self._sections, self._tails) for each in found.items() if each[1]]
         before = [self._needed(device, part) for device, part in parts]
@@ -145,8 +152,7 @@ class _AtomicUpdate:
                 self._moments.updates(device)
                 with tf.control_dependencies(None), tf.device(device):
                     ends[device] = self._lock(device)
-        locked = set().union(*self._sections.values(), *self._tails.values())
-        late = [op for op in leaves(self._applied) if op not in locked]
+        late = [op for op in leaves(self._applied) if op not in self._guarded]
         if self._is_raised_apart:
             ends[self._first] = self._raise_apart([*ends.values(), *late])
         counts_last = self._is_raised_apart or not self._sections[self._first]
@@ -242,7 +248,7 @@ def _awaited(tail: Collection[Operation]) -> Sequence[Operation]:
 def _arrived(section: Collection[Operation]) -> Sequence[Operation]:
     """Return the inputs of a section, each as an identity, so that graph passes see that they are used."""
     inputs = {t.name: t for op in section for t in op.inputs if t.op not in section and not is_handle(t)}
-    inputs = {name: tensor for name, tensor in inputs.items() if tensor.op.type != "Const"}
+    inputs = {name: tensor for name, tensor in inputs.items() if not update_ops.is_constant(tensor.op)}
     return [tf.identity(tensor).op for _, tensor in sorted(inputs.items())]
 
 
