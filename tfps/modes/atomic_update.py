@@ -172,7 +172,7 @@ class _AtomicUpdate:
         end = _locked(lock, arrived, [begun], section, [] if tail else raised, checked)
         if not tail:
             return end
-        arrived = [*_awaited(tail), end]
+        arrived = [*_arrived(tail), end]
         return _locked(self._moments.lock(device), arrived, [], tail, raised)
 
     def _raised(self, device: str) -> Sequence[Operation]:
@@ -188,12 +188,8 @@ class _AtomicUpdate:
 
     def _awaited(self, device: str) -> Sequence[Operation]:
         """Return the operations that the lock of a PS waits for."""
-        if self._sections[device]:
-            arrived = _arrived(self._sections[device])
-        elif self._tails[device]:
-            arrived = _awaited(self._tails[device])
-        else:
-            arrived = [self._applied]
+        part = self._sections[device] or self._tails[device]
+        arrived = _arrived(part) if part else [self._applied]
         arrived = [*arrived, *self._moments.awaited(device), *(self._early if device == self._first else ())]
         return [*arrived, _ended(self._gates)] if set(self._gates).isdisjoint(ancestors(arrived)) else arrived
 
@@ -217,8 +213,8 @@ def _section(made: Collection[Operation], device: str, changed: Collection[Opera
     elsewhere = [op for op in made if is_writer(op) and place_of(op) != device]
     late = descendants(elsewhere)
     found = {op for op in made if place_of(op) == device and op not in late and not is_in_control_flow(op)}
-    asked = [t.op for op in found for t in op.inputs if t.op in made and t.op not in found and t.dtype != tf.resource]
-    found -= set(ancestors(asked))
+    given = [one for op in found for one in [*(t.op for t in op.inputs if not is_handle(t)), *op.control_inputs]]
+    found -= set(ancestors(op for op in given if op in made and op not in found))
     # Ops on gradients alone run before the lock. Ops that wait for a write in the section belong to it, even constants.
     begun = descendants(op for op in found if is_writer(op) or joint_update.reads(op, changed))
     found = {op for op in found if op in begun or is_writer(op)}
@@ -239,17 +235,13 @@ def _tail(made: Collection[Operation], device: str) -> set[Operation]:
     return found if writes and not back & found else set()
 
 
-def _awaited(tail: Collection[Operation]) -> Sequence[Operation]:
-    """Return the operations that must end before a tail starts."""
-    before = {op.name: op for each in tail for op in each.control_inputs if op not in tail}
-    return [*_arrived(tail), *(op for _, op in sorted(before.items()))]
-
-
 def _arrived(section: Collection[Operation]) -> Sequence[Operation]:
-    """Return the inputs of a section, each as an identity, so that graph passes see that they are used."""
+    """Return what a section waits for. Inputs are identities, so that graph passes see that they are used."""
     inputs = {t.name: t for op in section for t in op.inputs if t.op not in section and not is_handle(t)}
     inputs = {name: tensor for name, tensor in inputs.items() if not update_ops.is_constant(tensor.op)}
-    return [tf.identity(tensor).op for _, tensor in sorted(inputs.items())]
+    before = {op.name: op for each in section for op in each.control_inputs if op not in section}
+    arrived = [tf.identity(tensor).op for _, tensor in sorted(inputs.items())]
+    return [*arrived, *(op for _, op in sorted(before.items()))]
 
 
 def _ended(gates: Sequence[Operation]) -> Operation:

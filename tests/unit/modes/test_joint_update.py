@@ -226,6 +226,15 @@ class _Correcting(_Wrapper):
         return self.inner.apply_gradients([(gradient * factor, variable) for gradient, variable in grads_and_vars])
 
 
+class _Checking(_Wrapper):
+    """Adds the gradients after a check on the worker, which returns nothing to the PS."""
+
+    def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
+        norm = tf.linalg.global_norm([gradient for gradient, _ in grads_and_vars])
+        with tf.control_dependencies([tf.check_numerics(norm, "not finite")]):
+            return tf.group(*(one.assign_add(gradient, read_value=False) for gradient, one in grads_and_vars))
+
+
 BACK = [_Averaging, _Decaying, _Copying, _Tallying, _Correcting]
 """Those that let a worker compute from what they have changed, or wait for the worker between two changes."""
 
@@ -261,12 +270,12 @@ def average_of(number: int) -> float:
 
 @pytest.mark.parametrize("num_ps", [1, 2])
 @pytest.mark.parametrize(("inner", "wire"), [(descent, "packed"), (tf.train.AdamOptimizer, "plain")])
-@pytest.mark.parametrize("kind", [_Assigning, _Clipping, *BACK])
+@pytest.mark.parametrize("kind", [_Assigning, _Clipping, _Checking, *BACK])
 def test_every_change_is_under_a_lock(kind: Any, inner: Any, num_ps: int, wire: str) -> None:
     """Each waits for its PS's lock, and the lock's end for it. It starts after the fence has been checked.
 
     When a lock is taken, all that the worker does for it is done: it may be frozen later. What a worker computes from
-    new values, or assigns from old ones, needs the locks of all PS. A count of updates does not.
+    new values, or assigns from old ones, needs the locks of all PS. A count of updates does not, nor does a check.
     """
     cluster = Cluster(("p0:1", "p1:1")[:num_ps], ("w0:1", "w1:1"))
     built = builder.training(JobConfig(wire=wire), cluster, Task("worker", 0), model(lambda: kind(inner())))
@@ -277,7 +286,7 @@ def test_every_change_is_under_a_lock(kind: Any, inner: Any, num_ps: int, wire: 
     assert len(changes) >= 3, "two weights and the step"
     for op in changes:
         assert any(op in part for device, part in held if device == place_of(op)), op
-        assert kind is _Tallying or all(op in part for _, part in held), op
+        assert kind in (_Checking, _Tallying) or all(op in part for _, part in held), op
         assert any(one.type == "Assert" and place_of(one) == place_of(op) for one in ancestors([op])), op
 
 
