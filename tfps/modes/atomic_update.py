@@ -22,10 +22,11 @@ update counts as applied after it. A reader between the two sections finds that 
 Reads of what the update does not change, such as a learning rate in a variable, run before the locks. Other PS may need
 them.
 
-An update that changes something inside ``tf.cond`` or a loop, or several PS in one function, or assigns what a worker
-computes from the old value, has one section under the locks of all these PS instead: see ``joint_update``. So has one
-whose sections would wait for each other, such as ``a.assign_add(b)`` and ``b.assign_add(a)`` with ``a`` and ``b`` on
-two PS.
+An update that changes something inside ``tf.cond`` or a loop, or several PS in one function, or lets a worker compute
+what it assigns from the old value, or a change from a new value, has one section under the locks of all these PS
+instead: see ``joint_update``. So has one whose sections would wait for each other, such as ``a.assign_add(b)`` and
+``b.assign_add(a)`` with ``a`` and ``b`` on two PS, or would leave out a change, because another task has to act between
+it and a later one.
 
 ``moments`` has the locks, the part of the reader, and the counts.
 """
@@ -34,7 +35,7 @@ from collections.abc import Collection, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes import joint_update
+from tfps.modes import joint_update, update_ops
 from tfps.modes.moments import APPLIED, BEGUN, Moments
 from tfps.modes.update_ops import READS, Update, ancestors, descendants, is_writer, leaves, let_wait, place_of
 from tfps.runtime.graph.graph_editor import can_wait, is_handle, is_in_control_flow
@@ -67,7 +68,7 @@ def apply(
     made = {op for op in ancestors([applied]) if op not in before}
     gates = [(one.values if isinstance(one, tf.IndexedSlices) else one).op for one, _ in pairs]
     apart = _AtomicUpdate(made, applied, gates, global_step, moments, worker)
-    if joint_update.is_needed(made, global_step) or apart.waits_for_itself():
+    if joint_update.is_needed(made, global_step) or not apart.is_possible():
         update = joint_update.JointUpdate(made, applied, gates, global_step, moments, worker).build()
     else:
         update = apart.build()
@@ -117,13 +118,19 @@ class _AtomicUpdate:
         changed = joint_update.changed(made, global_step)
         self._sections = {device: _section(made, device, changed) for device in moments.devices}
         self._tails = {device: _tail(made, device) for device in moments.devices}
+        self._guarded = set().union(*self._sections.values(), *self._tails.values())
         self._first = place_of(global_step.handle.op)
         apart = set(made) - set(self._sections[self._first])
         self._early = _reads(global_step, apart)
         late_reads = (op for op in apart if _is_read_of(global_step, op) and op not in self._early)
         self._is_raised_apart = bool(self._sections[self._first]) and any(late_reads)
 
-    def waits_for_itself(self) -> bool:
+    def is_possible(self) -> bool:
+        """Return whether the critical sections have all changes on PS and can start."""
+        changes = {op for op in self._made if joint_update.is_change(op) and place_of(op) in self._moments.devices}
+        return changes <= self._guarded and not self._waits_for_itself()
+
+    def _waits_for_itself(self) -> bool:
         """Return whether critical sections need each other's results, in a cycle, so that they could never start."""
         parts = [each for found in (self._sections, self._tails) for each in found.items() if each[1]]
         before = [self._needed(device, part) for device, part in parts]
@@ -145,8 +152,7 @@ class _AtomicUpdate:
                 self._moments.updates(device)
                 with tf.control_dependencies(None), tf.device(device):
                     ends[device] = self._lock(device)
-        locked = set().union(*self._sections.values(), *self._tails.values())
-        late = [op for op in leaves(self._applied) if op not in locked]
+        late = [op for op in leaves(self._applied) if op not in self._guarded]
         if self._is_raised_apart:
             ends[self._first] = self._raise_apart([*ends.values(), *late])
         counts_last = self._is_raised_apart or not self._sections[self._first]
@@ -166,7 +172,7 @@ class _AtomicUpdate:
         end = _locked(lock, arrived, [begun], section, [] if tail else raised, checked)
         if not tail:
             return end
-        arrived = [*_awaited(tail), end]
+        arrived = [*_arrived(tail), end]
         return _locked(self._moments.lock(device), arrived, [], tail, raised)
 
     def _raised(self, device: str) -> Sequence[Operation]:
@@ -182,12 +188,8 @@ class _AtomicUpdate:
 
     def _awaited(self, device: str) -> Sequence[Operation]:
         """Return the operations that the lock of a PS waits for."""
-        if self._sections[device]:
-            arrived = _arrived(self._sections[device])
-        elif self._tails[device]:
-            arrived = _awaited(self._tails[device])
-        else:
-            arrived = [self._applied]
+        part = self._sections[device] or self._tails[device]
+        arrived = _arrived(part) if part else [self._applied]
         arrived = [*arrived, *self._moments.awaited(device), *(self._early if device == self._first else ())]
         return [*arrived, _ended(self._gates)] if set(self._gates).isdisjoint(ancestors(arrived)) else arrived
 
@@ -211,8 +213,8 @@ def _section(made: Collection[Operation], device: str, changed: Collection[Opera
     elsewhere = [op for op in made if is_writer(op) and place_of(op) != device]
     late = descendants(elsewhere)
     found = {op for op in made if place_of(op) == device and op not in late and not is_in_control_flow(op)}
-    asked = [t.op for op in found for t in op.inputs if t.op in made and t.op not in found and t.dtype != tf.resource]
-    found -= set(ancestors(asked))
+    given = [one for op in found for one in [*(t.op for t in op.inputs if not is_handle(t)), *op.control_inputs]]
+    found -= set(ancestors(op for op in given if op in made and op not in found))
     # Ops on gradients alone run before the lock. Ops that wait for a write in the section belong to it, even constants.
     begun = descendants(op for op in found if is_writer(op) or joint_update.reads(op, changed))
     found = {op for op in found if op in begun or is_writer(op)}
@@ -233,17 +235,13 @@ def _tail(made: Collection[Operation], device: str) -> set[Operation]:
     return found if writes and not back & found else set()
 
 
-def _awaited(tail: Collection[Operation]) -> Sequence[Operation]:
-    """Return the operations that must end before a tail starts."""
-    before = {op.name: op for each in tail for op in each.control_inputs if op not in tail}
-    return [*_arrived(tail), *(op for _, op in sorted(before.items()))]
-
-
 def _arrived(section: Collection[Operation]) -> Sequence[Operation]:
-    """Return the inputs of a section, each as an identity, so that graph passes see that they are used."""
+    """Return what a section waits for. Inputs are identities, so that graph passes see that they are used."""
     inputs = {t.name: t for op in section for t in op.inputs if t.op not in section and not is_handle(t)}
-    inputs = {name: tensor for name, tensor in inputs.items() if tensor.op.type != "Const"}
-    return [tf.identity(tensor).op for _, tensor in sorted(inputs.items())]
+    inputs = {name: tensor for name, tensor in inputs.items() if not update_ops.is_constant(tensor.op)}
+    before = {op.name: op for each in section for op in each.control_inputs if op not in section}
+    arrived = [tf.identity(tensor).op for _, tensor in sorted(inputs.items())]
+    return [*arrived, *(op for _, op in sorted(before.items()))]
 
 
 def _ended(gates: Sequence[Operation]) -> Operation:

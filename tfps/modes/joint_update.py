@@ -1,9 +1,11 @@
 """Make an update with branches or loops atomic: one critical section, under the locks of all PS that it changes.
 
 An optimizer may apply gradients inside ``tf.cond`` or ``tf.while_loop``, or in a function that changes several PS, or
-assign what a worker computes from the old value, as BERT's does: ``w.assign(w - r * g)``. A lock cannot be taken inside
-a branch: if the branch is not taken, nothing would release it. So the update takes the locks before the branch, and
-before the first read of what it changes, and releases them after it (``==>`` is a control edge)::
+assign what a worker computes from the old value, as BERT's does: ``w.assign(w - r * g)``. Or it lets the worker compute
+from what it has just written, such as an average: ``average.assign_sub(0.1 * (average - w))`` after the step. A lock
+cannot be taken inside a branch: if the branch is not taken, nothing would release it. So the update takes the locks
+before the branch, and before the first read of what it changes, and releases them after it (``==>`` is a control
+edge)::
 
     before   gradients --> Switch --> [branch: apply on ps/0, apply on ps/1] --> Merge
     after    gradients arrive ==> lock ps/0 ==> lock ps/1 ==> begun += 1 on both
@@ -24,7 +26,7 @@ from collections.abc import Collection, Iterable, Sequence
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.moments import APPLIED, BEGUN, Moments
-from tfps.modes.update_ops import READS, Update, ancestors, is_writer, leaves, let_wait, place_of
+from tfps.modes.update_ops import READS, Update, ancestors, is_constant, is_writer, leaves, let_wait, place_of
 from tfps.runtime.graph import graph_editor
 from tfps.runtime.graph.graph_editor import is_handle, is_in_control_flow, outermost_context
 from tfps.tf_types import Operation, Tensor, Variable
@@ -45,8 +47,8 @@ _PASS_ON = (
 def is_needed(made: Collection[Operation], global_step: Variable) -> bool:
     """Return whether an update needs the locks of all its PS at the same time.
 
-    It does if a branch or a loop uses what it changes, or a function changes what several tasks have, or a worker
-    computes a new value from the old one.
+    It does if a branch or a loop uses what it changes, or a function changes what several tasks have, or another task
+    computes a change from what must not be the value of another update.
 
     Args:
         made: The operations of the update.
@@ -61,19 +63,37 @@ def is_needed(made: Collection[Operation], global_step: Variable) -> bool:
             return True
         if graph_editor.is_call(op) and (op.type not in _PLAIN_CALLS or len({place_of(one) for one in used}) > 1):
             return True
-        if op.type in _ASSIGNS and _is_computed_elsewhere(op, made):
+        if (op.type in READS or is_change(op)) and _is_used_elsewhere(op, made, resources):
             return True
     return False
 
 
-def _is_computed_elsewhere(assign: Operation, made: Collection[Operation]) -> bool:
-    """Return whether an assigned value is computed from the old one on another task than the variable's."""
+def _is_used_elsewhere(source: Operation, made: Collection[Operation], resources: Collection[Operation]) -> bool:
+    """Return whether a change of an update is computed on another task from a value that an operation returns.
 
-    def needed(ops: Iterable[Operation]) -> Sequence[Operation]:
-        return graph_editor.reachable(ops, lambda op: [tensor.op for tensor in op.inputs if tensor.op in made])
+    Additions of what was computed from an old value lose nothing. So only two kinds count: what is assigned, and what
+    is computed from a value that the update itself has changed.
 
-    apart = [op for op in needed([assign]) if place_of(op) != place_of(assign)]
-    return any(op.type in READS and not _used(op).isdisjoint(_used(assign)) for op in needed(apart))
+    Args:
+        source: Reads or changes a resource.
+        made: The operations of the update.
+        resources: The creators of the resources on PS that it changes.
+    """
+
+    def fed(ops: Iterable[Operation]) -> Sequence[Operation]:
+        return graph_editor.reachable(ops, lambda op: [user for user in graph_editor.data_users(op) if user in made])
+
+    used, before = _used(source), ancestors([source], made.__contains__)
+    is_new = any(is_change(op) and not used.isdisjoint(_used(op)) for op in before)
+    values = fed([source])
+    changes = [op for op in values if is_change(op) and not _used(op).isdisjoint(resources)]
+    changes = [op for op in changes if is_new or op.type in _ASSIGNS]
+    return any(op in fed(one for one in values if place_of(one) != place_of(op)) for op in changes)
+
+
+def is_change(op: Operation) -> bool:
+    """Return whether an operation may change a variable or the like."""
+    return is_writer(op) and op.type not in _PASS_ON
 
 
 class JointUpdate:
@@ -211,7 +231,7 @@ def changed(made: Collection[Operation], global_step: Variable) -> set[Operation
         made: The operations of the update.
         global_step: int64 resource variable.
     """
-    found = {one for op in made if is_writer(op) and op.type not in _PASS_ON for one in _used(op)}
+    found = {one for op in made if is_change(op) for one in _used(op)}
     return {one for one in found if _is_ps(place_of(one))} | {global_step.handle.op}
 
 
@@ -257,7 +277,7 @@ def _may_be_skipped(op: Operation) -> bool:
 
 
 def _may_be_awaited(op: Operation, section: Collection[Operation]) -> bool:
-    return op not in section and op.type != "Const" and not _may_be_skipped(op)
+    return op not in section and not is_constant(op) and not _may_be_skipped(op)
 
 
 def _move_to_ps(section: Sequence[Operation], first: str) -> None:

@@ -42,6 +42,11 @@ def is_writer(op: Operation) -> bool:
     return op.type not in (*_LOOKS, "VarHandleOp") and any(is_handle(tensor) for tensor in op.inputs)
 
 
+def is_constant(op: Operation) -> bool:
+    """Return whether an operation is a constant that waits for nothing."""
+    return op.type == "Const" and not op.control_inputs
+
+
 def place_of(op: Operation) -> str:
     """Return the device of an operation's task. An operation on a resource runs where the resource is."""
     handle = next((tensor.op for tensor in op.inputs if is_handle(tensor)), None)

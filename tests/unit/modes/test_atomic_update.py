@@ -1,5 +1,6 @@
 """Claims about checkpoints that are saved while updates are applied: each holds as many as its step says."""
 
+import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,19 @@ def endless(mode: str, params: Any, context: Any) -> Any:
     return tf.data.Dataset.from_tensors(({"ids": np.int64([0, 3])}, 0.0)).repeat()
 
 
+class _Averaging(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """Averages the weights after each update, with what the worker computes from them."""
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        with tf.control_dependencies([super().apply_gradients(grads_and_vars, *args, **kwargs)]):
+            return tf.train.ExponentialMovingAverage(0.5).apply([variable for _, variable in grads_and_vars])
+
+
+def averaging(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a ``model_fn`` as ``counting``, with an average of every weight."""
+    return dataclasses.replace(counting(features, labels, mode, params), optimizer=_Averaging(1.0))
+
+
 def counting(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
     """Be a ``model_fn`` each of whose updates raises every weight that it uses by 1."""
     small = [tf.get_variable(f"small{index}", [2], initializer=tf.zeros_initializer()) for index in range(3)]
@@ -58,7 +72,7 @@ def counts(path: str) -> dict[str, set[float]]:
     """Return by variable how many updates a checkpoint of ``counting`` holds."""
     reader = tf.train.load_checkpoint(path)
     values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-    values["table"] = values["table"][[0, 3]]
+    values |= {name: value[[0, 3]] for name, value in values.items() if name.startswith("table")}
     return {name: set(np.ravel(value).tolist()) for name, value in values.items()}
 
 
@@ -78,6 +92,24 @@ def test_a_checkpoint_of_a_job_under_way_holds_the_updates_of_its_step(tmp_path:
         found = counts(str(path))
         assert set(found) == {"global_step", "small0", "small1", "small2", "big", "table"}
         assert all(value == {step} for value in found.values()), (step, found)
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_a_checkpoint_of_a_job_under_way_holds_the_averages_of_its_weights(tmp_path: Path, num_ps: int) -> None:
+    """Each average is that of as many updates as ``global_step`` says, and so is each weight."""
+    with mock.patch.object(manager, "_KEEP", 1000):
+        flags: dict[str, Any] = {"max_steps": 200, "save_checkpoint_secs": 0.01}
+        train(model_of(endless, averaging), num_ps, 3, secs=90, model_dir=str(tmp_path), **flags)
+    saved = sorted(path.with_suffix("") for path in tmp_path.glob("model.ckpt-*.index"))
+    assert len(saved) >= 2, "one under way, and the last"
+    for path in saved:
+        step, average = int(path.name.rpartition("-")[2]), 0.0
+        for number in range(step):
+            average = float(np.float32(average) - (np.float32(average) - np.float32(number + 1)) / 2)
+        found = counts(str(path))
+        assert len(found) == 1 + 2 * 5
+        for name, value in found.items():
+            assert value == {average if name.endswith("Average") else step}, (step, found)
 
 
 def test_a_job_saves_before_all_of_its_workers_have_begun(tmp_path: Path) -> None:
