@@ -662,6 +662,33 @@ class Unfinished(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
         raise NotImplementedError
 
 
+class Scaling(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """An optimizer that does not expect a variable without a gradient."""
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Return scaled gradients."""
+        return [(tf.constant(0.5, g.dtype) * g, v) for g, v in super().compute_gradients(*args, **kwargs)]
+
+
+class Forgetful(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """An optimizer that does not return its update."""
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply gradients."""
+        super().apply_gradients(*args, **kwargs)
+
+
+@tf.custom_gradient
+def broken(x: Any) -> Any:
+    """Return ``x``; its gradient fails."""
+    return tf.identity(x), lambda gradient: {"a": gradient}["b"]
+
+
+def without_gradient(features: Any, weight: Any) -> Any:
+    """Return the result of an operation that has no gradient."""
+    return tf.reduce_sum(tf.raw_ops.AdjustHue(images=(weight * features["x"])[tf.newaxis], delta=0.1))
+
+
 INPUT = batches()
 CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is started
 
@@ -689,7 +716,19 @@ CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is st
         (INPUT, spec(optimizer=lambda *_: replicated()), "optimizer=a SyncReplicasOptimizer; return the opt"),
         (INPUT, spec(loss=lambda f, _: tf.reduce_mean(f["x"])), "no gradient step can be built: No gradients provided"),
         (INPUT, spec(loss=lambda _, w: tf.cast(w, tf.int32)), "no gradient step can be built"),
-        (INPUT, spec(optimizer=lambda *_: Unfinished(1.0)), "no gradient step can be built: NotImplementedError"),
+        (INPUT, spec(loss=without_gradient), "no gradient step can be built: No gradient defined for operation"),
+        (INPUT, spec(loss=lambda _, w: broken(w)), "KeyError: 'b'\n    return tf.identity(x), lambda gradient: "),
+        (INPUT, spec(optimizer=lambda *_: Unfinished(1.0)), "NotImplementedError: no message\n    raise NotImpl"),
+        (
+            INPUT,
+            spec(loss=lambda f, _: tf.reduce_mean(f["x"]), optimizer=lambda *_: Scaling(1.0)),
+            "AttributeError: 'NoneType' object has no attribute 'dtype'\n    return [(tf.constant(0.5, g.dtype)",
+        ),
+        (
+            INPUT,
+            spec(optimizer=lambda *_: Forgetful(1.0)),
+            "gradient step can be built: the optimizer's apply_gradients r",
+        ),
         (raising, regression, "KeyError: 'feature'\n    raise KeyError(\"feature\")"),
         (INPUT, raising, "KeyError: 'feature'\n    raise KeyError(\"feature\")"),
         (INPUT, spec(loss=lambda f, w: w @ f["x"]), "Shape must be"),

@@ -604,6 +604,82 @@ def test_an_optimizer_is_given_what_minimize_gives_it(tmp_path: Path, mode: str)
     assert values["global_step"] == 2
 
 
+class Showing(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """Shows the gradient as it is computed and as it is applied."""
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the pairs, and show the gradient of the first one."""
+        pairs = super().compute_gradients(*args, **kwargs)
+        tf.summary.scalar("computed", pairs[0][0])
+        tf.summary.histogram("spread", pairs[0][0])
+        return pairs
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply the pairs, and show the gradient of the first one."""
+        pairs = list(grads_and_vars)
+        tf.summary.scalar("applied", pairs[0][0])
+        return super().apply_gradients(pairs, *args, **kwargs)
+
+
+def _summaries(model_dir: Path) -> dict[str, dict[int, Any]]:
+    """Return by tag, without its scope, and by step what the chief has written."""
+    found: dict[str, dict[int, Any]] = defaultdict(dict)
+    for path in model_dir.glob("events.*"):
+        for event in tf.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                found[value.tag.rpartition("/")[2]][event.step] = value
+    return found
+
+
+def _shown_by_optimizer(directory: Path, values: Any, **flags: Any) -> dict[str, dict[int, Any]]:
+    """Train a weight whose gradients are some values; return the summaries."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        tf.summary.scalar("of_model", features["x"])
+        return tfps.ModelSpec(loss=weight * features["x"], optimizer=Showing(1.0))
+
+    model = model_of(lambda mode, *_: None if mode == "eval" else dataset_of(np.float32(values)), model_fn)
+    train(model, 1, 1, max_steps=int(np.isfinite(values).sum()), model_dir=str(directory), steps_to_validate=1, **flags)
+    return _summaries(directory)
+
+
+@pytest.mark.parametrize(("mode", "steps_per_run"), [("async", 1), ("async", 4), ("sync", 1), ("sync", 4)])
+def test_what_an_optimizer_shows_is_written(
+    tmp_path: Path, mode: str, steps_per_run: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of each step, its own gradient. In sync, the update is not the step's: a warning says what is not written."""
+    values = [float(3**n) for n in range(8)]
+    found = _shown_by_optimizer(tmp_path, values, mode=mode, steps_per_run=steps_per_run)
+    names = ["of_model", "computed", *(["applied"] if mode == "async" else [])]
+    for name in names:
+        assert [value.simple_value for _, value in sorted(found[name].items())] == values, name
+    assert [value.histo.max for _, value in sorted(found["spread"].items())] == values
+    assert ("applied" in found) == (mode == "async")
+    assert ("the optimizer's summary 'applied" in caplog.text) == (mode == "sync")
+    assert variables_of(tmp_path)["weight"] == -sum(values)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_histogram_of_a_gradient_waits_for_the_checks(tmp_path: Path, mode: str) -> None:
+    """A step with NaN is skipped, though a histogram of it would fail with another error."""
+    _shown_by_optimizer(tmp_path, [1.0, 1.0, np.nan, 1.0, np.nan, 1.0, 1.0, 1.0], mode=mode, on_nan="skip")
+    assert variables_of(tmp_path)["weight"] == -6
+
+
+@pytest.mark.parametrize(("mode", "wire"), [("async", "packed"), ("async", "plain"), ("sync", "packed")])
+def test_an_optimizer_may_return_several_operations(tmp_path: Path, mode: str, wire: str) -> None:
+    """A list is an update as a group of it is, as for ``Session.run``."""
+
+    class Several(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+        def apply_gradients(self, pairs: Any, *_: Any) -> Any:
+            return [super(Several, self).apply_gradients([pair]) for pair in pairs if pair[0] is not None]
+
+    values = _trained_by(lambda: Several(1.0), tmp_path, num_ps=2, mode=mode, wire=wire)
+    assert (values["table"].tolist(), values["weight"].tolist()) == ([[3, 3], [1, 1]], [5, 5])
+    assert values["global_step"] == 2
+
+
 @pytest.mark.parametrize(
     ("mode", "num_ps", "optimizer"),
     [

@@ -43,12 +43,14 @@ class Images:
         train_labels: uint8, shape [n], 0 to 9.
         eval_images: As ``train_images``, never trained on.
         eval_labels: As ``train_labels``.
+        is_split: Whether both parts are of one set.
     """
 
     train_images: Bytes
     train_labels: Bytes
     eval_images: Bytes
     eval_labels: Bytes
+    is_split: bool = False
 
 
 def check(data_dir: str, num_workers: int) -> None:
@@ -85,7 +87,7 @@ def load(data_dir: str) -> Images:
 def keep_last_fifth(images: Bytes, labels: Bytes) -> Images:
     """Split one set in order: its last fifth, at least one example, is for evaluation."""
     at = len(images) - max(1, len(images) // 5)
-    return Images(images[:at], labels[:at], images[at:], labels[at:])
+    return Images(images[:at], labels[:at], images[at:], labels[at:], is_split=True)
 
 
 def _read_pairs(data_dir: str, problems: list[str]) -> list[tuple[Bytes, Bytes]]:

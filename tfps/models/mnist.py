@@ -8,6 +8,7 @@ Downpour SGD (Dean et al. 2012). 400 updates of batch 128 reach 0.95 and more on
 gradients 3 to 5 steps old as well. On the package's digits they reach 0.90 and more.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,10 @@ import tensorflow.compat.v1 as tf
 import tfps
 from tfps.data import digits, idx
 from tfps.data.batches import batches
+from tfps.text import show
 from tfps.tf_types import Dataset, InputContext, Tensor
+
+log = logging.getLogger(__name__)
 
 EDGES = (  # three 3x3 filters of equal norm, far apart: each detects where ink ends in another direction
     ((1, 0, -1), (1, 0, -1), (1, 0, -1)),
@@ -31,6 +35,12 @@ def input_fn(mode: str, params: Mapping[str, Any], input_context: InputContext) 
     data = idx.load(params["data_dir"]) if params["data_dir"] else digits.load()
     if mode != tfps.ModeKeys.TRAIN:
         return batches(data.eval_images, data.eval_labels, params["batch_size"], training=False)
+    if params["data_dir"] and data.is_split and input_context.input_pipeline_id == 0:
+        log.info(
+            "--data_dir=%s has one set of images, not two (train, t10k): the first %s images are for training and the "
+            "last %s for evaluation",
+            *(show(params["data_dir"], 200), f"{len(data.train_images):,}", f"{len(data.eval_images):,}"),
+        )
     shard = (input_context.input_pipeline_id, input_context.num_input_pipelines)
     return batches(data.train_images, data.train_labels, params["batch_size"], params["seed"], shard)
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import importlib
+import logging
+import struct
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -184,6 +186,36 @@ def test_digits() -> None:
     with new_graph() as session:
         train(trainer(session, "mnist", params()), 400)
         assert evaluate(session, "mnist", params())["accuracy"] > 0.9
+
+
+def write_images(directory: Path, split: str, count: int) -> None:
+    """Write blank images of one set, of which each is a 0."""
+    images = np.zeros([count, 28, 28], np.uint8)
+    (directory / f"{split}-images-idx3-ubyte").write_bytes(
+        struct.pack(">4B3I", 0, 0, 8, 3, count, 28, 28) + images.data
+    )
+    (directory / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, count) + bytes(count))
+
+
+def test_one_set_of_images_is_split_with_a_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first worker logs it, once and in training, for a directory of the user's that has one set alone."""
+
+    def lines(*inputs: tuple[str, int], **changes: Any) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "tfps"), tf.Graph().as_default():
+            for mode, worker in inputs:
+                iterator_of("mnist", mode, params(**changes), worker, workers=2)
+        return [record.getMessage() for record in caplog.records]
+
+    inputs = [("train", 0), ("train", 1), ("eval", 0)]
+    write_images(tmp_path, "t10k", 52)
+    [line] = lines(*inputs, data_dir=str(tmp_path))
+    assert line.startswith(
+        f"--data_dir={tmp_path} has one set of images, not two (train, t10k): the first 42 images are"
+    )
+    assert line.endswith("the last 10 for evaluation")
+    write_images(tmp_path, "train", 8)
+    assert lines(*inputs, data_dir=str(tmp_path)) == lines(*inputs) == []
 
 
 @needs_mnist

@@ -14,7 +14,7 @@ The passes run in this order:
    gradients.
 8. The mode builds the step: gradients, their way to the PS, tickets.
 9. ``model_updates.put_before`` and ``put_after`` need the gates and checks of the gradients. ``put_after`` is second,
-   because it excludes what the gradients now wait for.
+   because it excludes what the gradients now wait for. ``with_late_summaries`` needs the checks, too.
 10. ``place_unplaced_ops`` gives each operation a device. The passes after it ask on which task an operation runs.
 11. ``Packing.use_packed_reads`` changes which variables a step reads, and thus what crosses the wire.
 12. ``wire_packing`` (with ``embedding_rows.make_unique``) packs what crosses the wire. Operations added later are not
@@ -35,7 +35,7 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.config.wire_format import WireFormat
 from tfps.errors import ModelError
-from tfps.models.model import Model, where
+from tfps.models.model import Model, mistake, where
 from tfps.models.spec import ModelSpec
 from tfps.modes.base import Mode, ModeContext, Step
 from tfps.modes.registry import mode_of
@@ -123,9 +123,11 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
     job = TrainJob(config, cluster, task, model, mode_of(config), WireFormat.of(config.wire))
     with new_graph(config) as graph, keras_variables.noted() as of_keras:
         forward = forward_pass.build(job, graph)
-        keras_variables.freeze(model, graph, of_keras)
+        frozen = keras_variables.freeze(model, graph, of_keras)
         forward_pass.check(job, forward)
         backward = _backward(job, forward)
+        variable_check.check_trained(model, graph, backward.optimizer.updated, frozen)
+        forward = forward_pass.with_late_summaries(job, forward, backward.optimizer.checks, backward.step.train_op)
         _check_counters(job, forward, backward)
         placement.place_unplaced_ops(graph, task.device)
         _redirect_to_packed(forward, backward)
@@ -167,7 +169,6 @@ def _backward(job: TrainJob, forward: Forward) -> _Backward:
         step = _built(
             job.model, lambda: job.mode.build_step(optimizer, forward.spec.loss, forward.global_step, context)
         )
-        variable_check.check_trained(job.model, graph, optimizer.updated)
         made = [op for op in graph.get_operations() if op not in known]
         model_updates.put_before(graph, updates, made, optimizer.gates, optimizer.updated, step.update)
         # A mean may never be made: an input has ended, or a worker is lost and all take the step again.
@@ -281,10 +282,18 @@ def _name_of(variable: Variable) -> str:
 
 
 def _built(model: Model, build: Callable[[], _T]) -> _T:
-    """Build what a mode adds for a model. Errors in there come from the model's loss or optimizer."""
+    """Build what a mode adds for a model.
+
+    Errors in there come from the model's loss or optimizer if they lead through a line of the user's, or if TensorFlow
+    raises them where it finds no gradient.
+    """
     try:
         return build()
-    except (ValueError, TypeError, NotImplementedError) as error:
-        place = where(model, traceback.extract_tb(error.__traceback__)) or model.line_of("model_fn")
-        why = str(error) or type(error).__name__
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if where(model, frames):
+            raise mistake(model, error, frames) from error
+        if not isinstance(error, (ValueError, TypeError, NotImplementedError)) and type(error) is not LookupError:
+            raise
+        place, why = model.line_of("model_fn"), str(error) or type(error).__name__
         raise ModelError(f"--model={model.name}: {place}: no gradient step can be built: {why}") from error

@@ -19,7 +19,7 @@ from tfps.models.model import Model
 from tfps.models.params import tracked_flags, unused
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.base import Mode
-from tfps.runtime.graph import inputs, model_calls, placement, variable_check
+from tfps.runtime.graph import graph_editor, inputs, model_calls, placement, variable_check
 from tfps.runtime.graph.graph_scope import on_cluster
 from tfps.runtime.graph.passes import (
     embedding_rows,
@@ -27,6 +27,7 @@ from tfps.runtime.graph.passes import (
     function_calls,
     loop_hoisting,
     model_updates,
+    side_effects,
     variable_splitting,
 )
 from tfps.runtime.graph.passes.snapshot import saved_name
@@ -34,6 +35,10 @@ from tfps.tf_types import Graph, InputIterator, Operation, Tensor, Variable
 
 log = logging.getLogger(__name__)
 
+_NOT_WRITTEN = (
+    "the optimizer's summary %r is not written: it shows the update, which --mode=%s makes apart from the steps. Make "
+    "it in compute_gradients, from the gradients of a step."
+)
 _WORKER_STRIDE = 7_368_787  # difference between the seeds of two workers
 
 
@@ -95,7 +100,8 @@ def build(job: TrainJob, graph: Graph) -> Forward:
         source = inputs.input_of(model, ModeKeys.TRAIN, config, task.device, workers, task.index, params)
         iterator, batches, batch = source
         known = set(graph.get_operations())
-        with model_calls.seeded(_seed(config, task)):  # after the input, which must be the same on all workers
+        seeded = model_calls.seeded(_seed(config, task))  # after the input, which must be the same on all workers
+        with seeded, exclusive_updates.of_model():
             spec, read = model_calls.training_spec(model, config, *batch)
         own = {saved_name(variable) for variable in tf.global_variables()}
         if task.is_chief:
@@ -136,9 +142,38 @@ def check(job: TrainJob, forward: Forward) -> None:
     variable_check.check_queues(job.model, forward.graph, run)
 
 
+def with_late_summaries(job: TrainJob, forward: Forward, checks: Sequence[Operation], train_op: Operation) -> Forward:
+    """Return the forward part with the chief's summaries that the optimizer has made, such as histograms of gradients.
+
+    They wait for the checks, because a histogram of NaN fails with an error of its own. A summary is left out if it
+    would change what the step does not: in sync, only the chief's update takes the mean of the gradients.
+
+    Args:
+        job: The job.
+        forward: The forward part, with the summaries of the model.
+        checks: Operations that fail if the loss or a gradient is not finite.
+        train_op: The operation that takes a step.
+    """
+    known = [] if forward.summary is None else list(forward.summary.op.inputs)
+    late = forward.graph.get_collection(tf.GraphKeys.SUMMARIES)[len(known) :]
+    if not (late and job.task.is_chief):
+        return forward
+    run, early = set(placement.ancestors([train_op])), set(placement.ancestors(checks))
+    lasting = side_effects.Lasting(forward.graph)
+    for summary in late:
+        if any(lasting.changed(op) for op in placement.ancestors([summary]) if op not in run):
+            log.warning(_NOT_WRITTEN, summary.op.name, job.mode.name)
+            continue
+        if summary.op not in early and graph_editor.can_wait(summary.op):
+            graph_editor.add_control_inputs(summary.op, checks)
+        known.append(summary)
+    return dataclasses.replace(forward, summary=tf.summary.merge(known) if known else None)
+
+
 def _with_own_updates(graph: Graph, spec: ModelSpec, on_ps: bool) -> tuple[ModelSpec, Sequence[Operation]]:
-    """Return the model's spec and its own updates. Unless ``on_ps``, drop logged tensors that change a PS."""
-    logged = {n: t for n, t in spec.log_tensors.items() if on_ps or not model_updates.changes_ps(graph, t)}
+    """Return the model's spec and its own updates. Unless ``on_ps``, drop logged tensors that alone change a PS."""
+    loss, shown = spec.loss, spec.log_tensors
+    logged = {n: t for n, t in shown.items() if on_ps or not model_updates.changes_ps(graph, t, loss)}
     summaries = graph.get_collection(tf.GraphKeys.SUMMARIES)
     updates = model_updates.of_step(graph, on_ps, spec.loss, [*logged.values(), *summaries])
     # Passes cannot redirect a fetched tensor, so fetch an identity of each logged tensor.

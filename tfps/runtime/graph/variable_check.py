@@ -97,20 +97,26 @@ def check_first_values(model: Model, graph: Graph, run: Iterable[Operation]) -> 
     )
 
 
-def check_trained(model: Model, graph: Graph, variables: Iterable[Variable]) -> None:
-    """Check that each trained variable can be on a PS, where all workers update it.
+def check_trained(model: Model, graph: Graph, variables: Collection[Variable], frozen: Container[Operation]) -> None:
+    """Check that each trained variable can be on a PS, where all workers update it, and is not frozen.
 
     Args:
         model: The model.
         graph: Its training graph.
         variables: The variables that the optimizer updates.
+        frozen: The result of ``keras_variables.freeze``.
 
     Raises:
-        ModelError: If one is a local variable of the worker.
+        ModelError: If one is a local variable of the worker, or of a frozen Keras layer.
     """
     local = {variable.op for variable in graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)}
     text = "the optimizer trains variable {!r}, which is local to each worker: make it global, or not trainable"
     _raise(model, [(v.op, text.format(v.op.name)) for v in variables if v.op in local])
+    text = (
+        "the optimizer trains variable {!r}, which is frozen in Keras: leave it out of the optimizer's list, or take "
+        "the list from tf.trainable_variables() in compute_gradients, which has no frozen one"
+    )
+    _raise(model, [(v.op, text.format(v.op.name)) for v in variables if v.op in frozen])
 
 
 def check_global_step(model: Model, global_step: Variable, run: Iterable[Operation]) -> None:

@@ -15,12 +15,14 @@ between is lost. Two kinds of updates do this:
 Not covered: ``scatter_mul`` and ``scatter_div``, which TensorFlow has in the shared form only, and ``tf.raw_ops``.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import gen_resource_variable_ops, gen_state_ops
+from tensorflow.python.ops import gen_resource_variable_ops, gen_state_ops, resource_variable_ops
 
 from tfps.runtime.graph.graph_editor import set_bool_attr
 from tfps.tf_types import Graph, Operation, Tensor
@@ -31,17 +33,39 @@ _EXCLUSIVE = {
     "resource_scatter_min": gen_state_ops.resource_scatter_nd_min,
     "resource_scatter_max": gen_state_ops.resource_scatter_nd_max,
 }
+_SHARED_ADD = resource_variable_ops.resource_scatter_add
 _LOCKING = "use_locking"
+
+
+_in_model: ContextVar[bool] = ContextVar("in_model", default=False)
 
 
 def patch_scatter() -> None:
     """Make ``scatter_add``, ``sub``, ``min`` and ``max`` of resource variables exclusive, also inside functions.
 
-    TensorFlow's optimizers are unchanged: their updates hold a lock of the PS. Call this before the graph of a model is
-    built; further calls change nothing.
+    TensorFlow's optimizers have ``scatter_add`` under another name. They are unchanged, but for one whose update a
+    model runs itself: the update of the model's optimizer holds a lock of the PS. Call this before the graph of a model
+    is built; further calls change nothing.
     """
     for name, exclusive in _EXCLUSIVE.items():
         setattr(gen_resource_variable_ops, name, functools.partial(_scatter, exclusive))
+    resource_variable_ops.resource_scatter_add = _scatter_add_of_optimizer
+
+
+@contextlib.contextmanager
+def of_model() -> Iterator[None]:
+    """Make what optimizers add to rows in the context exclusive, too."""
+    token = _in_model.set(True)
+    try:
+        yield
+    finally:
+        _in_model.reset(token)
+
+
+def _scatter_add_of_optimizer(*args: Any, **kwargs: Any) -> Operation:
+    if _in_model.get():
+        return _scatter(_EXCLUSIVE["resource_scatter_add"], *args, **kwargs)
+    return _SHARED_ADD(*args, **kwargs)
 
 
 def _scatter(

@@ -12,7 +12,7 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType
@@ -22,7 +22,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.errors import ModelError
 from tfps.models.model import Model, where
-from tfps.tf_types import Graph, Variable
+from tfps.tf_types import Graph, Operation, Variable
 
 _KERAS = "/keras/src/"
 _NAMED = 3  # variables in a message
@@ -89,21 +89,26 @@ def noted() -> Iterator[Noted]:
         _noted.reset(token)
 
 
-def freeze(model: Model, graph: Graph, found: Noted) -> None:
+def freeze(model: Model, graph: Graph, found: Noted) -> Collection[Operation]:
     """Take the frozen variables out of those that an optimizer trains.
+
+    An optimizer may still have a list of variables that the model has made before.
 
     Args:
         model: The model.
         graph: Its training graph.
         found: What ``noted`` has noted.
 
+    Returns:
+        The operations that create the frozen variables.
+
     Raises:
         ModelError: If a variable that is trained has a constraint, which no optimizer would apply.
     """
     kept = {id(one) for one in found.trained()}
-    frozen = {made.ref() for owners, made in found.variables if id(owners[0]) not in kept}
+    frozen = {made.op for owners, made in found.variables if id(owners[0]) not in kept}
     trained = graph.get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
-    trained[:] = [variable for variable in trained if variable.ref() not in frozen]
+    trained[:] = [variable for variable in trained if variable.op not in frozen]
     _check_constraints(model, [(owners[0], made) for owners, made in found.variables if id(owners[0]) in kept])
     for layer in found.layers:
         inside = [] if layer.trainable else [one for one in layer.variables if id(one) in kept]
@@ -114,6 +119,7 @@ def freeze(model: Model, graph: Graph, found: Noted) -> None:
                 layer.name,
                 ", ".join(one.path for one in inside[:_NAMED]) + (", ..." if len(inside) > _NAMED else ""),
             )
+    return frozen
 
 
 def _check_constraints(model: Model, trained: Sequence[tuple[Any, Variable]]) -> None:

@@ -6,7 +6,8 @@ changes of logged tensors and summaries (``tf.metrics``, counters), so that a co
 shown.
 
 With ``--mode=sync``, one update of the parameters uses a batch of each worker. Then only the chief runs the updates on
-a PS, as one average of one stream of batches. Each worker runs the updates of its local state.
+a PS, as one average of one stream of batches. Each worker runs the updates of its local state, its calls of Python and
+its prints, unless they need an update that only the chief runs.
 
 No NaN reaches a PS by such an update: the worker checks the values before it sends them.
 
@@ -41,7 +42,7 @@ def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequen
 
     Args:
         graph: The training graph.
-        on_ps: Whether to include operations that change a PS.
+        on_ps: Whether to include operations that change a PS, beside those of the loss.
         loss: The loss, which each step computes anyway.
         shown: Tensors that are read in some steps.
     """
@@ -50,17 +51,19 @@ def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequen
     first = _initializers(graph)
     kept = [_operation(update) for update in tf.nest.flatten(graph.get_collection(tf.GraphKeys.UPDATE_OPS))]
     used = [*shown, *([] if loss is None else [loss])]
+    of_loss = set() if loss is None else set(ancestors([loss]))
     for write in layer_updates.of_layers(graph, changes, first, used):
         if can_wait(write):
-            layer_updates.keep_order(write, lasting.changed(write), is_run=on_ps or not _on_ps(changes[write]))
+            is_run = on_ps or write in of_loss or not _on_ps(changes[write])
+            layer_updates.keep_order(write, lasting.changed(write), is_run)
             kept.append(write)
     layer_updates.warn_of_ignored(changes, {*kept, *first})
-    of_loss = set() if loss is None else set(ancestors([loss]))
     kept += [op for op in ancestors(shown) if op in changes and op not in first and op not in of_loss]
     if on_ps:
         return list(dict.fromkeys(kept))
-    changes_ps = {op for op, makers in changes.items() if _on_ps(makers)}
-    inner = [before for op in kept for before in [op, *ancestors([op])] if before is op or before in changes]
+    changes_ps = {op for op, makers in changes.items() if _on_ps(makers)} - of_loss
+    own = {op for op in ancestors(kept) if op in changes or (is_in_every_step(op) and side_effects.acts(op))}
+    inner = [before for op in kept for before in [op, *ancestors([op])] if before is op or before in own]
     return [op for op in dict.fromkeys(inner) if op not in first and changes_ps.isdisjoint(ancestors([op]))]
 
 
@@ -70,10 +73,11 @@ def of_layers_in_loops(graph: Graph) -> Sequence[Operation]:
     return [write for write in layer_updates.of_layers(graph, changes, _initializers(graph)) if not can_wait(write)]
 
 
-def changes_ps(graph: Graph, tensor: Tensor) -> bool:
-    """Return whether reading a tensor changes something on a PS."""
-    lasting = side_effects.Lasting(graph)
-    return any(_on_ps(map(lasting.origin, lasting.changed(op))) for op in ancestors([tensor]))
+def changes_ps(graph: Graph, tensor: Tensor, loss: Tensor) -> bool:
+    """Return whether reading a tensor changes something on a PS that the loss does not change anyway."""
+    lasting, of_loss = side_effects.Lasting(graph), set(ancestors([loss]))
+    more = [op for op in ancestors([tensor]) if op not in of_loss]
+    return any(_on_ps(map(lasting.origin, lasting.changed(op))) for op in more)
 
 
 def put_before(

@@ -83,15 +83,16 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         raises the step.
 
         Raises:
+            TypeError: If the optimizer returns no operation.
             ValueError: If the optimizer raises the step in a function.
         """
         pairs = self._in_order(grads_and_vars)
         method = getattr(self._optimizer.apply_gradients, "__func__", None)
         if global_step is None or method is tf.train.Optimizer.apply_gradients:
-            return self._optimizer.apply_gradients(pairs, None, name)
+            return _as_one(self._optimizer.apply_gradients(pairs, None, name))
         graph = tf.get_default_graph()
         known = set(graph.get_operations())
-        applied = self._optimizer.apply_gradients(pairs, global_step, name)
+        applied = _as_one(self._optimizer.apply_gradients(pairs, global_step, name))
         made = [op for op in graph.get_operations() if op not in known]
         return _without_raising(graph, applied, made, global_step)
 
@@ -101,6 +102,14 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         for gradient, variable in given:
             gradients.setdefault(variable.ref(), []).append(gradient)
         return [(None if old is None else gradients[one.ref()].pop(0), one) for old, one in self._found]
+
+
+def _as_one(applied: Any) -> Fetch:
+    """Return the update of an optimizer as one operation or tensor. It may be several, as for ``Session.run``."""
+    one = tf.group(applied) if isinstance(applied, (list, tuple, dict)) else applied
+    if isinstance(one, tf.Operation) or hasattr(one, "op"):
+        return one
+    raise TypeError(f"the optimizer's apply_gradients returned {applied!r}: return the operation that applies them.")
 
 
 def _without_raising(graph: Graph, applied: Fetch, made: Sequence[Operation], global_step: Variable) -> Fetch:
@@ -121,7 +130,7 @@ def _without_raising(graph: Graph, applied: Fetch, made: Sequence[Operation], gl
         if not raising.isdisjoint(op.control_inputs):
             waits = [leaf for other in op.control_inputs for leaf in before(other)]
             graph_editor.set_control_inputs(op, waits)
-    done = applied if applied is None or isinstance(applied, tf.Operation) else applied.op
+    done = applied if isinstance(applied, tf.Operation) else applied.op
     return tf.group(*before(done)) if done in raising else applied
 
 

@@ -54,6 +54,21 @@ def test_rows_that_are_added_at_the_same_time_are_all_there(is_resource: bool, i
         assert meets(update.op if isinstance(update, tf.Tensor) else update, rows.read_value()[0]) == 32 * MANY
 
 
+def test_rows_that_an_optimizer_of_the_model_adds_to_are_all_there() -> None:
+    """They are, where the model itself runs the update. Elsewhere, TensorFlow's optimizers are unchanged."""
+    exclusive_updates.patch_scatter()
+    with tf.Graph().as_default():
+        rows = tf.get_variable("rows", [4], initializer=tf.zeros_initializer(), use_resource=True)
+        gradient = tf.IndexedSlices(-tf.ones([MANY]), tf.zeros([MANY], tf.int32), dense_shape=[4])
+        optimizer = tf.train.GradientDescentOptimizer(1.0)
+        with exclusive_updates.of_model():
+            update = optimizer.apply_gradients([(gradient, rows)])
+        optimizer.apply_gradients([(gradient, rows)])
+        kinds = [op.type for op in rows.handle.consumers() if "Scatter" in op.type]
+        assert kinds == ["ResourceScatterNdAdd", "ResourceScatterAdd"]
+        assert meets(update, rows.read_value()[0]) == 32 * MANY
+
+
 def test_a_whole_variable_that_is_added_to_by_reference_loses_nothing() -> None:
     """``tf.assign_add`` of a TensorFlow 1.x variable, without a lock of its own, counts each addition."""
     with tf.Graph().as_default() as graph:
@@ -84,9 +99,18 @@ def test_an_exclusive_update_is_tensorflows_own(kind: str, ids: Any, updates: An
         assert kinds >= {f"ResourceScatterNd{kind.title()}"}
 
 
-@pytest.mark.parametrize("is_resource", [True, False])
+def by_optimizer(rows: Any, ids: Any, ones: Any) -> Any:
+    """Add to rows as an optimizer does."""
+    return tf.train.GradientDescentOptimizer(1.0).apply_gradients([(tf.IndexedSlices(-ones, ids, [4]), rows)])
+
+
+@pytest.mark.parametrize(
+    ("add", "is_resource"), [(tf.scatter_add, True), (tf.scatter_add, False), (by_optimizer, True)]
+)
 @pytest.mark.parametrize("flags", [{"steps_per_run": 8, "runs_in_flight": 3}, {}])
-def test_workers_lose_no_row_that_a_model_adds_to(tmp_path: Path, flags: dict[str, Any], is_resource: bool) -> None:
+def test_workers_lose_no_row_that_a_model_adds_to(
+    tmp_path: Path, flags: dict[str, Any], add: Any, is_resource: bool
+) -> None:
     """Two workers, with several runs under way, add to one row in UPDATE_OPS."""
 
     def input_fn(mode: str, params: Any, context: Any) -> Any:
@@ -97,7 +121,7 @@ def test_workers_lose_no_row_that_a_model_adds_to(tmp_path: Path, flags: dict[st
         given = {"trainable": False, "use_resource": is_resource}
         seen = tf.get_variable("seen", [4], initializer=tf.zeros_initializer(), **given)
         ids = tf.zeros([MANY], tf.int32) + tf.cast(features["x"] * 0.0, tf.int32)
-        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.scatter_add(seen, ids, tf.ones([MANY])))
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, add(seen, ids, tf.ones([MANY])))
         return tfps.ModelSpec(loss=-weight * features["x"], optimizer=tf.train.GradientDescentOptimizer(1.0))
 
     train(model_of(input_fn, model_fn), 1, 2, max_steps=STEPS, model_dir=str(tmp_path), **flags)

@@ -171,6 +171,45 @@ def test_a_layer_that_a_frozen_one_calls_is_trained() -> None:
     assert variable.op.name.endswith("shared/kernel")
 
 
+class Listed(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """Trains the variables of a function, whatever the collection has."""
+
+    def __init__(self, variables: Any) -> None:
+        super().__init__(1.0)
+        self._variables = variables
+
+    def compute_gradients(self, loss: Any, *_args: Any, **_kwargs: Any) -> Any:
+        """Return the gradients of those alone."""
+        return super().compute_gradients(loss, self._variables())
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_frozen_variable_in_the_optimizers_own_list_is_refused(mode: str) -> None:
+    """It would be trained. The line is that of the variable; both ways that the message names train what is free."""
+
+    def model_of_list(listed: Any) -> Any:
+        def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+            frozen, free = dense("frozen", trainable=False), dense("free")
+            loss = tf.reduce_sum(free(1.0 + frozen(tf.reshape(features["x"], [1, 1]))))
+            return tfps.ModelSpec(loss=loss, optimizer=Listed(listed(free)))
+
+        return model_of(ones, model_fn)
+
+    def built(listed: Any) -> Any:
+        return builder.training(JobConfig(mode=mode), cluster_of(1, 1), Task("worker", 0), model_of_list(listed))
+
+    def all_now(_layer: Any) -> Any:
+        variables = tf.trainable_variables()
+        return lambda: variables
+
+    text = rf"^--model=test: {__file__}, line \d+: the optimizer trains variable 'frozen/kernel', which is frozen"
+    with pytest.raises(ModelError, match=text):
+        built(all_now)
+    for listed in (lambda _: tf.trainable_variables, lambda layer: lambda: [layer.kernel.value]):
+        untrained = {"frozen/kernel", "free/kernel"}.intersection(built(listed).may_be_inf)
+        assert untrained == {"frozen/kernel"}
+
+
 def constrained(is_kept: bool) -> Any:
     """Return a model with a constraint, which Keras would keep or the model keeps itself."""
 

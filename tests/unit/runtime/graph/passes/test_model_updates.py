@@ -418,6 +418,51 @@ def test_a_group_of_changes_is_each_workers_where_it_is_its_own(tmp_path: Path) 
     assert values["weight"] == -0.5 * sum(range(12))
 
 
+def following_the_loss(is_logged: bool) -> Any:
+    """Return a model whose gradient is a worker's own count, which needs the loss; the loss counts on a PS."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        count = tf.get_variable("count", [], initializer=tf.zeros_initializer(), trainable=False)
+        own = tf.get_variable(
+            "own", [], initializer=tf.zeros_initializer(), trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES]
+        )
+        turn = own.read_value()
+        with tf.control_dependencies([count.assign_add(1.0, read_value=False)]):
+            loss = tf.identity(weight * turn + 0.0 * features["x"])
+        with tf.control_dependencies([turn]):
+            changed = own.assign(turn + 1.0 + 0.0 * tf.stop_gradient(loss))
+        if not is_logged:
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, changed)
+        return spec(params, loss, **({"own": changed} if is_logged else {}))
+
+    return model_fn
+
+
+@pytest.mark.parametrize("is_logged", [False, True])
+def test_a_workers_own_change_may_need_what_the_loss_changes_on_a_ps(tmp_path: Path, is_logged: bool) -> None:
+    """In sync, each worker changes its own state, in UPDATE_OPS or as it is logged: its loss changes the PS anyway."""
+    train(model_of(ramp, following_the_loss(is_logged)), 1, 2, mode="sync", model_dir=str(tmp_path), max_steps=12)
+    assert variables_of(tmp_path)["weight"] == -0.5 * sum(range(12))
+
+
+def test_a_call_of_python_in_a_group_is_each_workers(tmp_path: Path) -> None:
+    """In sync, each worker calls it in each step, though the change of a PS in the same group is the chief's alone."""
+    calls: list[float] = []
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        count = tf.get_variable("changes", [], initializer=tf.zeros_initializer(), trainable=False)
+        called = tf.numpy_function(lambda x: calls.append(float(x)), [features["x"]], [])
+        both = tf.group(count.assign_add(1.0, read_value=False), called)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, both)
+        return spec(params, weight * features["x"])
+
+    train(model_of(indexed, model_fn), 1, 2, mode="sync", model_dir=str(tmp_path), max_steps=12)
+    assert variables_of(tmp_path)["changes"] == 12
+    assert sorted(calls) == [0.0] * 12 + [1.0] * 12
+
+
 def test_two_inputs_of_a_model_stay_together() -> None:
     """A step takes what each of its iterators gives at the same turn: no other step of the worker may come between."""
     with tf.Graph().as_default() as graph:
