@@ -19,7 +19,7 @@ from tfps.modes import atomic_update, update_ops
 from tfps.modes.moments import APPLIED, FENCED, Moments
 from tfps.runtime.checkpoint import manager
 from tfps.runtime.checkpoint.manifest import partial_updates
-from tfps.runtime.coordination.job_state import JobState
+from tfps.runtime.coordination.job_state import JobState, WorkerTotals
 from tfps.runtime.coordination.partial_updates import PartialUpdates
 from tfps.runtime.graph.passes.snapshot import Snapshot
 from tfps.runtime.process.shutdown import StopRequest
@@ -245,7 +245,7 @@ def _raise_counter(parts: WorkerParts, name: str) -> None:
 def test_the_steps_of_all_workers_are_those_that_the_ps_have_counted(tmp_path: Path) -> None:
     """Whatever the workers have come to tell of themselves, they sum up to the updates, also after a resume."""
     for max_steps, before in ((30, 0), (50, 30)):
-        with mock.patch.object(JobState, "steps", return_value=[0, 0]):
+        with mock.patch.object(JobState, "totals", return_value=[WorkerTotals(), WorkerTotals()]):
             train(COUNTING, 2, 2, secs=60, model_dir=str(tmp_path), max_steps=max_steps)
         assert sum(task["steps"] for task in summary(tmp_path)["tasks"].values()) == max_steps - before
 
