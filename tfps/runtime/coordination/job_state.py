@@ -77,6 +77,7 @@ class Phase(enum.IntEnum):
 
 AT_WORK = (Phase.RUNNING, Phase.IDLE, Phase.EXHAUSTED, Phase.FINISHING)
 AT_ITS_END = (Phase.DONE, Phase.EXHAUSTED, Phase.FINISHING, Phase.STOPPED_AT_END)
+_WHEN = [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]  # the place of ``WorkerPace.when`` in a heartbeat
 
 
 @dataclass(frozen=True)
@@ -133,10 +134,6 @@ class JobState:
         phases += [ps.phase.scatter_update(tf.IndexedSlices(self._phase, worker)) for ps in servers[1:]]
         self._write = tf.group(*phases)
         self._at = tf.placeholder(tf.float64, [7], name="tfps/beat")
-        with tf.device(first.beats.device):  # the workers' clocks may differ
-            self._now = tf.timestamp()
-            beat = tf.concat([self._at[:2], [self._now - self._at[2]], self._at[3:]], 0)
-        self._beat = first.beats.scatter_update(tf.IndexedSlices(beat, worker)).op
         self._beats, self._signed = first.beats.read_value(), first.totals.read_value()
         self._generation = tf.placeholder(tf.int64, [], name="tfps/generation")
         self._release = first.released.assign(self._generation, read_value=False)
@@ -144,6 +141,11 @@ class JobState:
         generation = first.generation.read_value()
         with tf.device(first.generation.device):
             self._arrive = first.arrived.scatter_update(tf.IndexedSlices(generation, worker)).op, generation
+            self._now = tf.timestamp()  # by the clock of PS 0, as the workers' may differ
+            self._beat = first.beats.scatter_update(tf.IndexedSlices(self._at + self._now * _WHEN, worker)).op
+            beaten = first.pulse.scatter_add(tf.IndexedSlices(tf.constant(1, tf.int64), worker)).op
+            with tf.control_dependencies([beaten]):
+                self._pulses = first.pulse.read_value()
         phase = servers[0].phase.read_value()
         self._look = [*(v.read_value() for v in (first.generation, first.released, first.arrived)), phase]
         self._read = phase, self._signed
@@ -153,10 +155,6 @@ class JobState:
             with tf.device(ps.phase.device):
                 self._find.append(tf.identity(self._sent).op)
         self._mark = tf.group(*(ps.joined.scatter_update(tf.IndexedSlices(True, worker)) for ps in servers))
-        with tf.device(first.pulse.device):
-            beaten = first.pulse.scatter_add(tf.IndexedSlices(tf.constant(1, tf.int64), worker)).op
-            with tf.control_dependencies([beaten]):
-                self._pulses = first.pulse.read_value()
         self._abort = [ps.aborted.assign(True, read_value=False) for ps in servers]
         self._terms = [ps.terms.read_value() for ps in servers]
         self._run = tf.placeholder(tf.string, [], name="tfps/run")
@@ -174,7 +172,7 @@ class JobState:
     def heartbeat_writer(self, session: Session) -> Callable[[WorkerPace], None]:
         """Return a function that writes this worker's heartbeat; ``restart_state_reader`` explains why a function."""
         beat = session.make_callable(self._beat, [self._at])
-        return lambda pace: beat(dataclasses.astuple(replace(pace, when=time.time() - (pace.when or -math.inf))))
+        return lambda pace: beat(dataclasses.astuple(replace(pace, when=(pace.when or -math.inf) - time.time())))
 
     def beats(self, session: Session) -> Callable[[], list[WorkerPace]]:
         """Return a function that reads each worker's last heartbeat; ``restart_state_reader`` explains why.
