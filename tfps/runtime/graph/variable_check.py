@@ -145,16 +145,17 @@ def check_counters(model: Model, variables: Iterable[Variable], run: Collection[
         run: The operations of a whole step, those of the optimizer included.
 
     Raises:
-        ModelError: If a step uses an integer that nothing changes. A learning rate, say, would stay that of step 0.
+        ModelError: If a step uses an integer that begins at 0 and that nothing changes. A learning rate, say, would
+            stay that of step 0.
     """
-    counters = [variable.op for variable in variables if _is_constant_integer(variable) and _is_used(variable.op, run)]
+    counters = [variable.op for variable in variables if _begins_at_zero(variable) and _is_used(variable.op, run)]
     if not counters:
         return
     lasting = side_effects.Lasting(counters[0].graph)
     changed = {lasting.origin(handle) for op in run for handle in lasting.changed(op)}
     text = (
-        "nothing changes variable {!r}, so that each step uses its first value: take "
-        "tf.train.get_or_create_global_step() for the step, or tf.constant for a constant"
+        "nothing changes variable {!r}, so that it is 0 in each step: take "
+        "tf.train.get_or_create_global_step() for the step, or tf.constant(0)"
     )
     _raise(model, [(op, text.format(op.name)) for op in counters if op not in changed])
 
@@ -197,10 +198,11 @@ def _is_assigned(variable: Variable, run: Container[Operation]) -> bool:
     return any(user in run and user.type not in ("ReadVariableOp", "VarIsInitializedOp", "Identity") for user in users)
 
 
-def _is_constant_integer(variable: Variable) -> bool:
-    """Return whether a variable begins as a constant integer, and not with one that comes from a file."""
+def _begins_at_zero(variable: Variable) -> bool:
+    """Return whether the first value of a variable is the integer 0, and does not come from a file, say."""
     first = variable.initial_value
-    return variable.dtype.is_integer and variable.shape.rank == 0 and first is not None and first.op.type == "Const"
+    is_integer = variable.dtype.is_integer and variable.shape.rank == 0 and first is not None
+    return is_integer and tf.get_static_value(first) == 0
 
 
 def _is_used(variable: Operation, run: Container[Operation]) -> bool:
