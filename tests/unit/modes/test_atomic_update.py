@@ -96,13 +96,18 @@ def test_a_checkpoint_of_a_job_under_way_holds_the_updates_of_its_step(tmp_path:
 
 @pytest.mark.parametrize("num_ps", [1, 2])
 def test_a_checkpoint_of_a_job_under_way_holds_the_averages_of_its_weights(tmp_path: Path, num_ps: int) -> None:
-    """Each average is that of as many updates as ``global_step`` says, and so is each weight."""
+    """Each average is that of as many updates as ``global_step`` says, and so is each weight.
+
+    On a machine that is very busy, a save may find no moment between two updates in time; the manifest then says so.
+    """
     with mock.patch.object(manager, "_KEEP", 1000):
         flags: dict[str, Any] = {"max_steps": 200, "save_checkpoint_secs": 0.01}
         train(model_of(endless, averaging), num_ps, 3, secs=90, model_dir=str(tmp_path), **flags)
     saved = sorted(path.with_suffix("") for path in tmp_path.glob("model.ckpt-*.index"))
     assert len(saved) >= 2, "one under way, and the last"
-    for path in saved:
+    whole = [path for path in saved if not partial_updates(str(path))]
+    assert tmp_path / "model.ckpt-200" in whole
+    for path in whole:
         step, average = int(path.name.rpartition("-")[2]), 0.0
         for number in range(step):
             average = float(np.float32(average) - (np.float32(average) - np.float32(number + 1)) / 2)
