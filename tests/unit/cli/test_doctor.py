@@ -82,7 +82,7 @@ def test_before_the_start_nothing_is_in_the_way(examine: Any) -> None:
     with nobody() as (ps, worker):
         findings = examine(f"--ps_hosts={ps}", f"--worker_hosts={worker}")
     assert findings.code == 0
-    assert findings.last == "ready to train: no problem found; tasks compare the other flags when they start"
+    assert findings.last == "ready to train: no problem found; when tasks start, they compare the flags that must agree"
     assert findings[f"ps/0 {ps}"] == ("-", "not started yet: no process listens there")
     assert findings[f"worker/0 {worker}"] == ("-", "not started yet: no process listens there")
     assert findings["names"] == ("ok", "1 of 1 hosts resolve")

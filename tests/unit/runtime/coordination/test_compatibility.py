@@ -119,7 +119,7 @@ def test_another_file_that_the_model_imports_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_each_tasks_own_may_differ() -> None:
     """Role, paths, batch size, intervals and patience may differ, as may the names of hosts."""
-    own = {"data_dir": "d", "model_dir": "m", "batch_size": 7, "seed": 3, "save_checkpoint_secs": 1.0}
+    own = {"data_dir": "d", "model_dir": "m", "batch_size": 7, "save_checkpoint_secs": 1.0}
     own |= {"steps_to_validate": 1, "start_timeout_secs": 5.0, "job_name": "ps", "ps_hosts": "localhost:1"}
     compatibility.check(terms(), [terms(**own, model="/else/where/mine.py")], Cluster(("p:1",), ("w:1",)))
 
