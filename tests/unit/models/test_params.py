@@ -27,7 +27,7 @@ def test_a_flag_is_unused_if_it_is_given_and_not_read() -> None:
 
 @pytest.mark.parametrize("reader", ["input_fn", "model_fn", "nobody", "a copy"])
 def test_a_flag_of_the_data_that_no_function_reads_is_reported(reader: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Either function may read it, or take all flags; else a line of the chief says that it has no effect."""
+    """Either function may read it, or take all flags; else a line of the chief says so."""
 
     def input_fn(mode: str, params: Any, context: Any) -> Any:
         size = params["batch_size"] if reader == "input_fn" else dict(params)["batch_size"] if reader == "a copy" else 8
@@ -41,5 +41,5 @@ def test_a_flag_of_the_data_that_no_function_reads_is_reported(reader: str, capl
 
     with caplog.at_level(logging.WARNING):
         builder.training(JobConfig(batch_size=256), CLUSTER, Task("worker", 0), model_of(input_fn, model_fn))
-    said = [text for text in caplog.messages if text.startswith("--batch_size=256: no effect")]
+    said = [text for text in caplog.messages if text.startswith("--batch_size=256: --model=")]
     assert len(said) == (reader == "nobody")

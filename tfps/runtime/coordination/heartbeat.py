@@ -15,7 +15,8 @@ from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.tf_types import Session
 
 FORGOTTEN = "Session handle is not found"
-_EVERY_SECS, _HEARD_SECS = 1.0, 5.0
+EVERY_SECS = 1.0
+_HEARD_SECS = 5.0
 
 
 class Heartbeat:
@@ -63,7 +64,7 @@ class Heartbeat:
                 last = self._leave_step(last)
             except (tf.errors.OpError, RuntimeError) as error:  # a closed session, or a lost PS
                 self.forgotten = self.forgotten or FORGOTTEN in str(error)
-            time.sleep(_EVERY_SECS)
+            time.sleep(EVERY_SECS)
 
     def _give_sign(self) -> None:
         if not self._pulse:

@@ -194,8 +194,8 @@ def _checked_optimizer(job: TrainJob, forward: Forward, packing: Packing | None)
 
 
 def _check_counters(job: TrainJob, forward: Forward, backward: _Backward) -> None:
-    """Check the model's own counters, where the step has all of the model's updates: in sync, only the chief's has."""
-    if job.task.is_chief or not job.mode.is_blocking:
+    """Check the model's own counters on the chief, whose step has all of the model's updates in each mode."""
+    if job.task.is_chief:
         own = [variable for variable in tf.global_variables() if saved_name(variable) in forward.own]
         step = backward.step
         run = placement.ancestors([step.train_op, *([] if step.update is None else [step.update]), *forward.shown])

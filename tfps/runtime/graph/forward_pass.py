@@ -122,7 +122,10 @@ def build(job: TrainJob, graph: Graph) -> Forward:
 
 def _log_unused(job: TrainJob, read: Container[str]) -> None:
     if flags := unused(job.config, read):
-        log.warning("%s: no effect, as --model=%s does not read it from params.", " and ".join(flags), job.model.name)
+        log.warning(
+            "%s: --model=%s has not read it from params for training; unless it does so later, it has no effect.",
+            *(" and ".join(flags), job.model.name),
+        )
 
 
 def check(job: TrainJob, forward: Forward) -> None:

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.models.model import Model
-from tfps.runtime.coordination.heartbeat import Heartbeat
+from tfps.runtime.coordination.heartbeat import EVERY_SECS, Heartbeat
 from tfps.runtime.coordination.job_state import JobState, WorkerTotals
 from tfps.runtime.coordination.partial_updates import PartialUpdates
 from tfps.runtime.coordination.restart_barrier import RestartBarrier
@@ -95,10 +95,11 @@ class WorkerParts:
         before, unreported = self.heartbeat.before, self.heartbeat.unreported
         timed = before.steps + progress.steps
         secs = before.secs + (progress.seconds if progress.steps else 0.0)
+        more = min(unreported * secs / timed, EVERY_SECS) if timed else 0.0  # at their pace, since the last heartbeat
         return WorkerTotals(
             steps=timed + unreported,
             skipped=before.skipped + progress.skipped,
-            secs=secs * (1 + unreported / timed) if timed else 0.0,  # they took as long as those with a known time
+            secs=secs + more if timed else 0.0,
             batches=before.batches + progress.batches,
             examples=before.examples + progress.examples,
         )

@@ -86,7 +86,7 @@ def one_ends_early(mode: str, params: Any, context: Any) -> Any:
 
 def test_a_job_does_not_say_that_who_was_through_was_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The chief looks at workers that train: one of three, whose input had ended, is not in the summary."""
-    monkeypatch.setattr(heartbeat, "_EVERY_SECS", 0.05)
+    monkeypatch.setattr(heartbeat, "EVERY_SECS", 0.05)
     monkeypatch.setattr(restart_barrier, "_LISTEN_SECS", 0.05)
     monkeypatch.setattr(restart_barrier, "_LISTENS_A_PACE", 4)
     assert_done(run_job(model_of(one_ends_early, linear), 1, 3, mode="async", max_steps=64, model_dir=str(tmp_path)))

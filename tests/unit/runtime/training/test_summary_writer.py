@@ -42,11 +42,11 @@ def totals_after(before: WorkerTotals, progress: Progress, unreported: int = 0) 
     [
         (WorkerTotals(steps=500, secs=50.0), 0, 0, {"worker/0": 10.0, "worker/1": 10.0}),
         (WorkerTotals(steps=500, secs=50.0), 0, 10, {"worker/0": 10.0, "worker/1": 10.0}),
-        (WorkerTotals(steps=500, secs=50.0), 90, 10, {"worker/0": 10.0, "worker/1": 10.0}),
+        (WorkerTotals(steps=500, secs=50.0), 9, 10, {"worker/0": 10.0, "worker/1": 10.0}),
         (WorkerTotals(), 0, 0, {"worker/1": 10.0}),
         (WorkerTotals(), 9, 0, {"worker/1": 10.0}),
         (WorkerTotals(), 0, 2, {"worker/0": 2.0, "worker/1": 10.0}),
-        (WorkerTotals(), 9, 2, {"worker/0": 2.0, "worker/1": 10.0}),
+        (WorkerTotals(), 1, 2, {"worker/0": 2.0, "worker/1": 10.0}),
     ],
 )
 def test_a_chief_that_was_started_again_is_not_slow(
@@ -66,11 +66,11 @@ def test_a_chief_that_was_started_again_is_not_slow(
 def test_what_a_lost_process_did_is_in_the_totals() -> None:
     """Steps, skipped batches and examples are those of all processes of a worker."""
     progress = Progress(steps=5, batches=5, examples=35, skipped=1, began=10.0, last_step=11.0)
-    totals = totals_after(WorkerTotals(10, 3, 2.0, 10, 40), progress, unreported=15)
-    assert totals == WorkerTotals(steps=30, skipped=4, secs=6.0, batches=15, examples=75)
+    totals = totals_after(WorkerTotals(10, 3, 2.0, 10, 40), progress, unreported=15)  # within a second
+    assert totals == WorkerTotals(steps=30, skipped=4, secs=4.0, batches=15, examples=75)
     counted = summary_writer.counts([totals, WorkerTotals(10, 2, 1.0, 10, 90), WorkerTotals(7, 1, 1.0)])
     assert (counted.batches_skipped, counted.batch_size) == (7, (30 * 5 + 10 * 9) / 40)
-    assert counted.secs == 6.0
+    assert counted.secs == 4.0
 
 
 @pytest.mark.parametrize("ahead_secs", [-3600, 3600])
