@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.processes import POWERS, Process, by_hand, processes, run_tfps, summary
+from support.processes import Process, by_hand, processes, run_tfps, summary
 
 from tfps.cluster.ports import held_ports
 from tfps.cluster.spec import Cluster, Task
@@ -92,21 +92,6 @@ def test_tf_config_with_chief_and_evaluator(tmp_path: Path) -> None:
         assert _last(started[3].output(), "loss") < 1
     taken = summary(tmp_path / "m")["tasks"]
     assert taken == {"worker/0": {"steps": 100}, "worker/1": {"steps": 100}}
-
-
-def test_a_chief_whose_model_cannot_be_imported_says_so_in_the_summary(tmp_path: Path) -> None:
-    """As one whose graph cannot be built; that of an earlier run, which was done, does not stay for this run's."""
-    (tmp_path / "model.py").write_text(f"{POWERS}\nraise ValueError('no license')\n")
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "summary.json").write_text('{"status": "done", "exit_code": 0}')
-    flags = [f"--model={tmp_path / 'model.py'}", f"--model_dir={tmp_path / 'm'}", "--task_index=0"]
-    with held_ports(2) as (first, second), processes() as started:
-        hosts = [f"--ps_hosts=127.0.0.1:{first}", f"--worker_hosts=127.0.0.1:{second}", "--job_name=worker"]
-        started.append(Process(tmp_path / "out", *hosts, *flags))
-        assert started[0].wait(120) == 2, started[0].output()
-    reported = summary(tmp_path / "m")
-    assert (reported["status"], reported["exit_code"]) == ("failed", 2)
-    assert "no license" in reported["error"]
 
 
 def test_an_unknown_host_is_named(tmp_path: Path) -> None:

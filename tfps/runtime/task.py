@@ -3,14 +3,13 @@
 Importing this module does not import TensorFlow. Running a task does, after the logs are set up.
 """
 
-import contextlib
 import importlib.util
 import os
 from collections.abc import Callable
 
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.errors import ConfigError, ModelError, StorageError, TfpsError
+from tfps.errors import ConfigError, TfpsError
 from tfps.runtime.process import malloc, tensorflow_import, thread_count
 from tfps.runtime.process.shutdown import StopRequest, run_supervised
 from tfps.timeouts import PS_BLOCKED_GRACE_SECS
@@ -72,17 +71,9 @@ def _worker(
     _set_up_memory(cluster, task)
     tensorflow_import.load_v1()
     from tfps.models import loader  # noqa: PLC0415
-    from tfps.runtime.training import summary_writer  # noqa: PLC0415
     from tfps.runtime.training.worker import Worker  # noqa: PLC0415
 
-    try:
-        model = loader.load(config.model)
-    except ModelError as error:
-        if task.is_chief:
-            with contextlib.suppress(StorageError):  # the task exits with its own error
-                summary_writer.write(config, cluster, None, None, {0: 0}, error=error)
-        raise
-    worker = Worker(config, cluster, task, model, stop)
+    worker = Worker(config, cluster, task, loader.load(config.model), stop)
     worker.is_new_dir, worker.on_built = is_new_dir, on_built
     try:
         run_supervised(worker.work, stop, worker.watch, worker.emergency_save, worker.grace_secs)
