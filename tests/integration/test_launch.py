@@ -89,7 +89,8 @@ def test_params_have_the_mode_and_the_size_in_every_command(tmp_path: Path) -> N
 
 def test_a_model_may_have_processes_of_its_own(tmp_path: Path) -> None:
     """What reads its data with a pool of processes does so under ``tfps launch`` too."""
-    pool = "import multiprocessing\nvalues = multiprocessing.get_context('fork').Pool(2).map(float, '12')\n"
+    pool = "import multiprocessing\npool = multiprocessing.get_context('fork').Pool(2)\n"
+    pool += "values = pool.map(float, '12')\npool.close()\npool.join()\n"  # Python may hang where a pool is left open
     model = tmp_path / "mine.py"
     model.write_text(pool + POWERS)
     ended = run_tfps("launch", f"--model={model}", f"--model_dir={tmp_path / 'm'}", "--max_steps=4")
