@@ -28,6 +28,9 @@ import re
 import signal
 from collections.abc import Sequence
 
+# Errors that come from the limits of this process, whatever it asked for.
+OWN_LIMITS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
 
 def without_colors(text: str) -> str:
     """Return a text without terminal codes for colors or bold, which Keras puts into its errors."""

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 
 from tfps.cluster.addresses import split
 from tfps.cluster.probe import connect
-from tfps.errors import ConfigError
-
-_OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # this process cannot open a connection
+from tfps.errors import OWN_LIMITS, ConfigError
 
 
 @contextlib.contextmanager
@@ -56,5 +54,5 @@ def answers(address: str) -> bool:
     try:
         connect(address).close()
     except OSError as error:
-        return error.errno in _OWN_LIMITS
+        return error.errno in OWN_LIMITS
     return True

@@ -1,7 +1,6 @@
 """The ``params`` of a model: the flags of its job, and which of them it reads. Must not import TensorFlow."""
 
 from collections.abc import Container, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from tfps.config.job_config import JobConfig
@@ -47,16 +46,11 @@ class TrackedFlags(dict[str, Any]):
         return other | self.copy()
 
 
-def unused(config: JobConfig, read: Container[str]) -> list[str]:
+def unread_flags(config: JobConfig, read: Container[str]) -> list[str]:
     """Return the flags of a model's data that are given, and not among those that it has read, with their values."""
     default = JobConfig()
     given = {name: getattr(config, name) for name in _OF_DATA if getattr(config, name) != getattr(default, name)}
     return [f"--{name}={value}" for name, value in given.items() if name not in read]
-
-
-def params_of(config: JobConfig) -> Mapping[str, Any]:
-    """Return the ``params`` of a model: every flag of the job, read-only."""
-    return MappingProxyType(tracked_flags(config))
 
 
 def tracked_flags(config: JobConfig) -> TrackedFlags:

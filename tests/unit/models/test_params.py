@@ -11,18 +11,18 @@ from support.cluster import dataset_of, model_of
 import tfps
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.models.params import unused
+from tfps.models.params import unread_flags
 from tfps.runtime.graph import builder
 
 CLUSTER = Cluster(("ps:1",), ("worker:1",))  # of which nothing is started
 
 
-def test_a_flag_is_unused_if_it_is_given_and_not_read() -> None:
+def test_a_flag_is_unread_if_it_is_given_and_not_read() -> None:
     """A default is not given."""
     given = JobConfig(batch_size=256, data_dir="/data")
-    assert unused(given, {"seed"}) == ["--batch_size=256", "--data_dir=/data"]
-    assert unused(given, {"batch_size", "data_dir"}) == []
-    assert unused(JobConfig(), set()) == []
+    assert unread_flags(given, {"seed"}) == ["--batch_size=256", "--data_dir=/data"]
+    assert unread_flags(given, {"batch_size", "data_dir"}) == []
+    assert unread_flags(JobConfig(), set()) == []
 
 
 @pytest.mark.parametrize("reader", ["input_fn", "model_fn", "nobody", "a copy"])

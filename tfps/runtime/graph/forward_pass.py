@@ -16,7 +16,7 @@ from tfps.config.job_config import JobConfig
 from tfps.config.wire_format import WireFormat
 from tfps.errors import ModelError
 from tfps.models.model import Model
-from tfps.models.params import tracked_flags, unused
+from tfps.models.params import tracked_flags, unread_flags
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.base import Mode
 from tfps.runtime.graph import graph_editor, inputs, model_calls, placement, variable_check
@@ -106,7 +106,7 @@ def build(job: TrainJob, graph: Graph) -> Forward:
         own = {saved_name(variable) for variable in tf.global_variables()}
         if task.is_chief:
             variable_splitting.log_split(graph, config)
-            _log_unused(job, params.read | set(read))
+            _log_unread(job, params.read | set(read))
         batches = inputs.batches_with(graph, known, batches)
         examples = tf.convert_to_tensor(inputs.examples_of(*batch), tf.int64)
         exclusive_updates.lock_references(graph)
@@ -120,8 +120,8 @@ def build(job: TrainJob, graph: Graph) -> Forward:
     return Forward(graph, global_step, iterator, batches, examples, spec, reads_rate, own, updates, checked, summary)
 
 
-def _log_unused(job: TrainJob, read: Container[str]) -> None:
-    if flags := unused(job.config, read):
+def _log_unread(job: TrainJob, read: Container[str]) -> None:
+    if flags := unread_flags(job.config, read):
         log.warning(
             "%s: --model=%s has not read it from params for training; unless it does so later, it has no effect.",
             *(" and ".join(flags), job.model.name),

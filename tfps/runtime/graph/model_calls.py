@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import errno
 import random
 import re
 from collections.abc import Collection, Container, Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.config.job_config import JobConfig
-from tfps.errors import DataError, ModelError
+from tfps.errors import OWN_LIMITS, DataError, ModelError
 from tfps.models.model import Model
 from tfps.models.params import TrackedFlags, tracked_flags
 from tfps.models.spec import ModeKeys, ModelSpec
@@ -23,7 +22,6 @@ from tfps.tf_types import Dataset, DType, Nested, Optimizer, Tensor
 _OPTIMIZER_FLAGS = ("optimizer", "learning_rate")
 _FILE_ERRORS = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError)
 _COMPOSITES = (tf.SparseTensor, tf.RaggedTensor)
-_LIMITS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of this machine: no fault of the data
 
 
 def dataset(
@@ -72,7 +70,7 @@ def _input_of(model: Model, mode: str, config: JobConfig, context: Any, params: 
             raise cause from None
         if isinstance(cause, KeyError):
             raise _explained(error, cause) from cause
-        if isinstance(cause, _FILE_ERRORS) or (isinstance(cause, OSError) and cause.errno not in _LIMITS):
+        if isinstance(cause, _FILE_ERRORS) or (isinstance(cause, OSError) and cause.errno not in OWN_LIMITS):
             text, line, source = str(error).partition("\n")
             given = f"check --data_dir={show(config.data_dir)}" if config.data_dir else "--data_dir is not given"
             raise DataError(f"{text}: {given}.{line}{source}") from cause

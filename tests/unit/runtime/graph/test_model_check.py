@@ -92,7 +92,7 @@ def test_a_variable_of_evaluation_alone_is_found_before_training(tmp_path: Path)
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_params_have_issync_as_the_mode_is(mode: str) -> None:
     """``issync`` is True or False for whichever flag gave the mode: a model may branch on it."""
-    assert model_params.params_of(JobConfig(mode=mode))["issync"] is (mode == "sync")
+    assert model_params.tracked_flags(JobConfig(mode=mode))["issync"] is (mode == "sync")
 
 
 @pytest.mark.parametrize(("data_dir", "read"), [("", open), ("/no/such", tf.gfile.ListDirectory)])

@@ -50,8 +50,8 @@ def _model(use_resource: bool, changed_by: str) -> Model:
     return model_of(input_fn, model_fn)
 
 
-def _build(mode: str, index: int, model: Model) -> None:
-    builder.training(JobConfig(mode=mode), CLUSTER, Task("worker", index), model)
+def _build(mode: str, index: int, model: Model) -> builder.TrainGraph:
+    return builder.training(JobConfig(mode=mode), CLUSTER, Task("worker", index), model)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -67,4 +67,5 @@ def test_a_counter_that_nothing_changes_is_refused(use_resource: bool, mode: str
 def test_other_counters_are_not(changed_by: str, mode: str) -> None:
     """Each worker of each mode builds its step; in sync, the chief's alone has the model's updates."""
     for index in range(2):
-        _build(mode, index, _model(True, changed_by))
+        built = _build(mode, index, _model(True, changed_by))
+        assert "Variable" in {variable.op.name for variable in built.graph.get_collection("variables")}
