@@ -78,14 +78,14 @@ def connect(address: str, secs: float = PROBE_SECS) -> socket.socket:
 
 
 def _places(address: str) -> Sequence[Any]:
-    """Look up a host; if that fails, return where it was before, because then only the name service is known to fail.
+    """Look up a host; if the name service fails, return where it was before.
 
-    A host that has moved or gone does not answer there.
+    A name that the service says does not exist is gone: another task may have its place.
     """
     try:
         _known_places[address] = socket.getaddrinfo(*split(address), type=socket.SOCK_STREAM)
-    except OSError:
-        if address not in _known_places:
+    except OSError as error:
+        if error.errno == socket.EAI_NONAME or address not in _known_places:
             raise
     return _known_places[address]
 

@@ -160,6 +160,9 @@ def test_a_name_that_cannot_be_looked_up_is_asked_for_where_it_was(monkeypatch: 
         monkeypatch.setattr(socket, "getaddrinfo", _no_names)
         assert answers(name)
         assert probe.probe_address(name) == ProbeResult(Task("ps", 0))
+        monkeypatch.setattr(socket, "getaddrinfo", _no_such_name)
+        assert not answers(name), "another task may be there by now"
+        monkeypatch.setattr(socket, "getaddrinfo", _no_names)
     assert not answers(name)
     with contextlib.closing(Speaker(Task("ps", 0))) as elsewhere:
         port = split(elsewhere.address)[1]
@@ -169,6 +172,10 @@ def test_a_name_that_cannot_be_looked_up_is_asked_for_where_it_was(monkeypatch: 
 
 def _no_names(*_args: object, **_kwargs: object) -> object:
     raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+
+def _no_such_name(*_args: object, **_kwargs: object) -> object:
+    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
 
 def test_a_process_without_free_files_cannot_say_that_nobody_answers() -> None:
