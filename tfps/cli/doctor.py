@@ -20,7 +20,7 @@ import tfps
 from tfps.cli import shared_dir
 from tfps.cli.command import JOB, Command
 from tfps.cli.shared_dir import Presence, SharedDirProbe
-from tfps.cli.validation import ProblemCollector, check_model
+from tfps.cli.validation import ProblemCollector, check_model, check_ports
 from tfps.cluster import ports, probe, rendezvous, resolver
 from tfps.cluster.addresses import split
 from tfps.cluster.probe import ProbeResult
@@ -73,6 +73,7 @@ def _doctor(argv: Sequence[str]) -> int:
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv).config
     place = problems.of(_place, job)
+    check_ports(job, problems)
     check_model(job, problems)
     problems.settle()
     assert place is not None
@@ -260,9 +261,8 @@ def _clocks(host: str, visit: SharedDirProbe, others: Mapping[str, Presence]) ->
         f"{name} by {card.ahead_secs:+.1f} s" for name, card in cards.items() if abs(card.ahead_secs) > _CLOCK_SECS
     ]
     if wrong:
-        return Check(
-            WARNING, "clocks", f"differ from the file system's: {rendezvous.first_few(wrong)}; set them with NTP."
-        )
+        finding = f"differ from the file system's: {rendezvous.first_few(wrong)}; set them with NTP."
+        return Check(WARNING, "clocks", finding)
     return Check(OK, "clocks", f"{abs(own.ahead_secs):.1f} s from the file system's")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from tfps.cli.command import JOB, Command, found_from_anywhere, new_model_dir
-from tfps.cli.validation import ProblemCollector, print_error
+from tfps.cli.validation import ProblemCollector, check_ports, print_error
 from tfps.cluster import ports, resolver
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
@@ -38,6 +38,7 @@ def _run(argv: Sequence[str]) -> int:
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv).config
     problems.of(static_check.check, job.model)
+    check_ports(job, problems)
     sizes = job.num_ps, job.num_workers
     place = problems.of(
         resolver.resolve, job.ps_hosts, job.worker_hosts, job.job_name, job.task_index, *sizes, os.environ

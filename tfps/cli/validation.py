@@ -1,8 +1,10 @@
 """Collect all problems with a command line and report them together."""
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TextIO, TypeVar
 
+from tfps.cluster import resolver
 from tfps.config import command_line
 from tfps.config.command_line import Parsed
 from tfps.config.job_config import JobConfig
@@ -72,3 +74,10 @@ def check_model(job: JobConfig, problems: ProblemCollector) -> None:
     """Check a job's model and data, without TensorFlow."""
     problems.of(static_check.check, job.model)
     problems.of(loader.check_data, job.model, job.data_dir, job.num_workers or 1)
+
+
+def check_ports(job: JobConfig, problems: ProblemCollector) -> None:
+    """Check that ``--port_base`` is given only where the platform leaves the ports to tfps."""
+    found = resolver.find_resolver(job.ps_hosts, job.worker_hosts, os.environ)
+    if job.port_base is not None and not (found and found.port_flag):
+        problems.add("--port_base is for a step of Slurm: leave it out. Each address has its own port here.")

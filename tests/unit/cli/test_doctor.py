@@ -354,6 +354,8 @@ def test_real_doctors_meet_in_a_directory(tmp_path: Path) -> None:
     """
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    stay = "from tfps.cli import doctor\ndoctor._STAY_SECS = 20.0\n"  # a busy machine starts one of them later
+    (tmp_path / "sitecustomize.py").write_text(stay)
     model_dir = tmp_path / "m"
     with nobody() as (ps, worker), processes() as started:
         argv = ["doctor", f"--ps_hosts={ps}", f"--worker_hosts={worker}", f"--model_dir={model_dir}"]

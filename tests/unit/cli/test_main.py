@@ -371,6 +371,14 @@ def test_a_flag_of_another_command(refused: Any) -> None:
     assert refused("eval", "--max_steps=5") == "error: --max_steps is not a flag of this command: leave it out.\n"
 
 
+@pytest.mark.parametrize("verb", ["run", "doctor"])
+def test_a_first_port_where_each_address_has_its_own(refused: Any, verb: str) -> None:
+    """``--port_base`` would set no port: it is refused with everything else, not ignored."""
+    flags = [f"--{name}={GOOD[name]}" for name in ("ps_hosts", "worker_hosts", "job_name", "task_index")]
+    [line] = refused(verb, *flags, "--port_base=9000").splitlines()
+    assert line == "error: --port_base is for a step of Slurm: leave it out. Each address has its own port here."
+
+
 @pytest.mark.parametrize("model", ["base", "base.py", "bad.base", "bad/base.py", "/a.b/base.py"])
 def test_a_new_directory_has_the_models_short_name(model: str) -> None:
     """A module's directory is named by its last part, as a file's by its name."""
