@@ -1,6 +1,7 @@
 """What a mode does to the parameters, computed by hand and compared to the bit, on real servers."""
 
 import logging
+import re
 import threading
 import time
 from collections import defaultdict
@@ -20,6 +21,7 @@ from support.cluster import (
     job,
     linear,
     model_of,
+    ones,
     session_config,
     shared_servers,
     target_of,
@@ -27,7 +29,7 @@ from support.cluster import (
     variables_of,
     wait_until,
 )
-from support.processes import summary
+from support.processes import REPO, summary
 
 import tfps
 from tfps.cluster.spec import Cluster, Task
@@ -602,6 +604,47 @@ def test_an_optimizer_is_given_what_minimize_gives_it(tmp_path: Path, mode: str)
     assert values["table"].tolist() == [[((1 + 1) / 2 + 1) / 2] * 2, [0.25] * 2]
     assert values["weight"].tolist() == [((1 + 4) / 2 + 4) / 2] * 2
     assert values["global_step"] == 2
+
+
+def _of_page(name: str) -> Any:
+    """Return a class of the page on migration."""
+    page = (REPO / "tfps/docs/migration.md").read_text()
+    [code] = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    known = {"tf": tf}
+    exec(code, known)
+    return known[name]
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_port_clips_what_the_script_clips(tmp_path: Path, mode: str) -> None:
+    """As the page on migration has it: each worker's own gradient, 8 to 1; in sync the mean is of the clipped ones."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.float32([[8, 0.25][context.input_pipeline_id]])).repeat()
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        tf.get_variable("unused", [], initializer=tf.zeros_initializer())
+        return tfps.ModelSpec(loss=weight * features["x"], optimizer=_of_page("Clipped")(0.125))
+
+    train(model_of(input_fn, model_fn), mode=mode, max_steps=10, model_dir=str(tmp_path))
+    steps = [summary(tmp_path)["tasks"][f"worker/{index}"]["steps"] for index in range(2)]
+    assert sum(steps) == (20 if mode == "sync" else 10)
+    total = steps[0] * 1 + steps[1] * 0.25
+    assert variables_of(tmp_path)["weight"] == -0.125 * total / (2 if mode == "sync" else 1)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_port_trains_the_variables_of_the_scripts_list(tmp_path: Path, mode: str) -> None:
+    """As the page on migration has it for ``var_list``: the others keep their first values."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        base, head = (tf.get_variable(name, [], initializer=tf.ones_initializer()) for name in ("base", "head"))
+        return tfps.ModelSpec(loss=features["x"] * base * head, optimizer=_of_page("OfHead")(0.125))
+
+    train(model_of(ones, model_fn), 2, 2, mode=mode, max_steps=10, model_dir=str(tmp_path))
+    values = variables_of(tmp_path)
+    assert (values["base"], values["head"]) == (1.0, 1.0 - 10 * 0.125)
 
 
 class Showing(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
