@@ -13,6 +13,7 @@ from tfps.config.command_line import FLAGS, OptionsT, flags_of
 from tfps.config.converters import boolean
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
+from tfps.models.loader import is_path
 from tfps.runtime import task
 from tfps.runtime.process import task_log, tensorflow_import
 from tfps.text import show
@@ -71,11 +72,6 @@ def _takes(arg: str, following: str, flags: Collection[str]) -> bool:
         return FLAGS[name].convert is not boolean or boolean(following) is not None
     except ValueError:
         return False
-
-
-def is_path(model: str) -> bool:
-    """Return whether ``--model`` is a path; else it is a built-in model or a module, even if a file has that name."""
-    return model.endswith(".py") or os.sep in model
 
 
 def check_utf8(what: str, value: str) -> None:

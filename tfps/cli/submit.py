@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfps.cli.command import JOB, Command, check_utf8, is_path, stem_of, working_directory
+from tfps.cli.command import JOB, Command, check_utf8, stem_of, working_directory
 from tfps.cli.validation import ProblemCollector
 from tfps.cli.watch import Result, run_to_completion, wait_for
 from tfps.cluster import resolver
@@ -127,7 +127,7 @@ def _sized(config: JobConfig) -> JobConfig:
 def _with_absolute_paths(asked: JobConfig, name: str) -> JobConfig:
     """Return the job with absolute paths, for machines that share this machine's directories."""
     paths = {"model_dir": asked.model_dir or str(Path("runs") / name)}
-    paths |= {"model": asked.model} if is_path(asked.model) else {}
+    paths |= {"model": asked.model} if loader.is_path(asked.model) else {}
     paths |= {"data_dir": asked.data_dir} if asked.data_dir else {}
     return asked.replace(
         **{flag: path if "://" in path else str(Path(path).absolute()) for flag, path in paths.items()}

@@ -39,13 +39,28 @@ def check_data(name: str, data_dir: str, num_workers: int) -> None:
         raise DataError(f"--data_dir={show(data_dir)} does not exist: give the directory that the model reads.")
 
 
+def is_path(name: str) -> bool:
+    """Return whether ``--model`` is a path; else it is a built-in model or a module, even if a file has that name."""
+    return name.endswith(".py") or os.sep in name
+
+
+def package_of(name: str, source: Path) -> str | None:
+    """Return the package that the directory of a model's file is.
+
+    It is empty for a path, as imports begin in that directory, and ``None`` for a module that is in no package.
+    """
+    if is_path(name):
+        return ""
+    return (name if source.name == "__init__.py" else name.rpartition(".")[0]) or None
+
+
 def find(name: str) -> Path:
     """Return the source file of a model.
 
     Raises:
         ModelError: If there is none.
     """
-    if name.endswith(".py") or os.sep in name:
+    if is_path(name):
         if not Path(name).is_file():
             wrong = " is a directory: give" if Path(name).is_dir() else ": no such file. Give"
             raise ModelError(f"--model={show(name)}{wrong} a .py file that defines input_fn and model_fn.")
@@ -85,7 +100,7 @@ def _import_from(directory: str) -> None:
 
 
 def _import(name: str, source: Path) -> ModuleType:
-    if not (name.endswith(".py") or os.sep in name):
+    if not is_path(name):
         return importlib.import_module(BUILTIN.get(name, name))
     _import_from(str(source.parent))
     spec = importlib.util.spec_from_file_location(source.stem, source)

@@ -4,7 +4,7 @@ Does not import TensorFlow.
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfps.errors import ModelError
@@ -36,14 +36,33 @@ def check(name: str) -> None:
         raise ModelError([f"--model={show(name)}: {source}{problem}" for problem in problems])
 
 
-def beside(source: Path) -> list[str]:
-    """Return the files in a model's own directory that it imports, which are missing if only its file is sent."""
-    nodes = list(ast.walk(ast.parse(source.read_bytes(), str(source))))
-    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    named |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
-    found = [source.parent / name.partition(".")[0] for name in sorted(named) if name]
+def beside(source: Path, folder: Path | None = None, package: str = "") -> list[str]:
+    """Return the files and packages in a model's own directory that a file imports: missing if only its file is sent.
+
+    Args:
+        source: The file, in that directory or below it.
+        folder: The directory; by default the one of the file.
+        package: The package that the directory is; empty if the names of imports begin there.
+    """
+    folder, prefix = folder or source.parent, f"{package}." if package else ""
+    own = [*filter(None, package.split(".")), *source.parent.relative_to(folder).parts]
+    imported = sorted(_imported(ast.parse(source.read_bytes(), str(source)), own))
+    names = [name.removeprefix(prefix).partition(".")[0] for name in imported if name.startswith(prefix)]
+    found = [folder / name for name in names if name]
     files = [path.with_suffix(".py") if path.with_suffix(".py").is_file() else path for path in found]
     return list(dict.fromkeys(path.name for path in files if path.is_file() or (path / "__init__.py").is_file()))
+
+
+def _imported(tree: ast.Module, package: Sequence[str]) -> set[str]:
+    """Return the names that a file of a package imports, those of ``from a import b`` as ``a.b``."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: max(0, len(package) + 1 - node.level)] if node.level else []
+            names |= {".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names}
+    return names
 
 
 def _syntax_error(name: str, source: Path, error: Exception) -> str:

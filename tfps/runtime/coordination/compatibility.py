@@ -31,8 +31,8 @@ import tfps
 from tfps.cluster import rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import OPTIONS, JobConfig
-from tfps.errors import CheckpointError, ConfigError, PeerLostError
-from tfps.models import static_check
+from tfps.errors import CheckpointError, ConfigError, ModelError, PeerLostError
+from tfps.models import loader, static_check
 from tfps.runtime.process import process_identity
 from tfps.storage import JobDirectory, read_json
 
@@ -55,27 +55,42 @@ def fingerprint(config: JobConfig, cluster: Cluster, tensorflow: str) -> str:
 
 
 def digest(model: str) -> str:
-    """Return a hash of a model's file; empty for a module, or if there is no such file."""
+    """Return a hash of a model's file; empty for a built-in model, which is tfps's own, or if there is no such file."""
+    source = _source(model)
+    return _hash(source) if source else ""
+
+
+def _source(model: str) -> Path | None:
+    with contextlib.suppress(ModelError):
+        return None if model in loader.BUILTIN else loader.find(model)
+    return None
+
+
+def _hash(path: Path) -> str:
     try:
-        return hashlib.sha256(Path(model).read_bytes()).hexdigest() if model.endswith(".py") else ""
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return ""
 
 
 def _imported(model: str) -> Mapping[str, str]:
-    """Return a hash of each file in a model's own directory that it imports, directly or not, by its path there."""
-    if not os.path.isfile(model):
+    """Return a hash of each file in a model's own directory that it imports, directly or not, by its path there.
+
+    A module without a package has no directory of its own: it may be among all the packages that are installed.
+    """
+    source = _source(model)
+    package = loader.package_of(model, source) if source else None
+    if source is None or package is None:
         return {}
-    first = Path(model)
-    todo = [first]
+    folder, todo = source.parent, [source]
     for path in todo:  # grows during the loop
         with contextlib.suppress(OSError, SyntaxError, ValueError):
-            found = [path.parent / name for name in static_check.beside(path)]
-            todo += [file for one in found for file in _sources(one) if file not in todo]
-    return {str(file.relative_to(first.parent)): digest(str(file)) for file in todo[1:]}
+            found = [folder / name for name in static_check.beside(path, folder, package)]
+            todo += [file for one in found for file in _files(one) if file not in todo]
+    return {str(file.relative_to(folder)): _hash(file) for file in todo[1:]}
 
 
-def _sources(path: Path) -> Sequence[Path]:
+def _files(path: Path) -> Sequence[Path]:
     """Return the Python files of a module or a package."""
     return [path] if path.is_file() else sorted(path.rglob("*.py"))
 

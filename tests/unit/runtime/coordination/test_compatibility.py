@@ -1,8 +1,10 @@
 """What tasks have to agree on: each difference by itself, and tasks that were really started otherwise."""
 
 import contextlib
+import hashlib
 import json
 import logging
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -96,18 +98,21 @@ def test_another_file_that_the_model_imports_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import json, layers\nfrom package import rates\n")
     (tmp_path / "layers.py").write_text("import sizes\n")
     (tmp_path / "sizes.py").write_text("size = 1\n")
+    (tmp_path / "decay.py").write_text("factor = 1\n")
     (tmp_path / "unused.py").write_text("size = 1\n")
     (tmp_path / "package").mkdir()
     for name in ("__init__", "rates"):
-        (tmp_path / "package" / f"{name}.py").write_text("")
+        (tmp_path / "package" / f"{name}.py").write_text("import decay\n")
     before = terms(model=str(tmp_path / "mine.py"))
     (tmp_path / "unused.py").write_text("size = 2\n")
     assert terms(model=str(tmp_path / "mine.py")) == before
     (tmp_path / "sizes.py").write_text("size = 2\n")
-    (tmp_path / "package" / "rates.py").write_text("rate = 2\n")
+    (tmp_path / "decay.py").write_text("factor = 2\n")
+    (tmp_path / "package" / "rates.py").write_text("import decay\nrate = 2\n")
     lines = refusal(terms(model=str(tmp_path / "mine.py")), before)
     text = "{}, which --model=mine.py imports, here differs from the file on ps/0 (h0:2222): it was edited"
     assert [line.split(" in the meantime")[0] for line in sorted(lines)] == [
+        text.format("decay.py"),
         text.format("package/rates.py"),
         text.format("sizes.py"),
     ]
@@ -115,6 +120,40 @@ def test_another_file_that_the_model_imports_is_refused(tmp_path: Path) -> None:
     alone.parent.mkdir()
     alone.write_text((tmp_path / "mine.py").read_text())
     compatibility.check(before, [terms(model=str(alone))], Cluster(("p:1",), ("w:1",)))
+
+
+def test_another_file_of_a_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dotted module is compared as a file is, with what it imports of its own package, and is not imported."""
+    texts = {"__init__": "", "ctr": "from . import layers\nfrom compared.wide.rates import rate\nraise SystemExit\n"}
+    texts |= {"layers": "import json\nfrom .sizes import size\n", "sizes": "size = 1\n", "unused": "size = 1\n"}
+    texts |= {"wide/__init__": "", "wide/rates": "from ..deep import x\nfrom . import layers\n", "deep": "x = 1\n"}
+    (tmp_path / "compared" / "wide").mkdir(parents=True)
+    for name, text in texts.items():
+        (tmp_path / "compared" / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before = terms(model="compared.ctr")
+    for name in texts:
+        with (tmp_path / "compared" / f"{name}.py").open("a") as file:
+            file.write("# edited\n")
+    lines = refusal(terms(model="compared.ctr"), before)
+    imported = ["deep.py", "layers.py", "sizes.py", "wide/__init__.py", "wide/rates.py"]
+    assert [line.split(" here differs")[0] for line in sorted(lines)] == [
+        "--model=compared.ctr",
+        *(f"{name}, which --model=compared.ctr imports," for name in imported),
+    ]
+
+
+def test_a_module_in_no_package_is_compared_without_its_neighbors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be installed beside all other packages; a built-in model is of tfps's version; others are not there."""
+    (tmp_path / "alone_there.py").write_text("import neighbor\n")
+    (tmp_path / "neighbor.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    files = {model: json.loads(terms(model=model))["files"] for model in ("alone_there", "linear", "not_there.ctr")}
+    assert files.pop("alone_there") == {"model": hashlib.sha256(b"import neighbor\n").hexdigest()}
+    assert files == {"linear": {"model": ""}, "not_there.ctr": {"model": ""}}
 
 
 def test_what_is_each_tasks_own_may_differ() -> None:

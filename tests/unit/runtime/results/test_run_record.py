@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,11 +35,14 @@ def test_what_a_resume_changed(tmp_path: Path) -> None:
     assert run_record.changes(JobConfig(), CLUSTER) == []
 
 
-def test_an_edited_model_is_reported(tmp_path: Path) -> None:
-    """A resume that goes on with another text of the same file says so."""
-    file = tmp_path / "mine.py"
+@pytest.mark.parametrize("is_module", [False, True])
+def test_an_edited_model_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_module: bool) -> None:
+    """A resume that goes on with another text of the same file, or of a module's, says so."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    file = tmp_path / "edited_between" / "mine.py"
+    file.parent.mkdir()
     file.write_text("rate = 1\n")
-    config = JobConfig(model_dir=str(tmp_path), model=str(file))
+    config = JobConfig(model_dir=str(tmp_path), model="edited_between.mine" if is_module else str(file))
     run_record.write_job(config, CLUSTER, "an-id")
     assert run_record.changes(config, CLUSTER) == []
     file.write_text("rate = 3\n")
