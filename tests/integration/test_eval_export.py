@@ -349,6 +349,23 @@ def test_an_evaluator_does_not_end_with_a_job_whose_checkpoints_were_deleted(
     assert ended.wait(100)
 
 
+def test_a_checkpoint_without_the_jobs_flags_is_said(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside a checkpoint that was copied alone there is no job.json: one line says that the defaults are used."""
+    monkeypatch.setattr(evaluate, "with_tensorflow", lambda problems: problems.settle())
+    for file in trained.glob("model.ckpt-20.*"):
+        shutil.copy(file, tmp_path)
+    copied = f"--checkpoint_path={tmp_path / 'model.ckpt-20'}"
+    for flags, says in (
+        ([copied], f"{tmp_path}/job.json does not exist: flags that are not given have their defaults\n"),
+        ([copied, f"--model_dir={trained}"], ""),
+    ):
+        found = evaluate._trained(evaluate.EVAL.flags, [*flags, "--model=linear"])
+        assert found.checkpoint == str(tmp_path / "model.ckpt-20")
+        assert capsys.readouterr().err == says
+
+
 def test_an_export_does_not_take_the_weights_of_another_layer(tmp_path: Path) -> None:
     """Training has two towers of one shape, prediction the second only, which Keras then numbers as the first."""
 

@@ -32,6 +32,7 @@ class Command:
         details: What it does, in two sentences.
         example: An example command line.
         argument: The argument that it takes beside flags.
+        has_defaults: Whether ``--help`` shows the defaults of its flags; not if a job's own values take their place.
     """
 
     act: Callable[[Sequence[str]], int]
@@ -40,6 +41,7 @@ class Command:
     details: str
     example: str
     argument: str = ""
+    has_defaults: bool = True
 
     @property
     def flags(self) -> Sequence[str]:

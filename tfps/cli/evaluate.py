@@ -55,6 +55,8 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> _Trained:
     with_tensorflow(problems)
     if named:
         print(f"using {job.model}, which {directory.job} names", file=sys.stderr)
+    if not directory.job.exists():
+        print(f"{directory.job} does not exist: flags that are not given have their defaults", file=sys.stderr)
     if _differs(directory.job, job.model):
         print(f"{job.model} differs from the file that the job used: it was edited, or is another one", file=sys.stderr)
     return _Trained(job, found, loader.load(job.model), path)
@@ -147,20 +149,25 @@ def _export(argv: Sequence[str]) -> int:
     return 0
 
 
+_OF_JOB = (
+    "The model, its data and all flags that are not given here are those of the job, from job.json in --model_dir or "
+    "beside the checkpoint; without that file, they have the defaults of tfps launch."
+)
+
 EVAL = Command(
     _eval,
     ("job", "checkpoint"),
     "measure a checkpoint",
-    "Prints one line: step=... loss=... and the model's own metrics. The model, its data and all flags that are not "
-    "given here are those of the job that wrote the directory.",
+    f"Prints one line: step=... loss=... and the model's own metrics. {_OF_JOB}",
     "tfps eval --model_dir=DIR",
+    has_defaults=False,
 )
 
 EXPORT = Command(
     _export,
     ("job", "checkpoint", "export"),
     "write a SavedModel",
-    "Prints the directory of the SavedModel. The model and all flags that are not given here are those of the "
-    "job that wrote the checkpoint.",
+    f"Prints the directory of the SavedModel. {_OF_JOB}",
     "tfps export --model_dir=DIR",
+    has_defaults=False,
 )

@@ -57,7 +57,7 @@ def command_help(name: str) -> str:
     command = COMMANDS[name]
     choices = {"model": tuple(loader.BUILTIN)}
     width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns))
-    flags = command_line.describe(command.flags, choices, width)
+    flags = command_line.describe(command.flags, choices, width, command.has_defaults)
     details = textwrap.fill(command.details, width)
     return f"tfps {name}: {command.summary}\n\n{details}\n\n  {command.example}\n{flags}"
 

@@ -169,25 +169,31 @@ def _unknown(arg: str, name: str, names: Collection[str]) -> str:
     return f"--{show(name)} is not a known flag.{did_you_mean(name, names, '--')} See --help."
 
 
-def describe(names: Iterable[str], known: Mapping[str, Collection[str]] | None = None, width: int = 100) -> str:
+def describe(
+    names: Iterable[str],
+    known: Mapping[str, Collection[str]] | None = None,
+    width: int = 100,
+    has_defaults: bool = True,
+) -> str:
     """Return the help text of some flags by group, each name beside its description.
 
     Args:
         names: The flags, in the order of their declarations.
         known: By flag, values to list for a flag that takes other values, too.
         width: The number of columns.
+        has_defaults: Whether to show the flags' defaults.
     """
     lines: list[str] = []
     for group, members in itertools.groupby(names, lambda name: FLAGS[name].group):
         lines += ["", f"{_HEADINGS.get(group, group)}:"]
         for name in members:
-            rest = textwrap.wrap(_help(name, (known or {}).get(name)), width - 26, break_on_hyphens=False)
+            rest = textwrap.wrap(_help(name, (known or {}).get(name), has_defaults), width - 26, break_on_hyphens=False)
             lines += [f"  {head:<23} {line}" for head, line in itertools.zip_longest([f"--{name}"], rest, fillvalue="")]
     return "\n".join(lines)
 
 
-def _help(name: str, known: Collection[str] | None) -> str:
-    text, default = FLAGS[name].help, FLAGS[name].default
+def _help(name: str, known: Collection[str] | None, has_defaults: bool) -> str:
+    text, default = FLAGS[name].help, FLAGS[name].default if has_defaults else None
     listed = known or FLAGS[name].allowed_values() or ()
     if not all(re.search(rf"\b{re.escape(value)}\b", text) for value in listed):
         text += f": {', '.join(listed)}"

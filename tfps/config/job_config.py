@@ -49,7 +49,7 @@ class JobConfig:
         feature="ports",
     )
     model: str = option("linear", "job", text, "a .py file, a dotted module, or a built-in model", must_agree=True)
-    data_dir: str = option("", "job", text, "path or URL of the data (default: the model's built-in data)")
+    data_dir: str = option("", "job", text, "path or URL of the data; without it, the model's built-in data")
     model_dir: str | None = option(
         None,
         "job",

@@ -84,3 +84,11 @@ def test_two_names(capsys: pytest.CaptureFixture[str]) -> None:
     """``tfps help`` takes one name."""
     assert main.main(["help", "models", "modes"]) == 2
     assert capsys.readouterr().err == "error: tfps help takes one name, not 2: 'models modes'.\n"
+
+
+def test_help_shows_no_default_where_the_jobs_own_values_hold() -> None:
+    """``tfps eval`` and ``tfps export`` take what is not given from ``job.json``."""
+    of_batches = {name for name, command in COMMANDS.items() if "batch_size" in command.flags}
+    shown = {name for name in of_batches if "(default 128)" in help_command.command_help(name)}
+    assert of_batches - shown == {"eval", "export"}
+    assert "(default: the newest)" in help_command.command_help("eval")
