@@ -8,6 +8,7 @@ from tfps.cluster.slurm import nodes
 from tfps.cluster.slurm.nodes import Machine
 from tfps.cluster.slurm.resolver import SlurmResolver
 from tfps.cluster.spec import Cluster
+from tfps.errors import ConfigError
 
 
 def test_workers_may_be_the_first_component() -> None:
@@ -20,6 +21,17 @@ def test_workers_may_be_the_first_component() -> None:
     expected = Cluster(("n1:8888", "n1:8889", "n1:8890", "n3:8888"), ("n2:8888",))
     assert [members for members, _ in found] == [expected] * 5
     assert [str(task) for _, task in found] == ["worker/0", "ps/0", "ps/1", "ps/2", "ps/3"]
+
+
+def test_parameter_servers_are_the_first_component() -> None:
+    """So it is where the components do not tell their roles; a size that is given has to be that of its component."""
+    variables, ran_on = RECORDED["sbatch: -n1 -w n2, hetjob -n4 -N2 -w n[1,3]; srun --het-group=0,1"]
+    envs = list(tasks(variables, ran_on.split()))
+    expected = Cluster(("n2:8888",), ("n1:8888", "n1:8889", "n1:8890", "n3:8888"))
+    for sizes in ((None, None), (1, 4)):
+        assert {resolver.resolve(None, None, None, None, *sizes, env)[0] for env in envs} == {expected}
+    with pytest.raises(ConfigError, match=r"--num_ps=4, but Slurm's step has 1: "):
+        resolver.resolve(None, None, None, None, 4, 1, envs[0])
 
 
 def test_a_located_cluster_has_the_addresses_of_its_machines(monkeypatch: pytest.MonkeyPatch) -> None:
