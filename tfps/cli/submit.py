@@ -9,7 +9,7 @@ from pathlib import Path
 from tfps.cli.command import JOB, Command, check_utf8, stem_of, working_directory
 from tfps.cli.validation import ProblemCollector
 from tfps.cli.watch import Result, run_to_completion, wait_for
-from tfps.cluster import resolver
+from tfps.cluster import rendezvous, resolver
 from tfps.config.command_line import FLAGS, Parsed, flags_of
 from tfps.config.command_options import SubmitOptions
 from tfps.config.job_config import JobConfig
@@ -41,7 +41,7 @@ def _submit(argv: Sequence[str]) -> int:
     problems.settle()
     assert plan is not None  # else settle() has raised a problem
     if missing := static_check.beside(Path(asked.model)) if job.model_source else []:
-        rest = f"{missing[0]}, which it imports, must be in the image, or on a volume in PYTHONPATH."
+        rest = f"{rendezvous.first_few(missing)}, which it imports, must be in the image, or on a volume in PYTHONPATH."
         print(f"warning: {asked.model} is copied into the containers alone: {rest}", file=sys.stderr)
     if options.dry_run or plan.is_printed_only:
         print(plan)

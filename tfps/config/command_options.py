@@ -15,7 +15,10 @@ class SubmitOptions:
 
     to: str | None = option(None, "platform", text, "where the job runs", choices="tfps.launchers.registry:LAUNCHERS")
     name: str | None = option(
-        None, "platform", plain_name, "the job's name on the platform (default: the model and the time)"
+        None,
+        "platform",
+        plain_name,
+        "the job's name on the platform, and its directory's without --model_dir (default: the model and the time)",
     )
     dry_run: bool = option(False, "platform", boolean, "print what would be sent, and send nothing")
     wait: bool = option(False, "platform", boolean, "watch the job to its end, and exit with its exit code")

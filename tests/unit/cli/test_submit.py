@@ -127,16 +127,24 @@ def test_relative_paths_hold_elsewhere(tmp_path: Path, monkeypatch: pytest.Monke
         assert path.format(tmp_path) in ended.stdout
 
 
+def test_a_jobs_name_is_its_directorys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where nothing else takes it, as with plain hosts; ``--model_dir`` has the last word."""
+    for flags, directory in (([], "/runs/mine"), ([f"--model_dir={tmp_path}"], str(tmp_path))):
+        assert main.main(["submit", "--to=hosts", *HOSTS, "--name=mine", *flags, "--dry_run"]) == 0
+        assert [f"{directory} " in line for line in capsys.readouterr().out.splitlines()] == [True] * 3
+
+
 def test_what_a_model_imports_from_beside_it_is_named(tmp_path: Path) -> None:
     """Into containers goes the model's file alone: that it needs others is said, and nothing else is."""
     (tmp_path / "m.py").write_text(f"import os, columns.wide\nfrom layers import dense\n{POWERS}")
     (tmp_path / "layers.py").touch()
     (tmp_path / "columns").mkdir()
     (tmp_path / "columns" / "__init__.py").touch()
+    warning = "warning: m.py is copied into the containers alone: columns, layers.py, which it imports, must be in the "
     for platform, count in (("kubernetes", 1), ("compose", 1), ("slurm", 0)):
         ended = run_tfps("submit", f"--to={platform}", *SIZE, "--model=m.py", "--dry_run", cwd=tmp_path)
         assert ended.returncode == 0, ended.stderr
-        assert ended.stderr.count("warning: m.py is copied into the containers alone: columns") == count
+        assert ended.stderr.count(warning) == count
         assert ended.stderr.count("\n") == count
 
 

@@ -250,9 +250,10 @@ def plan(job: Job, platform: str, objects: Sequence[Object], why: str) -> Plan:
 def _of_volumes(job: Job) -> str:
     found = containers.volumes(job.options)
     claims = ", ".join(volume.source for volume in found if not volume.on_host)
-    paths = ", ".join(show(volume.source) for volume in found if volume.on_host)
     text = f"Volume claims that must exist: {claims}. This job neither creates nor deletes them.\n" if claims else ""
-    text += f"The directory {paths} must be on every node, for user {_USER} to write to.\n" if paths else ""
+    for volume in (one for one in found if one.on_host):
+        use = "read" if volume.read_only else "write to"
+        text += f"The directory {show(volume.source)} must be on every node, for user {_USER} to {use}.\n"
     if not job.options.network_policy:
         return f"{text}Whoever reaches the job's pods can run code in them: no NetworkPolicy keeps others away."
     reach = "anything, as --data_dir is a URL" if "://" in job.config.data_dir else "those and name servers only"

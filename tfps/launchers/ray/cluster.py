@@ -47,7 +47,7 @@ def find(address: str | None) -> Any:
     try:
         submission = importlib.import_module("ray.job_submission")
     except ImportError:
-        raise ClientMissingError("ray is not installed: pip install 'tfps[ray]'.") from None
+        raise ClientMissingError("ray is not installed: pip install 'ray[default]'.") from None
     logging.disable(logging.WARNING)
     if address:
         os.environ[_VARIABLES[0]] = address if "://" in address else f"http://{address}"  # Ray prefers this variable

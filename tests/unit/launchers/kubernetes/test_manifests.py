@@ -141,6 +141,16 @@ def test_the_comment_says_why_the_ps_end(platform: str) -> None:
     assert all(len(line) <= 122 for line in comment)
 
 
+def test_the_comment_says_what_each_directory_of_a_node_is_for() -> None:
+    """A line for each: one that is mounted with ``:ro`` need not be the user's to write to."""
+    job = changed(FULL, volumes="/mnt/out:/out,/mnt/data:/data:ro,claim:/else:ro", model_dir="/out/m")
+    comment = [line for line in str(plan_of("kubernetes", job)).splitlines() if line.startswith("# The directory")]
+    assert comment == [
+        "# The directory /mnt/out must be on every node, for user 1000 to write to.",
+        "# The directory /mnt/data must be on every node, for user 1000 to read.",
+    ]
+
+
 @every_platform
 def test_names_stay_within_limits(platform: str) -> None:
     """With the longest name, every name and label of a job of 4096 tasks a role is at most 63 characters long."""

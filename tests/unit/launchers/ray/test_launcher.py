@@ -86,7 +86,7 @@ def test_a_dry_run_needs_neither_ray_nor_tensorflow() -> None:
     assert "job_name: demo" in shown.stdout
     sent = _without("ray tensorflow", "submit", "--to=ray")
     assert sent.returncode == 69
-    assert sent.stderr == "error: ray is not installed: pip install 'tfps[ray]'.\n"
+    assert sent.stderr == "error: ray is not installed: pip install 'ray[default]'.\n"
 
 
 @pytest.mark.parametrize(
