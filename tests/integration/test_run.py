@@ -60,7 +60,7 @@ def test_without_model_dir_the_chief_makes_one_and_says_so(tmp_path: Path) -> No
     assert re.fullmatch(r"linear-\d{8}-\d{6}-\d+", made.name)
     reported = f"there is no --model_dir: this job writes to {made}"
     assert said[0] == said[-1] == reported
-    known = r"(threads|training|step|pace|evaluating|done|saved|no checkpoint|there is no --model_dir)\b"
+    known = r"(threads|waiting for|training|step|pace|evaluating|done|saved|no checkpoint|there is no --model_dir)\b"
     assert all(re.match(known, line) for line in said), said
     assert summary(made)["global_step"] == 20
     assert (made / "model.ckpt-20.index").is_file()

@@ -18,7 +18,9 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 
+from tfps.cluster import rendezvous
 from tfps.cluster.ports import held_ports
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
@@ -130,6 +132,16 @@ def _within(secs: float, act: Callable[[], Any]) -> None:
     assert not thread.is_alive(), f"blocked for {secs} s"
 
 
+def meet_patiently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tasks wait long for each other at the start, even if ``start_timeout_secs`` is short."""
+    really = rendezvous.wait_for_peers
+
+    def wait_for_peers(cluster: Cluster, task: Task, _timeout_secs: float, *rest: Any) -> bool:
+        return really(cluster, task, 200.0, *rest)
+
+    monkeypatch.setattr(rendezvous, "wait_for_peers", wait_for_peers)
+
+
 def session_config(*filters: str) -> Any:
     """Return the config of a session that a test uses itself: its calls end, whatever happens."""
     return tf.ConfigProto(device_filters=filters, operation_timeout_in_ms=100_000)
@@ -182,7 +194,7 @@ def _where() -> str:
 @contextlib.contextmanager
 def job(model: Model, num_ps: int = 1, num_workers: int = 2, **flags: Any) -> Iterator[Running]:
     """Start a job and yield it while it runs; in the end, what still runs is asked to stop."""
-    config = JobConfig(**{"start_timeout_secs": 30.0, "batch_size": 1, **flags})
+    config = JobConfig(**{"start_timeout_secs": 100.0, "batch_size": 1, **flags})
     with (
         shared_servers(),
         mock.patch.object(tensorflow_import, "load_v1"),  # switches behaviours off and on, under other threads' feet

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tfps.cluster import probe
+from tfps.cluster.probe import ProbeResult
 from tfps.cluster.spec import Task
 
 
@@ -21,6 +23,17 @@ def address_of(sock: socket.socket) -> str:
     """Return a socket's ``host:port``."""
     host, port = sock.getsockname()[:2]
     return f"{host}:{port}"
+
+
+def patient_probes(monkeypatch: pytest.MonkeyPatch, *mute: str, secs: float = 60.0) -> None:
+    """Give probes as long as a slow machine may need; only those of ``mute`` addresses end after a second."""
+    really = probe.probe_address
+
+    def probe_address(address: str, given_secs: float = secs) -> ProbeResult:
+        return really(address, 1.0 if address in mute else given_secs)
+
+    monkeypatch.setattr(probe.connect, "__defaults__", (secs,))
+    monkeypatch.setattr(probe, "probe_address", probe_address)
 
 
 @contextlib.contextmanager

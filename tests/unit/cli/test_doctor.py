@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.cluster import cluster_of
-from support.listeners import Speaker, blackhole, web_server
+from support.listeners import Speaker, blackhole, patient_probes, web_server
 from support.processes import REPO, Process, processes, run_tfps
 
 import tfps
@@ -27,10 +27,12 @@ from tfps.cluster.spec import Task, hosts_flags
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be outside any cluster and without proxies; stay in directories for a moment only."""
+    """Be outside any cluster and without proxies; stay in directories for a moment only, and wait for slow answers."""
     for name in [n for n in os.environ if n == "TF_CONFIG" or n.startswith("SLURM_") or n.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(doctor, "_STAY_SECS", 0.3)
+    for name, secs in (("_STAY_SECS", 0.3), ("_DEAD_AFTER_SECS", 20.0), ("_CLOCK_SECS", 30.0)):
+        monkeypatch.setattr(doctor, name, secs)
+    patient_probes(monkeypatch)
 
 
 def test_a_model_or_data_that_is_not_there_is_a_problem(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -104,10 +106,11 @@ def test_tasks_that_run_say_who_they_are(examine: Any) -> None:
     assert findings["port"] == ("ok", f"{port} is in use by this task, which already runs")
 
 
-def test_what_is_at_the_wrong_place_is_171(examine: Any) -> None:
+def test_what_is_at_the_wrong_place_is_171(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Swapped servers, an HTTP server, a host without a name, one that swallows all: each has its line and a fix."""
     real = cluster_of(2, 1)
     with web_server() as web, blackhole() as hole:
+        patient_probes(monkeypatch, hole)
         ps, workers = [*real.ps[::-1]], [web, hole, "no-such-host.invalid:2222"]
         findings = examine(f"--ps_hosts={','.join(ps)}", f"--worker_hosts={','.join(workers)}")
     assert findings.code == 171
@@ -137,10 +140,11 @@ def test_many_tasks_are_few_lines(examine: Any) -> None:
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_the_port_of_this_task(examine: Any, taken: bool) -> None:
+def test_the_port_of_this_task(examine: Any, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a role, the role's port is free, or else it is 171 and reported in the words of ``tfps run``."""
     with nobody() as (ps, worker), socket.socket() as other:
         port = ps.rpartition(":")[2]
+        patient_probes(monkeypatch, ps)
         if taken:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -284,11 +288,20 @@ def leave_card(directory: Path, host: str, ahead_secs: float = 0.0, age_secs: fl
     return name
 
 
-def test_those_who_share_the_directory_are_named(examine: Any, flags: list[str], tmp_path: Path) -> None:
+def test_those_who_share_the_directory_are_named(
+    examine: Any, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cards of other hosts are read, also of those who came or left meanwhile; an old one is not; none is removed."""
     left = [leave_card(tmp_path, "h1"), leave_card(tmp_path, "h2"), leave_card(tmp_path, "old", age_secs=600)]
     (tmp_path / ".tfps-doctor-bad.json").write_text("[")
-    threading.Timer(0.15, left[0].unlink).start()
+    others = shared_dir.SharedDirProbe.others
+
+    def others_and_leave(visit: shared_dir.SharedDirProbe) -> dict[str, shared_dir.Presence]:
+        found = others(visit)
+        left[0].unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(shared_dir.SharedDirProbe, "others", others_and_leave)
     findings = examine(*flags, f"--model_dir={tmp_path}")
     state, said = findings["shared"]
     assert (state, said.partition(";")[0]) == ("ok", "with h1, h2, which have the same versions")
@@ -371,7 +384,7 @@ def test_a_real_doctor_waits_for_no_blackhole(tmp_path: Path) -> None:
     """Blackholed tasks, an impostor and more are reported before a connection times out; the first code counts."""
     with blackhole() as hole, web_server() as web, contextlib.closing(Speaker(Task("ps", 3))) as other:
         flags = f"--ps_hosts={hole},{other.address}", f"--worker_hosts={web},no-such-host.invalid:1"
-        ended = run_tfps("doctor", *flags, f"--model_dir={REPO / 'README.md'}", timeout=20)  # Linux waits 130 s
+        ended = run_tfps("doctor", *flags, f"--model_dir={REPO / 'README.md'}", timeout=100)  # Linux waits 130 s
     assert ended.returncode == 74
     assert sum(line.startswith("wrong ") for line in ended.stdout.splitlines()) == 6
     assert "says that it is ps/3" in ended.stdout

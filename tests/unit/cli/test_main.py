@@ -447,7 +447,7 @@ def test_a_working_directory_that_is_gone(tmp_path: Path, argv: list[str], code:
     (tmp_path / "gone").mkdir()
     command = ["sh", "-c", 'rmdir ../gone && exec "$@"', "sh", *TFPS, *argv]
     ended = subprocess.run(
-        command, cwd=tmp_path / "gone", capture_output=True, text=True, env=environment(), timeout=60, check=False
+        command, cwd=tmp_path / "gone", capture_output=True, text=True, env=environment(), timeout=300, check=False
     )
     assert ended.returncode == code, ended.stderr
     assert reported in ended.stderr

@@ -3,15 +3,15 @@
 import contextlib
 import logging
 import socket
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.cluster import cluster_of
-from support.listeners import Speaker, address_of, blackhole, listener
+from support.listeners import Speaker, address_of, blackhole, listener, patient_probes
 from support.processes import by_hand
 
 from tfps.cluster import addresses, ports, probe, rendezvous
@@ -46,6 +46,23 @@ def three(*absent: Task) -> Iterator[Cluster]:
             **{t: f"127.0.0.1:{next(free)}" for t in absent},
         }
         yield Cluster((where[PS],), (where[CHIEF], where[WORKER]))
+
+
+def own_clock(monkeypatch: pytest.MonkeyPatch, *events: tuple[float, Callable[[], object]]) -> Callable[[], float]:
+    """Give meetings a clock that only their pauses advance, and do something at set times; probes keep the real one.
+
+    Returns:
+        A function that returns the time on that clock, which begins at 0.
+    """
+    now, to_come = [0.0], list(events)
+
+    def sleep(secs: float) -> None:
+        now[0] += secs
+        while to_come and to_come[0][0] <= now[0]:
+            to_come.pop(0)[1]()
+
+    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    return lambda: now[0]
 
 
 @pytest.mark.parametrize(
@@ -114,16 +131,17 @@ def test_the_missing_are_those_that_do_not_answer() -> None:
 
 
 def test_blackholed_tasks_cost_a_second_together() -> None:
-    """Eight tasks whose address swallows everything are asked at the same time, for a second each."""
+    """Tasks whose address swallows everything are asked at the same time, for a second each."""
     with blackhole() as address:
-        cluster = Cluster((address,) * 4, (address,) * 4)
+        cluster = Cluster((address,) * 32, (address,) * 32)
         began = time.monotonic()
         assert rendezvous.missing(cluster, cluster.tasks()) == list(cluster.tasks())
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 40
 
 
-def test_all_there_is_no_wait() -> None:
+def test_all_there_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """When every other task answers, waiting ends; this task itself is not asked."""
+    patient_probes(monkeypatch)
     with three(CHIEF) as cluster:
         assert rendezvous.wait_for_peers(cluster, CHIEF, 0.0, lambda: None)
 
@@ -134,21 +152,17 @@ def test_a_late_task_is_waited_for(caplog: pytest.LogCaptureFixture, monkeypatch
     with held_ports(1) as [port]:
         cluster = Cluster((f"127.0.0.1:{port}",), ("127.0.0.1:1",))
         came: list[Speaker] = []
-        later = threading.Timer(0.5, lambda: came.append(Speaker(PS, port)))
-        later.start()
-        try:
-            with caplog.at_level(logging.INFO, rendezvous.__name__):
-                assert rendezvous.wait_for_peers(cluster, CHIEF, 20, lambda: None)
-            assert came
-        finally:
-            later.join()
-            came[0].close()
+        own_clock(monkeypatch, (0.5, lambda: came.append(Speaker(PS, port))))
+        with caplog.at_level(logging.INFO, rendezvous.__name__):
+            assert rendezvous.wait_for_peers(cluster, CHIEF, 20, lambda: None)
+        came[0].close()
     assert caplog.messages == [f"waiting for ps/0 (127.0.0.1:{port})"]
 
 
 def test_workers_that_are_not_needed_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """While only workers are missing it is asked whether it goes on without them; while a PS is, it is not."""
     monkeypatch.setattr(rendezvous, "_REPORT_AFTER_SECS", 0.0)
+    patient_probes(monkeypatch)
     closed = address_of_closed()
     with contextlib.closing(Speaker(PS)) as server:
         cluster = Cluster((server.address,), (closed, closed))
@@ -200,12 +214,13 @@ def test_real_servers_meet() -> None:
     """Five real servers, asked by each of them who they are, are all at their addresses."""
     cluster = cluster_of(2, 3)
     for task in cluster.tasks():
-        assert rendezvous.wait_for_peers(cluster, task, 10, lambda: None)
+        assert rendezvous.wait_for_peers(cluster, task, 100, lambda: None)
 
 
 def test_swapped_servers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two PS in another order each is named with its address and what it says; it is exit 2, and not at once."""
     monkeypatch.setattr(rendezvous, "LEAVING_SECS", 0.5)
+    patient_probes(monkeypatch)
     real = cluster_of(2, 1)
     swapped = Cluster(real.ps[::-1], real.workers)
     began = time.monotonic()
@@ -229,12 +244,9 @@ def test_another_jobs_task_is_refused_or_waited_for(monkeypatch: pytest.MonkeyPa
             old.close()
             came.append(Speaker(PS, port))
 
-        later = threading.Timer(1.0, change)
-        later.start()
-        began = time.monotonic()
+        now = own_clock(monkeypatch, (1.0, change))
         assert rendezvous.wait_for_peers(cluster, CHIEF, 20, lambda: None)
-        assert time.monotonic() - began > 0.9
-        later.join()
+        assert now() >= 1.0
         came[0].close()
     monkeypatch.setattr(rendezvous, "LEAVING_SECS", 0.3)
     with (
@@ -245,7 +257,7 @@ def test_another_jobs_task_is_refused_or_waited_for(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_a_wrong_task_is_no_missing_one_when_the_time_is_over(leaves: bool) -> None:
+def test_a_wrong_task_is_no_missing_one_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch, leaves: bool) -> None:
     """Another task at an address is exit 2 although it came late in the wait, or has ended first, as all of them do."""
     with contextlib.closing(Speaker(PS)) as server, held_ports(1) as [port]:
         cluster = Cluster((server.address,), ("127.0.0.1:1", f"127.0.0.1:{port}"))
@@ -257,21 +269,18 @@ def test_a_wrong_task_is_no_missing_one_when_the_time_is_over(leaves: bool) -> N
         def leave() -> None:
             came[0].close()
 
-        timers = [threading.Timer(0.5, come), *([threading.Timer(1.5, leave)] if leaves else [])]
-        for timer in timers:
-            timer.start()
+        own_clock(monkeypatch, (0.5, come), *([(1.5, leave)] if leaves else []))
         with pytest.raises(ConfigError) as caught:
             rendezvous.wait_for_peers(cluster, CHIEF, 2.5, lambda: None)
-        for timer in timers:
-            timer.join()
         leave()
     assert f"worker/1 ({cluster.workers[1]}) says that it is worker/0: it was started with" in str(caught.value)
 
 
-def test_what_is_no_task_is_not_there() -> None:
+def test_what_is_no_task_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A listener that never answers, and one that says something else, are reported as that after the timeout: 171."""
     with listener() as mute, contextlib.closing(Speaker(PS)) as other:
         other.says = b"HTTP/1.0 400 Bad request"
+        patient_probes(monkeypatch, address_of(mute))
         cluster = Cluster((address_of(mute), other.address), ("127.0.0.1:1",))
         with pytest.raises(ClusterFormError) as caught:
             rendezvous.wait_for_peers(cluster, CHIEF, 0.5, lambda: None)
@@ -305,7 +314,7 @@ def test_peers_know_since_when_a_task_is_silent() -> None:
         assert peers.unreachable([WORKER], 0.05) == []
 
 
-def test_who_can_be_reached_and_says_nothing_is_mute() -> None:
+def test_who_can_be_reached_and_says_nothing_is_mute(monkeypatch: pytest.MonkeyPatch) -> None:
     """A PS whose process stands still is mute after some time, and not any more when it has spoken again."""
     standing, silent = listener(), Task("ps", 1)
     with contextlib.closing(Speaker(PS)) as speaks, contextlib.closing(standing):
@@ -315,6 +324,7 @@ def test_who_can_be_reached_and_says_nothing_is_mute() -> None:
         time.sleep(0.5)
         assert peers.unresponsive([PS, silent], 0.4) == [silent]
         standing.close()
+        patient_probes(monkeypatch)
         with contextlib.closing(Speaker(silent, addresses.split(cluster.ps[1])[1])):
             time.sleep(0.1)
             assert peers.unresponsive([PS, silent], 0.4) == []

@@ -388,8 +388,9 @@ def test_a_second_signal_kills_the_job() -> None:
     assert job.requests[:2] == ["cancel", "kill"]
 
 
-def test_two_signals_at_once_are_one() -> None:
+def test_two_signals_at_once_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal that is sent twice within 0.1 s kills nothing: the tasks keep their time to save."""
+    monkeypatch.setattr("tfps.jobs.follow.SECOND_THOUGHT_SECS", 100.0)
     job = Script([_interrupted, lambda: time.sleep(0.05), _interrupted, *ended(143, 143, 143)])
     assert follow(job, shown()).exit_code == 143
     assert "kill" not in job.requests

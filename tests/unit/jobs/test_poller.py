@@ -137,10 +137,12 @@ def test_restarts_are_reported_once() -> None:
     ]
 
 
-def test_a_platform_may_be_away_for_a_while() -> None:
+def test_a_platform_may_be_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few questions without an answer end nothing; no answer for long is raised, in the platform's words."""
     away, done = PlatformError("connection refused"), TaskStatus("SUCCEEDED", 0)
+    monkeypatch.setattr(poller, "PLATFORM_SILENT_SECS", 60.0)
     assert len(happened(Scripted(RUNNING, away, away, ended("SUCCEEDED", done, done)))) == 2
+    monkeypatch.setattr(poller, "PLATFORM_SILENT_SECS", 0.5)
     with pytest.raises(PlatformError, match="connection refused"):
         happened(Scripted(RUNNING, away))
 

@@ -72,7 +72,7 @@ def _trained(build: Callable[..., tuple[Any, Any, Any]], optimizer: Callable[[],
         for push in pushes:
             push.start()
         for push in pushes:
-            push.join(20)
+            push.join(100)
             assert not push.is_alive(), "a step hangs"
     result: np.ndarray = chief.run(weights)
     return result

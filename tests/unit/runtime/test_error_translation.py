@@ -101,7 +101,7 @@ def recurrent(kind: str, **options: bool) -> Model:
 def test_a_recurrent_layer_of_keras_has_to_be_unrolled(kind: str, fix: str) -> None:
     """Its loop fails, each kind in its own way, as it is built or as it runs: the error names the fix, which works."""
     with job(recurrent(kind), num_workers=1, max_steps=2) as running:
-        wait_until(lambda: "worker/0" in running.ended, 30)  # one that cannot be built meets no PS
+        wait_until(lambda: "worker/0" in running.ended, 300)  # one that cannot be built meets no PS
         error = running.ended["worker/0"]
     assert isinstance(error, ModelError), error
     assert fix in str(error).partition("\n")[0]

@@ -2,7 +2,7 @@
 
 import os
 import signal
-import time
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,17 @@ from tfps.config.launch_protocol import HAS_RECORD
 from tfps.launchers.local.fork_server import ForkServer
 from tfps.launchers.local.task_process import task_main
 
-SLOW_SECS = 3.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class _Slow:
-    """Becomes ``None`` where it is received, after a while in which the process has not set itself up."""
+class _Held:
+    """Holds the process that receives it, before it has set itself up, until somebody opens a FIFO for writing."""
 
-    def __reduce__(self) -> tuple[Callable[[float], None], tuple[float]]:
-        return time.sleep, (SLOW_SECS,)
+    def __init__(self, fifo: str) -> None:
+        self._fifo = fifo
+
+    def __reduce__(self) -> tuple[Callable[[str, int], int], tuple[str, int]]:
+        return os.open, (self._fifo, os.O_RDONLY)
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServ
     made = ForkServer(tmp_path / "launch.log")
     made.start()
     try:
-        assert made.is_ready(90)
+        assert made.is_ready(200)
         yield made
     finally:
         made.end()
@@ -46,11 +48,15 @@ def code_of(server: ForkServer, argv: list[str], number: int = 0) -> int | None:
     ours, theirs = context.Pipe()
     life, sign = context.Pipe(duplex=False)
     process = context.Process(target=task_main, args=(argv, theirs, sign, {}), daemon=True)
-    process.slow = _Slow()  # it is sent with the process
-    process.start()
-    time.sleep(SLOW_SECS / 5)
-    os.kill(process.pid, number)
-    process.join(40)
+    with tempfile.TemporaryDirectory() as directory:
+        fifo = f"{directory}/fifo"
+        os.mkfifo(fifo)
+        process.held = _Held(fifo)  # it is sent with the process
+        process.start()
+        os.kill(process.pid, number)
+        released = os.open(fifo, os.O_RDWR)
+        process.join(100)
+        os.close(released)
     for end in (ours, theirs, life, sign):
         end.close()
     code: int | None = process.exitcode

@@ -56,7 +56,7 @@ def test_lines_run_in_a_shell_with_every_value_as_given(tmp_path: Path) -> None:
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=300,
             check=True,
         )
     argv = argv_of(ended.stdout.replace("task_index=1", ""))

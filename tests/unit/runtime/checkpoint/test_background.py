@@ -61,6 +61,17 @@ def slow_disk(directory: Path) -> Iterator[tuple[threading.Event, threading.Even
             released.set()
 
 
+@contextlib.contextmanager
+def stop_times(saved_within_secs: float, ps_grace_secs: float) -> Iterator[None]:
+    """Let a worker that is asked to stop save for so long, and the PS wait for it."""
+    with (
+        mock.patch("tfps.runtime.training.worker.SAVED_WITHIN_SECS", saved_within_secs),
+        mock.patch("tfps.runtime.training.early_end.SAVED_WITHIN_SECS", saved_within_secs),
+        mock.patch("tfps.runtime.training.parameter_server.PS_GRACE_SECS", ps_grace_secs),
+    ):
+        yield
+
+
 def steps_reported(caplog: pytest.LogCaptureFixture) -> int:
     """Return the last step that was reported."""
     steps = [progress["step"] for text in caplog.messages if (progress := parse_progress(text))]
@@ -73,7 +84,8 @@ FLAGS = {"num_workers": 1, "max_steps": 10**6, "steps_per_run": 1, "steps_to_val
 def test_async_steps_go_on_while_a_checkpoint_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """In async the chief takes steps while the disk is slow; a stop waits for it long, and then saves the last step."""
     caplog.set_level(logging.INFO, "tfps")
-    with slow_disk(tmp_path) as (reached, released), job(LINEAR, model_dir=str(tmp_path), **FLAGS) as running:
+    flags = {**FLAGS, "model_dir": str(tmp_path)}
+    with stop_times(100.0, 110.0), slow_disk(tmp_path) as (reached, released), job(LINEAR, **flags) as running:
         assert reached.wait(100)
         begun = steps_reported(caplog)
         wait_until(lambda: steps_reported(caplog) > begun + 50)
@@ -97,13 +109,8 @@ def test_a_save_without_end_does_not_keep_a_task_that_is_asked_to_stop(
 ) -> None:
     """Where a disk takes longer than a stop may, the chief ends all the same, and says that its last steps are lost."""
     caplog.set_level(logging.INFO, "tfps")
-    times = (
-        mock.patch("tfps.runtime.training.worker.SAVED_WITHIN_SECS", 1.5),
-        mock.patch("tfps.runtime.training.early_end.SAVED_WITHIN_SECS", 1.5),
-        mock.patch("tfps.runtime.training.parameter_server.PS_GRACE_SECS", 2.0),
-    )
     flags = {**FLAGS, "mode": mode, "model_dir": str(tmp_path)}
-    with times[0], times[1], times[2], slow_disk(tmp_path) as (reached, _), job(LINEAR, **flags) as running:
+    with stop_times(1.5, 2.0), slow_disk(tmp_path) as (reached, _), job(LINEAR, **flags) as running:
         assert reached.wait(100)
         running.stop()
         assert isinstance(running.wait(100)["worker/0"], StoppedError)
@@ -198,8 +205,8 @@ def test_two_saves_wait_for_each_other(tmp_path: Path) -> None:
         assert second.is_alive()
         run.step.load(2, run.session)
         released.set()
-        first.join(20)
-        second.join(20)
+        first.join(100)
+        second.join(100)
     assert steps_in(tmp_path) == [1, 2]
     assert [problem(path) for path in list_checkpoints(str(tmp_path))] == [None, None]
 

@@ -1,5 +1,6 @@
 """Which worker is seen to be behind."""
 
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.cluster import assert_done, dataset_of, linear, model_of, run_job
+from support.cluster import assert_done, linear, model_of, run_job
 from support.processes import summary
 
 from tfps.runtime.coordination import heartbeat, restart_barrier
@@ -71,17 +72,27 @@ def test_who_is_through_is_not_behind() -> None:
     assert seen.shares == {}
 
 
-def one_ends_early(mode: str, params: Any, context: Any) -> Any:
-    """Give a batch every 50 ms; to worker 2 four only."""
+def one_ends_early() -> Any:
+    """Return an ``input_fn`` of a batch every 50 ms; worker 2 has four only, and the others wait for its last one."""
+    is_last = threading.Event()
 
-    def wait(x: Any) -> Any:
-        time.sleep(0.05)
-        return x
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        ends_early = context.input_pipeline_id == 2
 
-    if mode == "eval":
-        return None
-    ones = dataset_of(np.float32([1.0])).repeat(4 if context.input_pipeline_id == 2 else None)
-    return ones.map(lambda x, y: ({"x": tf.ensure_shape(tf.numpy_function(wait, [x["x"]], tf.float32), [])}, y))
+        def wait(number: Any) -> Any:
+            if ends_early and number == 3:
+                is_last.set()
+            if not ends_early and number == 20:
+                assert is_last.wait(100)
+            time.sleep(0.05)
+            return np.float32(1.0)
+
+        if mode == "eval":
+            return None
+        numbers = tf.data.Dataset.range(4 if ends_early else 10**6)
+        return numbers.map(lambda x: ({"x": tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), [])}, 0.0))
+
+    return input_fn
 
 
 def test_a_job_does_not_say_that_who_was_through_was_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +100,8 @@ def test_a_job_does_not_say_that_who_was_through_was_slow(tmp_path: Path, monkey
     monkeypatch.setattr(heartbeat, "EVERY_SECS", 0.05)
     monkeypatch.setattr(restart_barrier, "_LISTEN_SECS", 0.05)
     monkeypatch.setattr(restart_barrier, "_LISTENS_A_PACE", 4)
-    assert_done(run_job(model_of(one_ends_early, linear), 1, 3, mode="async", max_steps=64, model_dir=str(tmp_path)))
+    model = model_of(one_ends_early(), linear)
+    assert_done(run_job(model, 1, 3, mode="async", max_steps=200, model_dir=str(tmp_path)))
     reported = summary(tmp_path)
     assert reported["tasks"]["worker/2"]["steps"] == 4
     assert "worker/2" not in reported["behind"]

@@ -17,21 +17,27 @@ from tfps.runtime.process.shutdown import StopRequest, run_supervised
 
 STOPPED = StoppedError("stopped by SIGTERM")
 
-# A task whose work never ends: blocked, as a session.run is. It says when it is ready, and what becomes of it.
+# A task whose work never ends: blocked, as a session.run is. It says when it is ready, when it has
+# seen that it is asked to end, and what becomes of it.
 BLOCKED = """
 import sys, threading
 from tfps.runtime.process import shutdown
 from tfps.errors import TfpsError
 
-grace_secs = float(sys.argv[1])
+grace_secs, shutdown.SECOND_THOUGHT_SECS = map(float, sys.argv[1:])
+said = []
 asked = shutdown.StopRequest()
 asked.on_signals()
 blocked = threading.Event()
 def work():
     print("ready", flush=True)
     blocked.wait()
+def grace():
+    if not said:
+        said.append(print("asked", flush=True))
+    return grace_secs
 try:
-    shutdown.run_supervised(work, asked, lambda: None, lambda: print("last will", flush=True), lambda: grace_secs)
+    shutdown.run_supervised(work, asked, lambda: None, lambda: print("last will", flush=True), grace)
 except TfpsError as error:
     print(error, flush=True)
     sys.exit(error.exit_code)
@@ -176,38 +182,48 @@ def test_the_first_reason_counts() -> None:
 def test_a_signal_ends_a_blocked_task_with_143(number: signal.Signals) -> None:
     """A real process, blocked: one signal, and after its time it says its last will and ends with 143."""
     code, said = _end("0.3", number)
-    assert (code, said) == (143, ["ready", "last will", f"stopped by {number.name}"])
+    assert (code, said) == (143, ["ready", "asked", "last will", f"stopped by {number.name}"])
 
 
 def test_an_interrupt_ends_a_task_that_is_ending_at_once() -> None:
     """A real process with all the time of the world: Ctrl-C 2 s after it was asked to end ends it with 143 at once."""
     code, said = _end("1000", signal.SIGTERM, signal.SIGINT, pause_secs=2.1)
-    assert (code, said) == (143, ["ready"])
+    assert (code, said) == (143, ["ready", "asked"])
 
 
 def test_two_interrupts_at_once_are_one() -> None:
     """A real process: Ctrl-C twice within 0.1 s does not keep a task from its last will."""
-    code, said = _end("0.5", signal.SIGINT, signal.SIGINT, pause_secs=0.05)
-    assert (code, said) == (143, ["ready", "last will", "stopped by SIGINT"])
+    code, said = _end("0.5", signal.SIGINT, signal.SIGINT, pause_secs=0.05, second_thought_secs=1000.0)
+    assert (code, said) == (143, ["ready", "asked", "last will", "stopped by SIGINT"])
 
 
 def test_a_second_sigterm_takes_no_time_away() -> None:
     """A platform that sends SIGTERM again does not keep a task from its last will."""
     code, said = _end("0.5", signal.SIGTERM, signal.SIGTERM, signal.SIGTERM)
-    assert (code, said) == (143, ["ready", "last will", "stopped by SIGTERM"])
+    assert (code, said) == (143, ["ready", "asked", "last will", "stopped by SIGTERM"])
 
 
-def _end(grace_secs: str, *numbers: signal.Signals, pause_secs: float = 0.1) -> tuple[int, list[str]]:
-    """Start a blocked task, send it signals, return its exit code and its lines."""
-    command = [sys.executable, "-c", BLOCKED, grace_secs]
+def _end(
+    grace_secs: str,
+    *numbers: signal.Signals,
+    pause_secs: float = 0.1,
+    second_thought_secs: float = stopping.SECOND_THOUGHT_SECS,
+) -> tuple[int, list[str]]:
+    """Start a blocked task, send it signals, return its exit code and its lines.
+
+    The pause after the first signal begins when the task has seen it.
+    """
+    command = [sys.executable, "-c", BLOCKED, grace_secs, str(second_thought_secs)]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = [process.stdout.readline()]
         for number in numbers:
             process.send_signal(number)
+            if len(said) == 1:
+                said.append(process.stdout.readline())
             time.sleep(pause_secs)  # of two that come at once, Python sees the lower number first
         try:
-            said += process.communicate(timeout=20)[0].splitlines()
+            said += process.communicate(timeout=100)[0].splitlines()
         finally:
             process.kill()
     return process.returncode, [line.strip() for line in said]

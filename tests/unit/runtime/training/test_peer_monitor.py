@@ -5,11 +5,12 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
-from support.cluster import dataset_of, job, linear, model_of, ones, wait_until
+from support.cluster import dataset_of, job, linear, meet_patiently, model_of, ones, wait_until
 from support.listeners import Speaker, address_of, listener
 
 from tfps.cluster import rendezvous
@@ -71,9 +72,12 @@ def test_a_worker_that_has_only_skipped_batches_tells_no_time() -> None:
         ([], ""),
     ],
 )
-def test_who_waits_tells_for_whom_and_since_when(ahead: list[int], awaited: str) -> None:
+def test_who_waits_tells_for_whom_and_since_when(
+    monkeypatch: pytest.MonkeyPatch, ahead: list[int], awaited: str
+) -> None:
     """A worker that has handed over its part names those that have not, with their last steps."""
     now = time.time()
+    monkeypatch.setattr(peer_monitor, "time", SimpleNamespace(time=lambda: now))
     beats = [WorkerPace(7, 120, now), WorkerPace(7, 119, now - 45), WorkerPace(0, 0, 0.0)]
     with contextlib.ExitStack() as stack:
         names = [Task("ps", 0), CHIEF, Task("worker", 1), Task("worker", 2)]
@@ -150,14 +154,15 @@ def test_a_frozen_worker_is_not_waited_for_in_the_end(caplog: pytest.LogCaptureF
     """The kernel takes calls for it, but the PS hear nothing: it is named, and gone after ``stall_timeout_secs``."""
     caplog.set_level(logging.INFO, "tfps")
     monkeypatch.setattr(peer_monitor, "_REPORT_AFTER_SECS", 0.1)
-    silent_secs = {1: 0.1}
+    silent_secs, now, clock = {1: 0.1}, 1e9, [0.0]
+    monkeypatch.setattr(peer_monitor, "time", SimpleNamespace(time=lambda: now, monotonic=lambda: clock[0]))
     with listener() as standing, contextlib.closing(Speaker(Task("ps", 0))) as ps:
         cluster = Cluster((ps.address,), ("127.0.0.1:1", address_of(standing)))
-        reader = FakeReader(beats=[WorkerPace(7, 120, time.time()), WorkerPace(7, 119, time.time() - 45)])
+        reader = FakeReader(beats=[WorkerPace(7, 120, now), WorkerPace(7, 119, now - 45)])
         config, waited_for = JobConfig(stall_timeout_secs=5.0), [Task("worker", 1)]
         watched = PeerMonitor(config, cluster, CHIEF, False, reader, silent_secs.__getitem__)  # type: ignore[arg-type]
         assert not watched.are_gone(waited_for, 0.2)
-        time.sleep(0.2)
+        clock[0] += 0.2
         assert not watched.are_gone(waited_for, 0.2)
         silent_secs[1] = 6.0
         assert watched.are_gone(waited_for, 0.2)
@@ -165,8 +170,9 @@ def test_a_frozen_worker_is_not_waited_for_in_the_end(caplog: pytest.LogCaptureF
     assert caplog.messages == ["waiting: for worker/1 (last step 119, 45 s ago) to end"]
 
 
-def test_a_ps_of_another_release_is_no_endless_wait() -> None:
+def test_a_ps_of_another_release_is_no_endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A PS that is there, but never sets up what the tasks agree on: every worker ends with 171, and says so."""
+    meet_patiently(monkeypatch)
     with mock.patch.object(tasks, "_ps"), job(LINEAR, start_timeout_secs=1.0) as running:
         wait_until(lambda: {"worker/0", "worker/1"} <= set(running.ended))
     for worker in ("worker/0", "worker/1"):

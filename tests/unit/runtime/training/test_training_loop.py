@@ -78,13 +78,13 @@ def test_a_slow_model_reports_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> N
     """When ``steps_to_validate`` steps take long, there is a line every few seconds."""
     monkeypatch.setattr(progress_lines, "_QUIET_SECS", 0.05)
     reporter = Reporter(JobConfig(steps_to_validate=1000, max_steps=5000), None)
-    reporter.report(1, done(1), {}, None)
-    assert not reporter.due(2)
-    time.sleep(0.06)
-    assert reporter.due(2)
+    reporter.report(1, done(1), {}, None, 100.0)
+    assert not reporter.due(2, 100.04)
+    assert reporter.due(2, 100.06)
     ended = time.monotonic()
     reporter.report(2, done(2), {}, None, ended)
     time.sleep(0.06)
+    assert reporter.due(3)
     assert not reporter.due(3, ended + 0.01)  # a step that ended soon after, though it is counted late
 
 

@@ -21,7 +21,7 @@ from tfps.runtime.coordination import job_state
 from tfps.runtime.coordination.job_state import Phase, WorkerTotals
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results import evaluation
-from tfps.runtime.training import joining, summary_writer
+from tfps.runtime.training import early_end, joining, summary_writer
 from tfps.runtime.training.worker import Worker
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState
 
@@ -96,6 +96,7 @@ def test_a_stop_that_comes_as_work_signs_off_is_too_late(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(job_state.JobState, "write", slow)
     monkeypatch.setattr(Worker, "emergency_save", noted)
+    monkeypatch.setattr(early_end, "SAVED_WITHIN_SECS", 100.0)
     with job(model_of(input_fn, linear), 1, 1, max_steps=8, model_dir=str(tmp_path)) as running:
         assert signing.wait(100)
         running.stop("worker/0")
