@@ -37,7 +37,7 @@ def test_a_lost_ps_ends_the_workers_with_170(tmp_path: Path) -> None:
 
 def test_a_lost_worker_ends_a_sync_job_with_170(tmp_path: Path) -> None:
     """In sync the others cannot go on without a killed worker: they name it and end with 170; nobody hangs."""
-    flags = ("--issync=1", "--max_steps=1000000", "--start_timeout_secs=40")
+    flags = ("--issync=1", "--max_steps=1000000", "--start_timeout_secs=25")
     with by_hand(tmp_path, 1, 2, *flags) as tasks:
         tasks["worker/1"].wait_for("step=1 ", 60)
         tasks["worker/1"].signal(signal.SIGKILL)
