@@ -103,12 +103,13 @@ def test_a_fork_server_that_stays_stopped_is_killed(tmp_path: Path) -> None:
 def test_a_job_that_is_done_ends_though_its_fork_server_is_stopped(tmp_path: Path) -> None:
     """All tasks say that they are done, and end: so does the job, with 0."""
     model = tmp_path / "slow.py"
-    model.write_text(slow(0.1))
+    model.write_text(slow(0.1, until=tmp_path / "go", batch=20))
     flags = (f"--model={model}", "--num_workers=1", "--max_steps=50", f"--model_dir={tmp_path / 'm'}")
     with processes() as started:
         started.append(Process(tmp_path / "out", "launch", *flags))
         started[0].wait_for("worker/0 | training", 60)
         os.kill(_importing(started[0].pid), signal.SIGSTOP)
+        (tmp_path / "go").touch()
         assert started[0].wait(100) == 0, started[0].output()
 
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.processes import Process, load_variable, processes, run_tfps, summary, wait_gone
+from support.processes import PATIENT, Process, load_variable, processes, run_tfps, summary, wait_gone
 
 MODEL = """
 import os, sys
@@ -75,9 +75,10 @@ def test_much_output_without_an_end_of_line_stalls_nothing(tmp_path: Path) -> No
     """A task that writes 30 MB without a newline is read as fast as it writes."""
     act = f"open({str(tmp_path / 'did')!r}, 'w').close(); os.write(1, b'x' * 30_000_000)"
     flags = [f"--model_dir={tmp_path / 'm'}", "--max_steps=100", "--mode=sync"]
-    ended = run_tfps("launch", model(tmp_path, act, "did"), *flags, timeout=60)
-    assert ended.returncode == 0, ended.stderr[-1000:]
-    assert ended.stdout.count("x") >= 30_000_000
+    with processes() as started:
+        started.append(Process(tmp_path / "out", "launch", model(tmp_path, act, "did"), *flags))
+        assert started[0].wait(60) == 0, started[0].output()[-1000:]
+        assert started[0].output().count("x") >= 30_000_000
 
 
 def test_an_exit_hook_that_blocks_keeps_no_task(tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_two_signals_at_once_are_one(tmp_path: Path, number: int) -> None:
     """The job saves, and what is said is on the disk: the same flags go on from there."""
     flags = [f"--model_dir={tmp_path / 'm'}", "--max_steps=1000000", "--save_checkpoint_secs=1000"]
     with processes() as started:
-        job = Process(tmp_path / "out", "launch", *flags)
+        job = Process(tmp_path / "out", "launch", *flags, **PATIENT)
         started.append(job)
         job.wait_for_step(100, 60)
         job.signal(number)
@@ -166,7 +167,8 @@ def test_when_one_worker_fails_the_chief_saves(tmp_path: Path, mode: str) -> Non
     """A row that worker 1 cannot read ends the job with 65. The steps of all until then are saved."""
     (tmp_path / "model.py").write_text(FAILING)
     flags = ("--num_ps=2", "--max_steps=1000", "--save_checkpoint_secs=600", f"--mode={mode}")
-    result = run_tfps("launch", f"--model={tmp_path / 'model.py'}", f"--model_dir={tmp_path / 'm'}", *flags)
+    flags = (f"--model={tmp_path / 'model.py'}", f"--model_dir={tmp_path / 'm'}", *flags)
+    result = run_tfps("launch", *flags, **PATIENT)
     assert result.returncode == 65, result.stderr
     assert "a bad row" in result.stderr
     checkpoint = summary(tmp_path / "m")["checkpoint"]

@@ -24,7 +24,8 @@ def contents(directory: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("verb", ["launch", "run"])
 def test_a_second_job_is_refused_before_anything_is_done(tmp_path: Path, verb: str) -> None:
     """It ends with 74 and names the first, which trains on; no log and no summary of the first's is touched."""
-    flags = job_flags(tmp_path, "--num_ps=1", "--num_workers=1", "--max_steps=100000")
+    size = ("--num_ps=1", "--num_workers=1")
+    flags = job_flags(tmp_path, *size, "--max_steps=100000", "--save_checkpoint_secs=1000")
     with processes() as started:
         first = Process(tmp_path / "first.out", "launch", *flags)
         started.append(first)

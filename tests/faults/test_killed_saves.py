@@ -98,7 +98,7 @@ def killed_at_each_phase(start: Path, step: int) -> list[dict[str, Any]]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=800,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -177,7 +177,7 @@ with tf.Graph().as_default(), tf.Session() as session:
 def test_a_kill_while_tensorflow_writes_leaves_nothing(tmp_path: Path) -> None:
     """Killed in the midst of the data, a save has left no checkpoint; what it has left is gone at the next start."""
     ended = subprocess.run(
-        [sys.executable, "-c", KILLED_IN_WRITING, str(tmp_path)], env=environment(), timeout=200, check=False
+        [sys.executable, "-c", KILLED_IN_WRITING, str(tmp_path)], env=environment(), timeout=600, check=False
     )
     assert ended.returncode == -signal.SIGKILL
     [staged] = tmp_path.iterdir()

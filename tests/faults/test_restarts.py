@@ -8,7 +8,7 @@ import pytest
 from support.processes import POWERS, load_variable, slow, summary
 from support.restarting_platform import platform
 
-STEPS = {"async": 1_000, "sync": 500}  # at 10 ms each: it is far from its end when a task is killed
+STEPS = {"async": 1_000, "sync": 500}  # at 10 ms each
 DIVERGING = POWERS.replace('weight * features["x"]', 'tf.square(weight * features["x"] + 1.0) * 100.0')
 
 
@@ -18,11 +18,12 @@ def test_a_killed_task_that_is_started_again(tmp_path: Path, mode: str, lost: st
     """Whichever task is killed in training, the job takes all its steps, no task hangs, and all end with 0."""
     steps = STEPS[mode]
     flags = (f"--mode={mode}", f"--max_steps={steps}", "--start_timeout_secs=60")
-    with platform(tmp_path, 2, 2, *flags, model=slow(0.01)) as job:
+    with platform(tmp_path, 2, 2, *flags, model=slow(0.01, until=tmp_path / "go", batch=400)) as job:
         job.tasks["worker/0"].wait_for("saved ", 120)
         _spoil_record(tmp_path / "m", is_gone=lost == "worker/1")
         killed = job.tasks[lost]
         killed.signal(signal.SIGKILL)
+        (tmp_path / "go").touch()
         assert killed.wait(100) == -signal.SIGKILL
         assert set(job.wait(180).values()) == {0}, job.said()
         reported = summary(tmp_path / "m")

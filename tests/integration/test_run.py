@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.processes import Process, by_hand, processes, run_tfps, summary
+from support.processes import PATIENT, Process, by_hand, processes, run_tfps, summary
 
 from tfps.cluster.ports import held_ports
 from tfps.cluster.spec import Cluster, Task
@@ -110,7 +110,8 @@ def test_an_unknown_host_is_named(tmp_path: Path) -> None:
 def test_sigterm_to_every_task_saves_and_ends_with_143(tmp_path: Path) -> None:
     """SIGTERM to all tasks of a sync job: the chief saves, everyone ends with 143 within 10 s."""
     model_dir = tmp_path / "m"
-    with by_hand(tmp_path, 1, 2, "--issync=1", "--max_steps=1000000", f"--model_dir={model_dir}") as tasks:
+    flags = ("--issync=1", "--max_steps=1000000", f"--model_dir={model_dir}")
+    with by_hand(tmp_path, 1, 2, *flags, **PATIENT) as tasks:
         tasks["worker/0"].wait_for("step=100 ", 60)
         for task in tasks.values():
             task.signal(signal.SIGTERM)
@@ -137,7 +138,7 @@ def test_idle_connections_do_not_keep_the_workers_out(tmp_path: Path) -> None:
         hosts = (f"--ps_hosts=127.0.0.1:{ps}", f"--worker_hosts=127.0.0.1:{worker}", "--task_index=0")
         job = (*hosts, "--model=linear", "--max_steps=300", f"--model_dir={tmp_path / 'm'}")
         started.append(Process(tmp_path / "ps", *job, "--job_name=ps", under=few))
-        idle.enter_context(_connection(ps, 60))
+        idle.enter_context(_connection(ps, 300))
         for _ in range(300):
             idle.enter_context(_connection(ps, 1))
         started.append(Process(tmp_path / "worker", *job, "--job_name=worker"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support import distributions, fake_schedulers
-from support.processes import POWERS, REPO, Process, load_variable, processes, run_tfps, slow, summary
+from support.processes import PATIENT, POWERS, REPO, Process, load_variable, processes, run_tfps, slow, summary
 
 SIZE = ("--num_ps=1", "--num_workers=2")
 SECS = 110
@@ -22,7 +22,10 @@ def env(tmp_path: Path) -> dict[str, str]:
     distributions.install(site, "tfps-batch", *points)
     for name in ("pbs_launcher.py", "lsf_launcher.py"):
         (site / name).write_text((REPO / "tests" / "support" / name).read_text())
-    return {"PYTHONPATH": f"{site}{os.pathsep}{REPO}", **fake_schedulers.install(tmp_path / "scheduler")}
+    return {
+        "PYTHONPATH": f"{site}{os.pathsep}{PATIENT['PYTHONPATH']}",
+        **fake_schedulers.install(tmp_path / "scheduler"),
+    }
 
 
 def model(directory: Path, text: str) -> str:

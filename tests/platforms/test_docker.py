@@ -360,9 +360,11 @@ def _wait_until_ended(name: str) -> None:
 def test_docker_kill_is_a_manual_stop_and_the_others_end(build: Build, tmp_path: Path) -> None:
     """Docker never restarts what docker kill has ended; an async job is ended by the others, and status says so."""
     tmp_path.chmod(0o755)
-    submitted("manual", model(tmp_path, SLOW), "--max_steps=200", "--steps_to_validate=10")
+    source = slow(0.05, until="/tfps/manual-go", batch=50)
+    submitted("manual", model(tmp_path, source), "--max_steps=200", "--steps_to_validate=10")
     wait_until_said("manual", "worker/1", "step=")
     docker("kill", container("manual", "worker/1"))
+    (engine.volume("tfps") / "manual-go").touch()
     _wait_until_ended("manual")
     codes = [inspect(container("manual", task))[0]["State"]["ExitCode"] for task in ("ps/0", "worker/0", "worker/1")]
     assert codes == [0, 0, 137]

@@ -58,13 +58,13 @@ def _code(job_id: str) -> int | None:
 
 
 def _end(job_id: str, *numbers: int) -> None:
-    """Signal every process of a job, and after 10 s kill it, as both schedulers do."""
+    """Signal every process of a job, and after 60 s kill it: after longer than both schedulers wait, and tasks need."""
     (_job(job_id) / "killed").touch()
     group = int((_job(job_id) / "pid").read_text())
     with contextlib.suppress(ProcessLookupError):
         for number in numbers:
             os.killpg(group, number)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while _code(job_id) is None and time.monotonic() < deadline:
             time.sleep(0.1)
         if _code(job_id) is None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,7 @@ REPO = Path(__file__).parents[2]
 MNIST = REPO.parent / "shared" / "data" / "mnist"
 TFPS = [sys.executable, "-m", "tfps"]
 PATIENCE = 3  # a time limit of a test bounds a hang, also on a machine that is slower than others by this factor
+PATIENT = {"PYTHONPATH": f"{Path(__file__).parent / 'patient'}{os.pathsep}{REPO}"}  # so a task ends within 30 s
 _NOTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 # A model whose gradient is known: worker i pushes the gradient 2^i at every step, and a step of SGD subtracts it.
@@ -39,12 +40,20 @@ def model_fn(features, labels, mode, params):
 """
 
 
-def slow(step_secs: float) -> str:
-    """Return POWERS, of which a step of a worker takes so long: a job lasts as long as its steps say."""
+def slow(step_secs: float, until: Path | str = "/", batch: int = 100) -> str:
+    """Return POWERS, of which a step of a worker takes so long: a job lasts as long as its steps say.
+
+    Each process of a worker waits at some batch until a file exists: a job is not through before its test is.
+    """
     wait = f"""
-    import time
+    import os, time
+
+    batches = []
 
     def wait(x):
+        batches.append(x)
+        while len(batches) >= {batch} and not os.path.exists({str(until)!r}):
+            time.sleep(0.05)
         time.sleep({step_secs})
         return x
 
@@ -140,19 +149,20 @@ class Process:
 
     def wait_for(self, text: str, secs: float) -> None:
         """Wait until it has said ``text``."""
-        deadline = time.monotonic() + secs * PATIENCE
-        while text not in self.output():
-            assert self._popen.poll() is None, f"ended without saying {text!r}:\n{self.output()}"
-            assert time.monotonic() < deadline, f"did not say {text!r} within {secs} s:\n{self.output()}"
-            time.sleep(0.05)
+        self._wait_until(lambda: text in self.output(), f"say {text!r}", secs)
 
     def wait_for_step(self, step: int, secs: float) -> None:
         """Wait until it has reported a step, or a later one: a job's progress is reported once a second."""
-        deadline = time.monotonic() + secs * PATIENCE
-        while max(map(int, re.findall(r"\bstep=(\d+)", self.output())), default=-1) < step:
-            assert self._popen.poll() is None, f"ended before step {step}:\n{self.output()}"
-            assert time.monotonic() < deadline, f"did not come to step {step} within {secs} s:\n{self.output()}"
+        steps = lambda: map(int, re.findall(r"\bstep=(\d+)", self.output()))  # noqa: E731
+        self._wait_until(lambda: max(steps(), default=-1) >= step, f"come to step {step}", secs)
+
+    def _wait_until(self, holds: Callable[[], bool], what: str, secs: float) -> None:
+        deadline, has_ended = time.monotonic() + secs * PATIENCE, False
+        while not holds():
+            assert not has_ended, f"ended, and did not {what}:\n{self.output()}"
+            assert time.monotonic() < deadline, f"did not {what} within {secs} s:\n{self.output()}"
             time.sleep(0.05)
+            has_ended = self._popen.poll() is not None  # then its last words are read once more
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
@@ -178,7 +188,12 @@ def processes() -> Iterator[list[Process]]:
 
 @contextlib.contextmanager
 def by_hand(
-    directory: Path, num_ps: int, num_workers: int, *flags: str, under: Mapping[str, Sequence[str]] = _NOTHING
+    directory: Path,
+    num_ps: int,
+    num_workers: int,
+    *flags: str,
+    under: Mapping[str, Sequence[str]] = _NOTHING,
+    **env: str,
 ) -> Iterator[dict[str, Process]]:
     """Start every task of a cluster as its own process with the classic flags, as in so many shells.
 
@@ -192,7 +207,7 @@ def by_hand(
         for job, index in [("ps", i) for i in range(num_ps)] + [("worker", i) for i in range(num_workers)]:
             me = [f"--job_name={job}", f"--task_index={index}"]
             name, output = f"{job}/{index}", directory / f"{job}-{index}.out"
-            tasks[name] = Process(output, *cluster, *me, *flags, under=under.get(name, ()))
+            tasks[name] = Process(output, *cluster, *me, *flags, under=under.get(name, ()), **env)
             started.append(tasks[f"{job}/{index}"])
         yield tasks
 

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from support.processes import PATIENCE, POWERS, Process
@@ -22,10 +22,12 @@ class Platform:
         abandoned: Tasks that are not started again.
     """
 
-    def __init__(self, directory: Path, ports: list[int], num_ps: int, flags: list[str]) -> None:
+    def __init__(
+        self, directory: Path, ports: list[int], num_ps: int, flags: list[str], env: Mapping[str, str]
+    ) -> None:
         hosts = [f"127.0.0.1:{port}" for port in ports]
         self._cluster = [f"--ps_hosts={','.join(hosts[:num_ps])}", f"--worker_hosts={','.join(hosts[num_ps:])}", *flags]
-        self._directory = directory
+        self._directory, self._env = directory, env
         ps, workers = [f"ps/{i}" for i in range(num_ps)], [f"worker/{i}" for i in range(len(hosts) - num_ps)]
         self.starts = dict.fromkeys([*ps, *workers], 0)
         self.tasks = {name: self.start(name) for name in self.starts}
@@ -41,7 +43,7 @@ class Platform:
         job, index = name.split("/")
         self.starts[name] += 1
         output = self._directory / f"{job}-{index}-{self.starts[name]}.out"
-        return Process(output, *self._cluster, f"--job_name={job}", f"--task_index={index}")
+        return Process(output, *self._cluster, f"--job_name={job}", f"--task_index={index}", **self._env)
 
     def _keep(self) -> None:
         while not self._over and len(self.codes) < len(self.tasks):
@@ -83,13 +85,15 @@ class Platform:
 
 
 @contextlib.contextmanager
-def platform(directory: Path, num_ps: int, num_workers: int, *flags: str, model: str = POWERS) -> Iterator[Platform]:
+def platform(
+    directory: Path, num_ps: int, num_workers: int, *flags: str, model: str = POWERS, **env: str
+) -> Iterator[Platform]:
     """Run a cluster under such a platform."""
     file = directory / "model.py"
     file.write_text(model)
     given = [f"--model={file}", f"--model_dir={directory / 'm'}", "--save_checkpoint_secs=1", *flags]
     with held_ports(num_ps + num_workers) as ports:
-        running = Platform(directory, ports, num_ps, given)
+        running = Platform(directory, ports, num_ps, given, env)
         try:
             yield running
         finally:

@@ -44,7 +44,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
-SlurmdTimeout=5
+SlurmdTimeout=60
 KillWait={save_secs}
 PropagateResourceLimits=NONE
 SchedulerType=sched/backfill
@@ -61,7 +61,7 @@ _GRES = "NodeName=n1 Name=gpu File=/dev/null\nNodeName=n1 Name=gpu File=/dev/zer
 class Slurm:
     """The daemons, as children of this process."""
 
-    def __init__(self, directory: Path, save_secs: int = 20, requeue_secs: int = 5) -> None:
+    def __init__(self, directory: Path, save_secs: int = 20, requeue_secs: int = 12) -> None:
         """Start them, and wait until the nodes are idle."""
         self.conf = directory / "slurm.conf"
         for name in ("state", "log", *(f"spool.{node}" for node in NODES)):
@@ -95,13 +95,14 @@ class Slurm:
         self._daemons[node] = self._start("slurmd", "-D", "-N", node)
 
     def crash(self, node: str) -> None:
-        """Kill a node, and all that runs there."""
+        """Kill a node, and all that runs there, and let Slurm know."""
         self._daemons[node].kill()
         self._daemons[node].wait()
         for pid in self.processes(f"SLURMD_NODENAME={node}"):
             for victim in (_parent(pid), pid):  # a task's slurmstepd, or its shell, then the task
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)
+        self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=crash")  # Slurm itself notices later
 
     def processes(self, variable: str) -> list[int]:
         """Return the processes of this Slurm that have a variable in their environment."""

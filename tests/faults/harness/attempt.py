@@ -337,7 +337,7 @@ class Attempt:
     def close(self) -> None:
         """Count what is left behind, and end it."""
         if self.result.code is not None:
-            self.result.left = len(proc.wait_gone(self.own(), _LEFT_SECS[self.result.program]))
+            self.result.left = len(proc.wait_gone(self.own(), self.limit(_LEFT_SECS[self.result.program])))
         if self._job is not None:
             self.kill_all()
             self._job.close()

@@ -20,7 +20,9 @@ from tfps.cluster.ports import held_ports
 from tfps.storage import read_json
 
 _PREFIX = re.compile(r"((?:ps|worker|evaluator)/\d+) +\| (.*)")
-_POLL_SECS, _LAST_LINES_SECS = 0.02, 0.5
+_POLL_SECS = 0.02
+_LAST_LINES_SECS = 10.0  # a reader ends with the job, unless a process that it has left behind holds the pipe
+_END_SECS = 60.0  # for processes that were killed
 _LONGEST_BACKOFF = 8
 Flags = Mapping[str, object]
 
@@ -104,10 +106,10 @@ class Launched:
 
     def close(self) -> None:
         """Hear the last words; the processes are ended by whoever counts them."""
-        self._process.join(5)
+        self._process.join(_END_SECS)
         if self._process.exitcode is None:
             raise RuntimeError("the launcher cannot be ended")
-        self._reader.join(5)
+        self._reader.join(_LAST_LINES_SECS)
 
 
 @dataclass
@@ -235,7 +237,7 @@ class Platform:
         self._keeper.join(5)
         for task in self._tasks.values():
             if task.process is not None:
-                task.process.join(5)
+                task.process.join(_END_SECS)
         self._stack.close()
 
 
