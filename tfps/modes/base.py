@@ -101,6 +101,9 @@ class Step:
             requests in flight change nothing.
         update: Operation that the chief repeats in the background. It fails if its generation is over.
         update_starts: Operations that start ``update``. It must read the PS after them.
+        hold: Makes each update wait, before it starts, for the given operations of the chief's step, and returns the
+            operation of the step which ends when it is certain that there will be an update: the given ones should wait
+            for it. ``None`` on other workers, and where there is no ``update``.
         recovery: How the workers restart together. ``None`` where no worker waits for another.
         updates_ahead: int64 [workers]: the number of future updates to which each worker has already contributed. The
             others wait for workers that have 0. ``None`` where no worker waits for another.
@@ -127,6 +130,7 @@ class Step:
     fence: Fence | None = None
     update: Operation | None = None
     update_starts: Sequence[Operation] = ()
+    hold: Callable[[Sequence[Operation]], Operation] | None = None
     recovery: SyncRecovery | None = None
     updates_ahead: Tensor | None = None
     ended: Tensor | None = None

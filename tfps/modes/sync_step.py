@@ -30,19 +30,22 @@ still in flight are dropped as stale. Gradients that have arrived are cleared, a
 the current step again. A PS may not know yet that a worker is lost, and still have its requests pending. These get
 tokens and gradients of zeros. An update of another generation than that of the PS fails before it changes anything.
 
-An update starts on all PS or on none, when each has all its means. After that it needs only the chief, which lets it
-finish after all workers have interrupted their steps. If the chief itself is lost in the middle of an update
-(``partially_applied``), the variables belong to two steps and cannot be used.
+An update starts on all PS or on none, when each has all its means, and the model's own changes are made that an update
+uses (``meeting``). After that it needs only the chief, which lets it finish after all workers have interrupted their
+steps. If the chief itself is lost in the middle of an update (``partially_applied``), the variables belong to two steps
+and cannot be used.
 """
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.accumulators import MeanAccumulator, accumulate, values_of
 from tfps.modes.base import Copy, ModeContext, Step, SyncRecovery
+from tfps.modes.meeting import Meeting
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
 
 _BASE = 1 << 40  # more than the steps of any job
@@ -65,24 +68,28 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         stamped = stamp.read_value()
     accumulators = accumulate(_gradients(optimizer, loss), stamped, num_workers)
     generation = tf.placeholder(tf.int64, [], name="tfps/present_generation")
-    starts, means = _start_together(accumulators, generation)
+    complete, starts, means = _start_together(accumulators, generation)
     with tf.device(global_step.device):
+        is_right = functools.partial(_check, starts[0].generation, generation)
+        meeting = Meeting(complete, [start.start for start in starts], is_right)
         tokens = _Tokens(global_step, num_workers)
         update = tokens.hand_out(optimizer.apply_gradients(means, global_step))
         pushed = [_number(f"tfps/pushed_{index}") for index in range(num_workers)]
         token = tokens.take(worker, pushed[worker], [each.push for each in accumulators])
         taken = stamp.assign(token + base, read_value=False)
+        queues = [*tokens.queues, *meeting.queues]
         return Step(
             train_op=taken,
             draw=tokens.expected,
             draw_after=functools.partial(_tokens_from, token),
-            give_back=tokens.close,
+            give_back=functools.partial(_close, queues),
             worker_init=_worker_init(global_step, base, stamp, pushed[worker]),
             chief_init=_chief_init(global_step, base, generation, starts, accumulators),
             read_barrier=(taken,),
             update=update,
             update_starts=[start.start for start in starts],
-            recovery=_recovery(global_step, generation, starts, accumulators, tokens),
+            hold=functools.partial(meeting.hold, token.op) if context.task.is_chief else None,
+            recovery=_recovery(global_step, generation, starts, accumulators, queues),
             ended=tokens.are_closed() | (global_step.read_value() >= context.config.max_steps),
             updates_ahead=tf.stack([number.read_value() for number in pushed]) - global_step,
         )
@@ -153,10 +160,11 @@ class _Tokens:
         """Return whether one worker's input has ended."""
         return tf.reduce_any(tf.stack([queue.is_closed() for queue in self.queues]))
 
-    def close(self, count: int) -> Operation:
-        """Wake the other workers when one worker's input has ended: no mean is possible without that worker."""
-        del count
-        return tf.group(*(queue.close(cancel_pending_enqueues=True) for queue in self.queues))
+
+def _close(queues: Sequence[Any], count: int) -> Operation:
+    """Wake the other workers when one worker's input has ended: no mean is possible without that worker."""
+    del count
+    return tf.group(*(queue.close(cancel_pending_enqueues=True) for queue in queues))
 
 
 def _chief_init(
@@ -181,16 +189,16 @@ def _recovery(
     generation: Tensor,
     starts: Sequence["_Start"],
     accumulators: Sequence[MeanAccumulator],
-    tokens: _Tokens,
+    queues: Sequence[Any],
 ) -> SyncRecovery:
-    held = [each.accumulator.num_accumulated() for each in accumulators] + [queue.size() for queue in tokens.queues]
+    held = [each.accumulator.num_accumulated() for each in accumulators] + [queue.size() for queue in queues]
     started = tf.stack([start.count.read_value() for start in starts])
     return SyncRecovery(
         generation=generation,
         counts=tf.stack([tf.cast(count, tf.int64) for count in held]),
-        unblock=[each.unblock for each in accumulators] + [queue.enqueue(global_step) for queue in tokens.queues],
-        unblock_count=len(tokens.queues),
-        clear=[each.drop for each in accumulators] + [queue.dequeue().op for queue in tokens.queues],
+        unblock=[each.unblock for each in accumulators] + [queue.enqueue(global_step) for queue in queues],
+        unblock_count=len(queues),
+        clear=[each.drop for each in accumulators] + [queue.dequeue().op for queue in queues],
         partially_applied=tf.reduce_any(tf.not_equal(started, global_step)),
     )
 
@@ -212,7 +220,7 @@ class _Start:
 
 def _start_together(
     accumulators: Sequence[MeanAccumulator], generation: Tensor
-) -> tuple[Sequence[_Start], Sequence[tuple[Gradient, Variable]]]:
+) -> tuple[Sequence[Operation], Sequence[_Start], Sequence[tuple[Gradient, Variable]]]:
     """Start an update on all PS or on none: when each has all its means and is in the generation of the update.
 
     Each PS notifies every other PS when its means are complete, so nothing waits for more than one message of each::
@@ -222,7 +230,8 @@ def _start_together(
         ps/1:  means complete, generation right --'   '--> started[1] += 1 --> means of ps/1 are applied
 
     Returns:
-        How an update starts on each PS, and the means of a started update with their variables.
+        The operations that end when all means are complete, how an update starts on each PS, and the means of a started
+        update with their variables.
     """
     by_ps: dict[str, list[MeanAccumulator]] = {}
     for each in sorted(accumulators, key=lambda each: str(each.variable.device)):
@@ -233,8 +242,7 @@ def _start_together(
         with tf.device(device):
             generations.append(_number(f"tfps/begun_in_generation_{len(generations)}"))
             with tf.control_dependencies([values_of(each.mean) for each in own]):
-                is_right = tf.equal(generations[-1].read_value(), generation)
-            complete.append(tf.raw_ops.Assert(condition=is_right, data=[_OVER]))
+                complete.append(_check(generations[-1], generation))
     starts: list[_Start] = []
     means: list[tuple[Gradient, Variable]] = []
     for device, own in by_ps.items():
@@ -244,7 +252,13 @@ def _start_together(
                 starts.append(_Start(generations[len(starts)], count, count.assign_add(1, read_value=False)))
             with tf.control_dependencies([starts[-1].start]):
                 means += [(_copied(each.mean), each.variable) for each in own]
-    return starts, means
+    return complete, starts, means
+
+
+def _check(of_ps: Variable, generation: Tensor) -> Operation:
+    """Return an operation that fails if an update is not of the generation that a PS is in."""
+    with tf.device(of_ps.device):
+        return tf.raw_ops.Assert(condition=tf.equal(of_ps.read_value(), generation), data=[_OVER])
 
 
 def _copied(mean: Gradient) -> Gradient:

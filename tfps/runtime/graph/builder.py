@@ -170,9 +170,9 @@ def _backward(job: TrainJob, forward: Forward) -> _Backward:
             job.model, lambda: job.mode.build_step(optimizer, forward.spec.loss, forward.global_step, context)
         )
         made = [op for op in graph.get_operations() if op not in known]
-        model_updates.put_before(graph, updates, made, optimizer.gates, optimizer.updated, step.update)
+        certain = model_updates.put_before(graph, updates, made, optimizer.gates, optimizer.updated, step)
         # A mean may never be made: an input has ended, or a worker is lost and all take the step again.
-        applied = [step.train_op] if job.mode.is_blocking else []
+        applied = [*certain, step.train_op] if job.mode.is_blocking else []
         model_updates.put_after(graph, updates, [*optimizer.checks, *applied])
         step = _with_updates(step, updates) if updates else step
         next_ticket = step.draw_after(1, lambda op: op)

@@ -100,7 +100,8 @@ def build(job: TrainJob, graph: Graph) -> Forward:
         source = inputs.input_of(model, ModeKeys.TRAIN, config, task.device, workers, task.index, params)
         iterator, batches, batch = source
         known = set(graph.get_operations())
-        seeded = model_calls.seeded(_seed(config, task))  # after the input, which must be the same on all workers
+        # After the input, which must be the same on all workers.
+        seeded = model_calls.seeded(config.seed, _seed(config, task))
         with seeded, exclusive_updates.of_model():
             spec, read = model_calls.training_spec(model, config, *batch)
         own = {saved_name(variable) for variable in tf.global_variables()}

@@ -155,14 +155,19 @@ def _check_used(model: Model, config: JobConfig, asked: Container[str]) -> None:
 
 
 @contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int, own: int) -> Iterator[None]:
     """Make the operations created inside draw the same numbers in each run.
 
     Keras draws the seeds of initial weights from Python's random numbers. Their state is restored afterwards.
+
+    Args:
+        seed: The seed of Python's random numbers: what a model draws there, such as an order of its features, is part
+            of the model.
+        own: The seed of the graph, which each worker has its own of.
     """
     before = random.getstate()
     random.seed(seed)
-    tf.set_random_seed(seed)
+    tf.set_random_seed(own)
     try:
         yield
     finally:

@@ -17,12 +17,12 @@ from support.processes import POWERS, summary
 
 import tfps
 from tfps.cli import evaluate
-from tfps.cluster.spec import Cluster
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, DataError, ModelError
 from tfps.models import params as model_params
 from tfps.runtime.coordination.compatibility import digest
-from tfps.runtime.graph import model_calls, model_check, plan, serving
+from tfps.runtime.graph import builder, model_calls, model_check, plan, serving
 from tfps.runtime.results import evaluation, export
 
 pytestmark = pytest.mark.slow
@@ -321,9 +321,25 @@ def test_the_seed_is_that_of_keras_weights_too(tmp_path: Path) -> None:
 def test_a_seed_leaves_pythons_random_numbers_as_they_are() -> None:
     """What a program draws elsewhere goes on as before."""
     random.seed(7)
-    with tf.Graph().as_default(), model_calls.seeded(5):
+    with tf.Graph().as_default(), model_calls.seeded(5, 6):
         assert random.random() == random.Random(5).random()
     assert random.random() == random.Random(7).random()
+
+
+def test_all_workers_draw_the_same_from_python() -> None:
+    """What ``model_fn`` draws with ``random`` is a part of the model; the graph's own seed differs."""
+    drawn = []
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        drawn.append((random.random(), tf.get_default_graph().seed))
+        return keras(aux=False)(features, labels, mode, params)
+
+    for index in range(2):
+        builder.training(
+            JobConfig(), Cluster(("p:1",), ("w:1", "w:2")), Task("worker", index), model_of(ones, model_fn)
+        )
+    assert drawn[0][0] == drawn[1][0]
+    assert drawn[0][1] != drawn[1][1]
 
 
 def test_keras_layers_that_have_one_name_are_refused() -> None:

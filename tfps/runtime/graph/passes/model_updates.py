@@ -15,6 +15,7 @@ The pass only adds control edges (``==>``) and checks::
 
     before          update                                   gradients --> gates --> apply
     put_before      update ==> readers, gates --> apply      where one would see the change of the other
+                    in sync: mean there ==> update ==> apply, unless a gradient sees the change
     put_after       checks of loss and gradients ==> update  unless these need the update; in sync also
                     mean applied ==> update
     check           worker: value --> CheckNumerics ==> Identity(value) --> PS: update
@@ -24,6 +25,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
+from tfps.modes.base import Step
 from tfps.runtime.graph.graph_editor import (
     add_control_inputs,
     can_wait,
@@ -86,8 +88,8 @@ def put_before(
     made: Sequence[Operation],
     gates: Sequence[Operation],
     trained: Sequence[Variable],
-    apart: Operation | None,
-) -> None:
+    step: Step,
+) -> Sequence[Operation]:
     """Make a model's own updates end before the work of its optimizer, where one would see the other.
 
     This is the effect of ``with tf.control_dependencies(update_ops): optimizer.minimize(...)``. But nothing waits for
@@ -102,22 +104,30 @@ def put_before(
         made: The operations with which the optimizer computes and applies gradients.
         gates: Operations among ``made`` that return the gradients. All operations that apply them wait for these.
         trained: The model's variables that the optimizer changes: in ``made``, packed ones have another name.
-        apart: The operation that applies gradients in a separate run on the chief; ``None`` if the step does.
+        step: The step. It may apply gradients in a separate run on the chief, which then waits for the updates.
+
+    Returns:
+        Operations for which the updates should wait, beside others, with ``put_after``.
     """
     lasting = side_effects.Lasting(graph)
     uses = {op: found for op in made if (found := {lasting.origin(h) for h in op.inputs if is_handle(h)})}
     changed = {variable.op for variable in trained}.union(*(uses[op] for op in uses if side_effects.changes(op)))
     of_gradients = set(ancestors(gates))
-    elsewhere = set() if apart is None else set(ancestors([apart])) - of_gradients
+    elsewhere = set() if step.update is None else set(ancestors([step.update])) - of_gradients
+    between = []
     for update in filter(is_in_every_step, updates):
         own = ancestors([update])
         changes = {lasting.origin(handle) for op in own for handle in lasting.changed(op)}
         seen = {lasting.origin(h) for op in own if op not in of_gradients for h in op.inputs if is_handle(h)}
         readers = [op for op, found in uses.items() if not found.isdisjoint(changes)]
         late = gates if readers or not seen.isdisjoint(changed) else []
+        if late and step.hold and of_gradients.isdisjoint([update, *readers]):
+            between.append(update)
+            late = []
         for op in dict.fromkeys([*late, *(op for op in readers if op not in elsewhere)]):
             if op not in own and can_wait(op):
                 add_control_inputs(op, [update])
+    return [step.hold(between)] if step.hold and between else []
 
 
 def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Operation]) -> None:

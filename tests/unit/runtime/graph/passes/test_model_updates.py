@@ -83,6 +83,39 @@ def test_update_ops_wait_for_the_mean(tmp_path: Path, flags: dict[str, Any]) -> 
     assert values["count"] == values["total"] == values["global_step"] == STEPS // 2
 
 
+def more_for_the_chief(mode: str, params: Any, context: Any) -> Any:
+    """Be an ``input_fn`` that gives the chief 12 batches more than the 20 of the others."""
+    return None if mode == "eval" else dataset_of(np.ones(20 if context.input_pipeline_id else 32, np.float32))
+
+
+def seen_by_the_optimizer(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose UPDATE_OPS halve a rate and a weight, add a batch to a rate's divisor, and sum up a weight."""
+    weight, halved = scalar("weight", True), tf.get_variable("halved", [], initializer=tf.ones_initializer())
+    made = {"initializer": tf.ones_initializer(), "trainable": False}
+    rate, divisor = tf.get_variable("rate", [], **made), tf.get_variable("divisor", [], **made)
+    summed = scalar("summed")
+    with tf.control_dependencies([scalar("count").assign_add(1.0)]):
+        divided = divisor.assign_add(features["x"])
+    for update in (rate.assign(rate * 0.5), halved.assign(halved * 0.5), divided, summed.assign_add(weight)):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    optimizer = tf.train.GradientDescentOptimizer(lambda: rate + 0.0 * divisor)
+    return tfps.ModelSpec(loss=weight + 0.0 * halved * features["x"], optimizer=optimizer)
+
+
+@pytest.mark.parametrize(("num_ps", "flags"), [(1, {}), (2, UNROLLED), (2, PLAIN)])
+def test_what_an_optimizer_sees_is_changed_between_the_mean_and_its_update(
+    tmp_path: Path, num_ps: int, flags: dict[str, Any]
+) -> None:
+    """Not for a step of which no mean is made, and yet before the update: the first one has half the rate."""
+    flags = {"mode": "sync", "model_dir": str(tmp_path), "max_steps": STEPS, **flags}
+    train(model_of(more_for_the_chief, seen_by_the_optimizer), num_ps, 2, **flags)
+    values = variables_of(tmp_path)
+    assert values["rate"] == values["halved"] == 2.0**-20
+    assert values["weight"] == 2.0**-20 - 1
+    assert values["divisor"] - 1 == values["count"] == values["global_step"] == 20
+    assert values["summed"] == pytest.approx(sum(2.0**-step - 1 for step in range(20)), rel=1e-6)
+
+
 def indexed(mode: str, params: Any, context: Any) -> Any:
     """Be an ``input_fn`` that gives each worker its own index."""
     return None if mode == "eval" else dataset_of(np.float32([context.input_pipeline_id])).repeat()
