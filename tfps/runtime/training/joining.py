@@ -101,7 +101,7 @@ class Joining:
             self._task,
             self._config.patience_secs,
             lambda: self._stop.error,
-            lambda: has_ended(self._config),
+            lambda: has_ended(self._config, self._cluster),
             self._parts.reader.was_here,
         )
 
