@@ -1,5 +1,6 @@
 """``tfps submit``: submit a job to a platform."""
 
+import os
 import re
 import sys
 import time
@@ -135,9 +136,13 @@ def _with_absolute_paths(asked: JobConfig, name: str) -> JobConfig:
 
 
 def _name(model: str) -> str:
-    """Return a job name made of the model's name and the time."""
-    plain = re.sub("[^a-z0-9]+", "-", stem_of(model).lower()).strip("-")[:20].rstrip("-")
-    return f"{plain if plain[:1].isalpha() else f'job-{plain}'.rstrip('-')}-{time.strftime('%m%d-%H%M%S')}"
+    """Return a job name of up to 40 characters, made of the model's name, the time and this process's id.
+
+    The id tells apart the jobs of one second: where no ``--model_dir`` is given, it is named after the job.
+    """
+    plain = re.sub("[^a-z0-9]+", "-", stem_of(model).lower()).strip("-")
+    stem = (plain if plain[:1].isalpha() else f"job-{plain}")[:20].rstrip("-")
+    return f"{stem}-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}"
 
 
 COMMAND = Command(

@@ -1,6 +1,7 @@
 """``tfps submit``, ``status``, ``logs`` and ``cancel``, as far as they are the same for every platform."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,12 +109,16 @@ def test_handles_that_are_none(verb: str, capsys: pytest.CaptureFixture[str]) ->
     [("mnist", "mnist"), ("My_Model.py", "my-model"), ("9lives.py", "job-9lives"), ("a.b.c", "c"), ("é.py", "job")],
 )
 def test_a_job_has_a_name_that_every_platform_takes(tmp_path: Path, model: str, name: str, monkeypatch: Any) -> None:
-    """Without ``--name`` it is the model's and the time."""
+    """Without ``--name`` it is the model's, the time and the process's: no two jobs of one second share it."""
     from tfps.cli import submit  # noqa: PLC0415
 
+    monkeypatch.setattr(time, "strftime", lambda _: "1126-213000")
     made = submit._name(model)
-    assert made.startswith(f"{name}-")
-    FLAGS["name"].convert(made)
+    assert made == f"{name}-1126-213000-{os.getpid()}"
+    monkeypatch.setattr(os, "getpid", lambda: 4_194_303)  # the largest on Linux
+    assert submit._name(model) != made
+    FLAGS["name"].convert(submit._name(model))
+    FLAGS["name"].convert(submit._name(f"{'9lives-' * 9}.py"))
 
 
 def test_relative_paths_hold_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

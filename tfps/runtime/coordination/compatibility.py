@@ -12,8 +12,8 @@ have many names, and ``probe`` has already checked which task is where. Options 
 terms either: paths, batch sizes, how often to save and to report.
 
 A restarted chief finds its own mark on the PS (``job_state``). So does the chief of a new job that meets the PS of an
-old one. But it comes from another ``--model_dir``, or from one that has seen another run since: ``job.json`` there
-holds a run's id, and so does the PS. Does not import TensorFlow.
+old one. But it comes from another ``--model_dir``, or from one that was emptied or has seen another run since:
+``job.json`` there holds a run's id, and so does the PS. Does not import TensorFlow.
 """
 
 import contextlib
@@ -169,30 +169,33 @@ def new_run(model_dir: str | None, step: int = 0) -> dict[str, Any]:
     return {"id": uuid.uuid4().hex, "model_dir": place, "step": step, "began": process_identity.moment()}
 
 
-def check_run(model_dir: str | None, identity: str, server: str) -> None:
+def check_run(model_dir: str | None, identity: str, server: str, has_run: bool = True) -> None:
     """Check that the variables on the PS belong to the run that a chief continues.
 
     Args:
-        model_dir: The chief's directory. Without one, nothing can be checked; without its ``job.json``, only its path.
+        model_dir: The chief's directory. Without its ``job.json``, only its path is compared.
         identity: The identity that the run's chief stored on the PS, as JSON; may be empty.
         server: The PS, as named in the message.
+        has_run: Whether the directory may hold a run; one that was emptied is for a new run.
 
     Raises:
         ConfigError: If they belong to another run.
     """
-    if not identity or not model_dir:
+    if not identity:
         return
     there = json.loads(identity)
-    here = _run_in(JobDirectory(model_dir).job) or there["id"]
-    if there["model_dir"] != os.path.abspath(model_dir):
+    place = os.path.abspath(model_dir) if model_dir else ""
+    if there["model_dir"] != place:
         why = f"with --model_dir={there['model_dir'] or 'none'}"
-    elif here != there["id"]:
+    elif place and not has_run:
+        why = "of which nothing is left there"
+    elif place and (_run_in(JobDirectory(place).job) or there["id"]) != there["id"]:
         why = "which started before this one"
     else:
         return
     raise ConfigError(
-        f"--model_dir={model_dir}: {server} belongs to another run, {why}: end the PS and restart them"
-        + (", or give that directory." if there["model_dir"] not in ("", os.path.abspath(model_dir)) else ".")
+        f"--model_dir={model_dir or 'none'}: {server} belongs to another run, {why}: end the PS and restart them"
+        + (", or give that directory." if there["model_dir"] not in ("", place) else ".")
     )
 
 

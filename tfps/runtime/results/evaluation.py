@@ -139,7 +139,7 @@ def follow(
     last: str | None = None
     silence = _Silence(cluster, config.patience_secs)
     while True:
-        over = has_ended_since(config, began, is_left=silence.is_long)
+        over = has_ended_since(config, began, cluster, is_left=silence.is_long)
         path = finder.newest()
         if path and path != last:
             last = path

@@ -11,6 +11,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,9 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster import rendezvous
 from tfps.cluster.spec import Task
+from tfps.config.launch_protocol import STARTED_AGAIN
 from tfps.errors import ClusterFormError, PeerLostError
+from tfps.runtime.checkpoint import job_record
 from tfps.runtime.checkpoint.job_end import has_ended
 from tfps.runtime.checkpoint.ownership import check_launch
 from tfps.runtime.coordination import compatibility
@@ -98,7 +101,7 @@ class Joining:
             self._task,
             self._config.patience_secs,
             lambda: self._stop.error,
-            lambda: has_ended(self._config),
+            lambda: has_ended(self._config, self._cluster),
             self._parts.reader.was_here,
         )
 
@@ -148,11 +151,18 @@ class Joining:
         return is_again
 
     def _check_run(self, session: Session) -> None:
-        """Check that the run whose variables the PS hold is the one of ``--model_dir``."""
-        first = Task("ps", 0)
-        model_dir = None if self._is_new_dir else self._config.model_dir
+        """Check that the run whose variables the PS hold is the one of ``--model_dir``.
+
+        A chief whose launcher has started it again belongs to that run, also if its directory is new or was emptied.
+        """
+        first, model_dir = Task("ps", 0), self._config.model_dir
+        is_restart = STARTED_AGAIN in os.environ
+        if is_restart and self._is_new_dir:
+            return
         check_launch(model_dir)
-        compatibility.check_run(model_dir, self._state.run(session), f"{first} ({self._cluster.address(first)})")
+        has_run = is_restart or not model_dir or job_record.has_run(model_dir)
+        server = f"{first} ({self._cluster.address(first)})"
+        compatibility.check_run(model_dir, self._state.run(session), server, has_run)
 
     def _request_restart(self, session: Session) -> None:
         """Ask the others to restart, unless they are done: they wait for what this worker held when it was lost.

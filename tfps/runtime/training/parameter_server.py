@@ -56,7 +56,7 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) ->
             return failed
         return stop.error
 
-    if rendezvous.wait_for_peers(cluster, task, config.patience_secs, stopping, lambda: has_ended(config)):
+    if rendezvous.wait_for_peers(cluster, task, config.patience_secs, stopping, lambda: has_ended(config, cluster)):
         log.info("training: serving %s", plural(cluster.num_workers, "worker"))
         _until_done(read, cluster, task, config, stop)
     log.info("done")

@@ -11,13 +11,14 @@ from support.checkpoints import unreadable
 from support.cluster import LINEAR, dataset_of, linear, model_of, train
 from support.processes import summary
 
+from tfps.cluster.spec import Cluster
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError
 from tfps.launchers.local import task_process
 from tfps.runtime.checkpoint import job_end
 from tfps.runtime.process import process_identity
 from tfps.runtime.training import joining, worker
-from tfps.summary import JobSummary
+from tfps.summary import ChiefReport, JobSummary
 
 
 def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> None:
@@ -63,6 +64,29 @@ def test_a_job_with_steps_left_has_ended_only_for_those_who_were_there(
     assert worker.__name__ in task_process.PRELOAD, "so all processes of a task have the same start"
     loaded = f"{process_identity.__name__!r} in sys.modules and 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", f"import sys, tfps.cli.run; assert {loaded}"], check=True)
+
+
+@pytest.mark.parametrize(("global_step", "ended"), [(2, False), (3, True)])
+def test_the_end_of_a_job_at_other_addresses_ends_no_task_that_has_steps_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, global_step: int, ended: bool
+) -> None:
+    """A job that is started in the same directory before the one there ends waits for it, and then resumes."""
+    monkeypatch.setattr(job_end, "_is_intact", lambda *_: True)
+    config, here = JobConfig(model_dir=str(tmp_path), max_steps=3), Cluster(("a:1",), ("a:2", "a:3"))
+    (tmp_path / f"model.ckpt-{global_step}.index").touch()
+    JobSummary(
+        status="done",
+        global_step=global_step,
+        max_steps=3,
+        checkpoint=str(tmp_path / f"model.ckpt-{global_step}"),
+        chief=ChiefReport(hosts=("a:1", "a:2", "a:3")),
+    ).write(tmp_path / "summary.json")
+    assert job_end.has_ended(config, here)
+    assert job_end.has_ended_since(config, 0.0, here)
+    elsewhere = Cluster(("b:1",), ("b:2", "b:3"))
+    assert job_end.has_ended(config, elsewhere) is ended
+    assert job_end.has_ended_since(config, 0.0, elsewhere) is ended
+    assert job_end.has_ended_since(config, 0.0, elsewhere, is_left=True)
 
 
 def test_a_summary_that_cannot_be_read_now_ends_no_task(tmp_path: Path) -> None:

@@ -6,22 +6,36 @@ import json
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.cluster import cluster_of, dataset_of, linear, model_of, session_config, shared_servers, target_of
+from support.cluster import (
+    cluster_of,
+    dataset_of,
+    job,
+    linear,
+    model_of,
+    session_config,
+    shared_servers,
+    target_of,
+    variables_of,
+    wait_until,
+)
 from support.listeners import Speaker
-from support.processes import Process, processes
+from support.processes import Process, processes, summary
 
 import tfps
 from tfps.cluster import rendezvous
 from tfps.cluster.ports import held_ports
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.errors import ConfigError, PeerLostError
+from tfps.errors import ConfigError, PeerLostError, StoppedError
+from tfps.runtime import task as runtime_task
+from tfps.runtime.checkpoint.directory import list_checkpoints, step_in
 from tfps.runtime.coordination import compatibility, job_state
 from tfps.runtime.coordination.job_state import Phase, WorkerTotals
 from tfps.runtime.process.shutdown import StopRequest
@@ -245,8 +259,8 @@ def test_the_ps_of_another_run_are_refused(tmp_path: Path) -> None:
     compatibility.check_run(str(here), reported, "ps/0 (h:1)")
     write_json(here / "job.json", {"model": "linear", "run": run["id"]})
     compatibility.check_run(str(here), reported, "ps/0 (h:1)")
-    for unknown in ((None, reported), (str(here), "")):
-        compatibility.check_run(*unknown, "ps/0 (h:1)")
+    compatibility.check_run(str(here), "", "ps/0 (h:1)")
+    compatibility.check_run(None, json.dumps(compatibility.new_run(None)), "ps/0 (h:1)")
     with pytest.raises(ConfigError) as caught:
         compatibility.check_run(str(there), reported, "ps/0 (h:1)")
     assert str(caught.value) == (
@@ -256,3 +270,60 @@ def test_the_ps_of_another_run_are_refused(tmp_path: Path) -> None:
     write_json(here / "job.json", {"model": "linear", "run": compatibility.new_run(str(here))["id"]})
     with pytest.raises(ConfigError, match=r"to another run, which started before this one: end the PS and restart"):
         compatibility.check_run(str(here), reported, "ps/0 (h:1)")
+
+
+def test_a_directory_that_was_emptied_is_not_of_the_run_on_the_ps(tmp_path: Path) -> None:
+    """Its chief means to start from step 0; so does one without any directory, for a run that has one."""
+    reported = json.dumps(compatibility.new_run(str(tmp_path)))
+    with pytest.raises(ConfigError) as caught:
+        compatibility.check_run(str(tmp_path), reported, "ps/0 (h:1)", has_run=False)
+    assert str(caught.value) == (
+        f"--model_dir={tmp_path}: ps/0 (h:1) belongs to another run, of which nothing is left there: end the PS and "
+        "restart them."
+    )
+    with pytest.raises(ConfigError, match=f"--model_dir=none: ps/0 .* with --model_dir={tmp_path}: .* directory"):
+        compatibility.check_run(None, reported, "ps/0 (h:1)")
+
+
+@pytest.mark.slow
+def test_the_ps_that_outlive_a_run_give_its_variables_to_no_new_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chief with a new directory, or an emptied one, is refused; one that its launcher started again goes on."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    ones = model_of(lambda mode, *_: None if mode == "eval" else dataset_of(np.float32([1])).repeat(), linear)
+    with job(ones, 1, 1, max_steps=100_000, model_dir=str(old), save_checkpoint_secs=0.2) as running:
+        wait_until(lambda: _saved_step(old) > 0)
+        running.stop("worker/0")
+        wait_until(lambda: "worker/0" in running.ended)
+        stopped_at = summary(old)["global_step"]
+
+        def begin(model_dir: Path, is_new_dir: bool, stop: StopRequest) -> None:
+            config = JobConfig(max_steps=100_000, model_dir=str(model_dir), save_checkpoint_secs=0.2)
+            runtime_task._worker(config, cluster_of(1, 1), Task("worker", 0), stop, is_new_dir)
+
+        with pytest.raises(ConfigError, match=rf"ps/0 .* belongs to another run, with --model_dir={old}"):
+            begin(new, True, StopRequest())
+        old.rename(tmp_path / "away")
+        with pytest.raises(ConfigError, match=r"ps/0 .* belongs to another run, of which nothing is left there"):
+            begin(old, False, StopRequest())
+        monkeypatch.setenv("TFPS_STARTED_AGAIN", "1")
+        stop = StopRequest()
+        stops = threading.Thread(target=lambda: _stop_when(lambda: _saved_step(new) > stopped_at, stop))
+        stops.start()
+        with pytest.raises(StoppedError):
+            begin(new, True, stop)
+        stops.join()
+    reported, saved = summary(new), variables_of(new)
+    assert reported["resumed_from_step"] == 0
+    assert reported["global_step"] > stopped_at > 0
+    assert saved["weight"] == -saved["global_step"] == -reported["global_step"], "no update is lost or repeated"
+
+
+def _saved_step(model_dir: Path) -> int:
+    return max(map(step_in, list_checkpoints(str(model_dir))), default=0)
+
+
+def _stop_when(condition: Callable[[], bool], stop: StopRequest) -> None:
+    wait_until(condition)
+    stop.request(StoppedError("stopped by SIGTERM"))
