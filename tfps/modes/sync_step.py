@@ -60,8 +60,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
     Raises:
         ValueError: If the loss depends on no variable.
     """
-    worker = context.task.index
-    num_workers = context.cluster.num_workers
+    worker, num_workers = context.task.index, context.cluster.num_workers
     with tf.device(global_step.device):
         base = _number("tfps/base")
         stamp = _number(f"tfps/stamp_{worker}")
@@ -70,8 +69,8 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
     generation = tf.placeholder(tf.int64, [], name="tfps/present_generation")
     complete, starts, means = _start_together(accumulators, generation)
     with tf.device(global_step.device):
-        is_right = functools.partial(_check, starts[0].generation, generation)
-        meeting = Meeting(complete, [start.start for start in starts], is_right)
+        starting = [start.start for start in starts]
+        meeting = Meeting(complete, starting, functools.partial(_check, starts[0].generation, generation))
         tokens = _Tokens(global_step, num_workers)
         update = tokens.hand_out(optimizer.apply_gradients(means, global_step))
         pushed = [_number(f"tfps/pushed_{index}") for index in range(num_workers)]
@@ -87,7 +86,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
             chief_init=_chief_init(global_step, base, generation, starts, accumulators),
             read_barrier=(taken,),
             update=update,
-            update_starts=[start.start for start in starts],
+            update_starts=starting,
             hold=functools.partial(meeting.hold, token.op) if context.task.is_chief else None,
             recovery=_recovery(global_step, generation, starts, accumulators, queues),
             ended=tokens.are_closed() | (global_step.read_value() >= context.config.max_steps),

@@ -13,7 +13,7 @@ The passes run in this order:
 7. ``Packing`` and ``nan_guard`` wrap the optimizer before the mode uses it: packing inside, so that checks see few
    gradients.
 8. The mode builds the step: gradients, their way to the PS, tickets.
-9. ``model_updates.put_before`` and ``put_after`` need the gates and checks of the gradients. ``put_after`` is second,
+9. ``update_order.put_before`` and ``put_after`` need the gates and checks of the gradients. ``put_after`` is second,
    because it excludes what the gradients now wait for. ``with_late_summaries`` needs the checks, too.
 10. ``place_unplaced_ops`` gives each operation a device. The passes after it ask on which task an operation runs.
 11. ``Packing.use_packed_reads`` changes which variables a step reads, and thus what crosses the wire.
@@ -50,6 +50,7 @@ from tfps.runtime.graph.passes import (
     keras_variables,
     model_updates,
     nan_guard,
+    update_order,
     wire_packing,
 )
 from tfps.runtime.graph.passes.snapshot import Place, saved_name
@@ -170,10 +171,10 @@ def _backward(job: TrainJob, forward: Forward) -> _Backward:
             job.model, lambda: job.mode.build_step(optimizer, forward.spec.loss, forward.global_step, context)
         )
         made = [op for op in graph.get_operations() if op not in known]
-        certain = model_updates.put_before(graph, updates, made, optimizer.gates, optimizer.updated, step)
+        certain = update_order.put_before(graph, updates, made, optimizer.gates, optimizer.updated, step)
         # A mean may never be made: an input has ended, or a worker is lost and all take the step again.
         applied = [*certain, step.train_op] if job.mode.is_blocking else []
-        model_updates.put_after(graph, updates, [*optimizer.checks, *applied])
+        update_order.put_after(graph, updates, [*optimizer.checks, *applied])
         step = _with_updates(step, updates) if updates else step
         next_ticket = step.draw_after(1, lambda op: op)
         function_calls.order_inputs(graph)

@@ -1,0 +1,123 @@
+"""The order of a model's own updates (``model_updates``) and what an optimizer and a mode do in the same step.
+
+The pass only adds control edges (``==>``)::
+
+    before          update                                   gradients --> gates --> apply
+    put_before      update ==> readers, gates --> apply      where one would see the change of the other
+                    in sync: mean there ==> update ==> apply, unless a gradient sees the change
+    put_after       checks of loss and gradients ==> update  unless these need the update; in sync also
+                    mean applied ==> update
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from tfps.modes.base import Step
+from tfps.runtime.graph.graph_editor import add_control_inputs, can_wait, is_handle, is_in_every_step
+from tfps.runtime.graph.passes import side_effects
+from tfps.runtime.graph.placement import ancestors
+from tfps.tf_types import Graph, Operation, Variable
+
+
+def put_before(
+    graph: Graph,
+    updates: Sequence[Operation],
+    made: Sequence[Operation],
+    gates: Sequence[Operation],
+    trained: Sequence[Variable],
+    step: Step,
+) -> Sequence[Operation]:
+    """Make a model's own updates end before the work of its optimizer, where one would see the other.
+
+    This is the effect of ``with tf.control_dependencies(update_ops): optimizer.minimize(...)``. But nothing waits for
+    an update that is unrelated to the optimizer, such as the averages of batch norm. Without the edges, a clipped
+    weight could be read before an update of the optimizer and written after it, which would lose that update. A
+    learning rate could be the previous one. Nothing can wait for what a layer changes in a branch of ``tf.cond``: where
+    the branch is not taken, nothing after it would run.
+
+    Args:
+        graph: The training graph.
+        updates: The result of ``model_updates.of_step``.
+        made: The operations with which the optimizer computes and applies gradients.
+        gates: Operations among ``made`` that return the gradients. All operations that apply them wait for these.
+        trained: The model's variables that the optimizer changes: in ``made``, packed ones have another name.
+        step: The step. It may apply gradients in a separate run on the chief, which then waits for the updates.
+
+    Returns:
+        Operations for which the updates should wait, beside others, with ``put_after``.
+    """
+    lasting, between = side_effects.Lasting(graph), []
+    uses = {op: found for op in made if (found := {lasting.origin(h) for h in op.inputs if is_handle(h)})}
+    changed = {variable.op for variable in trained}.union(*(uses[op] for op in uses if side_effects.changes(op)))
+    of_gradients = set(ancestors(gates))
+    elsewhere = set() if step.update is None else set(ancestors([step.update])) - of_gradients
+    for update in filter(is_in_every_step, updates):
+        readers, seen = _met(lasting, update, uses, of_gradients)
+        is_late = bool(readers) or not seen.isdisjoint(changed)
+        is_between = is_late and step.hold is not None and of_gradients.isdisjoint([update, *readers])
+        between += [update] if is_between else []
+        late = gates if is_late and not is_between else []
+        _let_wait([*late, *(op for op in readers if op not in elsewhere)], update)
+    return [step.hold(between)] if step.hold and between else []
+
+
+def _met(
+    lasting: side_effects.Lasting,
+    update: Operation,
+    uses: Mapping[Operation, Collection[Operation]],
+    of_gradients: Collection[Operation],
+) -> tuple[Sequence[Operation], set[Operation]]:
+    """Return which of the optimizer's operations use what an update changes, and what the update itself uses."""
+    own = ancestors([update])
+    changes = {lasting.origin(handle) for op in own for handle in lasting.changed(op)}
+    seen = {lasting.origin(h) for op in own if op not in of_gradients for h in op.inputs if is_handle(h)}
+    return [op for op, found in uses.items() if not changes.isdisjoint(found)], seen
+
+
+def _let_wait(ops: Sequence[Operation], update: Operation) -> None:
+    """Make operations wait for an update, unless it waits for them."""
+    own = ancestors([update])
+    for op in dict.fromkeys(ops):
+        if op not in own and can_wait(op):
+            add_control_inputs(op, [update])
+
+
+def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Operation]) -> None:
+    """Make a model's own updates wait until it is certain that the step counts, so that no other step changes anything.
+
+    An update waits for each check that does not wait for the update itself. Call this after ``put_before``.
+
+    Args:
+        graph: The training graph.
+        updates: The result of ``model_updates.of_step``.
+        checks: Operations that end only if the step counts, such as those that fail if a gradient is not finite.
+    """
+    lasting = side_effects.Lasting(graph)
+    waits: dict[Operation, list[Operation]] = {}
+    changes = [op for op in ancestors(updates) if lasting.changed(op)]
+    for check in checks:
+        early = set(ancestors([check]))
+        for op in changes:
+            for first in [op] if is_in_every_step(op) else _ways_in(op):
+                if op not in early and first not in early and check not in waits.setdefault(first, []):
+                    waits[first].append(check)
+    ends: dict[tuple[Operation, ...], Operation] = {}
+    for first, before in waits.items():
+        key = tuple(before)
+        ends[key] = ends.get(key) or _ended(key)
+        add_control_inputs(first, [ends[key]])
+
+
+def _ended(checks: Sequence[Operation]) -> Operation:
+    """Return an operation that ends after some checks. For a group of them, an edge from each would cross the wire."""
+    if len(checks) == 1:
+        return checks[0]
+    with tf.control_dependencies(None), tf.device(checks[0].device), tf.control_dependencies(checks):
+        return tf.constant(True, name="tfps/counts").op
+
+
+def _ways_in(op: Operation) -> Sequence[Operation]:
+    """Return the ops through which a branch or loop around ``op`` gets its inputs. ``op`` waits for all of them."""
+    ways = [one for one in ancestors([op]) if one.type in ("Switch", "RefSwitch", "Enter", "RefEnter")]
+    return [one for one in ways if all(is_in_every_step(tensor.op) for tensor in one.inputs)]
