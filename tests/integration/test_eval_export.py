@@ -383,7 +383,7 @@ def test_an_export_does_not_take_the_weights_of_another_layer(tmp_path: Path) ->
 
     model = model_of(numbers, towers)
     train(model, num_workers=1, max_steps=2, model_dir=str(tmp_path / "m"))
-    with pytest.raises(ModelError, match=r"give each Keras layer a name"):
+    with pytest.raises(ModelError, match=r"give each Keras layer and tf\.Variable a name"):
         export.saved_model(JobConfig(), model, newest(tmp_path / "m"))
     assert not (tmp_path / "m" / "export").exists()
 

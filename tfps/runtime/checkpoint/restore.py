@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -115,15 +115,15 @@ def restore_or_damage(session: Session, path: str, saver: Restorer) -> str | Non
     return None
 
 
-def names_in(path: str) -> Collection[str]:
-    """Return the names of the variables in a checkpoint, with those of an optimizer.
+def shapes_in(path: str) -> Mapping[str, Sequence[int]]:
+    """Return the shapes of the variables in a checkpoint by name, with those of an optimizer.
 
     Raises:
         CheckpointError: If it cannot be read, as when the running job has deleted it.
     """
     try:
         with _no_pattern(path) as plain:
-            found: Collection[str] = tf.train.load_checkpoint(plain).get_variable_to_shape_map().keys()
+            found: Mapping[str, Sequence[int]] = tf.train.load_checkpoint(plain).get_variable_to_shape_map()
             return found
     except _UNREADABLE as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {message_of(error)}") from None

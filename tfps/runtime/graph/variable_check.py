@@ -16,6 +16,8 @@ from tfps.tf_types import Graph, Operation, Variable
 
 _FIX = "create it under the same name for mode='train' too (a Keras layer takes name=...)"
 _INITIALIZED = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES)
+_DEFAULT_NAME = re.compile(r"(?<![^/])Variable(_[0-9]+)?$")  # TensorFlow's own, without its scope
+_KERAS_2 = "/tf_keras/"
 _COLLECT = "leave out collections=[], or add it to tf.GraphKeys.GLOBAL_VARIABLES"
 
 
@@ -43,29 +45,31 @@ def check(model: Model, mode: str, graph: Graph, trained: Graph) -> None:
         for name, op in mine.items()
         if name in theirs and kind(op) != kind(theirs[name])
     ]
-    check_numbers(model, mode, graph, theirs)
+    check_numbers(model, mode, graph, {name: _shape(op) for name, op in theirs.items()})
     tables, filled = _of(graph, TABLES), _of(trained, TABLES)
     if filled.keys() - tables.keys():  # else evaluation may have a private table, and fill it itself
         problems += [(op, _lacks("table", op, filled, tables, mode)) for n, op in tables.items() if n not in filled]
     _raise(model, problems)
 
 
-def check_numbers(model: Model, mode: str, graph: Graph, trained: Iterable[str]) -> None:
-    """Check that the numbers in the names of Keras's layers show which trained variables those of a graph are.
+def check_numbers(model: Model, mode: str, graph: Graph, trained: Mapping[str, Sequence[int]]) -> None:
+    """Check that the numbers in the names of variables show which trained variables those of a graph are.
 
-    Keras numbers the layers of each graph from the start, so that a name may be that of another layer.
+    Keras numbers the layers of each graph from the start, and TensorFlow the variables without a name. So a name may be
+    that of another layer or variable.
 
     Args:
         model: The model.
         mode: The mode for which the graph was built.
         graph: The graph.
-        trained: The names of the trained variables, and of others, such as an optimizer's.
+        trained: The shapes of the trained variables, and of others, such as an optimizer's, by name.
 
     Raises:
         ModelError: If they do not.
     """
     mine = _of(graph, VARIABLES)
-    _raise(model, [(mine[first], _ambiguous(first, other, mode)) for first, other in _numbered(trained, mine)])
+    pairs = [*_numbered_layers(trained, mine), *_unnamed(trained, {name: _shape(op) for name, op in mine.items()})]
+    _raise(model, [(mine[first], _ambiguous(first, other, mode)) for first, other in pairs])
 
 
 def _raise(model: Model, problems: Sequence[tuple[Operation, str]]) -> None:
@@ -177,7 +181,7 @@ def check_queues(model: Model, graph: Graph, run: Container[Operation]) -> None:
 
 
 def check_layers(model: Model, graph: Graph, run: Container[Operation]) -> None:
-    """Check that the changes that Keras's layers make can run with a step.
+    """Check that the changes that Keras's layers make can run with a step, and that the layers are of Keras 3.
 
     Args:
         model: The model.
@@ -185,8 +189,12 @@ def check_layers(model: Model, graph: Graph, run: Container[Operation]) -> None:
         run: The operations of a step, which the model itself may have made wait for such a change.
 
     Raises:
-        ModelError: If a layer changes a variable in a loop: nothing outside can wait for the change.
+        ModelError: If a layer changes a variable in a loop: nothing outside can wait for the change. If one is of
+            Keras 2, of whose changes tfps knows nothing, as of the averages of batch norm.
     """
+    old = [op for op in _of(graph, VARIABLES).values() if any(_KERAS_2 in frame[0] for frame in op.traceback or [])]
+    text = "variable {!r} is of tf_keras (Keras 2), whose updates would not run: take Keras 3, unset TF_USE_LEGACY_KERAS"
+    _raise(model, [(op, text.format(op.name)) for op in old[:1]])
     lost = [op for op in model_updates.of_layers_in_loops(graph) if op not in run]
     text = "a Keras layer changes a variable in a loop (tf.map_fn, tf.while_loop), where the change would not be made"
     _raise(model, [(op, f"{text}: call the layer outside the loop, or with training=False") for op in lost[:1]])
@@ -219,7 +227,7 @@ def _lacks(kind: str, op: Operation, theirs: Iterable[str], mine: Iterable[str],
     )
 
 
-def _numbered(theirs: Iterable[str], mine: Iterable[str]) -> Iterable[tuple[str, str]]:
+def _numbered_layers(theirs: Iterable[str], mine: Iterable[str]) -> Iterable[tuple[str, str]]:
     """Return pairs of Keras variables, unnumbered and numbered, of which only the first is in both graphs."""
     if "keras" not in sys.modules:
         return []
@@ -227,10 +235,24 @@ def _numbered(theirs: Iterable[str], mine: Iterable[str]) -> Iterable[tuple[str,
     return [(first, name) for first, name in missing if first != name and first in mine]
 
 
+def _unnamed(theirs: Mapping[str, Sequence[int]], mine: Mapping[str, Sequence[int]]) -> Iterable[tuple[str, str]]:
+    """Return pairs of variables that TensorFlow named, of one shape, of which only the first is in both graphs."""
+    missing = [name for name in sorted(theirs.keys() - mine.keys()) if _DEFAULT_NAME.search(name)]
+    numbered = [(_DEFAULT_NAME.sub("", name), name) for name in mine if _DEFAULT_NAME.search(name)]
+    for other in missing:
+        scope = _DEFAULT_NAME.sub("", other)
+        yield from [(name, other) for of, name in numbered if of == scope and mine[name] == theirs[other]][:1]
+
+
+def _shape(variable: Operation) -> Sequence[int]:
+    shape = tf.TensorShape(variable.get_attr("shape"))
+    return [] if shape.rank is None else [-1 if size is None else size for size in shape.as_list()]
+
+
 def _ambiguous(first: str, other: str, mode: str) -> str:
     return (
         f"mode='train' has the variables {first!r} and {other!r}, mode={mode!r} has only one of them, and their "
-        "numbers do not show which one: give each Keras layer a name=..."
+        "numbers do not show which one: give each Keras layer and tf.Variable a name=..."
     )
 
 

@@ -119,7 +119,7 @@ def evaluate_checkpoint(
         except CheckpointError:
             model_check.explain_misfit(config, model, ModeKeys.EVAL, built.graph)
             raise
-        variable_check.check_numbers(model, ModeKeys.EVAL, built.graph, restore.names_in(path))
+        variable_check.check_numbers(model, ModeKeys.EVAL, built.graph, restore.shapes_in(path))
         return measure(session, built, progress)
 
 

@@ -47,7 +47,7 @@ def saved_model(config: JobConfig, model: Model, path: str, export_dir: str | No
         except CheckpointError:
             model_check.explain_misfit(config, model, ModeKeys.PREDICT, built)
             raise
-        variable_check.check_numbers(model, ModeKeys.PREDICT, built, restore.names_in(path))
+        variable_check.check_numbers(model, ModeKeys.PREDICT, built, restore.shapes_in(path))
         session.run(start)
         try:
             with _whole_or_not(directory) as staged:

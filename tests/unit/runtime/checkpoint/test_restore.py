@@ -47,7 +47,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, file: str, how: str) -> N
             restore.step_of(str(run.checkpoints.newest))
     if file == "index":
         with pytest.raises(CheckpointError, match=r"model\.ckpt-7 cannot be read: "):
-            restore.names_in(str(run.checkpoints.newest))
+            restore.shapes_in(str(run.checkpoints.newest))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
-"""A counter of steps that tfps does not raise is refused; one that the model itself raises is not."""
+"""Variables whose values would be wrong are refused: a counter that nothing raises, one named by its number."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
 from tfps.models.model import Model
-from tfps.runtime.graph import builder
+from tfps.runtime.graph import builder, variable_check
 
 CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is started
 
@@ -69,3 +71,49 @@ def test_other_counters_are_not(changed_by: str, mode: str) -> None:
     for index in range(2):
         built = _build(mode, index, _model(True, changed_by))
         assert "Variable" in {variable.op.name for variable in built.graph.get_collection("variables")}
+
+
+def _graph_of(*shapes: tuple[int, ...], scope: str = "") -> tf.Graph:
+    with tf.Graph().as_default() as graph, tf.name_scope(scope or None):
+        for shape in shapes:
+            tf.Variable(tf.zeros(shape))
+        tf.get_variable("weight", [2])
+    return graph
+
+
+@pytest.mark.parametrize("scope", ["", "tower"])
+@pytest.mark.parametrize(
+    ("in_eval", "in_train", "other"),
+    [
+        ([(2,)], [(2,), (2,)], "Variable_1"),
+        ([(3,), (2,)], [(3,), (2,), (4,), (2,)], "Variable_3"),
+        ([(2,), (3,)], [(2,), (3,)], None),
+        ([(2, 3), (3,)], [(2, 3), (3,), ()], None),
+        ([], [(2,), (2,)], None),
+    ],
+)
+def test_a_number_that_does_not_show_which_variable_it_is(
+    in_eval: list[tuple[int, ...]], in_train: list[tuple[int, ...]], other: str | None, scope: str
+) -> None:
+    """TensorFlow numbers variables without names in each graph; with another shape none can be taken for another."""
+    model = _model(True, "nothing")
+    graph, trained = _graph_of(*in_eval, scope=scope), _graph_of(*in_train, scope=scope)
+    if other is None:
+        variable_check.check(model, "eval", graph, trained)
+        return
+    names = f"'{scope + '/' if scope else ''}{other}', mode='eval' has only one of them"
+    with pytest.raises(ModelError, match=re.escape(names)):
+        variable_check.check(model, "eval", graph, trained)
+
+
+def test_a_layer_of_keras_2_is_refused(tmp_path: Path) -> None:
+    """Its updates are in no collection, so that an average would keep its first value."""
+    (tmp_path / "tf_keras").mkdir()
+    code = "import tensorflow.compat.v1 as tf\nmake = lambda: tf.get_variable('bn/moving_mean', [2], trainable=False)\n"
+    made: dict[str, Any] = {}
+    exec(compile(code, str(tmp_path / "tf_keras" / "bn.py"), "exec"), made)
+    with tf.Graph().as_default() as graph:
+        variable_check.check_layers(_model(True, "nothing"), graph, ())
+        made["make"]()
+    with pytest.raises(ModelError, match=r"variable 'bn/moving_mean' is of tf_keras"):
+        variable_check.check_layers(_model(True, "nothing"), graph, ())
