@@ -193,7 +193,9 @@ def check_layers(model: Model, graph: Graph, run: Container[Operation]) -> None:
             Keras 2, of whose changes tfps knows nothing, as of the averages of batch norm.
     """
     old = [op for op in _of(graph, VARIABLES).values() if any(_KERAS_2 in frame[0] for frame in op.traceback or [])]
-    text = "variable {!r} is of tf_keras (Keras 2), whose updates would not run: take Keras 3, unset TF_USE_LEGACY_KERAS"
+    text = (
+        "variable {!r} is of tf_keras (Keras 2), whose updates would not run: take Keras 3, unset TF_USE_LEGACY_KERAS"
+    )
     _raise(model, [(op, text.format(op.name)) for op in old[:1]])
     lost = [op for op in model_updates.of_layers_in_loops(graph) if op not in run]
     text = "a Keras layer changes a variable in a loop (tf.map_fn, tf.while_loop), where the change would not be made"
