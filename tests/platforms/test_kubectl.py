@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.fake_kubernetes import Cluster, Pod, expand, kubeconfig, serve
@@ -27,7 +28,9 @@ from support.processes import (
 
 from tfps.cli.main import main
 from tfps.cluster.ports import held_ports
+from tfps.errors import PlatformError
 from tfps.launchers.kubernetes import kubectl
+from tfps.launchers.kubernetes.jobs import JobsLauncher
 
 KINDS = {
     "kubernetes": ["ConfigMap", "NetworkPolicy", "Service", "Job", "Job"],
@@ -38,6 +41,7 @@ KINDS = {
 GROUPS = {"tfjob": "kubeflow.org", "volcano": "batch.volcano.sh", "jobset": "jobset.x-k8s.io"}
 VERBS = ("status", "logs", "cancel")
 SECS = 300.0
+LOST_ANSWERS = ["Unable to connect to the server: context deadline exceeded", "kubectl has not answered for 60 s"]
 
 every_platform = pytest.mark.parametrize("platform", PLATFORMS)
 two_platforms = pytest.mark.parametrize("platform", ["kubernetes", "tfjob"])  # one keeps ended pods, one deletes them
@@ -522,3 +526,29 @@ def test_the_check_of_commands_sees_a_value_that_was_spoilt() -> None:
     assert expand(NASTY, {}) != NASTY
     assert expand(NASTY.replace("$", "$$"), {"touch spoilt": "x"}) == NASTY
     assert expand("$(PS)$$(PS)$PS$(NO)$", {"PS": "p"}) == "p$(PS)$PS$(NO)$"
+
+
+@pytest.mark.parametrize(
+    ("said", "is_doubted"), [*((line, True) for line in LOST_ANSWERS), ("Error from server: no", False)]
+)
+def test_an_object_whose_answer_was_lost_may_exist(
+    monkeypatch: pytest.MonkeyPatch, said: str, is_doubted: bool
+) -> None:
+    """The last one is named, and not deleted, as it may be another job's; those before it are deleted."""
+    plan = plan_of("kubernetes", SMALL)
+    asked: list[tuple[str, ...]] = []
+
+    def answer(_: str, *args: str, **__: Any) -> str:
+        asked.append(args)
+        if len(asked) == len(plan.objects):
+            raise PlatformError(said)
+        return "default uid"
+
+    monkeypatch.setattr(kubectl, "_kubectl", answer)
+    with pytest.raises(PlatformError) as refused:
+        kubectl.submit(JobsLauncher(), plan)
+    last = kubectl._name(plan.objects[-1])
+    assert (f"{last} may have been created" in str(refused.value)) == is_doubted
+    verb, *deleted = [arg for arg in asked[-1] if not arg.startswith("-")]
+    assert verb == "delete"
+    assert sorted(deleted) == sorted(map(kubectl._name, plan.objects[:-1]))

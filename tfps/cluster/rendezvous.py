@@ -194,15 +194,16 @@ class Peers:
         return not self.unreachable([task], 0.0)
 
     def unresponsive(self, tasks: Sequence[Task], after_secs: float) -> list[Task]:
-        """Return the tasks that accept connections but have not named themselves for ``after_secs``: they hang.
+        """Return the tasks that can be reached but have not named themselves for ``after_secs``.
 
-        They are probed a few times in that period. A worker's result says little: while it computes, it may not answer.
+        They hang, or have ended, and another program has taken the port. They are probed a few times in that period. A
+        worker's result says little: while it computes, it may not answer.
         """
         now = time.monotonic()
         if now >= self._ask_at:
             self._ask_at = now + min(after_secs / 8, _ASK_MUTE_SECS)
             found = probe.probe_all(self._cluster, tasks)
-            unresponsive = [task for task, answer in found.items() if answer.problem == probe.UNRESPONSIVE]
+            unresponsive = [task for task, answer in found.items() if _is_no_answer_of(task, answer)]
             self._unresponsive_since = {task: self._unresponsive_since.get(task, now) for task in unresponsive}
         return [task for task, since in self._unresponsive_since.items() if now - since >= after_secs]
 
@@ -213,3 +214,9 @@ class Peers:
             self._silent_since.pop(task, None)
         now = time.monotonic()
         return [task for task in absent if now - self._silent_since.setdefault(task, now) >= after_secs]
+
+
+def _is_no_answer_of(task: Task, answer: ProbeResult) -> bool:
+    """Return whether a process accepted the connection, and did not say that it is the task."""
+    is_other = answer.task is not None and answer.task != task
+    return is_other or answer.problem in (probe.UNRESPONSIVE, probe.OTHER)

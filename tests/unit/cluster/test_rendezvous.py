@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.cluster import cluster_of
-from support.listeners import Speaker, address_of, blackhole, listener, patient_probes
+from support.listeners import Speaker, address_of, blackhole, listener, patient_probes, web_server
 from support.processes import by_hand
 
 from tfps.cluster import addresses, ports, probe, rendezvous
@@ -328,6 +328,17 @@ def test_who_can_be_reached_and_says_nothing_is_mute(monkeypatch: pytest.MonkeyP
         with contextlib.closing(Speaker(silent, addresses.split(cluster.ps[1])[1])):
             time.sleep(0.1)
             assert peers.unresponsive([PS, silent], 0.4) == []
+
+
+def test_who_has_taken_a_lost_tasks_port_does_not_speak_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port can be reached as before when another program, or a task of another job, has it: the task is gone."""
+    patient_probes(monkeypatch)
+    with contextlib.closing(Speaker(PS)) as speaks, contextlib.closing(Speaker(CHIEF)) as other, web_server() as web:
+        cluster = Cluster((speaks.address, web), ("127.0.0.1:1", other.address))
+        taken = [Task("ps", 1), WORKER]
+        peers = rendezvous.Peers(cluster)
+        assert peers.unresponsive([PS, *taken], 0.0) == taken
+        assert peers.unresponsive([PS, *taken], 1000.0) == []
 
 
 def test_a_free_port_is_fine_and_so_is_one_that_the_launcher_holds() -> None:

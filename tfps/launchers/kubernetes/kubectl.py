@@ -22,6 +22,7 @@ from tfps.timeouts import POD_DELETE_SECS
 
 _ASK = "--request-timeout=20s"
 _KLOG = re.compile(r"kubectl [^:]*: [IWEF]\d{4} ")  # kubectl's own log, which only repeats its final error
+_UNANSWERED = re.compile(r"has not answered for|exceeded|timed out|EOF|reset by peer|connection lost")
 _BESIDE = "configmaps,services,networkpolicies.networking.k8s.io"
 
 
@@ -70,12 +71,26 @@ def submit(platform: Platform, plan: Plan) -> "KubeJob":
             namespace, _, uid = answer.partition(" ")
             created.append(_name(made))
     except BaseException as error:
+        error = _without_answer(made, error)
         _undo(namespace, created, error)
         raise _taken(platform, namespace or plan.namespace or "", plan.name, error) from None
     job = KubeJob(platform, namespace, plan.name, [line for line in said if line.startswith("Warning: ")])
     # The last object owns the others, except a Job, which has its own ttlSecondsAfterFinished.
     job.own(plan.objects[-1], uid, [name for name in created[:-1] if not name.startswith("job.")])
     return job
+
+
+def _without_answer(made: Object, error: BaseException) -> BaseException:
+    """Return an error that says, if the answer about an object was lost, that it may exist.
+
+    It is not deleted: it may be of another job of that name.
+    """
+    if not isinstance(error, PlatformError) or not any(map(_UNANSWERED.search, error.problems)):
+        return error
+    doubt = (
+        f"{_name(made)} may have been created all the same: look with kubectl get, and delete it if it is this job's."
+    )
+    return PlatformError([*error.problems, doubt])
 
 
 def _taken(platform: Platform, namespace: str, name: str, error: BaseException) -> BaseException:
