@@ -1,14 +1,19 @@
 """Tasks that are lost, or never come, with nobody to start them again: the others say so, and end or go on."""
 
+import json
 import os
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 from support.processes import TFPS, Process, by_hand, environment, processes, slow, summary
 
 from tfps.cluster.ports import held_ports
+from tfps.cluster.spec import Task
+from tfps.config.job_config import JobConfig
+from tfps.runtime.coordination import compatibility, failure_notice
 
 
 def test_a_missing_task_is_named_and_ends_the_others(tmp_path: Path) -> None:
@@ -72,3 +77,16 @@ def test_who_reads_the_output_may_be_gone(tmp_path: Path) -> None:
     os.close(writer)
     assert code == 171
     assert "error: the cluster did not form: no answer from worker/0" in (tmp_path / "logs" / "ps-0.log").read_text()
+
+
+def test_whose_failure_counts_for_the_run_on_the_ps(tmp_path: Path) -> None:
+    """Any other worker's does, which has no directory of its own; a chief's only if its directory is that run's."""
+    mine, emptied = tmp_path / "mine", tmp_path / "emptied"
+    mine.mkdir()
+    (mine / "job.json").write_text("{}")
+    for model_dir, chiefs_counts in ((mine, True), (emptied, False)):
+        run = json.dumps(compatibility.new_run(str(model_dir)))
+        later = time.monotonic() + 1000  # the supervisor of this worker started then: it has not begun the run
+        for index, counts in ((0, chiefs_counts), (1, True)):
+            config = JobConfig(model_dir=str(model_dir))
+            assert failure_notice._is_of_run(config, Task("worker", index), run, later) == counts

@@ -41,6 +41,7 @@ KINDS = {
 GROUPS = {"tfjob": "kubeflow.org", "volcano": "batch.volcano.sh", "jobset": "jobset.x-k8s.io"}
 VERBS = ("status", "logs", "cancel")
 SECS = 300.0
+REFUSALS = ["Error from server: no", 'Error from server (Forbidden): services "a" is forbidden: exceeded quota: team']
 LOST_ANSWERS = ["Unable to connect to the server: context deadline exceeded", "kubectl has not answered for 60 s"]
 
 every_platform = pytest.mark.parametrize("platform", PLATFORMS)
@@ -529,7 +530,7 @@ def test_the_check_of_commands_sees_a_value_that_was_spoilt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "is_doubted"), [*((line, True) for line in LOST_ANSWERS), ("Error from server: no", False)]
+    ("said", "is_doubted"), [*((line, True) for line in LOST_ANSWERS), *((line, False) for line in REFUSALS)]
 )
 def test_an_object_whose_answer_was_lost_may_exist(
     monkeypatch: pytest.MonkeyPatch, said: str, is_doubted: bool

@@ -45,9 +45,9 @@ _FIXES = {
     probe.UNKNOWN_HOST: "correct the address, or fix the DNS.",
     probe.UNRESPONSIVE: "if it is a task, it hangs: end it. Otherwise give another port.",
     probe.OTHER: "end that process, or give another port.",
+    probe.BUSY: "run doctor again.",
 }
 _REACH = "is the host up, and does every firewall allow the port?"
-
 _T = TypeVar("_T")
 
 

@@ -28,6 +28,7 @@ REFUSED = "no process listens there"
 SILENT = "no answer"
 UNRESPONSIVE = "the process there does not answer"
 OTHER = "another program listens there"
+BUSY = "the server there is busy"
 
 _known_places: dict[str, Sequence[Any]] = {}  # by address, where its host was when its name was last looked up
 
@@ -37,6 +38,7 @@ _NAME = re.compile(rb"/job:(\w{1,100})/replica:0/task:([0-9]{1,9})/")  # of a de
 _BORN = re.compile(rb"/device:CPU:0\x12\x03CPU.{3,60}?\x31(.{8})", re.DOTALL)  # device_attributes.proto
 
 _HEADERS_FRAME, _SETTINGS_FRAME, _DATA_FRAME = 1, 4, 0
+_UNASKED = (_SETTINGS_FRAME, 6, 8)  # with PING and WINDOW_UPDATE: what gRPC sends while its server does not answer
 _END_STREAM, _END_HEADERS = 1, 4
 _EMPTY_MESSAGE = bytes(5)  # gRPC's prefix: uncompressed, 0 bytes
 _HEADERS = {
@@ -159,10 +161,21 @@ def _read(connection: socket.socket, deadline: float) -> ProbeResult:
             if not more or _BORN.search(received):
                 break
     except TimeoutError:
-        return _named(received) or ProbeResult(problem=OTHER if received else UNRESPONSIVE)
+        return _named(received) or ProbeResult(problem=_silence(received))
     except OSError:
         pass  # the peer closed the connection
     return _named(received) or ProbeResult(problem=OTHER)
+
+
+def _silence(received: bytes) -> str:
+    """Return what a listener is that keeps the connection open and does not name itself."""
+    if not received:
+        return UNRESPONSIVE
+    while len(received) > 3:
+        if received[3] not in _UNASKED:
+            return OTHER
+        received = received[9 + int.from_bytes(received[:3], "big") :]
+    return BUSY
 
 
 def _named(received: bytes) -> ProbeResult | None:

@@ -54,6 +54,19 @@ def test_a_grpc_server_of_another_program_is_something_else() -> None:
         server.stop(None).wait(10)
 
 
+def test_a_task_that_computes_is_busy() -> None:
+    """A gRPC server sends its settings although all threads that could answer are at work; that is no other program."""
+
+    class Settings(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(b"\0\0\6\4" + bytes(5) + b"\0\5\0\0@\0" + b"\0\0\4\x08" + bytes(5) + b"\0?\0\0")
+            while self.request.recv(4096):
+                pass
+
+    with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Settings)) as address:
+        assert probe.probe_address(address, 2.0) == ProbeResult(problem=probe.BUSY)
+
+
 def test_a_server_that_hangs_up_is_something_else() -> None:
     """Who accepts a call and ends it without a word is no task."""
     with serving(socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler)) as address:

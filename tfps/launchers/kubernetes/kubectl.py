@@ -22,7 +22,9 @@ from tfps.timeouts import POD_DELETE_SECS
 
 _ASK = "--request-timeout=20s"
 _KLOG = re.compile(r"kubectl [^:]*: [IWEF]\d{4} ")  # kubectl's own log, which only repeats its final error
-_UNANSWERED = re.compile(r"has not answered for|exceeded|timed out|EOF|reset by peer|connection lost")
+_UNANSWERED = re.compile(
+    r"has not answered for|deadline exceeded|Timeout exceeded|timed out|\bEOF\b|reset by peer|connection lost"
+)
 _BESIDE = "configmaps,services,networkpolicies.networking.k8s.io"
 
 

@@ -18,6 +18,7 @@ from tfps.cluster import probe, rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import TfpsError
+from tfps.runtime.checkpoint import job_record
 from tfps.runtime.coordination import compatibility
 from tfps.runtime.process import tensorflow_import
 from tfps.runtime.process.process_identity import secs_since
@@ -103,10 +104,11 @@ def _is_of_run(config: JobConfig, task: Task, run: str, began: float) -> bool:
     The run may have begun after the chief's supervisor: then a process of that supervisor has begun it. Otherwise,
     ``--model_dir`` has to be of that run. It may be of another one by now, which is why the chief has failed.
     """
-    if task.is_chief and run and secs_since(json.loads(run)["began"]) < time.monotonic() - began:
+    if not task.is_chief or (run and secs_since(json.loads(run)["began"]) < time.monotonic() - began):
         return True
     try:
-        compatibility.check_run(config.model_dir if task.is_chief else None, run, "")
+        has_run = not config.model_dir or job_record.has_run(config.model_dir)
+        compatibility.check_run(config.model_dir, run, "", has_run)
     except TfpsError:
         return False
     return True

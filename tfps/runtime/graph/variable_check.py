@@ -1,6 +1,7 @@
 """Check that every variable has a first value, and that evaluation and prediction use only trained variables."""
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -17,7 +18,6 @@ from tfps.tf_types import Graph, Operation, Variable
 _FIX = "create it under the same name for mode='train' too (a Keras layer takes name=...)"
 _INITIALIZED = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES)
 _DEFAULT_NAME = re.compile(r"(?<![^/])Variable(_[0-9]+)?$")  # TensorFlow's own, without its scope
-_KERAS_2 = "/tf_keras/"
 _COLLECT = "leave out collections=[], or add it to tf.GraphKeys.GLOBAL_VARIABLES"
 
 
@@ -192,7 +192,7 @@ def check_layers(model: Model, graph: Graph, run: Container[Operation]) -> None:
         ModelError: If a layer changes a variable in a loop: nothing outside can wait for the change. If one is of
             Keras 2, of whose changes tfps knows nothing, as of the averages of batch norm.
     """
-    old = [op for op in _of(graph, VARIABLES).values() if any(_KERAS_2 in frame[0] for frame in op.traceback or [])]
+    old = [op for op in _of(graph, VARIABLES).values() if _is_of_keras_2(op)]
     text = (
         "variable {!r} is of tf_keras (Keras 2), whose updates would not run: take Keras 3, unset TF_USE_LEGACY_KERAS"
     )
@@ -200,6 +200,12 @@ def check_layers(model: Model, graph: Graph, run: Container[Operation]) -> None:
     lost = [op for op in model_updates.of_layers_in_loops(graph) if op not in run]
     text = "a Keras layer changes a variable in a loop (tf.map_fn, tf.while_loop), where the change would not be made"
     _raise(model, [(op, f"{text}: call the layer outside the loop, or with training=False") for op in lost[:1]])
+
+
+def _is_of_keras_2(variable: Operation) -> bool:
+    keras = getattr(sys.modules.get("tf_keras"), "__file__", None)
+    home = os.path.join(os.path.dirname(keras), "") if keras else None
+    return home is not None and any(frame[0].startswith(home) for frame in variable.traceback or [])
 
 
 def _is_assigned(variable: Variable, run: Container[Operation]) -> bool:

@@ -1,6 +1,8 @@
 """Variables whose values would be wrong are refused: a counter that nothing raises, one named by its number."""
 
 import re
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +108,17 @@ def test_a_number_that_does_not_show_which_variable_it_is(
         variable_check.check(model, "eval", graph, trained)
 
 
-def test_a_layer_of_keras_2_is_refused(tmp_path: Path) -> None:
-    """Its updates are in no collection, so that an average would keep its first value."""
-    (tmp_path / "tf_keras").mkdir()
+def test_a_layer_of_keras_2_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its updates are in no collection, so an average would keep its first value. A directory's name is no sign."""
+    keras = types.ModuleType("tf_keras")
+    keras.__file__ = str(tmp_path / "tf_keras" / "__init__.py")
     code = "import tensorflow.compat.v1 as tf\nmake = lambda: tf.get_variable('bn/moving_mean', [2], trainable=False)\n"
     made: dict[str, Any] = {}
     exec(compile(code, str(tmp_path / "tf_keras" / "bn.py"), "exec"), made)
     with tf.Graph().as_default() as graph:
         variable_check.check_layers(_model(True, "nothing"), graph, ())
         made["make"]()
+    variable_check.check_layers(_model(True, "nothing"), graph, ())
+    monkeypatch.setitem(sys.modules, "tf_keras", keras)
     with pytest.raises(ModelError, match=r"variable 'bn/moving_mean' is of tf_keras"):
         variable_check.check_layers(_model(True, "nothing"), graph, ())
