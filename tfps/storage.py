@@ -77,6 +77,15 @@ class JobDirectory:
         """Return the path of a step's checkpoint, as TensorFlow takes it: its files have this name and a suffix."""
         return str(self.path / f"{CHECKPOINT_NAME}-{step}")
 
+    def has_run(self) -> bool:
+        """Return whether ``job.json`` or a file of a checkpoint is there, or whether that cannot be known."""
+        try:
+            return self.job.exists() or any(name.startswith(f"{CHECKPOINT_NAME}-") for name in os.listdir(self.path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+
     @property
     def state_file(self) -> Path:
         """The file from which TensorFlow's own tools learn which checkpoint is the newest."""

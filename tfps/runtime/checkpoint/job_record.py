@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfps.config.launch_protocol import HAS_RECORD, LAUNCH
-from tfps.errors import CheckpointError, StorageError
+from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.storage import JobDirectory, UnreadableError, read_json
 from tfps.text import show
@@ -27,14 +27,6 @@ def is_of_other_launch(model_dir: str) -> bool:
     found = _record_in(model_dir)
     has_run = bool(found or list_checkpoints(model_dir))
     return has_run and found.get("launch") != os.environ.get(LAUNCH)
-
-
-def has_run(model_dir: str) -> bool:
-    """Return whether a directory holds a ``job.json`` or a checkpoint, or cannot be read."""
-    try:
-        return os.path.exists(JobDirectory(model_dir).job) or bool(list_checkpoints(model_dir))
-    except StorageError:
-        return True
 
 
 def is_of_other_run(model_dir: str, run: str) -> bool:

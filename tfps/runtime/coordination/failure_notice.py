@@ -18,10 +18,10 @@ from tfps.cluster import probe, rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import TfpsError
-from tfps.runtime.checkpoint import job_record
 from tfps.runtime.coordination import compatibility
 from tfps.runtime.process import tensorflow_import
 from tfps.runtime.process.process_identity import secs_since
+from tfps.storage import JobDirectory
 
 _MAX_SECS = 10.0
 _POLL_SECS = 0.2
@@ -107,7 +107,7 @@ def _is_of_run(config: JobConfig, task: Task, run: str, began: float) -> bool:
     if not task.is_chief or (run and secs_since(json.loads(run)["began"]) < time.monotonic() - began):
         return True
     try:
-        has_run = not config.model_dir or job_record.has_run(config.model_dir)
+        has_run = not config.model_dir or JobDirectory(config.model_dir).has_run()
         compatibility.check_run(config.model_dir, run, "", has_run)
     except TfpsError:
         return False

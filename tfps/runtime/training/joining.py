@@ -21,7 +21,6 @@ from tfps.cluster import rendezvous
 from tfps.cluster.spec import Task
 from tfps.config.launch_protocol import STARTED_AGAIN
 from tfps.errors import ClusterFormError, PeerLostError
-from tfps.runtime.checkpoint import job_record
 from tfps.runtime.checkpoint.job_end import has_ended
 from tfps.runtime.checkpoint.ownership import check_launch
 from tfps.runtime.coordination import compatibility
@@ -33,6 +32,7 @@ from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training.worker_parts import WorkerParts
 from tfps.runtime.training.worker_progress import Progress
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState
+from tfps.storage import JobDirectory
 from tfps.tf_types import Session
 
 _FIND_EVERY_SECS = 0.5
@@ -160,7 +160,7 @@ class Joining:
         if is_restart and self._is_new_dir:
             return
         check_launch(model_dir)
-        has_run = is_restart or not model_dir or job_record.has_run(model_dir)
+        has_run = is_restart or not model_dir or JobDirectory(model_dir).has_run()
         server = f"{first} ({self._cluster.address(first)})"
         compatibility.check_run(model_dir, self._state.run(session), server, has_run)
 

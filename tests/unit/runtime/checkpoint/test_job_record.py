@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from support.checkpoints import unreadable
 
-from tfps.runtime.checkpoint.job_record import has_run, is_of_other_launch, is_of_other_run
-from tfps.storage import UnreadableError
+from tfps.runtime.checkpoint.job_record import is_of_other_launch, is_of_other_run
+from tfps.storage import JobDirectory, UnreadableError
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_record_is_of_another_run_only_if_it_says_so(
     assert is_of_other_launch(str(tmp_path)) is of_launch
     assert is_of_other_run(str(tmp_path), "mine") is of_run
     assert not is_of_other_run(str(tmp_path), ""), "the run is not known"
-    assert has_run(str(tmp_path)) is bool(record or file)
+    assert JobDirectory(tmp_path).has_run() is bool(record or file)
 
 
 def test_a_record_that_cannot_be_read_now_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
