@@ -116,6 +116,23 @@ def test_nothing_of_a_job_that_failed_for_good_runs_on(
             assert f"worker/0 has failed with exit code {code}" in tasks[ps].output()
 
 
+def test_a_worker_that_is_killed_for_good_ends_the_job_that_the_chief_has_begun(tmp_path: Path) -> None:
+    """A worker other than the chief is killed once more than --max_restarts: the PS and the chief end soon."""
+    flags = ("--max_steps=100000000", "--start_timeout_secs=600", "--max_restarts=1")
+    with job(tmp_path, 1, 2, *flags, model=slow(0.05)) as tasks:
+        tasks["worker/0"].wait_for("saved ", 120)
+        killed, deadline = set[int](), time.monotonic() + 100 * PATIENCE
+        while tasks["worker/1"].poll() is None:
+            assert time.monotonic() < deadline, tasks["worker/1"].output()
+            for pid in set(session_leaders(children_of(tasks["worker/1"].pid))) - killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            time.sleep(0.1)
+        assert (tasks["worker/1"].wait(1), len(killed)) == (137, 2)
+        assert tasks["ps/0"].wait(100) == 67
+        assert "worker/1 has failed with exit code 137" in tasks["ps/0"].output()
+
+
 def test_a_chief_that_its_directory_refuses_ends_its_ps(tmp_path: Path) -> None:
     """It is lost as another directory takes the place of its own: the PS of its run end with it, and do not wait."""
     flags = ("--max_steps=100000000", "--start_timeout_secs=600")
