@@ -13,6 +13,7 @@ happens in the format of ``job_files``. All hosts must see the same files.
 
 import base64
 import collections
+import contextlib
 import json
 import os
 import signal
@@ -155,10 +156,14 @@ class Driver:
             self._end()
 
     def _say(self, line: str) -> None:
-        """Write a line into the job's file, and process it here as well."""
+        """Write a line into the job's file, and process it here as well; a full disk ends no job."""
         self._record.take(line)
-        with open(self._files.of_job(self._job_id), "a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
+        try:
+            with open(self._files.of_job(self._job_id), "a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+        except OSError as error:
+            with contextlib.suppress(OSError):  # the error output can be on the same disk
+                print(f"warning: {line!r} is not written: {error}; the job goes on.", file=sys.stderr, flush=True)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -105,6 +105,19 @@ def test_the_first_task_that_fails_ends_the_job(
 
 
 @both
+def test_a_job_whose_file_cannot_be_written_goes_on(
+    launcher: BatchLauncher, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that cannot write its lines still waits for its tasks, and the job's exit code is theirs."""
+    logs = directory / "m" / "logs"
+    first = f"while [ -d {logs} ]; do sleep 0.1; done; sleep 1; touch {directory}/saved; exit 66"
+    monkeypatch.setenv("TASK", f'[ "$me" = " worker 1" ] && rm -r {logs} && exit 0; {first}')
+    job = submitted(launcher, directory)
+    status = ended(job)
+    assert (status.state, "66" in status.reason, (directory / "saved").exists()) == (FAILED, True, True)
+
+
+@both
 def test_to_cancel_is_to_let_the_tasks_save(
     launcher: BatchLauncher, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
