@@ -47,7 +47,7 @@ set -o pipefail
 ended=$(
   srun --het-group=0 --ntasks=2 --cpus-per-task=16 --mem-per-cpu=4096 --gpus-per-task=8 "${each[@]}" : \
     --het-group=1 --ntasks=2 --cpus-per-task=2 --mem-per-cpu=513 "${each[@]}" |
-    tee -a "$logs/slurm-$SLURM_JOB_ID.out"
+    { tee -a "$logs/slurm-$SLURM_JOB_ID.out" || true; }  # a full disk ends no job
 )
 code=$?
 

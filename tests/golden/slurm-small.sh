@@ -37,7 +37,7 @@ echo "run ${SLURM_RESTART_COUNT:-0}"
 set -o pipefail
 ended=$(
   srun --ntasks=3 --cpus-per-task=1 "${each[@]}" |
-    tee -a "$logs/slurm-$SLURM_JOB_ID.out"
+    { tee -a "$logs/slurm-$SLURM_JOB_ID.out" || true; }  # a full disk ends no job
 )
 code=$?
 

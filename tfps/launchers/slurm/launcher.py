@@ -71,7 +71,7 @@ echo "run ${{SLURM_RESTART_COUNT:-0}}"
 set -o pipefail
 ended=$(
   srun {step} |
-    tee -a "$logs/slurm-$SLURM_JOB_ID.out"
+    {{ tee -a "$logs/slurm-$SLURM_JOB_ID.out" || true; }}  # a full disk ends no job
 )
 code=$?
 

@@ -285,8 +285,22 @@ for SLURM_PROCID in $ORDER; do
   export SLURM_PROCID
   "$@"
 done
-exit 143
+exit ${SRUN_CODE:-143}
 """
+
+
+def run_script(codes: str, count: str, tmp_path: Path) -> "subprocess.CompletedProcess[bytes]":
+    """Run the script of a job whose tasks end with these codes, on its nth restart; ``asked`` is what scontrol got."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/bash\ncodes=({codes})\nexit ${{codes[SLURM_PROCID]}}\n")
+    python.chmod(0o755)
+    fake(tmp_path, "srun", SRUN)
+    bin_dir = fake(tmp_path, "scontrol", f'echo "$@" >>{shlex.quote(str(tmp_path))}/asked\n')
+    job = changed(SMALL, model_dir=str(tmp_path / "m"))
+    script = str(planned(dataclasses.replace(job, python=str(python), directory=str(tmp_path))))
+    env = {**os.environ, "PATH": f"{bin_dir}:{os.environ['PATH']}", "ORDER": "0 1 2", "SLURM_JOB_ID": "7"}
+    env["SLURM_RESTART_COUNT"] = count
+    return subprocess.run(["bash", "-c", script], env=env, timeout=20, check=False)
 
 
 @pytest.mark.parametrize(
@@ -305,17 +319,17 @@ exit 143
 )
 def test_what_the_script_makes_of_exit_codes(codes: str, count: str, code: int, requeued: bool, tmp_path: Path) -> None:
     """It ends as the task that is the cause, and is requeued, ten times, if it was killed; else it has tried enough."""
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/bash\ncodes=({codes})\nexit ${{codes[SLURM_PROCID]}}\n")
-    python.chmod(0o755)
-    fake(tmp_path, "srun", SRUN)
-    bin_dir = fake(tmp_path, "scontrol", f'echo "$@" >>{shlex.quote(str(tmp_path))}/asked\n')
-    job = changed(SMALL, model_dir=str(tmp_path / "m"))
-    script = str(planned(dataclasses.replace(job, python=str(python), directory=str(tmp_path))))
-    env = {**os.environ, "PATH": f"{bin_dir}:{os.environ['PATH']}", "ORDER": "0 1 2", "SLURM_JOB_ID": "7"}
-    env["SLURM_RESTART_COUNT"] = count
-    ended = subprocess.run(["bash", "-c", script], env=env, timeout=20, check=False)
+    ended = run_script(codes, count, tmp_path)
     assert ended.returncode == code
     assert (tmp_path / "asked").exists() == requeued
     if requeued:
         assert (tmp_path / "asked").read_text() == "requeue 7\n"
+
+
+def test_a_full_disk_does_not_requeue_a_job_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``tee`` writes on to its output, and fails, where it cannot write its file."""
+    monkeypatch.setenv("SRUN_CODE", "0")
+    fake(tmp_path, "tee", 'export PATH=/usr/bin:/bin; exec tee /dev/full\n')
+    assert run_script("0 0 0", "0", tmp_path).returncode == 0
+    assert not (tmp_path / "asked").exists()
+    assert run_script("0 65 0", "0", tmp_path).returncode == 65
