@@ -57,6 +57,24 @@ def test_a_chief_that_is_started_again_does_not_resume_another_run(tmp_path: Pat
     assert _files(model_dir) == before
 
 
+@pytest.mark.parametrize("lost", ["worker-0.log", "ps-0.log"])
+def test_a_lost_record_ends_no_job(tmp_path: Path, lost: str) -> None:
+    """Without ``job.json`` the directory is still the job's own, which a lost chief, or PS, goes on in."""
+    model, model_dir = tmp_path / "slow.py", tmp_path / "m"
+    model.write_text(slow(0.1))
+    flags = (f"--model={model}", f"--model_dir={model_dir}", "--max_steps=200", "--save_checkpoint_secs=1")
+    with processes() as started:
+        job = Process(tmp_path / "out", "launch", *flags)
+        started.append(job)
+        job.wait_for("saved ", 90)
+        (model_dir / "job.json").unlink()
+        os.kill(_task(job, lost), signal.SIGKILL)
+        assert job.wait(120) == 0, job.output()
+    assert "started again" in job.output() or "restarted after" in job.output()
+    assert (summary(model_dir)["status"], summary(model_dir)["global_step"]) == ("done", 200)
+    assert (model_dir / "job.json").is_file(), "the chief writes it again"
+
+
 def _files(directory: Path) -> dict[str, bytes]:
     """Return what a job has left, without its logs."""
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}

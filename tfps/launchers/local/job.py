@@ -26,7 +26,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from tfps.cluster.spec import Task
-from tfps.config.launch_protocol import BUILT, HAS_RECORD, LAUNCH, RECORDED, STARTED_AGAIN
+from tfps.config.launch_protocol import BUILT, HAS_RECORD, LAUNCH, RECORDED, STARTED_AGAIN, directory_id
 from tfps.errors import ConfigError, PeerLostError, RetryableError, error_for_limits
 from tfps.jobs.events import JobEvent, LogLine, TaskExited, TaskRestarted, TaskStalled, how_it_ended
 from tfps.jobs.handle import RunningJob
@@ -68,7 +68,7 @@ class LocalJob(RunningJob):
         self._lost_with: dict[Task, Task] = {}  # PS that were killed, and the PS whose loss was the reason
         self._id = uuid.uuid4().hex
         self._started: set[Task] = set()
-        self._recorded: set[Task] = set()  # they have written the id to --model_dir
+        self._recorded: dict[Task, str] = {}  # they have written the id to this --model_dir
         self._not_begun: list[Task] = []  # they wait until worker 0 has built its graph
 
     def _start(self, task: Task) -> None:
@@ -107,8 +107,9 @@ class LocalJob(RunningJob):
 
     def _environment(self, task: Task) -> Mapping[str, str]:
         """Return the variables of ``launch_protocol`` for a new process of a task."""
-        known = {STARTED_AGAIN: task in self._started, HAS_RECORD: task in self._recorded}
-        return {LAUNCH: self._id} | {name: "1" for name, is_set in known.items() if is_set}
+        again = {STARTED_AGAIN: "1"} if task in self._started else {}
+        recorded = {HAS_RECORD: self._recorded[task]} if task in self._recorded else {}
+        return {LAUNCH: self._id, **again, **recorded}
 
     def events(self, every_secs: float = 0.25) -> Iterator[JobEvent | None]:
         """Start every task; yield its lines and its end, until all have ended.
@@ -167,7 +168,7 @@ class LocalJob(RunningJob):
         if BUILT in signs:
             self._start_others()
         if RECORDED in signs:
-            self._recorded.add(task)
+            self._recorded[task] = directory_id(self._plan.config.model_dir)
         return bool(signs)
 
     def _forget(self, life: Connection) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfps.config.launch_protocol import HAS_RECORD, LAUNCH
+from tfps.config.launch_protocol import HAS_RECORD, LAUNCH, directory_id
 from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.storage import JobDirectory, UnreadableError, read_json
@@ -18,15 +18,17 @@ from tfps.text import show
 def is_of_other_launch(model_dir: str) -> bool:
     """Return whether a directory holds another run than that of this task's launcher, as far as that is recorded.
 
+    An earlier process of this task has written a record. Where it is lost, the directory has to be the same one.
+
     Raises:
         StorageError: If the directory cannot be read.
         UnreadableError: If ``job.json`` cannot be read now.
     """
     if HAS_RECORD not in os.environ:
         return False
-    found = _record_in(model_dir)
-    has_run = bool(found or list_checkpoints(model_dir))
-    return has_run and found.get("launch") != os.environ.get(LAUNCH)
+    if found := _record_in(model_dir):
+        return found.get("launch") != os.environ.get(LAUNCH)
+    return bool(list_checkpoints(model_dir)) and os.environ[HAS_RECORD] != directory_id(model_dir)
 
 
 def is_of_other_run(model_dir: str, run: str) -> bool:

@@ -329,7 +329,7 @@ def test_what_the_script_makes_of_exit_codes(codes: str, count: str, code: int, 
 def test_a_full_disk_does_not_requeue_a_job_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``tee`` writes on to its output, and fails, where it cannot write its file."""
     monkeypatch.setenv("SRUN_CODE", "0")
-    fake(tmp_path, "tee", 'export PATH=/usr/bin:/bin; exec tee /dev/full\n')
+    fake(tmp_path, "tee", "export PATH=/usr/bin:/bin; exec tee /dev/full\n")
     assert run_script("0 0 0", "0", tmp_path).returncode == 0
     assert not (tmp_path / "asked").exists()
     assert run_script("0 65 0", "0", tmp_path).returncode == 65

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints import unreadable
 
+from tfps.config.launch_protocol import directory_id
 from tfps.runtime.checkpoint.job_record import is_of_other_launch, is_of_other_run
 from tfps.storage import JobDirectory, UnreadableError
 
@@ -48,3 +49,21 @@ def test_a_record_that_cannot_be_read_now_says_nothing(tmp_path: Path, monkeypat
             is_of_other_launch(str(tmp_path))
         with pytest.raises(UnreadableError):
             is_of_other_run(str(tmp_path), "mine")
+
+
+def test_a_lost_record_is_of_another_run_only_in_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher knows in which directory the record was written; another one may have taken its place."""
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for directory in (mine, other):
+        directory.mkdir()
+        (directory / "model.ckpt-1.index").write_text("an index")
+    monkeypatch.setenv("TFPS_HAS_RECORD", directory_id(str(mine)))
+    assert [is_of_other_launch(str(directory)) for directory in (mine, other)] == [False, True]
+    mine.rename(tmp_path / "kept")
+    other.rename(mine)
+    assert is_of_other_launch(str(mine))
+    (mine / "job.json").write_text("{")
+    assert is_of_other_launch(str(mine))
+    assert (directory_id(str(tmp_path / "none")), directory_id(None)) == ("", "")
