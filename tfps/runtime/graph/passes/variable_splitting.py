@@ -41,6 +41,10 @@ _EACH_BY_ITSELF = (  # these get the whole shape, and use it instead of that of 
 _ADDITIVE = ("L1", "L2", "L1L2")  # Keras's
 _SPLIT = "tfps/split"  # collection of the names of split variables
 _NAMED = 3
+_ARGUMENTS = (  # of a getter after the name, in the order of _true_getter in TensorFlow's variable_scope.py
+    *("shape", "dtype", "initializer", "regularizer", "reuse", "trainable", "collections", "caching_device"),
+    *("partitioner", "validate_shape", "use_resource", "constraint", "synchronization", "aggregation"),
+)
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +59,11 @@ def getter(config: JobConfig, cluster: Cluster) -> Any:
     smallest = max(1, int(config.min_slice_mb * 2**20))
     partitioner = tf.min_max_variable_partitioner(max_partitions=cluster.num_ps, axis=0, min_slice_size=smallest)
 
-    def get(getter: Callable[..., Variable], name: str, **kwargs: Any) -> Variable:
-        shape = tf.TensorShape(kwargs.get("shape"))
+    def get(getter: Callable[..., Variable], name: str, *args: Any, **kwargs: Any) -> Variable:
+        kwargs |= dict(zip(_ARGUMENTS, args, strict=False))  # a getter of the model may have given them by position
+        shape, dtype = tf.TensorShape(kwargs.get("shape")), kwargs.get("dtype", tf.float32)
         known = shape.is_fully_defined() and shape.rank
-        if known and _may_be_split(kwargs) and max(partitioner(shape=shape, dtype=kwargs["dtype"])) > 1:
+        if known and _may_be_split(kwargs) and max(partitioner(shape=shape, dtype=dtype)) > 1:
             tf.add_to_collection(_SPLIT, name)
             kwargs |= {"partitioner": partitioner, "initializer": _of_slices(kwargs.get("initializer"))}
         return getter(name, **kwargs)

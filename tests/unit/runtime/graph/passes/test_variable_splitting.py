@@ -90,6 +90,30 @@ def test_what_is_about_the_whole_variable_keeps_it_whole() -> None:
     assert first_values(2, table(regularizer=tf2.keras.regularizers.L2(0.1)))[1] == 2
 
 
+def test_a_getter_of_the_model_may_give_arguments_by_position() -> None:
+    """Scripts that keep float32 variables for float16 models do; their arguments are those of TensorFlow's getter."""
+
+    def keep_float32(getter: Any, name: str, shape: Any = None, dtype: Any = None, *others: Any, **named: Any) -> Any:
+        variable = getter(name, shape, tf.float32, *others, **named)
+        return variable if dtype == tf.float32 else tf.cast(variable, dtype)
+
+    def make() -> Any:
+        with tf.variable_scope("kept", custom_getter=keep_float32):
+            return tf.get_variable("table", [ROWS, COLUMNS], tf.float16, tf.constant_initializer(TABLE))
+
+    for num_ps in (1, 2):
+        values, slices = first_values(num_ps, make)
+        assert (values.dtype, slices, values.tolist()) == (np.float16, num_ps, TABLE.tolist())
+
+    getter = variable_splitting.getter(JobConfig(), CLUSTER)
+    with (
+        tf.Graph().as_default(),
+        tf.variable_scope("", custom_getter=getter),
+        tf.variable_scope("", custom_getter=lambda get, name, **_: get(name, [2])),
+    ):
+        assert tf.get_variable("default").dtype.base_dtype == tf.float32
+
+
 def test_split_variables_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """A model that selects variables by name, or an optimizer that takes norms, sees slices."""
     with tf.Graph().as_default() as graph, caplog.at_level("INFO", logger="tfps"):
