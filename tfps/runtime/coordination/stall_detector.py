@@ -30,14 +30,17 @@ class StallDetector:
         self._idle_secs, self._report_at = 0.0, _REPORT_AFTER_SECS
         self._looked_at = time.monotonic()
 
-    def error(self, steps: object, last_step: int, awaited: Callable[[], Sequence[str]] = list) -> StallError | None:
+    def error(
+        self, steps: object, last_step: int | None, awaited: Callable[[], Sequence[str]] = list
+    ) -> StallError | None:
         """Return why the task has to end, if it has been idle for too long; then the log gets Python's stacks.
 
         A worker that waits for others is not to blame. It ends when they have had twice the time.
 
         Args:
             steps: How many steps the task has taken, or anything else that changes with each step.
-            last_step: The number of its last one, for messages; for a worker, the global step after it.
+            last_step: The number of its last one, for messages; for a worker, the global step after it. ``None`` where
+                there is only one.
             awaited: Returns which workers this one waits for, and what is known of them; empty if that is not known.
         """
         gap_secs, self._looked_at = time.monotonic() - self._looked_at, time.monotonic()
@@ -48,8 +51,9 @@ class StallDetector:
         if idle <= min(self._report_at, self._timeout_secs):
             return None
         others = ", ".join(awaited())
-        finding = f"no {self._unit} for {duration(idle)}, the last was {last_step}" + (
-            f": waiting for {others}" if others else ""
+        finding = f"no {self._unit} for {duration(idle)}" + (
+            (f", the last was {last_step}" if last_step is not None else "")
+            + (f": waiting for {others}" if others else "")
         )
         if idle > self._timeout_secs * (2 if others else 1):
             faulthandler.dump_traceback(file=2, all_threads=True)

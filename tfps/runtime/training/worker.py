@@ -20,6 +20,7 @@ from tfps.errors import PeerLostError, RetryableError, StoppedError, TfpsError
 from tfps.models.model import Model
 from tfps.runtime.checkpoint.ownership import HeldError
 from tfps.runtime.coordination.job_state import Phase, WorkerTotals
+from tfps.runtime.coordination.stall_detector import StallDetector
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.error_translation import REPLACED, translate_error
 from tfps.runtime.process import task_log
@@ -66,6 +67,7 @@ class Worker:
         self._loop: Loop | None = None
         self._steps = 0
         self._early_end: EarlyEnd | None = None
+        self._build = StallDetector(config.stall_timeout_secs, "return of model_fn and input_fn")
 
     def work(self) -> None:
         """Train until the job is done.
@@ -218,7 +220,7 @@ class Worker:
         """Return an error if a task that this one depends on is lost, or the work stalls, or work apart has failed."""
         parts = self.parts
         if parts is None:
-            return None
+            return self._build.error(0, None)
         if parts.chief and (error := self._error_of_chief(parts, parts.chief)):
             return error
         if parts.connection.session is None:
