@@ -704,6 +704,33 @@ def test_what_an_optimizer_shows_is_written(
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
+def test_an_update_that_an_optimizer_collects_is_named(
+    tmp_path: Path, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not run, unlike what the model has collected before."""
+
+    class Collecting(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+        def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+            late = tf.get_variable("late", [], initializer=tf.zeros_initializer(), trainable=False)
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, late.assign_add(1.0, name="add_late"))
+            return super().compute_gradients(*args, **kwargs)
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        early = tf.get_variable("early", [], initializer=tf.zeros_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, early.assign_add(1.0))
+        return tfps.ModelSpec(loss=weight * features["x"], optimizer=Collecting(1.0))
+
+    model = model_of(lambda mode, *_: None if mode == "eval" else dataset_of(np.ones(5, np.float32)), model_fn)
+    train(model, 1, 1, max_steps=5, model_dir=str(tmp_path), mode=mode)
+    values = variables_of(tmp_path)
+    assert (values["weight"], values["early"], values["late"]) == (-5, 5, 0)
+    [line] = [line for line in caplog.messages if "is not run: the optimizer" in line]
+    assert "add_late" in line
+    assert "early" not in line
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_histogram_of_a_gradient_waits_for_the_checks(tmp_path: Path, mode: str) -> None:
     """A step with NaN is skipped, though a histogram of it would fail with another error."""
     _shown_by_optimizer(tmp_path, [1.0, 1.0, np.nan, 1.0, np.nan, 1.0, 1.0, 1.0], mode=mode, on_nan="skip")

@@ -25,6 +25,7 @@ from tfps.runtime.graph.passes import (
     embedding_rows,
     exclusive_updates,
     function_calls,
+    layer_updates,
     loop_hoisting,
     model_updates,
     side_effects,
@@ -38,6 +39,10 @@ log = logging.getLogger(__name__)
 _NOT_WRITTEN = (
     "the optimizer's summary %r is not written: it shows the update, which --mode=%s makes apart from the steps. Make "
     "it in compute_gradients, from the gradients of a step."
+)
+_LATE_UPDATE = (
+    "%s%s is not run: the optimizer has put it in tf.GraphKeys.UPDATE_OPS, which is read when model_fn returns. Make "
+    "it part of the operation that apply_gradients returns."
 )
 _WORKER_STRIDE = 7_368_787  # difference between the seeds of two workers
 
@@ -149,6 +154,8 @@ def check(job: TrainJob, forward: Forward) -> None:
 def with_late_summaries(job: TrainJob, forward: Forward, checks: Sequence[Operation], train_op: Operation) -> Forward:
     """Return the forward part with the chief's summaries that the optimizer has made, such as histograms of gradients.
 
+    The updates that the optimizer has collected are not run; a warning says so.
+
     They wait for the checks, because a histogram of NaN fails with an error of its own. A summary is left out if it
     would change what the step does not: in sync, only the chief's update takes the mean of the gradients.
 
@@ -159,19 +166,26 @@ def with_late_summaries(job: TrainJob, forward: Forward, checks: Sequence[Operat
         train_op: The operation that takes a step.
     """
     known = [] if forward.summary is None else list(forward.summary.op.inputs)
-    late = forward.graph.get_collection(tf.GraphKeys.SUMMARIES)[len(known) :]
-    if not (late and job.task.is_chief):
+    if not job.task.is_chief:
         return forward
+    _warn_of_late_updates(forward)
     run, early = set(placement.ancestors([train_op])), set(placement.ancestors(checks))
     lasting = side_effects.Lasting(forward.graph)
-    for summary in late:
+    for summary in forward.graph.get_collection(tf.GraphKeys.SUMMARIES)[len(known) :]:
         if any(lasting.changed(op) for op in placement.ancestors([summary]) if op not in run):
             log.warning(_NOT_WRITTEN, summary.op.name, job.mode.name)
             continue
         if summary.op not in early and graph_editor.can_wait(summary.op):
             graph_editor.add_control_inputs(summary.op, checks)
         known.append(summary)
-    return dataclasses.replace(forward, summary=tf.summary.merge(known) if known else None)
+    return dataclasses.replace(forward, summary=tf.summary.merge(known)) if known else forward
+
+
+def _warn_of_late_updates(forward: Forward) -> None:
+    """Warn of updates that the optimizer has collected after those of the model were taken."""
+    late = [update.name for update in layer_updates.collected(forward.graph) if update not in forward.updates]
+    if late:
+        log.warning(_LATE_UPDATE, late[0], f" and {len(late) - 1} more" if len(late) > 1 else "")
 
 
 def _with_own_updates(graph: Graph, spec: ModelSpec, on_ps: bool) -> tuple[ModelSpec, Sequence[Operation]]:

@@ -46,7 +46,7 @@ def of_layers(
         used: The loss and the tensors that are shown.
     """
     later = [op for op in _of_keras(changes) if op not in first and not _sets_first(op)]
-    updates = set(ancestors(_listed(graph)))
+    updates = set(ancestors(collected(graph)))
     needed = updates.union(ancestors(used))
     kept = []
     for write in sorted(later, key=order, reverse=True):  # a value is made before it is used
@@ -99,6 +99,12 @@ def _of_keras(changes: Mapping[Operation, Sequence[Operation]]) -> Sequence[Oper
     return [op for op, makers in changes.items() if all(one.type in VARIABLES for one in makers) and _frames(op)]
 
 
+def collected(graph: Graph) -> Sequence[Operation]:
+    """Return the operations in ``UPDATE_OPS``."""
+    updates = tf.nest.flatten(graph.get_collection(tf.GraphKeys.UPDATE_OPS))
+    return [update if isinstance(update, tf.Operation) else update.op for update in updates]
+
+
 def _calls(op: Operation) -> Iterator[tuple[str, str]]:
     """Yield file and function of each line in the stack of an operation's creation, the innermost first."""
     for call in reversed(op.traceback or ()):
@@ -146,9 +152,3 @@ def _value(write: Operation) -> Collection[Operation]:
 def _varies(value: Operation) -> bool:
     """Return whether a value may be another one in each step. A constant is a first value, even if a loss uses it."""
     return any(side_effects.has_state(op.node_def) for op in ancestors([value]))
-
-
-def _listed(graph: Graph) -> Sequence[Operation]:
-    """Return the operations in ``UPDATE_OPS``."""
-    updates = tf.nest.flatten(graph.get_collection(tf.GraphKeys.UPDATE_OPS))
-    return [update if isinstance(update, tf.Operation) else update.op for update in updates]

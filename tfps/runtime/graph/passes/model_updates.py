@@ -30,7 +30,7 @@ from tfps.runtime.graph.graph_editor import (
 )
 from tfps.runtime.graph.passes import layer_updates, side_effects
 from tfps.runtime.graph.placement import VARIABLES, ancestors, task_of
-from tfps.tf_types import Fetch, Graph, Operation, Tensor, Variable
+from tfps.tf_types import Graph, Operation, Tensor, Variable
 
 
 def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequence[Tensor] = ()) -> Sequence[Operation]:
@@ -45,7 +45,7 @@ def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequen
     lasting = side_effects.Lasting(graph)
     changes = _changes(graph, lasting)
     first = _initializers(graph)
-    kept = [_operation(update) for update in tf.nest.flatten(graph.get_collection(tf.GraphKeys.UPDATE_OPS))]
+    kept = [*layer_updates.collected(graph)]
     used = [*shown, *([] if loss is None else [loss])]
     of_loss = set() if loss is None else set(ancestors([loss]))
     for write in layer_updates.of_layers(graph, changes, first, used):
@@ -193,7 +193,3 @@ def _initializers(graph: Graph) -> Collection[Operation]:
     made = {f"{op.name}/Assign" for op in graph.get_operations() if op.type in VARIABLES}
     replaced = {op for op in graph.get_operations() if op.name in made}
     return replaced | {variable.initializer for key in keys for variable in graph.get_collection(key)}
-
-
-def _operation(update: Fetch) -> Operation:
-    return update if isinstance(update, tf.Operation) else update.op
