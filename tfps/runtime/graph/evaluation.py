@@ -73,7 +73,7 @@ def evaluation_graph(
         read = inputs.next_of(iterator)
         inputs.only_with(read, [update for _, update in metrics.values()])
         _check_values(model, read, metrics)
-        variable_check.check_queues(model, graph, placement.ancestors(update for _, update in metrics.values()))
+        variable_check.check_feeds(model, graph, placement.ancestors(update for _, update in metrics.values()))
     if like is not None:
         variable_check.check(model, ModeKeys.EVAL, graph, like)
     return EvalGraph(model, graph, global_step, iterator, batches, metrics, cluster is not None, config.batch_size)

@@ -139,7 +139,8 @@ def check(job: TrainJob, forward: Forward) -> None:
 
     Raises:
         ModelError: If a step reads all of a table whose rows it looks up, or a variable has no first value, or the
-            model changes ``global_step``, or a Keras layer changes a variable in a loop, or a queue would be empty.
+            model changes ``global_step``, or a Keras layer changes a variable in a loop, or a queue would be empty,
+            or a placeholder not fed.
     """
     used = [*forward.shown, *forward.updates]
     if problem := embedding_rows.problem(used):
@@ -148,7 +149,7 @@ def check(job: TrainJob, forward: Forward) -> None:
     variable_check.check_first_values(job.model, forward.graph, run)
     variable_check.check_global_step(job.model, forward.global_step, run)
     variable_check.check_layers(job.model, forward.graph, run)
-    variable_check.check_queues(job.model, forward.graph, run)
+    variable_check.check_feeds(job.model, forward.graph, run)
 
 
 def with_late_summaries(job: TrainJob, forward: Forward, checks: Sequence[Operation], train_op: Operation) -> Forward:

@@ -164,8 +164,8 @@ def check_counters(model: Model, variables: Iterable[Variable], run: Collection[
     _raise(model, [(op, text.format(op.name)) for op in counters if op not in changed])
 
 
-def check_queues(model: Model, graph: Graph, run: Container[Operation]) -> None:
-    """Check that a step needs no queue runner, such as that of ``tf.train.batch``: tfps starts none.
+def check_feeds(model: Model, graph: Graph, run: Container[Operation]) -> None:
+    """Check that a step needs no queue runner, such as that of ``tf.train.batch``, and no ``feed_dict``: it gets none.
 
     Args:
         model: The model.
@@ -173,8 +173,12 @@ def check_queues(model: Model, graph: Graph, run: Container[Operation]) -> None:
         run: The operations of a step.
 
     Raises:
-        ModelError: If it does; the step would wait for the queue without end.
+        ModelError: If it does. The step would wait for the queue without end. A placeholder with a default would have
+            the same value in training and evaluation, where scripts feed another one, such as that of dropout.
     """
+    defaults = [op for op in graph.get_operations() if op.type == "PlaceholderWithDefault" and op in run]
+    text = "nothing feeds {!r}, so that its default counts in each mode: use mode == 'train', or a constant"
+    _raise(model, [(op, text.format(op.name)) for op in defaults[:1]])
     queues = [runner.queue.queue_ref.op for runner in graph.get_collection(tf.GraphKeys.QUEUE_RUNNERS)]
     text = "nothing fills the queue {!r}, as no queue runner is started: return a tf.data.Dataset from input_fn"
     _raise(model, [(op, text.format(op.name)) for op in queues if op in run][:1])

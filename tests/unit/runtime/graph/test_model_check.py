@@ -1,5 +1,6 @@
 """What is found in a model before anything starts: variables, tables and input of its evaluation among it."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -209,6 +210,21 @@ def test_a_queue_that_nothing_fills_is_refused() -> None:
         return spec_of(weight * tf.reduce_sum(tf.train.batch([features["x"]], 2)))
 
     with pytest.raises(ModelError, match=r"line \d+: nothing fills the queue 'batch/fifo_queue'"):
+        model_check.build_once(JobConfig(), CLUSTER, model_of(ones, model_fn))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "unused"])
+def test_a_placeholder_whose_default_would_count_in_each_mode_is_refused(mode: str) -> None:
+    """Scripts feed the rate of dropout, or ``is_training``, in evaluation; here nothing does."""
+
+    def model_fn(features: Any, labels: Any, of: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        keep = tf.placeholder_with_default(0.5, [], "keep")
+        return spec_of(weight * features["x"] * (keep if of == mode else 1.0))
+
+    fed = mode != "unused"
+    match = r"line \d+: nothing feeds 'keep', so that its default counts in each mode: use mode == 'train'"
+    with pytest.raises(ModelError, match=match) if fed else contextlib.nullcontext():
         model_check.build_once(JobConfig(), CLUSTER, model_of(ones, model_fn))
 
 
