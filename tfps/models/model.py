@@ -37,6 +37,9 @@ _HINTS: Mapping[str, str] = {
     r"module 'tensorflow(\._api\.v2(?!\.compat)\S*)?' has no attribute '(?!contrib|estimator|layers)": (
         "a name of TensorFlow 1.x: write `import tensorflow.compat.v1 as tf`"
     ),
+    r"Unknown command line flag|before flags were parsed": (
+        "a model does not parse flags: use params for the job's own, and constants for others"
+    ),
     r"TensorArray output_ta_\S+ Could not write to TensorArray index": _UNROLL,  # as Keras names them
     r"GRUCell\.call\(\)[\s\S]*Attempting to slice scalar input": (
         "Keras' GRU: use tf.keras.layers.GRU(..., unroll=True, reset_after=False)"

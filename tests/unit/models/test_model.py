@@ -77,6 +77,8 @@ def test_of_a_message_of_many_lines_the_cause_is_reported() -> None:
             "ModelSpec.__init__() got an unexpected keyword argument 'train_op'",
             "give optimizer=, loss= and",
         ),
+        ("Unknown command line flag 'ps_hosts'", "use params for the job's own"),
+        ("Trying to access flag --rate before flags were parsed.", "use params for the job's own"),
         ("ModelSpec.__init__() got multiple values for argument 'loss'", "ModelSpec has no mode"),
         ("'SymbolicTensor' object has no attribute 'numpy'", "use log_tensors, or tf.print"),
         ("module 'keras._tf_keras.keras.metrics' has no attribute 'accuracy'", "import tensorflow.compat.v1 as tf"),
