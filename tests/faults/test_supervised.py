@@ -4,9 +4,11 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from support.listeners import Speaker
@@ -38,6 +40,7 @@ def job(
     num_workers: int,
     *flags: str,
     model: str,
+    under: Mapping[str, Sequence[str]] = MappingProxyType({}),
     **env: str,
 ) -> Iterator[dict[str, Process]]:
     """Run a cluster, each task under its own supervisor."""
@@ -46,7 +49,7 @@ def job(
     own = {flag.partition("=")[0] for flag in flags}
     usual = [flag for flag in FLAGS if flag.partition("=")[0] not in own]
     given = (f"--model={file}", f"--model_dir={directory / 'm'}", *usual, *flags)
-    with by_hand(directory, num_ps, num_workers, *given, **env) as tasks:
+    with by_hand(directory, num_ps, num_workers, *given, under=under, **env) as tasks:
         below = {name: task.pid for name, task in tasks.items()}
         try:
             yield tasks
@@ -304,3 +307,36 @@ def _signals_while_a_ps_ends(directory: Path) -> int:
             time.sleep(0.002)
         assert {name: task.wait(100) for name, task in tasks.items()} == dict.fromkeys(tasks, 0)
     return signals
+
+
+@pytest.mark.parametrize("reader", ["is stuck", "continues", "is gone"])
+def test_who_reads_what_a_supervisor_passes_on_stops_no_task(tmp_path: Path, reader: str) -> None:
+    """What a full pipe does not take is left out: the task goes on, its log has it all, and it ends when asked to."""
+    os.mkfifo(tmp_path / "pipe")
+    under = {"worker/0": ("sh", "-c", f'exec "$@" > {tmp_path}/pipe 2>&1', "sh")}
+    model = slow(0.01).replace("        return x", "        print(len(batches), 'x' * 4000)\n        return x")
+    log, taken = tmp_path / "m" / "logs" / "worker-0.log", tmp_path / "taken"
+    with contextlib.ExitStack() as stack:
+        pipe = stack.enter_context(open(os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), "rb"))
+        os.set_blocking(pipe.fileno(), True)
+        tasks = stack.enter_context(job(tmp_path, 1, 1, "--max_steps=100000", model=model, under=under, **PATIENT))
+        wait_until(log.exists, 120)
+        if reader == "is gone":
+            pipe.close()
+        wait_until(lambda: len(printed(log)) > 500, 120)  # 2 MB
+        if reader == "continues":
+            copy = stack.enter_context(subprocess.Popen(["cat"], stdin=pipe, stdout=taken.open("wb")))
+            wait_until(lambda: "left out: standard output was not read)\n" in taken.read_text(), 60)
+            known = len(printed(taken))
+            wait_until(lambda: len(printed(taken)) > known, 60)
+        tasks["worker/0"].signal(signal.SIGTERM)
+        assert tasks["worker/0"].wait(60) == 143
+        if reader == "continues":
+            assert copy.wait(60) == 0
+            assert printed(taken) == sorted(set(printed(taken)))
+    assert printed(log) == list(range(1, len(printed(log)) + 1))
+
+
+def printed(file: Path) -> list[int]:
+    """Return the numbers before the long lines of a model in a file."""
+    return list(map(int, re.findall(r"^(\d+) x{4000}$", file.read_text(), re.MULTILINE)))
