@@ -4,16 +4,20 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
+from support.listeners import Speaker
 from support.processes import (
     PATIENCE,
     PATIENT,
     POWERS,
     Process,
+    alive,
     by_hand,
     children_of,
     processes,
@@ -23,12 +27,21 @@ from support.processes import (
     wait_gone,
 )
 
+from tfps.cluster.ports import held_ports
+from tfps.cluster.spec import Task
+
 FLAGS = ("--max_restarts=10", "--save_checkpoint_secs=1", "--steps_to_validate=1", "--start_timeout_secs=60")
 
 
 @contextlib.contextmanager
 def job(
-    directory: Path, num_ps: int, num_workers: int, *flags: str, model: str, **env: str
+    directory: Path,
+    num_ps: int,
+    num_workers: int,
+    *flags: str,
+    model: str,
+    under: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    **env: str,
 ) -> Iterator[dict[str, Process]]:
     """Run a cluster, each task under its own supervisor."""
     file = directory / "model.py"
@@ -36,7 +49,7 @@ def job(
     own = {flag.partition("=")[0] for flag in flags}
     usual = [flag for flag in FLAGS if flag.partition("=")[0] not in own]
     given = (f"--model={file}", f"--model_dir={directory / 'm'}", *usual, *flags)
-    with by_hand(directory, num_ps, num_workers, *given, **env) as tasks:
+    with by_hand(directory, num_ps, num_workers, *given, under=under, **env) as tasks:
         below = {name: task.pid for name, task in tasks.items()}
         try:
             yield tasks
@@ -167,6 +180,77 @@ def test_a_worker_started_twice_ends_nobodys_job(tmp_path: Path) -> None:
             assert tasks["ps/0"].poll() is None
 
 
+def wait_until(holds: Callable[[], object], secs: float) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + secs * PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def fork_servers(supervisor: Process) -> list[int]:
+    """Return the fork server below a supervisor, and what is forked from it."""
+    found = []
+    for pid in alive(children_of(supervisor.pid)):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if b"multiprocessing.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+@contextlib.contextmanager
+def cluster_of_three(directory: Path) -> Iterator[tuple[Callable[[str, int], Process], int]]:
+    """Yield what starts a task under its own supervisor, and the port of worker 1.
+
+    The model loads only where the file ``data`` is beside it.
+    """
+    model = directory / "model.py"
+    model.write_text(f"open({str(directory / 'data')!r})\n{POWERS}")
+    with held_ports(3) as ports, processes() as started:
+        ps, *workers = [f"127.0.0.1:{port}" for port in ports]
+        flags = [f"--ps_hosts={ps}", f"--worker_hosts={','.join(workers)}", f"--model={model}", "--max_steps=50"]
+        flags += [f"--model_dir={directory / 'm'}", "--start_timeout_secs=600", "--max_restarts=3"]
+
+        def start(name: str, index: int) -> Process:
+            me = [f"--job_name={name}", f"--task_index={index}"]
+            started.append(Process(directory / f"{len(started)}.out", *flags, *me))
+            return started[-1]
+
+        yield start, ports[2]
+
+
+def wait_until_reporting(failing: Process) -> None:
+    """Wait until the supervisor of a worker that fails has started another fork server, to report it to the PS."""
+    wait_until(lambda: fork_servers(failing), 120)
+    [first, *_] = fork_servers(failing)
+    wait_until(lambda: (now := fork_servers(failing)) and first not in now, 120)
+
+
+def test_a_worker_that_failed_ends_no_job_that_is_started_after_it(tmp_path: Path) -> None:
+    """The job is mended and started again at the same addresses, while the old supervisor looks for a PS: it trains."""
+    with cluster_of_three(tmp_path) as (start, _):
+        failing = start("worker", 1)
+        wait_until_reporting(failing)
+        (tmp_path / "data").touch()
+        tasks = [start(*task) for task in (("ps", 0), ("worker", 0), ("worker", 1))]
+        assert [task.wait(200) for task in tasks] == [0, 0, 0], "\n".join(task.output() for task in tasks)
+        assert failing.wait(100) == 2
+        assert failing.output().endswith(f"    open('{tmp_path}/data')\n"), "nobody needs TensorFlow's own lines"
+
+
+def test_a_worker_that_is_started_again_is_not_reported(tmp_path: Path) -> None:
+    """A PS that waits for it goes on waiting: another process answers as that worker when the report is due."""
+    with cluster_of_three(tmp_path) as (start, port):
+        ps = start("ps", 0)
+        ps.wait_for("waiting for", 120)
+        failing = start("worker", 1)
+        wait_until_reporting(failing)
+        with contextlib.closing(Speaker(Task("worker", 1), port)):
+            assert failing.wait(120) == 2
+            ps.signal(signal.SIGTERM)
+            assert ps.wait(100) == 143, ps.output()
+
+
 def test_a_task_that_is_asked_to_stop_saves_and_is_not_started_again(tmp_path: Path) -> None:
     """SIGTERM to the supervisors is the tasks': all end with 143 in time, the state saved, no process left."""
     flags = ("--max_steps=100000000", "--save_checkpoint_secs=3600")
@@ -223,3 +307,36 @@ def _signals_while_a_ps_ends(directory: Path) -> int:
             time.sleep(0.002)
         assert {name: task.wait(100) for name, task in tasks.items()} == dict.fromkeys(tasks, 0)
     return signals
+
+
+@pytest.mark.parametrize("reader", ["is stuck", "continues", "is gone"])
+def test_who_reads_what_a_supervisor_passes_on_stops_no_task(tmp_path: Path, reader: str) -> None:
+    """What a full pipe does not take is left out: the task goes on, its log has it all, and it ends when asked to."""
+    os.mkfifo(tmp_path / "pipe")
+    under = {"worker/0": ("sh", "-c", f'exec "$@" > {tmp_path}/pipe 2>&1', "sh")}
+    model = slow(0.01).replace("        return x", "        print(len(batches), 'x' * 4000)\n        return x")
+    log, taken = tmp_path / "m" / "logs" / "worker-0.log", tmp_path / "taken"
+    with contextlib.ExitStack() as stack:
+        pipe = stack.enter_context(open(os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), "rb"))
+        os.set_blocking(pipe.fileno(), True)
+        tasks = stack.enter_context(job(tmp_path, 1, 1, "--max_steps=100000", model=model, under=under, **PATIENT))
+        wait_until(log.exists, 120)
+        if reader == "is gone":
+            pipe.close()
+        wait_until(lambda: len(printed(log)) > 500, 120)  # 2 MB
+        if reader == "continues":
+            copy = stack.enter_context(subprocess.Popen(["cat"], stdin=pipe, stdout=taken.open("wb")))
+            wait_until(lambda: "left out: standard output was not read)\n" in taken.read_text(), 60)
+            known = len(printed(taken))
+            wait_until(lambda: len(printed(taken)) > known, 60)
+        tasks["worker/0"].signal(signal.SIGTERM)
+        assert tasks["worker/0"].wait(60) == 143
+        if reader == "continues":
+            assert copy.wait(60) == 0
+            assert printed(taken) == sorted(set(printed(taken)))
+    assert printed(log) == list(range(1, len(printed(log)) + 1))
+
+
+def printed(file: Path) -> list[int]:
+    """Return the numbers before the long lines of a model in a file."""
+    return list(map(int, re.findall(r"^(\d+) x{4000}$", file.read_text(), re.MULTILINE)))

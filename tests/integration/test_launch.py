@@ -5,8 +5,10 @@ import pty
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from unittest import mock
@@ -266,6 +268,35 @@ def test_a_reader_that_continues_gets_what_it_has_missed() -> None:
     assert [line.partition(" ")[0] for line in whole] == [str(number) for number in range(len(whole))]
     assert missed == f"({40 - len(whole)} lines left out: standard output was not read)"
     assert again == "again"
+
+
+@pytest.mark.parametrize("kind", ["terminal", "socket", "pipe of one in a hurry"])
+def test_who_writes_waits_for_no_other_reader_either(kind: str) -> None:
+    """A terminal that is stopped, as by Ctrl-S, and a socket that nobody reads are as a full pipe."""
+    hurry = "output._PATIENCE_SECS = 1000; shown.hurry(0.5)" if "hurry" in kind else ""
+    writes = f"""if True:
+        import sys
+        from tfps.jobs import output
+        shown = output.Output()
+        {hurry}
+        for number in range(500):
+            shown.write("x" * 1000)
+        shown.close()
+        print("closed", file=sys.stderr, flush=True)
+    """
+    made = {"terminal": os.openpty, "socket": lambda: [end.detach() for end in socket.socketpair()]}
+    ours, theirs = made.get(kind, os.pipe)()
+    if kind == "terminal":
+        termios.tcflow(theirs, termios.TCOOFF)
+    with subprocess.Popen(
+        [sys.executable, "-c", writes], stdout=theirs, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as writer:
+        try:
+            assert writer.communicate(timeout=100)[1] == "closed\n"
+        finally:
+            writer.kill()
+            os.close(ours)
+            os.close(theirs)
 
 
 def test_a_log_that_cannot_be_written_fails_no_model(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
-"""Standard output of a launcher, which may have no reader: the job neither waits for one nor is lost with it."""
+"""Standard output of a launcher or a supervisor, whose reader may stop: no task waits for it or is lost with it."""
 
 import contextlib
+import math
 import os
 import select
 import stat
 import sys
+import time
 
 from tfps.text import plural
 
@@ -15,7 +17,7 @@ _CHARACTERS = 1024  # per write: a pipe that is ready takes at least 4 KiB
 class Output:
     """Lines on standard output.
 
-    If a pipe's reader is stuck, lines are left out, and a note says so when it reads again. If nothing can be written
+    If its reader is stuck, lines are left out, and a note says so when it reads again. If nothing can be written
     any more, the job continues without output, and standard error says so once. The tasks' logs have everything.
     """
 
@@ -24,6 +26,11 @@ class Output:
         self._left_out = 0
         self._is_stuck = False
         self._is_torn = False  # the reader got stuck in the middle of a line
+        self._deadline = math.inf
+
+    def hurry(self, secs: float) -> None:
+        """Wait for the reader no longer than for so long from now, over all later lines."""
+        self._deadline = min(self._deadline, time.monotonic() + secs)
 
     def write(self, text: str) -> None:
         """Write a line.
@@ -69,14 +76,17 @@ class Output:
 
     def _takes(self) -> bool:
         """Return whether standard output takes more; wait a little first, unless the last wait failed."""
-        if _is_pipe():
-            self._is_stuck = not select.select([], [1], [], 0.0 if self._is_stuck else _PATIENCE_SECS)[1]
+        if _has_reader():
+            patience = max(0.0, min(_PATIENCE_SECS, self._deadline - time.monotonic()))
+            self._is_stuck = not select.select([], [1], [], 0.0 if self._is_stuck else patience)[1]
         return not self._is_stuck
 
 
-def _is_pipe() -> bool:
+def _has_reader() -> bool:
+    """Return whether standard output is a pipe, a socket or a terminal, which can be full, or stopped by Ctrl-S."""
     try:
-        return sys.stdout.fileno() == 1 and stat.S_ISFIFO(os.fstat(1).st_mode)
+        mode = os.fstat(1).st_mode
+        return sys.stdout.fileno() == 1 and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(1))
     except (OSError, ValueError):
         return False
 

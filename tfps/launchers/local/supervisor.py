@@ -5,7 +5,8 @@ or ends with a code of 128 or more. A platform takes long for a restart: it make
 again, and waits for minutes before it retries. Here the task is forked from a process that has imported TensorFlow, by
 ``launchers.local.job``, which also kills a task that gives no sign of life.
 
-The task's output is passed on unchanged. SIGTERM, SIGINT and SIGHUP go to the task: it saves, and is not restarted.
+The task's output is passed on unchanged; what a stuck reader does not take is left out (``jobs.output``). SIGTERM,
+SIGINT and SIGHUP go to the task: it saves, and is not restarted.
 """
 
 import contextlib
@@ -22,11 +23,12 @@ from tfps.cluster.spec import Cluster, Task, hosts_flags
 from tfps.config.job_config import JobConfig
 from tfps.errors import RetryableError, StoppedError, stopping_signals
 from tfps.jobs.events import LogLine, TaskExited, TaskRestarted, TaskStalled
+from tfps.jobs.output import Output
 from tfps.launchers.local.job import LocalJob
 from tfps.launchers.local.plan import Plan
 from tfps.launchers.local.restart_policy import Alone
 from tfps.storage import JobDirectory, temporary_directory
-from tfps.timeouts import SECOND_THOUGHT_SECS
+from tfps.timeouts import SECOND_THOUGHT_SECS, TASK_END_SECS
 
 # The task's own lines about its state; a model's output does not match.
 _TRAINS = re.compile(r"training: (mode \w+, [\d,]+ workers?, [\d,]+ ps|serving [\d,]+ workers?)")
@@ -45,6 +47,7 @@ class Supervisor:
         self._plan = Plan(config, {task: [*given.to_argv(), *hosts_flags(cluster)]})
         self._policy = Alone(task, config.max_restarts or 0)
         self._job: LocalJob | None = None
+        self._output = Output()
         self.stop_requested = False
         self._stop_requested_at = 0.0
 
@@ -58,7 +61,7 @@ class Supervisor:
         """
         for number in stopping_signals():
             signal.signal(number, self._on_signal)
-        with _log_of(self._config, self._task) as log:
+        with _log_of(self._config, self._task) as log, contextlib.closing(self._output):
             self._job = LocalJob(self._plan, self._policy, log)
             if self.stop_requested:
                 self._job.cancel()
@@ -87,7 +90,7 @@ class Supervisor:
         if _TRAINS.fullmatch(text):
             self._policy.trained()
         with contextlib.suppress(OSError):  # the reader may be gone
-            print(text, flush=True)
+            self._output.write(text)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -97,6 +100,7 @@ class Supervisor:
             self._job.kill()
         elif self._job:
             self._job.cancel()
+        self._output.hurry(TASK_END_SECS)
         self._stop_requested_at = self._stop_requested_at if self.stop_requested else now
         self.stop_requested = True
 

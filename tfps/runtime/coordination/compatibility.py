@@ -54,6 +54,12 @@ def fingerprint(config: JobConfig, cluster: Cluster, tensorflow: str) -> str:
     return json.dumps({"flags": flags, "sizes": sizes, "versions": versions, "files": files})
 
 
+def terms_of_ps(config: JobConfig, cluster: Cluster, tensorflow: str) -> str:
+    """Return the terms that a PS writes: its ``fingerprint``, and when its process started."""
+    terms = json.loads(fingerprint(config, cluster, tensorflow))
+    return json.dumps({**terms, "began": process_identity.began()})
+
+
 def digest(model: str) -> str:
     """Return a hash of a model's file; empty for a built-in model, which is tfps's own, or if there is no such file."""
     source = _source(model)
@@ -123,6 +129,11 @@ def check(mine: str, theirs: Sequence[str], cluster: Cluster) -> None:
 def is_same(mine: str, theirs: str) -> bool:
     """Return whether a worker's terms equal those of a PS; ``theirs`` is empty if the PS has not set them yet."""
     return bool(theirs) and not differences(json.loads(mine), json.loads(theirs))
+
+
+def began_within(terms: str, secs: float) -> bool:
+    """Return whether the process of a PS started within the last ``secs``; False if it is on another machine."""
+    return process_identity.secs_since(json.loads(terms)["began"]) < secs
 
 
 def differences(mine: Terms, theirs: Terms) -> list[tuple[str, str]]:

@@ -4,6 +4,10 @@ A worker that has joined the PS reports to them itself (``job_state``). Another 
 model is wrong or its data is missing, or it may be killed once too often. The PS would wait for it for a long time
 where no launcher or platform ends them. So the supervisor of the worker reports the failure, in a separate process.
 Only that process imports TensorFlow.
+
+The PS of the job may come up after the worker has failed: the report waits for them. Meanwhile, a person or a script
+may have mended the job and started it again at the same addresses. So nothing is reported to a PS whose process started
+after the failure, as far as that is known (on the same machine), or if another process runs as that worker by then.
 """
 
 import contextlib
@@ -12,7 +16,8 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tfps.cluster import probe, rendezvous
 from tfps.cluster.spec import Cluster, Task
@@ -28,6 +33,23 @@ _POLL_SECS = 0.2
 _BEGAN = time.monotonic()  # when the supervisor started, which imports this first
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """A worker's permanent failure.
+
+    Attributes:
+        task: The worker.
+        code: Its exit code.
+        began: When its supervisor started, by the clock of ``time.monotonic``.
+        at: When its last process had ended, by the same clock.
+    """
+
+    task: Task
+    code: int
+    began: float
+    at: float
+
+
 def send(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
     """Report to the PS of a worker's job that it has failed permanently; skip PS that do not answer soon.
 
@@ -39,60 +61,74 @@ def send(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
         task: The worker, whose process has ended.
         code: The worker's exit code.
     """
-    if probe.probe_address(cluster.address(task)).task == task:
+    failure = _Failure(task, code, _BEGAN, time.monotonic())
+    if _runs(cluster, task):
         return
-    process = multiprocessing.get_context("forkserver").Process(
-        target=_send_and_exit, args=(config, cluster, task, code, _BEGAN)
-    )
-    process.start()
+    process = multiprocessing.get_context("forkserver").Process(target=_send_and_exit, args=(config, cluster, failure))
+    with _standard_error_dropped():  # the fork server keeps it, and imports TensorFlow, which writes there
+        process.start()
     process.join(_MAX_SECS + 1.0)
     process.kill()
 
 
-def _send_and_exit(config: JobConfig, cluster: Cluster, task: Task, code: int, began: float) -> None:
+def _runs(cluster: Cluster, task: Task) -> bool:
+    return probe.probe_address(cluster.address(task)).task == task
+
+
+@contextlib.contextmanager
+def _standard_error_dropped() -> Iterator[None]:
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
+
+
+def _send_and_exit(config: JobConfig, cluster: Cluster, failure: _Failure) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides TensorFlow's messages
     tensorflow_import.load_v1()
     rendezvous.bypass_proxies(os.environ, cluster)
-    servers = [other for other in cluster.tasks() if other.job == "ps"]
-    given = config, cluster, task, code, servers, began
-    thread = threading.Thread(target=_send_to_all, args=given, daemon=True)
+    thread = threading.Thread(target=_send_to_all, args=(config, cluster, failure), daemon=True)
     thread.start()
     thread.join(_MAX_SECS)
     os._exit(0)  # a session may wait without end
 
 
-def _send_to_all(
-    config: JobConfig, cluster: Cluster, task: Task, code: int, servers: Sequence[Task], began: float
-) -> None:
+def _send_to_all(config: JobConfig, cluster: Cluster, failure: _Failure) -> None:
     """Report to each PS as soon as it is up and initialized; stop if they belong to another job."""
-    for ps in servers:
+    for ps in [other for other in cluster.tasks() if other.job == "ps"]:
         is_reported = None
         while is_reported is None:
             with contextlib.suppress(Exception):  # not initialized yet, or exiting
-                if probe.probe_address(cluster.address(ps)).task == ps:
-                    is_reported = _report(config, cluster, task, code, ps, began)
+                if _runs(cluster, ps):
+                    is_reported = _report(config, cluster, failure, ps)
             time.sleep(_POLL_SECS)
         if not is_reported:
             return
 
 
-def _report(config: JobConfig, cluster: Cluster, task: Task, code: int, ps: Task, began: float) -> bool:
+def _report(config: JobConfig, cluster: Cluster, failure: _Failure, ps: Task) -> bool:
     """Write minus the exit code as the worker's phase, if the PS is of this job; return whether it is."""
     import tensorflow.compat.v1 as tf  # noqa: PLC0415
 
     from tfps.runtime.coordination import job_variables  # noqa: PLC0415
 
+    task = failure.task
     with tf.Graph().as_default() as graph:
         state = job_variables.ps_variables(cluster, ps.index)
-        phase = state.phase.scatter_update(tf.IndexedSlices(-code, task.index)).op
+        phase = state.phase.scatter_update(tf.IndexedSlices(-failure.code, task.index)).op
         terms = state.terms.read_value()
         run = job_variables.first_ps_variables(cluster).run.read_value() if ps.index == 0 else tf.constant("")
     options = tf.ConfigProto(device_filters=[f"/job:ps/task:{ps.index}"])
     with tf.Session(f"grpc://{cluster.address(ps)}", graph=graph, config=options) as session:
-        theirs, present_run = session.run([terms, run])
+        theirs, present_run = (value.decode() for value in session.run([terms, run]))
         own = compatibility.fingerprint(config, cluster, tf.__version__)
-        ours = compatibility.is_same(own, theirs.decode()) and _is_of_run(config, task, present_run.decode(), began)
+        ours = compatibility.is_same(own, theirs) and _is_of_run(config, task, present_run, failure.began)
+        ours = ours and not compatibility.began_within(theirs, time.monotonic() - failure.at)
+        ours = ours and not (ps.index == 0 and _runs(cluster, task))  # the other PS follow the first
         if ours:
             session.run(phase)
     return ours

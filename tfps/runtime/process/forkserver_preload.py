@@ -10,7 +10,10 @@ import signal
 import threading
 
 from tfps.config.launch_protocol import FORK_SERVER_PARENT
-from tfps.runtime.process import tensorflow_import
+from tfps.runtime.process import (
+    process_identity,  # noqa: F401  it notes when it was imported: before TensorFlow
+    tensorflow_import,
+)
 
 _LOOK_EVERY_SECS = 0.2
 

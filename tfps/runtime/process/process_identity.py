@@ -34,6 +34,11 @@ def moment() -> Mapping[str, Any]:
     return {"machine": machine(), "uptime": time.monotonic(), "time": time.time()}
 
 
+def began() -> Mapping[str, Any]:
+    """Return the moment when this process started, or the one that forks tasks, for ``secs_since``."""
+    return {"machine": machine(), "uptime": BEGAN, "time": time.time() - (time.monotonic() - BEGAN)}
+
+
 def secs_since(then: Mapping[str, Any]) -> float:
     """Return the seconds since a moment on this machine, by a clock that nobody can set; infinity for any other."""
     if then["machine"] != machine():

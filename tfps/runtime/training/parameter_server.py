@@ -43,7 +43,7 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) ->
     """
     running = server.start(config, cluster, task)
     with tf.Graph().as_default() as graph:
-        terms = compatibility.fingerprint(config, cluster, tf.__version__)
+        terms = compatibility.terms_of_ps(config, cluster, tf.__version__)
         init, state = job_variables.all_variables(cluster, task.index, terms)
         values = state.phase.read_value(), state.aborted.read_value(), state.joined.read_value()
         session = sessions.Session(running.target, graph=graph, config=tf.ConfigProto(device_filters=[task.device]))
