@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.processes import PATIENT, Process, load_variable, processes, run_tfps, summary, wait_gone
+from support.processes import PATIENT, POWERS, Process, load_variable, processes, run_tfps, slow, summary, wait_gone
 
 MODEL = """
 import os, sys
@@ -173,3 +173,39 @@ def test_when_one_worker_fails_the_chief_saves(tmp_path: Path, mode: str) -> Non
     assert "a bad row" in result.stderr
     checkpoint = summary(tmp_path / "m")["checkpoint"]
     assert load_variable(checkpoint, "weight") == load_variable(checkpoint, "global_step") >= 50
+
+
+TAKES_OVER = """
+import signal, sys
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+
+class Tee:
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        return self.stream.write(text)
+
+sys.stdout = Tee(sys.stdout)
+"""
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_model_that_takes_over_signals_and_output_is_trained_and_saved(tmp_path: Path, is_stopped: bool) -> None:
+    """What it or a library does at import costs neither the state at a stop nor the end of a job."""
+    path = tmp_path / "slow.py"
+    path.write_text(TAKES_OVER + (slow(0.02) if is_stopped else POWERS))
+    flags = (f"--model={path}", f"--model_dir={tmp_path / 'm'}", "--save_checkpoint_secs=1000")
+    with processes() as started:
+        job = Process(tmp_path / "out", "launch", *flags, f"--max_steps={100_000 if is_stopped else 20}")
+        started.append(job)
+        if is_stopped:
+            job.wait_for_step(20, 90)
+            job.signal(signal.SIGTERM)
+        assert job.wait(100) == (143 if is_stopped else 0), job.output()
+    assert "the model's handlers of SIGTERM, SIGINT are not used" in job.output()
+    reported = summary(tmp_path / "m")
+    assert reported["status"] == ("stopped" if is_stopped else "done")
+    assert reported["global_step"] >= 20
+    assert load_variable(tmp_path / "m", "global_step") == reported["global_step"]

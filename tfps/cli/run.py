@@ -107,7 +107,7 @@ def _be_task(given: JobConfig, members: Cluster, me: Task, port_flag: str) -> in
     _end_within(_EXIT_HOOKS_SECS, code)
     atexit._run_exitfuncs()  # autograph and others remove their temporary files here
     for stream in (sys.stdout, sys.stderr, console):
-        with contextlib.suppress(OSError, ValueError):  # a model may have closed it
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a model may have closed or replaced it
             stream.flush()
     _exit(code)
 

@@ -74,6 +74,7 @@ def _worker(
     from tfps.runtime.training.worker import Worker  # noqa: PLC0415
 
     worker = Worker(config, cluster, task, loader.load(config.model), stop)
+    stop.take_back_signals()
     worker.is_new_dir, worker.on_built = is_new_dir, on_built
     try:
         run_supervised(worker.work, stop, worker.watch, worker.emergency_save, worker.grace_secs)
@@ -98,4 +99,5 @@ def _evaluator(config: JobConfig, cluster: Cluster, task: Task, stop: StopReques
     from tfps.runtime.results import evaluation, evaluation_progress  # noqa: PLC0415
 
     model, progress = loader.load(config.model), evaluation_progress.EvaluationProgress(config.stall_timeout_secs)
+    stop.take_back_signals()
     run_supervised(lambda: evaluation.follow(config, cluster, model, stop, progress), stop, progress.error)

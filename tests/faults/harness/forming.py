@@ -60,7 +60,7 @@ def old_ps(run: Attempt) -> None:
     other = run.model_dir.with_name("other")
     with run.fault("ps/0", "ps/1", says="another run|other run|old run|another job|other job|old job|run id"):
         for name in ("worker/0", "worker/1"):
-            run.platform.start(name, model_dir=other, seed=7, start_timeout_secs=run.limit(15))
+            run.platform.start(name, model_dir=other, start_timeout_secs=run.limit(15))
     _refused(run, "worker/0")
 
 

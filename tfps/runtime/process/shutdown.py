@@ -72,6 +72,14 @@ class StopRequest:
         before = {number: signal.signal(number, self._on_signal) or signal.SIG_DFL for number in stopping_signals()}
         os.register_at_fork(after_in_child=lambda: _handle(before))
 
+    def take_back_signals(self) -> None:
+        """Handle the stop signals again if the model, or what it imports, has set other handlers: a stop must save."""
+        taken = [number for number in stopping_signals() if signal.getsignal(number) != self._on_signal]
+        if taken:
+            names = ", ".join(number.name for number in taken)
+            log.warning("the model's handlers of %s are not used: tfps saves and ends on these signals", names)
+            self.on_signals()
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self.waited_secs > SECOND_THOUGHT_SECS and number == signal.SIGINT:
