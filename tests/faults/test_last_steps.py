@@ -1,14 +1,12 @@
 """Tasks that are lost at the end of a job, and started again one by one: every step is taken, and none twice."""
 
-import contextlib
-import os
 import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.processes import PATIENCE, Process, children_of, load_variable, open_files, processes, summary
+from support.processes import PATIENCE, Process, load_variable, summary
 from support.restarting_platform import Platform, platform
 
 # Each update subtracts 1, and each evaluated value is the variable. Element n of a worker's input waits while the file
@@ -228,26 +226,3 @@ def test_what_a_lost_worker_skipped_is_counted(tmp_path: Path, mode: str, lost: 
         _let_go(tmp_path, index)
         _check_updates(job, tmp_path / "m", updates)
         assert summary(tmp_path / "m")["batches_skipped"] == job.said().count("skipped a batch") == 3
-
-
-@pytest.mark.parametrize("lost", ["ps-0", "ps-1"])
-@pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_ps_lost_after_the_summary_ends_no_job(tmp_path: Path, mode: str, lost: str) -> None:
-    """All is trained, saved and evaluated by then: ``tfps launch`` ends with 0, soon, and the summary stays."""
-    (tmp_path / "model.py").write_text(_model(10, 10))
-    model_dir = tmp_path / "m"
-    flags = (f"--model={tmp_path / 'model.py'}", f"--model_dir={model_dir}", f"--mode={mode}", "--num_ps=2")
-    with processes() as started:
-        job = Process(tmp_path / "out", "launch", *flags, *_flags(tmp_path, "--max_steps=10", eval=""))
-        started.append(job)
-        job.wait_for("evaluating at step", 120)
-        [pid] = [pid for pid in children_of(job.pid) if any(f"{lost}.log" in link for link in open_files(pid))]
-        _let_go(tmp_path, "eval")
-        while not (model_dir / "summary.json").exists():
-            assert job.poll() is None, job.output()
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-            os.kill(pid, KILL)
-        assert job.wait(100) == 0, job.output()
-    assert "restarted after" not in job.output()
-    reported = summary(model_dir)
-    assert (reported["status"], reported["global_step"], reported["eval"]["kept"]) == ("done", 10, -10)

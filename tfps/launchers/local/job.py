@@ -20,7 +20,7 @@ import selectors
 import signal
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -107,8 +107,9 @@ class LocalJob(RunningJob):
 
     def _environment(self, task: Task) -> Mapping[str, str]:
         """Return the variables of ``launch_protocol`` for a new process of a task."""
+        again = {STARTED_AGAIN: "1"} if task in self._started else {}
         recorded = {HAS_RECORD: self._recorded[task]} if task in self._recorded else {}
-        return {LAUNCH: self._id, **({STARTED_AGAIN: "1"} if task in self._started else {}), **recorded}
+        return {LAUNCH: self._id, **again, **recorded}
 
     def events(self, every_secs: float = 0.25) -> Iterator[JobEvent | None]:
         """Start every task; yield its lines and its end, until all have ended.
@@ -222,7 +223,7 @@ class LocalJob(RunningJob):
         code = 0 if is_done else process.exitcode or 0
         yield from self._replaced(output.task, code, lost_with)
         if output.task.job == "ps" and output.task in self._restarts and not lost_with:
-            self._lost_with |= dict.fromkeys(self._kill_ps(), output.task)  # no worker has to find out that one is new
+            self._end_other_ps(output.task)
             yield from self._recalled(output.task)
 
     def _replaced(self, task: Task, code: int, lost_with: Task | None) -> Iterator[TaskRestarted | TaskExited]:
@@ -234,10 +235,8 @@ class LocalJob(RunningJob):
             self._restarts.recall(task)
             yield TaskRestarted(task, f"the loss of {lost_with}")
             return
-        if task.job == "ps" and self._signs.is_over and not lost_with and not self._kill_at:
-            if code:
-                self._kill_ps()  # a lost one keeps the chief from telling the others
-            yield TaskExited(task, 0)
+        if task.job == "ps" and Task("worker", 0) in self._signs.signed_off and not lost_with and not self._kill_at:
+            yield TaskExited(task, 0)  # the chief is the last to sign off: there is nothing left to lose
             return
         early = code == 0 and task not in self._signs.signed_off
         grant = None if self._kill_at else self._restarts.grant(task, RetryableError.exit_code if early else code)
@@ -250,12 +249,11 @@ class LocalJob(RunningJob):
         else:
             yield TaskExited(task, code)
 
-    def _kill_ps(self) -> Sequence[Task]:
-        """Kill the PS that run, and return them."""
-        killed = [task for task, code in self.status().items() if code is None and task.job == "ps"]
-        for task in killed:
+    def _end_other_ps(self, lost: Task) -> None:
+        """Kill the other PS: otherwise a worker would have to return first, and notice that one lacks its variables."""
+        for task in [task for task, code in self.status().items() if code is None and task.job == "ps"]:
+            self._lost_with[task] = lost
             self._signal(signal.SIGKILL, task)
-        return killed
 
     def _recalled(self, lost: Task) -> Iterator[TaskRestarted]:
         """Schedule restarts of finished workers: the job may restart from a checkpoint, and then needs all of them.

@@ -37,11 +37,6 @@ class LifeSigns:
         self._last: dict[Task, _Sign] = {}
         self._checked = time.monotonic()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is left to lose: of the workers, the chief is the last to sign off, and the PS follow it."""
-        return any(task.job == "ps" or task == Task("worker", 0) for task in self.signed_off)
-
     def began(self, task: Task, pid: int | None) -> None:
         """Note that a task has a new process, which counts as alive until after its first sign."""
         self._pids[task] = pid

@@ -134,7 +134,7 @@ class Worker:
             write_summary = self._finish_job(parts, parts.chief, loop) if parts.chief else lambda: None
             with self.life.signing_off(self._stop):
                 write_summary()
-                parts.report_done(loop.progress)
+                parts.write_phase(Phase.DONE, loop.progress)
         except (tf.errors.OpError, RuntimeError):  # RuntimeError: the session was closed
             if not parts.barrier.interrupted:
                 raise

@@ -1,6 +1,5 @@
 """What a worker is made of: its training graph, and what works with it."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.models.model import Model
 from tfps.runtime.coordination.heartbeat import EVERY_SECS, Heartbeat
-from tfps.runtime.coordination.job_state import JobState, Phase, WorkerTotals
+from tfps.runtime.coordination.job_state import JobState, WorkerTotals
 from tfps.runtime.coordination.partial_updates import PartialUpdates
 from tfps.runtime.coordination.restart_barrier import RestartBarrier
 from tfps.runtime.coordination.state_reader import JobStateReader
@@ -23,10 +22,7 @@ from tfps.runtime.training.connection import Connection
 from tfps.runtime.training.other_workers import OtherWorkers
 from tfps.runtime.training.peer_monitor import PeerMonitor
 from tfps.runtime.training.worker_progress import Progress
-from tfps.text import brief
 from tfps.tf_types import Operation
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -93,15 +89,6 @@ class WorkerParts:
     def write_phase(self, phase: int, progress: Progress) -> None:
         """Write this worker's phase and its work so far on the PS."""
         self.state.write(self.connection.session, phase, self.totals(progress))
-
-    def report_done(self, progress: Progress) -> None:
-        """Tell the PS that this worker is done. For the chief, all is saved by then, so a PS lost now ends no job."""
-        try:
-            self.write_phase(Phase.DONE, progress)
-        except (tf.errors.OpError, RuntimeError) as error:
-            if not self.chief or self.barrier.interrupted:
-                raise
-            log.info("a PS was lost when all was done: %s", brief(error))
 
     def totals(self, progress: Progress) -> WorkerTotals:
         """Return the work of this worker so far, with that of lost processes that it has replaced."""

@@ -33,17 +33,17 @@ def test_a_task_that_is_started_again_knows_what_an_earlier_process_did(tmp_path
     assert other._environment(chief)[LAUNCH] != first[LAUNCH]
 
 
-@pytest.mark.parametrize("ended", [None, Task("worker", 0), Task("ps", 1)])
-def test_a_ps_that_is_lost_after_the_chief_is_done_is_not_started_again(tmp_path: Path, ended: Task | None) -> None:
-    """The chief is the last worker to sign off, and the PS follow it: the job is over, and has not failed."""
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_ps_that_is_lost_after_the_chief_is_done_is_not_started_again(tmp_path: Path, is_over: bool) -> None:
+    """The chief is the last to sign off: the job is over, and has not failed."""
     ps, chief = Task("ps", 0), Task("worker", 0)
-    job = LocalJob(Plan(JobConfig(model="linear", model_dir=str(tmp_path)), {ps: [], Task("ps", 1): [], chief: []}))
+    job = LocalJob(Plan(JobConfig(model="linear", model_dir=str(tmp_path)), {ps: [], chief: []}))
     job._restarts.began(ps)
-    if ended:
-        job._signs.signed_off.add(ended)
+    if is_over:
+        job._signs.signed_off.add(chief)
     [event] = job._replaced(ps, -9, None)
-    assert (event == TaskExited(ps, 0)) == bool(ended)
-    assert (ps in job._restarts) != bool(ended)
+    assert (event == TaskExited(ps, 0)) == is_over
+    assert (ps in job._restarts) != is_over
 
 
 def test_a_stop_while_a_task_is_forked_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
