@@ -29,6 +29,7 @@ class StopRequest:
     def __init__(self) -> None:
         self._error: TfpsError | None = None
         self._since = 0.0
+        self._handles_signals = False
 
     def request(self, error: TfpsError) -> None:
         """Ask the task to end with ``error``; the first reason counts."""
@@ -69,13 +70,14 @@ class StopRequest:
         A second SIGTERM does not: platforms send several, and use SIGKILL if a process does not end. In a process that
         the model forks, as in a pool's, the signals keep their former effect: nothing there checks ``StopRequest``.
         """
+        self._handles_signals = True
         before = {number: signal.signal(number, self._on_signal) or signal.SIG_DFL for number in stopping_signals()}
         os.register_at_fork(after_in_child=lambda: _handle(before))
 
     def take_back_signals(self) -> None:
         """Handle the stop signals again if the model, or what it imports, has set other handlers: a stop must save."""
         taken = [number for number in stopping_signals() if signal.getsignal(number) != self._on_signal]
-        if taken:
+        if taken and self._handles_signals:
             names = ", ".join(number.name for number in taken)
             log.warning("the model's handlers of %s are not used: tfps saves and ends on these signals", names)
             self.on_signals()
