@@ -65,8 +65,6 @@ def find(name: str) -> Path:
             wrong = " is a directory: give" if Path(name).is_dir() else ": no such file. Give"
             raise ModelError(f"--model={show(name)}{wrong} a .py file that defines input_fn and model_fn.")
         return Path(name).resolve()
-    if "." in name and Path(name).is_file():
-        raise ModelError(f"--model={show(name)} is not a Python file: give one that ends in .py.")
     if not all(part.isidentifier() for part in name.split(".")):
         raise ModelError(_not_found(name))
     with contextlib.suppress(FileNotFoundError):  # the working directory is gone and holds no module

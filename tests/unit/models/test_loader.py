@@ -25,13 +25,6 @@ def test_a_directory_is_no_model(tmp_path: Path) -> None:
         assert refusal(name) == [" is a directory: give a .py file that defines input_fn and model_fn."]
 
 
-def test_another_file_is_no_model() -> None:
-    """The module that it would be, were it a dotted name, is not imported."""
-    write("raise SystemExit('imported')\n", "mist.py")
-    write("", "mist.txt")
-    assert refusal("mist.txt") == [" is not a Python file: give one that ends in .py."]
-
-
 @pytest.mark.parametrize("name", ["nosuch", "no.such.module", "minst", "LINEAR", "tfps.nosuch", "sys", "math"])
 def test_no_such_module(name: str) -> None:
     """A name that is neither built in nor a module written in Python is answered with what a model can be."""

@@ -14,6 +14,8 @@ from tfps.runtime.graph import inputs, model_calls, placement, variable_check
 from tfps.runtime.graph.graph_scope import new_graph, on_cluster
 from tfps.tf_types import Graph, InputIterator, Operation, Tensor, Variable
 
+_KERAS_METRIC = "keras/src/metrics/metric.py"
+
 
 @dataclass(frozen=True)
 class EvalGraph:
@@ -80,7 +82,7 @@ def evaluation_graph(
 
 
 def _check_values(model: Model, read: Tensor, metrics: Mapping[str, tuple[Tensor, Operation]]) -> None:
-    """Check that no metric's value needs a batch: values are read after the last batch."""
+    """Check that no metric's value needs a batch, because values are read after the last one, and none is of Keras."""
     of_batch = [
         name for name, (value, _) in metrics.items() if read in placement.ancestors([tf.convert_to_tensor(value)])
     ]
@@ -90,3 +92,19 @@ def _check_values(model: Model, read: Tensor, metrics: Mapping[str, tuple[Tensor
             f"{of_batch[0]!r}, whose value depends on the batch; a value is read after the last batch: use "
             "tf.metrics.mean(...), or give a pair of a variable's value and its update."
         )
+    of_keras = [
+        name
+        for name, (value, update) in metrics.items()
+        if any(_is_of_keras_metric(op) for op in placement.ancestors([tf.convert_to_tensor(value), update]))
+    ]
+    if of_keras:
+        raise ModelError(
+            f"--model={model.name}: {model.line_of('model_fn')}: model_fn(mode='eval') returned eval_metric_ops with "
+            f"{of_keras[0]!r} of a Keras metric, whose totals are those of training, and are not reset: use tf.metrics."
+        )
+
+
+def _is_of_keras_metric(variable: Operation) -> bool:
+    """Return whether an operation creates a variable of a Keras metric."""
+    files = (frame.filename.replace("\\", "/") for frame in variable.traceback or ())
+    return variable.type in placement.VARIABLES and any(name.endswith(_KERAS_METRIC) for name in files)

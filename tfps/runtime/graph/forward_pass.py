@@ -18,7 +18,7 @@ from tfps.errors import ModelError
 from tfps.models.model import Model
 from tfps.models.params import tracked_flags, unread_flags
 from tfps.models.spec import ModeKeys, ModelSpec
-from tfps.modes.base import Mode
+from tfps.modes.base import Mode, Step
 from tfps.runtime.graph import graph_editor, inputs, model_calls, placement, variable_check
 from tfps.runtime.graph.graph_scope import on_cluster
 from tfps.runtime.graph.passes import (
@@ -152,7 +152,7 @@ def check(job: TrainJob, forward: Forward) -> None:
     variable_check.check_feeds(job.model, forward.graph, run)
 
 
-def with_late_summaries(job: TrainJob, forward: Forward, checks: Sequence[Operation], train_op: Operation) -> Forward:
+def with_late_summaries(job: TrainJob, forward: Forward, checks: Sequence[Operation], step: Step) -> Forward:
     """Return the forward part with the chief's summaries that the optimizer has made, such as histograms of gradients.
 
     The updates that the optimizer has collected are not run; a warning says so.
@@ -164,13 +164,13 @@ def with_late_summaries(job: TrainJob, forward: Forward, checks: Sequence[Operat
         job: The job.
         forward: The forward part, with the summaries of the model.
         checks: Operations that fail if the loss or a gradient is not finite.
-        train_op: The operation that takes a step.
+        step: The step of the mode.
     """
     known = [] if forward.summary is None else list(forward.summary.op.inputs)
     if not job.task.is_chief:
         return forward
-    _warn_of_late_updates(forward)
-    run, early = set(placement.ancestors([train_op])), set(placement.ancestors(checks))
+    run, early = set(placement.ancestors([step.train_op])), set(placement.ancestors(checks))
+    _warn_of_late_updates(forward, run.union(placement.ancestors([step.update] if step.update is not None else [])))
     lasting = side_effects.Lasting(forward.graph)
     for summary in forward.graph.get_collection(tf.GraphKeys.SUMMARIES)[len(known) :]:
         if any(lasting.changed(op) for op in placement.ancestors([summary]) if op not in run):
@@ -182,9 +182,10 @@ def with_late_summaries(job: TrainJob, forward: Forward, checks: Sequence[Operat
     return dataclasses.replace(forward, summary=tf.summary.merge(known)) if known else forward
 
 
-def _warn_of_late_updates(forward: Forward) -> None:
-    """Warn of updates that the optimizer has collected after those of the model were taken."""
-    late = [update.name for update in layer_updates.collected(forward.graph) if update not in forward.updates]
+def _warn_of_late_updates(forward: Forward, run: Container[Operation]) -> None:
+    """Warn of updates that the optimizer has collected after those of the model were taken, and does not run itself."""
+    collected = layer_updates.collected(forward.graph)
+    late = [update.name for update in collected if update not in forward.updates and update not in run]
     if late:
         log.warning(_LATE_UPDATE, late[0], f" and {len(late) - 1} more" if len(late) > 1 else "")
 

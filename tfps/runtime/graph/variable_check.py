@@ -1,6 +1,7 @@
 """Check that every variable has a first value, and that evaluation and prediction use only trained variables."""
 
 import difflib
+import logging
 import os
 import re
 import sys
@@ -17,6 +18,12 @@ from tfps.tf_types import Graph, Operation, Variable
 
 _FIX = "create it under the same name for mode='train' too (a Keras layer takes name=...)"
 _INITIALIZED = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.LOCAL_VARIABLES)
+log = logging.getLogger(__name__)
+
+_NOT_FED = (
+    "--model=%s: %s: nothing feeds the placeholder %r: its default counts in evaluation, too. For a rate of dropout, "
+    "or for is_training, use mode == 'train'."
+)
 _DEFAULT_NAME = re.compile(r"(?<![^/])Variable(_[0-9]+)?$")  # TensorFlow's own, without its scope
 _COLLECT = "leave out collections=[], or add it to tf.GraphKeys.GLOBAL_VARIABLES"
 
@@ -173,12 +180,12 @@ def check_feeds(model: Model, graph: Graph, run: Container[Operation]) -> None:
         run: The operations of a step.
 
     Raises:
-        ModelError: If it does. The step would wait for the queue without end. A placeholder with a default would have
-            the same value in training and evaluation, where scripts feed another one, such as that of dropout.
+        ModelError: If it does: the step would wait for the queue without end. A placeholder with a default, which
+            scripts feed in evaluation, such as that of dropout, is only named in a warning: the default may be right.
     """
     defaults = [op for op in graph.get_operations() if op.type == "PlaceholderWithDefault" and op in run]
-    text = "nothing feeds {!r}, so that its default counts in each mode: use mode == 'train', or a constant"
-    _raise(model, [(op, text.format(op.name)) for op in defaults[:1]])
+    if defaults:
+        log.warning(_NOT_FED, model.name, _made_at(model, defaults[0]), defaults[0].name)
     queues = [runner.queue.queue_ref.op for runner in graph.get_collection(tf.GraphKeys.QUEUE_RUNNERS)]
     text = "nothing fills the queue {!r}, as no queue runner is started: return a tf.data.Dataset from input_fn"
     _raise(model, [(op, text.format(op.name)) for op in queues if op in run][:1])

@@ -7,6 +7,7 @@ worker joins the job, and ``early_end`` how it stops before the end. The chief's
 import contextlib
 import functools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -67,7 +68,7 @@ class Worker:
         self._loop: Loop | None = None
         self._steps = 0
         self._early_end: EarlyEnd | None = None
-        self._build = StallDetector(config.stall_timeout_secs, "return of model_fn and input_fn")
+        self._build = StallDetector(math.inf, "training graph yet")  # a first download, say, may take any time
 
     def work(self) -> None:
         """Train until the job is done.

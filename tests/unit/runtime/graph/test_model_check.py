@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -213,19 +214,39 @@ def test_a_queue_that_nothing_fills_is_refused() -> None:
         model_check.build_once(JobConfig(), CLUSTER, model_of(ones, model_fn))
 
 
+@pytest.mark.parametrize("form", ["called", "updated", "beside"])
+def test_a_keras_metric_of_evaluation_is_refused(form: str) -> None:
+    """Its totals are those of training, which evaluation would show; a metric of TensorFlow beside it is none."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        metric = tf2.keras.metrics.Mean(name="mean_of_keras")
+        value = metric(features["x"])
+        pairs = {"called": (value, value), "updated": (metric.result(), tf.no_op())}
+        pair = pairs.get(form, tf.metrics.mean(features["x"]))
+        return spec_of(weight * features["x"], eval_metric_ops={"seen": pair})
+
+    match = r"line \d+: .* eval_metric_ops with 'seen' of a Keras metric, whose totals are those of training"
+    with pytest.raises(ModelError, match=match) if form != "beside" else contextlib.nullcontext():
+        model_check.build_once(JobConfig(), CLUSTER, model_of(ones, model_fn))
+
+
 @pytest.mark.parametrize("mode", ["train", "eval", "unused"])
-def test_a_placeholder_whose_default_would_count_in_each_mode_is_refused(mode: str) -> None:
+def test_a_placeholder_whose_default_counts_in_each_mode_is_named(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     """Scripts feed the rate of dropout, or ``is_training``, in evaluation; here nothing does."""
 
-    def model_fn(features: Any, labels: Any, of: str, params: Any) -> tfps.ModelSpec:
+    def model_fn(features: Any, labels: Any, mode_: str, params: Any) -> tfps.ModelSpec:
         weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
         keep = tf.placeholder_with_default(0.5, [], "keep")
-        return spec_of(weight * features["x"] * (keep if of == mode else 1.0))
+        return spec_of(weight * features["x"] * (keep if mode_ == mode else 1.0))
 
-    fed = mode != "unused"
-    match = r"line \d+: nothing feeds 'keep', so that its default counts in each mode: use mode == 'train'"
-    with pytest.raises(ModelError, match=match) if fed else contextlib.nullcontext():
-        model_check.build_once(JobConfig(), CLUSTER, model_of(ones, model_fn))
+    def contract(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        return model_fn(features, labels, mode, params)
+
+    model_check.build_once(JobConfig(), CLUSTER, model_of(ones, contract))
+    found = [line for line in caplog.messages if "nothing feeds the placeholder 'keep': its default counts" in line]
+    assert bool(found) == (mode != "unused")
+    assert all(re.search(r"line \d+: ", line) for line in found)
 
 
 def test_a_keras_layer_that_changes_a_variable_in_a_loop_is_refused() -> None:
