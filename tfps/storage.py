@@ -110,6 +110,15 @@ class JobDirectory:
         return self.path / ".chief.lock"
 
 
+def place_of(model_dir: str) -> tuple[int, int]:
+    """Return a directory's file system (device) and inode; zeros if there is no such directory."""
+    try:
+        found = os.stat(model_dir)
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
 def make_dir(path: Path) -> None:
     """Create a directory of the job.
 

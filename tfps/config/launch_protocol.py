@@ -10,7 +10,9 @@ import os
 FORK_SERVER_PARENT = "TFPS_FORK_SERVER_PARENT"  # of a fork server: the process id of its launcher
 LAUNCH = "TFPS_LAUNCH"  # of a task: an id of its launcher's process
 STARTED_AGAIN = "TFPS_STARTED_AGAIN"  # of a task: set if it replaces a lost one
-HAS_RECORD = "TFPS_HAS_RECORD"  # of a task: the directory_id for which an earlier process of it gave the sign RECORDED
+HAS_RECORD = (
+    "TFPS_HAS_RECORD"  # of a task: the directory (place_of) of which an earlier process gave the sign RECORDED
+)
 SIGNS = "TFPS_SIGNS"  # of a task: the file descriptor for its signs
 
 ALIVE = b"."  # Python runs in the task
@@ -24,12 +26,3 @@ def give_sign(sign: bytes) -> None:
     if place := os.environ.get(SIGNS):
         with contextlib.suppress(OSError):
             os.write(int(place), sign)
-
-
-def directory_id(path: str | None) -> str:
-    """Return what tells a directory from a copy, and from another in its place; empty if there is none."""
-    try:
-        found = os.stat(path or "")
-    except OSError:
-        return ""
-    return f"{found.st_dev}:{found.st_ino}"

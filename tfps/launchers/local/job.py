@@ -26,7 +26,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from tfps.cluster.spec import Task
-from tfps.config.launch_protocol import BUILT, HAS_RECORD, LAUNCH, RECORDED, STARTED_AGAIN, directory_id
+from tfps.config.launch_protocol import BUILT, HAS_RECORD, LAUNCH, RECORDED, STARTED_AGAIN
 from tfps.errors import ConfigError, PeerLostError, RetryableError, error_for_limits
 from tfps.jobs.events import JobEvent, LogLine, TaskExited, TaskRestarted, TaskStalled, how_it_ended
 from tfps.jobs.handle import RunningJob
@@ -38,7 +38,7 @@ from tfps.launchers.local.plan import Plan
 from tfps.launchers.local.restart_policy import RestartPolicy
 from tfps.launchers.local.silent_ends import SilentEnds, put_end_of_file_at
 from tfps.launchers.local.tensorflow_start import imported
-from tfps.storage import JobDirectory
+from tfps.storage import JobDirectory, place_of
 from tfps.timeouts import KILL_AFTER_SECS, STALLED_AFTER_SECS
 
 _MAX_RESTARTS = 5
@@ -168,7 +168,7 @@ class LocalJob(RunningJob):
         if BUILT in signs:
             self._start_others()
         if RECORDED in signs:
-            self._recorded[task] = directory_id(self._plan.config.model_dir)
+            self._recorded[task] = str(place_of(self._plan.config.model_dir or ""))
         return bool(signs)
 
     def _forget(self, life: Connection) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfps.config.launch_protocol import HAS_RECORD, LAUNCH, directory_id
+from tfps.config.launch_protocol import HAS_RECORD, LAUNCH
 from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint.directory import list_checkpoints
-from tfps.storage import JobDirectory, UnreadableError, read_json
+from tfps.storage import JobDirectory, UnreadableError, place_of, read_json
 from tfps.text import show
 
 
@@ -28,7 +28,7 @@ def is_of_other_launch(model_dir: str) -> bool:
         return False
     if found := _record_in(model_dir):
         return found.get("launch") != os.environ.get(LAUNCH)
-    return bool(list_checkpoints(model_dir)) and os.environ[HAS_RECORD] != directory_id(model_dir)
+    return bool(list_checkpoints(model_dir)) and os.environ[HAS_RECORD] != str(place_of(model_dir))
 
 
 def is_of_other_run(model_dir: str, run: str) -> bool:

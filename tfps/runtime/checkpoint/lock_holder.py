@@ -15,7 +15,7 @@ from typing import Any
 from tfps.errors import StorageError
 from tfps.runtime.checkpoint import file_clock
 from tfps.runtime.process.process_identity import ancestors, lives, machine, started
-from tfps.storage import JobDirectory
+from tfps.storage import JobDirectory, place_of
 from tfps.timeouts import ORPHANED_SECS
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
@@ -161,15 +161,6 @@ def _orphan_ends(holder: Holder) -> bool:
     while is_here(holder) and time.monotonic() < deadline:
         time.sleep(_POLL_SECS)
     return not is_here(holder)
-
-
-def place_of(model_dir: str) -> tuple[int, int]:
-    """Return a directory's file system (device) and inode; zeros if there is no such directory."""
-    try:
-        found = os.stat(model_dir)
-    except OSError:
-        return 0, 0
-    return found.st_dev, found.st_ino
 
 
 def is_here(holder: Holder) -> bool | None:

@@ -32,11 +32,10 @@ from tfps.runtime.checkpoint.lock_holder import (
     is_silent,
     look,
     parsed,
-    place_of,
     this_process,
 )
 from tfps.runtime.checkpoint.owner_lock import locked
-from tfps.storage import JobDirectory, UnreadableError, make_dir, write_json
+from tfps.storage import JobDirectory, UnreadableError, make_dir, place_of, write_json
 from tfps.text import show
 
 _RENEW_SECS = 2.0

@@ -139,8 +139,7 @@ def check(job: TrainJob, forward: Forward) -> None:
 
     Raises:
         ModelError: If a step reads all of a table whose rows it looks up, or a variable has no first value, or the
-            model changes ``global_step``, or a Keras layer changes a variable in a loop, or a queue would be empty,
-            or a placeholder not fed.
+            model changes ``global_step``, or a Keras layer changes a variable in a loop, or a queue would be empty.
     """
     used = [*forward.shown, *forward.updates]
     if problem := embedding_rows.problem(used):
@@ -167,19 +166,22 @@ def with_late_summaries(job: TrainJob, forward: Forward, checks: Sequence[Operat
         step: The step of the mode.
     """
     known = [] if forward.summary is None else list(forward.summary.op.inputs)
+    late = forward.graph.get_collection(tf.GraphKeys.SUMMARIES)[len(known) :]
     if not job.task.is_chief:
         return forward
     run, early = set(placement.ancestors([step.train_op])), set(placement.ancestors(checks))
     _warn_of_late_updates(forward, run.union(placement.ancestors([step.update] if step.update is not None else [])))
+    if not late:
+        return forward
     lasting = side_effects.Lasting(forward.graph)
-    for summary in forward.graph.get_collection(tf.GraphKeys.SUMMARIES)[len(known) :]:
+    for summary in late:
         if any(lasting.changed(op) for op in placement.ancestors([summary]) if op not in run):
             log.warning(_NOT_WRITTEN, summary.op.name, job.mode.name)
             continue
         if summary.op not in early and graph_editor.can_wait(summary.op):
             graph_editor.add_control_inputs(summary.op, checks)
         known.append(summary)
-    return dataclasses.replace(forward, summary=tf.summary.merge(known)) if known else forward
+    return dataclasses.replace(forward, summary=tf.summary.merge(known) if known else None)
 
 
 def _warn_of_late_updates(forward: Forward, run: Container[Operation]) -> None:

@@ -10,10 +10,11 @@ import pytest
 from tfps.cluster.ports import held_ports
 from tfps.cluster.spec import Cluster, Task, hosts_flags
 from tfps.config.job_config import JobConfig
-from tfps.config.launch_protocol import HAS_RECORD, LAUNCH, RECORDED, STARTED_AGAIN, directory_id
+from tfps.config.launch_protocol import HAS_RECORD, LAUNCH, RECORDED, STARTED_AGAIN
 from tfps.jobs.events import TaskExited
 from tfps.launchers.local.job import LocalJob
 from tfps.launchers.local.plan import Plan
+from tfps.storage import place_of
 
 
 def test_a_task_that_is_started_again_knows_what_an_earlier_process_did(tmp_path: Path) -> None:
@@ -29,7 +30,7 @@ def test_a_task_that_is_started_again_knows_what_an_earlier_process_did(tmp_path
     with life, sign:
         os.write(sign.fileno(), RECORDED)
         assert job._took_sign(chief, life)
-    assert job._environment(chief) == {**first, STARTED_AGAIN: "1", HAS_RECORD: directory_id(str(tmp_path))}
+    assert job._environment(chief) == {**first, STARTED_AGAIN: "1", HAS_RECORD: str(place_of(str(tmp_path)))}
     assert other._environment(chief)[LAUNCH] != first[LAUNCH]
 
 

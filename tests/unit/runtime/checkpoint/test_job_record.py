@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from support.checkpoints import unreadable
 
-from tfps.config.launch_protocol import directory_id
 from tfps.runtime.checkpoint.job_record import is_of_other_launch, is_of_other_run
-from tfps.storage import JobDirectory, UnreadableError
+from tfps.storage import JobDirectory, UnreadableError, place_of
 
 
 @pytest.mark.parametrize(
@@ -59,11 +58,11 @@ def test_a_lost_record_is_of_another_run_only_in_another_directory(
     for directory in (mine, other):
         directory.mkdir()
         (directory / "model.ckpt-1.index").write_text("an index")
-    monkeypatch.setenv("TFPS_HAS_RECORD", directory_id(str(mine)))
+    monkeypatch.setenv("TFPS_HAS_RECORD", str(place_of(str(mine))))
     assert [is_of_other_launch(str(directory)) for directory in (mine, other)] == [False, True]
     mine.rename(tmp_path / "kept")
     other.rename(mine)
     assert is_of_other_launch(str(mine))
     (mine / "job.json").write_text("{")
     assert is_of_other_launch(str(mine))
-    assert (directory_id(str(tmp_path / "none")), directory_id(None)) == ("", "")
+    assert place_of(str(tmp_path / "none")) == (0, 0)

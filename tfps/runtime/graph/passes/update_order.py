@@ -99,7 +99,7 @@ def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Opera
     for check in checks:
         early = set(ancestors([check]))
         for op in changes:
-            for first in [op] if is_in_every_step(op) else _ways_in(op):
+            for first in [op] if can_wait(op) else _ways_in(op):
                 if op not in early and first not in early and check not in waits.setdefault(first, []):
                     waits[first].append(check)
     ends: dict[tuple[Operation, ...], Operation] = {}
@@ -118,6 +118,6 @@ def _ended(checks: Sequence[Operation]) -> Operation:
 
 
 def _ways_in(op: Operation) -> Sequence[Operation]:
-    """Return the ops through which a branch or loop around ``op`` gets its inputs. ``op`` waits for all of them."""
+    """Return the ops through which a loop around ``op`` gets its inputs. ``op`` waits for all of them."""
     ways = [one for one in ancestors([op]) if one.type in ("Switch", "RefSwitch", "Enter", "RefEnter")]
     return [one for one in ways if all(is_in_every_step(tensor.op) for tensor in one.inputs)]

@@ -748,6 +748,46 @@ def test_a_step_that_is_skipped_changes_nothing_in_a_branch_or_a_loop(tmp_path: 
     assert (values["branch"], values["loop"]) == (STEPS - 1, 2 * (STEPS - 1))
 
 
+def remembering(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model that reads a variable for its loss and changes it, in one branch."""
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    memory = zeros("memory")
+
+    def taken() -> Any:
+        before = memory.read_value()
+        with tf.control_dependencies([before]):
+            return before, memory.assign_add([1.0])
+
+    before, update = tf.cond(tf.size(features["x"]) < 7, taken, lambda: (tf.zeros([1]), tf.zeros([1])))
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    return spec(params, weight * features["x"] + 0.0 * tf.stop_gradient(before[0]))
+
+
+@pytest.mark.parametrize(("mode", "flags"), [("async", UNROLLED), ("async", PLAIN), ("sync", UNROLLED)])
+def test_what_a_branch_changes_waits_though_the_loss_reads_it_there(
+    tmp_path: Path, mode: str, flags: dict[str, Any]
+) -> None:
+    """Both get the variable through one Switch, which the loss needs: the change itself waits until the step counts."""
+    model = model_of(broken_now_and_then, remembering)
+    train(model, 1, 1, model_dir=str(tmp_path), max_steps=STEPS - 1, on_nan="skip", mode=mode, **flags)
+    values = variables_of(tmp_path)
+    assert summary(tmp_path)["batches_skipped"] > 0
+    assert values["memory"] == values["global_step"] == STEPS - 1
+
+
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+def test_what_a_branch_changes_in_sync_counts_once_for_each_update(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """The chief has begun a step, for which there is no mean any more, when the other worker's input has ended."""
+    sizes = (8, 3)
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.ones(sizes[context.input_pipeline_id], np.float32))
+
+    train(model_of(input_fn, remembering), 1, 2, mode="sync", model_dir=str(tmp_path), max_steps=100, **flags)
+    values = variables_of(tmp_path)
+    assert values["memory"] == values["global_step"] == 3
+
+
 def showing(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
     """Be a model that counts in what it shows: a logged tensor on the PS and a summary on the worker."""
     weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
