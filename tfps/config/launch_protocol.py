@@ -10,9 +10,7 @@ import os
 FORK_SERVER_PARENT = "TFPS_FORK_SERVER_PARENT"  # of a fork server: the process id of its launcher
 LAUNCH = "TFPS_LAUNCH"  # of a task: an id of its launcher's process
 STARTED_AGAIN = "TFPS_STARTED_AGAIN"  # of a task: set if it replaces a lost one
-HAS_RECORD = (
-    "TFPS_HAS_RECORD"  # of a task: the directory (place_of) of which an earlier process gave the sign RECORDED
-)
+HAS_RECORD = "TFPS_HAS_RECORD"  # of a task: the directory (place_of) for which an earlier process gave RECORDED
 SIGNS = "TFPS_SIGNS"  # of a task: the file descriptor for its signs
 
 ALIVE = b"."  # Python runs in the task
