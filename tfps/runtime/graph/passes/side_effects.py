@@ -89,7 +89,8 @@ def acts(op: Operation) -> bool:
     if has_function(op.graph, op.type) or (_acts(op.type) and is_call(op)):
         return any(_acts(node.op) for node in leaves_within(op))
     handles = [tensor for tensor in (*op.inputs, *op.outputs) if is_handle(tensor)]
-    return not handles and _acts(op.type)
+    is_dataset = op.outputs and op.outputs[0].dtype == tf.variant  # it may be stateful, but describes elements only
+    return not (handles or is_dataset) and _acts(op.type)
 
 
 def changes(op: Operation) -> bool:
