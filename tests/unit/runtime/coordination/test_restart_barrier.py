@@ -222,7 +222,7 @@ class _ByHand:
         return self._chief.settle_update(self.session)
 
     def held(self) -> list[int]:
-        """Return what accumulators and queues hold."""
+        """Return what the accumulator, the two queues of tokens, and the two of ``meeting`` hold."""
         return list(self.session.run(self.built.step.recovery.counts))
 
 
@@ -234,20 +234,20 @@ def test_what_broken_off_steps_have_left_is_cleared() -> None:
         worker.session.run(worker.built.step.worker_init)
         worker.session.run(worker.push)
         worker.session.run(worker.unblock)
-        assert worker.held() == [1, 1, 1]
+        assert worker.held() == [1] * 5
         worker.begin(1)
-        assert worker.held() == [0, 0, 0]
+        assert worker.held() == [0] * 5
         worker.session.run(worker.push)  # its stamp is still that of before
-        assert worker.held() == [0, 0, 0]
+        assert worker.held() == [0] * 5
         worker.session.run(worker.built.step.worker_init)
         worker.session.run(worker.push)
-        assert worker.held() == [1, 0, 0]
+        assert worker.held() == [1, 0, 0, 0, 0]
 
 
 def test_what_a_lost_worker_still_waits_for_takes_nothing() -> None:
-    """A token and a mean that were asked for before, by tasks that a PS does not know to be lost, are not given away.
+    """What was asked for before, by tasks that a PS does not know to be lost, is not given away.
 
-    The update that waited with the chief that is gone changes nothing.
+    That is a mean, and an element of each queue. The update that waited with the chief that is gone changes nothing.
     """
     with shared_servers():
         worker = _ByHand()
@@ -259,15 +259,15 @@ def test_what_a_lost_worker_still_waits_for_takes_nothing() -> None:
             worker.ask(token) for token in worker.tokens for _ in "12"
         ]
         time.sleep(0.5)
-        assert [one.is_alive() for one in asked] == [True] * 7
+        assert [one.is_alive() for one in asked] == [True] * 11
         worker.begin(1)
         wait_until(lambda: not any(one.is_alive() for one in asked))
-        assert worker.held() == [0, 0, 0]
+        assert worker.held() == [0] * 5
         assert not worker.session.run(worker.built.step.recovery.partially_applied)
         assert worker.session.run([worker.built.global_step, "weight/Read/ReadVariableOp:0"]) == [0, 0]
         worker.session.run(worker.built.step.worker_init)
         worker.session.run(worker.push)
-        assert worker.held() == [1, 0, 0]
+        assert worker.held() == [1, 0, 0, 0, 0]
 
 
 def test_training_has_ended_with_the_last_step_or_an_input() -> None:
