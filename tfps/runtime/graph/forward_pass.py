@@ -29,6 +29,7 @@ from tfps.runtime.graph.passes import (
     loop_hoisting,
     model_updates,
     side_effects,
+    update_order,
     variable_splitting,
 )
 from tfps.runtime.graph.passes.snapshot import saved_name
@@ -44,6 +45,12 @@ _LATE_UPDATE = (
     "%s%s is not run: the optimizer has put it in tf.GraphKeys.UPDATE_OPS, which is read when model_fn returns. Make "
     "it part of the operation that apply_gradients returns."
 )
+_EARLY_CHANGE = (
+    "model_fn changes %s%s before it is certain that the step counts: the loss or a gradient waits for the change, or "
+    "reads the variable in the same tf.while_loop. %s. `tfps help models` says how to change it later."
+)
+_NOT_UNDONE = "--on_nan=skip does not undo the change"
+_NOT_SHARED = "With --mode=%s, one update may make the change several times, and a step that is stopped makes it, too"
 _WORKER_STRIDE = 7_368_787  # difference between the seeds of two workers
 
 
@@ -170,6 +177,7 @@ def with_late_summaries(job: TrainJob, forward: Forward, checks: Sequence[Operat
     if not job.task.is_chief:
         return forward
     run, early = set(placement.ancestors([step.train_op])), set(placement.ancestors(checks))
+    _warn_of_early_changes(job, forward, checks)
     _warn_of_late_updates(forward, run.union(placement.ancestors([step.update] if step.update is not None else [])))
     if not late:
         return forward
@@ -190,6 +198,19 @@ def _warn_of_late_updates(forward: Forward, run: Container[Operation]) -> None:
     late = [update.name for update in collected if update not in forward.updates and update not in run]
     if late:
         log.warning(_LATE_UPDATE, late[0], f" and {len(late) - 1} more" if len(late) > 1 else "")
+
+
+def _warn_of_early_changes(job: TrainJob, forward: Forward, checks: Sequence[Operation]) -> None:
+    """Warn of the model's changes that ``update_order.put_after`` could not make wait, where a result depends on it."""
+    skips = job.config.on_nan == "skip"
+    shares = job.mode.is_blocking and job.cluster.num_workers > 1
+    if not skips and not shares:
+        return
+    early = update_order.early_changes(forward.graph, [forward.spec.loss, *forward.updates], checks)
+    names = [maker.name for maker in early if skips or placement.task_of(maker).startswith("ps/")]
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        log.warning(_EARLY_CHANGE, names[0], more, _NOT_UNDONE if skips else _NOT_SHARED % job.mode.name)
 
 
 def _with_own_updates(graph: Graph, spec: ModelSpec, on_ps: bool) -> tuple[ModelSpec, Sequence[Operation]]:

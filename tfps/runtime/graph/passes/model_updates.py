@@ -58,7 +58,9 @@ def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequen
     if on_ps:
         return list(dict.fromkeys(kept))
     changes_ps = {op for op, makers in changes.items() if _on_ps(makers)} - of_loss
-    own = {op for op in ancestors(kept) if op in changes or (is_in_every_step(op) and side_effects.acts(op))}
+    # Nothing can wait for an operation in a loop: it runs with the update that it belongs to.
+    outside = [op for op in ancestors(kept) if can_wait(op)]
+    own = {op for op in outside if op in changes or (is_in_every_step(op) and side_effects.acts(op))}
     inner = [before for op in kept for before in [op, *ancestors([op])] if before is op or before in own]
     return [op for op in dict.fromkeys(inner) if op not in first and changes_ps.isdisjoint(ancestors([op]))]
 

@@ -17,7 +17,7 @@ from tfps.modes.base import Step
 from tfps.runtime.graph.graph_editor import add_control_inputs, can_wait, is_handle, is_in_every_step
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.placement import ancestors
-from tfps.tf_types import Graph, Operation, Variable
+from tfps.tf_types import Graph, Operation, Tensor, Variable
 
 
 def put_before(
@@ -107,6 +107,20 @@ def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Opera
         key = tuple(before)
         ends[key] = ends.get(key) or _ended(key)
         add_control_inputs(first, [ends[key]])
+
+
+def early_changes(graph: Graph, used: Sequence[Tensor | Operation], checks: Sequence[Operation]) -> Sequence[Operation]:
+    """Return the creators of what a model changes before it is certain that the step counts, after ``put_after``.
+
+    Args:
+        graph: The training graph.
+        used: The loss and the model's own updates.
+        checks: See ``put_after``.
+    """
+    lasting, needed = side_effects.Lasting(graph), set(checks)
+    changes = {op: found for op in ancestors(used) if (found := lasting.changed(op))}
+    early = [handle for op, found in changes.items() if not needed.issubset(ancestors([op])) for handle in found]
+    return list(dict.fromkeys(map(lasting.origin, early)))
 
 
 def _ended(checks: Sequence[Operation]) -> Operation:

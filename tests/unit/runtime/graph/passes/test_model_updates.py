@@ -788,6 +788,70 @@ def test_what_a_branch_changes_in_sync_counts_once_for_each_update(tmp_path: Pat
     assert values["memory"] == values["global_step"] == 3
 
 
+def changing_early(where: str) -> Any:
+    """Return a ``model_fn`` that changes "memory" after the loss has read it, before that, in a loop with it, or not.
+
+    "mine", on the worker, is changed in the same place.
+    """
+
+    def changed(memory: Any, mine: Any) -> Any:
+        before = memory.read_value()
+        with tf.control_dependencies([before]), tf.control_dependencies([memory.assign_add([1.0]).op]):
+            return before, mine.assign_add([1.0])
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight, memory = tf.get_variable("weight", [], initializer=tf.zeros_initializer()), zeros("memory")
+        local = {"collections": [tf.GraphKeys.LOCAL_VARIABLES], "trainable": False}
+        mine = tf.get_variable("mine", [1], initializer=tf.zeros_initializer(), **local)
+        before = update = tf.zeros([1])
+        if where == "loop":
+
+            def body(index: Any, total: Any) -> Any:
+                old, new = changed(memory, mine)
+                with tf.control_dependencies([new]):
+                    return index + 1, total + old
+
+            update, before = tf.while_loop(lambda index, _: index < 2, body, [tf.constant(0), before])
+        elif where:
+            before, update = changed(memory, mine)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+        with tf.control_dependencies([update] if where == "loss" else []):
+            return spec(params, weight * features["x"] + 0.0 * tf.stop_gradient(before[0]))
+
+    return model_fn
+
+
+@pytest.mark.parametrize(
+    ("where", "flags", "named"),
+    [
+        ("", {"on_nan": "skip"}, None),
+        ("late", {"on_nan": "skip"}, None),
+        ("late", {"mode": "sync"}, None),
+        ("loss", {}, None),
+        ("loss", {"on_nan": "skip"}, "mine and 1 more"),
+        ("loss", {"mode": "sync"}, "memory"),
+        ("loop", {"on_nan": "skip"}, "mine and 1 more"),
+        ("loop", {"mode": "sync"}, "memory"),
+    ],
+)
+def test_a_change_that_cannot_wait_is_named(
+    where: str, flags: dict[str, Any], named: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named where steps that do not count would change something: on a PS in sync, anything where they skip."""
+    builder.training(JobConfig(**flags), cluster_of(1, 2), Task("worker", 0), model_of(ramp, changing_early(where)))
+    found = [text for text in caplog.messages if "before it is certain" in text]
+    assert len(found) == (named is not None)
+    assert not named or f"model_fn changes {named} before" in found[0]
+
+
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+def test_in_sync_a_loop_changes_what_its_loss_waits_for_on_each_worker(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """The loss of both needs the loop, which takes two turns."""
+    train(model_of(ramp, changing_early("loop")), 1, 2, mode="sync", model_dir=str(tmp_path), max_steps=STEPS, **flags)
+    values = variables_of(tmp_path)
+    assert (values["global_step"], values["memory"]) == (STEPS, 2 * 2 * STEPS)
+
+
 def showing(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
     """Be a model that counts in what it shows: a logged tensor on the PS and a summary on the worker."""
     weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
