@@ -44,6 +44,7 @@ class CheckpointManager:
     Attributes:
         newest: The newest known checkpoint; not read yet if it is from an earlier run.
         found_partial: How many partial updates the checkpoint held from which the run has started; see ``manifest``.
+        saves: The number of saves that have begun.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class CheckpointManager:
         self._dir, self._every_secs, self._owner, self._remedy = model_dir, every_secs, owner, remedy
         self._next = time.monotonic() + every_secs
         self._is_lost = False
+        self.saves = 0
         self.found_partial, self._counts_partial = 0, snapshot is not None and snapshot.counts_partial
         self._savers = ShardedSaver(snapshot)
         self._one_at_a_time = threading.Lock()
@@ -118,6 +120,11 @@ class CheckpointManager:
         return why and (problem(path) or why)  # the manifest names the damaged file, TensorFlow may not
 
     @property
+    def is_saving(self) -> bool:
+        """Whether a save is under way; any thread may ask."""
+        return self._one_at_a_time.locked()
+
+    @property
     def is_due(self) -> bool:
         """Whether it is time to save."""
         return self._is_lost or time.monotonic() >= self._next
@@ -146,6 +153,7 @@ class CheckpointManager:
             StorageError: If the directory cannot be written.
         """
         with self._one_at_a_time:
+            self.saves += 1
             step = int(session.run(global_step))
             if not self._dir:
                 return self._checked(self._savers.look(session)).step

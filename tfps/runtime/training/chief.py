@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from tfps.runtime.checkpoint.background import BackgroundThread
 from tfps.runtime.checkpoint.manager import CheckpointManager
 from tfps.runtime.checkpoint.ownership import HeldError, Ownership, check_launch
 from tfps.runtime.coordination import compatibility
+from tfps.runtime.coordination.stall_detector import StallDetector
 from tfps.runtime.graph import builder, layout
 from tfps.runtime.graph.background_updates import UpdateRunner
 from tfps.runtime.graph.evaluation import evaluation_graph
@@ -74,6 +76,7 @@ class Chief:
         secs = config.save_checkpoint_secs
         self._checkpoints = CheckpointManager(config.model_dir, secs, snapshot, self.owner, built.remedy)
         self._background = BackgroundThread()
+        self._save_stall = StallDetector(math.inf, "checkpoint written")  # a large one may take any time
         self.evaluation = EvaluationProgress(config.stall_timeout_secs)
         self._eval = evaluation_graph(config, cluster, Task("worker", 0), model, like=built.graph)
         self.num_workers = built.num_workers
@@ -246,6 +249,11 @@ class Chief:
         """Save with a separate session: training adds to the graph, and a session must not take in incomplete parts."""
         with self._connection.new_session() as session:
             self._checkpoints.try_save(session, self._built.global_step, at_rest=False)
+
+    def report_slow_save(self) -> None:
+        """Log now and then that a save does not end, as where the storage of ``--model_dir`` does not answer."""
+        saves = self._checkpoints
+        self._save_stall.error(saves.saves if saves.is_saving else object(), None)
 
     @property
     def checkpoint(self) -> str | None:

@@ -232,6 +232,7 @@ class Worker:
         return parts.monitor.error(progress, is_training, is_training or parts.barrier.is_waiting)
 
     def _error_of_chief(self, parts: WorkerParts, chief: Chief) -> TfpsError | None:
+        chief.report_slow_save()
         if chief.owner.error:
             return chief.owner.error
         if chief.updates and chief.updates.error and not parts.barrier.interrupted:

@@ -104,6 +104,24 @@ def test_async_steps_go_on_while_a_checkpoint_is_saved(tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_save_that_does_not_end_is_reported(mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that does not answer leaves a job without new checkpoints: the log says so while the save lasts."""
+    caplog.set_level(logging.INFO, "tfps")
+    flags = {**FLAGS, "mode": mode, "model_dir": str(tmp_path), "max_steps": 3, "save_checkpoint_secs": 1000.0}
+    with (
+        mock.patch("tfps.runtime.coordination.stall_detector._REPORT_AFTER_SECS", 0.5),
+        slow_disk(tmp_path) as (reached, released),
+        job(LINEAR, **flags) as running,
+    ):
+        assert reached.wait(100)
+        wait_until(lambda: any("waiting: no checkpoint written for" in text for text in caplog.messages))
+        assert list_checkpoints(str(tmp_path)) == []
+        released.set()
+        assert_done(running.wait())
+    assert variables_of(tmp_path) == {"weight": -3, "global_step": 3}
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_save_without_end_does_not_keep_a_task_that_is_asked_to_stop(
     mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
