@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.base import Step
-from tfps.runtime.graph.graph_editor import add_control_inputs, can_wait, is_handle, is_in_every_step
+from tfps.runtime.graph.graph_editor import add_control_inputs, can_wait, descendants, is_handle, is_in_every_step
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.placement import ancestors
 from tfps.tf_types import Graph, Operation, Tensor, Variable
@@ -117,10 +117,10 @@ def early_changes(graph: Graph, used: Sequence[Tensor | Operation], checks: Sequ
         used: The loss and the model's own updates.
         checks: See ``put_after``.
     """
-    lasting, needed = side_effects.Lasting(graph), set(checks)
-    changes = {op: found for op in ancestors(used) if (found := lasting.changed(op))}
-    early = [handle for op, found in changes.items() if not needed.issubset(ancestors([op])) for handle in found]
-    return list(dict.fromkeys(map(lasting.origin, early)))
+    lasting = side_effects.Lasting(graph)
+    after = [set(descendants([check])) for check in checks]
+    early = [op for op in ancestors(used) if not all(op in found for found in after)]
+    return list(dict.fromkeys(lasting.origin(handle) for op in early for handle in lasting.changed(op)))
 
 
 def _ended(checks: Sequence[Operation]) -> Operation:
