@@ -4,7 +4,7 @@ The display uses only the lines that tasks print and the way they end, so it ser
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group
@@ -107,7 +107,7 @@ class JobView:
             self._state(task, line)
             return
         self._back(task, *(away for away in self._away if away.job == "ps"))  # the task could not train without the PS
-        view.step, view.values = int(progress.pop("step")), {**view.values, **progress}
+        view.step, view.values = int(progress.pop("step")), _merged(view.values, progress)
         view.loss_step = view.step if "loss" in progress else view.loss_step
         if self.first_step_secs is None and "loss" in progress:
             self.first_step_secs = time.monotonic() - self.began
@@ -258,6 +258,14 @@ class Terminal:
         if len(shown) > most:
             table.add_row(f"and {len(shown) - most} more", "", "", "")
         return table
+
+
+def _merged(older: Mapping[str, float], newer: Mapping[str, float]) -> dict[str, float]:
+    """Return a task's values after a newer line. A line with a loss replaces all that was logged with an older loss."""
+    merged = {**older, **newer}
+    if "loss" not in newer:
+        return merged
+    return {name: merged[name] for name in merged if name in (*newer, "examples/s") or "eval/" in name}
 
 
 def screen(view: JobView) -> Plain | Terminal:

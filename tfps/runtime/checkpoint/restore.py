@@ -139,11 +139,11 @@ def _misfits(graph: Graph, path: str) -> list[str]:
     found = []
     for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
         split = variable._get_save_slice_info()
-        name, shape = (split.full_name, split.full_shape) if split else (variable.op.name, variable.shape.as_list())
+        name, shape = (split.full_name, split.full_shape) if split else (variable.op.name, variable.shape)
         if name not in saved:
             found.append(f"it has no {name}.")
-        elif list(shape) != saved[name]:
-            found.append(f"{name} has shape {saved[name]} in it, {list(shape)} in the model.")
+        elif not tf.TensorShape(shape).is_compatible_with(saved[name]):  # the model may leave a size open
+            found.append(f"{name} has shape {saved[name]} in it, {tf.TensorShape(shape).as_list()} in the model.")
         elif types[name] != variable.dtype.base_dtype:
             found.append(f"{name} has type {types[name].name} in it, {variable.dtype.base_dtype.name} in the model.")
     return found

@@ -2,13 +2,16 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from support.checkpoints import FILES, HOW, Training, spoil
-from support.cluster import LINEAR, run_job, train, variables_of
+from support.cluster import LINEAR, model_of, ones, run_job, train, variables_of
 from support.processes import summary
 
+import tfps
 from tfps.config.launch_protocol import HAS_RECORD, STARTED_AGAIN
 from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint import restore
@@ -30,6 +33,25 @@ def test_a_variable_of_another_type_is_named(tmp_path: Path) -> None:
         tf.get_variable("weight", [4], tf.float64)
         with pytest.raises(CheckpointError, match="weight has type float32 in it, float64 in the model"):
             restore.restore(session, str(tmp_path / "model.ckpt-7"), tf.train.Saver())
+
+
+def growing(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a list, of no fixed length, that gets another element in each step."""
+    seen = tf2.Variable(lambda: tf.zeros([1]), trainable=False, shape=[None], name="seen")
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, seen.assign(tf.concat([seen.read_value(), [features["x"]]], 0)))
+    weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+    return tfps.ModelSpec(loss=weight * features["x"], optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+
+def test_a_variable_whose_shape_the_model_leaves_open_is_restored(tmp_path: Path) -> None:
+    """A list that grows goes on where it was; one of another rank does not fit."""
+    for steps in (3, 5):
+        train(model_of(ones, growing), 1, 1, model_dir=str(tmp_path), max_steps=steps)
+        assert variables_of(tmp_path)["seen"].tolist() == [0] + [1] * steps
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf2.Variable(lambda: tf.zeros([1, 1]), shape=[None, 1], name="seen")
+        with pytest.raises(CheckpointError, match=r"seen has shape \[6\] in it, \[None, 1\] in the model"):
+            restore.restore(session, str(tmp_path / "model.ckpt-5"), tf.train.Saver())
 
 
 @pytest.mark.parametrize("how", HOW)
