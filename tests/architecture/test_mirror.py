@@ -12,7 +12,10 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "architecture/test_docs.py": ["cli/reference"],
     "architecture/test_layers.py": ["__main__", "plugins", "errors", "tf_types"],
     "faults/test_fork_server.py": ["launchers/local/fork_server"],
-    "faults/test_lost_tasks.py": ["runtime/coordination/failure_notice", "runtime/training/connection"],
+    "faults/test_lost_tasks.py": [
+        *("runtime/coordination/duplicate_worker", "runtime/coordination/failure_notice"),
+        "runtime/training/connection",
+    ],
     "faults/test_supervised.py": ["launchers/local/supervisor", "launchers/local/silent_ends"],
     "integration/test_eval_export.py": [
         *("cli/evaluate", "runtime/graph/evaluation", "runtime/graph/serving"),

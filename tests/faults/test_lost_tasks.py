@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from support.processes import TFPS, Process, by_hand, environment, processes, slow, summary
 
 from tfps.cluster.ports import held_ports
@@ -64,6 +65,33 @@ def test_async_goes_on_without_a_killed_worker_and_still_takes_every_step(tmp_pa
         assert tasks["worker/0"].wait(120) == 0, tasks["worker/0"].output()
         assert tasks["ps/0"].wait(100) == 0
     assert summary(tmp_path / "m")["global_step"] == steps
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_worker_with_a_wrong_address_for_itself_does_not_replace_the_right_one(tmp_path: Path, mode: str) -> None:
+    """It is refused, with the address at which that one runs; its supervisor reports no failure, and all is trained."""
+    model, steps = tmp_path / "slow.py", 50
+    model.write_text(slow(0.001, until=tmp_path / "go", batch=15))
+    flags = (f"--mode={mode}", f"--model={model}", f"--max_steps={steps}", f"--model_dir={tmp_path / 'm'}")
+    with held_ports(4) as ports, processes() as started:
+        ps, chief, right, wrong = (f"127.0.0.1:{port}" for port in ports)
+
+        def start(job: str, index: int, second: str, *more: str) -> Process:
+            me = [f"--job_name={job}", f"--task_index={index}", f"--ps_hosts={ps}", f"--worker_hosts={chief},{second}"]
+            started.append(Process(tmp_path / f"{len(started)}.out", *me, *flags, *more))
+            return started[-1]
+
+        tasks = [start("ps", 0, right), start("worker", 0, right), start("worker", 1, right)]
+        for worker in tasks[1:]:
+            worker.wait_for("training", 100)
+        refused = start("worker", 1, wrong, "--max_restarts=1")
+        assert refused.wait(100) == 2, refused.output()
+        assert f"worker/1 runs at {right} already, but --worker_hosts has {wrong} for it here" in refused.output()
+        (tmp_path / "go").touch()
+        assert [task.wait(100) for task in tasks] == [0, 0, 0], [task.output() for task in tasks]
+    reported = summary(tmp_path / "m")
+    assert reported["global_step"] == steps
+    assert reported["tasks"]["worker/1"]["steps"] > 0
 
 
 def test_who_reads_the_output_may_be_gone(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ train something else without a message. So:
 
 The options that are terms have ``must_agree`` in their field of ``JobConfig``. Addresses are not terms: one host may
 have many names, and ``probe`` has already checked which task is where. Options that may differ between tasks are not
-terms either: paths, batch sizes, how often to save and to report.
+terms either: paths, batch sizes, how often to save and to report. A PS writes the addresses of the workers beside its
+terms, for ``duplicate_worker``.
 
 A restarted chief finds its own mark on the PS (``job_state``). So does the chief of a new job that meets the PS of an
 old one. But it comes from another ``--model_dir``, or from one that was emptied or has seen another run since:
@@ -55,9 +56,15 @@ def fingerprint(config: JobConfig, cluster: Cluster, tensorflow: str) -> str:
 
 
 def terms_of_ps(config: JobConfig, cluster: Cluster, tensorflow: str) -> str:
-    """Return the terms that a PS writes: its ``fingerprint``, and when its process started."""
+    """Return what a PS writes: its ``fingerprint``, when its process started, and where it reaches the workers."""
     terms = json.loads(fingerprint(config, cluster, tensorflow))
-    return json.dumps({**terms, "began": process_identity.began()})
+    return json.dumps({**terms, "began": process_identity.began(), "worker_hosts": cluster.workers})
+
+
+def address_of(worker: Task, terms: str) -> str | None:
+    """Return the address at which a PS with these terms reaches a worker; ``None`` if it has no such worker."""
+    hosts: Sequence[str] = json.loads(terms).get("worker_hosts", ())  # a PS of another release has none
+    return hosts[worker.index] if worker.index < len(hosts) else None
 
 
 def digest(model: str) -> str:

@@ -7,7 +7,8 @@ Only that process imports TensorFlow.
 
 The PS of the job may come up after the worker has failed: the report waits for them. Meanwhile, a person or a script
 may have mended the job and started it again at the same addresses. So nothing is reported to a PS whose process started
-after the failure, as far as that is known (on the same machine), or if another process runs as that worker by then.
+after the failure, as far as that is known (on the same machine), or if another process runs as that worker by then, at
+the address that the supervisor or the PS have for it.
 """
 
 import contextlib
@@ -62,7 +63,7 @@ def send(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
         code: The worker's exit code.
     """
     failure = _Failure(task, code, _BEGAN, time.monotonic())
-    if _runs(cluster, task):
+    if _runs(cluster.address(task), task):
         return
     process = multiprocessing.get_context("forkserver").Process(target=_send_and_exit, args=(config, cluster, failure))
     with _standard_error_dropped():  # the fork server keeps it, and imports TensorFlow, which writes there
@@ -71,8 +72,8 @@ def send(config: JobConfig, cluster: Cluster, task: Task, code: int) -> None:
     process.kill()
 
 
-def _runs(cluster: Cluster, task: Task) -> bool:
-    return probe.probe_address(cluster.address(task)).task == task
+def _runs(address: str | None, task: Task) -> bool:
+    return address is not None and probe.probe_address(address).task == task
 
 
 @contextlib.contextmanager
@@ -103,7 +104,7 @@ def _send_to_all(config: JobConfig, cluster: Cluster, failure: _Failure) -> None
         is_reported = None
         while is_reported is None:
             with contextlib.suppress(Exception):  # not initialized yet, or exiting
-                if _runs(cluster, ps):
+                if _runs(cluster.address(ps), ps):
                     is_reported = _report(config, cluster, failure, ps)
             time.sleep(_POLL_SECS)
         if not is_reported:
@@ -128,7 +129,8 @@ def _report(config: JobConfig, cluster: Cluster, failure: _Failure, ps: Task) ->
         own = compatibility.fingerprint(config, cluster, tf.__version__)
         ours = compatibility.is_same(own, theirs) and _is_of_run(config, task, present_run, failure.began)
         ours = ours and not compatibility.began_within(theirs, time.monotonic() - failure.at)
-        ours = ours and not (ps.index == 0 and _runs(cluster, task))  # the other PS follow the first
+        places = (cluster.address(task), compatibility.address_of(task, theirs))
+        ours = ours and not (ps.index == 0 and any(_runs(place, task) for place in places))  # others follow the first
         if ours:
             session.run(phase)
     return ours

@@ -2,7 +2,8 @@
 
 ::
 
-    all workers   start the server -> wait for the other tasks -> same options as the PS? -> join every PS
+    all workers   start the server -> wait for the other tasks -> does this worker run elsewhere?
+                  -> same options as the PS? -> join every PS
     chief         first values, or a checkpoint's
     all workers   wait for each other -> train
 
@@ -23,7 +24,7 @@ from tfps.config.launch_protocol import STARTED_AGAIN
 from tfps.errors import ClusterFormError, PeerLostError
 from tfps.runtime.checkpoint.job_end import has_ended
 from tfps.runtime.checkpoint.ownership import check_launch
-from tfps.runtime.coordination import compatibility
+from tfps.runtime.coordination import compatibility, duplicate_worker
 from tfps.runtime.coordination.job_state import Phase
 from tfps.runtime.graph import layout
 from tfps.runtime.process import server
@@ -66,12 +67,14 @@ class Joining:
 
         Raises:
             ClusterFormError: If some task never started.
-            ConfigError: If another task was started with other options, or the PS hold another run.
+            ConfigError: If another task was started with other options, or the PS hold another run, or another process
+            runs as this worker.
             PeerLostError: If the job has to restart; the PS that were part of it are asked to exit.
         """
         self._life.enter(WorkerState.CONNECTING)
         if not self._reach_others():
             return False
+        duplicate_worker.check(self._cluster, self._task)
         session = self._parts.connection.open()
         self._check_options(session)
         self._wait_until_found(session)
