@@ -22,7 +22,9 @@ from tfps.tf_types import Dataset
 _MAX_CHARS = 1000  # of an error's message
 _UNROLL = "a recurrent Keras layer: give it unroll=True, as in tf.keras.layers.LSTM(..., unroll=True)"
 
-# The replacement to suggest, by a pattern of the error's message.
+_NO_MESSAGE = "no message"
+
+# The replacement to suggest, by a pattern of the error's message; of its line, too, where there is no message.
 _HINTS: Mapping[str, str] = {
     r"PartitionedVariable": "tfps splits this variable over the PS: a larger --min_slice_mb keeps it whole",
     r"is not available with Keras 3": "tf.layers was removed: use tf.keras.layers, or tf.get_variable and tf.nn",
@@ -37,6 +39,7 @@ _HINTS: Mapping[str, str] = {
     r"module 'tensorflow(\._api\.v2(?!\.compat)\S*)?' has no attribute '(?!contrib|estimator|layers)": (
         "a name of TensorFlow 1.x: write `import tensorflow.compat.v1 as tf`"
     ),
+    rf"{_NO_MESSAGE}: .*\binitialized_value\(\)": "use the variable's initial_value",
     r"Unknown command line flag|before flags were parsed": (
         "a model does not parse flags: use params for the job's own, and constants for others"
     ),
@@ -134,8 +137,9 @@ def mistake_in(name: str, source: Path, error: BaseException, frames: Sequence[F
         return error
     frames = traceback.extract_tb(error.__traceback__) if frames is None else frames
     users = _of_model(source, frames)
-    text = _gist(without_colors(str(getattr(error, "message", error)))) or "no message"
-    text += "".join(f" ({hint})" for pattern, hint in _HINTS.items() if re.search(pattern, text))
+    text = _gist(without_colors(str(getattr(error, "message", error)))) or _NO_MESSAGE
+    seen = f"{text}: {users[-1].line}" if users and text == _NO_MESSAGE else text
+    text += "".join(f" ({hint})" for pattern, hint in _HINTS.items() if re.search(pattern, seen))
     if not users:
         return ModelError(f"--model={show(name)}: {type(error).__name__}: {text}")
     place = f"{users[-1].filename}, line {users[-1].lineno}"

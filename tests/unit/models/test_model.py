@@ -90,6 +90,16 @@ def test_what_ported_models_get_wrong_has_a_hint(message: str, hint: str) -> Non
     assert hint in str(mistake(Model("m", Path(__file__), ModuleType("m")), TypeError(message), []))
 
 
+def test_an_error_without_a_message_has_a_hint_by_its_line() -> None:
+    """TensorFlow 2 raises it for a method of TensorFlow 1.x that resource variables do not have."""
+    body = "with tf.Graph().as_default():\n        return tf.Variable(1.0).initialized_value() * 2.0\n"
+    name = write(
+        f"import tensorflow.compat.v1 as tf\n{INPUT_FN}def model_fn(features, labels, mode, params):\n    {body}"
+    )
+    with pytest.raises(ModelError, match=r"no message \(use the variable's initial_value\)"):
+        loader.load(name).model_fn({}, None, "train", {})
+
+
 def test_a_model_error_of_tfps_itself_is_passed_on() -> None:
     """What a model raises as a ModelError is not wrapped again."""
     body = "def model_fn(features, labels, mode, params):\n    raise ModelError('as it is')\n"

@@ -111,6 +111,7 @@ def build(job: TrainJob, graph: Graph) -> Forward:
         params, workers = tracked_flags(config), job.cluster.num_workers
         source = inputs.input_of(model, ModeKeys.TRAIN, config, task.device, workers, task.index, params)
         iterator, batches, batch = source
+        variable_check.check_input(model, global_step)
         known = set(graph.get_operations())
         # After the input, which must be the same on all workers.
         seeded = model_calls.seeded(config.seed, _seed(config, task))

@@ -84,6 +84,16 @@ def _raise(model: Model, problems: Sequence[tuple[Operation, str]]) -> None:
         raise ModelError([f"--model={model.name}: {_made_at(model, op)}: {problem}." for op, problem in problems])
 
 
+def check_input(model: Model, global_step: Variable) -> None:
+    """Check that the input makes no variable: each worker has its input, and only the chief gives first values.
+
+    Raises:
+        ModelError: If it does; see ``check``.
+    """
+    made = [variable.op for variable in tf.global_variables() if variable is not global_step]
+    _raise(model, [(op, f"input_fn makes the variable {op.name!r}: make variables in model_fn") for op in made])
+
+
 def check_first_values(model: Model, graph: Graph, run: Iterable[Operation]) -> None:
     """Check that each variable used by a step is initialized.
 

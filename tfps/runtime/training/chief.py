@@ -150,7 +150,7 @@ class Chief:
         except tf.errors.FailedPreconditionError as error:
             raise ModelError(
                 f"--model={self._model.name}: the initial value of a variable reads another variable, which has none "
-                f"yet ({brief(error)}): read its initialized_value() instead"
+                f"yet ({brief(error)}): use its initial_value instead"
             ) from error
 
     def _write_job(self) -> None:

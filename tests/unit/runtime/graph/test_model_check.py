@@ -296,6 +296,18 @@ def test_a_first_value_that_reads_a_variable_without_one_is_the_models_mistake()
     assert "the initial value of a variable reads another variable" in str(ended["worker/0"])
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_variable_of_the_input_is_refused(index: int) -> None:
+    """With one worker it would train; another one would find it without a value."""
+
+    def scaled(mode: str, params: Any, context: Any) -> Any:
+        scale = tf.get_variable("scale", [], initializer=tf.ones_initializer())
+        return ones(mode, params, context).map(lambda x, y: ({"x": x["x"] * scale}, y))
+
+    with pytest.raises(ModelError, match=r"line \d+: input_fn makes the variable 'scale': make variables in model_fn"):
+        builder.training(JobConfig(), CLUSTER, Task("worker", index), model_of(scaled, linear))
+
+
 def test_a_first_value_may_read_the_global_step(tmp_path: Path) -> None:
     """Optimizers whose settings follow a schedule read it for the first values of their own variables."""
 

@@ -131,7 +131,7 @@ def test_a_job_that_skips_everything_ends(tmp_path: Path) -> None:
     flags = {"on_nan": "skip", "max_steps": 10, "model_dir": str(tmp_path)}
     error = run_job(model_of(input_fn, linear), num_workers=1, **flags)["worker/0"]
     assert isinstance(error, DivergedError)
-    assert "the loss is nan at step 1:" in str(error)
+    assert "the loss is nan at step 1: --on_nan=skip has skipped 100 batches of this worker in a row" in str(error)
 
 
 def test_the_error_is_reported_where_no_summary_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
