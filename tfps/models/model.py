@@ -124,6 +124,11 @@ def where(model: Model, frames: Sequence[Frame]) -> str:
     return f"{users[-1].filename}, line {users[-1].lineno}" if users else ""
 
 
+def users_lines(frames: Sequence[Frame]) -> tuple[tuple[str, int | None], ...]:
+    """Return the file and line of each frame that is the user's."""
+    return tuple((frame.filename, frame.lineno) for frame in frames if _is_users(frame.filename))
+
+
 def _of_model(source: Path, frames: Sequence[Frame]) -> Sequence[Frame]:
     return [f for f in frames if f.filename == str(source)] or [f for f in frames if _is_users(f.filename)]
 

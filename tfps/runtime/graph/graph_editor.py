@@ -113,8 +113,14 @@ def is_in_control_flow(op: Operation) -> bool:
 
 
 def is_in_every_step(op: Operation) -> bool:
-    """Return whether an operation runs once in each step: it is in no branch of ``tf.cond`` and in no loop."""
-    return not is_in_control_flow(op) and op.type not in ("Switch", "RefSwitch", "Enter", "RefEnter")
+    """Return whether an operation gives its result once in each step: it is in no branch of ``tf.cond`` and in no loop.
+
+    The exit of a loop belongs to the loop, but gives its result once, where the loop is.
+    """
+    context = op._get_control_flow_context()
+    if context is not None and op.type in ("Exit", "RefExit"):
+        context = context.outer_context
+    return context is None and op.type not in ("Switch", "RefSwitch", "Enter", "RefEnter")
 
 
 def can_wait(op: Operation) -> bool:

@@ -3,7 +3,6 @@
 import difflib
 import logging
 import os
-import re
 import sys
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
@@ -11,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.errors import ModelError
 from tfps.models.model import Model, where
-from tfps.runtime.graph import placement
+from tfps.runtime.graph import placement, variable_names
 from tfps.runtime.graph.passes import model_updates, side_effects
 from tfps.runtime.graph.placement import TABLES, VARIABLES
 from tfps.tf_types import Graph, Operation, Variable
@@ -24,7 +23,6 @@ _NOT_FED = (
     "--model=%s: %s: nothing feeds the placeholder %r: its default counts in evaluation, too. For a rate of dropout, "
     "or for is_training, use mode == 'train'."
 )
-_DEFAULT_NAME = re.compile(r"(?<![^/])Variable(_[0-9]+)?$")  # TensorFlow's own, without its scope
 _COLLECT = "leave out collections=[], or add it to tf.GraphKeys.GLOBAL_VARIABLES"
 
 
@@ -52,7 +50,8 @@ def check(model: Model, mode: str, graph: Graph, trained: Graph) -> None:
         for name, op in mine.items()
         if name in theirs and kind(op) != kind(theirs[name])
     ]
-    check_numbers(model, mode, graph, {name: _shape(op) for name, op in theirs.items()})
+    check_numbers(model, mode, graph, {name: variable_names.shape_of(op) for name, op in theirs.items()})
+    _raise(model, variable_names.swapped(mine, theirs, mode)[:1])
     tables, filled = _of(graph, TABLES), _of(trained, TABLES)
     if filled.keys() - tables.keys():  # else evaluation may have a private table, and fill it itself
         problems += [(op, _lacks("table", op, filled, tables, mode)) for n, op in tables.items() if n not in filled]
@@ -74,9 +73,7 @@ def check_numbers(model: Model, mode: str, graph: Graph, trained: Mapping[str, S
     Raises:
         ModelError: If they do not.
     """
-    mine = _of(graph, VARIABLES)
-    pairs = [*_numbered_layers(trained, mine), *_unnamed(trained, {name: _shape(op) for name, op in mine.items()})]
-    _raise(model, [(mine[first], _ambiguous(first, other, mode)) for first, other in pairs])
+    _raise(model, variable_names.ambiguous(_of(graph, VARIABLES), trained, mode))
 
 
 def _raise(model: Model, problems: Sequence[tuple[Operation, str]]) -> None:
@@ -253,35 +250,6 @@ def _lacks(kind: str, op: Operation, theirs: Iterable[str], mine: Iterable[str],
     rest = f", which has {close[0]!r} instead" if close else ""
     return (
         f"{kind} {op.name!r} of mode={mode!r} does not exist in mode='train'{rest}, so it has no trained value: {_FIX}"
-    )
-
-
-def _numbered_layers(theirs: Iterable[str], mine: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Return pairs of Keras variables, unnumbered and numbered, of which only the first is in both graphs."""
-    if "keras" not in sys.modules:
-        return []
-    missing = [(re.sub(r"(_[0-9]+)+(?=/)", "", name), name) for name in sorted(set(theirs) - set(mine))]
-    return [(first, name) for first, name in missing if first != name and first in mine]
-
-
-def _unnamed(theirs: Mapping[str, Sequence[int]], mine: Mapping[str, Sequence[int]]) -> Iterable[tuple[str, str]]:
-    """Return pairs of variables that TensorFlow named, of one shape, of which only the first is in both graphs."""
-    missing = [name for name in sorted(theirs.keys() - mine.keys()) if _DEFAULT_NAME.search(name)]
-    numbered = [(_DEFAULT_NAME.sub("", name), name) for name in mine if _DEFAULT_NAME.search(name)]
-    for other in missing:
-        scope = _DEFAULT_NAME.sub("", other)
-        yield from [(name, other) for of, name in numbered if of == scope and mine[name] == theirs[other]][:1]
-
-
-def _shape(variable: Operation) -> Sequence[int]:
-    shape = tf.TensorShape(variable.get_attr("shape"))
-    return [] if shape.rank is None else [-1 if size is None else size for size in shape.as_list()]
-
-
-def _ambiguous(first: str, other: str, mode: str) -> str:
-    return (
-        f"mode='train' has the variables {first!r} and {other!r}, mode={mode!r} has only one of them, and their "
-        "numbers do not show which one: give each Keras layer and tf.Variable a name=..."
     )
 
 

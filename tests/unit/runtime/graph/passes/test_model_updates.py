@@ -116,6 +116,35 @@ def test_what_an_optimizer_sees_is_changed_between_the_mean_and_its_update(
     assert values["summed"] == pytest.approx(sum(2.0**-step - 1 for step in range(20)), rel=1e-6)
 
 
+def changed_in_loops(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose UPDATE_OPS are loops as they are: one divides the rate by 4, one clips a weight."""
+    weight, clipped = scalar("weight", True), scalar("clipped", True)
+    rate = tf.get_variable("rate", [], initializer=tf.ones_initializer(), trainable=False)
+
+    def twice(variable: Any, value: Any) -> Any:
+        def body(index: Any) -> Any:
+            with tf.control_dependencies([variable.assign(value(variable.read_value()))]):
+                return index + 1
+
+        return tf.while_loop(lambda index: index < 2, body, [tf.constant(0)])
+
+    for update in (twice(rate, lambda old: 0.5 * old), twice(clipped, lambda old: tf.minimum(old, 1e9))):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    optimizer = tf.train.GradientDescentOptimizer(rate.read_value)
+    return tfps.ModelSpec(loss=(weight + clipped) * features["x"], optimizer=optimizer)
+
+
+@pytest.mark.parametrize(("mode", "workers", "flags"), [("async", 1, UNROLLED), ("async", 1, PLAIN), *KINDS_OF_JOB[2:]])
+def test_what_a_loop_changes_is_changed_before_the_update(
+    tmp_path: Path, mode: str, workers: int, flags: dict[str, Any]
+) -> None:
+    """The optimizer takes the rate of its own step, and no clipping overwrites an update."""
+    train(model_of(uneven, changed_in_loops), 2, workers, mode=mode, model_dir=str(tmp_path), max_steps=10, **flags)
+    values = variables_of(tmp_path)
+    assert values["rate"] == 4.0**-10
+    assert values["weight"] == values["clipped"] == -sum(4.0**-step for step in range(1, 11))
+
+
 def indexed(mode: str, params: Any, context: Any) -> Any:
     """Be an ``input_fn`` that gives each worker its own index."""
     return None if mode == "eval" else dataset_of(np.float32([context.input_pipeline_id])).repeat()
