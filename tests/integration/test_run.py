@@ -120,6 +120,7 @@ def test_sigterm_to_every_task_saves_and_ends_with_143(tmp_path: Path) -> None:
     assert reported["status"] == "stopped"
     assert reported["checkpoint"].endswith(f"model.ckpt-{reported['global_step']}")
     assert reported["global_step"] >= 100
+    assert {reported["tasks"][f"worker/{index}"]["steps"] for index in range(2)} == {reported["global_step"]}
 
 
 def test_a_taken_port_is_named_with_its_flag(tmp_path: Path) -> None:

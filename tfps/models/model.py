@@ -50,6 +50,11 @@ _HINTS: Mapping[str, str] = {
     r"unexpected keyword argument '(train_op|training_hooks|export_outputs|scaffold)'": (
         "tfps runs the step itself: give optimizer=, loss= and predictions= alone"
     ),
+    r"global_step\"? already exists": "the graph has it: tf.train.get_or_create_global_step()",
+    r"Argument `labels` must not be None": "with mode 'infer' there are none: return ModelSpec(predictions=...) before",
+    r"Do not use tf.reset_default_graph": "leave it out: tfps makes each graph",
+    rf"{_NO_MESSAGE}: .*\btf\.app\.run\(": "leave it out: tfps calls input_fn and model_fn",
+    r"^[0-9]+: .*\bparse_(known_)?args\(": "a model does not parse flags: use params for the job's own",
     r"ModelSpec\S* got multiple values for argument": "ModelSpec has no mode: give each field by its name",
     r"'SymbolicTensor' object has no attribute 'numpy'": (
         "model_fn builds a graph and sees no values: use log_tensors, or tf.print"
@@ -143,7 +148,8 @@ def mistake_in(name: str, source: Path, error: BaseException, frames: Sequence[F
     frames = traceback.extract_tb(error.__traceback__) if frames is None else frames
     users = _of_model(source, frames)
     text = _gist(without_colors(str(getattr(error, "message", error)))) or _NO_MESSAGE
-    seen = f"{text}: {users[-1].line}" if users and text == _NO_MESSAGE else text
+    is_exit = isinstance(error, SystemExit)  # its message is a number at most
+    seen = f"{text}: {users[-1].line}" if users and (is_exit or text == _NO_MESSAGE) else text
     text += "".join(f" ({hint})" for pattern, hint in _HINTS.items() if re.search(pattern, seen))
     if not users:
         return ModelError(f"--model={show(name)}: {type(error).__name__}: {text}")

@@ -82,12 +82,24 @@ def test_of_a_message_of_many_lines_the_cause_is_reported() -> None:
         ("ModelSpec.__init__() got multiple values for argument 'loss'", "ModelSpec has no mode"),
         ("'SymbolicTensor' object has no attribute 'numpy'", "use log_tensors, or tf.print"),
         ("module 'keras._tf_keras.keras.metrics' has no attribute 'accuracy'", "import tensorflow.compat.v1 as tf"),
+        ("Variable global_step already exists, disallowed.", "tf.train.get_or_create_global_step()"),
+        ('"global_step" already exists.', "tf.train.get_or_create_global_step()"),
+        ("Argument `labels` must not be None.", "return ModelSpec(predictions=...) before"),
+        ("Do not use tf.reset_default_graph() to clear nested graphs.", "leave it out"),
         ("Input 0 of layer 'dense' is incompatible: expected min_ndim=2, found ndim=1", "must return batches"),
     ],
 )
 def test_what_ported_models_get_wrong_has_a_hint(message: str, hint: str) -> None:
     """Python's and Keras' words alone do not say what to write instead."""
     assert hint in str(mistake(Model("m", Path(__file__), ModuleType("m")), TypeError(message), []))
+
+
+def test_a_model_that_parses_flags_or_runs_itself_has_a_hint() -> None:
+    """Both end Python, with nothing that names the cause."""
+    parsing = load_error("import argparse\nargparse.ArgumentParser().parse_args(['--x'])\n")
+    assert "line 2: SystemExit: 2 (a model does not parse flags: use params" in parsing
+    running = load_error("import tensorflow.compat.v1 as tf\ntf.app.run(main=lambda _: None, argv=['x'])\n")
+    assert "line 2: SystemExit: no message (leave it out: tfps calls input_fn and model_fn)" in running
 
 
 def test_an_error_without_a_message_has_a_hint_by_its_line() -> None:

@@ -9,6 +9,7 @@ saves alone. Readers cannot tell which task wrote a checkpoint.
 
 import contextlib
 import logging
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -142,8 +143,9 @@ class ShardedSaver:
             why = brief(error)
         if why is None:
             return saved
-        (log.debug if why == self._logged else log.info)("the chief saves, because a PS cannot: %s", why)
-        self._logged = why
+        kind = re.sub(r"/\S*", "", why)  # the names of files differ in each save
+        (log.debug if kind == self._logged else log.info)("the chief saves, because a PS cannot: %s", why)
+        self._logged = kind
         _clear(path)
         return None
 

@@ -29,6 +29,7 @@ class EarlyEnd:
     Attributes:
         partial_updates: On the chief, how many partial updates the saved variables hold; ``None`` if nothing is saved.
         totals: On the chief, the work of all workers; empty if that is not known.
+        steps: On the chief, by worker index, the steps taken in this run; empty if that is not known.
     """
 
     def __init__(self, parts: WorkerParts, loop: Loop, stop: StopRequest, life: LifeCycle) -> None:
@@ -39,6 +40,7 @@ class EarlyEnd:
         self._over = threading.Event()
         self.partial_updates: int | None = None
         self.totals: Sequence[WorkerTotals] = ()
+        self.steps: Sequence[int] = ()
 
     def sign_off(self) -> None:
         """Save, and sign off as stopped on the PS, unless an end has started already, or the worker is done."""
@@ -71,7 +73,9 @@ class EarlyEnd:
             raise PeerLostError("an update is in progress and cannot be finished")
         self._loop.progress.global_step = chief.save(session)
         self.partial_updates = chief.partial_updates(session)
-        self.totals = self._parts.totals_of_workers(self._loop.progress)
+        progress = self._loop.progress
+        self.totals = self._parts.totals_of_workers(progress)
+        self.steps = chief.steps_taken(session) or self._parts.steps_of_workers(chief.resumed_from_step, progress)
 
     def _let_others_stop(self) -> None:
         """Wait briefly for the others' last steps, in case they have to stop too, so that these are saved."""

@@ -279,7 +279,7 @@ class Worker:
         """Write the summary of a job that failed or was stopped."""
         progress, early_end = self._loop.progress if self._loop else Progress(), self._early_end
         totals = [self.parts.totals(progress) if self.parts else WorkerTotals()]
-        steps = {0: totals[0].steps}
+        steps = dict(enumerate((early_end and early_end.steps) or [totals[0].steps]))
         observed = summary_writer.counts((early_end and early_end.totals) or totals)
         observed = replace(observed, partial_updates=early_end.partial_updates if early_end else None)
         summary_writer.write(self._config, self._cluster, self._loop, chief, steps, observed, error=error)

@@ -54,7 +54,10 @@ def of_step(graph: Graph, on_ps: bool, loss: Tensor | None = None, shown: Sequen
             layer_updates.keep_order(write, lasting.changed(write), is_run)
             kept.append(write)
     layer_updates.warn_of_ignored(changes, {*kept, *first})
-    kept += [op for op in ancestors(shown) if op in changes and op not in first and op not in of_loss]
+    later = [op for op in ancestors(shown) if op in changes and op not in first and op not in of_loss]
+    kept += [op for op in later if can_wait(op)]
+    in_loops = {op for op in later if not can_wait(op)}  # nothing but the loop's result can wait for these
+    kept += [tensor.op for tensor in shown if not in_loops.isdisjoint(ancestors([tensor]))]
     if on_ps:
         return list(dict.fromkeys(kept))
     changes_ps = {op for op, makers in changes.items() if _on_ps(makers)} - of_loss

@@ -881,6 +881,23 @@ def test_in_sync_a_loop_changes_what_its_loss_waits_for_on_each_worker(tmp_path:
     assert (values["global_step"], values["memory"]) == (STEPS, 2 * 2 * STEPS)
 
 
+@pytest.mark.parametrize(("mode", "workers", "flags"), KINDS_OF_JOB)
+def test_what_a_shown_loop_changes_is_changed_in_every_step(
+    tmp_path: Path, mode: str, workers: int, flags: dict[str, Any]
+) -> None:
+    """A logged tensor that is the result of a loop counts the steps of the job; in sync, those of the chief."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight, count = scalar("weight", True), scalar("count")
+        turn = lambda index, _: (index + 1, count.assign_add(1.0))  # noqa: E731
+        _, shown = tf.while_loop(lambda index, _: index < 2, turn, [tf.constant(0), tf.zeros([])])
+        return spec(params, weight * features["x"], shown=shown)
+
+    train(model_of(ramp, model_fn), 1, workers, mode=mode, model_dir=str(tmp_path), max_steps=STEPS, **flags)
+    values = variables_of(tmp_path)
+    assert values["count"] == 2 * values["global_step"] == 2 * STEPS
+
+
 def showing(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
     """Be a model that counts in what it shows: a logged tensor on the PS and a summary on the worker."""
     weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())

@@ -1,0 +1,90 @@
+"""Variables whose names do not show which trained variable they are: those that a mode makes in another order."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tfps.config.job_config import JobConfig
+from tfps.runtime.graph import variable_names
+from tfps.runtime.graph.graph_scope import new_graph
+from tfps.runtime.graph.placement import VARIABLES
+from tfps.tf_types import Operation
+
+
+def one(name: str | None = None) -> tf.Variable:
+    """Make a variable."""
+    return tf.Variable(1.0, name=name)
+
+
+def two(name: str | None = None) -> tf.Variable:
+    """Make a variable at another line."""
+    return tf.Variable(2.0, name=name)
+
+
+def in_turn(is_training: bool) -> None:
+    """Make two variables without names in the order of the mode."""
+    if is_training:
+        one()
+        two()
+    else:
+        two()
+        one()
+
+
+def named(is_training: bool) -> None:
+    """Make two variables with names of their own in the order of the mode."""
+    for make in (one, two) if is_training else (two, one):
+        make(make.__name__)
+
+
+def in_a_loop(is_training: bool) -> None:
+    """Make variables without names at one line; training makes one more."""
+    for _ in range(3 if is_training else 2):
+        one()
+
+
+def by_a_helper(is_training: bool) -> None:
+    """Make the same variable second in training and first elsewhere; only the lines of the calls show it."""
+    if is_training:
+        one()
+    one()
+    if not is_training:
+        one()
+
+
+def averaged(is_training: bool) -> None:
+    """Make variables at one line in another scope, as for the averages of weights."""
+    with tf.variable_scope("model" if is_training else "average"):
+        one("weight")
+    with tf.variable_scope("average" if is_training else "model"):
+        one("weight")
+
+
+def layers(is_training: bool) -> None:
+    """Make two layers in the order of the mode, and call them in one order."""
+    makers: list[Callable[[], tf.keras.layers.Dense]] = [lambda: tf.keras.layers.Dense(2) for _ in "12"]
+    made = [make() for make in makers]
+    first, second = made if is_training else made[::-1]
+    first(tf.zeros([1, 2]))
+    second(tf.zeros([1, 2]))
+
+
+def variables(make: Callable[[bool], None], is_training: bool) -> Mapping[str, Operation]:
+    """Return the variables of a new graph, which TensorFlow and Keras number from the start, by name."""
+    with new_graph(JobConfig()) as graph:
+        make(is_training)
+    return {op.name: op for op in graph.get_operations() if op.type in VARIABLES}
+
+
+@pytest.mark.parametrize(
+    ("make", "found"), [(in_turn, 2), (named, 0), (in_a_loop, 0), (by_a_helper, 1), (averaged, 0), (layers, 2)]
+)
+def test_variables_that_a_mode_makes_in_another_order_are_found(make: Callable[[bool], None], found: int) -> None:
+    """The line that makes a variable, or calls its layer, makes one with another number in training."""
+    trained, evaluated = variables(make, True), variables(make, False)
+    problems = variable_names.swapped(evaluated, trained, "eval")
+    assert len(problems) == found
+    for op, text in problems:
+        assert text.startswith(f"mode='eval' makes the variable {op.name!r} where mode='train' makes ")
+    assert variable_names.swapped(variables(make, True), trained, "eval") == []
