@@ -63,7 +63,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.runtime.process": (*_OUTSIDE, "tfps.modes", "tfps.tf_types"),
     "tfps.runtime.graph": _TASK,
     _EDITOR: ("tfps.tf_types",),  # below the modes and all of the graph
-    _EFFECTS: ("tfps.tf_types", _EDITOR, "tfps.runtime.graph.functions", "tfps.runtime.graph.placement"),
+    _EFFECTS: ("tfps.tf_types", _EDITOR, "tfps.runtime.graph.passes.functions", "tfps.runtime.graph.placement"),
     "tfps.runtime.checkpoint": (*_TASK, "tfps.runtime.graph"),
     "tfps.runtime.coordination": _TASK,
     "tfps.runtime.error_translation": _TASKS,

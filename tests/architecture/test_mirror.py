@@ -73,7 +73,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/runtime/coordination/test_restart_barrier.py": ["modes/sync_step", "runtime/training/chief"],
     "unit/runtime/coordination/test_stragglers.py": ["runtime/coordination/heartbeat"],
     "unit/runtime/graph/passes/test_model_updates.py": [
-        *("runtime/graph/functions", "runtime/graph/passes/side_effects", "runtime/graph/passes/update_order"),
+        *("runtime/graph/passes/functions", "runtime/graph/passes/side_effects", "runtime/graph/passes/update_order"),
     ],
     "unit/runtime/graph/passes/test_unrolling.py": ["runtime/graph/graph_editor", "runtime/training/step_runner"],
     "unit/runtime/graph/passes/test_variable_packing.py": ["runtime/graph/layout"],

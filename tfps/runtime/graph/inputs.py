@@ -11,8 +11,8 @@ from tfps.models.params import TrackedFlags
 from tfps.models.spec import ModeKeys
 from tfps.runtime.graph import graph_editor, model_calls, placement
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS, CancelSafeIterator
-from tfps.runtime.graph.functions import nodes_within
 from tfps.runtime.graph.passes import side_effects
+from tfps.runtime.graph.passes.functions import nodes_within
 from tfps.tf_types import Dataset, Graph, InputIterator, Nested, NodeDef, Operation, Tensor
 
 _ENDLESS = ("RepeatDataset", "RandomDataset")  # parts of the op types of datasets

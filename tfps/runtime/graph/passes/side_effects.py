@@ -16,8 +16,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
-from tfps.runtime.graph.functions import called_by, leaves_within, nodes_within
 from tfps.runtime.graph.graph_editor import function_of, has_function, is_call, is_handle
+from tfps.runtime.graph.passes.functions import called_by, leaves_within, nodes_within
 from tfps.runtime.graph.placement import task_of
 from tfps.tf_types import FuncGraph, Graph, NodeDef, Operation, Tensor
 

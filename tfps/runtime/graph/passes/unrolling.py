@@ -28,7 +28,6 @@ import tensorflow.compat.v1 as tf
 
 from tfps.modes.moments import RUN_ID
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
-from tfps.runtime.graph.functions import called_by, references
 from tfps.runtime.graph.graph_editor import (
     add_control_inputs,
     data_users,
@@ -39,6 +38,7 @@ from tfps.runtime.graph.graph_editor import (
     order,
 )
 from tfps.runtime.graph.passes import side_effects
+from tfps.runtime.graph.passes.functions import called_by, references
 from tfps.runtime.graph.placement import ancestors, task_of
 from tfps.tf_types import Fetch, Graph, NodeDef, Operation, Tensor
 
