@@ -24,8 +24,15 @@ _REFUSED = "was received twice"
 _TRIES = 10
 
 
-def config_of(task: Task) -> Any:
-    """Return the ``tf.compat.v1.ConfigProto`` of a worker's sessions."""
+def config_of(task: Task, inlined: bool = False) -> Any:
+    """Return the ``tf.compat.v1.ConfigProto`` of a worker's sessions.
+
+    Args:
+        task: The worker.
+        inlined: Whether TensorFlow also replaces the calls within functions by what these do. An operation in a called
+            function has its own state in each graph of a session, such as that of runs with and without logged values:
+            random numbers would repeat. One that is in the graph itself keeps its state for all of them.
+    """
     # Without the filter, creating a session would wait without end for every other worker.
     config = tf.ConfigProto(device_filters=["/job:ps", task.device], allow_soft_placement=True)
     config.share_cluster_devices_in_session = True  # a tf.function may use variables on the PS
@@ -34,6 +41,7 @@ def config_of(task: Task) -> Any:
     rewriting.arithmetic_optimization = rewriting.constant_folding = RewriterConfig.OFF
     rewriting.meta_optimizer_iterations = RewriterConfig.ONE  # a second pass is slow and made no step faster
     rewriting.memory_optimization = RewriterConfig.NO_MEM_OPT
+    config.graph_options.optimizer_options.do_function_inlining = inlined
     return config
 
 

@@ -27,6 +27,7 @@ from tfps.runtime.checkpoint.ownership import check_launch
 from tfps.runtime.coordination import compatibility, duplicate_worker
 from tfps.runtime.coordination.job_state import Phase
 from tfps.runtime.graph import layout
+from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.process import server
 from tfps.runtime.process import session as sessions
 from tfps.runtime.process.shutdown import StopRequest
@@ -98,7 +99,8 @@ class Joining:
     def _reach_others(self) -> bool:
         """Start the server, and wait for the other tasks; return ``False`` if the job is over."""
         running = server.start(self._config, self._cluster, self._task)
-        self._parts.connection.set_target(running.target, sessions.config_of(self._task))
+        inlined = side_effects.draws_in_nested_calls(self._parts.built.fetches)
+        self._parts.connection.set_target(running.target, sessions.config_of(self._task, inlined))
         return rendezvous.wait_for_peers(
             self._cluster,
             self._task,

@@ -18,7 +18,7 @@ from tensorflow.python.framework.function_def_to_graph import function_def_to_gr
 
 from tfps.runtime.graph.graph_editor import function_of, has_function, is_call, is_handle
 from tfps.runtime.graph.passes.functions import called_by, leaves_within, nodes_within
-from tfps.runtime.graph.placement import task_of
+from tfps.runtime.graph.placement import ancestors, task_of
 from tfps.tf_types import FuncGraph, Graph, NodeDef, Operation, Tensor
 
 _HARMLESS = ("CheckNumerics", "CheckNumericsV2", "Assert", "ConsumeMutexLock", "Placeholder", "Timestamp")
@@ -223,6 +223,13 @@ def has_state(node: NodeDef) -> bool:
 def draws(graph: Graph, node: NodeDef) -> bool:
     """Return whether a function that an operation calls draws seeded random numbers, directly or indirectly."""
     return any(_seed(inner) for inner in nodes_within(graph, node))
+
+
+def draws_in_nested_calls(fetches: Sequence[Tensor | Operation]) -> bool:
+    """Return whether a step calls a function that calls another one, which draws seeded random numbers."""
+    calls = [op for op in ancestors(fetches) if is_call(op)]
+    called = {(op.graph, name) for op in calls for name in called_by(op.graph, op.node_def)}
+    return any(draws(graph, inner) for graph, name in called for inner in function_of(graph, name).node_def)
 
 
 def reseed(node: NodeDef, shift: int) -> None:

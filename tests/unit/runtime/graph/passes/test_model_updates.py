@@ -318,6 +318,26 @@ def test_random_numbers_of_functions_are_others_in_each_step(tmp_path: Path) -> 
         assert len(set(found[name])) == len(found[name])
 
 
+@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
+def test_random_numbers_of_nested_functions_never_repeat(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """Runs with and without logged values, and of one and of several steps, go on where the others were."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight, count = scalar("weight", True), tf.get_variable("count", [], tf.int64, tf.zeros_initializer())
+        drawn = tf.get_variable("drawn", [600], initializer=tf.zeros_initializer(), trainable=False)
+        nested = tf.function(lambda x: noise() + 0.0 * x)(features["x"])
+        number = count.assign_add(1) - 1
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.scatter_update(drawn, [number], [nested]))
+        return spec(params, weight * features["x"], shown=weight)
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.ones(600, np.float32))
+
+    train(model_of(input_fn, model_fn), 1, 1, model_dir=str(tmp_path), max_steps=600, steps_to_validate=50, **flags)
+    values = variables_of(tmp_path)
+    assert values["count"] == len(set(values["drawn"].tolist())) == 600
+
+
 def test_each_worker_draws_its_own_random_numbers(tmp_path: Path) -> None:
     """In sync, the mean of two workers' noise is not the noise of one."""
     train(model_of(ramp, noisy), 1, 2, mode="sync", model_dir=str(tmp_path / "two"), max_steps=1)
