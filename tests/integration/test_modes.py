@@ -549,6 +549,53 @@ def test_what_an_optimizer_counts_is_counted_with_its_update(tmp_path: Path, mod
         assert variables_of(tmp_path) == {"weight": -steps, "own/count": steps, "global_step": steps}
 
 
+class Stepping(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """An optimizer that raises the global step itself, and then adds it to variables, in places of three kinds.
+
+    Args:
+        is_called: Whether to read it in a ``tf.function`` instead.
+    """
+
+    def __init__(self, is_called: bool = False) -> None:
+        super().__init__(1.0)
+        self._is_called = is_called
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, *_: Any) -> Any:
+        """Apply, raise, and add."""
+        with tf.variable_scope("own", reuse=tf.AUTO_REUSE):
+            sums = [tf.get_variable(key, [], tf.int64, tf.zeros_initializer(), trainable=False) for key in "abc"]
+        with tf.control_dependencies([super().apply_gradients(grads_and_vars, global_step)]):
+            if self._is_called:
+                return tf.group(sums[0].assign_add(tf.function(lambda: tf.identity(global_step.read_value()))()))
+            plain = sums[0].assign_add(global_step.read_value())
+            is_third = tf.equal(global_step.read_value() % 3, 0)
+            branch = tf.cond(is_third, lambda: sums[1].assign_add(global_step.read_value()).op, tf.no_op)
+            turn = lambda at, total: (at + 1, total + global_step.read_value())  # noqa: E731
+            _, twice = tf.while_loop(lambda at, _: at < 2, turn, [tf.constant(0), tf.constant(0, tf.int64)])
+            return tf.group(plain, branch, sums[2].assign_add(twice))
+
+
+def stepped(optimizer: Any) -> Any:
+    """Return a model that an optimizer trains with a gradient of 1."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        return tfps.ModelSpec(loss=weight + 0.0 * features["x"], optimizer=optimizer)
+
+    return model_of(lambda *_: dataset_of(np.ones(64, np.float32)), model_fn)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_an_optimizer_that_raises_the_step_reads_the_raised_one(tmp_path: Path, mode: str) -> None:
+    """Also in a branch and in a loop; in a function it would read the one before, and is refused."""
+    train(stepped(Stepping()), 1, 1, mode=mode, max_steps=7, model_dir=str(tmp_path))
+    values = variables_of(tmp_path)
+    assert (values["weight"], values["global_step"]) == (-7, 7)
+    assert [values[f"own/{key}"] for key in "abc"] == [sum(range(8)), 3 + 6, 2 * sum(range(8))]
+    with pytest.raises(ModelError, match=r"reads global_step in a tf.function, after it has raised it: do it outside"):
+        builder.training(JobConfig(mode=mode), Cluster(("p:1",), ("w:1",)), Task("worker", 0), stepped(Stepping(True)))
+
+
 def test_sync_refuses_an_update_that_needs_a_batch() -> None:
     """A learning rate that depends on the batch's loss would take the chief's batches from its steps: refused."""
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.processes import PATIENT, Process, by_hand, processes, run_tfps, summary
+from support.processes import PATIENT, POWERS, Process, by_hand, processes, run_tfps, summary
 
 from tfps.cluster.ports import held_ports
 from tfps.cluster.spec import Cluster, Task
@@ -121,6 +121,22 @@ def test_sigterm_to_every_task_saves_and_ends_with_143(tmp_path: Path) -> None:
     assert reported["checkpoint"].endswith(f"model.ckpt-{reported['global_step']}")
     assert reported["global_step"] >= 100
     assert {reported["tasks"][f"worker/{index}"]["steps"] for index in range(2)} == {reported["global_step"]}
+
+
+def test_a_model_that_is_edited_while_a_worker_waits_is_refused(tmp_path: Path) -> None:
+    """The worker has imported the file as it was before, and the tasks that start later take it as it is."""
+    model = tmp_path / "mine.py"
+    model.write_text(POWERS)
+    with held_ports(2) as ports, processes() as started:
+        hosts = [f"--ps_hosts=127.0.0.1:{ports[0]}", f"--worker_hosts=127.0.0.1:{ports[1]}"]
+        flags = (*hosts, f"--model={model}", "--max_steps=3")
+        for job in ("worker", "ps"):
+            started.append(Process(tmp_path / job, *flags, f"--job_name={job}", "--task_index=0"))
+            if job == "worker":
+                started[0].wait_for("waiting for ps/0", 100)
+                model.write_text(f"{POWERS}\nEDITED = True\n")
+        assert started[0].wait(100) == 2
+        assert f"--model={model} here differs from the file on ps/0" in started[0].output()
 
 
 def test_a_taken_port_is_named_with_its_flag(tmp_path: Path) -> None:

@@ -71,8 +71,10 @@ def _worker(
     _set_up_memory(cluster, task)
     tensorflow_import.load_v1()
     from tfps.models import loader  # noqa: PLC0415
+    from tfps.runtime.coordination import compatibility  # noqa: PLC0415
     from tfps.runtime.training.worker import Worker  # noqa: PLC0415
 
+    compatibility.keep_files(config.model)
     worker = Worker(config, cluster, task, loader.load(config.model), stop)
     stop.take_back_signals()
     worker.is_new_dir, worker.on_built = is_new_dir, on_built

@@ -42,6 +42,8 @@ _POLL_SECS = 0.1
 
 log = logging.getLogger(__name__)
 
+_kept: dict[str, Mapping[str, str]] = {}  # by model: the hashes of its files when this process imported them
+
 Terms = Mapping[str, Mapping[str, Any]]
 
 
@@ -51,7 +53,7 @@ def fingerprint(config: JobConfig, cluster: Cluster, tensorflow: str) -> str:
     flags = {name: getattr(config, name) for name in shared} | {"model": os.path.basename(config.model)}
     sizes = {"ps_hosts": cluster.num_ps, "worker_hosts": cluster.num_workers}
     versions = {"tfps": tfps.__version__, "TensorFlow": tensorflow}
-    files = {"model": digest(config.model), **_imported(config.model)}
+    files = files_of(config.model)
     return json.dumps({"flags": flags, "sizes": sizes, "versions": versions, "files": files})
 
 
@@ -65,6 +67,23 @@ def address_of(worker: Task, terms: str) -> str | None:
     """Return the address at which a PS with these terms reaches a worker; ``None`` if it has no such worker."""
     hosts: Sequence[str] = json.loads(terms).get("worker_hosts", ())  # a PS of another release has none
     return hosts[worker.index] if worker.index < len(hosts) else None
+
+
+def keep_files(model: str) -> None:
+    """Keep the hashes of a model's files. A worker does so before it imports them: they may be edited later."""
+    _kept[model] = _files_now(model)
+
+
+def files_of(model: str) -> Mapping[str, str]:
+    """Return the hashes of a model's files that this process has kept, or else of the present ones, by their paths.
+
+    That of the model's own file is under ``model``.
+    """
+    return _kept.get(model) or _files_now(model)
+
+
+def _files_now(model: str) -> Mapping[str, str]:
+    return {"model": digest(model), **_imported(model)}
 
 
 def digest(model: str) -> str:

@@ -5,6 +5,7 @@ what tfps needs of it. The module is at the bottom of the layers: it imports not
 that placement, the passes and the modes can use it.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -137,6 +138,17 @@ def can_wait(op: Operation) -> bool:
     if context is not None and op.type in ("Enter", "RefEnter"):
         context = context.outer_context
     return not any(one.IsWhileContext() for one in _contexts(context))
+
+
+@contextlib.contextmanager
+def beside(op: Operation) -> Iterator[None]:
+    """Return a context in which new operations are on the device and in the branch or loop of another operation.
+
+    They wait for nothing but their inputs.
+    """
+    with tf.control_dependencies(None), tf.device(op.device):
+        op.graph._set_control_flow_context(op._get_control_flow_context())
+        yield
 
 
 def outermost_context(op: Operation) -> Any:

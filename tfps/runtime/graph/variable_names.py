@@ -9,7 +9,7 @@ So a name may be that of another layer or variable where a mode leaves one out, 
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -41,33 +41,53 @@ def ambiguous(mine: Mapping[str, Operation], trained: Mapping[str, Sequence[int]
 def swapped(mine: Mapping[str, Operation], theirs: Mapping[str, Operation], mode: str) -> Sequence[Problem]:
     """Return variables that a mode makes where training makes another one, whose name differs by its number only.
 
+    Only numbers that Keras or TensorFlow has given count, and only if both lines make a variable in each mode.
+
     Args:
         mine: The variables of the mode's graph by name.
         theirs: Those of the training graph.
         mode: The mode.
     """
-    made: dict[object, list[str]] = {}
-    for name, op in theirs.items():
-        for place in _places(op):
-            made.setdefault(place, []).append(name)
+    here, there = _by_line(mine), _by_line(theirs)
+    own_line = {name: line for line, names in there.items() for name in names}
     text = "mode={!r} makes the variable {!r} where mode='train' makes {!r}, in another order: "
     found = []
-    for name, op in mine.items():
-        others = [one for place in _places(op) for one in _alike(name, made.get(place, []))]
-        if others and name in theirs:
-            found.append((op, f"{text.format(mode, name, others[0])}{_FIX}"))
+    for line, names in here.items():
+        for name in names if own_line.keys() >= set(names) else []:
+            alike = [other for other in there.get(line, []) if _NUMBER.sub("", other) == _NUMBER.sub("", name)]
+            if alike and name not in alike and own_line[name] in here:
+                found.append((mine[name], f"{text.format(mode, name, alike[0])}{_FIX}"))
     return found
 
 
-def _places(op: Operation) -> Sequence[tuple[tuple[str, int | None], ...]]:
-    """Return where the user's code makes a variable: by all lines of the stack, and by the last one."""
-    lines = users_lines(op.traceback or [])
-    return [lines, lines[-1:]] if lines else []
+def _by_line(variables: Mapping[str, Operation]) -> Mapping[object, Sequence[str]]:
+    """Return the names of the variables that TensorFlow or Keras has numbered by the user's line that made them."""
+    found: dict[object, list[str]] = {}
+    kinds = _kinds_of_layers()
+    for name, op in variables.items():
+        frames = op.traceback or []
+        lines = users_lines(frames)
+        if lines and _is_numbered(name, {frame.name for frame in frames}, kinds):
+            found.setdefault(lines[-1], []).append(name)
+    return found
 
 
-def _alike(name: str, there: Sequence[str]) -> Sequence[str]:
-    """Return the variables of one place that have another number than ``name``; none if it is among them."""
-    return [] if name in there else [one for one in there if _NUMBER.sub("", one) == _NUMBER.sub("", name)]
+def _is_numbered(name: str, functions: Collection[str], kinds: Collection[str]) -> bool:
+    """Return whether a variable's number may be TensorFlow's or Keras's own, by the functions that made it."""
+    if "get_variable" in functions:
+        return False
+    is_of_layer = "add_weight" in functions
+    return not is_of_layer or any(part in kinds for part in _NUMBER.sub("", name).split("/"))
+
+
+def _kinds_of_layers() -> Collection[str]:
+    """Return the names that Keras gives to layers, without numbers: those of the classes in snake case."""
+    if "keras" not in sys.modules:
+        return ()
+    todo = [sys.modules["keras"].layers.Layer]
+    for kind in todo:  # grows during the loop
+        todo += [one for one in kind.__subclasses__() if one not in todo]
+    return {re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower() for kind in todo}
 
 
 def _numbered_layers(theirs: Iterable[str], mine: Iterable[str]) -> Iterable[tuple[str, str]]:

@@ -16,7 +16,7 @@ from tfps.cluster.spec import Cluster
 from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.config.launch_protocol import LAUNCH
 from tfps.errors import CheckpointError
-from tfps.runtime.coordination.compatibility import digest
+from tfps.runtime.coordination.compatibility import files_of
 from tfps.storage import SCHEMA_VERSION, JobDirectory, read_json, write_json
 from tfps.text import utc
 
@@ -43,7 +43,7 @@ def write_job(config: JobConfig, cluster: Cluster, run: str) -> None:
         StorageError: If it cannot be written.
     """
     if config.model_dir:
-        file = {"model_sha256": digest(config.model)}
+        file = {"model_sha256": files_of(config.model)["model"]}
         about = {"schema_version": SCHEMA_VERSION, "versions": versions(), "written": utc(time.time())}
         about |= {"run": run, "launch": os.environ.get(LAUNCH)}
         write_json(JobDirectory(config.model_dir).job, {**about, **file, **_flags(config, cluster)})
@@ -60,7 +60,7 @@ def changes(config: JobConfig, cluster: Cluster) -> Sequence[str]:
     now = _flags(config, cluster)
     names = [name for name, option in OPTIONS.items() if option.group in _OF_TRAINING and name not in _NOT_COMPARED]
     changed = [name for name in names if name in before and before[name] != now[name]]
-    files = before.get("model_sha256"), digest(config.model)
+    files = before.get("model_sha256"), files_of(config.model)["model"]
     edited = "model" not in changed and all(files) and files[0] != files[1]
     flags_changed = [f"--{name}={_shown(now[name])} (was {_shown(before[name])})" for name in changed]
     return [*(["an edited --model file"] if edited else []), *flags_changed]

@@ -286,9 +286,9 @@ def test_a_first_value_that_reads_a_variable_without_one_is_the_models_mistake()
     """The job ends at once, and does not take it for a lost PS."""
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
-        slow = lambda: tf.zeros([]) + 0.0 * tf.reduce_sum(tf.matmul(tf.ones([500, 500]), tf.ones([500, 500])))  # noqa: E731
-        weight = tf.get_variable("weight", initializer=slow)
-        tf.get_variable("copy", initializer=lambda: weight.read_value() + 1.0, trainable=False)
+        weight = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+        later = tf.get_variable("later", [], collections=[], trainable=False)  # as one that gets its value after others
+        tf.get_variable("copy", initializer=lambda: later.read_value() + 1.0, trainable=False)
         return spec_of(weight * features["x"])
 
     ended = run_job(model_of(ones, model_fn), 1, 1, max_steps=4)

@@ -45,12 +45,32 @@ def in_a_loop(is_training: bool) -> None:
 
 
 def by_a_helper(is_training: bool) -> None:
-    """Make the same variable second in training and first elsewhere; only the lines of the calls show it."""
+    """Make variables at one line of a helper, which does not show which is which."""
     if is_training:
         one()
     one()
     if not is_training:
         one()
+
+
+def numbered_by_hand(is_training: bool) -> None:
+    """Make variables and layers whose own names have numbers in the order of the mode."""
+    order = (1, 2) if is_training else (2, 1)
+    with tf.variable_scope(f"tower_{order[0]}"):
+        tf.get_variable("weight", [])
+    with tf.variable_scope(f"tower_{order[1]}"):
+        tf.get_variable("weight", [])
+    tf.keras.layers.Dense(2, name=f"head_{order[0]}")(tf.zeros([1, 2]))
+    tf.keras.layers.Dense(2, name=f"head_{order[1]}")(tf.zeros([1, 2]))
+
+
+def at_other_lines(is_training: bool) -> None:
+    """Make variables without names in one order, at lines of which one makes another variable in training."""
+    if is_training:
+        one()
+    two()
+    if not is_training:
+        tf.Variable(3.0)
 
 
 def averaged(is_training: bool) -> None:
@@ -77,9 +97,10 @@ def variables(make: Callable[[bool], None], is_training: bool) -> Mapping[str, O
     return {op.name: op for op in graph.get_operations() if op.type in VARIABLES}
 
 
-@pytest.mark.parametrize(
-    ("make", "found"), [(in_turn, 2), (named, 0), (in_a_loop, 0), (by_a_helper, 1), (averaged, 0), (layers, 2)]
-)
+OTHERS = (named, in_a_loop, by_a_helper, numbered_by_hand, at_other_lines, averaged)
+
+
+@pytest.mark.parametrize(("make", "found"), [(in_turn, 2), (layers, 2), *((make, 0) for make in OTHERS)])
 def test_variables_that_a_mode_makes_in_another_order_are_found(make: Callable[[bool], None], found: int) -> None:
     """The line that makes a variable, or calls its layer, makes one with another number in training."""
     trained, evaluated = variables(make, True), variables(make, False)

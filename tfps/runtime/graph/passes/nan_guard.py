@@ -119,7 +119,7 @@ def _without_raising(graph: Graph, applied: Fetch, made: Sequence[Operation], gl
     if any(graph_editor.is_call(op) for op in raising):
         raise ValueError("the optimizer increments global_step in a tf.function or a condition: do it outside.")
 
-    _read_as_raised(made, raising, global_step)
+    _read_as_raised(lasting, made, raising, global_step)
 
     def before(op: Operation) -> list[Operation]:
         if op not in raising:
@@ -134,15 +134,21 @@ def _without_raising(graph: Graph, applied: Fetch, made: Sequence[Operation], gl
     return tf.group(*before(done)) if done in raising else applied
 
 
-def _read_as_raised(made: Sequence[Operation], raising: Collection[Operation], global_step: Variable) -> None:
+def _read_as_raised(
+    lasting: side_effects.Lasting, made: Sequence[Operation], raising: Collection[Operation], global_step: Variable
+) -> None:
     """Make reads after the optimizer has raised ``global_step`` return the raised value: the mode raises it later."""
     after = set(graph_editor.descendants(raising))
-    for read in [op for op in made if op in after and op.type == "ReadVariableOp"]:
-        if read.inputs[0].op is global_step.op:
-            readers = set(read.outputs[0].consumers())
-            with tf.control_dependencies(None), tf.device(read.device):
-                raised = read.outputs[0] + tf.constant(1, tf.int64)
-            graph_editor.replace(read.outputs[0], raised, readers.__contains__)
+    for op in [op for op in made if op in after and op not in raising]:
+        if global_step.op not in {lasting.origin(tensor) for tensor in op.inputs if graph_editor.is_handle(tensor)}:
+            continue
+        if graph_editor.is_call(op):
+            raise ValueError("the optimizer reads global_step in a tf.function, after it has raised it: do it outside.")
+        if op.type == "ReadVariableOp":
+            readers = set(op.outputs[0].consumers())
+            with graph_editor.beside(op):
+                raised = op.outputs[0] + tf.raw_ops.OnesLike(x=op.outputs[0])
+            graph_editor.replace(op.outputs[0], raised, readers.__contains__)
 
 
 def _checked(named: Sequence[tuple[Tensor, str]], room: float) -> Tensor:

@@ -14,7 +14,14 @@ from collections.abc import Collection, Mapping, Sequence
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.base import Step
-from tfps.runtime.graph.graph_editor import add_control_inputs, can_wait, descendants, is_handle, is_in_every_step
+from tfps.runtime.graph.graph_editor import (
+    add_control_inputs,
+    can_wait,
+    descendants,
+    is_handle,
+    is_in_every_step,
+    outermost_context,
+)
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.placement import ancestors
 from tfps.tf_types import Graph, Operation, Tensor, Variable
@@ -86,7 +93,8 @@ def _let_wait(ops: Sequence[Operation], update: Operation) -> None:
 def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Operation]) -> None:
     """Make a model's own updates wait until it is certain that the step counts, so that no other step changes anything.
 
-    An update waits for each check that does not wait for the update itself. Call this after ``put_before``.
+    An update waits for each check that does not wait for the update itself, nor for the loop that the update is in: a
+    turn of a loop begins only when that of ten turns before has ended. Call this after ``put_before``.
 
     Args:
         graph: The training graph.
@@ -98,8 +106,10 @@ def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Opera
     changes = [op for op in ancestors(updates) if lasting.changed(op)]
     for check in checks:
         early = set(ancestors([check]))
+        around = {id(outermost_context(op)) for op in early}
         for op in changes:
-            for first in [op] if can_wait(op) else _ways_in(op):
+            is_in_its_loop = not can_wait(op) and id(outermost_context(op)) in around
+            for first in [op] if can_wait(op) else [] if is_in_its_loop else _ways_in(op):
                 if op not in early and first not in early and check not in waits.setdefault(first, []):
                     waits[first].append(check)
     ends: dict[tuple[Operation, ...], Operation] = {}

@@ -901,6 +901,26 @@ def test_in_sync_a_loop_changes_what_its_loss_waits_for_on_each_worker(tmp_path:
     assert (values["global_step"], values["memory"]) == (STEPS, 2 * 2 * STEPS)
 
 
+@pytest.mark.parametrize("is_logged", [False, True])
+@pytest.mark.parametrize(("mode", "flags"), [("async", UNROLLED), ("async", PLAIN), ("sync", UNROLLED)])
+def test_a_long_loop_may_give_the_loss_and_change_a_variable(
+    tmp_path: Path, mode: str, flags: dict[str, Any], is_logged: bool
+) -> None:
+    """A turn begins when the one of ten before has ended, so that a change in it cannot wait for the loss."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight, count = scalar("weight", True), scalar("count")
+        turn = lambda at, total, _: (at + 1, total + weight, count.assign_add(1.0))  # noqa: E731
+        first = [tf.constant(0), tf.zeros([]), tf.zeros([])]
+        _, total, counted = tf.while_loop(lambda at, *_: at < 16, turn, first)
+        tf.add_to_collection("others" if is_logged else tf.GraphKeys.UPDATE_OPS, counted)
+        return spec(params, total / 16 + 0.0 * features["x"], **({"counted": counted} if is_logged else {}))
+
+    train(model_of(ramp, model_fn), 1, 1, mode=mode, model_dir=str(tmp_path), max_steps=12, **flags)
+    values = variables_of(tmp_path)
+    assert (values["weight"], values["count"]) == (-0.5 * 12, 16 * 12)
+
+
 @pytest.mark.parametrize(("mode", "workers", "flags"), KINDS_OF_JOB)
 def test_what_a_shown_loop_changes_is_changed_in_every_step(
     tmp_path: Path, mode: str, workers: int, flags: dict[str, Any]
