@@ -129,14 +129,14 @@ def test_a_model_that_is_edited_while_a_worker_waits_is_refused(tmp_path: Path) 
     model.write_text(POWERS)
     with held_ports(2) as ports, processes() as started:
         hosts = [f"--ps_hosts=127.0.0.1:{ports[0]}", f"--worker_hosts=127.0.0.1:{ports[1]}"]
-        flags = (*hosts, f"--model={model}", "--max_steps=3")
+        flags = (*hosts, f"--model={model}", "--max_steps=3", f"--model_dir={tmp_path / 'm'}")
         for job in ("worker", "ps"):
             started.append(Process(tmp_path / job, *flags, f"--job_name={job}", "--task_index=0"))
             if job == "worker":
                 started[0].wait_for("waiting for ps/0", 100)
                 model.write_text(f"{POWERS}\nEDITED = True\n")
         assert started[0].wait(100) == 2
-        assert f"--model={model} here differs from the file on ps/0" in started[0].output()
+        assert "--model=mine.py here differs from the file on ps/0" in started[0].output()
 
 
 def test_a_taken_port_is_named_with_its_flag(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ _HINTS: Mapping[str, str] = {
     ),
     r"global_step\"? already exists": "the graph has it: tf.train.get_or_create_global_step()",
     r"Argument `labels` must not be None": "with mode 'infer' there are none: return ModelSpec(predictions=...) before",
+    r"None values not supported": "params['learning_rate'] is None without the flag: use tfps.make_optimizer",
     r"Do not use tf.reset_default_graph": "leave it out: tfps makes each graph",
     rf"{_NO_MESSAGE}: .*\btf\.app\.run\(": "leave it out: tfps calls input_fn and model_fn",
     r"^[0-9]+: .*\bparse_(known_)?args\(": "a model does not parse flags: use params for the job's own",
@@ -150,11 +151,16 @@ def mistake_in(name: str, source: Path, error: BaseException, frames: Sequence[F
     text = _gist(without_colors(str(getattr(error, "message", error)))) or _NO_MESSAGE
     is_exit = isinstance(error, SystemExit)  # its message is a number at most
     seen = f"{text}: {users[-1].line}" if users and (is_exit or text == _NO_MESSAGE) else text
-    text += "".join(f" ({hint})" for pattern, hint in _HINTS.items() if re.search(pattern, seen))
+    text += hints(seen)
     if not users:
         return ModelError(f"--model={show(name)}: {type(error).__name__}: {text}")
     place = f"{users[-1].filename}, line {users[-1].lineno}"
     return ModelError(f"--model={show(name)}: {place}: {type(error).__name__}: {text}\n    {users[-1].line}")
+
+
+def hints(text: str) -> str:
+    """Return what to write instead, in parentheses, for an error message of TensorFlow or Python; empty if unknown."""
+    return "".join(f" ({hint})" for pattern, hint in _HINTS.items() if re.search(pattern, text))
 
 
 def _gist(text: str) -> str:

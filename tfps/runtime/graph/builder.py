@@ -35,7 +35,7 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.config.wire_format import WireFormat
 from tfps.errors import ModelError
-from tfps.models.model import Model, mistake, where
+from tfps.models.model import Model, hints, mistake, where
 from tfps.models.spec import ModelSpec
 from tfps.modes.base import Mode, ModeContext, Step
 from tfps.modes.registry import mode_of
@@ -296,5 +296,5 @@ def _built(model: Model, build: Callable[[], _T]) -> _T:
             raise mistake(model, error, frames) from error
         if not isinstance(error, (ValueError, TypeError, NotImplementedError)) and type(error) is not LookupError:
             raise
-        place, why = model.line_of("model_fn"), str(error) or type(error).__name__
+        place, why = model.line_of("model_fn"), str(error) + hints(str(error)) or type(error).__name__
         raise ModelError(f"--model={model.name}: {place}: no gradient step can be built: {why}") from error

@@ -23,8 +23,11 @@ from tfps.runtime.graph.graph_editor import (
     outermost_context,
 )
 from tfps.runtime.graph.passes import side_effects
-from tfps.runtime.graph.placement import ancestors
+from tfps.runtime.graph.placement import TABLES, VARIABLES, ancestors
 from tfps.tf_types import Graph, Operation, Tensor, Variable
+
+_OF_RANDOM_OPS = ("StatefulRandom", "StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulUniform", "Rng")
+_SEED_OF_KERAS = "seed_generator_state"
 
 
 def put_before(
@@ -120,7 +123,9 @@ def put_after(graph: Graph, updates: Sequence[Operation], checks: Sequence[Opera
 
 
 def early_changes(graph: Graph, used: Sequence[Tensor | Operation], checks: Sequence[Operation]) -> Sequence[Operation]:
-    """Return the creators of what a model changes before it is certain that the step counts, after ``put_after``.
+    """Return the creators of the variables and tables that a model changes before it is certain that the step counts.
+
+    Call this after ``put_after``. The states of random generators do not count: steps need not draw the same numbers.
 
     Args:
         graph: The training graph.
@@ -130,7 +135,9 @@ def early_changes(graph: Graph, used: Sequence[Tensor | Operation], checks: Sequ
     lasting = side_effects.Lasting(graph)
     after = [set(descendants([check])) for check in checks]
     early = [op for op in ancestors(used) if not all(op in found for found in after)]
-    return list(dict.fromkeys(lasting.origin(handle) for op in early for handle in lasting.changed(op)))
+    early = [op for op in early if not op.type.startswith(_OF_RANDOM_OPS)]
+    makers = dict.fromkeys(lasting.origin(handle) for op in early for handle in lasting.changed(op))
+    return [one for one in makers if one.type in (*VARIABLES, *TABLES) and _SEED_OF_KERAS not in one.name]
 
 
 def _ended(checks: Sequence[Operation]) -> Operation:
