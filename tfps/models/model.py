@@ -27,7 +27,8 @@ _NO_MESSAGE = "no message"
 # The replacement to suggest, by a pattern of the error's message; of its line, too, where there is no message.
 _HINTS: Mapping[str, str] = {
     r"PartitionedVariable": "tfps splits this variable over the PS: a larger --min_slice_mb keeps it whole",
-    r"is not available with Keras 3": "tf.layers was removed: use tf.keras.layers, or tf.get_variable and tf.nn",
+    r"(RNN|LSTM|GRU)Cell` is not available": "use a layer such as tf.keras.layers.LSTM(..., unroll=True), or tf.scan",
+    r"(?<!Cell`) is not available with Keras 3": "tf.layers was removed: use tf.keras.layers, or tf.get_variable and tf.nn",
     r"tensorflow\S*' has no attribute 'layers'": "use tf.keras.layers, or tf.get_variable and tf.nn",
     r"tensorflow.*\bcontrib\b|\bcontrib\b.*tensorflow": (
         "tf.contrib was removed: use tf.keras.layers for its layers, tfps.make_optimizer or tf.train for its "

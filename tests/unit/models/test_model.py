@@ -85,6 +85,11 @@ def test_of_a_message_of_many_lines_the_cause_is_reported() -> None:
         ("Variable global_step already exists, disallowed.", "tf.train.get_or_create_global_step()"),
         ('"global_step" already exists.', "tf.train.get_or_create_global_step()"),
         ("Argument `labels` must not be None.", "return ModelSpec(predictions=...) before"),
+        (
+            "`LSTMCell` is not available with Keras 3.",
+            "Keras 3. (use a layer such as tf.keras.layers.LSTM(..., unroll=True)",
+        ),
+        ("`dense` is not available with Keras 3.", "Keras 3. (tf.layers was removed"),
         ("None values not supported.", "params['learning_rate'] is None without the flag"),
         ("Do not use tf.reset_default_graph() to clear nested graphs.", "leave it out"),
         ("Input 0 of layer 'dense' is incompatible: expected min_ndim=2, found ndim=1", "must return batches"),

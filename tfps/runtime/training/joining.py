@@ -75,7 +75,7 @@ class Joining:
         self._life.enter(WorkerState.CONNECTING)
         if not self._reach_others():
             return False
-        duplicate_worker.check(self._cluster, self._task)
+        duplicate_worker.check(self._config, self._cluster, self._task)
         session = self._parts.connection.open()
         self._check_options(session)
         self._wait_until_found(session)
