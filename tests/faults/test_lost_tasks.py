@@ -94,6 +94,31 @@ def test_a_worker_with_a_wrong_address_for_itself_does_not_replace_the_right_one
     assert reported["tasks"]["worker/1"]["steps"] > 0
 
 
+def test_workers_that_come_back_in_another_order_are_refused(tmp_path: Path) -> None:
+    """The PS live on with the former order: restarting would not help, so it is a mistake of the flags."""
+    model = tmp_path / "slow.py"
+    model.write_text(slow(0.001, until=tmp_path / "never", batch=15))
+    with held_ports(3) as ports, processes() as started:
+        ps, *workers = (f"127.0.0.1:{port}" for port in ports)
+
+        def start(job: str, index: int, hosts: list[str]) -> Process:
+            me = [f"--job_name={job}", f"--task_index={index}", f"--ps_hosts={ps}", f"--worker_hosts={','.join(hosts)}"]
+            name = tmp_path / f"{len(started)}.out"
+            started.append(Process(name, *me, f"--model={model}", f"--model_dir={tmp_path / 'm'}"))
+            return started[-1]
+
+        start("ps", 0, workers)
+        for worker in (first := [start("worker", index, workers) for index in range(2)]):
+            worker.wait_for("training: mode", 100)
+        for worker in first:
+            worker.signal(signal.SIGKILL)
+            assert worker.wait(100) == -signal.SIGKILL
+        again = [start("worker", index, workers[::-1]) for index in range(2)]
+        assert 2 in [task.wait(100) for task in again]
+        said = "".join(task.output() for task in again)
+        assert f"--worker_hosts={workers[1]},{workers[0]} here, {workers[0]},{workers[1]} on the PS" in said
+
+
 def test_who_reads_the_output_may_be_gone(tmp_path: Path) -> None:
     """Where nobody reads any more what a task says, its exit code is still that of its error, and its log has it."""
     reader, writer = os.pipe()

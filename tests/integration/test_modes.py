@@ -554,16 +554,19 @@ class Stepping(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
 
     Args:
         is_called: Whether to read it in a ``tf.function`` instead.
+        by: The amount. The optimizer does nothing else where it is not 1.
     """
 
-    def __init__(self, is_called: bool = False) -> None:
+    def __init__(self, is_called: bool = False, by: int = 1) -> None:
         super().__init__(1.0)
-        self._is_called = is_called
+        self._is_called, self._by = is_called, by
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, *_: Any) -> Any:
         """Apply, raise, and add."""
         with tf.variable_scope("own", reuse=tf.AUTO_REUSE):
             sums = [tf.get_variable(key, [], tf.int64, tf.zeros_initializer(), trainable=False) for key in "abc"]
+        if self._by != 1:
+            return tf.group(super().apply_gradients(grads_and_vars), global_step.assign_add(self._by))
         with tf.control_dependencies([super().apply_gradients(grads_and_vars, global_step)]):
             if self._is_called:
                 return tf.group(sums[0].assign_add(tf.function(lambda: tf.identity(global_step.read_value()))()))
@@ -592,8 +595,12 @@ def test_an_optimizer_that_raises_the_step_reads_the_raised_one(tmp_path: Path, 
     values = variables_of(tmp_path)
     assert (values["weight"], values["global_step"]) == (-7, 7)
     assert [values[f"own/{key}"] for key in "abc"] == [sum(range(8)), 3 + 6, 2 * sum(range(8))]
-    with pytest.raises(ModelError, match=r"reads global_step in a tf.function, after it has raised it: do it outside"):
-        builder.training(JobConfig(mode=mode), Cluster(("p:1",), ("w:1",)), Task("worker", 0), stepped(Stepping(True)))
+    for optimizer, why in (
+        (Stepping(is_called=True), r"reads global_step in a tf.function, after it has raised it: do it outside"),
+        (Stepping(by=2), "changes global_step by another amount than 1"),
+    ):
+        with pytest.raises(ModelError, match=why):
+            builder.training(JobConfig(mode=mode), Cluster(("p:1",), ("w:1",)), Task("worker", 0), stepped(optimizer))
 
 
 def test_sync_refuses_an_update_that_needs_a_batch() -> None:

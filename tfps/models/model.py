@@ -28,7 +28,7 @@ _NO_MESSAGE = "no message"
 _HINTS: Mapping[str, str] = {
     r"PartitionedVariable": "tfps splits this variable over the PS: a larger --min_slice_mb keeps it whole",
     r"(RNN|LSTM|GRU)Cell` is not available": "use a layer such as tf.keras.layers.LSTM(..., unroll=True), or tf.scan",
-    r"(?<!Cell`) is not available with Keras 3": "tf.layers was removed: use tf.keras.layers, or tf.get_variable and tf.nn",
+    r"(?<!Cell`) is not available with Keras 3": "tf.layers was removed: use tf.keras.layers, or tf.nn",
     r"tensorflow\S*' has no attribute 'layers'": "use tf.keras.layers, or tf.get_variable and tf.nn",
     r"tensorflow.*\bcontrib\b|\bcontrib\b.*tensorflow": (
         "tf.contrib was removed: use tf.keras.layers for its layers, tfps.make_optimizer or tf.train for its "
@@ -51,8 +51,8 @@ _HINTS: Mapping[str, str] = {
     r"unexpected keyword argument '(train_op|training_hooks|export_outputs|scaffold)'": (
         "tfps runs the step itself: give optimizer=, loss= and predictions= alone"
     ),
-    r"global_step\"? already exists": "the graph has it: tf.train.get_or_create_global_step()",
-    r"Argument `labels` must not be None": "with mode 'infer' there are none: return ModelSpec(predictions=...) before",
+    r"(?<![\w/])global_step\"? already exists": "the graph has it: tf.train.get_or_create_global_step()",
+    r"Argument `labels` must not be None": "mode 'infer' has none: return ModelSpec(predictions=...) before",
     r"None values not supported": "params['learning_rate'] is None without the flag: use tfps.make_optimizer",
     r"Do not use tf.reset_default_graph": "leave it out: tfps makes each graph",
     rf"{_NO_MESSAGE}: .*\btf\.app\.run\(": "leave it out: tfps calls input_fn and model_fn",

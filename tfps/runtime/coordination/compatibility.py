@@ -65,8 +65,14 @@ def terms_of_ps(config: JobConfig, cluster: Cluster, tensorflow: str) -> str:
 
 def address_of(worker: Task, terms: str) -> str | None:
     """Return the address at which a PS with these terms reaches a worker; ``None`` if it has no such worker."""
-    hosts: Sequence[str] = json.loads(terms).get("worker_hosts", ())  # a PS of another release has none
+    hosts = worker_hosts(terms)
     return hosts[worker.index] if worker.index < len(hosts) else None
+
+
+def worker_hosts(terms: str) -> Sequence[str]:
+    """Return the addresses at which a PS with these terms reaches the workers."""
+    hosts: Sequence[str] = json.loads(terms).get("worker_hosts", ())  # a PS of another release has none
+    return hosts
 
 
 def keep_files(model: str) -> None:

@@ -11,6 +11,7 @@ it opens that session, a worker asks the first PS, in a session of that PS's own
 
 import contextlib
 import time
+from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -30,7 +31,7 @@ def check(config: JobConfig, cluster: Cluster, task: Task) -> None:
     """Check that a worker does not run elsewhere, before this process opens a session as that worker.
 
     Raises:
-        ConfigError: If it does.
+        ConfigError: If it does, or if the PS have the workers' addresses in another order.
     """
     elsewhere = None
     with contextlib.suppress(tf.errors.OpError):  # the PS is not set up yet, so no worker has joined it
@@ -53,10 +54,21 @@ def _running_elsewhere(config: JobConfig, cluster: Cluster, task: Task) -> str |
         theirs = session.run(terms).decode()
         if not compatibility.is_same(compatibility.fingerprint(config, cluster, tf.__version__), theirs):
             return None  # a PS of another job, or with other options, which is reported later
+        _check_order(cluster, compatibility.worker_hosts(theirs))
         there = compatibility.address_of(task, theirs)
         if not there or addresses.normalized(there) == addresses.normalized(cluster.address(task)):
             return None
         return there if _beats(session, pulses, task) else None
+
+
+def _check_order(cluster: Cluster, theirs: Sequence[str]) -> None:
+    """Check that this process has the workers' addresses in the order in which the PS have them."""
+    here, there = ([addresses.normalized(one) for one in hosts] for hosts in (cluster.workers, theirs))
+    if here != there and sorted(here) == sorted(there):
+        raise ConfigError(
+            f"--worker_hosts={','.join(cluster.workers)} here, {','.join(theirs)} on the PS: give every task the same "
+            "addresses in the same order."
+        )
 
 
 def _beats(session: Session, pulses: tf.Tensor, task: Task) -> bool:

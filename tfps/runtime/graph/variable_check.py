@@ -23,6 +23,7 @@ _NOT_FED = (
     "--model=%s: %s: nothing feeds the placeholder %r: its default counts in evaluation, too. For a rate of dropout, "
     "or for is_training, use mode == 'train'."
 )
+_OF_INPUT = "make variables in model_fn, or local to each worker, with collections=[tf.GraphKeys.LOCAL_VARIABLES]"
 _COLLECT = "leave out collections=[], or add it to tf.GraphKeys.GLOBAL_VARIABLES"
 
 
@@ -88,7 +89,7 @@ def check_input(model: Model, global_step: Variable) -> None:
         ModelError: If it does; see ``check``.
     """
     made = [variable.op for variable in tf.global_variables() if variable is not global_step]
-    _raise(model, [(op, f"input_fn makes the variable {op.name!r}: make variables in model_fn") for op in made])
+    _raise(model, [(op, f"input_fn makes the variable {op.name!r}: {_OF_INPUT}") for op in made])
 
 
 def check_first_values(model: Model, graph: Graph, run: Iterable[Operation]) -> None:

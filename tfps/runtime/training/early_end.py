@@ -1,5 +1,6 @@
 """The early end of a worker that was asked to stop: save what there is, and sign off as stopped."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -75,7 +76,8 @@ class EarlyEnd:
         self.partial_updates = chief.partial_updates(session)
         progress = self._loop.progress
         self.totals = self._parts.totals_of_workers(progress)
-        self.steps = chief.steps_taken(session) or self._parts.steps_of_workers(chief.resumed_from_step, progress)
+        with contextlib.suppress(tf.errors.OpError):  # the state is saved, whatever the summary lacks
+            self.steps = chief.steps_taken(session) or self._parts.steps_of_workers(chief.resumed_from_step, progress)
 
     def _let_others_stop(self) -> None:
         """Wait briefly for the others' last steps, in case they have to stop too, so that these are saved."""

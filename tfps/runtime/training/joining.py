@@ -99,7 +99,7 @@ class Joining:
     def _reach_others(self) -> bool:
         """Start the server, and wait for the other tasks; return ``False`` if the job is over."""
         running = server.start(self._config, self._cluster, self._task)
-        inlined = side_effects.draws_in_nested_calls(self._parts.built.fetches)
+        inlined = side_effects.needs_inlining(self._parts.built.fetches)
         self._parts.connection.set_target(running.target, sessions.config_of(self._task, inlined))
         return rendezvous.wait_for_peers(
             self._cluster,

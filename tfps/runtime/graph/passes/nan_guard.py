@@ -118,6 +118,8 @@ def _without_raising(graph: Graph, applied: Fetch, made: Sequence[Operation], gl
     raising = {op for op in made if any(lasting.origin(h) is global_step.op for h in lasting.changed(op))}
     if any(graph_editor.is_call(op) for op in raising):
         raise ValueError("the optimizer increments global_step in a tf.function or a condition: do it outside.")
+    if not all("AssignAdd" in op.type and tf.get_static_value(op.inputs[1]) == 1 for op in raising):
+        raise ValueError("the optimizer changes global_step by another amount than 1, by which each update raises it.")
 
     _read_as_raised(lasting, made, raising, global_step)
 

@@ -225,11 +225,16 @@ def draws(graph: Graph, node: NodeDef) -> bool:
     return any(_seed(inner) for inner in nodes_within(graph, node))
 
 
-def draws_in_nested_calls(fetches: Sequence[Tensor | Operation]) -> bool:
-    """Return whether a step calls a function that calls another one, which draws seeded random numbers."""
+def needs_inlining(fetches: Sequence[Tensor | Operation]) -> bool:
+    """Return whether TensorFlow has to inline what the functions of a step call: see ``session.config_of``.
+
+    Functions that draw seeded random numbers are such, and lambdas: TensorFlow names nodes after called functions, but
+    a node's name cannot hold ``<lambda>``.
+    """
     calls = [op for op in ancestors(fetches) if is_call(op)]
     called = {(op.graph, name) for op in calls for name in called_by(op.graph, op.node_def)}
-    return any(draws(graph, inner) for graph, name in called for inner in function_of(graph, name).node_def)
+    nested = [(graph, inner) for graph, name in called for inner in function_of(graph, name).node_def]
+    return any(draws(graph, node) or any("<" in one for one in called_by(graph, node)) for graph, node in nested)
 
 
 def reseed(node: NodeDef, shift: int) -> None:
