@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 from support.model_files import INPUT_FN, load_error, whole, write
-from support.processes import run_tfps
+from support.processes import POWERS, run_tfps
 
 from tfps.errors import ModelError
 from tfps.models import loader
@@ -106,8 +106,7 @@ def test_a_model_that_parses_flags_or_runs_itself_has_a_hint() -> None:
     parsing = load_error("import argparse\nargparse.ArgumentParser().parse_args(['--x'])\n")
     assert "line 2: SystemExit: 2 (a model does not parse flags: use params" in parsing
     # In a process of its own, as absl takes over the logging of the process in which it runs.
-    model_fn = "def model_fn(features, labels, mode, params):\n    return None\n"
-    running = write(f"import tensorflow.compat.v1 as tf\n{INPUT_FN}{model_fn}tf.app.run(lambda _: None, ['x'])\n")
+    running = write(f"{POWERS}\ntf.app.run(lambda _: None, ['x'])\n")
     ended = run_tfps("plan", f"--model={whole(running)}")
     assert ended.returncode == 2
     assert "SystemExit: no message (leave it out: tfps calls input_fn and model_fn)" in ended.stderr
