@@ -26,6 +26,11 @@ class Reporter:
         self._last: tuple[int, float] = (-1, time.monotonic())  # step and time of the last report
         self._mark: tuple[int, int, float] | None = None  # start of the speed interval: step, examples, time
 
+    @property
+    def reports_all(self) -> bool:
+        """Whether to report each step."""
+        return self._every == 1
+
     def due(self, step: int, ended: float | None = None) -> bool:
         """Return whether to report after ``step``: every ``steps_to_validate``, first, last, after ``_QUIET_SECS``.
 

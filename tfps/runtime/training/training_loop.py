@@ -192,6 +192,8 @@ class Loop:
         In async, tickets run ahead of the steps by as many as all workers hold. So any of the last runs may make the
         last step.
         """
+        if self._reporter.reports_all:
+            return True
         steps = [ticket + 1 - self._ahead for ticket in (tickets[0], tickets[-1])]
         pending = self._workers * self.pace.steps * self.pace.runs
         return any(map(self._reporter.due, steps)) or tickets[-1] + 1 + pending >= self._max_steps
