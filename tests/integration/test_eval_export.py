@@ -730,6 +730,11 @@ CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is st
             spec(optimizer=lambda *_: tf.no_op()),
             "it must be a tf.compat.v1.train.Optimizer: the optimizer itself",
         ),
+        (
+            INPUT,
+            spec(optimizer=lambda *_: tf.train.AdamOptimizer(None)),
+            "None values not supported. (params['learning_",
+        ),
         (INPUT, spec(optimizer=lambda *_: replicated()), "optimizer=a SyncReplicasOptimizer; return the opt"),
         (INPUT, spec(loss=lambda f, _: tf.reduce_mean(f["x"])), "no gradient step can be built: No gradients provided"),
         (INPUT, spec(loss=lambda _, w: tf.cast(w, tf.int32)), "no gradient step can be built"),

@@ -53,7 +53,9 @@ _HINTS: Mapping[str, str] = {
     ),
     r"(?<![\w/])global_step\"? already exists": "the graph has it: tf.train.get_or_create_global_step()",
     r"Argument `labels` must not be None": "mode 'infer' has none: return ModelSpec(predictions=...) before",
-    r"None values not supported": "params['learning_rate'] is None without the flag: use tfps.make_optimizer",
+    r"None values not supported": (
+        "params['learning_rate'], for one, is None without its flag: tfps.make_optimizer has a default"
+    ),
     r"Do not use tf.reset_default_graph": "leave it out: tfps makes each graph",
     rf"{_NO_MESSAGE}: .*\btf\.app\.run\(": "leave it out: tfps calls input_fn and model_fn",
     r"^[0-9]+: .*\bparse_(known_)?args\(": "a model does not parse flags: use params for the job's own",

@@ -91,7 +91,7 @@ def test_of_a_message_of_many_lines_the_cause_is_reported() -> None:
             "Keras 3. (use a layer such as tf.keras.layers.LSTM(..., unroll=True)",
         ),
         ("`dense` is not available with Keras 3.", "Keras 3. (tf.layers was removed"),
-        ("None values not supported.", "params['learning_rate'] is None without the flag"),
+        ("None values not supported.", "params['learning_rate'], for one, is None without its flag"),
         ("Do not use tf.reset_default_graph() to clear nested graphs.", "leave it out"),
         ("Input 0 of layer 'dense' is incompatible: expected min_ndim=2, found ndim=1", "must return batches"),
     ],

@@ -44,7 +44,11 @@ def check(config: JobConfig, cluster: Cluster, task: Task) -> None:
 
 
 def _running_elsewhere(config: JobConfig, cluster: Cluster, task: Task) -> str | None:
-    """Return the address at which a worker runs, if it is not the one that this process has for it."""
+    """Return the address at which a worker runs, if it is not the one that this process has for it.
+
+    Raises:
+        ConfigError: If the PS have the workers' addresses in another order.
+    """
     first = Task("ps", 0)
     with tf.Graph().as_default() as graph:
         terms = job_variables.ps_variables(cluster, first.index).terms.read_value()

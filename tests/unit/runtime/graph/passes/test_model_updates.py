@@ -338,6 +338,18 @@ def test_random_numbers_of_nested_functions_never_repeat(tmp_path: Path, flags: 
     assert values["count"] == len(set(values["drawn"].tolist())) == 600
 
 
+def test_a_lambda_may_be_called_in_a_function(tmp_path: Path) -> None:
+    """TensorFlow names nodes after a function on several devices, and ``<lambda>`` is no name of a node."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        weight = scalar("weight", True)
+        scaled = tf.function(lambda x: x * weight)
+        return spec(params, tf.function(lambda x: scaled(x) + scaled(x))(features["x"]))
+
+    train(model_of(ramp, model_fn), 1, 1, model_dir=str(tmp_path), max_steps=4, **PLAIN)
+    assert variables_of(tmp_path)["weight"] == -sum(range(4))
+
+
 def test_each_worker_draws_its_own_random_numbers(tmp_path: Path) -> None:
     """In sync, the mean of two workers' noise is not the noise of one."""
     train(model_of(ramp, noisy), 1, 2, mode="sync", model_dir=str(tmp_path / "two"), max_steps=1)
