@@ -12,9 +12,15 @@ import pytest
 from support.processes import TFPS, Process, by_hand, environment, processes, slow, summary
 
 from tfps.cluster.ports import held_ports
-from tfps.cluster.spec import Task
+from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
+from tfps.errors import ConfigError
 from tfps.runtime.coordination import compatibility, failure_notice
+from tfps.runtime.process import tensorflow_import
+
+tensorflow_import.load_v1()
+
+from tfps.runtime.coordination import duplicate_worker  # noqa: E402
 
 
 def test_a_missing_task_is_named_and_ends_the_others(tmp_path: Path) -> None:
@@ -84,6 +90,11 @@ def test_a_worker_with_a_wrong_address_for_itself_does_not_replace_the_right_one
         tasks = [start("ps", 0, right), start("worker", 0, right), start("worker", 1, right)]
         for worker in tasks[1:]:
             worker.wait_for("training", 100)
+        cluster, me = Cluster((ps,), (chief, wrong)), Task("worker", 1)
+        config = JobConfig(mode=mode, model=str(model), max_steps=steps)
+        with pytest.raises(ConfigError, match=f"worker/1 runs at {right} already"):
+            duplicate_worker.check(config, cluster, me)
+        duplicate_worker.check(config.replace(max_steps=7), cluster, me)  # another job, which is told the differences
         refused = start("worker", 1, wrong, "--max_restarts=1")
         assert refused.wait(100) == 2, refused.output()
         assert f"worker/1 runs at {right} already, but --worker_hosts has {wrong} for it here" in refused.output()

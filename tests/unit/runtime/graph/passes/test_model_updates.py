@@ -913,6 +913,21 @@ def test_in_sync_a_loop_changes_what_its_loss_waits_for_on_each_worker(tmp_path:
     assert (values["global_step"], values["memory"]) == (STEPS, 2 * 2 * STEPS)
 
 
+def test_states_of_random_numbers_and_queues_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    """A step that is skipped may draw numbers, and what it puts in a queue it takes out."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        drop, weight = tf.keras.layers.Dropout(0.5), scalar("weight", True)
+        queue = tf.FIFOQueue(1, tf.float32, shapes=[[]])
+        with tf.control_dependencies([queue.enqueue(features["x"])]):
+            twice = drop(drop(weight + tf.zeros([4]), training=True), training=True)
+        drawn = tf2.random.Generator.from_seed(1).normal([])
+        return spec(params, tf.reduce_mean(twice) * queue.dequeue() * drawn)
+
+    builder.training(JobConfig(on_nan="skip"), cluster_of(1, 1), Task("worker", 0), model_of(ramp, model_fn))
+    assert "before it is certain" not in caplog.text
+
+
 @pytest.mark.parametrize("is_logged", [False, True])
 @pytest.mark.parametrize(("mode", "flags"), [("async", UNROLLED), ("async", PLAIN), ("sync", UNROLLED)])
 def test_a_long_loop_may_give_the_loss_and_change_a_variable(
