@@ -94,10 +94,12 @@ def test_a_worker_with_a_wrong_address_for_itself_does_not_replace_the_right_one
         config = JobConfig(mode=mode, model=str(model), max_steps=steps)
         with pytest.raises(ConfigError, match=f"worker/1 runs at {right} already"):
             duplicate_worker.check(config, cluster, me)
-        duplicate_worker.check(config.replace(max_steps=7), cluster, me)  # another job, which is told the differences
         refused = start("worker", 1, wrong, "--max_restarts=1")
         assert refused.wait(100) == 2, refused.output()
         assert f"worker/1 runs at {right} already, but --worker_hosts has {wrong} for it here" in refused.output()
+        other = start("worker", 1, wrong, "--wire=plain")  # if it opened a session, that would end the right one's
+        assert other.wait(100) == 2, other.output()
+        assert f"--wire=plain here, packed on ps/0 ({ps})" in other.output()
         (tmp_path / "go").touch()
         assert [task.wait(100) for task in tasks] == [0, 0, 0], [task.output() for task in tasks]
     reported = summary(tmp_path / "m")

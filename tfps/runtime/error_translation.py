@@ -98,7 +98,18 @@ def failed(error: Any, model: Model, graph: Graph, batch_size: int) -> TfpsError
     if _has_input(named):
         place = where(model, _in_input(error, graph)) or model.line_of("input_fn")
         return DataError(f"--model={model.name}: {place}: the input failed: {type(error).__name__}: {text}")
-    return mistake(model, type(error)(None, None, text), _frames(named[0]) if named else [])
+    table = _table(named[0]) if named else None
+    text += f", in a lookup of rows of the variable {table.name!r}" if table else ""
+    frames = _frames(named[0]) if named else []
+    if table and not where(model, frames):  # the lookup is of ``embedding_rows``
+        frames = _frames(table)
+    return mistake(model, type(error)(None, None, text), frames)
+
+
+def _table(op: Operation) -> Operation | None:
+    """Return the variable of which an operation looks up rows."""
+    table = op.inputs[0].op if op.type == "ResourceGather" else None
+    return table if table is not None and table.type == "VarHandleOp" else None
 
 
 def _log(error: Any) -> None:

@@ -129,6 +129,26 @@ def test_what_fails_in_a_further_step_of_a_run_is_shown_with_its_line() -> None:
     assert "too many batches" in str(ended["worker/0"])
 
 
+def too_many(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model that looks up a row that its table does not have."""
+    table = tf.get_variable("items", [10, 1])
+    rows = tf.nn.embedding_lookup(table, tf.cast(features["x"], tf.int32))
+    return tfps.ModelSpec(loss=tf.reduce_mean(rows), optimizer=tf.train.GradientDescentOptimizer(0.1))
+
+
+@pytest.mark.parametrize(("wire", "line"), [("packed", 2), ("plain", 3)])
+def test_a_lookup_of_a_row_that_is_not_there_names_the_variable(wire: str, line: int) -> None:
+    """The packed wire's lookup was made by no line of the model; that of the variable is shown."""
+
+    def numbers(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.arange(1, 400, dtype=np.float32))
+
+    error = run_job(model_of(numbers, too_many), num_workers=1, max_steps=300, wire=wire)["worker/0"]
+    assert isinstance(error, ModelError), error
+    assert f"{__file__}, line {too_many.__code__.co_firstlineno + line}: InvalidArgumentError: " in str(error)
+    assert " = 10 is not in [0, 10), in a lookup of rows of the variable 'items'" in str(error)
+
+
 @pytest.mark.parametrize("copy", ["", "tfps/step_3/", "tfps/step_3_1/"])
 def test_an_operation_of_an_imported_graph_may_fail(copy: str) -> None:
     """What a model imports was made by no line: the error is reported without one."""

@@ -5,8 +5,9 @@ new one opens its own (session_mgr.cc in TensorFlow's distributed runtime). That
 process with a wrong address for itself, by a mistake in its ``--worker_hosts``, would end a healthy worker. So, before
 it opens that session, a worker asks the first PS, in a session of that PS's own server:
 
-1. Is the PS of this job, and where does it reach this worker? At the address of this process, nothing else can run.
-2. Do heartbeats of this worker arrive? This process sends none yet.
+1. Does it have the options of this process? Those of a worker with others are refused (``compatibility``).
+2. Where does it reach this worker? At the address of this process, nothing else can run.
+3. Do heartbeats of this worker arrive? This process sends none yet.
 """
 
 import contextlib
@@ -31,7 +32,8 @@ def check(config: JobConfig, cluster: Cluster, task: Task) -> None:
     """Check that a worker does not run elsewhere, before this process opens a session as that worker.
 
     Raises:
-        ConfigError: If it does, or if the PS have the workers' addresses in another order.
+        ConfigError: If it does, or if the first PS has other options, or the workers' addresses in another order.
+        PeerLostError: If the first PS had other options, and has exited.
     """
     elsewhere = None
     with contextlib.suppress(tf.errors.OpError):  # the PS is not set up yet, so no worker has joined it
@@ -47,7 +49,8 @@ def _running_elsewhere(config: JobConfig, cluster: Cluster, task: Task) -> str |
     """Return the address at which a worker runs, if it is not the one that this process has for it.
 
     Raises:
-        ConfigError: If the PS have the workers' addresses in another order.
+        ConfigError: If the first PS has other options, or the workers' addresses in another order.
+        PeerLostError: If the first PS had other options, and has exited.
     """
     first = Task("ps", 0)
     with tf.Graph().as_default() as graph:
@@ -56,8 +59,9 @@ def _running_elsewhere(config: JobConfig, cluster: Cluster, task: Task) -> str |
     options = tf.ConfigProto(device_filters=[first.device], operation_timeout_in_ms=int(1000 * _ANSWER_SECS))
     with tf.Session(f"grpc://{cluster.address(first)}", graph=graph, config=options) as session:
         theirs = session.run(terms).decode()
-        if not compatibility.is_same(compatibility.fingerprint(config, cluster, tf.__version__), theirs):
-            return None  # a PS of another job, or with other options, which is reported later
+        if not theirs:
+            return None  # the PS is not set up yet, so no worker has joined it
+        compatibility.check(compatibility.fingerprint(config, cluster, tf.__version__), [theirs], cluster)
         _check_order(cluster, compatibility.worker_hosts(theirs))
         there = compatibility.address_of(task, theirs)
         if not there or addresses.normalized(there) == addresses.normalized(cluster.address(task)):
