@@ -81,13 +81,17 @@ def _is_numbered(name: str, functions: Collection[str], kinds: Collection[str]) 
 
 
 def _kinds_of_layers() -> Collection[str]:
-    """Return the names that Keras gives to layers, without numbers: those of the classes in snake case."""
+    """Return the names that Keras gives to layers, without numbers, such as "conv2d" and "leaky_re_lu".
+
+    The rule is that of Keras (``to_snake_case`` in keras/src/utils/naming.py).
+    """
     if "keras" not in sys.modules:
         return ()
     todo = [sys.modules["keras"].layers.Layer]
     for kind in todo:  # grows during the loop
         todo += [one for one in kind.__subclasses__() if one not in todo]
-    return {re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower() for kind in todo}
+    words = [re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", kind.__name__)) for kind in todo]
+    return {re.sub(r"([a-z])([A-Z])", r"\1_\2", each).lower() for each in words}
 
 
 def _numbered_layers(theirs: Iterable[str], mine: Iterable[str]) -> Iterable[tuple[str, str]]:

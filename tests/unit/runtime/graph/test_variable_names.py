@@ -1,5 +1,7 @@
 """Variables whose names do not show which trained variable they are: those that a mode makes in another order."""
 
+import contextlib
+import re
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -109,3 +111,16 @@ def test_variables_that_a_mode_makes_in_another_order_are_found(make: Callable[[
     for op, text in problems:
         assert text.startswith(f"mode='eval' makes the variable {op.name!r} where mode='train' makes ")
     assert variable_names.swapped(variables(make, True), trained, "eval") == []
+
+
+def test_the_names_that_keras_gives_to_layers_are_known() -> None:
+    """Each layer class of Keras that can be made with a number or without arguments, such as Conv2D and LeakyReLU."""
+    named: dict[str, str] = {}
+    with new_graph(JobConfig()):
+        for kind in (kind for kind in vars(tf.keras.layers).values() if isinstance(kind, type)):
+            for args in ((), (2,), (2, 2)):
+                with contextlib.suppress(Exception):  # the layer needs other arguments
+                    named[kind.__name__] = re.sub("(_[0-9]+)+$", "", kind(*args).name)
+    unknown = {kind: name for kind, name in named.items() if name not in variable_names._kinds_of_layers()}
+    assert not unknown
+    assert {"Conv2D", "LeakyReLU", "GlobalMaxPooling1D", "Dense"} <= named.keys()
