@@ -99,7 +99,9 @@ class Joining:
     def _reach_others(self) -> bool:
         """Start the server, and wait for the other tasks; return ``False`` if the job is over."""
         running = server.start(self._config, self._cluster, self._task)
-        inlined = side_effects.needs_inlining(self._parts.built.fetches)
+        built = self._parts.built
+        shown = [*built.spec.log_tensors.values(), *(one for one in (built.summary, built.updates) if one is not None)]
+        inlined = side_effects.needs_inlining([*built.fetches, *shown])
         self._parts.connection.set_target(running.target, sessions.config_of(self._task, inlined))
         return rendezvous.wait_for_peers(
             self._cluster,

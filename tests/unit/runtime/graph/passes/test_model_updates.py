@@ -338,13 +338,18 @@ def test_random_numbers_of_nested_functions_never_repeat(tmp_path: Path, flags: 
     assert values["count"] == len(set(values["drawn"].tolist())) == 600
 
 
-def test_a_lambda_may_be_called_in_a_function(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["loss", "log_tensors", "summary"])
+def test_a_lambda_may_be_called_in_a_function(tmp_path: Path, place: str) -> None:
     """TensorFlow names nodes after a function on several devices, and ``<lambda>`` is no name of a node."""
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
         weight = scalar("weight", True)
         scaled = tf.function(lambda x: x * weight)
-        return spec(params, tf.function(lambda x: scaled(x) + scaled(x))(features["x"]))
+        called = tf.function(lambda x: scaled(x) + scaled(x))(features["x"])
+        if place == "summary":
+            tf.summary.scalar("called", called)
+        shown = {"called": called} if place == "log_tensors" else {}
+        return spec(params, called if place == "loss" else 2.0 * features["x"] * weight, **shown)
 
     train(model_of(ramp, model_fn), 1, 1, model_dir=str(tmp_path), max_steps=4, **PLAIN)
     assert variables_of(tmp_path)["weight"] == -sum(range(4))
