@@ -554,19 +554,16 @@ class Stepping(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
 
     Args:
         is_called: Whether to read it in a ``tf.function`` instead.
-        by: The amount. The optimizer does nothing else where it is not 1.
     """
 
-    def __init__(self, is_called: bool = False, by: int = 1) -> None:
+    def __init__(self, is_called: bool = False) -> None:
         super().__init__(1.0)
-        self._is_called, self._by = is_called, by
+        self._is_called = is_called
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, *_: Any) -> Any:
         """Apply, raise, and add."""
         with tf.variable_scope("own", reuse=tf.AUTO_REUSE):
             sums = [tf.get_variable(key, [], tf.int64, tf.zeros_initializer(), trainable=False) for key in "abc"]
-        if self._by != 1:
-            return tf.group(super().apply_gradients(grads_and_vars), global_step.assign_add(self._by))
         with tf.control_dependencies([super().apply_gradients(grads_and_vars, global_step)]):
             if self._is_called:
                 return tf.group(sums[0].assign_add(tf.function(lambda: tf.identity(global_step.read_value()))()))
@@ -595,12 +592,62 @@ def test_an_optimizer_that_raises_the_step_reads_the_raised_one(tmp_path: Path, 
     values = variables_of(tmp_path)
     assert (values["weight"], values["global_step"]) == (-7, 7)
     assert [values[f"own/{key}"] for key in "abc"] == [sum(range(8)), 3 + 6, 2 * sum(range(8))]
-    for optimizer, why in (
-        (Stepping(is_called=True), r"reads global_step in a tf.function, after it has raised it: do it outside"),
-        (Stepping(by=2), "changes global_step by another amount than 1"),
-    ):
-        with pytest.raises(ModelError, match=why):
-            builder.training(JobConfig(mode=mode), Cluster(("p:1",), ("w:1",)), Task("worker", 0), stepped(optimizer))
+    with pytest.raises(ModelError, match=r"reads global_step in a tf.function, after it has raised it: do it outside"):
+        builder.training(JobConfig(mode=mode), Cluster(("p:1",), ("w:1",)), Task("worker", 0), stepped(Stepping(True)))
+
+
+class Raising(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """An optimizer that raises the global step in a way of its own."""
+
+    def __init__(self, how: Any) -> None:
+        super().__init__(1.0)
+        self._how = how
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, *_: Any) -> Any:
+        """Apply, and raise."""
+        with tf.control_dependencies([super().apply_gradients(grads_and_vars)]):
+            return tf.group(self._how(global_step))
+
+
+def _in_a_loop(step: Any) -> Any:
+    """Raise the step twice."""
+    return tf.while_loop(lambda at: at < 2, lambda at: at + tf.cast(step.assign_add(1) > 0, tf.int32), [0])
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda step: step.assign_add(2),
+        lambda step: step.assign(step + 2),
+        lambda step: step.assign(2 * step),
+        lambda step: [step.assign_add(1), step.assign_add(1)],
+        _in_a_loop,
+    ],
+)
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_an_optimizer_that_raises_the_step_by_another_amount_is_refused(mode: str, how: Any) -> None:
+    """Each update raises it by 1."""
+    with pytest.raises(ModelError, match="changes global_step by another amount than 1"):
+        builder.training(JobConfig(mode=mode), Cluster(("p:1",), ("w:1",)), Task("worker", 0), stepped(Raising(how)))
+
+
+@pytest.mark.parametrize(
+    ("how", "is_warned_of"),
+    [
+        (lambda step: step.assign(step + 1), False),
+        (lambda step: step.assign(1 + tf.identity(step)), False),
+        (lambda step: tf.cond(tf.equal(step % 3, 0), lambda: step.assign_add(1).op, tf.no_op), True),
+    ],
+)
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_each_step_counts_however_the_optimizer_raises_the_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str, how: Any, is_warned_of: bool
+) -> None:
+    """By an assignment, or in some steps only, which a warning names."""
+    train(stepped(Raising(how)), 1, 1, mode=mode, max_steps=7, model_dir=str(tmp_path))
+    values = variables_of(tmp_path)
+    assert (values["weight"], values["global_step"]) == (-7, 7)
+    assert ("the optimizer raises global_step in a condition" in caplog.text) == is_warned_of
 
 
 def test_sync_refuses_an_update_that_needs_a_batch() -> None:

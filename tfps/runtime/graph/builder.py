@@ -128,7 +128,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         forward_pass.check(job, forward)
         backward = _backward(job, forward)
         variable_check.check_trained(model, graph, backward.optimizer.updated, frozen)
-        forward = forward_pass.with_late_summaries(job, forward, backward.optimizer.checks, backward.step)
+        forward = forward_pass.with_late_summaries(job, forward, backward.optimizer, backward.step)
         _check_counters(job, forward, backward)
         placement.place_unplaced_ops(graph, task.device)
         _redirect_to_packed(forward, backward)

@@ -32,6 +32,7 @@ from tfps.runtime.graph.passes import (
     update_order,
     variable_splitting,
 )
+from tfps.runtime.graph.passes.nan_guard import CheckedOptimizer
 from tfps.runtime.graph.passes.snapshot import saved_name
 from tfps.tf_types import Graph, InputIterator, Operation, Tensor, Variable
 
@@ -48,6 +49,10 @@ _LATE_UPDATE = (
 _EARLY_CHANGE = (
     "model_fn changes %s%s before it is certain that the step counts: the loss or a gradient waits for the change, or "
     "reads the variable in the same tf.while_loop. %s. `tfps help models` says how to change it later."
+)
+_COUNTS_ITSELF = (
+    "the optimizer raises global_step in a condition, but tfps raises it in each step: --max_steps and what depends on "
+    "global_step count all steps."
 )
 _NOT_UNDONE = "--on_nan=skip does not undo the change"
 _NOT_SHARED = "With --mode=%s, one update may make the change several times, and a step that is stopped makes it, too"
@@ -159,7 +164,7 @@ def check(job: TrainJob, forward: Forward) -> None:
     variable_check.check_feeds(job.model, forward.graph, run)
 
 
-def with_late_summaries(job: TrainJob, forward: Forward, checks: Sequence[Operation], step: Step) -> Forward:
+def with_late_summaries(job: TrainJob, forward: Forward, optimizer: CheckedOptimizer, step: Step) -> Forward:
     """Return the forward part with the chief's summaries that the optimizer has made, such as histograms of gradients.
 
     The updates that the optimizer has collected are not run; a warning says so.
@@ -170,14 +175,17 @@ def with_late_summaries(job: TrainJob, forward: Forward, checks: Sequence[Operat
     Args:
         job: The job.
         forward: The forward part, with the summaries of the model.
-        checks: Operations that fail if the loss or a gradient is not finite.
+        optimizer: The optimizer, which has applied its gradients.
         step: The step of the mode.
     """
+    checks = optimizer.checks
     known = [] if forward.summary is None else list(forward.summary.op.inputs)
     late = forward.graph.get_collection(tf.GraphKeys.SUMMARIES)[len(known) :]
     if not job.task.is_chief:
         return forward
     run, early = set(placement.ancestors([step.train_op])), set(placement.ancestors(checks))
+    if optimizer.counts_some_steps:
+        log.warning(_COUNTS_ITSELF)
     _warn_of_early_changes(job, forward, checks)
     _warn_of_late_updates(forward, run.union(placement.ancestors([step.update] if step.update is not None else [])))
     if not late:

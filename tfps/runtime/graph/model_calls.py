@@ -63,7 +63,8 @@ def dataset(
 def _input_of(model: Model, mode: str, config: JobConfig, context: Any, params: TrackedFlags) -> Any:
     """Call ``input_fn``; a file or a directory that it cannot read is a ``DataError``."""
     try:
-        return model.input_fn(mode, MappingProxyType(params), context)
+        with tf.name_scope("tfps/input_fn/"):  # else a variable could not have a name such as "count" in training
+            return model.input_fn(mode, MappingProxyType(params), context)
     except ModelError as error:
         cause = error.__cause__
         if isinstance(cause, DataError):

@@ -252,17 +252,18 @@ class Loop:
         self.progress.global_step = max(self.progress.global_step, step - 1)
         self._skipped_in_a_row += 1
         if not self._may_skip or self._skipped_in_a_row > _MAX_SKIPPED:
-            raise DivergedError(f"{found.what} at step {step}: {self._remedy_at(step)}.") from None
+            raise DivergedError(f"{found.what} at step {step}: {self._what_to_do()}.") from None
         self.progress.skipped += 1
         log.info("skipped a batch: %s at step %d", found.what, step)
         return [block]
 
-    def _remedy_at(self, step: int) -> str:
-        """Return what to do about a value that is not finite at a step, which ends the job."""
+    def _what_to_do(self) -> str:
+        """Return what to do about a value that is not finite, which ends the job."""
         if self._may_skip:
             return f"--on_nan=skip has skipped {_MAX_SKIPPED} batches of this worker in a row, check its data"
-        is_trained = step > 1 or self._runs.global_step() > 0
-        return self._remedy if is_trained else "nothing is trained yet, check the input and the model"
+        if self._runs.global_step() > 0:  # in async, the steps before this one may not have been applied
+            return self._remedy
+        return "nothing is trained yet, check the input and the model"
 
     def _end_of_input(self, block: _TicketBatch, of_another: bool) -> None:
         """Log that the input has ended, and give the tickets back."""

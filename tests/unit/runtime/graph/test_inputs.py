@@ -137,3 +137,18 @@ def test_an_input_that_ends_in_an_empty_epoch_ends_at_the_exact_step(tmp_path: P
     train(model_of(subsampled, adding), 1, 2, 60, **flags)
     found = variables_of(tmp_path)
     assert (found["global_step"], found["weight"]) == (150, 150)
+
+
+def test_a_variable_may_have_the_name_of_a_number_in_the_input(tmp_path: Path) -> None:
+    """``repeat(3)`` makes a constant ``count``, in training only: a model's variable has that name all the same."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        data = dataset_of([1.0] * 8)
+        return data if mode == "eval" else data.repeat(3)
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+        count = tf.get_variable("count", [], initializer=tf.zeros_initializer())
+        return tfps.ModelSpec(loss=features["x"] * count, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    train(model_of(input_fn, model_fn), 1, 1, max_steps=5, model_dir=str(tmp_path))
+    assert variables_of(tmp_path) == {"count": -5, "global_step": 5}

@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf
 from tfps.runtime.graph import graph_editor
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.passes.unrolling import copy_number
-from tfps.tf_types import Fetch, Gradient, Graph, Operation, Optimizer, Tensor, Variable
+from tfps.tf_types import Fetch, Gradient, Operation, Optimizer, Tensor, Variable
 
 _MESSAGE = re.compile(r"tfps: ([^\n]*?) : Tensor had (NaN|Inf|Inf and NaN) values\s+\[\[\{\{node ([^}]*)\}")
 
@@ -39,6 +39,8 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         gates: Operations that return the gradients; set when these have been computed.
         checks: Operations that fail if the loss or a gradient is not finite; set at the same time.
         updated: The model's variables that the optimizer updates; set when gradients have been computed.
+        counts_some_steps: Whether the optimizer raises ``global_step`` in some steps only, such as every third; set
+            when gradients have been applied. The mode raises it in each step.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         self.gates: Sequence[Operation] = ()
         self.checks: Sequence[Operation] = ()
         self.updated: Sequence[Variable] = ()
+        self.counts_some_steps = False
         self._found: Sequence[tuple[Gradient, Variable]] = ()
 
     def compute_gradients(self, loss: Tensor, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
@@ -84,7 +87,7 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
 
         Raises:
             TypeError: If the optimizer returns no operation.
-            ValueError: If the optimizer raises the step in a function.
+            ValueError: If the optimizer raises the step in a function, or by another amount than 1.
         """
         pairs = self._in_order(grads_and_vars)
         method = getattr(self._optimizer.apply_gradients, "__func__", None)
@@ -94,7 +97,11 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         known = set(graph.get_operations())
         applied = _as_one(self._optimizer.apply_gradients(pairs, global_step, name))
         made = [op for op in graph.get_operations() if op not in known]
-        return _without_raising(graph, applied, made, global_step)
+        lasting = side_effects.Lasting(graph)
+        raising = _raising(lasting, made, global_step)
+        self.counts_some_steps = not all(map(graph_editor.is_in_every_step, raising))
+        _read_as_raised(lasting, made, raising, global_step)
+        return _without(raising, applied, made)
 
     def _in_order(self, given: Sequence[tuple[Gradient, Variable]]) -> Sequence[tuple[Gradient, Variable]]:
         """Return pairs in the order of ``compute_gradients``, including those that have no gradient."""
@@ -112,16 +119,36 @@ def _as_one(applied: Any) -> Fetch:
     raise TypeError(f"the optimizer's apply_gradients returned {applied!r}: return the operation that applies them.")
 
 
-def _without_raising(graph: Graph, applied: Fetch, made: Sequence[Operation], global_step: Variable) -> Fetch:
-    """Return ``applied`` without the operations that raise ``global_step``, and remove control edges from these."""
-    lasting = side_effects.Lasting(graph)
-    raising = {op for op in made if any(lasting.origin(h) is global_step.op for h in lasting.changed(op))}
+def _raising(lasting: side_effects.Lasting, made: Sequence[Operation], global_step: Variable) -> set[Operation]:
+    """Return the operations of an optimizer that raise ``global_step``.
+
+    Raises:
+        ValueError: If one is a call, or if a step may change ``global_step`` by another amount than 1.
+    """
+    raising = [op for op in made if any(lasting.origin(h) is global_step.op for h in lasting.changed(op))]
     if any(graph_editor.is_call(op) for op in raising):
         raise ValueError("the optimizer increments global_step in a tf.function or a condition: do it outside.")
-    if not all("AssignAdd" in op.type and tf.get_static_value(op.inputs[1]) == 1 for op in raising):
+    by_one = all(_adds_one(lasting, op, global_step) and graph_editor.can_wait(op) for op in raising)
+    if not by_one or sum(map(graph_editor.is_in_every_step, raising)) > 1:
         raise ValueError("the optimizer changes global_step by another amount than 1, by which each update raises it.")
+    return set(raising)
 
-    _read_as_raised(lasting, made, raising, global_step)
+
+def _adds_one(lasting: side_effects.Lasting, op: Operation, global_step: Variable) -> bool:
+    """Return whether an operation that changes ``global_step`` adds 1: ``assign_add(1)`` or ``assign(step + 1)``."""
+    value = op.inputs[1]
+    if "AssignAdd" in op.type:
+        return bool(tf.get_static_value(value) == 1)
+    if op.type != "AssignVariableOp" or value.op.type not in ("Add", "AddV2"):
+        return False
+    others = [tensor.op for tensor in value.op.inputs if tf.get_static_value(tensor) != 1]
+    reads = [one.inputs[0].op if one.type == "Identity" else one for one in others]
+    origins = [lasting.origin(one.inputs[0]) if one.type == "ReadVariableOp" else None for one in reads]
+    return origins == [global_step.op]
+
+
+def _without(raising: Collection[Operation], applied: Fetch, made: Sequence[Operation]) -> Fetch:
+    """Return ``applied`` without the operations that raise the step, and remove control edges from these."""
 
     def before(op: Operation) -> list[Operation]:
         if op not in raising:
@@ -129,7 +156,7 @@ def _without_raising(graph: Graph, applied: Fetch, made: Sequence[Operation], gl
         return [leaf for other in [*op.control_inputs, *(t.op for t in op.inputs)] for leaf in before(other)]
 
     for op in made:
-        if not raising.isdisjoint(op.control_inputs):
+        if any(other in raising for other in op.control_inputs):
             waits = [leaf for other in op.control_inputs for leaf in before(other)]
             graph_editor.set_control_inputs(op, waits)
     done = applied if isinstance(applied, tf.Operation) else applied.op

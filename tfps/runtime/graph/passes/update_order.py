@@ -62,8 +62,9 @@ def put_before(
     changed = {variable.op for variable in trained}.union(*(uses[op] for op in uses if side_effects.changes(op)))
     of_gradients = set(ancestors(gates))
     elsewhere = set() if step.update is None else set(ancestors([step.update])) - of_gradients
+    touched = [(op, *_touched(lasting, op)) for op in ancestors(updates) if any(map(is_handle, op.inputs))]
     for update in filter(is_in_every_step, updates):
-        readers, seen = _met(lasting, update, uses, of_gradients)
+        readers, seen = _met(touched, set(ancestors([update])), uses, of_gradients)
         is_late = bool(readers) or not seen.isdisjoint(changed)
         is_between = is_late and step.hold is not None and of_gradients.isdisjoint([update, *readers])
         between += [update] if is_between else []
@@ -72,16 +73,28 @@ def put_before(
     return [step.hold(between)] if step.hold and between else []
 
 
+def _touched(lasting: side_effects.Lasting, op: Operation) -> tuple[set[Operation], set[Operation]]:
+    """Return the creators of what an operation changes, and those of all that it uses."""
+    changed = {lasting.origin(handle) for handle in lasting.changed(op)}
+    return changed, {lasting.origin(handle) for handle in op.inputs if is_handle(handle)}
+
+
 def _met(
-    lasting: side_effects.Lasting,
-    update: Operation,
+    touched: Sequence[tuple[Operation, Collection[Operation], Collection[Operation]]],
+    own: Collection[Operation],
     uses: Mapping[Operation, Collection[Operation]],
     of_gradients: Collection[Operation],
 ) -> tuple[Sequence[Operation], set[Operation]]:
-    """Return which of the optimizer's operations use what an update changes, and what the update itself uses."""
-    own = ancestors([update])
-    changes = {lasting.origin(handle) for op in own for handle in lasting.changed(op)}
-    seen = {lasting.origin(h) for op in own if op not in of_gradients for h in op.inputs if is_handle(h)}
+    """Return which of the optimizer's operations use what an update changes, and what the update itself uses.
+
+    Args:
+        touched: Operations of all updates, each with its ``_touched``.
+        own: The operations of the update.
+        uses: Those of the optimizer, each with the creators of what it uses.
+        of_gradients: The operations of the gradients.
+    """
+    changes = {maker for op, changed, _ in touched if op in own for maker in changed}
+    seen = {maker for op, _, used in touched if op in own and op not in of_gradients for maker in used}
     return [op for op, found in uses.items() if not changes.isdisjoint(found)], seen
 
 

@@ -1,6 +1,7 @@
 """NaN and Inf are caught before they are applied, whichever worker they come from, on real servers."""
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -86,6 +87,19 @@ def test_a_model_with_a_rate_of_its_own_is_not_advised_to_give_the_flag() -> Non
     flags = {"max_steps": 100, "steps_per_run": 1, "runs_in_flight": 1}
     error = run_job(model_of(numbers(np.inf, worker=0, after=GOOD), own_rate), num_workers=1, **flags)["worker/0"]
     assert str(error) == f"the loss is inf at step {GOOD + 1}: try a smaller learning rate in the model's optimizer."
+
+
+def test_before_anything_is_trained_the_learning_rate_is_not_to_blame() -> None:
+    """Each of several workers takes a step of its own, but none of them is applied."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        return None if mode == "eval" else dataset_of(np.float32([np.nan])).repeat()
+
+    ended = run_job(model_of(input_fn, linear), num_workers=3, max_steps=100)
+    errors = [str(error) for task, error in ended.items() if isinstance(error, DivergedError) and task != "ps/0"]
+    said = r"the loss is nan at step \d: nothing is trained yet, check the input and the model\."
+    assert errors
+    assert all(re.fullmatch(said, error) for error in errors), errors
 
 
 @pytest.mark.parametrize("steps_per_run", [1, 8])
