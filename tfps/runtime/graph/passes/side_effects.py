@@ -228,13 +228,14 @@ def draws(graph: Graph, node: NodeDef) -> bool:
 def needs_inlining(fetches: Sequence[Tensor | Operation]) -> bool:
     """Return whether TensorFlow has to inline what the functions of a step call: see ``session.config_of``.
 
-    Functions that draw seeded random numbers are such, and lambdas: TensorFlow names nodes after called functions, but
-    a node's name cannot hold ``<lambda>``.
+    Functions that draw seeded random numbers are such, and lambdas in calls within calls: TensorFlow names nodes after
+    both functions, but a node's name cannot hold ``<lambda>``.
     """
     calls = [op for op in ancestors(fetches) if is_call(op)]
     called = {(op.graph, name) for op in calls for name in called_by(op.graph, op.node_def)}
-    nested = [(graph, inner) for graph, name in called for inner in function_of(graph, name).node_def]
-    return any(draws(graph, node) or any("<" in one for one in called_by(graph, node)) for graph, node in nested)
+    nested = [(graph, name, node) for graph, name in called for node in function_of(graph, name).node_def]
+    inner = [(name, one) for graph, name, node in nested for one in called_by(graph, node)]
+    return any(draws(graph, node) for graph, _, node in nested) or any("<" in name for pair in inner for name in pair)
 
 
 def reseed(node: NodeDef, shift: int) -> None:

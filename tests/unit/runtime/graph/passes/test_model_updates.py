@@ -339,12 +339,17 @@ def test_random_numbers_of_nested_functions_never_repeat(tmp_path: Path, flags: 
 
 
 @pytest.mark.parametrize("place", ["loss", "log_tensors", "summary"])
-def test_a_lambda_may_be_called_in_a_function(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("is_outer", [False, True])
+def test_a_lambda_may_call_a_function_and_be_called_in_one(tmp_path: Path, place: str, is_outer: bool) -> None:
     """TensorFlow names nodes after a function on several devices, and ``<lambda>`` is no name of a node."""
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
         weight = scalar("weight", True)
-        scaled = tf.function(lambda x: x * weight)
+
+        def scale(x: Any) -> Any:
+            return x * weight
+
+        scaled = tf.function(scale if is_outer else lambda x: x * weight)
         called = tf.function(lambda x: scaled(x) + scaled(x))(features["x"])
         if place == "summary":
             tf.summary.scalar("called", called)
