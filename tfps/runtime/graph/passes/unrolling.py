@@ -38,7 +38,7 @@ from tfps.runtime.graph.graph_editor import (
     order,
 )
 from tfps.runtime.graph.passes import side_effects
-from tfps.runtime.graph.passes.functions import called_by, references
+from tfps.runtime.graph.passes.functions import called_by, nodes_within, references
 from tfps.runtime.graph.placement import ancestors, task_of
 from tfps.tf_types import Fetch, Graph, NodeDef, Operation, Tensor
 
@@ -46,6 +46,7 @@ _SEED_STRIDE = 1_000_003
 _SCOPE = "tfps/step_"
 _TURNS = "tfps/acts/"
 _MADE_IN_EACH_RUN = ("Anonymous", "TemporaryVariable")  # beginnings of the types of operations
+_FUNCTIONAL = ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile")
 _ENTERS = ("Enter", "RefEnter")
 _CONTROL = (*_ENTERS, "Switch", "RefSwitch")
 _BRANCHES = (*("Switch", "RefSwitch", "If", "StatelessIf", "Case", "StatelessCase"), *("While", "StatelessWhile"))
@@ -93,7 +94,7 @@ class UnrolledStep:
         self._copies: list[dict[str, Operation]] = [{op.name: op for op in self._ops}]
         self._acts = {op for op in self._ops if side_effects.acts(op)}
         self._acts_if_shown = {op.name for op in self._acts - set(ancestors(fetches))}
-        hidden = any(side_effects.has_hidden_state(op) for op in self._ops)
+        hidden = any(side_effects.has_hidden_state(op) or _draws_in_control_flow(op) for op in self._ops)
         branched = any(is_in_control_flow(op) for op in self._acts)
         self.in_order = not (branched or hidden) and all(self._ends(op) for op in self._ops if self._uses(op))
         own = [op for op in self._ops if any(self._is_workers(name) for name in self._lasting(op))]
@@ -272,3 +273,13 @@ def _lasts(op: Operation) -> bool:
         return False
     is_shared = "shared_name" in op.node_def.attr or not op.inputs
     return is_shared and any(is_handle(tensor) for tensor in op.outputs)
+
+
+def _draws_in_control_flow(op: Operation) -> bool:
+    """Return whether a function that an operation calls draws random numbers in a condition or a loop of its own.
+
+    TensorFlow inlines that function (``session.config_of``), but not the branches and bodies in it. Their generators
+    have a state of their own in each graph of a session, so runs of different lengths would repeat numbers.
+    """
+    nodes = nodes_within(op.graph, op.node_def)
+    return any(node.op in _FUNCTIONAL and side_effects.draws(op.graph, node) for node in nodes)

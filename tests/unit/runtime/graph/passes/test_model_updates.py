@@ -318,14 +318,31 @@ def test_random_numbers_of_functions_are_others_in_each_step(tmp_path: Path) -> 
         assert len(set(found[name])) == len(found[name])
 
 
-@pytest.mark.parametrize("flags", [UNROLLED, PLAIN])
-def test_random_numbers_of_nested_functions_never_repeat(tmp_path: Path, flags: dict[str, Any]) -> None:
+def in_function(features: Any) -> Any:
+    """Draw a number in a function that another one calls."""
+    return tf.function(lambda x: noise() + 0.0 * x)(features["x"])
+
+
+def in_branch(features: Any) -> Any:
+    """Draw a number in a condition in a function."""
+    return tf.function(lambda x: tf.cond(x > 0.0, noise, lambda: x))(features["x"])
+
+
+def in_loop(features: Any) -> Any:
+    """Draw numbers in a loop in a function."""
+    draw = lambda x: tf.random.uniform([], seed=7) + 0.0 * x  # noqa: E731
+    return tf.function(lambda x: tf.reduce_sum(tf.map_fn(draw, tf.fill([3], x))))(features["x"])
+
+
+@pytest.mark.parametrize("draw", [in_function, in_branch, in_loop])
+@pytest.mark.parametrize("flags", [UNROLLED, {}, PLAIN])
+def test_random_numbers_of_nested_functions_never_repeat(tmp_path: Path, flags: dict[str, Any], draw: Any) -> None:
     """Runs with and without logged values, and of one and of several steps, go on where the others were."""
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
         weight, count = scalar("weight", True), tf.get_variable("count", [], tf.int64, tf.zeros_initializer())
         drawn = tf.get_variable("drawn", [600], initializer=tf.zeros_initializer(), trainable=False)
-        nested = tf.function(lambda x: noise() + 0.0 * x)(features["x"])
+        nested = draw(features)
         number = count.assign_add(1) - 1
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.scatter_update(drawn, [number], [nested]))
         return spec(params, weight * features["x"], shown=weight)
