@@ -39,7 +39,7 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         gates: Operations that return the gradients; set when these have been computed.
         checks: Operations that fail if the loss or a gradient is not finite; set at the same time.
         updated: The model's variables that the optimizer updates; set when gradients have been computed.
-        counts_some_steps: Whether the optimizer raises ``global_step`` in some steps only, such as every third; set
+        counts_some_steps: Whether the optimizer raises ``global_step`` in some of the steps only; set
             when gradients have been applied. The mode raises it in each step.
     """
 

@@ -42,9 +42,8 @@ def put_before(
 
     This is the effect of ``with tf.control_dependencies(update_ops): optimizer.minimize(...)``. But nothing waits for
     an update that is unrelated to the optimizer, such as the averages of batch norm. Without the edges, a clipped
-    weight could be read before an update of the optimizer and written after it, which would lose that update. A
-    learning rate could be the previous one. Nothing can wait for what a layer changes in a branch of ``tf.cond``: where
-    the branch is not taken, nothing after it would run.
+    weight could lose an update of the optimizer, and a learning rate could be the previous one. Nothing can wait for
+    what a layer changes in a branch of ``tf.cond``: where the branch is not taken, nothing after it would run.
 
     Args:
         graph: The training graph.
@@ -57,7 +56,7 @@ def put_before(
     Returns:
         Operations for which the updates should wait, beside others, with ``put_after``.
     """
-    lasting, between = side_effects.Lasting(graph), []
+    lasting, between = side_effects.Lasting(graph), list[Operation]()
     uses = {op: found for op in made if (found := {lasting.origin(h) for h in op.inputs if is_handle(h)})}
     changed = {variable.op for variable in trained}.union(*(uses[op] for op in uses if side_effects.changes(op)))
     of_gradients = set(ancestors(gates))
@@ -65,10 +64,10 @@ def put_before(
     touched = [(op, *_touched(lasting, op)) for op in ancestors(updates) if any(map(is_handle, op.inputs))]
     for update in filter(is_in_every_step, updates):
         readers, seen = _met(touched, set(ancestors([update])), uses, of_gradients)
-        is_late = bool(readers) or not seen.isdisjoint(changed)
-        is_between = is_late and step.hold is not None and of_gradients.isdisjoint([update, *readers])
-        between += [update] if is_between else []
-        late = gates if is_late and not is_between else []
+        late = gates if readers or not seen.isdisjoint(changed) else []
+        if late and step.hold is not None and of_gradients.isdisjoint([update, *readers]):
+            between.append(update)
+            late = []
         _let_wait([*late, *(op for op in readers if op not in elsewhere)], update)
     return [step.hold(between)] if step.hold and between else []
 
