@@ -66,7 +66,9 @@ if ((cancelled)); then
 elif ((code && !ending && (cause == 0 || cause == 137 || cause == 143))); then
   # A node is lost, or a task was killed with what starts it again.
   # Ten times; after ten minutes of work it is no failure that only repeats itself, but a time limit, say.
-  if ((${SLURM_RESTART_COUNT:-0} < 10 || SECONDS > 600)) && scontrol requeue "$SLURM_JOB_ID"; then
+  # The requeue itself ends every process here: scontrol is to outlive that, or it looks as if it had failed.
+  if ((${SLURM_RESTART_COUNT:-0} < 10 || SECONDS > 600)) &&
+    (trap '' TERM && exec scontrol requeue "$SLURM_JOB_ID"); then
     echo "requeued after $code"
     exit "$code"
   fi

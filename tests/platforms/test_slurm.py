@@ -169,7 +169,7 @@ def test_a_time_limit_is_one_more_run(engine: Slurm, tmp_path: Path) -> None:
     engine.ask("scontrol", "update", f"JobId={job}", "TimeLimit=2")  # Slurm looks every 30 s
     engine.wait_state(job, "PENDING")
     engine.ask("scontrol", "update", f"JobId={job}", "TimeLimit=10")
-    assert "requeued after 143" in slurm_log(model_dir, job)
+    wait_for(model_dir / "logs" / f"slurm-{job}.out", "requeued after 143", secs=20)
     engine.wait_state(job, "COMPLETED", "FAILED", secs=ENDS)
     assert engine.field(job, "JobState") == "COMPLETED", slurm_log(model_dir, job)
     found = summary(model_dir)

@@ -295,7 +295,8 @@ def run_script(codes: str, count: str, tmp_path: Path) -> "subprocess.CompletedP
     python.write_text(f"#!/bin/bash\ncodes=({codes})\nexit ${{codes[SLURM_PROCID]}}\n")
     python.chmod(0o755)
     fake(tmp_path, "srun", SRUN)
-    bin_dir = fake(tmp_path, "scontrol", f'echo "$@" >>{shlex.quote(str(tmp_path))}/asked\n')
+    ends_all = 'kill -TERM "$PPID" $$'  # as Slurm does before scontrol has ended
+    bin_dir = fake(tmp_path, "scontrol", f'echo "$@" >>{shlex.quote(str(tmp_path))}/asked\n{ends_all}\n')
     job = changed(SMALL, model_dir=str(tmp_path / "m"))
     script = str(planned(dataclasses.replace(job, python=str(python), directory=str(tmp_path))))
     env = {**os.environ, "PATH": f"{bin_dir}:{os.environ['PATH']}", "ORDER": "0 1 2", "SLURM_JOB_ID": "7"}
@@ -324,6 +325,8 @@ def test_what_the_script_makes_of_exit_codes(codes: str, count: str, code: int, 
     assert (tmp_path / "asked").exists() == requeued
     if requeued:
         assert (tmp_path / "asked").read_text() == "requeue 7\n"
+    said = (tmp_path / "m/logs/slurm-7.out").read_text()
+    assert (f"requeued after {code}\n" if requeued else f"ended with exit code {code}\n") in said
 
 
 def test_a_full_disk_does_not_requeue_a_job_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
