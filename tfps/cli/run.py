@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from tfps.cli.command import JOB, Command, found_from_anywhere, new_model_dir
-from tfps.cli.validation import ProblemCollector, check_ports, print_error
+from tfps.cli.validation import ProblemCollector, check_mode, check_ports, print_error
 from tfps.cluster import ports, resolver
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
@@ -43,7 +43,9 @@ def _run(argv: Sequence[str]) -> int:
     place = problems.of(
         resolver.resolve, job.ps_hosts, job.worker_hosts, job.job_name, job.task_index, *sizes, os.environ
     )
-    problems.of(loader.check_data, job.model, job.data_dir, place[0].num_workers if place else 1)
+    num_workers = place[0].num_workers if place else None
+    check_mode(job, num_workers, problems)
+    problems.of(loader.check_data, job.model, job.data_dir, num_workers or 1)
     if place and place[1].job == "evaluator" and not job.model_dir:
         problems.add("--model_dir is missing: the evaluator reads the checkpoints there.")
     problems.of(task.require_tensorflow)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfps.cli.command import JOB, Command, check_utf8, stem_of, working_directory
-from tfps.cli.validation import ProblemCollector
+from tfps.cli.validation import ProblemCollector, check_mode
 from tfps.cli.watch import Result, run_to_completion, wait_for
 from tfps.cluster import rendezvous, resolver
 from tfps.config.command_line import FLAGS, Parsed, flags_of
@@ -35,6 +35,7 @@ def _submit(argv: Sequence[str]) -> int:
     launcher = LAUNCHERS.load(options.to or "")
     _check_flags(parsed, launcher, problems)
     job = _job(asked, options, launcher, problems)
+    check_mode(job.config, job.config.num_workers, problems)
     plan = problems.of(launcher.plan, job)
     if plan is not None:
         problems.of(launcher.check_files, plan)

@@ -10,7 +10,7 @@ from tfps.config.command_line import Parsed
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, DataError, PlatformError, StoppedError, TfpsError
 from tfps.models import loader, static_check
-from tfps.modes.registry import mode_of
+from tfps.modes import registry
 
 _T = TypeVar("_T")
 
@@ -41,8 +41,7 @@ class ProblemCollector:
         """Parse a command's flags, and collect the problems with them."""
         parsed = command_line.parse(argv, flags, defaults)
         self._flags |= set(parsed.problems)
-        of_mode = self.of(lambda: mode_of(parsed.config).validate(parsed.config)) or ()
-        self._errors += [ConfigError(problem) for problem in (*parsed.problems.values(), *of_mode)]
+        self._errors += [ConfigError(problem) for problem in parsed.problems.values()]
         return parsed
 
     def of(self, check: Callable[..., _T], *args: Any) -> _T | None:
@@ -52,6 +51,10 @@ class ProblemCollector:
         except (ConfigError, DataError) as error:
             self._errors.append(error)
             return None
+
+    def has_wrong(self, flag: str) -> bool:
+        """Return whether the value of a flag was bad."""
+        return flag in self._flags
 
     def add(self, problem: str) -> None:
         """Add a problem."""
@@ -68,6 +71,13 @@ class ProblemCollector:
     def _follows(self, line: str) -> bool:
         """Return whether a line only reports that a flag is missing, but the flag's value was bad."""
         return any(line.startswith(f"--{name} is missing") for name in self._flags)
+
+
+def check_mode(job: JobConfig, num_workers: int | None, problems: ProblemCollector) -> None:
+    """Check a job's options in its mode, with the number of workers or the default one."""
+    if not problems.has_wrong("mode"):
+        for problem in problems.of(registry.problems_of, job, num_workers or 2) or ():
+            problems.add(problem)
 
 
 def check_model(job: JobConfig, problems: ProblemCollector) -> None:

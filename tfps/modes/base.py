@@ -9,7 +9,7 @@ one step. The run that takes the last of these steps also draws the same number 
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -167,6 +167,7 @@ class Mode(abc.ABC):
         name: The value of ``--mode``.
         is_blocking: Whether workers wait for one another. If so, they restart together when one is lost, and
             checkpoints are saved between two steps.
+        flags: The flags of the group ``mode`` that this mode uses. In other modes they are refused.
 
     Example, ``pyproject.toml`` of a package that has ``class MyMode(Mode)`` in ``my_package/my_mode.py``::
 
@@ -176,6 +177,7 @@ class Mode(abc.ABC):
 
     name: ClassVar[str]
     is_blocking: ClassVar[bool]
+    flags: ClassVar[Collection[str]] = ()
 
     @property
     def can_overlap(self) -> bool:
@@ -187,9 +189,9 @@ class Mode(abc.ABC):
         del num_workers
         return 1
 
-    def validate(self, config: JobConfig) -> Sequence[str]:
+    def validate(self, config: JobConfig, num_workers: int) -> Sequence[str]:
         """Return the problems of a job's options in this mode, one message each: flag, value, and how to fix it."""
-        del config
+        del config, num_workers
         return ()
 
     @abc.abstractmethod

@@ -1,8 +1,9 @@
 """The modes by name. Does not import TensorFlow."""
 
 import functools
+from collections.abc import Iterator, Sequence
 
-from tfps.config.job_config import JobConfig
+from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.modes.base import Mode
 from tfps.plugins import Registry
 
@@ -25,3 +26,31 @@ def mode_of(config: JobConfig) -> Mode:
         ConfigError: If the mode is from another package and cannot be loaded.
     """
     return _load(config.mode)
+
+
+def problems_of(config: JobConfig, num_workers: int) -> Sequence[str]:
+    """Return the problems of a job's options in its mode, one message each: flag, value, and how to fix it.
+
+    Raises:
+        ConfigError: If the mode is from another package and cannot be loaded.
+    """
+    mode = mode_of(config)
+    return [*_of_other_modes(config, mode), *_of_overlap(config, mode), *mode.validate(config, num_workers)]
+
+
+def _of_other_modes(config: JobConfig, mode: Mode) -> Iterator[str]:
+    """Yield an error for each flag that is set and that the mode does not use."""
+    for name, option in OPTIONS.items():
+        value = getattr(config, name)
+        if option.group != "mode" or name in ("mode", "issync", *mode.flags) or value == option.default:
+            continue
+        users = " or ".join(f"--mode={other}" for other in MODES.builtin if name in _load(other).flags)
+        text = int(value) if isinstance(value, bool) else value
+        yield f"--{name}={text} is for {users}, and this job has --mode={mode.name}: leave one of them out."
+
+
+def _of_overlap(config: JobConfig, mode: Mode) -> Iterator[str]:
+    """Yield an error for several runs in flight where the next run needs the parameters that this one updates."""
+    if (config.runs_in_flight or 1) > 1 and not mode.can_overlap:
+        given = f"--runs_in_flight={config.runs_in_flight} is for --mode=async"
+        yield f"{given}: in {mode.name} a step begins when the one before has ended. Leave it out."

@@ -1,10 +1,8 @@
 """Synchronous training: an update is the mean of all workers' gradients. ``sync_step`` has the operations."""
 
 import importlib
-from collections.abc import Sequence
 from typing import ClassVar
 
-from tfps.config.job_config import JobConfig
 from tfps.modes.base import Mode, ModeContext, Step
 from tfps.tf_types import Optimizer, Tensor, Variable
 
@@ -18,13 +16,6 @@ class SyncMode(Mode):
     def gradients_per_update(self, num_workers: int) -> int:
         """Return the number of workers: an update has one gradient of each."""
         return num_workers
-
-    def validate(self, config: JobConfig) -> Sequence[str]:
-        """Return an error for several runs in flight: the next run needs the parameters that this one updates."""
-        if (config.runs_in_flight or 1) == 1:
-            return ()
-        given = f"--runs_in_flight={config.runs_in_flight} is for --mode=async"
-        return (f"{given}: in sync a step begins when the one before has ended. Leave it out.",)
 
     def build_step(self, optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:
         """Build the step of ``sync_step``. Its tickets are the tokens of the protocol."""

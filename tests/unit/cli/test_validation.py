@@ -2,20 +2,30 @@
 
 import pytest
 
-from tfps.cli.validation import ProblemCollector
+from tfps.cli.validation import ProblemCollector, check_mode
 from tfps.errors import ConfigError
 
 FLAGS = ["mode", "issync", "runs_in_flight"]
 
 
+def check(*argv: str, num_workers: int | None = None) -> None:
+    """Check a command line, and the mode that it gives."""
+    problems = ProblemCollector()
+    check_mode(problems.read(FLAGS, argv).config, num_workers, problems)
+    problems.settle()
+
+
 @pytest.mark.parametrize("sync", ["--mode=sync", "--issync=1"])
 def test_overlapping_runs_are_for_async(sync: str) -> None:
     """In sync a second run under way is refused, not ignored; one is what sync has anyway."""
-    refused = ProblemCollector()
-    refused.read(FLAGS, [sync, "--runs_in_flight=2"])
     with pytest.raises(ConfigError, match=r"^--runs_in_flight=2 is for --mode=async: .* Leave it out\.$"):
-        refused.settle()
-    allowed = ProblemCollector()
-    allowed.read(FLAGS, [sync, "--runs_in_flight=1"])
-    allowed.read(FLAGS, ["--issync=0", "--runs_in_flight=2"])
-    allowed.settle()
+        check(sync, "--runs_in_flight=2")
+    check(sync, "--runs_in_flight=1")
+    check("--issync=0", "--runs_in_flight=2")
+
+
+def test_a_wrong_mode_is_the_only_problem() -> None:
+    """What the flags of a mode that does not exist mean is not known."""
+    with pytest.raises(ConfigError) as refused:
+        check("--mode=sinc", "--runs_in_flight=2")
+    assert len(refused.value.problems) == 1
