@@ -25,11 +25,14 @@ from tfps.runtime.checkpoint.manager import CheckpointManager
 
 start, last = Path(sys.argv[1]), int(sys.argv[2])
 work = start.parent / "work"
-tf.Graph().as_default().__enter__()
-global_step = tf.train.get_or_create_global_step()
-weight = tf.get_variable("weight", [1000], initializer=tf.zeros_initializer())
-init = tf.global_variables_initializer()
-checkpoints = CheckpointManager(str(work), 60)
+
+def build():  # after a fork: TensorFlow starts threads for a graph, and a fork has none of them
+    global global_step, weight, init, checkpoints
+    tf.Graph().as_default().__enter__()
+    global_step = tf.train.get_or_create_global_step()
+    weight = tf.get_variable("weight", [1000], initializer=tf.zeros_initializer())
+    init = tf.global_variables_initializer()
+    checkpoints = CheckpointManager(str(work), 60)
 
 def save(session, step, checkpoints):
     weight.load([step] * 1000, session)
@@ -46,6 +49,7 @@ def killed_before(nth):
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*args, **kwargs)
         return call
+    build()
     with tf.Session() as session:
         session.run(init)
         checkpoints.restore_latest(session)
@@ -71,6 +75,7 @@ while not statuses or statuses[-1] == signal.SIGKILL:
     statuses.append(apart(lambda: killed_before(len(statuses) + 1)))
     work.rename(start.parent / str(len(statuses)))
 
+build()
 with tf.Session() as session:
     for nth, status in enumerate(statuses, 1):
         left = start.parent / str(nth)
