@@ -64,7 +64,7 @@ def _course(summary: JobSummary, chief: ChiefReport) -> Mapping[str, str]:
         "staleness": _shares((summary.workers.staleness if summary.workers else None) or []),
         "slowest": slowest(summary),
         "restarts": _restarts(summary),
-        "dropped": f"{count(dropped)} gradients that came too late" if dropped else "",
+        "dropped": f"{plural(dropped, 'gradient')} that came too late{_by_worker(summary)}" if dropped else "",
         "skipped": f"{count(skipped)} {'batch' if skipped == 1 else 'batches'}" if skipped else "",
         "partial": f"{plural(partial, 'update')} of a lost worker, which some variables have and others not"
         if partial
@@ -77,6 +77,13 @@ def _restarts(summary: JobSummary) -> str:
     counts = ", ".join(f"{name} {task.restarts}{_after(task.restarted_after)}" for name, task in restarted.items())
     lost_secs = summary.launcher.recovery_secs if summary.launcher else 0.0
     return counts + (f"; {duration(lost_secs)} lost to recovery" if counts and lost_secs else "")
+
+
+def _by_worker(summary: JobSummary) -> str:
+    """Return how many gradients of each worker came too late, most first; empty if that was not counted."""
+    dropped = {name: task.gradients_dropped for name, task in summary.tasks.items() if task.gradients_dropped}
+    most_first = sorted(dropped.items(), key=lambda item: -item[1])
+    return f": {', '.join(f'{name} {count(number)}' for name, number in most_first)}" if dropped else ""
 
 
 def _after(reasons: Sequence[str]) -> str:
@@ -106,7 +113,8 @@ def slowest(summary: JobSummary) -> str:
     most, *others = sorted(behind, key=behind.__getitem__, reverse=True) or [""]
     if not most or behind[most] < _BEHIND + max((behind[other] for other in others), default=0.0):
         return ""
-    what = "the others waited for it" if is_blocking else "at less than half the others' pace"
+    waited = "behind the others" if chief.gradients_dropped else "the others waited for it"
+    what = waited if is_blocking else "at less than half the others' pace"
     return f"{most}: {what} {behind[most]:.0%} of the time"
 
 

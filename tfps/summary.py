@@ -102,18 +102,21 @@ class TaskSummary:
         exit_code: The exit code of its last process; ``None`` if that is not known. Negative for a signal.
         restarts: How many times it was started again; ``None`` unless a launcher has counted that.
         restarted_after: The reason for each restart.
+        gradients_dropped: How many gradients of a worker came too late; ``None`` unless an update may leave some out.
     """
 
     steps: int | None = None
     exit_code: int | None = None
     restarts: int | None = None
     restarted_after: Sequence[str] = ()
+    gradients_dropped: int | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON object of this task."""
         counted = {"exit_code": self.exit_code, "restarts": self.restarts} if self.restarts is not None else {}
         reasons = {"restarted_after": self.restarted_after} if self.restarted_after else {}
-        return {**({} if self.steps is None else {"steps": self.steps}), **counted, **reasons}
+        dropped = {} if self.gradients_dropped is None else {"gradients_dropped": self.gradients_dropped}
+        return {**({} if self.steps is None else {"steps": self.steps}), **dropped, **counted, **reasons}
 
 
 @dataclass(frozen=True)
@@ -273,6 +276,7 @@ def _task(entries: JsonObject) -> TaskSummary:
         exit_code=entries.integer("exit_code"),
         restarts=entries.integer("restarts"),
         restarted_after=entries.texts("restarted_after"),
+        gradients_dropped=entries.integer("gradients_dropped"),
     )
 
 

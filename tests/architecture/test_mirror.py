@@ -17,6 +17,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         "runtime/training/connection",
     ],
     "faults/test_supervised.py": ["launchers/local/supervisor", "launchers/local/silent_ends"],
+    "integration/test_backup_workers.py": ["modes/sync/backup_workers"],
     "integration/test_eval_export.py": [
         *("cli/evaluate", "runtime/graph/evaluation", "runtime/graph/serving"),
         *("runtime/results/evaluation", "runtime/results/export"),
@@ -53,11 +54,12 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/launchers/test_registry.py": ["jobs/spec", "launchers/base"],
     "unit/models/test_builtin_models.py": ["models/linear", "models/mnist"],
     "unit/models/test_model.py": ["models/spec"],
+    "unit/modes/sync/test_gradient_slots.py": ["modes/sync/collector"],
     "unit/modes/test_atomic_update.py": [
         *("modes/moments", "modes/update_ops", "runtime/coordination/partial_updates"),
         *("runtime/training/joining", "runtime/training/worker_parts"),
     ],
-    "unit/modes/test_synchronous.py": ["modes/accumulators"],
+    "unit/modes/test_synchronous.py": ["modes/sync/accumulators", "modes/sync/tokens"],
     "unit/optimizers/test_registry.py": ["optimizers/adagrad", "optimizers/builtin"],
     "unit/runtime/checkpoint/test_manager.py": [
         *("runtime/checkpoint/file_clock", "runtime/checkpoint/sharded_saver"),
@@ -70,7 +72,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/runtime/coordination/test_job_state.py": [
         *("runtime/coordination/job_variables", "runtime/coordination/state_reader"),
     ],
-    "unit/runtime/coordination/test_restart_barrier.py": ["modes/sync_step", "runtime/training/chief"],
+    "unit/runtime/coordination/test_restart_barrier.py": ["modes/sync/step", "runtime/training/chief"],
     "unit/runtime/coordination/test_stragglers.py": ["runtime/coordination/heartbeat"],
     "unit/runtime/graph/passes/test_model_updates.py": [
         *("runtime/graph/passes/functions", "runtime/graph/passes/side_effects", "runtime/graph/passes/update_order"),

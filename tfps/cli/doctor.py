@@ -20,7 +20,7 @@ import tfps
 from tfps.cli import shared_dir
 from tfps.cli.command import JOB, Command
 from tfps.cli.shared_dir import Presence, SharedDirProbe
-from tfps.cli.validation import ProblemCollector, check_mode, check_model, check_ports
+from tfps.cli.validation import ProblemCollector, check_job, check_ports
 from tfps.cluster import ports, probe, rendezvous, resolver
 from tfps.cluster.addresses import split
 from tfps.cluster.probe import ProbeResult
@@ -74,8 +74,7 @@ def _doctor(argv: Sequence[str]) -> int:
     job = problems.read(COMMAND.flags, argv).config
     place = problems.of(_place, job)
     check_ports(job, problems)
-    check_mode(job, place[0].num_workers if place else job.num_workers, problems)
-    check_model(job, problems)
+    check_job(job, place[0].num_workers if place else None, problems)
     problems.settle()
     assert place is not None
     enough = threading.Event()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tfps.cli.command import JOB, Command, found_from_anywhere, new_model_dir
-from tfps.cli.validation import ProblemCollector, check_mode, check_model
+from tfps.cli.validation import ProblemCollector, check_job
 from tfps.cluster import ports
 from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
@@ -31,8 +31,7 @@ def _launch(argv: Sequence[str]) -> int:
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv).config
     job = job.replace(num_ps=job.num_ps or 1, num_workers=job.num_workers or 2)
-    check_mode(job, job.num_workers, problems)
-    check_model(job, problems)
+    check_job(job, job.num_workers, problems)
     problems.of(task.require_tensorflow)
     if (job.num_ps or 1) + (job.num_workers or 2) > MAX_LOCAL_TASKS:
         problems.add(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tfps.cli.command import Command, with_tensorflow
-from tfps.cli.validation import ProblemCollector, check_mode, check_model
+from tfps.cli.validation import ProblemCollector, check_job
 from tfps.cluster.spec import Cluster
 from tfps.models import loader
 
@@ -13,8 +13,7 @@ def _plan(argv: Sequence[str]) -> int:
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv).config
     job = job.replace(num_ps=job.num_ps or 1, num_workers=job.num_workers or 2)
-    check_mode(job, job.num_workers, problems)
-    check_model(job, problems)
+    check_job(job, job.num_workers, problems)
     with_tensorflow(problems)
     from tfps.cli.tables import print_plan  # noqa: PLC0415
     from tfps.runtime.graph import plan  # noqa: PLC0415  imports TensorFlow

@@ -80,6 +80,12 @@ def check_mode(job: JobConfig, num_workers: int | None, problems: ProblemCollect
             problems.add(problem)
 
 
+def check_job(job: JobConfig, num_workers: int | None, problems: ProblemCollector) -> None:
+    """Check a job's mode, model and data, without TensorFlow."""
+    check_mode(job, num_workers, problems)
+    check_model(job, problems)
+
+
 def check_model(job: JobConfig, problems: ProblemCollector) -> None:
     """Check a job's model and data, without TensorFlow."""
     problems.of(static_check.check, job.model)

@@ -97,6 +97,21 @@ class JobConfig:
         "async", "mode", text, "how gradients become updates", choices="tfps.modes.registry:MODES", must_agree=True
     )
     issync: bool | None = option(None, "mode", boolean, "1 is --mode=sync, 0 is --mode=async")
+    backup_workers: int | None = option(
+        None,
+        "mode",
+        integer(0, 4095),
+        "sync: an update takes the first gradients and does not wait for those of this many workers (default 0)",
+        must_agree=True,
+    )
+    aggregate: str | None = option(
+        None,
+        "mode",
+        text,
+        "sync: how the gradients of an update are combined (default mean)",
+        choices=("mean", "sum", "median", "trimmed_mean", "krum"),
+        must_agree=True,
+    )
     ps_strategy: str = option(
         "greedy",
         "placement",

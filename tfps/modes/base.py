@@ -9,13 +9,14 @@ one step. The run that takes the last of these steps also draws the same number 
 """
 
 import abc
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.tf_types import Fetch, Operation, Optimizer, Tensor, Variable
+from tfps.tf_types import Fetch, Operation, Optimizer, Session, Tensor, Variable
 
 Copy = Callable[[Fetch], Fetch]
 """Maps a tensor or an operation of a step to its counterpart in a copy of the step."""
@@ -79,6 +80,19 @@ class Fence:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """Keeps updates from starting while the chief saves, where they do not need the chief's step.
+
+    Attributes:
+        begin: Operation that ends when no update is in progress, and none starts any more.
+        end: Operation that lets updates start again.
+    """
+
+    begin: Operation
+    end: Operation
+
+
+@dataclass(frozen=True)
 class Step:
     """The operations of one mode in one worker's graph. Fields that a mode does not need keep their defaults.
 
@@ -97,6 +111,8 @@ class Step:
         read_barrier: Operations of a step that must end before the next step reads any parameter.
         reports_step: Whether a run returns the global step that it has reached. Needed where a ticket does not give
             it, because other workers take the steps of earlier tickets later, or never.
+        may_skip_steps: Whether others may take steps without this worker, while it takes one. Then a run takes one
+            step: only after it does the worker know for which step the next one is.
         fence: Operations that another worker runs before it takes the steps that lost workers have left. ``None`` where
             requests in flight change nothing.
         update: Operation that the chief repeats in the background. It fails if its generation is over.
@@ -114,6 +130,9 @@ class Step:
         any_worker_can_finish: Whether any single worker can take the steps that the others have left.
         steps_taken: int64 [workers]: the number of steps that each worker has taken in this run. ``None`` where only
             the workers know.
+        dropped: int64 [workers]: the number of gradients of each worker that came too late. ``None`` where none can.
+        pause: Keeps updates from starting while the chief saves. ``None`` where none can start then, or ``moments`` has
+            a part of each.
         moments: ``moments.Moments``, which block updates on a PS while its variables are read. ``None`` where no update
             can arrive while the chief saves.
         partial: Partially applied updates. ``None`` where only the chief applies updates.
@@ -127,6 +146,7 @@ class Step:
     worker_init: Operation
     read_barrier: Sequence[Operation] = ()
     reports_step: bool = False
+    may_skip_steps: bool = False
     fence: Fence | None = None
     update: Operation | None = None
     update_starts: Sequence[Operation] = ()
@@ -137,8 +157,26 @@ class Step:
     staleness: Tensor | None = None
     any_worker_can_finish: bool = False
     steps_taken: Tensor | None = None
+    dropped: Tensor | None = None
+    pause: Pause | None = None
     moments: Any = None
     partial: PartialUpdates | None = None
+
+    @contextlib.contextmanager
+    def without_updates(self, session: Session) -> Iterator[None]:
+        """Return a context of the chief, between two of its steps, in which no update starts."""
+        if self.pause is None:
+            yield
+            return
+        session.run(self.pause.begin)
+        yield
+        session.run(self.pause.end)
+
+    @staticmethod
+    def read(session: Session, counts: Tensor | None) -> list[int]:
+        """Return the elements of one of the tensors with one axis; empty if there is none."""
+        found: list[int] = [] if counts is None else session.run(counts).tolist()
+        return found
 
 
 @dataclass(frozen=True)
@@ -184,10 +222,15 @@ class Mode(abc.ABC):
         """Whether a worker may have several runs in flight."""
         return not self.is_blocking
 
-    def gradients_per_update(self, num_workers: int) -> int:
+    def gradients_per_update(self, config: JobConfig, num_workers: int) -> int:
         """Return the number of workers' gradients in an update, which is also the number of batches per global step."""
-        del num_workers
+        del config, num_workers
         return 1
+
+    def spare_workers(self, config: JobConfig) -> int:
+        """Return how many workers may be lost before the others cannot go on, where workers wait for one another."""
+        del config
+        return 0
 
     def validate(self, config: JobConfig, num_workers: int) -> Sequence[str]:
         """Return the problems of a job's options in this mode, one message each: flag, value, and how to fix it."""

@@ -1,10 +1,14 @@
-"""Synchronous training: an update is the mean of all workers' gradients. ``sync_step`` has the operations."""
+"""Synchronous training: an update combines the gradients of all workers. ``sync.step`` has the operations."""
 
 import importlib
+from collections.abc import Sequence
 from typing import ClassVar
 
+from tfps.config.job_config import JobConfig
 from tfps.modes.base import Mode, ModeContext, Step
 from tfps.tf_types import Optimizer, Tensor, Variable
+
+_LEAST = {"median": 3, "trimmed_mean": 3, "krum": 5}  # with fewer gradients it could leave out no broken one
 
 
 class SyncMode(Mode):
@@ -12,12 +16,30 @@ class SyncMode(Mode):
 
     name: ClassVar[str] = "sync"
     is_blocking: ClassVar[bool] = True
+    flags = ("backup_workers", "aggregate")
 
-    def gradients_per_update(self, num_workers: int) -> int:
-        """Return the number of workers: an update has one gradient of each."""
-        return num_workers
+    def gradients_per_update(self, config: JobConfig, num_workers: int) -> int:
+        """Return the number of workers without those that an update does not wait for."""
+        return max(1, num_workers - self.spare_workers(config))
+
+    def spare_workers(self, config: JobConfig) -> int:
+        """Return the number of backup workers."""
+        return config.backup_workers or 0
+
+    def validate(self, config: JobConfig, num_workers: int) -> Sequence[str]:
+        """Return an error if an update would have too few gradients."""
+        spare = self.spare_workers(config)
+        given, left = f"--backup_workers={spare}", num_workers - spare
+        if left < 1:
+            fix = f"give at most {num_workers - 1}" if num_workers > 1 else "add workers, or leave it out"
+            return [f"{given}: an update waits for none of {num_workers} workers: {fix}."]
+        least = _LEAST.get(config.aggregate or "mean", 1)
+        if left < least:
+            has = f"an update has {left} gradients" + (f" with {given}" if spare else "")
+            return [f"--aggregate={config.aggregate} needs {least} gradients or more, and {has}: add workers."]
+        return []
 
     def build_step(self, optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:
-        """Build the step of ``sync_step``. Its tickets are the tokens of the protocol."""
-        step: Step = importlib.import_module("tfps.modes.sync_step").build(optimizer, loss, global_step, context)
+        """Build the step of ``sync.step``. Its tickets are the tokens of the protocol."""
+        step: Step = importlib.import_module("tfps.modes.sync.step").build(optimizer, loss, global_step, context)
         return step

@@ -26,6 +26,7 @@ GOOD: Mapping[str, list[Any]] = {
     "port_base": [1024, 8888],
     "steps_per_run": [1, 7, 64],
     "runs_in_flight": [1, 8],
+    "backup_workers": [0, 4095],
     "max_restarts": [0, 1000],
     "name": ["a", "a-1", "x" * 40],
     "namespace": ["1", "a-1", "x" * 63],

@@ -48,7 +48,8 @@ class Stragglers:
     def look_in_step(self, ahead: Sequence[int]) -> None:
         """Check which workers the others wait for, where workers do so; see ``Step.updates_ahead``."""
         if len(ahead) > 1:  # a single worker has none to wait for
-            self._note([index for index, count in enumerate(ahead) if count <= 0])
+            least = min(0, *ahead)  # less than 0 where updates do not wait for each worker
+            self._note([index for index, count in enumerate(ahead) if count == least])
 
     def look_apart(self, beats: Sequence[WorkerPace], training: Sequence[int]) -> None:
         """Check which training workers ran at less than half the usual pace since the last check."""

@@ -189,7 +189,7 @@ def _checked_optimizer(job: TrainJob, forward: Forward, packing: Packing | None)
     return nan_guard.CheckedOptimizer(
         packing or forward.spec.optimizer,
         packing.name_of if packing else _name_of,
-        room=_room(job.wire, job.mode.gradients_per_update(job.cluster.num_workers)),
+        room=_room(job.wire, job.mode.gradients_per_update(job.config, job.cluster.num_workers)),
         sent=[read, *(tensor for tensor, _ in forward.checked if tensor.op in used)],
     )
 

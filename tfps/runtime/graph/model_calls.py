@@ -41,7 +41,7 @@ def dataset(
         DataError: If ``input_fn`` cannot read its data.
         ModelError: If the result is something else.
     """
-    context = tf.distribute.InputContext(pipelines, index, mode_of(config).gradients_per_update(pipelines))
+    context = tf.distribute.InputContext(pipelines, index, mode_of(config).gradients_per_update(config, pipelines))
     given = _input_of(model, mode, config, context, params or tracked_flags(config))
     if given is None and mode == ModeKeys.EVAL:
         return None

@@ -226,9 +226,11 @@ class Chief:
 
     def steps_taken(self, session: Session) -> list[int]:
         """Return how many steps each worker has taken in this run; empty where only the workers know."""
-        taken = self._built.step.steps_taken
-        found: list[int] = [] if taken is None else session.run(taken).tolist()
-        return found
+        return self._built.step.read(session, self._built.step.steps_taken)
+
+    def gradients_dropped(self, session: Session) -> list[int]:
+        """Return how many gradients of each worker came too late; empty where that is not counted."""
+        return self._built.step.read(session, self._built.step.dropped)
 
     def save_if_due(self, session: Session) -> None:
         """Save every ``save_checkpoint_secs``; log a failure, and continue training.
@@ -243,7 +245,8 @@ class Chief:
         if self._built.step.moments is not None:
             self._background.start(self._save_apart)
         else:
-            self._checkpoints.try_save(session, self._built.global_step)
+            with self._built.step.without_updates(session):
+                self._checkpoints.try_save(session, self._built.global_step)
 
     def _save_apart(self) -> None:
         """Save with a separate session: training adds to the graph, and a session must not take in incomplete parts."""

@@ -10,6 +10,7 @@ from tfps.cluster import rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, TfpsError
+from tfps.modes.base import Mode
 from tfps.runtime.coordination.job_state import Phase
 from tfps.runtime.coordination.stall_detector import StallDetector
 from tfps.runtime.coordination.state_reader import JobStateReader
@@ -32,7 +33,7 @@ class PeerMonitor:
         config: The job.
         cluster: Its tasks.
         task: The worker.
-        is_blocking: Whether workers wait for one another.
+        mode: The job's mode.
         reader: Reads the job's state from the PS.
         silent_secs: Returns for how long a worker has sent no heartbeat to the PS.
     """
@@ -42,11 +43,12 @@ class PeerMonitor:
         config: JobConfig,
         cluster: Cluster,
         task: Task,
-        is_blocking: bool,
+        mode: Mode,
         reader: JobStateReader,
         silent_secs: Callable[[int], float] = lambda _: math.inf,
     ) -> None:
-        self._patience_secs, self._task, self._is_blocking = config.patience_secs, task, is_blocking
+        self._patience_secs, self._task, self._is_blocking = config.patience_secs, task, mode.is_blocking
+        self._spare = mode.spare_workers(config)
         self._reader, self._silent_secs = reader, silent_secs
         self._servers = [other for other in cluster.tasks() if other.job == "ps"]
         self._others = [other for other in cluster.tasks() if other.job == "worker" and other != task]
@@ -68,7 +70,7 @@ class PeerMonitor:
         if progress is None:  # waiting for the chief to set the variables, or for others to restart together
             awaited = [other for other in self._others if other.is_chief or self._is_blocking]
             return self._any_silent(awaited, self._patience_secs)
-        if self._is_blocking and needs_others and (lost := self._any_silent(self._others, REPLACED_AFTER_SECS)):
+        if self._is_blocking and needs_others and (lost := self._any_needed()):
             return lost
         return self._stall.error(progress.steps, progress.global_step, self._awaited) if steps_on else None
 
@@ -96,14 +98,23 @@ class PeerMonitor:
             names = [f"{task}{_since(beats[task.index]) if beats else ''}" for task in tasks]
             log.info("waiting: for %s to end", rendezvous.first_few(names))
 
+    def _any_needed(self) -> TfpsError | None:
+        """Return an error if the chief is silent, or more of the other workers than no update waits for."""
+        silent = self._silent(self._others, REPLACED_AFTER_SECS)
+        is_enough = len(silent) <= self._spare and not any(other.is_chief for other in silent)
+        return None if is_enough else self._lost(silent, REPLACED_AFTER_SECS)
+
     def _any_silent(self, tasks: Sequence[Task], after_secs: float) -> TfpsError | None:
-        """Return an error if some of ``tasks`` neither answer nor send heartbeats to the PS.
+        """Return an error if some of ``tasks`` are silent."""
+        return self._lost(self._silent(tasks, after_secs), after_secs)
+
+    def _silent(self, tasks: Sequence[Task], after_secs: float) -> Sequence[Task]:
+        """Return those of ``tasks`` that neither answer nor send heartbeats to the PS, and have not signed off.
 
         A worker that cannot be reached from here may still reach the PS, and training needs no more than that.
         """
         absent = self._peers.unreachable(tasks, after_secs)
-        silent = [task for task in absent if self._silent_secs(task.index) >= after_secs]
-        return self._lost(self._still_needed(silent), after_secs)
+        return self._still_needed([task for task in absent if self._silent_secs(task.index) >= after_secs])
 
     def _any_lost_server(self) -> TfpsError | None:
         """Return an error if some PS accept no new connection, and not all PS answer on the existing ones."""
@@ -127,7 +138,7 @@ class PeerMonitor:
 
     def _awaited(self) -> Sequence[str]:
         """Return the workers that have not sent their part of the present update; empty if this one has not either."""
-        behind = [index for index, count in enumerate(self._reader.ahead()) if not count]
+        behind = [index for index, count in enumerate(self._reader.ahead()) if count <= 0]
         if not behind or self._task.index in behind:
             return []
         beats = self._reader.beats()

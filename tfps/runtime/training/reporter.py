@@ -20,7 +20,7 @@ class Reporter:
 
     def __init__(self, config: JobConfig, events: EventFile | None, num_workers: int = 1) -> None:
         self._every = config.steps_to_validate
-        self._batches = mode_of(config).gradients_per_update(num_workers)  # per global step
+        self._batches = mode_of(config).gradients_per_update(config, num_workers)  # per global step
         self._max_steps = config.max_steps
         self._events = events
         self._last: tuple[int, float] = (-1, time.monotonic())  # step and time of the last report

@@ -60,6 +60,7 @@ class StepRunner:
 
     Attributes:
         updates_use_worker_state: See ``TrainGraph``.
+        skips_steps: See ``modes.base.Step.may_skip_steps``.
         can_be_long: Whether a run can take several steps.
         can_overlap: Whether two runs can be in flight at the same time.
         max_steps: The largest number of steps for which a run is not too expensive to prepare.
@@ -73,7 +74,8 @@ class StepRunner:
         fetched = [built.step.train_op, built.spec.loss, built.examples]
         self._steps = UnrolledStep(built.graph, fetched, built.step.read_barrier, shown=self._shown)
         self.updates_use_worker_state = built.updates_use_worker_state
-        self.can_be_long = self._steps.in_order and not self.updates_use_worker_state
+        self.skips_steps = built.step.may_skip_steps
+        self.can_be_long = self._steps.in_order and not (self.updates_use_worker_state or self.skips_steps)
         self.can_overlap = built.mode.can_overlap and not (built.keeps_order or self._steps.keeps_order)
         self.max_steps = max(1, min(_MAX_STEPS, _MAX_OPS // self._steps.size))
         self._fetches: dict[tuple[int, int, bool], Any] = {}

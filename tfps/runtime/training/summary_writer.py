@@ -33,6 +33,7 @@ class Observations:
         batch_size: The mean number of examples in a batch, over the workers whose is known; 0 for none.
         secs: For how many seconds the worker that has trained the longest has trained.
         partial_updates: See ``JobSummary``.
+        dropped: By worker index, how many gradients came too late; empty where that is not counted.
         metrics: The final metrics by name.
     """
 
@@ -41,6 +42,7 @@ class Observations:
     batch_size: float = 0.0
     secs: float = 0.0
     partial_updates: int | None = None
+    dropped: Sequence[int] = ()
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
@@ -54,7 +56,8 @@ def observations(
         behind={f"worker/{index}": share for index, share in stragglers.shares.items()},
         staleness=chief.staleness(session),
     )
-    return replace(counts(totals), workers=workers, partial_updates=chief.partial_updates(session))
+    dropped, partial = chief.gradients_dropped(session), chief.partial_updates(session)
+    return replace(counts(totals), workers=workers, partial_updates=partial, dropped=dropped)
 
 
 def counts(totals: Sequence[WorkerTotals]) -> Observations:
@@ -121,10 +124,14 @@ def _summary(
         max_steps=config.max_steps,
         partial_updates=observed.partial_updates,
         checkpoint=checkpoint,
-        tasks={f"worker/{index}": TaskSummary(taken) for index, taken in sorted(steps.items())},
+        tasks={f"worker/{index}": _task(taken, index, observed) for index, taken in sorted(steps.items())},
         error=str(error) if error else None,
         workers=observed.workers,
     )
+
+
+def _task(steps: int, index: int, observed: Observations) -> TaskSummary:
+    return TaskSummary(steps, gradients_dropped=observed.dropped[index] if observed.dropped else None)
 
 
 def _report_of_chief(
@@ -137,7 +144,7 @@ def _report_of_chief(
 ) -> ChiefReport:
     progress = loop.progress if loop else Progress()
     updates = max(progress.global_step - chief.resumed_from_step, 0) if chief else 0
-    gradients = updates * mode_of(config).gradients_per_update(len(cluster.workers))
+    gradients = updates * mode_of(config).gradients_per_update(config, len(cluster.workers))
     examples = gradients * observed.batch_size
     return ChiefReport(
         versions=run_record.versions(),
@@ -149,11 +156,20 @@ def _report_of_chief(
         examples_per_sec=round(examples / observed.secs, 1) if observed.secs else 0,
         loss=progress.loss,
         pace=loop.pace.in_summary if loop and loop.progress.steps else None,
-        gradients_dropped=dropped(config, chief, progress, steps),
+        gradients_dropped=_dropped(config, chief, progress, steps, observed),
         batches_skipped=observed.batches_skipped,
         batch_size=observed.batch_size,
         eval=observed.metrics,
     )
+
+
+def _dropped(
+    config: JobConfig, chief: Chief | None, progress: Progress, steps: Mapping[int, int], observed: Observations
+) -> int | None:
+    """Return how many gradients came too late, as the PS have counted, or else as the steps of the workers tell."""
+    if mode_of(config).spare_workers(config):
+        return sum(observed.dropped) if observed.dropped else None
+    return dropped(config, chief, progress, steps)
 
 
 def dropped(config: JobConfig, chief: Chief | None, progress: Progress, steps: Mapping[int, int]) -> int | None:

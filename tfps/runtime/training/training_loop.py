@@ -121,6 +121,8 @@ class Loop:
             return "the input may end anywhere"
         if self._may_skip:
             return "--on_nan=skip may skip a step"
+        if self._runs.skips_steps:
+            return "others may take steps without this worker"
         if self._runs.updates_use_worker_state:
             return "the optimizer uses a variable of the worker or calls Python"
         return "the model uses a variable in a branch, or has an operation with hidden state"

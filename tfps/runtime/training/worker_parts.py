@@ -116,7 +116,7 @@ class WorkerParts:
         session, workers = self.connection.session, self.cluster.num_workers
         if self.built.step.steps_taken is not None:
             return [int(steps) for steps in session.run(self.built.step.steps_taken)]
-        if self.built.mode.is_blocking and self.built.mode.gradients_per_update(workers) == workers:
+        if self.built.mode.is_blocking and self.built.mode.gradients_per_update(self.config, workers) == workers:
             return [self.global_step() - first] * workers
         return []
 
@@ -163,7 +163,7 @@ def build(
         chief = Chief(config, cluster, model, built, connection) if task.is_chief else None
     heartbeat = Heartbeat(state, pace)
     reader = JobStateReader(connection.new_session, state, built.step.updates_ahead, heartbeat.is_heard)
-    monitor = PeerMonitor(config, cluster, task, built.mode.is_blocking, reader, heartbeat.silent_secs)
+    monitor = PeerMonitor(config, cluster, task, built.mode, reader, heartbeat.silent_secs)
     return WorkerParts(
         *(config, cluster, task, model, built, init, connection, state, partial, chief),
         heartbeat=heartbeat,

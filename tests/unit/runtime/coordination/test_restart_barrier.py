@@ -31,7 +31,7 @@ import tfps
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError
-from tfps.modes import sync_step
+from tfps.modes.sync import tokens
 from tfps.runtime.coordination import job_state, restart_barrier
 from tfps.runtime.coordination.job_state import Phase, RestartState
 from tfps.runtime.coordination.restart_barrier import RestartBarrier
@@ -87,7 +87,7 @@ class Caller:
         with tf.Graph().as_default() as graph:
             self._state = job_state.JobState(cluster_of(num_ps, num_workers), 0)
             with tf.device("/job:ps/task:0"):
-                begun = sync_step._number("tfps/begun_0")
+                begun = tokens.number_on_ps("tfps/begun_0")
                 self._begun, self._begin = begun.read_value(), begun.assign_add(1, read_value=False)
                 self._end = begun.assign_sub(1, read_value=False)
             self._session = tf.Session(target_of(Task("ps", 0)), graph=graph, config=session_config("/job:ps"))

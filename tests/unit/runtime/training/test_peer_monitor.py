@@ -17,6 +17,8 @@ from tfps.cluster import rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ClusterFormError, PeerLostError, StallError
+from tfps.modes.asynchronous import AsyncMode
+from tfps.modes.synchronous import SyncMode
 from tfps.runtime import task as tasks
 from tfps.runtime.coordination import heartbeat, state_reader
 from tfps.runtime.coordination.state_reader import JobStateReader
@@ -41,7 +43,7 @@ class FakeReader:
 
 def watch_of(cluster: Cluster, reader: FakeReader, **flags: float) -> PeerMonitor:
     """Return a chief's watch of a sync job."""
-    return PeerMonitor(JobConfig(**flags), cluster, CHIEF, True, reader)  # type: ignore[arg-type]
+    return PeerMonitor(JobConfig(**flags), cluster, CHIEF, SyncMode(), reader)  # type: ignore[arg-type]
 
 
 def test_a_ps_that_stands_still_is_lost_although_it_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +141,7 @@ def test_a_worker_that_the_ps_hear_is_not_lost(monkeypatch: pytest.MonkeyPatch, 
         cluster = Cluster((ps.address,), ("127.0.0.1:1", "127.0.0.1:2"))
         config, reader = JobConfig(start_timeout_secs=0.2), FakeReader()
         reader.phases = lambda: [0, 0]  # type: ignore[assignment]
-        watched = PeerMonitor(config, cluster, CHIEF, True, reader, silent_secs.__getitem__)  # type: ignore[arg-type]
+        watched = PeerMonitor(config, cluster, CHIEF, SyncMode(), reader, silent_secs.__getitem__)  # type: ignore[arg-type]
         assert watched.error(progress, False) is None
         time.sleep(0.4)
         assert watched.error(progress, False) is None
@@ -160,7 +162,7 @@ def test_a_frozen_worker_is_not_waited_for_in_the_end(caplog: pytest.LogCaptureF
         cluster = Cluster((ps.address,), ("127.0.0.1:1", address_of(standing)))
         reader = FakeReader(beats=[WorkerPace(7, 120, now), WorkerPace(7, 119, now - 45)])
         config, waited_for = JobConfig(stall_timeout_secs=5.0), [Task("worker", 1)]
-        watched = PeerMonitor(config, cluster, CHIEF, False, reader, silent_secs.__getitem__)  # type: ignore[arg-type]
+        watched = PeerMonitor(config, cluster, CHIEF, AsyncMode(), reader, silent_secs.__getitem__)  # type: ignore[arg-type]
         assert not watched.are_gone(waited_for, 0.2)
         clock[0] += 0.2
         assert not watched.are_gone(waited_for, 0.2)

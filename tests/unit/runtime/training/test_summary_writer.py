@@ -53,7 +53,7 @@ def test_a_chief_that_was_started_again_is_not_slow(
     before: WorkerTotals, unreported: int, steps: int, paces: dict[str, float]
 ) -> None:
     """Its pace counts what it had done before; one that has taken no step has none, and is not named."""
-    chief: Any = SimpleNamespace(staleness=lambda _: None, partial_updates=lambda _: 0)
+    chief: Any = SimpleNamespace(staleness=lambda _: None, partial_updates=lambda _: 0, gradients_dropped=lambda _: [])
     totals = totals_after(before, Progress(steps=steps, began=100.0, last_step=101.0), unreported)
     stragglers: Any = SimpleNamespace(shares={})
     workers = observations(None, [totals, WorkerTotals(600, 0, 60.0)], chief, stragglers).workers
@@ -95,7 +95,8 @@ def test_the_seconds_of_a_run_are_those_that_a_worker_has_measured(tmp_path: Pat
 def test_the_steps_of_a_worker_that_is_gone_at_the_end(mode: str, steps: list[int]) -> None:
     """In sync it has taken each step of the run; one that has signed off says itself how many."""
     parts: Any = mock.Mock()
-    parts.built.step.steps_taken, parts.built.mode = None, mode_of(JobConfig(mode=mode))
+    parts.config = JobConfig(mode=mode)
+    parts.built.step.steps_taken, parts.built.mode = None, mode_of(parts.config)
     parts.cluster.num_workers, parts.global_step.return_value = 3, 34
     parts.others.not_done.return_value = [Task("worker", 1)]
     parts.totals_of_workers.return_value = [WorkerTotals(24), WorkerTotals(19), WorkerTotals(23)]

@@ -15,6 +15,10 @@ With two workers::
     worker/1   gradient --push--> [  of each variable  ]                  [queue 1] --token g+1--> stamp, next step
     chief's update:        take the mean of 2 -> apply -> global_step = g+1 -> put g+1 into each queue
 
+With ``--backup_workers=k``, an update takes the first N - k gradients of its step to have arrived. A late one is
+dropped and counted; its worker takes the newest of its tokens, and goes on with that step (``backup_workers``).
+Gradients are then written into slots (``gradient_slots``), as they are where ``--aggregate`` needs each of them.
+
 There are three differences from TensorFlow, so that a mean is always one gradient of each worker, divided by N:
 
 - There, tokens have no owner. A fast worker can take the token of a slow one, compute twice in one step, and make a
@@ -43,9 +47,13 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes.accumulators import MeanAccumulator, accumulate, values_of
 from tfps.modes.base import Copy, ModeContext, Step, SyncRecovery
-from tfps.modes.meeting import Meeting
+from tfps.modes.sync.accumulators import Accumulators
+from tfps.modes.sync.backup_workers import BackupWorkers
+from tfps.modes.sync.collector import Collector, Held
+from tfps.modes.sync.gradient_slots import GradientSlots
+from tfps.modes.sync.meeting import Meeting
+from tfps.modes.sync.tokens import Stamps, Tokens, number_on_ps
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
 
 _BASE = 1 << 40  # more than the steps of any job
@@ -60,38 +68,61 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
     Raises:
         ValueError: If the loss depends on no variable.
     """
-    worker, num_workers = context.task.index, context.cluster.num_workers
     with tf.device(global_step.device):
-        base = _number("tfps/base")
-        stamp = _number(f"tfps/stamp_{worker}")
-        stamped = stamp.read_value()
-    accumulators = accumulate(_gradients(optimizer, loss), stamped, num_workers)
+        stamps = Stamps(context.task.index, context.cluster.num_workers)
+    collector = _collector(_gradients(optimizer, loss), stamps.present, context, global_step)
     generation = tf.placeholder(tf.int64, [], name="tfps/present_generation")
-    complete, starts, means = _start_together(accumulators, generation)
+    complete, starts, pairs = _start_together(collector, generation)
     with tf.device(global_step.device):
         starting = [start.start for start in starts]
         meeting = Meeting(complete, starting, functools.partial(_check, starts[0].generation, generation))
-        tokens = _Tokens(global_step, num_workers)
-        update = tokens.hand_out(optimizer.apply_gradients(means, global_step))
-        pushed = [_number(f"tfps/pushed_{index}") for index in range(num_workers)]
-        token = tokens.take(worker, pushed[worker], [each.push for each in accumulators])
-        taken = stamp.assign(token + base, read_value=False)
+        backup = _backup(context, collector, complete, starting)
+        tokens = Tokens(global_step, context.cluster.num_workers)
+        applied = optimizer.apply_gradients(pairs, global_step)
+        update = tokens.hand_out(backup.count(applied) if backup else applied)
+        counted = stamps.count([backup.send(collector.pushes)] if backup else collector.pushes)
+        token = tokens.take(context.task.index, counted, newest=backup is not None)
+        taken = stamps.take(token)
         queues = [*tokens.queues, *meeting.queues]
-        return Step(
+        step = Step(
             train_op=taken,
             draw=tokens.expected,
             draw_after=functools.partial(_tokens_from, token),
             give_back=functools.partial(_close, queues),
-            worker_init=_worker_init(global_step, base, stamp, pushed[worker]),
-            chief_init=_chief_init(global_step, base, generation, starts, accumulators),
+            worker_init=stamps.worker_init(global_step),
+            chief_init=_chief_init(global_step, stamps.base, generation, starts, collector),
             read_barrier=(taken,),
             update=update,
             update_starts=starting,
             hold=functools.partial(meeting.hold, token.op) if context.task.is_chief else None,
-            recovery=_recovery(global_step, generation, starts, accumulators, queues),
+            recovery=_recovery(global_step, generation, starts, collector, queues),
             ended=tokens.are_closed() | (global_step.read_value() >= context.config.max_steps),
-            updates_ahead=tf.stack([number.read_value() for number in pushed]) - global_step,
+            updates_ahead=stamps.ahead(global_step),
         )
+        return backup.added_to(step, token, queues) if backup else step
+
+
+def _backup(
+    context: ModeContext, collector: Collector, complete: Sequence[Operation], starts: Sequence[Operation]
+) -> BackupWorkers | None:
+    """Return what an update needs that leaves some gradients out; ``None`` if it has all."""
+    if not context.config.backup_workers or not isinstance(collector, GradientSlots):
+        return None
+    backup = BackupWorkers(context, collector.chosen)
+    backup.start(complete, starts)
+    return backup
+
+
+def _collector(
+    gradients: Sequence[tuple[Gradient, Variable]], stamp: Tensor, context: ModeContext, global_step: Variable
+) -> Collector:
+    """Return what collects the gradients. A sum of all needs no slots."""
+    config, num_workers = context.config, context.cluster.num_workers
+    aggregate, spare = config.aggregate or "mean", config.backup_workers or 0
+    if aggregate in ("mean", "sum") and not spare:
+        return Accumulators(gradients, stamp, num_workers, aggregate == "mean")
+    sizes = num_workers, num_workers - spare
+    return GradientSlots(gradients, stamp, context.task.index, *sizes, aggregate, global_step.device)
 
 
 def _gradients(optimizer: Optimizer, loss: Tensor) -> Sequence[tuple[Gradient, Variable]]:
@@ -111,55 +142,6 @@ def _tokens_from(token: Tensor, count: int, copy: Copy) -> Tensor:
     return copy(token) + tf.range(count, dtype=tf.int64)
 
 
-def _worker_init(global_step: Variable, base: Variable, stamp: Variable, pushed: Variable) -> Operation:
-    """Return an operation after which a worker's gradient belongs to the present step."""
-    return tf.group(
-        stamp.assign(global_step + base, read_value=False),
-        pushed.assign(global_step, read_value=False),
-    )
-
-
-def _number(name: str) -> Variable:
-    return tf.Variable(lambda: tf.zeros([], tf.int64), trainable=False, collections=[], use_resource=True, name=name)
-
-
-class _Tokens:
-    """One queue per worker, into which the chief puts a token after each update.
-
-    Args:
-        global_step: int64 resource variable, whose value is the value of a token.
-        num_workers: The number of queues.
-    """
-
-    def __init__(self, global_step: Variable, num_workers: int) -> None:
-        self._global_step = global_step
-        names = [f"tfps/tokens_{index}" for index in range(num_workers)]
-        self.queues = [tf.FIFOQueue(-1, tf.int64, shapes=[], name=name, shared_name=name) for name in names]
-
-    def hand_out(self, applied: Operation) -> Operation:
-        """Raise ``global_step`` after an update is applied, and then put a token into each queue."""
-        with tf.control_dependencies([applied]):
-            raised = self._global_step.assign_add(1, read_value=False)
-        with tf.control_dependencies([raised]):
-            token = self._global_step.read_value()
-            return tf.group(*(queue.enqueue(token) for queue in self.queues))
-
-    def take(self, worker: int, pushed: Variable, pushes: Sequence[Operation]) -> Tensor:
-        """Count a worker's gradient when all of it has arrived, and then return the token that the worker takes."""
-        with tf.control_dependencies(pushes):
-            counted = pushed.assign_add(1, read_value=False)
-        with tf.control_dependencies([counted]):
-            return self.queues[worker].dequeue()
-
-    def expected(self, count: int, pending: int = 0) -> Tensor:
-        """Return the values of the tokens that come next, without taking any."""
-        return self._global_step.read_value() + tf.range(pending, pending + count, dtype=tf.int64)
-
-    def are_closed(self) -> Tensor:
-        """Return whether one worker's input has ended."""
-        return tf.reduce_any(tf.stack([queue.is_closed() for queue in self.queues]))
-
-
 def _close(queues: Sequence[Any], count: int) -> Operation:
     """Wake the other workers when one worker's input has ended: no mean is possible without that worker."""
     del count
@@ -167,18 +149,14 @@ def _close(queues: Sequence[Any], count: int) -> Operation:
 
 
 def _chief_init(
-    global_step: Variable,
-    base: Variable,
-    generation: Tensor,
-    starts: Sequence["_Start"],
-    accumulators: Sequence[MeanAccumulator],
+    global_step: Variable, base: Variable, generation: Tensor, starts: Sequence["_Start"], collector: Collector
 ) -> Operation:
     """Return an operation that starts a generation. From then on, gradients with stamps of earlier ones are dropped."""
     with tf.control_dependencies([base.assign(generation * _BASE, read_value=False)]):
         first = base + global_step
     return tf.group(
         *(start.generation.assign(generation, read_value=False) for start in starts),
-        *(each.accumulator.set_global_step(first) for each in accumulators),
+        collector.begin(first),
         *(start.count.assign(global_step, read_value=False) for start in starts),
     )
 
@@ -187,17 +165,17 @@ def _recovery(
     global_step: Variable,
     generation: Tensor,
     starts: Sequence["_Start"],
-    accumulators: Sequence[MeanAccumulator],
+    collector: Collector,
     queues: Sequence[Any],
 ) -> SyncRecovery:
-    held = [each.accumulator.num_accumulated() for each in accumulators] + [queue.size() for queue in queues]
+    held = [*collector.held, *(Held(queue.size(), queue.enqueue(global_step), queue.dequeue().op) for queue in queues)]
     started = tf.stack([start.count.read_value() for start in starts])
     return SyncRecovery(
         generation=generation,
-        counts=tf.stack([tf.cast(count, tf.int64) for count in held]),
-        unblock=[each.unblock for each in accumulators] + [queue.enqueue(global_step) for queue in queues],
+        counts=tf.stack([tf.cast(each.count, tf.int64) for each in held]),
+        unblock=[each.unblock for each in held],
         unblock_count=len(queues),
-        clear=[each.drop for each in accumulators] + [queue.dequeue().op for queue in queues],
+        clear=[each.clear for each in held],
         partially_applied=tf.reduce_any(tf.not_equal(started, global_step)),
     )
 
@@ -218,49 +196,38 @@ class _Start:
 
 
 def _start_together(
-    accumulators: Sequence[MeanAccumulator], generation: Tensor
+    collector: Collector, generation: Tensor
 ) -> tuple[Sequence[Operation], Sequence[_Start], Sequence[tuple[Gradient, Variable]]]:
-    """Start an update on all PS or on none: when each has all its means and is in the generation of the update.
+    """Start an update on all PS or on none: when each has all gradients and is in the generation of the update.
 
-    Each PS notifies every other PS when its means are complete, so nothing waits for more than one message of each::
+    Each PS notifies every other PS when it has them, so nothing waits for more than one message of each::
 
-        ps/0:  means complete, generation right --.   .--> started[0] += 1 --> means of ps/0 are applied
-                                                   >-<
-        ps/1:  means complete, generation right --'   '--> started[1] += 1 --> means of ps/1 are applied
+        ps/0:  gradients there, generation right --.   .--> started[0] += 1 --> ps/0 applies what it makes of them
+                                                    >-<
+        ps/1:  gradients there, generation right --'   '--> started[1] += 1 --> ps/1 applies what it makes of them
 
     Returns:
-        The operations that end when all means are complete, how an update starts on each PS, and the means of a started
-        update with their variables.
+        The operations that end when all gradients are there, how an update starts on each PS, and the combined
+        gradients of a started update with their variables.
     """
-    by_ps: dict[str, list[MeanAccumulator]] = {}
-    for each in sorted(accumulators, key=lambda each: str(each.variable.device)):
-        by_ps.setdefault(each.variable.device, []).append(each)
     generations: list[Variable] = []
     complete: list[Operation] = []
-    for device, own in by_ps.items():
+    for device in collector.devices:
         with tf.device(device):
-            generations.append(_number(f"tfps/begun_in_generation_{len(generations)}"))
-            with tf.control_dependencies([values_of(each.mean) for each in own]):
+            generations.append(number_on_ps(f"tfps/begun_in_generation_{len(generations)}"))
+            with tf.control_dependencies(collector.arrived(device)):
                 complete.append(_check(generations[-1], generation))
     starts: list[_Start] = []
-    means: list[tuple[Gradient, Variable]] = []
-    for device, own in by_ps.items():
+    for device in collector.devices:
         with tf.device(device):
-            count = _number(f"tfps/begun_{len(starts)}")
+            count = number_on_ps(f"tfps/begun_{len(starts)}")
             with tf.control_dependencies(complete):
                 starts.append(_Start(generations[len(starts)], count, count.assign_add(1, read_value=False)))
-            with tf.control_dependencies([starts[-1].start]):
-                means += [(_copied(each.mean), each.variable) for each in own]
-    return complete, starts, means
+    pairs = collector.combined({device: each.start for device, each in zip(collector.devices, starts, strict=True)})
+    return complete, starts, pairs
 
 
 def _check(of_ps: Variable, generation: Tensor) -> Operation:
     """Return an operation that fails if an update is not of the generation that a PS is in."""
     with tf.device(of_ps.device):
         return tf.raw_ops.Assert(condition=tf.equal(of_ps.read_value(), generation), data=[_OVER])
-
-
-def _copied(mean: Gradient) -> Gradient:
-    if isinstance(mean, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.identity(mean.values), tf.identity(mean.indices), mean.dense_shape)
-    return tf.identity(mean)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tfps.modes.meeting import Meeting
+from tfps.modes.sync.meeting import Meeting
 
 
 class Runs:

@@ -1,0 +1,157 @@
+"""Accumulators on the PS, which add up the gradients of the workers as they arrive.
+
+A mean is always the sum of one gradient per worker, divided by the number of workers. This holds for both kinds::
+
+    dense                             sparse, summed by row index first
+    worker/0: [1, 3]                  worker/0: row 0: 2
+    worker/1: [3, 5]                  worker/1: row 0: 4, row 7: 6
+    mean:     [2, 4]                  mean:     row 0: 3, row 7: 3
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from tfps.modes.sync.collector import Collector, Held
+from tfps.tf_types import DType, Gradient, Operation, Tensor, Variable
+
+NEVER_STALE = 1 << 62
+
+
+class Accumulators(Collector):
+    """An accumulator per gradient, on the PS of its variable. All workers share it by name.
+
+    Args:
+        gradients: Pairs as ``compute_gradients`` returns them, without those that have no gradient.
+        stamp: int64 scalar: the step at which the gradients are computed.
+        num_workers: The number of gradients in an update.
+        is_mean: Whether the sum is divided by ``num_workers``.
+    """
+
+    def __init__(
+        self, gradients: Sequence[tuple[Gradient, Variable]], stamp: Tensor, num_workers: int, is_mean: bool = True
+    ) -> None:
+        names = _distinct([f"{variable.op.name}/mean" for _, variable in gradients])
+        self._each = [
+            _accumulator(gradient, variable, stamp, num_workers, is_mean, name)
+            for (gradient, variable), name in zip(gradients, names, strict=True)
+        ]
+        self.devices = sorted({each.variable.device for each in self._each})
+        self.pushes = [each.push for each in self._each]
+        self.held = [Held(each.accumulator.num_accumulated(), each.unblock, each.drop) for each in self._each]
+
+    def begin(self, first: Tensor) -> Operation:
+        """Let each accumulator drop gradients whose stamp is less than ``first``."""
+        return tf.group(*(each.accumulator.set_global_step(first) for each in self._each))
+
+    def arrived(self, device: str) -> Sequence[Operation]:
+        """Return operations that end when each accumulator of a PS has given its result."""
+        return [_values_of(each.result).op for each in self._each if each.variable.device == device]
+
+    def combined(self, starts: Mapping[str, Operation]) -> Sequence[tuple[Gradient, Variable]]:
+        """Return the results, by PS."""
+        pairs: list[tuple[Gradient, Variable]] = []
+        for device in self.devices:
+            with tf.device(device), tf.control_dependencies([starts[device]]):
+                own = [each for each in self._each if each.variable.device == device]
+                pairs += [(_copied(each.result), each.variable) for each in own]
+        return pairs
+
+
+@dataclass(frozen=True)
+class _Accumulator:
+    """The accumulator of one variable's gradients.
+
+    Attributes:
+        variable: The variable.
+        accumulator: ``tf.ConditionalAccumulator`` or ``tf.SparseConditionalAccumulator``.
+        push: Operation that adds this worker's gradient, unless its stamp is stale.
+        result: The mean or the sum, available when the gradients of all workers have arrived. Taking it empties the
+            accumulator.
+        unblock: Operation that adds zeros, whatever the stamp.
+        drop: Operation that removes the content. It waits if the accumulator is empty.
+    """
+
+    variable: Variable
+    accumulator: Any
+    push: Operation
+    result: Gradient
+    unblock: Operation
+    drop: Operation
+
+
+def _values_of(gradient: Gradient) -> Tensor:
+    """Return a dense gradient, or the values of a sparse one."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _distinct(names: Sequence[str]) -> Sequence[str]:
+    """Return unique names. A variable may have several gradients, so its name may occur more than once."""
+    return [
+        f"{name}_{names[:index].count(name)}" if name in names[:index] else name for index, name in enumerate(names)
+    ]
+
+
+def _copied(result: Gradient) -> Gradient:
+    if isinstance(result, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.identity(result.values), tf.identity(result.indices), result.dense_shape)
+    return tf.identity(result)
+
+
+def _accumulator(
+    gradient: Gradient, variable: Variable, stamp: Tensor, num_workers: int, is_mean: bool, name: str
+) -> _Accumulator:
+    gradient = summed_by_row(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+    make = _sparse if isinstance(gradient, tf.IndexedSlices) else _dense
+    with tf.device(variable.device):
+        return make(gradient, variable, stamp, num_workers, is_mean, name)
+
+
+def _dense(
+    gradient: Tensor, variable: Variable, stamp: Tensor, num_workers: int, is_mean: bool, name: str
+) -> _Accumulator:
+    dtype = sum_dtype(gradient.dtype)
+    reduction = "MEAN" if is_mean else "SUM"
+    sums = tf.ConditionalAccumulator(dtype, variable.shape, shared_name=name, reduction_type=reduction)
+    zeros = tf.zeros_like(variable.read_value(), dtype)
+    return _Accumulator(
+        variable=variable,
+        accumulator=sums,
+        push=sums.apply_grad(tf.cast(gradient, dtype), stamp),
+        result=tf.cast(sums.take_grad(num_workers), gradient.dtype),
+        unblock=sums.apply_grad(zeros, NEVER_STALE),
+        drop=sums.take_grad(1).op,
+    )
+
+
+def _sparse(
+    gradient: Gradient, variable: Variable, stamp: Tensor, num_workers: int, is_mean: bool, name: str
+) -> _Accumulator:
+    dtype = sum_dtype(gradient.dtype)
+    sums = tf.SparseConditionalAccumulator(dtype, shape=[], shared_name=name, reduction_type="SUM")
+    total = summed_by_row(sums.take_indexed_slices_grad(num_workers))
+    result = tf.cast(total.values / num_workers if is_mean else total.values, gradient.dtype)
+    zeros = tf.IndexedSlices(tf.zeros([1, *variable.shape[1:]], dtype), tf.zeros([1], gradient.indices.dtype))
+    pushed = tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices)
+    return _Accumulator(
+        variable=variable,
+        accumulator=sums,
+        push=sums.apply_indexed_slices_grad(pushed, stamp),
+        result=tf.IndexedSlices(result, total.indices, tf.constant(variable.shape.as_list(), tf.int64)),
+        unblock=sums.apply_indexed_slices_grad(zeros, NEVER_STALE),
+        drop=sums.take_indexed_slices_grad(1).indices.op,
+    )
+
+
+def sum_dtype(dtype: DType) -> DType:
+    """Return the type in which gradients are summed. A sum of finite 16-bit numbers can overflow."""
+    return dtype if dtype.size > 2 else tf.float32
+
+
+def summed_by_row(gradient: Gradient) -> Gradient:
+    """Return a sparse gradient in which each row occurs once."""
+    rows, place = tf.unique(gradient.indices)
+    sums = tf.unsorted_segment_sum(gradient.values, place, tf.size(rows))
+    return tf.IndexedSlices(sums, rows, gradient.dense_shape)

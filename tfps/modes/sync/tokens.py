@@ -1,0 +1,93 @@
+"""Tokens and stamps of ``sync``: a worker's next gradient belongs to the step of the token that it has taken."""
+
+from collections.abc import Sequence
+
+import tensorflow.compat.v1 as tf
+
+from tfps.tf_types import Operation, Tensor, Variable
+
+
+def number_on_ps(name: str) -> Variable:
+    """Return an int64 variable of the mode, which all workers share by its name."""
+    return tf.Variable(lambda: tf.zeros([], tf.int64), trainable=False, collections=[], use_resource=True, name=name)
+
+
+class Stamps:
+    """The step to which a worker's gradients belong, and what it has pushed. Create it on the PS of ``global_step``.
+
+    Args:
+        worker: The index of the worker.
+        num_workers: The number of workers.
+
+    Attributes:
+        base: int64 variable: the stamp of step 0 in the present generation.
+        present: int64 scalar: the stamp of the worker's gradient, read when a step begins.
+    """
+
+    def __init__(self, worker: int, num_workers: int) -> None:
+        self.base = number_on_ps("tfps/base")
+        self._stamp = number_on_ps(f"tfps/stamp_{worker}")
+        self.present = self._stamp.read_value()
+        self._pushed = [number_on_ps(f"tfps/pushed_{index}") for index in range(num_workers)]
+        self._own = self._pushed[worker]
+
+    def count(self, pushes: Sequence[Operation]) -> Operation:
+        """Return an operation that counts a gradient when all of it has been pushed."""
+        with tf.control_dependencies(pushes):
+            return self._own.assign(self.present - self.base + 1, read_value=False)
+
+    def take(self, token: Tensor) -> Operation:
+        """Return an operation after which the next gradient belongs to the step of a token."""
+        return self._stamp.assign(token + self.base, read_value=False)
+
+    def worker_init(self, global_step: Variable) -> Operation:
+        """Return an operation after which a worker's gradient belongs to the present step."""
+        return tf.group(
+            self._stamp.assign(global_step + self.base, read_value=False),
+            self._own.assign(global_step, read_value=False),
+        )
+
+    def ahead(self, global_step: Variable) -> Tensor:
+        """Return for how many future updates each worker has pushed a gradient; less than 0 if it is late."""
+        return tf.stack([number.read_value() for number in self._pushed]) - global_step
+
+
+class Tokens:
+    """One queue per worker, into which the chief puts a token after each update.
+
+    Args:
+        global_step: int64 resource variable, whose value is the value of a token.
+        num_workers: The number of queues.
+    """
+
+    def __init__(self, global_step: Variable, num_workers: int) -> None:
+        self._global_step = global_step
+        names = [f"tfps/tokens_{index}" for index in range(num_workers)]
+        self.queues = [tf.FIFOQueue(-1, tf.int64, shapes=[], name=name, shared_name=name) for name in names]
+
+    def hand_out(self, applied: Operation) -> Operation:
+        """Raise ``global_step`` after an update is applied, and then put a token into each queue."""
+        with tf.control_dependencies([applied]):
+            raised = self._global_step.assign_add(1, read_value=False)
+        with tf.control_dependencies([raised]):
+            token = self._global_step.read_value()
+            return tf.group(*(queue.enqueue(token) for queue in self.queues))
+
+    def take(self, worker: int, counted: Operation, newest: bool) -> Tensor:
+        """Return the token that a worker takes when its gradient has been counted: the next one, or the newest."""
+        queue = self.queues[worker]
+        with tf.control_dependencies([counted]):
+            token = queue.dequeue()
+        if not newest:
+            return token
+        with tf.control_dependencies([token]):
+            later = queue.dequeue_many(queue.size())
+        return tf.concat([token[None], later], axis=0)[-1]
+
+    def expected(self, count: int, pending: int = 0) -> Tensor:
+        """Return the values of the tokens that come next, without taking any."""
+        return self._global_step.read_value() + tf.range(pending, pending + count, dtype=tf.int64)
+
+    def are_closed(self) -> Tensor:
+        """Return whether one worker's input has ended."""
+        return tf.reduce_any(tf.stack([queue.is_closed() for queue in self.queues]))
