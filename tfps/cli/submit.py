@@ -35,7 +35,7 @@ def _submit(argv: Sequence[str]) -> int:
     launcher = LAUNCHERS.load(options.to or "")
     _check_flags(parsed, launcher, problems)
     job = _job(asked, options, launcher, problems)
-    check_mode(job.config, job.config.num_workers, problems)
+    check_mode(job.config, job.worker.replicas, problems)
     plan = problems.of(launcher.plan, job)
     if plan is not None:
         problems.of(launcher.check_files, plan)

@@ -74,9 +74,9 @@ class ProblemCollector:
 
 
 def check_mode(job: JobConfig, num_workers: int | None, problems: ProblemCollector) -> None:
-    """Check a job's options in its mode, with the number of workers or the default one."""
+    """Check a job's options in its mode; what depends on the number of workers only if that is known."""
     if not problems.has_wrong("mode"):
-        for problem in problems.of(registry.problems_of, job, num_workers or 2) or ():
+        for problem in problems.of(registry.problems_of, job, num_workers) or ():
             problems.add(problem)
 
 

@@ -28,14 +28,19 @@ def mode_of(config: JobConfig) -> Mode:
     return _load(config.mode)
 
 
-def problems_of(config: JobConfig, num_workers: int) -> Sequence[str]:
+def problems_of(config: JobConfig, num_workers: int | None) -> Sequence[str]:
     """Return the problems of a job's options in its mode, one message each: flag, value, and how to fix it.
+
+    Args:
+        config: The job.
+        num_workers: The number of its workers; ``None`` if it is not known: then the mode itself checks nothing.
 
     Raises:
         ConfigError: If the mode is from another package and cannot be loaded.
     """
     mode = mode_of(config)
-    return [*_of_other_modes(config, mode), *_of_overlap(config, mode), *mode.validate(config, num_workers)]
+    of_mode = mode.validate(config, num_workers) if num_workers else ()
+    return [*_of_other_modes(config, mode), *_of_overlap(config, mode), *of_mode]
 
 
 def _of_other_modes(config: JobConfig, mode: Mode) -> Iterator[str]:

@@ -73,27 +73,25 @@ class GradientSlots(Collector):
         """Return the combined gradients, by PS."""
         stacks = [slots.stack(self.chosen, starts[slots.variable.device]) for slots in self._slots]
         if self._aggregate == "krum":
-            return self._selected(stacks)
+            return self._selected(stacks, starts)
         combine = aggregation.ELEMENTWISE[self._aggregate]
         pairs = []
         for slots, stack in zip(self._slots, stacks, strict=True):
             with tf.device(slots.variable.device):
-                pairs.append((slots.gradient(combine(stack.values), stack), slots.variable))
+                pairs.append((slots.gradient(combine(stack.values), stack.rows), slots.variable))
         return pairs
 
-    def _selected(self, stacks: Sequence["_Stack"]) -> Sequence[tuple[Gradient, Variable]]:
+    def _selected(
+        self, stacks: Sequence["_Stack"], starts: Mapping[str, Operation]
+    ) -> Sequence[tuple[Gradient, Variable]]:
         """Return the gradients of the worker that Krum selects; its distances are over all variables and PS."""
         distances = []
         for slots, stack in zip(self._slots, stacks, strict=True):
             with tf.device(slots.variable.device):
                 distances.append(tf.cast(aggregation.squared_distances(stack.values), tf.float64))
         with tf.device(self._device):
-            selected = aggregation.krum(tf.add_n(distances))
-        pairs = []
-        for slots, stack in zip(self._slots, stacks, strict=True):
-            with tf.device(slots.variable.device):
-                pairs.append((slots.gradient(stack.values[selected], stack), slots.variable))
-        return pairs
+            selected = self.chosen[aggregation.krum(tf.add_n(distances))]
+        return [(slots.of(selected, starts[slots.variable.device]), slots.variable) for slots in self._slots]
 
 
 @dataclass(frozen=True)
@@ -149,25 +147,37 @@ class _Slots:
     def stack(self, chosen: Tensor, start: Operation) -> _Stack:
         """Return the gradients of the chosen workers, read after ``start``."""
         with tf.device(self.variable.device), tf.control_dependencies([start]):
-            values = [slot.read_value() for slot in self._values]
             if not self._is_sparse:
-                return _Stack(_picked(values, chosen), None)
-            is_chosen = tf.reduce_any(tf.equal(chosen[:, None], tf.range(self._num_workers, dtype=tf.int64)), axis=0)
-            rows = [_if(is_chosen[index], slot.read_value()) for index, slot in enumerate(self._rows)]
-            values = [_if(is_chosen[index], value) for index, value in enumerate(values)]
+                return _Stack(_picked([slot.read_value() for slot in self._values], chosen), None)
+            values, rows = self._of(chosen)
             union, places = tf.unique(tf.concat(rows, axis=0))
             split = tf.split(places, [tf.size(own) for own in rows])
             parts = zip(values, split, strict=True)
             dense = [tf.math.unsorted_segment_sum(value, place, tf.size(union)) for value, place in parts]
             return _Stack(_picked(dense, chosen), union)
 
-    def gradient(self, value: Tensor, stack: _Stack) -> Gradient:
-        """Return a combined gradient of the variable, in the form of the workers' gradients."""
+    def of(self, worker: Tensor, start: Operation) -> Gradient:
+        """Return the gradient of one worker, read after ``start``; a sparse one has that worker's rows only."""
+        with tf.device(self.variable.device), tf.control_dependencies([start]):
+            if not self._is_sparse:
+                return self.gradient(_picked([slot.read_value() for slot in self._values], worker[None])[0], None)
+            values, rows = self._of(worker[None])
+            return self.gradient(tf.concat(values, axis=0), tf.concat(rows, axis=0))
+
+    def _of(self, workers: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Return the values and the rows of each worker's sparse gradient, without any of those not in ``workers``."""
+        is_one = tf.reduce_any(tf.equal(workers[:, None], tf.range(self._num_workers, dtype=tf.int64)), axis=0)
+        slots = zip(self._values, self._rows, strict=True)
+        read = [[_if(is_one[index], slot.read_value()) for slot in both] for index, both in enumerate(slots)]
+        return [values for values, _ in read], [rows for _, rows in read]
+
+    def gradient(self, value: Tensor, rows: Tensor | None) -> Gradient:
+        """Return a gradient of the variable, in the form of the workers' gradients."""
         value = tf.cast(value, self._dtype)
-        if stack.rows is None:
+        if rows is None:
             return tf.reshape(value, self.variable.shape)
         shape = self.variable.shape.as_list()
-        return tf.IndexedSlices(tf.reshape(value, [-1, *shape[1:]]), stack.rows, tf.constant(shape, tf.int64))
+        return tf.IndexedSlices(tf.reshape(value, [-1, *shape[1:]]), rows, tf.constant(shape, tf.int64))
 
 
 def _picked(values: Sequence[Tensor], chosen: Tensor) -> Tensor:

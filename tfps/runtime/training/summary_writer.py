@@ -156,24 +156,22 @@ def _report_of_chief(
         examples_per_sec=round(examples / observed.secs, 1) if observed.secs else 0,
         loss=progress.loss,
         pace=loop.pace.in_summary if loop and loop.progress.steps else None,
-        gradients_dropped=_dropped(config, chief, progress, steps, observed),
+        gradients_dropped=sum(observed.dropped) if observed.dropped else dropped(config, chief, progress, steps),
         batches_skipped=observed.batches_skipped,
         batch_size=observed.batch_size,
         eval=observed.metrics,
     )
 
 
-def _dropped(
-    config: JobConfig, chief: Chief | None, progress: Progress, steps: Mapping[int, int], observed: Observations
-) -> int | None:
-    """Return how many gradients came too late, as the PS have counted, or else as the steps of the workers tell."""
-    if mode_of(config).spare_workers(config):
-        return sum(observed.dropped) if observed.dropped else None
-    return dropped(config, chief, progress, steps)
-
-
 def dropped(config: JobConfig, chief: Chief | None, progress: Progress, steps: Mapping[int, int]) -> int | None:
-    """Return how many gradients came too late for their update; ``None`` in async, or if some steps are not known."""
-    if not mode_of(config).is_blocking or chief is None or chief.was_restarted or len(steps) < chief.num_workers:
+    """Return how many gradients came too late for their update, by the steps of the workers.
+
+    Returns:
+        ``None`` in async, or if some steps are not known, or count only what is in an update.
+    """
+    mode = mode_of(config)
+    if not mode.is_blocking or mode.spare_workers(config):
+        return None
+    if chief is None or chief.was_restarted or len(steps) < chief.num_workers:
         return None
     return sum(steps.values()) - chief.num_workers * (progress.global_step - chief.resumed_from_step)

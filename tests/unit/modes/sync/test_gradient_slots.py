@@ -10,7 +10,7 @@ from tfps.modes.sync.gradient_slots import GradientSlots
 
 WORKERS = 5
 _DENSE = np.float32([[1, 1], [1.5, 1], [-10, -10], [2, 1], [1.25, 1]])
-_ROWS = np.int64([[0, 3], [3, 0], [0, 0], [3, 3], [0, 3]])
+_ROWS = np.int64([[0, 3], [3, 0], [0, 0], [2, 3], [0, 3]])
 
 
 class _Server:
@@ -38,6 +38,7 @@ class _Server:
                 self.stamps.append(stamp)
                 if not worker:
                     self.sessions[0].run([slots.begin(tf.constant(0, tf.int64)), tf.global_variables_initializer()])
+                    self._rows = found[1][0].indices
                     dense_rows = tf.scatter_nd(found[1][0].indices[:, None], found[1][0].values, [4, 2])
                     self._result = [slots.chosen, found[0][0], dense_rows]
                     self._count = slots.held[0].count
@@ -49,6 +50,10 @@ class _Server:
     def arrived(self) -> int:
         """Return how many gradients have arrived."""
         return int(self.sessions[0].run(self._count))
+
+    def rows(self) -> list[int]:
+        """Return the rows of the combined sparse gradient, instead of ``update``."""
+        return sorted(set(self.sessions[0].run(self._rows).tolist()))
 
     def update(self) -> Any:
         """Return the chosen workers, and both combined gradients."""
@@ -104,3 +109,11 @@ def test_krum_selects_one_worker_for_all_variables() -> None:
     np.testing.assert_array_equal(dense, _DENSE[expected])
     np.testing.assert_array_equal(table, _of_table(expected))
     assert expected != 2
+
+
+def test_krum_has_the_rows_of_the_selected_worker_only() -> None:
+    """An optimizer with momentum changes each row that a gradient has, also where it is 0."""
+    server = _Server("krum", 5)
+    for worker in range(WORKERS):
+        server.push(worker, 0)
+    assert server.rows() == [0, 3]

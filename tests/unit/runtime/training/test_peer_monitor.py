@@ -152,6 +152,29 @@ def test_a_worker_that_the_ps_hear_is_not_lost(monkeypatch: pytest.MonkeyPatch, 
         assert watched.are_gone([Task("worker", 1)], 0.2)
 
 
+def test_updates_spare_lost_workers_and_a_restart_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One backup worker: one of the others may be lost, not two, and not one in a restart; nor the chief."""
+    monkeypatch.setattr(peer_monitor, "REPLACED_AFTER_SECS", 0.2)
+    silent_secs, progress = {0: 0.0, 1: 5.0, 2: 0.0}, Progress(steps=1)
+    with contextlib.closing(Speaker(Task("ps", 0))) as ps:
+        cluster = Cluster((ps.address,), ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
+        config, reader = JobConfig(mode="sync", backup_workers=1), FakeReader()
+        reader.phases = lambda: [0, 0, 0]  # type: ignore[assignment]
+        watches = [
+            PeerMonitor(config, cluster, Task("worker", me), SyncMode(), reader, silent_secs.__getitem__)  # type: ignore[arg-type]
+            for me in (0, 2)
+        ]
+        assert [watched.error(progress, True) for watched in watches] == [None, None]
+        time.sleep(0.4)
+        assert [watched.error(progress, True) for watched in watches] == [None, None]
+        lost = "lost worker/1: no answer for 0.2 s."
+        assert str(watches[0].error(progress, True, is_restarting=True)) == lost
+        silent_secs[2] = 5.0
+        assert str(watches[0].error(progress, True)) == "lost worker/1, worker/2: no answer for 0.2 s."
+        silent_secs[0], silent_secs[1] = 5.0, 0.0
+        assert str(watches[1].error(progress, True)) == "lost worker/0: no answer for 0.2 s."
+
+
 def test_a_frozen_worker_is_not_waited_for_in_the_end(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     """The kernel takes calls for it, but the PS hear nothing: it is named, and gone after ``stall_timeout_secs``."""
     caplog.set_level(logging.INFO, "tfps")
