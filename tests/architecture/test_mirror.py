@@ -17,7 +17,6 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         "runtime/training/connection",
     ],
     "faults/test_supervised.py": ["launchers/local/supervisor", "launchers/local/silent_ends"],
-    "integration/test_backup_workers.py": ["modes/sync/backup_workers"],
     "integration/test_eval_export.py": [
         *("cli/evaluate", "runtime/graph/evaluation", "runtime/graph/serving"),
         *("runtime/results/evaluation", "runtime/results/export"),

@@ -14,7 +14,7 @@ A worker whose input has ended is as one that is always late: training ends when
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import tensorflow.compat.v1 as tf
@@ -31,9 +31,20 @@ class BackupWorkers:
     Args:
         context: The job and the worker.
         chosen: int64 [N - k]: the workers whose gradients an update has.
+        complete: Operations of the update that end when all its gradients are there.
+        starts: Operations that start it. They wait for the permit.
+        check: Adds an operation that fails if the update is of a generation that is over. A restart gives a pending
+            update of an earlier generation a permit.
     """
 
-    def __init__(self, context: ModeContext, chosen: Tensor) -> None:
+    def __init__(
+        self,
+        context: ModeContext,
+        chosen: Tensor,
+        complete: Sequence[Operation],
+        starts: Sequence[Operation],
+        check: Callable[[], Operation],
+    ) -> None:
         num_workers = context.cluster.num_workers
         self._spare, self._worker = context.config.backup_workers or 0, context.task.index
         self._is_chief = context.task.is_chief
@@ -42,11 +53,10 @@ class BackupWorkers:
         self._contributed = _variable([num_workers], tf.int64, "tfps/contributed")
         self._has_ended = _variable([num_workers], tf.bool, "tfps/inputs_ended")
         self._permit = tf.FIFOQueue(-1, tf.int64, shapes=[], name="tfps/permit", shared_name="tfps/permit")
-
-    def start(self, complete: Sequence[Operation], starts: Sequence[Operation]) -> None:
-        """Let an update take the permit when all its gradients are there, before it starts."""
         with tf.control_dependencies(complete):
-            let_wait(starts, [self._permit.dequeue().op])
+            permit = self._permit.dequeue()
+        with tf.control_dependencies([permit]):
+            let_wait(starts, [check()])
 
     def send(self, pushes: Sequence[Operation]) -> Operation:
         """Return an operation that counts a gradient of this worker when it has been pushed."""
@@ -77,7 +87,7 @@ class BackupWorkers:
             draw_after=lambda count, copy: _reached(copy(token), count),
             give_back=lambda _count: self._end_input(queues),
             worker_init=tf.group(step.worker_init, self._note_end(False)),
-            chief_init=tf.group(step.chief_init, self._begin(step.recovery.generation)),
+            chief_init=self._begin(step.recovery.generation, step.chief_init),
             hold=self._refuse if self._is_chief else None,
             recovery=self._with_permit(step.recovery),
             reports_step=True,
@@ -95,9 +105,13 @@ class BackupWorkers:
             clear=[*recovery.clear, self._permit.dequeue().op],
         )
 
-    def _begin(self, generation: Tensor) -> Operation:
-        """Return an operation that puts the only permit, and in the first generation sets all counts to 0."""
-        taken = self._permit.dequeue_many(self._permit.size()).op
+    def _begin(self, generation: Tensor, begun: Operation) -> Operation:
+        """Return an operation that puts the only permit, and in the first generation sets all counts to 0.
+
+        The PS are in the generation after ``begun``: an update of an earlier one that gets the permit fails then.
+        """
+        with tf.control_dependencies([begun]):
+            taken = self._permit.dequeue_many(self._permit.size()).op
         with tf.control_dependencies([taken]):
             permit = self._permit.enqueue(0)
         return tf.group(permit, tf.cond(generation > 0, tf.no_op, self._reset))

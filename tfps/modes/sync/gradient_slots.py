@@ -9,7 +9,8 @@ per worker, which is stamped like a gradient. An update takes the first gradient
     worker/2   gradient --write--> slot 2 --> arrived 2nd   /
 
 So an update has whole gradients, and those of the same workers for each variable. A worker whose gradient was chosen
-writes the next one after the update. The PS hold as many copies of the gradients as there are workers.
+writes the next one after the update. A worker of an earlier generation writes nothing: it fails. The PS hold as many
+copies of the gradients as there are workers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,11 @@ from dataclasses import dataclass
 import tensorflow.compat.v1 as tf
 
 from tfps.config.converters import INT64_MAX
+from tfps.modes.moments import FENCED
 from tfps.modes.sync import aggregation
 from tfps.modes.sync.accumulators import NEVER_STALE, sum_dtype, summed_by_row
 from tfps.modes.sync.collector import Collector, Held
+from tfps.modes.sync.tokens import number_on_ps
 from tfps.tf_types import DType, Gradient, Operation, Tensor, Variable
 
 
@@ -53,7 +56,8 @@ class GradientSlots(Collector):
         self._aggregate, self._device = aggregate, device
         self._slots = [_Slots(*pair, number, num_workers) for number, pair in enumerate(gradients)]
         self.devices = sorted({slots.variable.device for slots in self._slots})
-        written = [slots.write(worker) for slots in self._slots]
+        self._firsts = {place: _first_stamp(place, number) for number, place in enumerate(self.devices)}
+        written = [slots.write(worker, stamp, self._firsts[slots.variable.device]) for slots in self._slots]
         with tf.device(device):
             self._arrivals = _Arrivals(num_workers)
             self.pushes = [self._arrivals.add(worker, stamp, written)]
@@ -62,7 +66,8 @@ class GradientSlots(Collector):
 
     def begin(self, first: Tensor) -> Operation:
         """Let gradients arrive whose stamp is ``first`` or more, and empty the slots."""
-        return tf.group(self._arrivals.begin(first), *(slots.initializer for slots in self._slots))
+        firsts = [variable.assign(first, read_value=False) for variable in self._firsts.values()]
+        return tf.group(self._arrivals.begin(first), *firsts, *(slots.initializer for slots in self._slots))
 
     def arrived(self, device: str) -> Sequence[Operation]:
         """Return an operation that ends when a PS knows which workers' gradients an update has."""
@@ -135,14 +140,21 @@ class _Slots:
                 self._rows = [_slot([None], kind, f"{name}_rows_{index}") for index in range(num_workers)]
             self.initializer = tf.group(*(slot.initializer for slot in [*self._values, *self._rows]))
 
-    def write(self, worker: int) -> Operation:
-        """Return an operation that writes this worker's gradient."""
+    def write(self, worker: int, stamp: Tensor, first: Variable) -> Operation:
+        """Return an operation that writes this worker's gradient. It fails if the stamp is less than ``first``.
+
+        A worker that was taken for lost, but is not, may write to the slots of its successor.
+        """
+        gradient = self._gradient
+        parts = [gradient.values, gradient.indices] if self._is_sparse else [gradient]
+        slots = [self._values[worker], *([self._rows[worker]] if self._is_sparse else [])]
         with tf.device(self.variable.device):
-            slot = self._values[worker]
-            if not self._is_sparse:
-                return slot.assign(tf.cast(self._gradient, slot.dtype), read_value=False)
-            values = slot.assign(tf.cast(self._gradient.values, slot.dtype), read_value=False)
-            return tf.group(values, self._rows[worker].assign(self._gradient.indices, read_value=False))
+            arrived = [tf.identity(part) for part in parts]
+            with tf.control_dependencies(arrived):
+                checked = tf.raw_ops.Assert(condition=stamp >= first.read_value(), data=[FENCED])
+            with tf.control_dependencies([checked]):
+                pairs = zip(slots, arrived, strict=True)
+                return tf.group(*(slot.assign(tf.cast(part, slot.dtype), read_value=False) for slot, part in pairs))
 
     def stack(self, chosen: Tensor, start: Operation) -> _Stack:
         """Return the gradients of the chosen workers, read after ``start``."""
@@ -178,6 +190,12 @@ class _Slots:
             return tf.reshape(value, self.variable.shape)
         shape = self.variable.shape.as_list()
         return tf.IndexedSlices(tf.reshape(value, [-1, *shape[1:]]), rows, tf.constant(shape, tf.int64))
+
+
+def _first_stamp(device: str, number: int) -> Variable:
+    """Return the int64 variable of a PS that holds the least stamp with which a gradient is written there."""
+    with tf.device(device):
+        return number_on_ps(f"tfps/first_stamp_{number}")
 
 
 def _picked(values: Sequence[Tensor], chosen: Tensor) -> Tensor:

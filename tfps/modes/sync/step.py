@@ -41,7 +41,7 @@ and cannot be used.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +74,9 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
     generation = tf.placeholder(tf.int64, [], name="tfps/present_generation")
     complete, starts, pairs = _start_together(collector, generation)
     with tf.device(global_step.device):
-        starting = [start.start for start in starts]
-        meeting = Meeting(complete, starting, functools.partial(_check, starts[0].generation, generation))
-        backup = _backup(context, collector, complete, starting)
+        gate = complete, [start.start for start in starts], functools.partial(_check, starts[0].generation, generation)
+        meeting = Meeting(*gate)
+        backup = _backup(context, collector, *gate)
         tokens = Tokens(global_step, context.cluster.num_workers)
         applied = optimizer.apply_gradients(pairs, global_step)
         update = tokens.hand_out(backup.count(applied) if backup else applied)
@@ -93,7 +93,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
             chief_init=_chief_init(global_step, stamps.base, generation, starts, collector),
             read_barrier=(taken,),
             update=update,
-            update_starts=starting,
+            update_starts=gate[1],
             hold=functools.partial(meeting.hold, token.op) if context.task.is_chief else None,
             recovery=_recovery(global_step, generation, starts, collector, queues),
             ended=tokens.are_closed() | (global_step.read_value() >= context.config.max_steps),
@@ -103,14 +103,16 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
 
 
 def _backup(
-    context: ModeContext, collector: Collector, complete: Sequence[Operation], starts: Sequence[Operation]
+    context: ModeContext,
+    collector: Collector,
+    complete: Sequence[Operation],
+    starts: Sequence[Operation],
+    check: Callable[[], Operation],
 ) -> BackupWorkers | None:
     """Return what an update needs that leaves some gradients out; ``None`` if it has all."""
     if not context.config.backup_workers or not isinstance(collector, GradientSlots):
         return None
-    backup = BackupWorkers(context, collector.chosen)
-    backup.start(complete, starts)
-    return backup
+    return BackupWorkers(context, collector.chosen, complete, starts, check)
 
 
 def _collector(

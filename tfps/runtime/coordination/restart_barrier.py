@@ -50,6 +50,7 @@ class RestartBarrier:
         wait_until: Returns when a condition is true; raises the reason to stop, if there is one.
         ahead: ``modes.base.Step.updates_ahead``.
         ended: ``modes.base.Step.ended``.
+        can_spare: Returns whether a restart can go on without some workers, by their indices.
 
     Attributes:
         interrupted: Whether the session was closed because another worker requested a restart.
@@ -65,9 +66,10 @@ class RestartBarrier:
         wait_until: Callable[[Callable[[], bool]], object],
         ahead: Any,
         ended: Any = None,
+        can_spare: Callable[[Sequence[int]], bool] = lambda workers: not workers,
     ) -> None:
         self._state, self._chief, self.is_blocking, self._wait_until = state, chief, is_blocking, wait_until
-        self._ahead, self._ended = ahead, ended
+        self._ahead, self._ended, self._can_spare = ahead, ended, can_spare
         self._look_ahead: Callable[[], Sequence[int]] = lambda: []
         self._look_at_end: Callable[[], Any] = lambda: False
         self._look_at_beats: Callable[[], Sequence[WorkerPace]] = lambda: []
@@ -189,4 +191,5 @@ class RestartBarrier:
     def _all_have_arrived(self, generation: int) -> bool:
         seen = self._look()
         training = [index for index, phase in enumerate(seen.phases) if phase == Phase.RUNNING]
-        return seen.generation > generation or all(seen.arrived[index] >= generation for index in training)
+        missing = [index for index in training if seen.arrived[index] < generation]
+        return seen.generation > generation or (self._can_spare(missing) if generation else not missing)

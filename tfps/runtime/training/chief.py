@@ -38,8 +38,6 @@ from tfps.summary import Metric
 from tfps.text import brief
 from tfps.tf_types import Session
 
-_TORN_SECS = 3.0
-
 log = logging.getLogger(__name__)
 
 
@@ -190,9 +188,7 @@ class Chief:
         recovery = self._built.step.recovery
         if recovery is None:
             return True
-        deadline = time.monotonic() + _TORN_SECS
-        while session.run(recovery.partially_applied) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        interrupted_steps.settle(session, recovery, self._built.step.pause)
         if self.updates:
             self.updates.end()
             self.updates = None

@@ -1,13 +1,27 @@
-"""What interrupted steps of workers have left on the PS, which a restart of all workers removes."""
+"""What interrupted steps of workers have left on the PS: an update on its way, and requests of lost workers."""
 
+import contextlib
 import time
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes.base import SyncRecovery
+from tfps.modes.base import Pause, SyncRecovery
 from tfps.tf_types import Session
 
-_CLEAR_SECS = 10.0
+_CLEAR_SECS, _SETTLE_SECS, _POLL_SECS = 10.0, 3.0, 0.02
+
+
+def settle(session: Session, recovery: SyncRecovery, pause: Pause | None) -> None:
+    """Wait until the update that has started has ended, and let none start where none needs the chief's step.
+
+    It may not end, if the chief that began it is lost. A chief that was lost while it saved has left updates paused.
+    """
+    if pause is not None:
+        with contextlib.suppress(tf.errors.DeadlineExceededError):
+            session.run(pause.begin, options=tf.RunOptions(timeout_in_ms=int(_SETTLE_SECS * 1000)))
+    deadline = time.monotonic() + _SETTLE_SECS
+    while session.run(recovery.partially_applied) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECS)
 
 
 def clear(session: Session, recovery: SyncRecovery) -> None:

@@ -57,23 +57,20 @@ class PeerMonitor:
         self._waits_for: tuple[Task, ...] = ()
         self._waits_since = self._report_at = 0.0
 
-    def error(
-        self, progress: Progress | None, steps_on: bool, needs_others: bool = True, is_restarting: bool = False
-    ) -> TfpsError | None:
+    def error(self, progress: Progress | None, steps_on: bool, needs_others: bool = True) -> TfpsError | None:
         """Return why the worker cannot continue, or ``None``.
 
         Args:
             progress: The worker's progress; ``None`` if it does not train yet.
             steps_on: Whether it is taking steps now.
             needs_others: Whether it cannot go on without the other workers, where workers wait for one another.
-            is_restarting: Whether it waits for all of them to restart together. Updates may spare some, a restart none.
         """
         if lost := self._any_lost_server() or self._any_mute():
             return lost
         if progress is None:  # waiting for the chief to set the variables, or for others to restart together
             awaited = [other for other in self._others if other.is_chief or self._is_blocking]
             return self._any_silent(awaited, self._patience_secs)
-        if self._is_blocking and needs_others and (lost := self._any_needed(0 if is_restarting else self._spare)):
+        if self._is_blocking and needs_others and (lost := self._any_needed()):
             return lost
         return self._stall.error(progress.steps, progress.global_step, self._awaited) if steps_on else None
 
@@ -101,10 +98,15 @@ class PeerMonitor:
             names = [f"{task}{_since(beats[task.index]) if beats else ''}" for task in tasks]
             log.info("waiting: for %s to end", rendezvous.first_few(names))
 
-    def _any_needed(self, spare: int) -> TfpsError | None:
+    def can_spare(self, workers: Sequence[int]) -> bool:
+        """Return whether the others can go on without some workers: all are lost, and no more than the mode allows."""
+        lost = {task.index for task in self._silent(self._others, REPLACED_AFTER_SECS)} if workers else set()
+        return lost.issuperset(workers) and len(workers) <= self._spare
+
+    def _any_needed(self) -> TfpsError | None:
         """Return an error if the chief is silent, or more of the other workers than can be spared."""
         silent = self._silent(self._others, REPLACED_AFTER_SECS)
-        is_enough = len(silent) <= spare and not any(other.is_chief for other in silent)
+        is_enough = len(silent) <= self._spare and not any(other.is_chief for other in silent)
         return None if is_enough else self._lost(silent, REPLACED_AFTER_SECS)
 
     def _any_silent(self, tasks: Sequence[Task], after_secs: float) -> TfpsError | None:

@@ -229,8 +229,7 @@ class Worker:
         if parts.heartbeat.forgotten:
             return PeerLostError(REPLACED)
         progress, is_training = self._loop.progress if self._loop else None, self.life.state is WorkerState.TRAINING
-        is_restarting = parts.barrier.is_waiting
-        return parts.monitor.error(progress, is_training, is_training or is_restarting, is_restarting)
+        return parts.monitor.error(progress, is_training, is_training or parts.barrier.is_waiting)
 
     def _error_of_chief(self, parts: WorkerParts, chief: Chief) -> TfpsError | None:
         chief.report_slow_save()

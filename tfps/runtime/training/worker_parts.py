@@ -171,6 +171,7 @@ def build(
         monitor=monitor,
         others=OtherWorkers(cluster, task, state, monitor.are_gone, built.step.fence),
         barrier=RestartBarrier(
-            *(state, chief, built.mode.is_blocking, stop.wait_until), built.step.updates_ahead, built.step.ended
+            *(state, chief, built.mode.is_blocking, stop.wait_until, built.step.updates_ahead, built.step.ended),
+            can_spare=monitor.can_spare,
         ),
     )

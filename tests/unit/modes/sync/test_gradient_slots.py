@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow.compat.v1 as tf
 
+from tfps.modes.moments import FENCED
 from tfps.modes.sync.gradient_slots import GradientSlots
 
 WORKERS = 5
@@ -16,11 +18,12 @@ _ROWS = np.int64([[0, 3], [3, 0], [0, 0], [2, 3], [0, 3]])
 class _Server:
     """Five workers with a session each on one server, and the slots of a dense and a sparse gradient."""
 
-    def __init__(self, aggregate: str, needed: int) -> None:
+    def __init__(self, aggregate: str, needed: int, first: int = 0) -> None:
         self.target = tf.train.Server.create_local_server().target
         self.sessions: list[Any] = []
         self.pushes: list[Any] = []
         self.stamps: list[Any] = []
+        self.factors: list[Any] = []
         for worker in range(WORKERS):
             with tf.Graph().as_default() as graph:
                 dense = tf.get_variable("dense", [2], initializer=tf.zeros_initializer(), use_resource=True)
@@ -28,7 +31,8 @@ class _Server:
                 values = tf.constant(np.stack([_DENSE[worker]] * 2))
                 rows = tf.IndexedSlices(values, tf.constant(_ROWS[worker]), tf.constant([4, 2], tf.int64))
                 stamp = tf.placeholder(tf.int64, [])
-                pairs = [(tf.constant(_DENSE[worker]), dense), (rows, table)]
+                factor = tf.placeholder_with_default(1.0, [])
+                pairs = [(tf.constant(_DENSE[worker]) * factor, dense), (rows, table)]
                 slots = GradientSlots(pairs, stamp, worker, WORKERS, needed, aggregate, "")
                 starts = {"": tf.group(*slots.arrived(""))}
                 with tf.control_dependencies([starts[""]]):
@@ -36,16 +40,17 @@ class _Server:
                 self.sessions.append(tf.Session(self.target, graph=graph))
                 self.pushes.append(tf.group(*slots.pushes))
                 self.stamps.append(stamp)
+                self.factors.append(factor)
                 if not worker:
-                    self.sessions[0].run([slots.begin(tf.constant(0, tf.int64)), tf.global_variables_initializer()])
+                    self.sessions[0].run([slots.begin(tf.constant(first, tf.int64)), tf.global_variables_initializer()])
                     self._rows = found[1][0].indices
                     dense_rows = tf.scatter_nd(found[1][0].indices[:, None], found[1][0].values, [4, 2])
                     self._result = [slots.chosen, found[0][0], dense_rows]
                     self._count = slots.held[0].count
 
-    def push(self, worker: int, stamp: int) -> None:
+    def push(self, worker: int, stamp: int, factor: float = 1.0) -> None:
         """Push a worker's gradient."""
-        self.sessions[worker].run(self.pushes[worker], {self.stamps[worker]: stamp})
+        self.sessions[worker].run(self.pushes[worker], {self.stamps[worker]: stamp, self.factors[worker]: factor})
 
     def arrived(self) -> int:
         """Return how many gradients have arrived."""
@@ -117,3 +122,15 @@ def test_krum_has_the_rows_of_the_selected_worker_only() -> None:
     for worker in range(WORKERS):
         server.push(worker, 0)
     assert server.rows() == [0, 3]
+
+
+def test_a_worker_that_was_replaced_writes_nothing() -> None:
+    """Its gradient of an earlier generation comes after that of its successor, into whose slot it would go."""
+    server = _Server("sum", 2, first=10)
+    server.push(0, 10)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=FENCED):
+        server.push(0, 9, factor=1000.0)
+    server.push(1, 10)
+    chosen, dense, _ = server.update()
+    assert chosen.tolist() == [0, 1]
+    np.testing.assert_array_equal(dense, _DENSE[0] + _DENSE[1])

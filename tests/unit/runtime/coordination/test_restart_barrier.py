@@ -36,7 +36,7 @@ from tfps.runtime.coordination import job_state, restart_barrier
 from tfps.runtime.coordination.job_state import Phase, RestartState
 from tfps.runtime.coordination.restart_barrier import RestartBarrier
 from tfps.runtime.graph import builder
-from tfps.runtime.training import chief
+from tfps.runtime.training import chief, interrupted_steps
 from tfps.runtime.training.connection import Connection
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart_barrier, "_LISTEN_SECS", 0.05)
-    monkeypatch.setattr(chief, "_TORN_SECS", 60.0)
+    monkeypatch.setattr(interrupted_steps, "_SETTLE_SECS", 60.0)
 
 
 def powers(mode: str, params: Any, context: Any) -> Any:
@@ -156,7 +156,7 @@ def test_called_while_they_wait_for_input_they_lose_none_of_it(tmp_path: Path, s
 
 def test_variables_of_two_steps_are_of_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where an update was begun and not ended, no worker goes on: every task leaves, to begin from a checkpoint."""
-    monkeypatch.setattr(chief, "_TORN_SECS", 0.1)
+    monkeypatch.setattr(interrupted_steps, "_SETTLE_SECS", 0.1)
     with job(model_of(powers, linear), 1, 2, mode="sync", max_steps=10**6, model_dir=str(tmp_path)) as running:
         caller = Caller(1, 2)
         caller.wait_until_released(0)
@@ -334,7 +334,7 @@ def test_an_update_that_has_begun_is_waited_for(monkeypatch: pytest.MonkeyPatch)
         assert worker.comes_to_rest()
         assert ended.is_set()
         ends.join()
-        monkeypatch.setattr(chief, "_TORN_SECS", 0.1)
+        monkeypatch.setattr(interrupted_steps, "_SETTLE_SECS", 0.1)
         caller.begin_an_update()
         assert not worker.comes_to_rest()
 

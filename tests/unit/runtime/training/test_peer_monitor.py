@@ -152,8 +152,8 @@ def test_a_worker_that_the_ps_hear_is_not_lost(monkeypatch: pytest.MonkeyPatch, 
         assert watched.are_gone([Task("worker", 1)], 0.2)
 
 
-def test_updates_spare_lost_workers_and_a_restart_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One backup worker: one of the others may be lost, not two, and not one in a restart; nor the chief."""
+def test_lost_workers_can_be_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One backup worker: one of the others may be lost, not two, nor the chief."""
     monkeypatch.setattr(peer_monitor, "REPLACED_AFTER_SECS", 0.2)
     silent_secs, progress = {0: 0.0, 1: 5.0, 2: 0.0}, Progress(steps=1)
     with contextlib.closing(Speaker(Task("ps", 0))) as ps:
@@ -167,9 +167,9 @@ def test_updates_spare_lost_workers_and_a_restart_none(monkeypatch: pytest.Monke
         assert [watched.error(progress, True) for watched in watches] == [None, None]
         time.sleep(0.4)
         assert [watched.error(progress, True) for watched in watches] == [None, None]
-        lost = "lost worker/1: no answer for 0.2 s."
-        assert str(watches[0].error(progress, True, is_restarting=True)) == lost
+        assert [watches[0].can_spare(workers) for workers in ([], [1], [2], [1, 2])] == [True, True, False, False]
         silent_secs[2] = 5.0
+        assert not watches[0].can_spare([1, 2])
         assert str(watches[0].error(progress, True)) == "lost worker/1, worker/2: no answer for 0.2 s."
         silent_secs[0], silent_secs[1] = 5.0, 0.0
         assert str(watches[1].error(progress, True)) == "lost worker/0: no answer for 0.2 s."
