@@ -113,7 +113,8 @@ def slowest(summary: JobSummary) -> str:
     most, *others = sorted(behind, key=behind.__getitem__, reverse=True) or [""]
     if not most or behind[most] < _BEHIND + max((behind[other] for other in others), default=0.0):
         return ""
-    waited = "behind the others" if chief.gradients_dropped else "the others waited for it"
+    are_spared = any(task.gradients_dropped is not None for task in summary.tasks.values())
+    waited = "behind the others" if are_spared else "the others waited for it"
     what = waited if is_blocking else "at less than half the others' pace"
     return f"{most}: {what} {behind[most]:.0%} of the time"
 

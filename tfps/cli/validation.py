@@ -75,9 +75,11 @@ class ProblemCollector:
 
 def check_mode(job: JobConfig, num_workers: int | None, problems: ProblemCollector) -> None:
     """Check a job's options in its mode; what depends on the number of workers only if that is known."""
-    if not problems.has_wrong("mode"):
-        for problem in problems.of(registry.problems_of, job, num_workers) or ():
-            problems.add(problem)
+    if problems.has_wrong("mode"):
+        return
+    known = None if problems.has_wrong("num_workers") else num_workers
+    for problem in problems.of(registry.problems_of, job, known) or ():
+        problems.add(problem)
 
 
 def check_job(job: JobConfig, num_workers: int | None, problems: ProblemCollector) -> None:

@@ -6,13 +6,14 @@ from typing import ClassVar
 
 from tfps.config.job_config import JobConfig
 from tfps.modes.base import Mode, ModeContext, Step
+from tfps.text import plural
 from tfps.tf_types import Optimizer, Tensor, Variable
 
 _LEAST = {"median": 3, "trimmed_mean": 3, "krum": 5}  # with fewer gradients it could leave out no broken one
 
 
 class SyncMode(Mode):
-    """Workers wait for one another: N gradients, one per worker, make one update with their mean."""
+    """Workers wait for one another: the gradients of all of them, or of all but some, make one update."""
 
     name: ClassVar[str] = "sync"
     is_blocking: ClassVar[bool] = True
@@ -32,10 +33,10 @@ class SyncMode(Mode):
         given, left = f"--backup_workers={spare}", num_workers - spare
         if left < 1:
             fix = f"give at most {num_workers - 1}" if num_workers > 1 else "add workers, or leave it out"
-            return [f"{given}: an update waits for none of {num_workers} workers: {fix}."]
+            return [f"{given} of {plural(num_workers, 'worker')}: an update waits for none: {fix}."]
         least = _LEAST.get(config.aggregate or "mean", 1)
         if left < least:
-            has = f"an update has {left} gradients" + (f" with {given}" if spare else "")
+            has = f"an update has {plural(left, 'gradient')}" + (f" with {given}" if spare else "")
             return [f"--aggregate={config.aggregate} needs {least} gradients or more, and {has}: add workers."]
         return []
 

@@ -5,7 +5,7 @@ import pytest
 from tfps.cli.validation import ProblemCollector, check_mode
 from tfps.errors import ConfigError
 
-FLAGS = ["mode", "issync", "runs_in_flight"]
+FLAGS = ["mode", "issync", "runs_in_flight", "num_workers", "aggregate", "backup_workers"]
 
 
 def check(*argv: str, num_workers: int | None = None) -> None:
@@ -22,6 +22,21 @@ def test_overlapping_runs_are_for_async(sync: str) -> None:
         check(sync, "--runs_in_flight=2")
     check(sync, "--runs_in_flight=1")
     check("--issync=0", "--runs_in_flight=2")
+
+
+def test_an_unknown_number_of_workers_is_the_only_problem() -> None:
+    """How many gradients an update has is not known then."""
+    with pytest.raises(ConfigError, match=r"^--num_workers="):
+        check("--mode=sync", "--aggregate=krum", "--num_workers=abc", num_workers=2)
+    check("--mode=sync", "--aggregate=krum")
+    with pytest.raises(ConfigError, match=r"^--aggregate=krum needs 5 gradients or more, and .* has 2 gradients: "):
+        check("--mode=sync", "--aggregate=krum", num_workers=2)
+    with pytest.raises(
+        ConfigError, match=r"^--backup_workers=2 of 2 workers: an update waits for none: give at most 1"
+    ):
+        check("--mode=sync", "--backup_workers=2", num_workers=2)
+    with pytest.raises(ConfigError, match=r"^--aggregate=sum is for --mode=sync, and this job has --mode=async: "):
+        check("--aggregate=sum", num_workers=2)
 
 
 def test_a_wrong_mode_is_the_only_problem() -> None:

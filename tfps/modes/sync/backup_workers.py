@@ -21,8 +21,9 @@ import tensorflow.compat.v1 as tf
 
 from tfps.errors import ModelError
 from tfps.modes.base import ModeContext, Pause, Step, SyncRecovery
+from tfps.modes.sync.tokens import shared_variable
 from tfps.modes.update_ops import let_wait
-from tfps.tf_types import Operation, Tensor, Variable
+from tfps.tf_types import Operation, Tensor
 
 
 class BackupWorkers:
@@ -49,9 +50,9 @@ class BackupWorkers:
         self._spare, self._worker = context.config.backup_workers or 0, context.task.index
         self._is_chief = context.task.is_chief
         self._chosen = chosen
-        self._sent = [_variable([], tf.int64, f"tfps/sent_{index}") for index in range(num_workers)]
-        self._contributed = _variable([num_workers], tf.int64, "tfps/contributed")
-        self._has_ended = _variable([num_workers], tf.bool, "tfps/inputs_ended")
+        self._sent = [shared_variable(f"tfps/sent_{index}") for index in range(num_workers)]
+        self._contributed = shared_variable("tfps/contributed", [num_workers])
+        self._has_ended = shared_variable("tfps/inputs_ended", [num_workers], tf.bool)
         self._permit = tf.FIFOQueue(-1, tf.int64, shapes=[], name="tfps/permit", shared_name="tfps/permit")
         with tf.control_dependencies(complete):
             permit = self._permit.dequeue()
@@ -141,7 +142,3 @@ class BackupWorkers:
 def _reached(token: Tensor, count: int) -> Tensor:
     """Return the global step after a step, and then the next tickets."""
     return tf.concat([token[None], token + tf.range(count, dtype=tf.int64)], axis=0)
-
-
-def _variable(shape: Sequence[int], dtype: Any, name: str) -> Variable:
-    return tf.Variable(lambda: tf.zeros(shape, dtype), trainable=False, collections=[], use_resource=True, name=name)

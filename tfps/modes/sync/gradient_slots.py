@@ -23,8 +23,8 @@ from tfps.modes.moments import FENCED
 from tfps.modes.sync import aggregation
 from tfps.modes.sync.accumulators import NEVER_STALE, sum_dtype, summed_by_row
 from tfps.modes.sync.collector import Collector, Held
-from tfps.modes.sync.tokens import number_on_ps
-from tfps.tf_types import DType, Gradient, Operation, Tensor, Variable
+from tfps.modes.sync.tokens import shared_variable
+from tfps.tf_types import Gradient, Operation, Tensor, Variable
 
 
 class GradientSlots(Collector):
@@ -131,13 +131,13 @@ class _Slots:
         dtype = sum_dtype(gradient.dtype)
         with tf.device(variable.device):
             if not self._is_sparse:
-                self._values = [_slot(shape, dtype, f"{name}_{index}") for index in range(num_workers)]
+                self._values = [shared_variable(f"{name}_{index}", shape, dtype) for index in range(num_workers)]
                 self._rows: Sequence[Variable] = []
             else:
                 rows = [None, *shape[1:]]
-                self._values = [_slot(rows, dtype, f"{name}_values_{index}") for index in range(num_workers)]
+                self._values = [shared_variable(f"{name}_values_{index}", rows, dtype) for index in range(num_workers)]
                 kind = gradient.indices.dtype
-                self._rows = [_slot([None], kind, f"{name}_rows_{index}") for index in range(num_workers)]
+                self._rows = [shared_variable(f"{name}_rows_{index}", [None], kind) for index in range(num_workers)]
             self.initializer = tf.group(*(slot.initializer for slot in [*self._values, *self._rows]))
 
     def write(self, worker: int, stamp: Tensor, first: Variable) -> Operation:
@@ -195,7 +195,7 @@ class _Slots:
 def _first_stamp(device: str, number: int) -> Variable:
     """Return the int64 variable of a PS that holds the least stamp with which a gradient is written there."""
     with tf.device(device):
-        return number_on_ps(f"tfps/first_stamp_{number}")
+        return shared_variable(f"tfps/first_stamp_{number}")
 
 
 def _picked(values: Sequence[Tensor], chosen: Tensor) -> Tensor:
@@ -210,18 +210,6 @@ def _if(condition: Tensor, value: Tensor) -> Tensor:
     return value[: tf.shape(value)[0] * tf.cast(condition, tf.int32)]
 
 
-def _slot(shape: Sequence[int | None], dtype: DType, name: str) -> Variable:
-    empty = [0 if size is None else size for size in shape]
-    return tf.Variable(
-        lambda: tf.zeros(empty, dtype),
-        trainable=False,
-        collections=[],
-        use_resource=True,
-        name=name,
-        shape=tf.TensorShape(shape),
-    )
-
-
 class _Arrivals:
     """Which workers' gradients of a step have arrived, and in which order. Create it on the device of its operations.
 
@@ -234,9 +222,7 @@ class _Arrivals:
         self._places = tf.ConditionalAccumulator(
             tf.float64, [num_workers], shared_name="tfps/arrivals", reduction_type="SUM"
         )
-        self._count = tf.Variable(
-            lambda: tf.zeros([], tf.int64), trainable=False, collections=[], use_resource=True, name="tfps/places"
-        )
+        self._count = shared_variable("tfps/places")
 
     def begin(self, first: Tensor) -> Operation:
         return tf.group(self._places.set_global_step(first), self._count.initializer)

@@ -19,7 +19,7 @@ With ``--backup_workers=k``, an update takes the first N - k gradients of its st
 dropped and counted; its worker takes the newest of its tokens, and goes on with that step (``backup_workers``).
 Gradients are then written into slots (``gradient_slots``), as they are where ``--aggregate`` needs each of them.
 
-There are three differences from TensorFlow, so that a mean is always one gradient of each worker, divided by N:
+There are three differences from TensorFlow, so that a mean of all is one gradient of each worker, divided by N:
 
 - There, tokens have no owner. A fast worker can take the token of a slow one, compute twice in one step, and make a
   mean of its gradients alone. Here each worker has a separate queue.
@@ -53,7 +53,7 @@ from tfps.modes.sync.backup_workers import BackupWorkers
 from tfps.modes.sync.collector import Collector, Held
 from tfps.modes.sync.gradient_slots import GradientSlots
 from tfps.modes.sync.meeting import Meeting
-from tfps.modes.sync.tokens import Stamps, Tokens, number_on_ps
+from tfps.modes.sync.tokens import Stamps, Tokens, shared_variable
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
 
 _BASE = 1 << 40  # more than the steps of any job
@@ -216,13 +216,13 @@ def _start_together(
     complete: list[Operation] = []
     for device in collector.devices:
         with tf.device(device):
-            generations.append(number_on_ps(f"tfps/begun_in_generation_{len(generations)}"))
+            generations.append(shared_variable(f"tfps/begun_in_generation_{len(generations)}"))
             with tf.control_dependencies(collector.arrived(device)):
                 complete.append(_check(generations[-1], generation))
     starts: list[_Start] = []
     for device in collector.devices:
         with tf.device(device):
-            count = number_on_ps(f"tfps/begun_{len(starts)}")
+            count = shared_variable(f"tfps/begun_{len(starts)}")
             with tf.control_dependencies(complete):
                 starts.append(_Start(generations[len(starts)], count, count.assign_add(1, read_value=False)))
     pairs = collector.combined({device: each.start for device, each in zip(collector.devices, starts, strict=True)})

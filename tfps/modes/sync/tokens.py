@@ -1,15 +1,18 @@
 """Tokens and stamps of ``sync``: a worker's next gradient belongs to the step of the token that it has taken."""
 
+import functools
 from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
-from tfps.tf_types import Operation, Tensor, Variable
+from tfps.tf_types import DType, Operation, Tensor, Variable
 
 
-def number_on_ps(name: str) -> Variable:
-    """Return an int64 variable of the mode, which all workers share by its name."""
-    return tf.Variable(lambda: tf.zeros([], tf.int64), trainable=False, collections=[], use_resource=True, name=name)
+def shared_variable(name: str, shape: Sequence[int | None] = (), dtype: DType = tf.int64) -> Variable:
+    """Return a variable of zeros that all workers share by its name. A size of ``None`` varies."""
+    zeros = functools.partial(tf.zeros, [size or 0 for size in shape], dtype)
+    flags = {"trainable": False, "collections": [], "use_resource": True}
+    return tf.Variable(zeros, name=name, shape=tf.TensorShape(shape), **flags)
 
 
 class Stamps:
@@ -25,10 +28,10 @@ class Stamps:
     """
 
     def __init__(self, worker: int, num_workers: int) -> None:
-        self.base = number_on_ps("tfps/base")
-        self._stamp = number_on_ps(f"tfps/stamp_{worker}")
+        self.base = shared_variable("tfps/base")
+        self._stamp = shared_variable(f"tfps/stamp_{worker}")
         self.present = self._stamp.read_value()
-        self._pushed = [number_on_ps(f"tfps/pushed_{index}") for index in range(num_workers)]
+        self._pushed = [shared_variable(f"tfps/pushed_{index}") for index in range(num_workers)]
         self._own = self._pushed[worker]
 
     def count(self, pushes: Sequence[Operation]) -> Operation:

@@ -215,7 +215,9 @@ class Chief:
         Raises:
             DataError: If the input was empty, so that no step was taken.
         """
-        whose = "a worker" if mode_of(self._config).is_blocking else "all workers"
+        mode = mode_of(self._config)
+        spare = mode.spare_workers(self._config)
+        whose = (f"{spare + 1} workers" if spare else "a worker") if mode.is_blocking else "all workers"
         if step == self.resumed_from_step:
             raise DataError(f"the training input of {whose} is empty: input_fn(mode='train') gave no batch.")
         log.info("the input of %s has ended at step %d of --max_steps=%d", whose, step, self._config.max_steps)
@@ -232,7 +234,7 @@ class Chief:
         """Save every ``save_checkpoint_secs``; log a failure, and continue training.
 
         Where no worker waits for another, training continues during the save, and this raises the last save's error.
-        Elsewhere all workers wait for the chief, so the checkpoint is of one step.
+        Elsewhere all workers wait for the chief, or updates are paused, so the checkpoint is of one step.
         """
         if not (self._background.is_idle() and self._checkpoints.is_due):
             return

@@ -150,3 +150,40 @@ def test_an_update_of_an_earlier_generation_changes_nothing(workers: list[_Worke
     assert not update.is_alive()
     assert [type(error) for error in errors] == [tf.errors.InvalidArgumentError]
     assert chief.state() == (0, 0.0)
+
+
+def test_what_lost_chiefs_still_ask_for_holds_nobody(workers: list[_Worker]) -> None:
+    """Two that waited to save, and that the PS do not know to be lost, take no permit of the new generation."""
+    chief = workers[0]
+    assert chief.pause
+    chief.session.run(chief.pause.begin)
+    asked = [chief.ask(chief.pause.begin) for _ in range(2)]
+    for thread, _ in asked:
+        thread.join(0.2)
+        assert thread.is_alive()
+    chief.begin(1)
+    interrupted_steps.clear(chief.session, chief.recovery)
+    chief.begin(1)
+    for worker in workers:
+        worker.session.run(worker.step.worker_init)
+    update, errors = chief.ask(chief.step.update, 1)
+    for worker in workers[1:]:
+        worker.ask(worker.step.train_op)
+    update.join(60)
+    assert not update.is_alive()
+    assert not errors
+    assert chief.state() == (1, -2.5)
+
+
+def test_a_worker_that_comes_back_has_input_again(workers: list[_Worker]) -> None:
+    """Two of three inputs have to have ended at the same time."""
+
+    def ends(worker: _Worker) -> bool:
+        with worker.session.graph.as_default():
+            worker.session.run(worker.step.give_back(1))
+        return bool(worker.session.run(worker.step.ended))
+
+    assert not ends(workers[1])
+    workers[1].session.run(workers[1].step.worker_init)
+    assert not ends(workers[2])
+    assert ends(workers[1])

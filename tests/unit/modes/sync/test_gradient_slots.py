@@ -88,14 +88,14 @@ def test_an_update_has_the_first_gradients_of_its_step() -> None:
 
 def test_a_late_gradient_is_dropped() -> None:
     """One of the step before takes no part in the next update, nor does one that was left out."""
-    server = _Server("sum", 2)
+    server = _Server("sum", 2, first=7)
     for worker in (0, 1, 2):
-        server.push(worker, 0)
+        server.push(worker, 7)
     assert server.update()[0].tolist() == [0, 1]
-    server.push(3, 0)
+    server.push(3, 7)
     assert server.arrived() == 0
-    server.push(4, 1)
-    server.push(3, 1)
+    server.push(4, 8)
+    server.push(3, 8)
     chosen, dense, table = server.update()
     assert chosen.tolist() == [3, 4]
     np.testing.assert_array_equal(dense, _DENSE[3] + _DENSE[4])
@@ -134,3 +134,14 @@ def test_a_worker_that_was_replaced_writes_nothing() -> None:
     chosen, dense, _ = server.update()
     assert chosen.tolist() == [0, 1]
     np.testing.assert_array_equal(dense, _DENSE[0] + _DENSE[1])
+
+
+def test_krum_selects_among_those_that_have_arrived() -> None:
+    """The place among the chosen is not the worker."""
+    server = _Server("krum", 4)
+    for worker in (4, 3, 1, 2):
+        server.push(worker, 0)
+    chosen, dense, table = server.update()
+    assert chosen.tolist() == [1, 2, 3, 4]
+    np.testing.assert_array_equal(dense, _DENSE[4])
+    np.testing.assert_array_equal(table, _of_table(4))

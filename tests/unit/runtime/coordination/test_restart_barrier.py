@@ -87,7 +87,7 @@ class Caller:
         with tf.Graph().as_default() as graph:
             self._state = job_state.JobState(cluster_of(num_ps, num_workers), 0)
             with tf.device("/job:ps/task:0"):
-                begun = tokens.number_on_ps("tfps/begun_0")
+                begun = tokens.shared_variable("tfps/begun_0")
                 self._begun, self._begin = begun.read_value(), begun.assign_add(1, read_value=False)
                 self._end = begun.assign_sub(1, read_value=False)
             self._session = tf.Session(target_of(Task("ps", 0)), graph=graph, config=session_config("/job:ps"))

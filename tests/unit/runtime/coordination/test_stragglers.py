@@ -29,6 +29,14 @@ def test_in_step_the_one_that_all_wait_for_is_behind() -> None:
     assert seen.shares == {1: 0.5}
 
 
+def test_where_updates_leave_some_out_the_latest_is_behind() -> None:
+    """The others are at the same step, and one of them may be late by less."""
+    seen = Stragglers()
+    for ahead in ([0, -3, 0], [1, -2, -1], [0, -1, -1], [0, 0, 1]):
+        seen.look_in_step(ahead)
+    assert seen.shares == {1: 0.5}
+
+
 def test_one_worker_holds_up_nobody() -> None:
     """In sync, too: there are no others that wait for it."""
     seen = Stragglers()

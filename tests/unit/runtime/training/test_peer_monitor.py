@@ -70,6 +70,7 @@ def test_a_worker_that_has_only_skipped_batches_tells_no_time() -> None:
     [
         ([1, 0, 0], ": waiting for worker/1 (last step 119, 45 s ago), worker/2 (no step yet)"),
         ([1, 1, 0], ": waiting for worker/2 (no step yet)"),
+        ([1, 1, -3], ": waiting for worker/2 (no step yet)"),
         ([0, 0, 1], ""),  # it is this one that others wait for
         ([], ""),
     ],
