@@ -112,6 +112,13 @@ class JobConfig:
         choices=("mean", "sum", "median", "trimmed_mean", "krum"),
         must_agree=True,
     )
+    staleness: int | None = option(
+        None,
+        "mode",
+        integer(0, INT32_MAX),
+        "ssp: how many steps a worker may be ahead of the slowest one when it begins a step (default 3)",
+        must_agree=True,
+    )
     ps_strategy: str = option(
         "greedy",
         "placement",

@@ -73,10 +73,35 @@ class Fence:
     Attributes:
         workers: int64 [n] placeholder: indices of the workers.
         raise_: Operation after which these workers change nothing any more, until they start again.
+        held_by: bool [workers]: for which workers others wait while they train. These others raise the fence for one
+            that is lost (``runtime.coordination.eviction``). ``None`` where no worker waits for another then.
     """
 
     workers: Tensor
     raise_: Operation
+    held_by: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class StepLimit:
+    """How many steps a worker may take before it has to wait for other workers, or to do something else.
+
+    The loop starts no run of more steps than are allowed. Where none is, it runs ``renew``, and looks again.
+
+    Attributes:
+        allowed: int64 scalar: the number of steps that this worker may take now; 0 or less for none. It never falls
+            while the worker takes none.
+        most: The largest possible number. A run has no more steps.
+        renew: Operation that the worker runs when no step is allowed.
+        patience_secs: Interrupt ``renew`` after so long, and look again. ``None``: let it end.
+        awaited: bool [workers]: for which workers this one waits now. ``None`` where it waits for none.
+    """
+
+    allowed: Tensor
+    most: int
+    renew: Operation
+    patience_secs: float | None = None
+    awaited: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +126,8 @@ class Step:
         draw: Adds n tickets to the graph and returns them, int64 [n], for use between steps. The second argument is the
             number of other tickets that the worker holds.
         draw_after: Returns tickets drawn at the end of a run whose last step is a copy of this one, int64 [n]. With
-            ``reports_step``, int64 [1 + n]: the global step that the run has reached comes first.
+            ``reports_step``, the global step that the run has reached comes first: int64 [1 + n]. With ``limit``, the
+            number of steps that are allowed after the run comes next: int64 [2 + n].
         give_back: Adds an operation to the graph and returns it. A worker runs it when its input has ended and n
             tickets are left.
         chief_init: Operation that the chief runs after the variables have their values and before any worker takes a
@@ -136,6 +162,10 @@ class Step:
         moments: ``moments.Moments``, which block updates on a PS while its variables are read. ``None`` where no update
             can arrive while the chief saves.
         partial: Partially applied updates. ``None`` where only the chief applies updates.
+        limit: How many steps the worker may take. ``None`` for no limit. Needs ``reports_step``; no runs may overlap.
+        leave: Operation that a worker runs when it takes no further step, so that no other waits for it.
+        rejoin: Operation that a worker that has left runs before it takes a step after all. At least one is allowed
+            then.
     """
 
     train_op: Operation
@@ -161,6 +191,9 @@ class Step:
     pause: Pause | None = None
     moments: Any = None
     partial: PartialUpdates | None = None
+    limit: StepLimit | None = None
+    leave: Operation | None = None
+    rejoin: Operation | None = None
 
     @contextlib.contextmanager
     def without_updates(self, session: Session) -> Iterator[None]:

@@ -11,7 +11,11 @@ MODES: Registry[Mode] = Registry(
     Mode,
     "mode",
     "mode",
-    {"async": "tfps.modes.asynchronous:AsyncMode", "sync": "tfps.modes.synchronous:SyncMode"},
+    {
+        "async": "tfps.modes.asynchronous:AsyncMode",
+        "sync": "tfps.modes.synchronous:SyncMode",
+        "ssp": "tfps.modes.ssp:SspMode",
+    },
     "tfps.modes",
 )
 

@@ -52,12 +52,16 @@ class Heartbeat:
         """Return for how long a worker had sent no heartbeat when the PS last answered."""
         return self._heard - self._pulses[worker][1] if worker in self._pulses else 0.0
 
+    def pulse_of(self, worker: int) -> int:
+        """Return how many heartbeats a worker had sent when the PS last answered."""
+        return self._pulses[worker][0]
+
     def is_heard(self) -> bool:
         """Return whether the PS have just answered this worker, or it has not started to send heartbeats."""
         return self._beat is None or time.monotonic() - self._heard < _HEARD_SECS
 
     def _keep_beating(self) -> None:
-        last = -1, 0
+        last = -1, 0, False
         while True:
             try:
                 self._give_sign()
@@ -70,16 +74,21 @@ class Heartbeat:
         if not self._pulse:
             return
         pulses, now = self._pulse(), time.monotonic()
+        if self._heard and (unheard_secs := now - self._heard) > _HEARD_SECS:  # nobody's heartbeats arrived meanwhile
+            self._pulses = {worker: (pulse, when + unheard_secs) for worker, (pulse, when) in self._pulses.items()}
         for worker, pulse in enumerate(pulses):
             if self._pulses.get(worker, (None, 0.0))[0] != pulse:
                 self._pulses[worker] = pulse, now
         self._heard = now
 
-    def _leave_step(self, last: tuple[int, int]) -> tuple[int, int]:
-        """Write the present progress, if its steps and skipped batches differ from ``last``, and return these two."""
+    def _leave_step(self, last: tuple[int, int, bool]) -> tuple[int, int, bool]:
+        """Write the present progress, if its steps, its skipped batches and whether it waits differ from ``last``.
+
+        Return these three.
+        """
         own, before = self._progress(), self.before
-        if not (own and self._beat) or (own.steps, own.skipped) == last:
+        if not (own and self._beat) or (own.steps, own.skipped, own.is_waiting) == last:
             return last
         counts = ("steps", "secs", "skipped", "batches", "examples")
         self._beat(replace(own, **{name: getattr(before, name) + getattr(own, name) for name in counts}))
-        return own.steps, own.skipped
+        return own.steps, own.skipped, own.is_waiting

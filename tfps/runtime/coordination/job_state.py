@@ -77,7 +77,7 @@ class Phase(enum.IntEnum):
 
 AT_WORK = (Phase.RUNNING, Phase.IDLE, Phase.EXHAUSTED, Phase.FINISHING)
 AT_ITS_END = (Phase.DONE, Phase.EXHAUSTED, Phase.FINISHING, Phase.STOPPED_AT_END)
-_WHEN = [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]  # the place of ``WorkerPace.when`` in a heartbeat
+_WHEN = [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]  # the place of ``WorkerPace.when`` in a heartbeat
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class JobState:
             phases = [servers[0].phase.scatter_update(tf.IndexedSlices(self._phase, worker))]
         phases += [ps.phase.scatter_update(tf.IndexedSlices(self._phase, worker)) for ps in servers[1:]]
         self._write = tf.group(*phases)
-        self._at = tf.placeholder(tf.float64, [7], name="tfps/beat")
+        self._at = tf.placeholder(tf.float64, [9], name="tfps/beat")
         self._beats, self._signed = first.beats.read_value(), first.totals.read_value()
         self._generation = tf.placeholder(tf.int64, [], name="tfps/generation")
         self._release = first.released.assign(self._generation, read_value=False)
@@ -286,8 +286,10 @@ class JobState:
 
 
 def _pace(row: Sequence[float]) -> WorkerPace:
-    steps, global_step, when, secs, *counts = row
-    return WorkerPace(int(steps), int(global_step), max(when, 0.0), secs, *map(int, counts))
+    steps, global_step, when, secs, *counts, waited, is_waiting = row
+    skipped, batches, examples = map(int, counts)
+    own = (int(steps), int(global_step), max(when, 0.0), secs, skipped, batches, examples)
+    return WorkerPace(*own, waited=waited, is_waiting=bool(is_waiting))
 
 
 def _totals(signed: Sequence[float], beat: WorkerPace) -> WorkerTotals:

@@ -41,7 +41,7 @@ class FirstPsVariables:
 
     Attributes:
         totals: float64 variable [num_workers, 5]: each worker's last ``WorkerTotals``, written together with its phase.
-        beats: float64 variable [num_workers, 7]: each worker's last ``stragglers.WorkerPace``.
+        beats: float64 variable [num_workers, 9]: each worker's last ``stragglers.WorkerPace``.
         generation: int64 variable: how often a worker has requested a restart of all.
         arrived: int64 variable [num_workers]: the generation in which each worker has arrived.
         released: int64 variable: the generation in which the chief lets all continue; -1 before the first.
@@ -74,7 +74,7 @@ def first_ps_variables(cluster: Cluster) -> FirstPsVariables:
     with tf.device(None), tf.device("/job:ps/task:0/cpu:0"):
         return FirstPsVariables(
             totals=_variable("totals", np.zeros([cluster.num_workers, 5], np.float64)),
-            beats=_variable("beats", np.zeros([cluster.num_workers, 7], np.float64)),
+            beats=_variable("beats", np.zeros([cluster.num_workers, 9], np.float64)),
             generation=_variable("generation", np.int64(0)),
             arrived=_variable("arrived", np.zeros(cluster.num_workers, np.int64)),
             released=_variable("released", np.int64(-1)),

@@ -20,8 +20,10 @@ class WorkerPace:
         skipped: How many batches it had skipped.
         batches: How many of its steps had a known batch size.
         examples: How many examples were in these batches.
+        waited: For how long this process waited for other workers before its last step.
+        is_waiting: Whether it has waited for other workers since its last step.
 
-    All numbers but ``global_step`` and ``when`` include what lost processes of this worker had reported.
+    What lost processes of this worker had reported is included, but for ``global_step``, ``when`` and ``waited``.
     """
 
     steps: int = 0
@@ -31,6 +33,8 @@ class WorkerPace:
     skipped: int = 0
     batches: int = 0
     examples: int = 0
+    waited: float = 0.0
+    is_waiting: bool = False
 
 
 class Stragglers:
@@ -52,11 +56,14 @@ class Stragglers:
             self._note([index for index, count in enumerate(ahead) if count == least])
 
     def look_apart(self, beats: Sequence[WorkerPace], training: Sequence[int]) -> None:
-        """Check which training workers ran at less than half the usual pace since the last check."""
+        """Check which training workers ran at less than half the usual pace since the last check.
+
+        Time in which they waited for others does not count.
+        """
         before, self._before = self._before, beats
         if not before or not all(before[index].when for index in training):
             return
-        paces = {index: _pace(before[index], beats[index]) for index in training}
+        paces = {i: _pace(before[i], beats[i]) for i in training if not _has_only_waited(before[i], beats[i])}
         if not any(paces.values()):
             return
         usual = statistics.median_high(paces.values())
@@ -74,7 +81,12 @@ class Stragglers:
         return {index: round(count / self._looks, 3) for index, count in sorted(self._behind.items())}
 
 
+def _has_only_waited(before: WorkerPace, now: WorkerPace) -> bool:
+    """Return whether a worker took no step between two heartbeats, and waited for others in that time."""
+    return now.steps == before.steps and (before.is_waiting or now.is_waiting)
+
+
 def _pace(before: WorkerPace, now: WorkerPace) -> float:
     """Return steps per second between two heartbeats; 0 if there was none, or the worker was restarted between them."""
-    secs = now.when - before.when
+    secs = now.when - before.when - max(now.waited - before.waited, 0.0)
     return max(now.steps - before.steps, 0) / secs if secs > 0 else 0.0

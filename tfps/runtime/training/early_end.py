@@ -50,6 +50,7 @@ class EarlyEnd:
         try:
             if self._parts.chief:
                 self._save(self._parts.chief)
+            self._parts.leave()
             is_at_end = self._parts.has_trained_all(self._loop.progress)
             self._parts.write_phase(Phase.STOPPED_AT_END if is_at_end else Phase.STOPPED, self._loop.progress)
         except (tf.errors.OpError, TfpsError, RuntimeError) as error:

@@ -142,8 +142,11 @@ class PeerMonitor:
         return [task for task in lost if phases and phases[task.index] != Phase.DONE]
 
     def _awaited(self) -> Sequence[str]:
-        """Return the workers that have not sent their part of the present update; empty if this one has not either."""
-        behind = [index for index, count in enumerate(self._reader.ahead()) if count <= 0]
+        """Return the workers that this one waits for: they are behind, or their part of the present update is missing.
+
+        Return none if this one's part is missing, too.
+        """
+        behind = self._reader.awaited() or [index for index, count in enumerate(self._reader.ahead()) if count <= 0]
         if not behind or self._task.index in behind:
             return []
         beats = self._reader.beats()

@@ -9,13 +9,16 @@ gradients to be stale by one more step. Long steps stay as they are.
 import math
 import statistics
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from tfps import report
+from tfps.config.converters import INT64_MAX
 from tfps.config.job_config import JobConfig
 from tfps.runtime.graph.builder import TrainGraph
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
@@ -39,6 +42,7 @@ class StepResults:
         examples: int [n]: the number of examples in each batch.
         tickets: The next tickets; empty if none were drawn.
         reached: The global step after the run; ``None`` where the tickets of the steps give it.
+        allowed: How many steps the worker may take after the run; ``None`` for no limit. See ``modes.base.StepLimit``.
         logged: For each step, the model's own ``log_tensors``; empty if they were not requested.
         summaries: For each step, the serialized summary; empty if there is none, or it was not requested.
     """
@@ -47,8 +51,42 @@ class StepResults:
     examples: Sequence[int]
     tickets: Sequence[int]
     reached: int | None
+    allowed: int | None
     logged: Sequence[Mapping[str, float]]
     summaries: Sequence[bytes]
+
+
+@dataclass(frozen=True)
+class TicketBatch:
+    """The tickets of one run, which takes a step for each.
+
+    ``draw_next``: At its end, the run draws as many tickets as the pace says. ``last``: Further tickets are of no use.
+    """
+
+    tickets: Sequence[int]
+    draw_next: bool = True
+    last: bool = False
+
+
+class InFlightRun:
+    """A run that has started, in a thread of a pool or in the calling thread."""
+
+    def __init__(
+        self, block: TicketBatch, act: Callable[[], StepResults], submit: Callable[..., "Future[StepResults]"]
+    ) -> None:
+        self.block, self._act = block, act
+        self.began = self.ended = time.monotonic()
+        self._future = submit(self._run)
+
+    def _run(self) -> StepResults:
+        try:
+            return self._act()
+        finally:
+            self.ended = time.monotonic()
+
+    def result(self) -> StepResults:
+        """Wait for the run to end, and return its results; raise what it raised."""
+        return self._future.result()
 
 
 class StepRunner:
@@ -111,7 +149,8 @@ class StepRunner:
                 self._calls[what] = self._session.make_callable(self._fetches[what])
             call = self._calls[what]
         losses, examples, drawn, values = call()[:4]
-        reported = int(self._built.step.reports_step)
+        mode = self._built.step
+        reported = int(mode.reports_step) + int(mode.limit is not None)
         size = len(self._shown)
         steps = [values[i * size : (i + 1) * size] for i in range(count if shown else 0)]
         names = self._names
@@ -119,7 +158,8 @@ class StepRunner:
             losses=[float(loss) for loss in losses],
             examples=[int(number) for number in examples],
             tickets=sorted(int(ticket) for ticket in drawn[reported:]),
-            reached=int(drawn[0]) if reported else None,
+            reached=int(drawn[0]) if mode.reports_step else None,
+            allowed=int(drawn[1]) if mode.limit else None,
             logged=[dict(zip(names, (v.item() for v in step), strict=False)) for step in steps],
             summaries=[step[-1] for step in steps if len(step) > len(names)],
         )
@@ -163,6 +203,7 @@ class Pace:
         many_steps: Whether a run may take several steps; not where the input could end in the middle of the run.
         many_runs: Whether several runs may be in flight; without a flag, one worker alone has one, so nothing is stale.
         max_steps: The most steps of a run, if the flags do not give a number.
+        most: The most steps of a run in any case.
 
     Attributes:
         steps: Steps of a run.
@@ -170,11 +211,17 @@ class Pace:
     """
 
     def __init__(
-        self, config: JobConfig, num_workers: int, many_steps: bool, many_runs: bool, max_steps: int = _MAX_STEPS
+        self,
+        config: JobConfig,
+        num_workers: int,
+        many_steps: bool,
+        many_runs: bool,
+        max_steps: int = _MAX_STEPS,
+        most: int = INT64_MAX,
     ) -> None:
-        self._config, self._num_workers, self._most_steps = config, num_workers, max_steps
+        self._config, self._num_workers, self._most_steps = config, num_workers, min(max_steps, most)
         self._many_steps, self._many_runs = many_steps, many_runs
-        self.steps = (config.steps_per_run or 1) if many_steps else 1
+        self.steps = min(config.steps_per_run or 1, most) if many_steps else 1
         self.runs = (config.runs_in_flight or 1) if many_runs else 1
         self._secs: list[float] = []
         self._chosen = None not in (config.steps_per_run, config.runs_in_flight)

@@ -11,59 +11,26 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
 
+from tfps.config.converters import INT64_MAX
 from tfps.config.job_config import JobConfig
 from tfps.errors import DivergedError
+from tfps.runtime.coordination.allowance import Allowance
 from tfps.runtime.graph import cancel_safe_iterator
 from tfps.runtime.graph.builder import TrainGraph
 from tfps.runtime.graph.passes.nan_guard import NonFiniteValue, find_non_finite
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.process.thread_pool import ThreadPool, at_once
 from tfps.runtime.training.reporter import Reporter
-from tfps.runtime.training.step_runner import Input, Pace, StepResults, StepRunner
+from tfps.runtime.training.step_runner import InFlightRun, Input, Pace, StepResults, StepRunner, TicketBatch
 from tfps.runtime.training.worker_progress import Progress
 from tfps.tf_types import Session
 
 _MAX_SKIPPED = 100  # batches in a row; more are not the data's fault
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _TicketBatch:
-    """The tickets of one run, which takes a step for each.
-
-    ``draw_next``: At its end, the run draws as many tickets as the pace says. ``last``: Further tickets are of no use.
-    """
-
-    tickets: Sequence[int]
-    draw_next: bool = True
-    last: bool = False
-
-
-class _InFlightRun:
-    """A run that has started, in a thread of a pool or in the calling thread."""
-
-    def __init__(
-        self, block: _TicketBatch, act: Callable[[], StepResults], submit: Callable[..., "Future[StepResults]"]
-    ) -> None:
-        self.block, self._act = block, act
-        self.began = self.ended = time.monotonic()
-        self._future = submit(self._run)
-
-    def _run(self) -> StepResults:
-        try:
-            return self._act()
-        finally:
-            self.ended = time.monotonic()
-
-    def result(self) -> StepResults:
-        """Wait for the run to end, and return its results; raise what it raised."""
-        return self._future.result()
 
 
 class Loop:
@@ -95,16 +62,20 @@ class Loop:
         self._reporter, self._stop, self._between_runs = reporter, stop, between_runs
         self._runs = StepRunner(session, built)
         self._input = Input(session, built)
+        self._allowance = Allowance(session, built.step.limit) if built.step.limit else None
         self._in_flight: Sequence[int] = []
         self._workers = built.num_workers if built.step.reports_step else 0
         self._ahead = 0  # by how much tickets are ahead of steps
         self._pool: ThreadPool[StepResults] = ThreadPool("work")
         self._may_skip, self._skipped_in_a_row = config.on_nan == "skip", 0
         many = self._input.size_is_known and self._runs.can_be_long and not self._may_skip
-        self.pace = Pace(config, built.num_workers, many, self._runs.can_overlap, self._runs.max_steps)
+        most = self._allowance.most if self._allowance else INT64_MAX
+        self.pace = Pace(config, built.num_workers, many, self._runs.can_overlap, self._runs.max_steps, most)
         self.progress = Progress()
         if (config.steps_per_run or 1) > 1 and not many:
             log.info("--steps_per_run=%d: %s, so a run takes one step", config.steps_per_run, self._why_short())
+        elif (config.steps_per_run or 1) > most:
+            log.info("--steps_per_run=%d: --mode=%s allows %d in a run", config.steps_per_run, config.mode, most)
         if (config.runs_in_flight or 1) > 1 and built.mode.can_overlap and not self._runs.can_overlap:
             why = "the model keeps state on the worker, changes trained variables itself, calls Python or prints"
             log.info("--runs_in_flight=%d: %s, so one run is in flight", config.runs_in_flight, why)
@@ -112,6 +83,8 @@ class Loop:
     def resume(self, session: Session) -> None:
         """Continue in another session; the run in flight in the earlier one was interrupted."""
         self._runs.use(session)
+        if self._allowance:
+            self._allowance.use(session)
         self.progress.global_step = self._runs.global_step()
         self.progress.steps += sum(ticket < self.progress.global_step for ticket in self._in_flight)
         self._in_flight = []
@@ -137,7 +110,7 @@ class Loop:
         pending = deque(self._blocks(self._runs.draw(self.pace.steps * self.pace.runs)))
         if pending[0].tickets[0] >= self._max_steps and not self.progress.steps:
             log.info("nothing to train: --max_steps=%d is reached; raise it to continue", self._max_steps)
-        in_flight: deque[_InFlightRun] = deque()
+        in_flight: deque[InFlightRun] = deque()
         while pending or in_flight:
             if self._stop.error:
                 pending.clear()
@@ -165,11 +138,16 @@ class Loop:
 
     def take(self, ticket: int) -> None:
         """Take one step, for a ticket that another worker drew; raise the reason to stop, if there is one."""
+        if self._allowance:
+            self._allowance.set(None)  # this worker had left
+        if not self._stop.error:
+            for run in self._start(deque([TicketBatch([ticket], last=True)])):
+                self._finish(run)
+                return
         if self._stop.error:
             raise self._stop.error
-        self._finish(self._start(deque([_TicketBatch([ticket], last=True)]))[0])
 
-    def _start(self, pending: "deque[_TicketBatch]") -> Sequence[_InFlightRun]:
+    def _start(self, pending: "deque[TicketBatch]") -> Sequence[InFlightRun]:
         """Start a run for the first block in hand or a part of it; return no run if the tickets are used up."""
         block = pending.popleft()
         usable = [ticket for ticket in block.tickets if ticket < self._max_steps]
@@ -177,16 +155,39 @@ class Loop:
             return []
         last = len(usable) < len(block.tickets)
         if last or (len(usable) > 1 and not self._input.has(len(usable))):
-            singles = [_TicketBatch([ticket], draw_next=False, last=last) for ticket in usable]
-            singles[-1] = _TicketBatch(usable[-1:], block.draw_next, last)
+            singles = [TicketBatch([ticket], draw_next=False, last=last) for ticket in usable]
+            singles[-1] = TicketBatch(usable[-1:], block.draw_next, last)
             pending.extendleft(reversed(singles[1:]))
             block = singles[0]
+        if not (block := self._allowed_part(block, pending)).tickets:
+            return []
         self._input.take(len(block.tickets))
         self._in_flight = block.tickets
         draw = self.pace.steps if block.draw_next else 0
         draw = 1 if block.last else draw  # that graph exists from the first runs
         act = functools.partial(self._runs.take, len(block.tickets), draw, self._is_to_show(block.tickets))
-        return [_InFlightRun(block, act, self._pool.submit if self.pace.runs > 1 else at_once)]
+        return [InFlightRun(block, act, self._pool.submit if self.pace.runs > 1 else at_once)]
+
+    def _allowed_part(self, block: TicketBatch, pending: "deque[TicketBatch]") -> TicketBatch:
+        """Return as much of a block as is allowed now, and put the rest back. Wait until at least one step is allowed.
+
+        Return a block without tickets if this worker is asked to stop before.
+        """
+        if self._allowance is None:
+            return block
+        allowed = self._allowance.wait(self._goes_on_waiting)
+        self.progress.is_waiting = False
+        if not allowed or allowed >= len(block.tickets):
+            return block if allowed else TicketBatch([])
+        count = 1 << (allowed.bit_length() - 1)  # few lengths, as each is a graph of its own
+        pending.appendleft(TicketBatch(block.tickets[count:], block.draw_next, block.last))
+        return TicketBatch(block.tickets[:count], draw_next=False)
+
+    def _goes_on_waiting(self) -> bool:
+        """Do between two waits what is done between two runs; return whether to wait on."""
+        self.progress.is_waiting = True
+        self._between_runs()
+        return self._stop.error is None
 
     def _is_to_show(self, tickets: Sequence[int]) -> bool:
         """Return whether a run should return the values to report, as far as its tickets predict its steps.
@@ -200,8 +201,11 @@ class Loop:
         pending = self._workers * self.pace.steps * self.pace.runs
         return any(map(self._reporter.due, steps)) or tickets[-1] + 1 + pending >= self._max_steps
 
-    def _finish(self, run: _InFlightRun, continues: bool = True) -> Sequence[_TicketBatch]:
+    def _finish(self, run: InFlightRun, continues: bool = True) -> Sequence[TicketBatch]:
         """Process what a run returned; return blocks of further tickets."""
+        if self._allowance:
+            self._allowance.set(None)
+            self.progress.waited_secs = self._allowance.waited_secs
         try:
             taken = run.result()
         except tf.errors.OpError as error:
@@ -212,6 +216,8 @@ class Loop:
             self._end_of_input(run.block, cancel_safe_iterator.is_of_another(error))
             return []
         self._skipped_in_a_row, self._in_flight = 0, []
+        if self._allowance:
+            self._allowance.set(taken.allowed)
         count = len(run.block.tickets)
         if taken.reached is not None:
             self._ahead = max(0, run.block.tickets[-1] + 1 - taken.reached)
@@ -223,7 +229,7 @@ class Loop:
             return []
         return self._blocks(self._renewed(run, taken.tickets) if continues else taken.tickets)
 
-    def _renewed(self, run: _InFlightRun, tickets: Sequence[int]) -> Sequence[int]:
+    def _renewed(self, run: InFlightRun, tickets: Sequence[int]) -> Sequence[int]:
         """Return a run's next tickets, and additional ones if the pace has changed and more are in hand from now on."""
         others = self.pace.runs - 1
         if not self.pace.measure(run.ended - run.began, self._max_steps - run.block.tickets[-1]):
@@ -232,8 +238,8 @@ class Loop:
         missing = self.pace.steps * (self.pace.runs - others) - len(tickets)
         return [*tickets, *self._runs.draw(missing, pending=len(tickets))]
 
-    def _blocks(self, tickets: Sequence[int]) -> Sequence[_TicketBatch]:
-        return [_TicketBatch(tickets[at : at + self.pace.steps]) for at in range(0, len(tickets), self.pace.steps)]
+    def _blocks(self, tickets: Sequence[int]) -> Sequence[TicketBatch]:
+        return [TicketBatch(tickets[at : at + self.pace.steps]) for at in range(0, len(tickets), self.pace.steps)]
 
     def _note(self, step: int, index: int, taken: StepResults, ended: float) -> None:
         """Count one step of a run, and report it if that is due."""
@@ -246,7 +252,7 @@ class Loop:
             logged = taken.logged[index] if taken.logged else {}
             self._reporter.report(step, progress, {**logged, "loss": loss}, summary, ended)
 
-    def _skip(self, block: _TicketBatch, found: NonFiniteValue) -> Sequence[_TicketBatch]:
+    def _skip(self, block: TicketBatch, found: NonFiniteValue) -> Sequence[TicketBatch]:
         """Return a block to run again with the next batch, because a value was not finite and not applied; or raise."""
         self._in_flight = []
         step = block.tickets[found.index] + 1
@@ -267,7 +273,7 @@ class Loop:
             return self._remedy
         return "nothing is trained yet, check the input and the model"
 
-    def _end_of_input(self, block: _TicketBatch, of_another: bool) -> None:
+    def _end_of_input(self, block: TicketBatch, of_another: bool) -> None:
         """Log that the input has ended, and give the tickets back."""
         self._in_flight = []
         if not self._workers and (len(block.tickets) > 1 or of_another):  # the first steps of the run may be applied

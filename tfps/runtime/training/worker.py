@@ -129,6 +129,7 @@ class Worker:
                 self._restart(parts, loop)
             if not parts.barrier.over:
                 self._take_steps(loop.run)
+                parts.leave()
                 self._take_remaining_steps(parts, loop)
             parts.partial.report(parts.connection.session)
             self._steps = parts.own_steps(loop.progress)
@@ -168,8 +169,10 @@ class Worker:
             if step >= max_steps:  # updates on their way have arrived, or never will
                 return
             parts.write_phase(Phase.RUNNING, loop.progress)  # a worker that comes back now waits for this step
+            parts.rejoin()  # before it reads the step: it does not have to wait between that and taking it
             if parts.others.let_this_one(parts.connection.session) and (step := parts.global_step()) < max_steps:
                 self._take_steps(functools.partial(loop.take, step))
+            parts.leave()
 
     def _finish_job(self, parts: WorkerParts, chief: Chief, loop: Loop) -> Callable[[], None]:
         """Wait for the others, then save and evaluate; return the function that writes the summary."""
@@ -229,6 +232,8 @@ class Worker:
         if parts.heartbeat.forgotten:
             return PeerLostError(REPLACED)
         progress, is_training = self._loop.progress if self._loop else None, self.life.state is WorkerState.TRAINING
+        if is_training:
+            parts.eviction.act()
         return parts.monitor.error(progress, is_training, is_training or parts.barrier.is_waiting)
 
     def _error_of_chief(self, parts: WorkerParts, chief: Chief) -> TfpsError | None:

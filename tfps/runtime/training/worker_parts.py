@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.models.model import Model
+from tfps.runtime.coordination.eviction import Eviction
 from tfps.runtime.coordination.heartbeat import EVERY_SECS, Heartbeat
 from tfps.runtime.coordination.job_state import JobState, WorkerTotals
 from tfps.runtime.coordination.partial_updates import PartialUpdates
@@ -60,6 +61,7 @@ class WorkerParts:
         monitor: Finds lost tasks and stalls.
         others: The other workers.
         barrier: Lets all workers start and restart together.
+        eviction: Evicts lost workers that others wait for.
     """
 
     config: JobConfig
@@ -77,6 +79,7 @@ class WorkerParts:
     monitor: PeerMonitor
     others: OtherWorkers
     barrier: RestartBarrier
+    eviction: Eviction
 
     def global_step(self) -> int:
         """Return the global step on the PS."""
@@ -85,6 +88,16 @@ class WorkerParts:
     def has_trained_all(self, progress: Progress) -> bool:
         """Return whether this worker takes no further step though others may: its input has ended."""
         return self.built.step.any_worker_can_finish and (progress.input_ended or self.barrier.over)
+
+    def leave(self) -> None:
+        """Let no other worker wait for this one any more: it takes no further step, or none for now."""
+        if self.built.step.leave is not None:
+            self.connection.session.run(self.built.step.leave)
+
+    def rejoin(self) -> None:
+        """Let others wait for this worker again, which takes a step after all."""
+        if self.built.step.rejoin is not None:
+            self.connection.session.run(self.built.step.rejoin)
 
     def write_phase(self, phase: int, progress: Progress) -> None:
         """Write this worker's phase and its work so far on the PS."""
@@ -162,7 +175,8 @@ def build(
         partial = PartialUpdates(built.step, task.index)
         chief = Chief(config, cluster, model, built, connection) if task.is_chief else None
     heartbeat = Heartbeat(state, pace)
-    reader = JobStateReader(connection.new_session, state, built.step.updates_ahead, heartbeat.is_heard)
+    awaited = built.step.limit.awaited if built.step.limit else None
+    reader = JobStateReader(connection.new_session, state, built.step.updates_ahead, heartbeat.is_heard, awaited)
     monitor = PeerMonitor(config, cluster, task, built.mode, reader, heartbeat.silent_secs)
     return WorkerParts(
         *(config, cluster, task, model, built, init, connection, state, partial, chief),
@@ -174,4 +188,5 @@ def build(
             *(state, chief, built.mode.is_blocking, stop.wait_until, built.step.updates_ahead, built.step.ended),
             can_spare=monitor.can_spare,
         ),
+        eviction=Eviction(cluster, task, built.step.fence, heartbeat, reader),
     )

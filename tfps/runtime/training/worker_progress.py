@@ -20,6 +20,8 @@ class Progress:
         last_step: Monotonic time of its last step's end.
         input_ended: Whether the input has ended, of this worker or of one that trains in step with it.
         skipped: Batches that led to no step because their loss or gradient was NaN or Inf.
+        waited_secs: For how long this worker waited for others before its last step, all its waits together.
+        is_waiting: Whether it waits for others now.
     """
 
     steps: int = 0
@@ -31,6 +33,8 @@ class Progress:
     last_step: float = 0.0
     input_ended: bool = False
     skipped: int = 0
+    waited_secs: float = 0.0
+    is_waiting: bool = False
 
     @property
     def batch_size(self) -> float:
@@ -46,4 +50,5 @@ class Progress:
         """Return this progress as a heartbeat."""
         when = time.time() - (time.monotonic() - self.last_step) if self.last_step else 0.0
         counts = (self.skipped, self.batches, self.examples)
-        return WorkerPace(self.steps, self.global_step, when, self.seconds, *counts)
+        waits = (self.waited_secs, self.is_waiting)
+        return WorkerPace(self.steps, self.global_step, when, self.seconds, *counts, *waits)
