@@ -4,7 +4,8 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -80,6 +81,31 @@ def test_who_is_through_is_not_behind() -> None:
     assert seen.shares == {}
 
 
+def test_who_waits_is_not_slow() -> None:
+    """A worker that takes as many steps as the one it waits for is fast, and one that only waited tells nothing."""
+    seen = Stragglers()
+    for secs in range(6):
+        fast = WorkerPace(secs, 0, 1000.0 + secs, waited=0.8 * secs)
+        held = WorkerPace(7, 0, 1000.0, is_waiting=True)
+        seen.look_apart([fast, WorkerPace(secs, 0, 1000.0 + secs), fast, held], [0, 1, 2, 3])
+    assert seen.shares == {1: 1.0}
+
+
+def test_time_without_an_answer_of_the_ps_is_nobodys_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody's heartbeats arrive while the PS stand still; those of a lost worker are missing for longer."""
+    now, pulses, nobody = 100.0, [1, 1], cast(Any, None)
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now))
+    beating = heartbeat.Heartbeat(nobody, lambda: None)
+    beating._pulse = lambda: pulses
+    for now, pulses in ((100.0, [1, 1]), (101.0, [2, 1]), (102.0, [3, 1]), (142.0, [3, 1])):  # noqa: B007
+        beating._give_sign()
+    assert [beating.silent_secs(worker) for worker in (0, 1)] == [0.0, 2.0]
+    now, pulses = 143.0, [4, 1]
+    beating._give_sign()
+    assert [beating.silent_secs(worker) for worker in (0, 1)] == [0.0, 3.0]
+    assert beating.pulse_of(0) == 4
+
+
 def one_ends_early() -> Any:
     """Return an ``input_fn`` of a batch every 50 ms; worker 2 has four only, and the others wait for its last one."""
     is_last = threading.Event()
@@ -122,9 +148,11 @@ def test_a_heartbeat_tells_of_skipped_batches_and_of_earlier_processes() -> None
     beating = heartbeat.Heartbeat(nobody, lambda: own)
     beating.before = WorkerTotals(10, 3, 2.0, 8, 60)
     beating._beat = sent.append
-    last = beating._leave_step((-1, 0))
+    last = beating._leave_step((-1, 0, False))
     own = replace(own, skipped=2)
     last = beating._leave_step(last)
-    assert beating._leave_step(last) == last == (5, 2)
+    own = replace(own, is_waiting=True)
+    last = beating._leave_step(last)
+    assert beating._leave_step(last) == last == (5, 2, True)
     first = WorkerPace(15, 20, 1000.0, 3.0, 4, 13, 100)
-    assert sent == [first, replace(first, skipped=5)]
+    assert sent == [first, replace(first, skipped=5), replace(first, skipped=5, is_waiting=True)]

@@ -36,8 +36,10 @@ LINEAR = model_of(lambda *_: dataset_of([1.0]), linear)
 class FakeReader:
     """Returns fixed values in place of those on the PS."""
 
-    def __init__(self, ahead: Sequence[int] = (), beats: Sequence[WorkerPace] = ()) -> None:
-        self.ahead, self.beats, self.phases = (lambda: ahead), (lambda: beats), list
+    def __init__(
+        self, ahead: Sequence[int] = (), beats: Sequence[WorkerPace] = (), awaited: Sequence[int] = ()
+    ) -> None:
+        self.ahead, self.beats, self.phases, self.awaited = (lambda: ahead), (lambda: beats), list, lambda: awaited
         self.are_ps_up = lambda: False
 
 
@@ -66,17 +68,18 @@ def test_a_worker_that_has_only_skipped_batches_tells_no_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "awaited"),
+    ("ahead", "behind", "awaited"),
     [
-        ([1, 0, 0], ": waiting for worker/1 (last step 119, 45 s ago), worker/2 (no step yet)"),
-        ([1, 1, 0], ": waiting for worker/2 (no step yet)"),
-        ([1, 1, -3], ": waiting for worker/2 (no step yet)"),
-        ([0, 0, 1], ""),  # it is this one that others wait for
-        ([], ""),
+        ([1, 0, 0], [], ": waiting for worker/1 (last step 119, 45 s ago), worker/2 (no step yet)"),
+        ([1, 1, 0], [], ": waiting for worker/2 (no step yet)"),
+        ([1, 1, -3], [], ": waiting for worker/2 (no step yet)"),
+        ([0, 0, 1], [], ""),  # it is this one that others wait for
+        ([], [], ""),
+        ([], [1], ": waiting for worker/1 (last step 119, 45 s ago)"),  # in ssp
     ],
 )
 def test_who_waits_tells_for_whom_and_since_when(
-    monkeypatch: pytest.MonkeyPatch, ahead: list[int], awaited: str
+    monkeypatch: pytest.MonkeyPatch, ahead: list[int], behind: list[int], awaited: str
 ) -> None:
     """A worker that has handed over its part names those that have not, with their last steps."""
     now = time.time()
@@ -85,7 +88,9 @@ def test_who_waits_tells_for_whom_and_since_when(
     with contextlib.ExitStack() as stack:
         names = [Task("ps", 0), CHIEF, Task("worker", 1), Task("worker", 2)]
         there = [stack.enter_context(contextlib.closing(Speaker(name))).address for name in names]
-        watched = watch_of(Cluster((there[0],), tuple(there[1:])), FakeReader(ahead, beats), stall_timeout_secs=0.1)
+        watched = watch_of(
+            Cluster((there[0],), tuple(there[1:])), FakeReader(ahead, beats, behind), stall_timeout_secs=0.1
+        )
         progress = Progress(steps=7, global_step=120)
         assert watched.error(progress, True) is None
         time.sleep(0.3)
