@@ -203,7 +203,8 @@ class Pace:
         many_steps: Whether a run may take several steps; not where the input could end in the middle of the run.
         many_runs: Whether several runs may be in flight; without a flag, one worker alone has one, so nothing is stale.
         max_steps: The most steps of a run, if the flags do not give a number.
-        most: The most steps of a run in any case.
+        most: The most steps that a worker is ever allowed. A measured run has half of them: the others may take as many
+            meanwhile, and the next run does not have to wait.
 
     Attributes:
         steps: Steps of a run.
@@ -219,7 +220,7 @@ class Pace:
         max_steps: int = _MAX_STEPS,
         most: int = INT64_MAX,
     ) -> None:
-        self._config, self._num_workers, self._most_steps = config, num_workers, min(max_steps, most)
+        self._config, self._num_workers, self._most_steps = config, num_workers, max(1, min(max_steps, most // 2))
         self._many_steps, self._many_runs = many_steps, many_runs
         self.steps = min(config.steps_per_run or 1, most) if many_steps else 1
         self.runs = (config.runs_in_flight or 1) if many_runs else 1

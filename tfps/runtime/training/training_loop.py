@@ -177,9 +177,12 @@ class Loop:
             return block
         allowed = self._allowance.wait(self._goes_on_waiting)
         self.progress.is_waiting = False
-        if not allowed or allowed >= len(block.tickets):
+        length = len(block.tickets)
+        if not allowed or allowed >= length == self.pace.steps:
             return block if allowed else TicketBatch([])
-        count = 1 << (allowed.bit_length() - 1)  # few lengths, as each is a graph of its own
+        count = 1 << (min(allowed, length).bit_length() - 1)  # few lengths, as each is a graph of its own
+        if count == length:
+            return block
         pending.appendleft(TicketBatch(block.tickets[count:], block.draw_next, block.last))
         return TicketBatch(block.tickets[:count], draw_next=False)
 
