@@ -27,6 +27,7 @@ GOOD: Mapping[str, list[Any]] = {
     "steps_per_run": [1, 7, 64],
     "runs_in_flight": [1, 8],
     "backup_workers": [0, 4095],
+    "staleness": [0, 7, 2**31 - 1],
     "max_restarts": [0, 1000],
     "name": ["a", "a-1", "x" * 40],
     "namespace": ["1", "a-1", "x" * 63],
@@ -244,8 +245,8 @@ def test_a_text_is_not_empty() -> None:
 
 def test_a_choice_is_one_of_its_table() -> None:
     """A value that is not in its table is answered with the whole table, and a near miss with a hint."""
-    assert refusal("--mode=sinc") == "--mode=sinc is not one of async, sync. Did you mean sync?"
-    assert refusal("--mode=ASYNC") == "--mode=ASYNC is not one of async, sync. Did you mean async?"
+    assert refusal("--mode=sinc") == "--mode=sinc is not one of async, sync, ssp. Did you mean sync?"
+    assert refusal("--mode=ASYNC") == "--mode=ASYNC is not one of async, sync, ssp. Did you mean async?"
     assert refusal("--optimizer=lion") == "--optimizer=lion is not one of sgd, momentum, adam, adagrad, ftrl, rmsprop."
     assert "(6000 characters)" in refusal("--mode=" + "x" * 6000)
 
@@ -313,7 +314,7 @@ def test_help_tells_every_flag_once_within_the_width() -> None:
     flags = [line.split()[0] for line in reported.splitlines() if line.startswith("  --")]
     assert flags == [f"--{name}" for name in FLAGS]
     joined = " ".join(reported.split())
-    assert "how gradients become updates: async, sync (default async)" in joined
+    assert "how gradients become updates: async, sync, ssp (default async)" in joined
     assert "a built-in model: linear, mnist (default linear)" in joined
     assert "seconds between checkpoints (default 60)" in joined
 
