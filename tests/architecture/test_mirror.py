@@ -30,7 +30,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         *("runtime/training/interrupted_steps", "runtime/training/worker_progress"),
     ],
     "integration/test_plugins.py": ["modes/base", "modes/registry", "optimizers/base"],
-    "integration/test_ssp.py": ["modes/ssp", "runtime/coordination/allowance"],
+    "integration/test_ssp.py": ["modes/ssp"],
     "integration/test_run.py": ["cli/run", "runtime/process/task_log", "runtime/task"],
     "platforms/test_docker.py": ["launchers/docker/job"],
     "platforms/test_kubectl.py": ["launchers/kubernetes/kubectl", "launchers/kubernetes/launcher"],

@@ -126,8 +126,8 @@ class Step:
         draw: Adds n tickets to the graph and returns them, int64 [n], for use between steps. The second argument is the
             number of other tickets that the worker holds.
         draw_after: Returns tickets drawn at the end of a run whose last step is a copy of this one, int64 [n]. With
-            ``reports_step``, the global step that the run has reached comes first: int64 [1 + n]. With ``limit``, the
-            number of steps that are allowed after the run comes next: int64 [2 + n].
+            ``reports_step``, the global step that the run has reached comes before them. With ``limit``, the number of
+            steps that are allowed after the run comes directly before them. Each adds one element.
         give_back: Adds an operation to the graph and returns it. A worker runs it when its input has ended and n
             tickets are left.
         chief_init: Operation that the chief runs after the variables have their values and before any worker takes a
@@ -162,7 +162,7 @@ class Step:
         moments: ``moments.Moments``, which block updates on a PS while its variables are read. ``None`` where no update
             can arrive while the chief saves.
         partial: Partially applied updates. ``None`` where only the chief applies updates.
-        limit: How many steps the worker may take. ``None`` for no limit. Needs ``reports_step``; no runs may overlap.
+        limit: How many steps the worker may take. ``None`` for no limit. Where there is one, runs may not overlap.
         leave: Operation that a worker runs when it takes no further step, so that no other waits for it.
         rejoin: Operation that a worker that has left runs before it takes a step after all. At least one is allowed
             then.

@@ -106,6 +106,7 @@ class StepRunner:
 
     def __init__(self, session: Session, built: TrainGraph) -> None:
         self._session, self._built = session, built
+        self._reported = int(built.step.reports_step) + int(built.step.limit is not None)  # before the tickets
         self._names = list(built.spec.log_tensors)
         summary = [] if built.summary is None else [built.summary]
         self._shown = [*built.spec.log_tensors.values(), *summary]
@@ -149,8 +150,7 @@ class StepRunner:
                 self._calls[what] = self._session.make_callable(self._fetches[what])
             call = self._calls[what]
         losses, examples, drawn, values = call()[:4]
-        mode = self._built.step
-        reported = int(mode.reports_step) + int(mode.limit is not None)
+        mode, reported = self._built.step, self._reported
         size = len(self._shown)
         steps = [values[i * size : (i + 1) * size] for i in range(count if shown else 0)]
         names = self._names
@@ -159,7 +159,7 @@ class StepRunner:
             examples=[int(number) for number in examples],
             tickets=sorted(int(ticket) for ticket in drawn[reported:]),
             reached=int(drawn[0]) if mode.reports_step else None,
-            allowed=int(drawn[1]) if mode.limit else None,
+            allowed=int(drawn[reported - 1]) if mode.limit else None,
             logged=[dict(zip(names, (v.item() for v in step), strict=False)) for step in steps],
             summaries=[step[-1] for step in steps if len(step) > len(names)],
         )
@@ -170,7 +170,7 @@ class StepRunner:
             copies = [self._steps.copy(index) for index in range(count)]
             losses = tf.stack([copy(built.spec.loss) for copy in copies])
             examples = tf.stack([copy(built.examples) for copy in copies])
-            tickets = built.step.draw_after(draw, copies[-1]) if draw or built.step.reports_step else []
+            tickets = built.step.draw_after(draw, copies[-1]) if draw or self._reported else []
             values = [copy(tensor) for copy in copies for tensor in self._shown] if shown else []
             done = [copy(built.step.train_op) for copy in copies]
         malloc.ask_for_large_pages()
