@@ -81,7 +81,16 @@ NO_TENSORFLOW = (
 _LAUNCHER_MODULES = [place.partition(":")[0] for place in LAUNCHERS.builtin.values()]
 # What runs as TensorFlow: the only modules that import it as they are imported.
 _MODELS = (*loader.BUILTIN.values(), "tfps.optimizers.adagrad", "tfps.optimizers.lazy_adam")
-_WITH_GRAPHS = ("async_step", "atomic_update", "joint_update", "moments", "ssp_step", "sync", "update_ops")
+_WITH_GRAPHS = (
+    "async_step",
+    "atomic_update",
+    "joint_update",
+    "moments",
+    "ssp_step",
+    "staleness",
+    "sync",
+    "update_ops",
+)
 _MODES = tuple(f"tfps.modes.{name}" for name in _WITH_GRAPHS)
 WITH_TENSORFLOW = ("tfps.runtime", *_MODES, *_MODELS, "tfps.data.batches")
 

@@ -119,6 +119,20 @@ class JobConfig:
         "ssp: how many steps a worker may be ahead of the slowest one when it begins a step (default 3)",
         must_agree=True,
     )
+    staleness_lr: bool | None = option(
+        None,
+        "mode",
+        boolean,
+        "async: divide the learning rate of an update by the staleness of its gradient",
+        must_agree=True,
+    )
+    delay_compensation: float | None = option(
+        None,
+        "mode",
+        number(0),
+        "async: lambda of DC-ASGD, such as 0.04: correct a stale gradient for how the parameters have changed since",
+        must_agree=True,
+    )
     ps_strategy: str = option(
         "greedy",
         "placement",

@@ -16,9 +16,10 @@ from tfps.config.converters import INT64_MAX
 from tfps.modes import atomic_update
 from tfps.modes.base import Copy, Fence, ModeContext, PartialUpdates, Step
 from tfps.modes.moments import Moments
+from tfps.modes.staleness import options
 from tfps.modes.update_ops import leaves
 from tfps.runtime.graph.graph_editor import add_control_inputs
-from tfps.tf_types import Operation, Optimizer, Tensor, Variable
+from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
 
 _STALEST = 31  # larger values are counted together with this one
 
@@ -33,11 +34,10 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
     worker = context.task.index
     with tf.device(global_step.device):
         seen = global_step.read_value()
-    pairs = [pair for pair in optimizer.compute_gradients(loss) if pair[0] is not None]
-    if not pairs:
-        raise ValueError("No gradients provided for any variable: the loss depends on none.")
+    pairs = _gradients(optimizer, loss)
     moments = Moments(cluster.num_ps, cluster.num_workers)
-    update = atomic_update.apply(optimizer, pairs, global_step, moments, worker)
+    option = options.of(context.config, optimizer, pairs)
+    update = atomic_update.apply(option.optimizer, pairs, global_step, moments, worker)
     staleness, counted = _counted(seen, update.counted, global_step)
     train_op = tf.group(counted, *update.others)
     tickets = _Tickets(global_step, train_op)
@@ -45,7 +45,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
     chief_init = _chief_init(global_step, tickets, staleness, partial_total, first_partial)
     # Reset the counts of all workers: a late worker has counted nothing yet, and a checkpoint must see zeros.
     if context.task.is_chief:
-        chief_init = tf.group(chief_init, moments.reset(range(cluster.num_workers)))
+        chief_init = tf.group(chief_init, moments.reset(range(cluster.num_workers)), *option.init)
     gone = tf.placeholder(tf.int64, [None], name="tfps/gone")
     return Step(
         train_op=train_op,
@@ -62,7 +62,16 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         steps_taken=moments.steps(update.device),
         moments=moments,
         partial=_partial(moments, partial_total, first_partial, worker, update.device),
+        finish=option.finish,
     )
+
+
+def _gradients(optimizer: Optimizer, loss: Tensor) -> Sequence[tuple[Gradient, Variable]]:
+    """Return the gradients of a loss, each with its variable."""
+    pairs = [pair for pair in optimizer.compute_gradients(loss) if pair[0] is not None]
+    if not pairs:
+        raise ValueError("No gradients provided for any variable: the loss depends on none.")
+    return pairs
 
 
 class _Tickets:

@@ -166,6 +166,8 @@ class Step:
         leave: Operation that a worker runs when it takes no further step, so that no other waits for it.
         rejoin: Operation that a worker that has left runs before it takes a step after all. At least one is allowed
             then.
+        finish: Function to call when all graph passes are done. It raises ``ValueError`` if the model reads its
+            parameters in a way that the mode cannot use. ``None`` where there is nothing to do.
     """
 
     train_op: Operation
@@ -194,6 +196,7 @@ class Step:
     limit: StepLimit | None = None
     leave: Operation | None = None
     rejoin: Operation | None = None
+    finish: Callable[[], None] | None = None
 
     @contextlib.contextmanager
     def without_updates(self, session: Session) -> Iterator[None]:

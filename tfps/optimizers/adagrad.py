@@ -15,6 +15,7 @@ class ExactAdagradOptimizer(tf.train.AdagradOptimizer):  # type: ignore[misc]
     """``tf.compat.v1.train.AdagradOptimizer`` (Duchi et al. 2011); the same arguments and slots."""
 
     elementwise = True  # see tfps.optimizers.base
+    proportional_to_rate = True
 
     def _resource_apply_dense(self, grad: Gradient, var: Variable) -> Operation:
         """Update a variable by a gradient of the same shape."""

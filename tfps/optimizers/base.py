@@ -12,6 +12,8 @@ class OptimizerFactory(abc.ABC):
     If the update of each element depends only on that element, the optimizer's class may state it with
     ``elementwise = True`` in its own body. tfps then packs small variables, see
     ``tfps.runtime.graph.passes.variable_packing``. Subclasses do not inherit the statement.
+    If the change of the parameters is proportional to the learning rate, it may state it with
+    ``proportional_to_rate = True`` in the same way. ``--staleness_lr`` needs it.
 
     Attributes:
         name: The value of ``--optimizer``.

@@ -15,6 +15,7 @@ class LazyAdamOptimizer(tf.train.AdamOptimizer):  # type: ignore[misc]
     """``tf.compat.v1.train.AdamOptimizer``, lazy on sparse gradients; the same arguments."""
 
     elementwise = True  # see tfps.optimizers.base
+    proportional_to_rate = True
 
     def _resource_apply_sparse(self, grad: Gradient, handle: Variable, indices: Tensor) -> Operation:
         """Update some rows.

@@ -17,11 +17,12 @@ ODD = ["a b", "'", '"', "a\nb\n", "\\", "$(x)", ";", "`x`", "-1", "--model=x", "
 ODD_PATHS = [*ODD, "~/x", "/a//b/", ".", "C:\\x", "x" * 5000]
 INTEGERS = ["batch_size", "max_steps", "steps_to_validate", "seed", "num_ps", "num_workers", "task_index"]
 NUMBERS = ["learning_rate", "save_checkpoint_secs", "min_slice_mb", "start_timeout_secs", "stall_timeout_secs"]
-NUMBERS += ["ps_cpu", "worker_cpu"]
+NUMBERS += ["ps_cpu", "worker_cpu", "delay_compensation"]
 GOOD: Mapping[str, list[Any]] = {
     **{name: [True] for name in ("dry_run", "wait", "ssh", "follow", "force")},
     **{name: [2**20, 10**9, 2**50] for name in ("ps_memory", "worker_memory")},
     "network_policy": [False],
+    "staleness_lr": [True, False],
     "worker_gpu": [1, 64],
     "port_base": [1024, 8888],
     "steps_per_run": [1, 7, 64],

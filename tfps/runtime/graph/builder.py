@@ -17,10 +17,9 @@ The passes run in this order:
    because it excludes what the gradients now wait for. ``with_late_summaries`` needs the checks, too.
 10. ``place_unplaced_ops`` gives each operation a device. The passes after it ask on which task an operation runs.
 11. ``Packing.use_packed_reads`` changes which variables a step reads, and thus what crosses the wire.
-12. ``wire_packing`` (with ``embedding_rows.make_unique``) packs what crosses the wire. Operations added later are not
-    packed.
-13. ``background_updates.unrolled`` copies the finished update of the chief. The steps of a run are copied still later,
-    by the training loop, with ``unrolling``.
+12. ``wire_packing`` (with ``embedding_rows.make_unique``) packs what crosses the wire, but no operation added later.
+13. ``Step.finish`` lets the mode use the final reads. ``background_updates.unrolled`` copies the finished update of the
+    chief. The steps of a run are copied still later, by the training loop, with ``unrolling``.
 """
 
 import dataclasses
@@ -133,6 +132,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         placement.place_unplaced_ops(graph, task.device)
         _redirect_to_packed(forward, backward)
         _pack_transfers(job, forward, backward)
+        _built(model, backward.step.finish or (lambda: None))
         updates = _built(model, lambda: unrolled(graph, backward.step, job.wire.pack))
         return _train_graph(job, forward, backward, updates)
 

@@ -54,6 +54,11 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         self.counts_some_steps = False
         self._found: Sequence[tuple[Gradient, Variable]] = ()
 
+    @property
+    def wrapped(self) -> Optimizer:
+        """The other optimizer."""
+        return self._optimizer
+
     def compute_gradients(self, loss: Tensor, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
         """Return pairs of gradient and variable. No gradient is available before all of them are checked."""
         self._found = list(self._optimizer.compute_gradients(loss, *args, **kwargs))

@@ -156,6 +156,11 @@ class Packing(tf.train.Optimizer):  # type: ignore[misc]
                     set_input(user, index, value)
 
     @property
+    def wrapped(self) -> Optimizer:
+        """The model's optimizer."""
+        return self._optimizer
+
+    @property
     def wholes(self) -> Sequence[Variable]:
         """The packed variables."""
         return [pack.whole for pack in self._packs]

@@ -1,0 +1,1 @@
+"""What ``--mode=async`` does about stale gradients, if a flag asks for it."""
