@@ -12,7 +12,7 @@ import abc
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
@@ -145,7 +145,9 @@ class Step:
         update_starts: Operations that start ``update``. It must read the PS after them.
         hold: Makes each update wait, before it starts, for the given operations of the chief's step, and returns the
             operation of the step which ends when it is certain that there will be an update: the given ones should wait
-            for it. ``None`` on other workers, and where there is no ``update``.
+            for it. ``None`` on other workers, and where there is no ``update``, or it may not wait.
+        refuse: Raises ``ModelError`` for the given operations of the chief's step, which change what ``update`` uses.
+            ``None`` where ``update`` always comes after them.
         recovery: How the workers restart together. ``None`` where no worker waits for another.
         updates_ahead: int64 [workers]: the number of future updates to which each worker has already contributed. The
             others wait for workers that have 0. ``None`` where no worker waits for another.
@@ -183,6 +185,7 @@ class Step:
     update: Operation | None = None
     update_starts: Sequence[Operation] = ()
     hold: Callable[[Sequence[Operation]], Operation] | None = None
+    refuse: Callable[[Sequence[Operation]], NoReturn] | None = None
     recovery: SyncRecovery | None = None
     updates_ahead: Tensor | None = None
     ended: Tensor | None = None
@@ -207,12 +210,6 @@ class Step:
         session.run(self.pause.begin)
         yield
         session.run(self.pause.end)
-
-    @staticmethod
-    def read(session: Session, counts: Tensor | None) -> list[int]:
-        """Return the elements of one of the tensors with one axis; empty if there is none."""
-        found: list[int] = [] if counts is None else session.run(counts).tolist()
-        return found
 
 
 @dataclass(frozen=True)

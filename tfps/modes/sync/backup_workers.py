@@ -89,7 +89,8 @@ class BackupWorkers:
             give_back=lambda _count: self._end_input(queues),
             worker_init=tf.group(step.worker_init, self._note_end(False)),
             chief_init=self._begin(step.recovery.generation, step.chief_init),
-            hold=self._refuse if self._is_chief else None,
+            hold=None,
+            refuse=self._refuse if self._is_chief else None,
             recovery=self._with_permit(step.recovery),
             reports_step=True,
             may_skip_steps=True,
@@ -134,7 +135,7 @@ class BackupWorkers:
     def _refuse(self, changes: Sequence[Operation]) -> NoReturn:
         raise ModelError(
             f"--backup_workers={self._spare}: the model itself changes in each step what its optimizer uses "
-            f"({changes[0].name}), and an update may have no gradient of the chief, which makes that change: "
+            f"({changes[0].name}), and an update may come before the chief's step, which makes that change: "
             "compute it from global_step, or leave --backup_workers out."
         )
 

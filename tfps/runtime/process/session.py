@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from tfps.cluster.spec import Task
+from tfps.tf_types import Tensor
 
 _REFUSED = "was received twice"
 _TRIES = 10
@@ -70,6 +71,12 @@ class Session(tf.Session):  # type: ignore[misc]
             self._call_tf_sessionrun(None, fed, [], targets, None)
 
         return lambda *inputs: _persistently(run, *inputs)
+
+
+def elements(session: tf.Session, tensor: Tensor | None) -> list[int]:
+    """Return the elements of an integer tensor with one axis; empty if there is none."""
+    found: list[int] = [] if tensor is None else session.run(tensor).tolist()
+    return found
 
 
 def _persistently(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -28,6 +28,7 @@ from tfps.runtime.graph import builder, layout
 from tfps.runtime.graph.background_updates import UpdateRunner
 from tfps.runtime.graph.evaluation import evaluation_graph
 from tfps.runtime.graph.passes.snapshot import Snapshot
+from tfps.runtime.process.session import elements
 from tfps.runtime.results import evaluation, run_record
 from tfps.runtime.results.evaluation_progress import EvaluationProgress
 from tfps.runtime.results.event_file import EventFile
@@ -224,11 +225,11 @@ class Chief:
 
     def steps_taken(self, session: Session) -> list[int]:
         """Return how many steps each worker has taken in this run; empty where only the workers know."""
-        return self._built.step.read(session, self._built.step.steps_taken)
+        return elements(session, self._built.step.steps_taken)
 
     def gradients_dropped(self, session: Session) -> list[int]:
         """Return how many gradients of each worker came too late; empty where that is not counted."""
-        return self._built.step.read(session, self._built.step.dropped)
+        return elements(session, self._built.step.dropped)
 
     def save_if_due(self, session: Session) -> None:
         """Save every ``save_checkpoint_secs``; log a failure, and continue training.

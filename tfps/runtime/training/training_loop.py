@@ -256,7 +256,10 @@ class Loop:
             self._reporter.report(step, progress, {**logged, "loss": loss}, summary, ended)
 
     def _skip(self, block: TicketBatch, found: NonFiniteValue) -> Sequence[TicketBatch]:
-        """Return a block to run again with the next batch, because a value was not finite and not applied; or raise."""
+        """Return a block to run again with the next batch, because a value was not finite and not applied; or raise.
+
+        If others take steps without this worker, it is for the step that the job has come to meanwhile.
+        """
         self._in_flight = []
         step = block.tickets[found.index] + 1
         self.progress.steps += found.index  # the run took the steps before this one
@@ -266,7 +269,7 @@ class Loop:
             raise DivergedError(f"{found.what} at step {step}: {self._what_to_do()}.") from None
         self.progress.skipped += 1
         log.info("skipped a batch: %s at step %d", found.what, step)
-        return [block]
+        return self._blocks(self._runs.draw(1)) if self._runs.skips_steps else [block]
 
     def _what_to_do(self) -> str:
         """Return what to do about a value that is not finite, which ends the job."""

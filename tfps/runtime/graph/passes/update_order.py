@@ -7,6 +7,9 @@ The pass only adds control edges (``==>``)::
                     in sync: mean there ==> update ==> apply, unless a gradient sees the change
     put_after       checks of loss and gradients ==> update  unless these need the update; in sync also
                     mean applied ==> update
+
+With backup workers, an update of the mode may come before the chief's step. Then it can wait for nothing of that step,
+and a model is refused whose step changes what it uses.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -55,11 +58,16 @@ def put_before(
 
     Returns:
         Operations for which the updates should wait, beside others, with ``put_after``.
+
+    Raises:
+        ModelError: If the step refuses what the model changes.
     """
     lasting, between = side_effects.Lasting(graph), list[Operation]()
     uses = {op: found for op in made if (found := {lasting.origin(h) for h in op.inputs if is_handle(h)})}
     changed = {variable.op for variable in trained}.union(*(uses[op] for op in uses if side_effects.changes(op)))
     of_gradients = set(ancestors(gates))
+    if step.refuse and (not_seen := _changed_for_update(lasting, ancestors([*gates, *updates]), step)):
+        step.refuse(not_seen)
     elsewhere = set() if step.update is None else set(ancestors([step.update])) - of_gradients
     touched = [(op, *_touched(lasting, op)) for op in ancestors(updates) if any(map(is_handle, op.inputs))]
     for update in filter(is_in_every_step, updates):
@@ -70,6 +78,13 @@ def put_before(
             late = []
         _let_wait([*late, *(op for op in readers if op not in elsewhere)], update)
     return [step.hold(between)] if step.hold and between else []
+
+
+def _changed_for_update(lasting: side_effects.Lasting, own: Sequence[Operation], step: Step) -> Sequence[Operation]:
+    """Return those of the operations of a worker's step that change what ``Step.update`` uses."""
+    apart = [] if step.update is None else ancestors([step.update])
+    used = {lasting.origin(handle) for op in apart for handle in op.inputs if is_handle(handle)}
+    return [op for op in own if not used.isdisjoint(map(lasting.origin, lasting.changed(op)))]
 
 
 def _touched(lasting: side_effects.Lasting, op: Operation) -> tuple[set[Operation], set[Operation]]:
