@@ -5,7 +5,8 @@ With N workers and k of them as backup, no update waits for the k slowest ones, 
 1. A worker pushes its gradient, counts it in ``sent``, and waits for a token.
 2. The update of the chief's background run takes the first N - k gradients of its step (``gradient_slots``), counts
    them in ``contributed``, and puts a token for each worker. A gradient that arrives later is dropped.
-3. A late worker finds several tokens. It takes all, and goes on with the step of the newest.
+3. A late worker finds several tokens. It takes all, and goes on with the step of the newest. So does one that begins
+   later than others, or skips a batch.
 
 An update does not need the chief's gradient. So that a checkpoint is of one step, each update takes a permit before it
 starts, and puts it back when it has ended. The chief takes the permit while it saves.

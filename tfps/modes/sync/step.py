@@ -86,11 +86,11 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         queues = [*tokens.queues, *meeting.queues]
         step = Step(
             train_op=taken,
-            draw=tokens.expected,
+            draw=functools.partial(tokens.catch_up, context.task.index, stamps) if backup else tokens.expected,
             draw_after=functools.partial(_tokens_from, token),
             give_back=functools.partial(_close, queues),
-            worker_init=stamps.worker_init(global_step),
-            chief_init=_chief_init(global_step, stamps.base, generation, starts, collector),
+            worker_init=stamps.worker_init(),
+            chief_init=_chief_init(global_step, stamps, generation, starts, collector),
             read_barrier=(taken,),
             update=update,
             update_starts=gate[1],
@@ -151,14 +151,15 @@ def _close(queues: Sequence[Any], count: int) -> Operation:
 
 
 def _chief_init(
-    global_step: Variable, base: Variable, generation: Tensor, starts: Sequence["_Start"], collector: Collector
+    global_step: Variable, stamps: Stamps, generation: Tensor, starts: Sequence["_Start"], collector: Collector
 ) -> Operation:
     """Return an operation that starts a generation. From then on, gradients with stamps of earlier ones are dropped."""
-    with tf.control_dependencies([base.assign(generation * _BASE, read_value=False)]):
-        first = base + global_step
+    with tf.control_dependencies([stamps.base.assign(generation * _BASE, read_value=False)]):
+        first = stamps.base + global_step
     return tf.group(
         *(start.generation.assign(generation, read_value=False) for start in starts),
         collector.begin(first),
+        stamps.first.assign(global_step, read_value=False),
         *(start.count.assign(global_step, read_value=False) for start in starts),
     )
 
