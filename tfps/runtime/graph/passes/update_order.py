@@ -58,16 +58,11 @@ def put_before(
 
     Returns:
         Operations for which the updates should wait, beside others, with ``put_after``.
-
-    Raises:
-        ModelError: If the step refuses what the model changes.
     """
-    lasting, between = side_effects.Lasting(graph), list[Operation]()
+    lasting, between = _checked(graph, [*gates, *updates], step), list[Operation]()
     uses = {op: found for op in made if (found := {lasting.origin(h) for h in op.inputs if is_handle(h)})}
     changed = {variable.op for variable in trained}.union(*(uses[op] for op in uses if side_effects.changes(op)))
     of_gradients = set(ancestors(gates))
-    if step.refuse and (not_seen := _changed_for_update(lasting, ancestors([*gates, *updates]), step)):
-        step.refuse(not_seen)
     elsewhere = set() if step.update is None else set(ancestors([step.update])) - of_gradients
     touched = [(op, *_touched(lasting, op)) for op in ancestors(updates) if any(map(is_handle, op.inputs))]
     for update in filter(is_in_every_step, updates):
@@ -80,11 +75,24 @@ def put_before(
     return [step.hold(between)] if step.hold and between else []
 
 
-def _changed_for_update(lasting: side_effects.Lasting, own: Sequence[Operation], step: Step) -> Sequence[Operation]:
-    """Return those of the operations of a worker's step that change what ``Step.update`` uses."""
-    apart = [] if step.update is None else ancestors([step.update])
-    used = {lasting.origin(handle) for op in apart for handle in op.inputs if is_handle(handle)}
-    return [op for op in own if not used.isdisjoint(map(lasting.origin, lasting.changed(op)))]
+def _checked(graph: Graph, ends: Sequence[Operation], step: Step) -> side_effects.Lasting:
+    """Return the lasting effects of a graph. Let a step refuse those of a worker's step that ``Step.update`` uses.
+
+    Args:
+        graph: The graph.
+        ends: The last operations of the worker's step.
+        step: The step of the mode.
+
+    Raises:
+        ModelError: If there are such.
+    """
+    lasting = side_effects.Lasting(graph)
+    if step.refuse is None or step.update is None:
+        return lasting
+    used = {lasting.origin(handle) for op in ancestors([step.update]) for handle in op.inputs if is_handle(handle)}
+    if found := [op for op in ancestors(ends) if not used.isdisjoint(map(lasting.origin, lasting.changed(op)))]:
+        step.refuse(found)
+    return lasting
 
 
 def _touched(lasting: side_effects.Lasting, op: Operation) -> tuple[set[Operation], set[Operation]]:
