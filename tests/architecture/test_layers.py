@@ -62,7 +62,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.runtime": (),
     "tfps.runtime.process": (*_OUTSIDE, "tfps.modes", "tfps.tf_types"),
     "tfps.runtime.graph": _TASK,
-    _EDITOR: ("tfps.tf_types",),  # below the modes and all of the graph
+    _EDITOR: ("tfps.tf_types", "tfps.cluster.spec"),  # below the modes and all of the graph
     _EFFECTS: ("tfps.tf_types", _EDITOR, "tfps.runtime.graph.passes.functions", "tfps.runtime.graph.placement"),
     "tfps.runtime.checkpoint": (*_TASK, "tfps.runtime.graph"),
     "tfps.runtime.coordination": _TASK,

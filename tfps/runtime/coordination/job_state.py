@@ -125,7 +125,8 @@ class JobState:
     """The state on all PS, as one worker accesses it. Build it while the worker's graph is the default one."""
 
     def __init__(self, cluster: Cluster, worker: int) -> None:
-        servers, first = [ps_variables(cluster, index) for index in range(cluster.num_ps)], first_ps_variables(cluster)
+        servers = [ps_variables(cluster, index) for index in range(len(cluster.state_tasks))]
+        first = first_ps_variables(cluster)
         self._phase = tf.placeholder(tf.int32, [], name="tfps/phase")
         self._totals = tf.placeholder(tf.float64, [5], name="tfps/totals")
         totals = first.totals.scatter_update(tf.IndexedSlices(self._totals, worker)).op

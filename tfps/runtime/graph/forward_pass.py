@@ -216,7 +216,7 @@ def _warn_of_early_changes(job: TrainJob, forward: Forward, checks: Sequence[Ope
     if not skips and not shares:
         return
     early = update_order.early_changes(forward.graph, [forward.spec.loss, *forward.updates], checks)
-    names = [maker.name for maker in early if skips or placement.task_of(maker).startswith("ps/")]
+    names = [maker.name for maker in early if skips or placement.holds_state(maker)]
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         log.warning(_EARLY_CHANGE, names[0], more, _NOT_UNDONE if skips else _NOT_SHARED % job.mode.name)

@@ -42,7 +42,7 @@ def make(config: JobConfig, cluster: Cluster, model: Model) -> Plan:
     task = Task("worker", 0)
     built, _ = model_check.build_once(config, cluster, model)
     variables = placement.variables(built.graph)
-    totals = Counter(dict.fromkeys(range(cluster.num_ps), 0))
+    totals = Counter(dict.fromkeys(range(len(cluster.state_tasks)), 0))
     for variable in variables:
         totals[variable.ps] += variable.num_bytes
     transfers = placement.transfers(built.fetches)

@@ -28,7 +28,7 @@ def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
     tcp_timeout.start()
     tf_rendezvous.keep_freeing()
     request_ids.make_unique()
-    if task.job == "ps":
+    if task in cluster.state_tasks:
         tcp_timeout.follow_names(cluster.workers)
     log.debug("threads: %s intra-op, %s inter-op", intra or "TensorFlow's", inter or "TensorFlow's")
     options = tf.ConfigProto(

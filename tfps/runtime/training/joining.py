@@ -19,7 +19,6 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster import rendezvous
-from tfps.cluster.spec import Task
 from tfps.config.launch_protocol import STARTED_AGAIN
 from tfps.errors import ClusterFormError, PeerLostError
 from tfps.runtime.checkpoint.job_end import has_ended
@@ -102,7 +101,7 @@ class Joining:
         built = self._parts.built
         shown = [*built.spec.log_tensors.values(), *(one for one in (built.summary, built.updates) if one is not None)]
         inlined = side_effects.needs_inlining([*built.fetches, *shown])
-        self._parts.connection.set_target(running.target, sessions.config_of(self._task, inlined))
+        self._parts.connection.set_target(running.target, sessions.config_of(self._cluster, self._task, inlined))
         return rendezvous.wait_for_peers(
             self._cluster,
             self._task,
@@ -162,7 +161,7 @@ class Joining:
 
         A chief whose launcher has started it again belongs to that run, also if its directory is new or was emptied.
         """
-        first, model_dir = Task("ps", 0), self._config.model_dir
+        first, model_dir = self._cluster.state_tasks[0], self._config.model_dir
         is_restart = STARTED_AGAIN in os.environ
         if is_restart and self._is_new_dir:
             return

@@ -114,7 +114,7 @@ class _OtherServers:
 
     def __init__(self, cluster: Cluster, task: Task) -> None:
         self._cluster = cluster
-        self._others = [other for other in cluster.tasks() if other.job == "ps" and other != task]
+        self._others = [other for other in cluster.state_tasks if other != task]
         self._born: dict[Task, bytes] = {}
         self._every_secs = max(_PROBE_EVERY_SECS, _PROBE_SECS_EACH * len(self._others))
         self._next = 0.0

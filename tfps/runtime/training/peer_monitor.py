@@ -50,7 +50,7 @@ class PeerMonitor:
         self._patience_secs, self._task, self._is_blocking = config.patience_secs, task, mode.is_blocking
         self._spare = mode.spare_workers(config)
         self._reader, self._silent_secs = reader, silent_secs
-        self._servers = [other for other in cluster.tasks() if other.job == "ps"]
+        self._servers = [holder for holder in cluster.state_tasks if holder != task]
         self._others = [other for other in cluster.tasks() if other.job == "worker" and other != task]
         self._peers = rendezvous.Peers(cluster)
         self._stall, self._stall_secs = StallDetector(config.stall_timeout_secs), config.stall_timeout_secs
