@@ -27,6 +27,7 @@ from tfps.cluster.probe import ProbeResult
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ClusterFormError, ConfigError, StorageError
+from tfps.modes import registry
 from tfps.runtime.coordination import compatibility
 from tfps.text import show
 
@@ -107,12 +108,12 @@ def _place(job: JobConfig) -> tuple[Cluster, Task | None, str]:
     found = resolver.find_resolver(job.ps_hosts, job.worker_hosts, os.environ)
     members, me = _resolve(job)
     members = found.locate(members, job.port_base, os.environ) if found else members
-    return members, me, (found.port_flag if found else "") or f"--{me.job if me else 'ps'}_hosts"
+    return members, me, (found.port_flag if found else "") or f"--{me.job if me else members.tasks()[0].job}_hosts"
 
 
 def _resolve(job: JobConfig) -> tuple[Cluster, Task | None]:
     def resolve(name: str | None, index: int | None) -> tuple[Cluster, Task]:
-        sizes = job.num_ps, job.num_workers
+        sizes = registry.num_ps_of(job), job.num_workers
         return resolver.resolve(job.ps_hosts, job.worker_hosts, name, index, *sizes, os.environ)
 
     try:

@@ -36,7 +36,10 @@ class JobConfig:
         None, "task", integer(-INT64_MAX - 1, INT64_MAX), "this task's index in its role, from 0"
     )
     num_ps: int | None = option(
-        None, "size", integer(1, 4096), "number of parameter servers (default 1); in a Slurm step, its first tasks"
+        None,
+        "size",
+        integer(0, 4096),
+        "number of parameter servers (default 1; 0 in a mode without); in a Slurm step, its first tasks",
     )
     num_workers: int | None = option(
         None, "size", integer(1, 4096), "number of workers (default 2, or the number in the given cluster)"

@@ -242,6 +242,8 @@ class Mode(abc.ABC):
         is_blocking: Whether workers wait for one another. If so, they restart together when one is lost, and
             checkpoints are saved between two steps.
         flags: The flags of the group ``mode`` that this mode uses. In other modes they are refused.
+        uses_ps: Whether the job has PS. If not, the chief has the place of the only PS: it holds the variables and the
+            job's state, on ``Cluster.state_devices``, and a job with PS is refused.
 
     Example, ``pyproject.toml`` of a package that has ``class MyMode(Mode)`` in ``my_package/my_mode.py``::
 
@@ -252,6 +254,7 @@ class Mode(abc.ABC):
     name: ClassVar[str]
     is_blocking: ClassVar[bool]
     flags: ClassVar[Collection[str]] = ()
+    uses_ps: ClassVar[bool] = True
 
     @property
     def can_overlap(self) -> bool:

@@ -1,6 +1,6 @@
 """Join a job: reach the other tasks, agree with them, and get the variables' values.
 
-::
+In a job without PS, the chief is in the place of the only PS (``parameter_server.StateOfChief``)::
 
     all workers   start the server -> wait for the other tasks -> does this worker run elsewhere?
                   -> same options as the PS? -> join every PS
@@ -30,6 +30,7 @@ from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.process import server
 from tfps.runtime.process import session as sessions
 from tfps.runtime.process.shutdown import StopRequest
+from tfps.runtime.training.parameter_server import StateOfChief
 from tfps.runtime.training.worker_parts import WorkerParts
 from tfps.runtime.training.worker_progress import Progress
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState
@@ -74,7 +75,8 @@ class Joining:
         self._life.enter(WorkerState.CONNECTING)
         if not self._reach_others():
             return False
-        duplicate_worker.check(self._config, self._cluster, self._task)
+        if self._parts.connection.held is None:
+            duplicate_worker.check(self._config, self._cluster, self._task)
         session = self._parts.connection.open()
         self._check_options(session)
         self._wait_until_found(session)
@@ -102,6 +104,9 @@ class Joining:
         shown = [*built.spec.log_tensors.values(), *(one for one in (built.summary, built.updates) if one is not None)]
         inlined = side_effects.needs_inlining([*built.fetches, *shown])
         self._parts.connection.set_target(running.target, sessions.config_of(self._cluster, self._task, inlined))
+        if self._task in self._cluster.state_tasks:
+            held = StateOfChief(self._config, self._cluster, self._task, running.target, self._stop)
+            self._parts.connection.held = held
         return rendezvous.wait_for_peers(
             self._cluster,
             self._task,
@@ -115,8 +120,9 @@ class Joining:
         """Wait until the PS hold the job's state, and compare the options that they were started with."""
         if not self._stop.wait_until(lambda: self._state.is_up(session), self._config.patience_secs):
             raise ClusterFormError(
-                f"a PS answers but has not set up the job's state in {self._config.patience_secs:g} s: is it of "
-                "another release? Start every task with the same version of tfps."
+                f"{self._cluster.state_holder} answers but has not set up the job's state in "
+                f"{self._config.patience_secs:g} s: is it of another release? Start every task with the same version "
+                "of tfps."
             )
         own = compatibility.fingerprint(self._config, self._cluster, tf.__version__)
         compatibility.check(own, self._state.terms(session), self._cluster)
@@ -135,7 +141,8 @@ class Joining:
             lambda: self._state.is_found(session), self._config.patience_secs, _FIND_EVERY_SECS
         ):
             raise ClusterFormError(
-                f"a PS does not reach {self._task} at {name}: does the name resolve correctly there?"
+                f"{self._cluster.state_holder} does not reach {self._task} at {name}: does the name resolve correctly "
+                "there?"
             )
 
     def _join_ps(self, session: Session) -> bool:
