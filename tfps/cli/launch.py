@@ -31,7 +31,8 @@ def _launch(argv: Sequence[str]) -> int:
     began = time.monotonic()
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv).config
-    job = registry.sized(job.replace(num_workers=job.num_workers or 2))
+    job = registry.sized(job)
+    job = job.replace(num_ps=1 if job.num_ps is None else job.num_ps, num_workers=job.num_workers or 2)
     check_job(job, job.num_workers, problems)
     problems.of(task.require_tensorflow)
     if (job.num_ps or 0) + (job.num_workers or 2) > MAX_LOCAL_TASKS:

@@ -13,7 +13,8 @@ def _plan(argv: Sequence[str]) -> int:
     """Print where variables go and what a step sends."""
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv).config
-    job = registry.sized(job.replace(num_workers=job.num_workers or 2))
+    job = registry.sized(job)
+    job = job.replace(num_ps=1 if job.num_ps is None else job.num_ps, num_workers=job.num_workers or 2)
     check_job(job, job.num_workers, problems)
     with_tensorflow(problems)
     from tfps.cli.tables import print_plan  # noqa: PLC0415

@@ -35,6 +35,10 @@ def _submit(argv: Sequence[str]) -> int:
     problems.settle()
     launcher = LAUNCHERS.load(options.to or "")
     _check_flags(parsed, launcher, problems)
+    if asked.num_ps == 0:
+        for flag in ("ps_cpu", "ps_memory"):
+            if getattr(options, flag) is not None:
+                problems.add(f"--{flag} is for PS, and this job has none: leave it out.")
     job = _job(asked, options, launcher, problems)
     check_mode(job.config, job.worker.replicas, problems)
     plan = problems.of(launcher.plan, job)

@@ -49,8 +49,8 @@ def problems_of(config: JobConfig, num_workers: int | None) -> Sequence[str]:
 
 
 def sized(config: JobConfig) -> JobConfig:
-    """Return a job with its number of PS, if that was not given: 1, or 0 in a mode without PS."""
-    return config if config.num_ps is not None else config.replace(num_ps=1 if uses_ps(config) else 0)
+    """Return a job with ``num_ps=0`` if its mode has no PS, unless another number was given."""
+    return config.replace(num_ps=0) if config.num_ps is None and not uses_ps(config) else config
 
 
 def num_ps_of(config: JobConfig) -> int | None:

@@ -196,11 +196,9 @@ def _volume(name: str, volume: containers.Volume) -> tuple[Object, Object]:
 
 def indexed_job(job: Job, role: Role, **spec: Any) -> Object:
     """Return the specification of the Job that runs a role's tasks; they read their hosts from the ConfigMap."""
-    env = [
-        {"name": name.upper(), "valueFrom": {"configMapKeyRef": {"name": job.name, "key": name}}}
-        for name in ("ps_hosts", "worker_hosts")
-    ]
-    cluster = ("--ps_hosts=$(PS_HOSTS)", "--worker_hosts=$(WORKER_HOSTS)")
+    lists = [f"{role.name}_hosts" for role in job.roles]
+    env = [{"name": name.upper(), "valueFrom": {"configMapKeyRef": {"name": job.name, "key": name}}} for name in lists]
+    cluster = tuple(f"--{name}=$({name.upper()})" for name in lists)
     flags = (*cluster, f"--job_name={role.name}", f"--task_index={INDEX}")
     final = {"containerName": CONTAINER, "operator": "NotIn", "values": list(KILLED)}  # 0 never matches
     return {

@@ -99,7 +99,11 @@ class Driver:
         }
         for task, (address, node) in places.items():
             me = (f"--job_name={task.job}", f"--task_index={task.index}")
-            self._argv[task] = [*self._spec["command"], *hosts_flags(Cluster(hosts["ps"], hosts["worker"])), *me]
+            self._argv[task] = [
+                *self._spec["command"],
+                *hosts_flags(Cluster(hosts.get("ps", ()), hosts["worker"])),
+                *me,
+            ]
             self._set(task, where=f"{address} on node {node[:12]}", reason="")
         self._start(places)
 
