@@ -31,6 +31,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     ],
     "integration/test_plugins.py": ["modes/base", "modes/registry", "optimizers/base"],
     "integration/test_ssp.py": ["modes/ssp"],
+    "integration/test_without_ps.py": ["runtime/training/connection"],
     "integration/test_run.py": ["cli/run", "runtime/process/task_log", "runtime/task"],
     "platforms/test_docker.py": ["launchers/docker/job"],
     "platforms/test_kubectl.py": ["launchers/kubernetes/kubectl", "launchers/kubernetes/launcher"],

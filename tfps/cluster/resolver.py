@@ -72,19 +72,16 @@ def resolve(
         ConfigError: Lists every problem.
     """
     problems: list[str] = []
-    no_ps = num_ps == 0
-    given_ps = None if no_ps and not (ps_hosts or "").strip() else ps_hosts
-    flags = _from_flags(given_ps, worker_hosts, job_name, task_index, problems)
+    ps_hosts = None if num_ps == 0 and not (ps_hosts or "").strip() else ps_hosts
+    flags = _from_flags(ps_hosts, worker_hosts, job_name, task_index, problems)
     resolver = find_resolver(ps_hosts, worker_hosts, env)
     of_resolver: list[str] = []
     found = resolver.resolve(env, flags, num_ps, of_resolver) if resolver else PartialSpec()
     merged = _merge(flags, found, resolver, problems)
-    problems += [*of_resolver, *_missing(merged, resolver, env, no_ps)]
+    problems += [*of_resolver, *_missing(merged, resolver, env, num_ps == 0)]
     ps, workers = (_host_list(name, flags, merged, resolver) for name in ("ps_hosts", "worker_hosts"))
     problems += [*_wrong_sizes((ps, workers), (num_ps, num_workers)), *_repeated((ps, workers))]
-    problems += _out_of_range(flags, merged, resolver)
-    if no_ps and merged.job_name == "ps":
-        problems.append("This task is a ps, but the job has no PS (--num_ps=0, or its mode): do not start one.")
+    problems += [*_out_of_range(flags, merged, resolver), *_of_no_ps(merged, num_ps)]
     if problems:
         raise ConfigError(problems)
     return Cluster(ps.hosts, workers.hosts), Task(merged.job_name or "", merged.task_index or 0)
@@ -189,6 +186,11 @@ def _repeated(jobs: Sequence[_HostList]) -> Iterator[str]:
                 alike = f"{show(address)}{mine} is the same address as {show(other[0])} of {its}"
                 lines.append(f"{job.place}: {alike}; each task needs its own.")
         yield from first_few(lines, job.place)
+
+
+def _of_no_ps(merged: PartialSpec, num_ps: int | None) -> Iterator[str]:
+    if num_ps == 0 and merged.job_name == "ps":
+        yield "This task is a ps, but the job has no PS (--num_ps=0, or its mode): do not start one."
 
 
 def _out_of_range(flags: PartialSpec, merged: PartialSpec, resolver: ClusterResolver | None) -> Iterator[str]:

@@ -19,18 +19,18 @@ def is_final(task: Task, code: int) -> bool:
 
 def is_told(task: Task, code: int) -> bool:
     """Return whether a task is a parameter server that ended because a worker has failed, with a code of its own."""
-    return _is_told_of_others(task) and code == WorkerFailedError.exit_code
+    return task.job == "ps" and code == WorkerFailedError.exit_code
 
 
 def named_cause(task: Task, line: str) -> tuple[Task, int] | None:
-    """Return the worker that has failed for good, and its exit code, if ``line`` is a PS's error that names them."""
-    named = failed_worker(line) if _is_told_of_others(task) else None
+    """Return the worker that has failed for good, and its exit code, if ``line`` is an error that names them."""
+    named = failed_worker(line) if task.job == "ps" or task.is_chief else None
     return (Task("worker", named[0]), named[1]) if named else None
 
 
-def _is_told_of_others(task: Task) -> bool:
-    """Return whether workers tell a task of their failures: a PS, or the chief of a job without PS."""
-    return task.job == "ps" or task.is_chief
+def may_name_cause(task: Task, code: int) -> bool:
+    """Return whether a task's error may name a worker: it is a PS that was told, or the chief of a job without PS."""
+    return is_told(Task("ps", 0), code) and (task.job == "ps" or task.is_chief)
 
 
 def by_cause(task: Task, code: int | None, is_known: bool = True) -> tuple[int, bool]:

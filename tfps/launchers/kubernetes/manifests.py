@@ -236,10 +236,16 @@ def _network_policy(job: Job) -> Object:
     return api_object(job, "networking.k8s.io/v1", "NetworkPolicy", spec=spec)
 
 
+_RESTARTS = "A task that is killed, or ends as another is lost,"  # after what a launcher says of the end of PS
+
+
 def plan(job: Job, platform: str, objects: Sequence[Object], why: str) -> Plan:
     """Return the plan of a job with container paths; ``why`` says why its PS end, and what restarts tasks."""
     sizes = f"{job.ps.replicas} ps, {plural(job.worker.replicas, 'worker')}"
     handle = f"{platform}:{job.options.namespace or 'NAMESPACE'}/{job.name}"
+    _, restarts, rest = " ".join(why.split()).partition(_RESTARTS)
+    if restarts and not job.ps.replicas:
+        why = f"The chief holds what parameter servers would, and ends last. {restarts}{rest}"
     head = f"{job.name}: {sizes}. kubectl create -f FILE starts it, tfps status {handle} shows it.\n"
     comment = f"{head}{textwrap.fill(why.strip(), 118)}\n{_of_volumes(job)}"
     return Plan(job.name, job.options.namespace, objects, comment)

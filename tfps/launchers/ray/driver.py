@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tfps.cluster.spec import Cluster, Task, hosts_flags
 from tfps.errors import ConfigError, PeerLostError, StoppedError
-from tfps.jobs.causes import is_told, named_cause
+from tfps.jobs.causes import may_name_cause, named_cause
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, TaskStatus
 from tfps.jobs.spec import KILLED, MAX_RESTARTS
 from tfps.launchers.ray.actor import RayTask
@@ -161,7 +161,7 @@ class Driver:
             return True
         if self._tasks[task].state == FAILED:  # blamed already
             return False
-        if is_told(task, code) and self._code is None:
+        if may_name_cause(task, code) and self._code is None:
             self._blame_named(task)
         bad = FAILED if self._code is None else CANCELLED
         self._set(

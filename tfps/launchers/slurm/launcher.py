@@ -76,10 +76,10 @@ ended=$(
 code=$?
 
 # srun's exit code is the highest. The cause is a task that a restart cannot help (< 128), else the first that failed.
-# A ps, or a chief without ps, that ends with {told} only repeats that a worker has failed.
+# A ps that ends with {told} only repeats that a worker has failed.
 cause=0
 while read -r name word _ told _; do
-  [[ $word == ended ]] && ((told)) && [[ $name:$told != @(ps/*|worker/0):{told} ]] || continue
+  [[ $word == ended ]] && ((told)) && [[ $name:$told != ps/*:{told} ]] || continue
   ((cause)) || cause=$told
   ((told < 128)) && cause=$told && break
 done <<<"$ended"

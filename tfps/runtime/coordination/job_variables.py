@@ -5,6 +5,7 @@ In a job without PS, the chief has the place of the only PS (``Cluster.state_tas
 They are in no collection, because they belong neither to the model nor to any checkpoint.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +70,11 @@ def ps_variables(cluster: Cluster, index: int, terms: str = "") -> PsVariables:
             aborted=_variable(f"aborted_{index}", np.bool_(False)),
             terms=_variable(f"terms_{index}", terms),
         )
+
+
+def every_ps_variables(cluster: Cluster) -> Sequence[PsVariables]:
+    """Add the state of each PS to the default graph, for a worker."""
+    return [ps_variables(cluster, index) for index in range(len(cluster.state_tasks))]
 
 
 def first_ps_variables(cluster: Cluster) -> FirstPsVariables:
