@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfps.cluster.spec import Cluster
+from tfps.config.devices import requested
 from tfps.config.job_config import JobConfig
 from tfps.text import count, plural
 
@@ -21,9 +22,10 @@ def print_plan(config: JobConfig, cluster: Cluster, plan: "Plan") -> None:
     """Print each variable's PS, the bytes on each PS, and what a step sends."""
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=160)
-    console.print(
-        f"{config.model} on {cluster.num_ps} ps and {plural(cluster.num_workers, 'worker')}, --mode={config.mode}\n"
-    )
+    asked = requested(config.devices_per_worker)
+    each = f" of {asked.count} {asked.kind}s" if (asked.count or 1) > 1 else ""
+    workers = f"{plural(cluster.num_workers, 'worker')}{each}"
+    console.print(f"{config.model} on {cluster.num_ps} ps and {workers}, --mode={config.mode}\n")
     console.print(_variables(plan))
     console.print(_servers(plan))
     console.print(_step(plan))

@@ -16,6 +16,7 @@ from tfps.config.converters import (
     number,
     text,
 )
+from tfps.config.devices import devices
 from tfps.config.options import Option, option, options_of
 
 _OF_STARTER = ("size", "ports", "restarts")  # the groups of flags that only the starter of the tasks needs
@@ -146,6 +147,22 @@ class JobConfig:
         "placement",
         number(0),
         "split variables over the parameter servers in slices of at least this size",
+        must_agree=True,
+    )
+    devices_per_worker: str | None = option(
+        None,
+        "placement",
+        devices,
+        "the first N GPUs of each worker, each with a batch of its own in a step, or cpu:N for N logical CPU devices "
+        "(default: all GPUs of the worker)",
+    )
+    tower_updates: str | None = option(
+        None,
+        "placement",
+        text,
+        "with several devices in a worker: the model's own updates, such as batch norm's averages, are those of the "
+        "first device's batch, or of all in turn (default first)",
+        choices=("first", "all"),
         must_agree=True,
     )
     wire: str = option(

@@ -125,13 +125,15 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         forward = forward_pass.build(job, graph)
         frozen = keras_variables.freeze(model, graph, of_keras)
         forward_pass.check(job, forward)
-        backward = _backward(job, forward)
+        forward, backward = _backward(job, forward)
         variable_check.check_trained(model, graph, backward.optimizer.updated, frozen)
         forward = forward_pass.with_late_summaries(job, forward, backward.optimizer, backward.step)
         _check_counters(job, forward, backward)
         placement.place_unplaced_ops(graph, task.device)
         _redirect_to_packed(forward, backward)
         _pack_transfers(job, forward, backward)
+        if forward.towers:
+            forward.towers.receive_once([backward.next_ticket, backward.step.train_op, *forward.shown], task.device)
         _built(model, backward.step.finish or (lambda: None))
         updates = _built(model, lambda: unrolled(graph, backward.step, job.wire.pack))
         return _train_graph(job, forward, backward, updates)
@@ -156,9 +158,9 @@ class _Backward:
     used: Sequence[Operation]
 
 
-def _backward(job: TrainJob, forward: Forward) -> _Backward:
+def _backward(job: TrainJob, forward: Forward) -> tuple[Forward, _Backward]:
     """Build the gradients and the step of the mode, and put the model's own updates in order with them."""
-    graph, updates, context = forward.graph, forward.updates, ModeContext(job.config, job.cluster, job.task)
+    graph, context = forward.graph, ModeContext(job.config, job.cluster, job.task)
     # Slots live with their variables, so the strategy must not count them again.
     with (
         tf.device(placement.device_setter(job.cluster, job.task, lambda _op: 0)),
@@ -170,7 +172,9 @@ def _backward(job: TrainJob, forward: Forward) -> _Backward:
         step = _built(
             job.model, lambda: job.mode.build_step(optimizer, forward.spec.loss, forward.global_step, context)
         )
-        made = [op for op in graph.get_operations() if op not in known]
+        forward = forward_pass.of_all_towers(forward)
+        updates, of_towers = forward.updates, forward.towers.ops if forward.towers else ()
+        made = [op for op in graph.get_operations() if op not in known and op not in of_towers]
         certain = update_order.put_before(graph, updates, made, optimizer.gates, optimizer.updated, step)
         # A mean may never be made: an input has ended, or a worker is lost and all take the step again.
         applied = [*certain, step.train_op] if job.mode.is_blocking else []
@@ -179,7 +183,7 @@ def _backward(job: TrainJob, forward: Forward) -> _Backward:
         next_ticket = step.draw_after(1, lambda op: op)
         function_calls.order_inputs(graph)
         used = [op for op in placement.ancestors([step.train_op]) if op in known]
-    return _Backward(optimizer, packing, step, next_ticket, used)
+    return forward, _Backward(optimizer, packing, step, next_ticket, used)
 
 
 def _checked_optimizer(job: TrainJob, forward: Forward, packing: Packing | None) -> nan_guard.CheckedOptimizer:
@@ -191,6 +195,7 @@ def _checked_optimizer(job: TrainJob, forward: Forward, packing: Packing | None)
         packing.name_of if packing else _name_of,
         room=_room(job.wire, job.mode.gradients_per_update(job.config, job.cluster.num_workers)),
         sent=[read, *(tensor for tensor, _ in forward.checked if tensor.op in used)],
+        towers=forward.towers,
     )
 
 

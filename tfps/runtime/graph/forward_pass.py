@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ from tfps.runtime.graph.passes import (
 )
 from tfps.runtime.graph.passes.nan_guard import CheckedOptimizer
 from tfps.runtime.graph.passes.snapshot import saved_name
+from tfps.runtime.graph.towers import batches as tower_batches
+from tfps.runtime.graph.towers import devices as tower_devices
+from tfps.runtime.graph.towers.towers import Towers
 from tfps.tf_types import Graph, InputIterator, Operation, Tensor, Variable
 
 log = logging.getLogger(__name__)
@@ -87,6 +91,7 @@ class Forward:
         updates: The model's own updates.
         checked: The tensors that a worker sends for them and that are checked for NaN, and what they are for.
         summary: The merged summaries, or ``None``.
+        towers: The towers, if the worker has several devices; ``spec`` and the rest are of the first.
     """
 
     graph: Graph
@@ -100,6 +105,7 @@ class Forward:
     updates: Sequence[Operation]
     checked: Sequence[tuple[Tensor, str]]
     summary: Tensor | None
+    towers: Towers | None = None
 
     @property
     def shown(self) -> list[Tensor]:
@@ -114,8 +120,18 @@ def build(job: TrainJob, graph: Graph) -> Forward:
     with on_cluster(config, job.cluster, task):
         global_step = tf.train.get_or_create_global_step()
         params, workers = tracked_flags(config), job.cluster.num_workers
-        source = inputs.input_of(model, ModeKeys.TRAIN, config, task.device, workers, task.index, params)
+        devices, of_all = tower_devices.of_worker(config, task), config.tower_updates == "all"
+        group = functools.partial(tower_batches.grouped, count=len(devices), pad=not of_all)
+        source = inputs.input_of(
+            *(model, ModeKeys.TRAIN, config, task.device, workers, task.index, params),
+            **({"group": group} if len(devices) > 1 else {}),
+        )
         iterator, batches, batch = source
+        towers, given = None, [batch]
+        if len(devices) > 1:
+            *given, weights = batch
+            towers, batch = Towers(graph, devices, given, weights, of_all), given[0]
+            batches = tower_batches.steps(batches, len(devices), pad=not of_all)
         variable_check.check_input(model, global_step)
         known = set(graph.get_operations())
         # After the input, which must be the same on all workers.
@@ -127,7 +143,8 @@ def build(job: TrainJob, graph: Graph) -> Forward:
             variable_splitting.log_split(graph, config)
             _log_unread(job, params.read | set(read))
         batches = inputs.batches_with(graph, known, batches)
-        examples = tf.convert_to_tensor(inputs.examples_of(*batch), tf.int64)
+        counts = [inputs.examples_of(*one) for one in given]
+        examples = towers.examples(counts) if towers else tf.convert_to_tensor(counts[0], tf.int64)
         exclusive_updates.lock_references(graph)
         function_calls.wait_for_inputs(graph)
         loop_hoisting.hoist_loop_reads(graph)
@@ -136,7 +153,11 @@ def build(job: TrainJob, graph: Graph) -> Forward:
         inputs.only_with(inputs.next_of(iterator), [spec.loss, *updates])
         summary = tf.summary.merge_all()
     reads_rate = "learning_rate" in read
-    return Forward(graph, global_step, iterator, batches, examples, spec, reads_rate, own, updates, checked, summary)
+    if towers:
+        towers.prepare(spec.loss, [*spec.log_tensors.values()], updates)
+    return Forward(
+        graph, global_step, iterator, batches, examples, spec, reads_rate, own, updates, checked, summary, towers
+    )
 
 
 def _log_unread(job: TrainJob, read: Container[str]) -> None:
@@ -145,6 +166,16 @@ def _log_unread(job: TrainJob, read: Container[str]) -> None:
             "%s: --model=%s has not read it from params for training; unless it does so later, it has no effect.",
             *(" and ".join(flags), job.model.name),
         )
+
+
+def of_all_towers(forward: Forward) -> Forward:
+    """Return the forward part with the loss, the logged tensors and the updates of all towers, once they are built."""
+    towers = forward.towers
+    if towers is None:
+        return forward
+    logged = {name: tf.identity(towers.mean(tensor)) for name, tensor in forward.spec.log_tensors.items()}
+    spec = dataclasses.replace(forward.spec, loss=towers.mean(forward.spec.loss), log_tensors=logged)
+    return dataclasses.replace(forward, spec=spec, updates=[*forward.updates, *towers.also(forward.updates)])
 
 
 def check(job: TrainJob, forward: Forward) -> None:

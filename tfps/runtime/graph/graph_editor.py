@@ -163,6 +163,12 @@ def _contexts(context: Any) -> Iterator[Any]:
         context = context.outer_context
 
 
+def outermost_loop(op: Operation) -> Any:
+    """Return the outermost loop around an operation, as an object that only it has; ``None`` without one."""
+    context = op._get_control_flow_context()
+    return next((one for one in reversed(list(_contexts(context))) if one.IsWhileContext()), None)
+
+
 def while_context(op: Operation) -> Any:
     """Return the ``WhileContext`` of the innermost loop around an operation; ``None`` if a branch is, or nothing."""
     context = op._get_control_flow_context()

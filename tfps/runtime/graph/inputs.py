@@ -1,6 +1,6 @@
 """A model's input pipeline, in the graph of the task that reads it."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -32,16 +32,22 @@ def input_of(
     pipelines: int,
     index: int,
     params: TrackedFlags | None = None,
-) -> Any:
-    """Build the input pipeline on the task's CPU. Return iterator, number of batches and next batch, or ``None``."""
+    *,
+    group: Callable[[Dataset], Dataset] = lambda dataset: dataset,
+) -> Any:  # noqa: PLR0913
+    """Build the input pipeline on the task's CPU. Return iterator, number of batches and next batch, or ``None``.
+
+    ``group`` puts several batches into an element, and does not change their number.
+    """
     with tf.device(f"{device}/cpu:0" if "cpu" not in device else device):
         dataset = model_calls.dataset(model, mode, config, pipelines, index, params)
         if dataset is None:
             return None
         _keep_cardinality(tf.get_default_graph())
         training = mode == ModeKeys.TRAIN
-        iterator = CancelSafeIterator(dataset) if training else tf.data.make_initializable_iterator(dataset)
-        return iterator, _batches(dataset), iterator.get_next()
+        batches, source = _batches(dataset), group(dataset)
+        iterator = CancelSafeIterator(source) if training else tf.data.make_initializable_iterator(source)
+        return iterator, batches, iterator.get_next()
 
 
 def examples_of(features: Nested, labels: Nested) -> Tensor:

@@ -24,6 +24,7 @@ from tfps.runtime.coordination.job_state import Phase, WorkerTotals
 from tfps.runtime.coordination.stall_detector import StallDetector
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.error_translation import REPLACED, translate_error
+from tfps.runtime.graph.towers import devices
 from tfps.runtime.process import task_log
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results.event_file import EventFile
@@ -102,7 +103,9 @@ class Worker:
         self._loop = loop
         self._early_end = early_end
         workers = plural(self._cluster.num_workers, "worker")
-        log.info("training: mode %s, %s, %d ps", self._config.mode, workers, self._cluster.num_ps)
+        count = len(devices.of_worker(self._config, self.task))
+        each = f", {count} devices in this worker" if count > 1 else ""
+        log.info("training: mode %s, %s, %d ps%s", self._config.mode, workers, self._cluster.num_ps, each)
         parts.barrier.listen()
         try:
             while not self._train_until_done(parts, loop):

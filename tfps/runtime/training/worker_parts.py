@@ -17,6 +17,7 @@ from tfps.runtime.coordination.state_reader import JobStateReader
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.graph import builder
 from tfps.runtime.graph.builder import TrainGraph
+from tfps.runtime.graph.towers import devices
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.connection import Connection
@@ -164,7 +165,9 @@ def build(
 
     Raises:
         ModelError: If the model is wrong.
+        ConfigError: If the worker has fewer devices than it is to use.
     """
+    devices.check(config)
     built = builder.training(config, cluster, task, model)
     connection = Connection(built.graph)
     with built.graph.as_default():
