@@ -31,6 +31,10 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     ],
     "integration/test_plugins.py": ["modes/base", "modes/registry", "optimizers/base"],
     "integration/test_ssp.py": ["modes/ssp"],
+    "integration/test_towers.py": [
+        *("runtime/graph/towers/copies", "runtime/graph/towers/devices", "runtime/graph/towers/nodes"),
+        *("runtime/graph/towers/region", "runtime/graph/towers/towers"),
+    ],
     "integration/test_run.py": ["cli/run", "runtime/process/task_log", "runtime/task"],
     "platforms/test_docker.py": ["launchers/docker/job"],
     "platforms/test_kubectl.py": ["launchers/kubernetes/kubectl", "launchers/kubernetes/launcher"],

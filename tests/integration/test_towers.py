@@ -6,10 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.cluster import assert_done, model_of, run_job, train, variables_of
+from support.cluster import model_of, train, variables_of
+from support.processes import summary
 
 import tfps
-from tfps.errors import ConfigError
+from tfps.cluster.spec import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.errors import ConfigError, ModelError
+from tfps.runtime.graph import builder, placement
+from tfps.runtime.graph.towers import devices
 
 pytestmark = pytest.mark.slow
 
@@ -70,3 +75,102 @@ def test_devices_are_equal_to_a_larger_batch(tmp_path: Path, mode: str, steps_pe
     for name, value in one.items():
         np.testing.assert_allclose(four[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
     assert np.abs(four["table"] - np.arange(35).reshape(7, 5) / 32).max() > 0.001
+
+
+def product(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose gradient is the mean of its features."""
+    weight = tf.get_variable("weight", [4], initializer=tf.zeros_initializer())
+    loss = tf.reduce_mean(features["x"] @ weight[:, None])
+    return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+
+def test_the_end_of_an_input_loses_no_example(tmp_path: Path) -> None:
+    """Six batches of 16 on four devices are two steps: the mean of four, and then that of two."""
+    found = trained(tmp_path, "a", product, batch_size=16, devices_per_worker="cpu:4", max_steps=50)
+    assert found["global_step"] == 2
+    np.testing.assert_allclose(found["weight"], -ROWS[:64].mean(0) - ROWS[64:].mean(0), rtol=1e-5)
+    assert summary(tmp_path / "a")["batch_size"] == 48
+
+
+def noted(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model that counts its examples and its steps, and draws random numbers."""
+    spec = product(features, labels, mode, params)
+    seen = tf.get_variable("seen", [], trainable=False, initializer=tf.zeros_initializer())
+    average = tf.get_variable("average", [], trainable=False, initializer=tf.zeros_initializer())
+    moved = average.assign(average * 0.5 + tf.reduce_sum(features["x"]))
+    tf.add_to_collection(
+        tf.GraphKeys.UPDATE_OPS, tf.group(seen.assign_add(tf.cast(tf.size(labels), tf.float32)), moved)
+    )
+    return spec
+
+
+@pytest.mark.parametrize(("updates", "examples"), [("first", 24.0), ("all", 96.0)])
+def test_updates_are_of_the_first_batch_or_of_all_in_turn(tmp_path: Path, updates: str, examples: float) -> None:
+    """As so many steps would make them, one after the other."""
+    flags = {"devices_per_worker": "cpu:4", "tower_updates": updates}
+    found = trained(tmp_path, "a", noted, batch_size=6, steps_per_run=2, **flags)
+    assert found["seen"] == examples
+    average = 0.0
+    for batch in ROWS.reshape(16, -1)[:: 4 if updates == "first" else 1]:
+        average = average * 0.5 + batch.sum()
+    np.testing.assert_allclose(found["average"], average, rtol=1e-5)
+
+
+def keyed(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose loss uses what its batch has changed."""
+    spec = product(features, labels, mode, params)
+    total = tf.get_variable("total", [], trainable=False, initializer=tf.zeros_initializer())
+    return spec.__class__(loss=spec.loss * total.assign_add(tf.reduce_sum(labels)), optimizer=spec.optimizer)
+
+
+def noisy(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose gradient is a random sign and whose square tells whether all towers drew the same."""
+    weight = tf.get_variable("weight", [64], initializer=tf.zeros_initializer())
+    state = tf.get_variable("state", [2], tf.int64, trainable=False, initializer=tf.ones_initializer())
+    first = tf.sign(tf.random.uniform([32]) - 0.5)
+    second = tf.sign(tf.random.stateless_uniform([32], tf.identity(state)) - 0.5)
+    return tfps.ModelSpec(
+        loss=tf.reduce_sum(weight * tf.concat([first, second], 0)), optimizer=tf.train.GradientDescentOptimizer(1.0)
+    )
+
+
+def test_random_numbers_differ_between_devices(tmp_path: Path) -> None:
+    """The mean of four random signs is a sign only where all drew the same."""
+    found = trained(tmp_path, "a", noisy, batch_size=6, devices_per_worker="cpu:4", max_steps=1)["weight"]
+    assert set(np.abs(found)) == {0.0, 0.5, 1.0}
+    assert (np.abs(found[:32]) < 1).any()
+    assert (np.abs(found[32:]) < 1).any()
+
+
+def built(model: Any, **flags: Any) -> builder.TrainGraph:
+    """Return the graph of a worker with four devices."""
+    config = JobConfig(**{"devices_per_worker": "cpu:4", "batch_size": 6, **flags})
+    return builder.training(config, Cluster(("p:1",), ("w:1",)), Task("worker", 0), model_of(rows, model))
+
+
+@pytest.mark.parametrize("wire", ["packed", "plain"])
+def test_parameters_cross_the_wire_once(wire: str) -> None:
+    """What a step receives and sends does not depend on the number of devices."""
+    found = {}
+    for devices in ("1", "cpu:4"):
+        graph = built(product, devices_per_worker=devices, wire=wire)
+        on = {op.device.rpartition(":")[2] for op in placement.ancestors(graph.fetches) if "CPU" in op.device}
+        found[devices] = sorted((one.source, one.target, one.num_bytes) for one in placement.transfers(graph.fetches))
+        users = [op for op in placement.ancestors(graph.fetches) for t in op.inputs if t.op.type == "ReadVariableOp"
+                 and placement.task_of(t.op) == "ps/0" and placement.task_of(op) == "worker/0"]  # fmt: skip
+        assert len({op.device for op in users}) <= 1
+    assert found["1"] == found["cpu:4"]
+    assert on >= {"1", "2", "3"}
+
+
+def test_a_loss_that_uses_what_its_batch_changes_is_refused() -> None:
+    """With the fix, each device's batch makes the change in turn."""
+    with pytest.raises(ModelError, match=r"changes 'total' with its batch.*--tower_updates=all"):
+        built(keyed)
+    built(keyed, tower_updates="all")
+
+
+def test_too_many_gpus_are_refused_on_the_worker() -> None:
+    """The error lists what the worker has."""
+    with pytest.raises(ConfigError, match=r"--devices_per_worker=9.*fewer GPUs on this worker \(none\)"):
+        devices.check(JobConfig(devices_per_worker="9"))

@@ -193,7 +193,7 @@ def _checked_optimizer(job: TrainJob, forward: Forward, packing: Packing | None)
     return nan_guard.CheckedOptimizer(
         packing or forward.spec.optimizer,
         packing.name_of if packing else _name_of,
-        room=_room(job.wire, job.mode.gradients_per_update(job.config, job.cluster.num_workers)),
+        room=job.mode.gradients_per_update(job.config, job.cluster.num_workers) * (1.01 if job.wire.halves else 1.0),
         sent=[read, *(tensor for tensor, _ in forward.checked if tensor.op in used)],
         towers=forward.towers,
     )
@@ -269,11 +269,6 @@ def _with_updates(step: Step, updates: Sequence[Operation]) -> Step:
         else (*step.read_barrier, *(leaf for op in updates for leaf in leaves(op)))
     )
     return dataclasses.replace(step, train_op=tf.group(step.train_op, *updates), read_barrier=barrier)
-
-
-def _room(wire: WireFormat, summed: int) -> float:
-    """Return the factor by which gradients may grow and must stay finite: some are summed, and bfloat16 rounds up."""
-    return summed * (1.01 if wire.halves else 1.0)
 
 
 def _packing(optimizer: Optimizer, wire: WireFormat) -> Packing | None:

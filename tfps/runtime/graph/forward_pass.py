@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from tfps.config.job_config import JobConfig
 from tfps.config.wire_format import WireFormat
 from tfps.errors import ModelError
 from tfps.models.model import Model
-from tfps.models.params import tracked_flags, unread_flags
+from tfps.models.params import TrackedFlags, tracked_flags, unread_flags
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.base import Mode, Step
 from tfps.runtime.graph import graph_editor, inputs, model_calls, placement, variable_check
@@ -38,7 +37,7 @@ from tfps.runtime.graph.passes.snapshot import saved_name
 from tfps.runtime.graph.towers import batches as tower_batches
 from tfps.runtime.graph.towers import devices as tower_devices
 from tfps.runtime.graph.towers.towers import Towers
-from tfps.tf_types import Graph, InputIterator, Operation, Tensor, Variable
+from tfps.tf_types import Graph, InputIterator, Nested, Operation, Tensor, Variable
 
 log = logging.getLogger(__name__)
 
@@ -119,19 +118,9 @@ def build(job: TrainJob, graph: Graph) -> Forward:
     config, task, model = job.config, job.task, job.model
     with on_cluster(config, job.cluster, task):
         global_step = tf.train.get_or_create_global_step()
-        params, workers = tracked_flags(config), job.cluster.num_workers
-        devices, of_all = tower_devices.of_worker(config, task), config.tower_updates == "all"
-        group = functools.partial(tower_batches.grouped, count=len(devices), pad=not of_all)
-        source = inputs.input_of(
-            *(model, ModeKeys.TRAIN, config, task.device, workers, task.index, params),
-            **({"group": group} if len(devices) > 1 else {}),
-        )
-        iterator, batches, batch = source
-        towers, given = None, [batch]
-        if len(devices) > 1:
-            *given, weights = batch
-            towers, batch = Towers(graph, devices, given, weights, of_all), given[0]
-            batches = tower_batches.steps(batches, len(devices), pad=not of_all)
+        params = tracked_flags(config)
+        iterator, batches, given, towers = _input(job, graph, params)
+        batch = given[0]
         variable_check.check_input(model, global_step)
         known = set(graph.get_operations())
         # After the input, which must be the same on all workers.
@@ -158,6 +147,21 @@ def build(job: TrainJob, graph: Graph) -> Forward:
     return Forward(
         graph, global_step, iterator, batches, examples, spec, reads_rate, own, updates, checked, summary, towers
     )
+
+
+def _input(
+    job: TrainJob, graph: Graph, params: TrackedFlags
+) -> tuple[InputIterator, Tensor, Sequence[Nested], Towers | None]:
+    """Return the iterator, the number of steps in the input, and the batch of each tower, if there are several."""
+    config, task, workers = job.config, job.task, job.cluster.num_workers
+    devices, of_all = tower_devices.of_worker(config, task), config.tower_updates == "all"
+    source = inputs.input_of(job.model, ModeKeys.TRAIN, config, task.device, workers, task.index, params)
+    iterator, batches, batch = source
+    if len(devices) == 1:
+        return iterator, batches, [batch], None
+    *given, weights = batch
+    steps = tower_batches.steps(batches, len(devices), pad=not of_all)
+    return iterator, steps, given, Towers(graph, devices, given, weights, of_all)
 
 
 def _log_unread(job: TrainJob, read: Container[str]) -> None:

@@ -1,6 +1,6 @@
 """A model's input pipeline, in the graph of the task that reads it."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -13,6 +13,8 @@ from tfps.runtime.graph import graph_editor, model_calls, placement
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS, CancelSafeIterator
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.passes.functions import nodes_within
+from tfps.runtime.graph.towers import batches as tower_batches
+from tfps.runtime.graph.towers import devices as tower_devices
 from tfps.tf_types import Dataset, Graph, InputIterator, Nested, NodeDef, Operation, Tensor
 
 _ENDLESS = ("RepeatDataset", "RandomDataset")  # parts of the op types of datasets
@@ -32,12 +34,10 @@ def input_of(
     pipelines: int,
     index: int,
     params: TrackedFlags | None = None,
-    *,
-    group: Callable[[Dataset], Dataset] = lambda dataset: dataset,
-) -> Any:  # noqa: PLR0913
+) -> Any:
     """Build the input pipeline on the task's CPU. Return iterator, number of batches and next batch, or ``None``.
 
-    ``group`` puts several batches into an element, and does not change their number.
+    If a worker trains on several devices, the next element holds a batch of each; see ``towers.batches``.
     """
     with tf.device(f"{device}/cpu:0" if "cpu" not in device else device):
         dataset = model_calls.dataset(model, mode, config, pipelines, index, params)
@@ -45,8 +45,10 @@ def input_of(
             return None
         _keep_cardinality(tf.get_default_graph())
         training = mode == ModeKeys.TRAIN
-        batches, source = _batches(dataset), group(dataset)
-        iterator = CancelSafeIterator(source) if training else tf.data.make_initializable_iterator(source)
+        batches, count = _batches(dataset), tower_devices.count(config) if training else 1
+        if count > 1:
+            dataset = tower_batches.grouped(dataset, count, config.tower_updates != "all")
+        iterator = CancelSafeIterator(dataset) if training else tf.data.make_initializable_iterator(dataset)
         return iterator, batches, iterator.get_next()
 
 

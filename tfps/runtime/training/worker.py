@@ -102,10 +102,8 @@ class Worker:
         early_end = EarlyEnd(parts, loop, self._stop, self.life)
         self._loop = loop
         self._early_end = early_end
-        workers = plural(self._cluster.num_workers, "worker")
-        count = len(devices.of_worker(self._config, self.task))
-        each = f", {count} devices in this worker" if count > 1 else ""
-        log.info("training: mode %s, %s, %d ps%s", self._config.mode, workers, self._cluster.num_ps, each)
+        workers, here = plural(self._cluster.num_workers, "worker"), devices.described(self._config)
+        log.info("training: mode %s, %s, %d ps%s", self._config.mode, workers, self._cluster.num_ps, here)
         parts.barrier.listen()
         try:
             while not self._train_until_done(parts, loop):

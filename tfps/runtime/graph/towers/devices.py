@@ -15,9 +15,20 @@ def of_worker(config: JobConfig, task: Task) -> Sequence[str]:
 
     Without the flag, they are all GPUs of this machine that the process may use.
     """
-    asked = requested(config.devices_per_worker)
-    count = len(_gpus()) if asked.count is None else asked.count
-    return [f"{task.device}/device:{asked.kind}:{index}" for index in range(count)] or [task.device]
+    kind = requested(config.devices_per_worker).kind
+    return [f"{task.device}/device:{kind}:{index}" for index in range(count(config))] or [task.device]
+
+
+def count(config: JobConfig) -> int:
+    """Return the number of devices on which a worker computes; 0 for its CPU, without the flag and without a GPU."""
+    asked = requested(config.devices_per_worker).count
+    return len(_gpus()) if asked is None else asked
+
+
+def described(config: JobConfig) -> str:
+    """Return the part of a log line that says how many devices a worker uses; empty for one."""
+    number = count(config)
+    return f", {number} devices in this worker" if number > 1 else ""
 
 
 def check(config: JobConfig) -> None:

@@ -167,9 +167,8 @@ class Towers:
             if len(devices) > 1 and graph_editor.is_in_every_step(tensor.op):
                 with self._graph.as_default(), tf.device(None), tf.device(task), tf.control_dependencies(None):
                     received = tf.identity(tensor, name="tfps/received")
-                graph_editor.replace(
-                    tensor, received, lambda op, own=received.op: op is not own and task_of(op).startswith("worker/")
-                )
+                on_worker = {op for op in tensor.consumers() if task_of(op).startswith("worker/")}
+                graph_editor.replace(tensor, received, (on_worker - {received.op}).__contains__)
 
 
 def _parts(gradient: Gradient) -> Sequence[Tensor]:
