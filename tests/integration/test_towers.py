@@ -152,10 +152,10 @@ def built(model: Any, **flags: Any) -> builder.TrainGraph:
 def test_parameters_cross_the_wire_once(wire: str) -> None:
     """What a step receives and sends does not depend on the number of devices."""
     found = {}
-    for devices in ("1", "cpu:4"):
-        graph = built(product, devices_per_worker=devices, wire=wire)
+    for given in ("1", "cpu:4"):
+        graph = built(product, devices_per_worker=given, wire=wire)
         on = {op.device.rpartition(":")[2] for op in placement.ancestors(graph.fetches) if "CPU" in op.device}
-        found[devices] = sorted((one.source, one.target, one.num_bytes) for one in placement.transfers(graph.fetches))
+        found[given] = sorted((one.source, one.target, one.num_bytes) for one in placement.transfers(graph.fetches))
         users = [op for op in placement.ancestors(graph.fetches) for t in op.inputs if t.op.type == "ReadVariableOp"
                  and placement.task_of(t.op) == "ps/0" and placement.task_of(op) == "worker/0"]  # fmt: skip
         assert len({op.device for op in users}) <= 1

@@ -114,8 +114,7 @@ class Worker:
         log.info("done: %s of this worker", plural(self._steps, "step"))
 
     def _make_loop(self, parts: WorkerParts) -> Loop:
-        chief, connection = parts.chief, parts.connection
-        model_dir = self._config.model_dir
+        chief, connection, model_dir = parts.chief, parts.connection, self._config.model_dir
         events = EventFile(JobDirectory(model_dir).training_events if model_dir else None) if chief else None
         if events:
             events.start(parts.global_step())
