@@ -12,7 +12,7 @@ The passes run in this order:
    what a step uses. The checks precede the costly gradients.
 7. ``Packing`` and ``nan_guard`` wrap the optimizer before the mode uses it: packing inside, so that checks see few
    gradients.
-8. The mode builds the step: gradients, their way to the PS, tickets.
+8. The mode builds the step: gradients, which ``towers`` copies for other devices, their way to the PS, tickets.
 9. ``update_order.put_before`` and ``put_after`` need the gates and checks of the gradients. ``put_after`` is second,
    because it excludes what the gradients now wait for. ``with_late_summaries`` needs the checks, too.
 10. ``place_unplaced_ops`` gives each operation a device. The passes after it ask on which task an operation runs.

@@ -164,8 +164,7 @@ def build(
     ``pace`` returns the worker's progress; ``None`` if it does not train yet.
 
     Raises:
-        ModelError: If the model is wrong.
-        ConfigError: If the worker has fewer devices than it is to use.
+        ConfigError: If the model is wrong, or the worker has fewer devices than it is to use.
     """
     devices.check(config)
     built = builder.training(config, cluster, task, model)
@@ -173,8 +172,7 @@ def build(
     with built.graph.as_default():
         state = JobState(cluster, task.index)
         tables = tf.tables_initializer()
-        input_ = tf.group(tables, built.iterator.initializer)
-        init = InitOperations(tables, input_, tf.local_variables_initializer())
+        init = InitOperations(tables, tf.group(tables, built.iterator.initializer), tf.local_variables_initializer())
         partial = PartialUpdates(built.step, task.index)
         chief = Chief(config, cluster, model, built, connection) if task.is_chief else None
     heartbeat = Heartbeat(state, pace)

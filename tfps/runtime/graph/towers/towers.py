@@ -29,6 +29,11 @@ _OWN_GRADIENTS = (
     "as clipping, it does with those of each device, before the worker takes their mean."
 )
 
+_PYTHON = (
+    "--devices_per_worker: Python keeps the gradient of a tf.py_function for one call at a time. Use TensorFlow's own "
+    "operations or tf.custom_gradient, or give --devices_per_worker=1."
+)
+
 Pairs = list[tuple[Gradient, Variable]]
 
 
@@ -102,6 +107,9 @@ class Towers:
         parts = [part for gradient, _ in pairs if gradient is not None for part in _parts(gradient)]
         region = Region(self._graph, self._batches[0], [*parts, *self._more], self._of_all)
         region.check([*parts, self._more[0]])
+        forward = set(ancestors(self._more))
+        if any(op.type == "EagerPyFunc" and op not in forward for op in region.ops):
+            raise ValueError(_PYTHON)
         self._region = region
         self._copies = Copies(self._graph, region, self._batches, self._devices)
         with tf.name_scope("tfps/towers/"):

@@ -44,7 +44,7 @@ def test_sparse_and_ragged_features_and_no_labels() -> None:
 
     def numbers(one: Any) -> Any:
         first = tf.sparse.reduce_sum(one[0]["s"])
-        return tf.stack([first, tf.size(one[0]["r"].flat_values, tf.int64)])
+        return tf.stack([first, tf.size(one[0]["r"].flat_values, out_type=tf.int64)])
 
     with tf.Graph().as_default():
         source = tf.data.Dataset.range(1, 5).map(parts)
