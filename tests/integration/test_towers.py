@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from support.cluster import model_of, train, variables_of
 from support.processes import summary
@@ -174,3 +175,60 @@ def test_too_many_gpus_are_refused_on_the_worker() -> None:
     """The error lists what the worker has."""
     with pytest.raises(ConfigError, match=r"--devices_per_worker=9.*fewer GPUs on this worker \(none\)"):
         devices.check(JobConfig(devices_per_worker="9"))
+
+
+def with_python(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a gradient through Python."""
+    weight = tf.get_variable("weight", [4], initializer=tf.zeros_initializer())
+    doubled = tf.ensure_shape(tf.py_function(lambda x: x * 2, [features["x"] @ weight[:, None]], tf.float32), [None, 1])
+    return tfps.ModelSpec(loss=tf.reduce_mean(doubled), optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+
+def test_a_gradient_through_python_is_refused() -> None:
+    """The gradients of two devices would be taken for one another."""
+    with pytest.raises(ModelError, match=r"gradient of a tf\.py_function"):
+        built(with_python)
+
+
+class Clipping(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """Clips each gradient, as ``compute_gradients`` of the base class returns it."""
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Return clipped gradients."""
+        return [(tf.clip_by_norm(gradient, 0.01), one) for gradient, one in super().compute_gradients(*args, **kwargs)]
+
+
+def layers(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model of Keras's layers, some in a function, with an optimizer of its own."""
+    keras = pytest.importorskip("keras")
+    first, norm, drop = keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)
+    hidden = drop(norm(first(features["x"]), training=True), training=True)
+    weight = tf.get_variable("weight", [3], initializer=tf.ones_initializer())
+    loss = tf.reduce_mean(tf2.function(lambda x, w: tf.tanh(x) * w)(hidden, weight))
+    return tfps.ModelSpec(loss=loss, optimizer=Clipping(1.0))
+
+
+@pytest.mark.parametrize("updates", ["first", "all"])
+def test_layers_train_with_one_set_of_variables(tmp_path: Path, updates: str) -> None:
+    """The averages of batch norm move once a step, or once a device."""
+    found = trained(
+        tmp_path, "a", layers, num_workers=2, batch_size=6, devices_per_worker="cpu:4", tower_updates=updates
+    )
+    one = trained(tmp_path, "b", layers, num_workers=2, batch_size=6)
+    assert found.keys() == one.keys()
+    [moved] = [value for name, value in found.items() if "moving_variance" in name]
+    assert np.isfinite(moved).all()
+    assert (moved != 1).all()
+
+
+def clipped(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model whose optimizer clips the gradient."""
+    spec = product(features, labels, mode, params)
+    return tfps.ModelSpec(loss=spec.loss, optimizer=Clipping(1.0))
+
+
+def test_an_optimizer_gets_the_mean_of_the_devices(tmp_path: Path) -> None:
+    """It clips the mean, and not each of them."""
+    found = trained(tmp_path, "a", clipped, batch_size=6, devices_per_worker="cpu:4", max_steps=1)["weight"]
+    mean = ROWS[:24].mean(0)
+    np.testing.assert_allclose(found, -0.01 * mean / np.linalg.norm(mean), rtol=1e-5)
