@@ -91,7 +91,9 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         compute = self._optimizer.compute_gradients
         if self._towers is None:
             return loss, list(compute(loss, *args, **kwargs))
-        found = self._towers.compute_gradients(compute, loss, *args, **kwargs)
+        own: Any = getattr(self._optimizer, "wrapped", self._optimizer)
+        overrides = getattr(own.compute_gradients, "__func__", None) is not tf.train.Optimizer.compute_gradients
+        found = self._towers.compute_gradients(compute, overrides, loss, *args, **kwargs)
         return self._towers.mean(loss), found
 
     def apply_gradients(

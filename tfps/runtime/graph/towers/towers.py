@@ -10,6 +10,7 @@ not: its mean and variance are of one device's batch, as in each program with se
 """
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from tfps.runtime.graph.towers.region import Region
 from tfps.tf_types import Fetch, Gradient, Graph, Nested, Operation, Optimizer, Tensor, Variable
 
 log = logging.getLogger(__name__)
+
+_BUILDING = threading.Lock()  # a test may build the graphs of several workers in one process
 
 _OWN_GRADIENTS = (
     "the optimizer's compute_gradients does not call that of tf.train.Optimizer: what it does with the gradients, such "
@@ -70,19 +73,27 @@ class Towers:
         numbers = tf.stack([tf.cast(count, tf.int64) for count in counts])
         return tf.reduce_sum(tf.where(self._weights > 0, numbers, tf.zeros_like(numbers)))
 
-    def compute_gradients(self, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Pairs:
+    def compute_gradients(self, compute: Callable[..., Any], overrides: bool, *args: Any, **kwargs: Any) -> Pairs:
         """Return the mean of the towers' gradients, each with its variable.
 
         An optimizer that overrides ``compute_gradients`` and calls that of its base class gets the mean from there.
 
         Args:
             compute: The method of the optimizer.
+            overrides: Whether the model's optimizer overrides it.
             *args: Of ``compute_gradients``.
             **kwargs: Likewise.
 
         Raises:
             ValueError: If the model cannot have several towers.
         """
+        with _BUILDING:
+            if overrides:
+                return self._within(compute, *args, **kwargs)
+            return self._mean_of(list(compute(*args, **kwargs)))
+
+    def _within(self, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Pairs:
+        """Compute gradients with an optimizer that gets the mean from the method of its base class."""
         called: list[bool] = []
         base = tf.train.Optimizer.compute_gradients
 
