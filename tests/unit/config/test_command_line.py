@@ -24,6 +24,7 @@ GOOD: Mapping[str, list[Any]] = {
     "network_policy": [False],
     "staleness_lr": [True, False],
     "worker_gpu": [1, 64],
+    "devices_per_worker": ["8", "cpu:4"],
     "port_base": [1024, 8888],
     "steps_per_run": [1, 7, 64],
     "runs_in_flight": [1, 8],
