@@ -92,7 +92,7 @@ _WITH_GRAPHS = (
     "update_ops",
 )
 _MODES = tuple(f"tfps.modes.{name}" for name in _WITH_GRAPHS)
-WITH_TENSORFLOW = ("tfps.runtime", *_MODES, *_MODELS, "tfps.data.batches")
+WITH_TENSORFLOW = ("tfps.runtime", *_MODES, *_MODELS, "tfps.data.batches", "tfps.data.stream")
 
 
 def modules() -> dict[str, Path]:

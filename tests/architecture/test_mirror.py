@@ -25,6 +25,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         *("jobs/output", "launchers/local/launcher", "launchers/local/output", "launchers/local/plan"),
         "launchers/local/tensorflow_start",
     ],
+    "integration/test_data_policy.py": ["data/examples", "data/stream"],
     "integration/test_modes.py": [
         *("modes/async_step", "modes/asynchronous", "runtime/graph/builder", "runtime/graph/forward_pass"),
         *("runtime/training/interrupted_steps", "runtime/training/worker_progress"),

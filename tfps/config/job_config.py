@@ -60,6 +60,15 @@ class JobConfig:
     seed: int = option(
         1, "job", integer(0, INT32_MAX), "seed of the shuffling and of the initial weights", must_agree=True
     )
+    partition: str | None = option(
+        None,
+        "training",
+        text,
+        "the shares of the workers: even (of like examples) or label (of few classes each, as in federated learning); "
+        "for models that return tfps.Examples (default even)",
+        choices=("even", "label"),
+        must_agree=True,
+    )
     learning_rate: float | None = option(
         None, "training", number(0), "the optimizer's step size (default: the model's own)", must_agree=True
     )
@@ -131,6 +140,15 @@ class JobConfig:
         "mode",
         number(0),
         "async: lambda of DC-ASGD, such as 0.04: correct a stale gradient for how the parameters have changed since",
+        must_agree=True,
+    )
+    data_policy: str | None = option(
+        None,
+        "mode",
+        text,
+        "async, ssp, sync: shard divides the examples among the workers, and a resumed job goes on in its epoch; for "
+        "models that return tfps.Examples (default: as the model divides them)",
+        choices=("shard",),
         must_agree=True,
     )
     ps_strategy: str = option(

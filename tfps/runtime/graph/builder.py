@@ -184,13 +184,13 @@ def _backward(job: TrainJob, forward: Forward) -> _Backward:
 
 def _checked_optimizer(job: TrainJob, forward: Forward, packing: Packing | None) -> nan_guard.CheckedOptimizer:
     """Return the model's optimizer with checks of the loss, the gradients, and what the model's own updates send."""
-    used = set(placement.ancestors([*forward.shown, *forward.updates]))
-    read = inputs.next_of(forward.iterator)
+    used, read = set(placement.ancestors([*forward.shown, *forward.updates])), inputs.next_of(forward.iterator)
     return nan_guard.CheckedOptimizer(
         packing or forward.spec.optimizer,
         packing.name_of if packing else _name_of,
         room=_room(job.wire, job.mode.gradients_per_update(job.config, job.cluster.num_workers)),
         sent=[read, *(tensor for tensor, _ in forward.checked if tensor.op in used)],
+        also=forward.counted,
     )
 
 

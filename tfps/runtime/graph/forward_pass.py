@@ -5,7 +5,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
@@ -14,12 +14,14 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.converters import INT32_MAX
 from tfps.config.job_config import JobConfig
 from tfps.config.wire_format import WireFormat
+from tfps.data.stream import Position
 from tfps.errors import ModelError
 from tfps.models.model import Model
 from tfps.models.params import tracked_flags, unread_flags
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.base import Mode, Step
 from tfps.runtime.graph import graph_editor, inputs, model_calls, placement, variable_check
+from tfps.runtime.graph.cancel_safe_iterator import CancelSafeIterator
 from tfps.runtime.graph.graph_scope import on_cluster
 from tfps.runtime.graph.passes import (
     embedding_rows,
@@ -102,6 +104,11 @@ class Forward:
     summary: Tensor | None
 
     @property
+    def counted(self) -> Callable[[], Operation | None] | None:
+        """What adds the count of a batch's examples to an update, if there is such a count."""
+        return self.iterator.position.counted if self.iterator.position else None
+
+    @property
     def shown(self) -> list[Tensor]:
         """The loss, and what is read in some steps."""
         summary = [] if self.summary is None else [self.summary]
@@ -135,8 +142,17 @@ def build(job: TrainJob, graph: Graph) -> Forward:
         spec, updates = _with_own_updates(graph, spec, on_ps=task.is_chief or not job.mode.is_blocking)
         inputs.only_with(inputs.next_of(iterator), [spec.loss, *updates])
         summary = tf.summary.merge_all()
+        iterator.position = _position(job, iterator, global_step)
     reads_rate = "learning_rate" in read
     return Forward(graph, global_step, iterator, batches, examples, spec, reads_rate, own, updates, checked, summary)
+
+
+def _position(job: TrainJob, iterator: CancelSafeIterator, global_step: Variable) -> Position | None:
+    """Add the position in the data to the graph, if it is part of a checkpoint."""
+    config, workers = job.config, job.cluster.num_workers
+    if config.data_policy is None or iterator.stream is None:
+        return None
+    return Position(iterator.stream, iterator.indices, global_step, config, workers, by_step=job.mode.is_blocking)
 
 
 def _log_unread(job: TrainJob, read: Container[str]) -> None:

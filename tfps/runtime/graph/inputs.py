@@ -41,6 +41,10 @@ def input_of(
         _keep_cardinality(tf.get_default_graph())
         training = mode == ModeKeys.TRAIN
         iterator = CancelSafeIterator(dataset) if training else tf.data.make_initializable_iterator(dataset)
+        if (own := getattr(dataset, "tfps_stream", None)) is not None:
+            batch, iterator.indices = iterator.get_next()
+            iterator.stream = own
+            return iterator, tf.constant(tf.data.experimental.INFINITE_CARDINALITY, tf.int64), batch
         return iterator, _batches(dataset), iterator.get_next()
 
 

@@ -198,7 +198,10 @@ class Joining:
             chief.take_over(session, self._state.run(session))
         elif chief:
             chief.check_evaluation()
-            self._state.set_run(session, chief.initialize_variables(session))
+            run = chief.initialize_variables(session)
+            if self._parts.built.iterator.position:
+                self._parts.built.iterator.position.begin(session)
+            self._state.set_run(session, run)
 
 
 def begin(parts: WorkerParts, session: Session) -> None:
@@ -208,3 +211,6 @@ def begin(parts: WorkerParts, session: Session) -> None:
     if not parts.barrier.over:
         parts.partial.report(session)
         session.run(parts.built.step.worker_init)
+        if parts.built.iterator.position:
+            parts.built.iterator.position.find(session)
+            session.run(parts.built.iterator.initializer)

@@ -34,6 +34,7 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         room: The gradients must stay finite when multiplied by this factor, because they may be summed or rounded.
         sent: Tensors that are checked elsewhere and must be finite before anything is applied, and operations that must
             succeed before that.
+        also: Adds an operation to the graph that is part of each update, and returns it; ``None`` if there is none.
 
     Attributes:
         gates: Operations that return the gradients; set when these have been computed.
@@ -44,10 +45,16 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
     """
 
     def __init__(
-        self, optimizer: Optimizer, name_of: Callable[[Variable], str], room: float = 1.0, sent: Sequence[Fetch] = ()
+        self,
+        optimizer: Optimizer,
+        name_of: Callable[[Variable], str],
+        room: float = 1.0,
+        sent: Sequence[Fetch] = (),
+        also: Callable[[], Operation | None] | None = None,
     ) -> None:
         super().__init__(graph_editor.uses_locking(optimizer), optimizer.get_name())
         self._optimizer, self._name_of, self._room, self._sent = optimizer, name_of, room, sent
+        self._also = also or (lambda: None)
         self.gates: Sequence[Operation] = ()
         self.checks: Sequence[Operation] = ()
         self.updated: Sequence[Variable] = ()
@@ -81,6 +88,14 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
 
     def apply_gradients(
         self, grads_and_vars: Sequence[tuple[Gradient, Variable]], global_step: Variable = None, name: str | None = None
+    ) -> Fetch:
+        """Apply the gradients as the other optimizer does, and make the change of ``also`` part of the update."""
+        applied = self._applied(grads_and_vars, global_step, name)
+        also = self._also()
+        return applied if also is None else tf.group(applied, also)
+
+    def _applied(
+        self, grads_and_vars: Sequence[tuple[Gradient, Variable]], global_step: Variable, name: str | None
     ) -> Fetch:
         """Apply the gradients as the other optimizer does.
 
