@@ -6,12 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.cluster import job, model_of, run_job, train, variables_of, wait_until
+from support.cluster import job, model_of, train, variables_of, wait_until
 
 import tfps
+from tfps.cluster.spec import Cluster, Task
+from tfps.config.job_config import JobConfig
 from tfps.data.order import Order
 from tfps.data.stream import NAME
 from tfps.errors import ModelError, StoppedError
+from tfps.modes.registry import problems_of
+from tfps.runtime.graph import builder
 
 pytestmark = pytest.mark.slow
 
@@ -118,11 +122,24 @@ def test_label_shares_need_no_policy(tmp_path: Path) -> None:
         assert len(set(share % 8)) == 4
 
 
-def test_a_model_without_examples_is_refused() -> None:
+@pytest.mark.parametrize("flag", ["data_policy=shard", "partition=label"])
+def test_a_model_without_examples_is_refused(flag: str) -> None:
     """The message says what to return."""
     plain = model_of(lambda *_: tf.data.Dataset.from_tensors(({"id": [0]}, [0])).repeat(), model_fn)
-    ended = run_job(plain, 1, 1, data_policy="shard", max_steps=1)
-    error = ended["worker/0"]
-    assert isinstance(error, ModelError)
-    assert "return tfps.Examples(size, read) for training" in str(error)
+    name, _, value = flag.partition("=")
+    config = JobConfig(**{name: value})
+    with pytest.raises(ModelError, match=rf"--{flag}: .* return tfps\.Examples\(size, read\) for training"):
+        builder.training(config, Cluster(("a:1",), ("b:1",)), Task("worker", 0), plain)
 
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        ({"backup_workers": 1}, "--data_policy=shard is not for --backup_workers=1"),
+        ({"on_nan": "skip"}, "--data_policy=shard is not for --on_nan=skip"),
+    ],
+)
+def test_sync_refuses_what_would_leave_batches_out(flags: dict[str, Any], what: str) -> None:
+    """The step could not tell the position any more."""
+    config = JobConfig(mode="sync", data_policy="shard", **flags)
+    assert [problem for problem in problems_of(config, 3) if what in problem]
