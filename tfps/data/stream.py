@@ -12,7 +12,8 @@ How it follows the parameters depends on the mode:
 2. Where one update has one batch of each worker (sync), the step tells the position. The counts are those at ``step``,
    when the run began, and each update since has taken one batch of each worker.
 
-A worker looks up the position when it starts and when all restart. What its pipeline had read ahead is read again.
+A worker looks up the position when it starts. What a lost pipeline had read ahead is read again. Where a worker of sync
+is lost, the job restarts from its checkpoint: TensorFlow crashes where an input is initialized again.
 """
 
 from collections.abc import Mapping

@@ -180,6 +180,10 @@ class Joining:
         self._barrier.over = are_done or self._barrier.has_ended(session)
         if self._barrier.over:
             self._barrier.settle(session)
+        if not self._barrier.over and self._parts.built.iterator.position:
+            # TensorFlow cannot initialize the input of the others again: its iterator crashes in their new session.
+            self._state.abort_job(session)
+            raise PeerLostError("this task restarted: with --data_policy, the job restarts from its last checkpoint.")
         if not self._barrier.over or (self._parts.chief and not are_done):
             self._parts.write_phase(Phase.RUNNING, Progress())
             self._state.request_restart(session)
