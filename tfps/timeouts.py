@@ -29,6 +29,7 @@ CANCEL_SECS = 2.0 * RAY_DRIVER_STOP_SECS  # tfps cancel waits for a scheduler's 
 
 # Since when a process must have been silent to be lost or frozen.
 MUTE_AFTER_SECS = 20.0  # a PS that accepts connections but does not answer is frozen; it ends the job's step
+BUSY_MUTE_AFTER_SECS = 3 * MUTE_AFTER_SECS  # the same for a chief without PS, which may not answer while it computes
 TCP_TIMEOUT_SECS = MUTE_AFTER_SECS  # data that a peer has not acknowledged for so long ends the connection
 STALLED_AFTER_SECS = MUTE_AFTER_SECS - 5.0  # a launcher kills a frozen task before its peers give it up
 REPLACED_AFTER_SECS = 20.0  # in sync mode, workers wait this long for a lost one that may be started again

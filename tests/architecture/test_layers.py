@@ -62,7 +62,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.runtime": (),
     "tfps.runtime.process": (*_OUTSIDE, "tfps.modes", "tfps.tf_types"),
     "tfps.runtime.graph": _TASK,
-    _EDITOR: ("tfps.tf_types",),  # below the modes and all of the graph
+    _EDITOR: ("tfps.tf_types", "tfps.cluster.spec"),  # below the modes and all of the graph
     _EFFECTS: ("tfps.tf_types", _EDITOR, "tfps.runtime.graph.passes.functions", "tfps.runtime.graph.placement"),
     "tfps.runtime.checkpoint": (*_TASK, "tfps.runtime.graph"),
     "tfps.runtime.coordination": _TASK,
@@ -84,7 +84,9 @@ _MODELS = (*loader.BUILTIN.values(), "tfps.optimizers.adagrad", "tfps.optimizers
 _WITH_GRAPHS = (
     "async_step",
     "atomic_update",
+    "copies",
     "joint_update",
+    "local",
     "moments",
     "ssp_step",
     "staleness",
@@ -92,7 +94,7 @@ _WITH_GRAPHS = (
     "update_ops",
 )
 _MODES = tuple(f"tfps.modes.{name}" for name in _WITH_GRAPHS)
-WITH_TENSORFLOW = ("tfps.runtime", *_MODES, *_MODELS, "tfps.data.batches")
+WITH_TENSORFLOW = ("tfps.runtime", *_MODES, *_MODELS, "tfps.data.batches", "tfps.data.stream")
 
 
 def modules() -> dict[str, Path]:

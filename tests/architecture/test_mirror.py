@@ -25,12 +25,21 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         *("jobs/output", "launchers/local/launcher", "launchers/local/output", "launchers/local/plan"),
         "launchers/local/tensorflow_start",
     ],
+    "integration/test_data_policy.py": ["data/examples", "data/stream"],
     "integration/test_modes.py": [
         *("modes/async_step", "modes/asynchronous", "runtime/graph/builder", "runtime/graph/forward_pass"),
-        *("runtime/training/interrupted_steps", "runtime/training/worker_progress"),
+        *("runtime/coordination/interrupted_steps", "runtime/training/worker_progress"),
     ],
-    "integration/test_plugins.py": ["modes/base", "modes/registry", "optimizers/base"],
+    "integration/test_local_sgd.py": [
+        *("modes/copies", "modes/local/exchange", "modes/local/server_optimizer", "modes/local/state"),
+        *("modes/local/step", "modes/local_sgd"),
+    ],
+    "integration/test_plugins.py": ["modes/base", "modes/recovery", "modes/registry", "optimizers/base"],
     "integration/test_ssp.py": ["modes/ssp"],
+    "integration/test_towers.py": [
+        *("runtime/graph/towers/copies", "runtime/graph/towers/devices", "runtime/graph/towers/nodes"),
+        *("runtime/graph/towers/region", "runtime/graph/towers/towers"),
+    ],
     "integration/test_run.py": ["cli/run", "runtime/process/task_log", "runtime/task"],
     "platforms/test_docker.py": ["launchers/docker/job"],
     "platforms/test_kubectl.py": ["launchers/kubernetes/kubectl", "launchers/kubernetes/launcher"],
@@ -55,6 +64,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/models/test_builtin_models.py": ["models/linear", "models/mnist"],
     "unit/models/test_model.py": ["models/spec"],
     "unit/modes/sync/test_gradient_slots.py": ["modes/sync/collector"],
+    "unit/runtime/graph/passes/test_nan_guard.py": ["runtime/training/non_finite"],
     "unit/modes/test_atomic_update.py": [
         *("modes/moments", "modes/update_ops", "runtime/coordination/partial_updates"),
         *("runtime/training/joining", "runtime/training/worker_parts"),

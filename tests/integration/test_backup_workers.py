@@ -140,17 +140,115 @@ def test_a_checkpoint_is_of_one_step(tmp_path: Path) -> None:
     assert all(step == in_it and other == -float(step) for step, other, in_it in found), found
 
 
-def test_a_change_that_the_optimizer_uses_is_refused(tmp_path: Path) -> None:
-    """An update without the chief's gradient would lack it."""
+def in_update_ops(rate: Any, loss: Any) -> tuple[Any, Any]:
+    """Change a rate beside the loss."""
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, rate.assign(rate * 0.5))
+    return loss, rate
+
+
+def computed_before(rate: Any, loss: Any) -> tuple[Any, Any]:
+    """Change a rate beside the loss; the optimizer gets the product that the model computes."""
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, rate.assign(rate * 0.5))
+    return loss, rate * 1.0
+
+
+def before_loss(rate: Any, loss: Any) -> tuple[Any, Any]:
+    """Change a rate before the loss."""
+    with tf.control_dependencies([rate.assign(rate * 0.5)]):
+        return tf.identity(loss), rate
+
+
+def in_function(rate: Any, loss: Any) -> tuple[Any, Any]:
+    """Change a rate in a function that returns the loss."""
+
+    @tf.function
+    def halved(x: Any) -> Any:
+        rate.assign(rate * 0.5)
+        return tf.identity(x)
+
+    return halved(loss), rate
+
+
+def in_branch(rate: Any, loss: Any) -> tuple[Any, Any]:
+    """Change a rate in a branch that the loss needs."""
+    with tf.control_dependencies([tf.cond(loss < 1e9, lambda: rate.assign(rate * 0.5), rate.read_value)]):
+        return tf.identity(loss), rate
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+@pytest.mark.parametrize("change", [in_update_ops, computed_before, before_loss, in_function, in_branch])
+def test_a_change_that_the_optimizer_uses_is_refused(change: Any, is_local: bool, tmp_path: Path) -> None:
+    """An update that comes before the chief's step would lack it, wherever the model makes it."""
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
-        rate = tf.get_variable("rate", [], initializer=tf.ones_initializer(), trainable=False)
-        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, rate.assign_add(-0.01))
+        collections = [tf.GraphKeys.LOCAL_VARIABLES] if is_local else None
+        ones = tf.ones_initializer()
+        rate = tf.get_variable("rate", [], initializer=ones, trainable=False, collections=collections)
         weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
-        return tfps.ModelSpec(loss=weight * features["x"], optimizer=tf.train.GradientDescentOptimizer(rate))
+        loss, rate = change(rate, weight * features["x"])
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(rate))
 
-    with job(model_of(powers(), model_fn), 1, 2, mode="sync", backup_workers=1, model_dir=str(tmp_path)) as running:
+    assert "--backup_workers=1" in str(refused(model_fn, tmp_path))
+
+
+def test_a_clipped_weight_is_refused(tmp_path: Path) -> None:
+    """A late worker that clips a weight before it reads it could undo an update."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        with tf.control_dependencies([weight.assign(tf.clip_by_value(weight, -1.0, 1.0))]):
+            loss = weight.read_value() * features["x"]
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    assert "--backup_workers=1" in str(refused(model_fn, tmp_path))
+
+
+def refused(model_fn: Any, model_dir: Path) -> ModelError:
+    """Return the error with which the chief refuses a model."""
+    model = model_of(powers(), model_fn)
+    with job(model, 1, 2, mode="sync", backup_workers=1, max_steps=20, model_dir=str(model_dir)) as running:
         wait_until(lambda: "worker/0" in running.ended)
         error = running.ended["worker/0"]
-    assert isinstance(error, ModelError)
-    assert "--backup_workers=1" in str(error)
+    assert isinstance(error, ModelError), error
+    return error
+
+
+def test_what_only_reads_a_weight_is_not_refused(tmp_path: Path) -> None:
+    """A metric of a weight counts each step of the chief once, and the optimizer does not see it."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        spec = linear(features, labels, mode, params)
+        weight = next(one for one in tf.trainable_variables() if one.op.name == "weight")
+        return dataclasses.replace(spec, log_tensors={"mean": tf.metrics.mean(tf.norm(weight))[1]})
+
+    flags = {"mode": "sync", "backup_workers": 1, "max_steps": STEPS, "model_dir": str(tmp_path)}
+    assert_done(run_job(model_of(powers(), model_fn), 1, 2, **flags))
+    contributed = [summary(tmp_path)["tasks"][f"worker/{index}"]["steps"] for index in range(2)]
+    assert sum(contributed) == STEPS
+    assert applied(variables_of(tmp_path)["weight"], contributed, needed=1)
+
+
+def test_a_skipped_batch_is_of_the_step_that_the_job_has_come_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that has no finite batch reports the steps that the others take, and ends with the job."""
+    seen: list[int] = []
+
+    def wait(worker: int, step: int) -> None:
+        if worker == 2 and step > 1:
+            come_to = len(seen) + 6  # the others take three steps meanwhile, or the job ends
+            wait_until(lambda: len(seen) >= min(come_to, 2 * STEPS))
+        elif worker != 2:
+            seen.append(step)
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        spec = linear(features, labels, mode, params)
+        return dataclasses.replace(spec, loss=tf.where(features["x"] > 3.0, np.nan, 1.0) * spec.loss)
+
+    flags = {"mode": "sync", "backup_workers": 1, "max_steps": STEPS, "on_nan": "skip", "model_dir": str(tmp_path)}
+    caplog.set_level("INFO")
+    assert_done(run_job(model_of(powers(wait), model_fn), 1, 3, **flags))
+    steps = [int(step) for step in re.findall(r"skipped a batch: .* at step (\d+)", caplog.text)]
+    assert len(set(steps)) > 2, steps
+    assert steps == sorted(steps)
+    assert contributions(tmp_path) == [STEPS, STEPS, 0]

@@ -74,7 +74,7 @@ def _servers() -> Mapping[Task, Any]:
     ports = _KEPT.enter_context(held_ports(MAX_PS + MAX_WORKERS))
     addresses = [f"127.0.0.1:{port}" for port in ports]
     cluster = Cluster(tuple(addresses[:MAX_PS]), tuple(addresses[MAX_PS:]))
-    return {task: server.start(JobConfig(), cluster, task) for task in cluster.tasks()}
+    return {task: server.start(JobConfig(devices_per_worker="cpu:4"), cluster, task) for task in cluster.tasks()}
 
 
 def target_of(task: Task) -> str:

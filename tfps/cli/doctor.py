@@ -27,6 +27,7 @@ from tfps.cluster.probe import ProbeResult
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ClusterFormError, ConfigError, StorageError
+from tfps.modes import registry
 from tfps.runtime.coordination import compatibility
 from tfps.text import show
 
@@ -107,12 +108,12 @@ def _place(job: JobConfig) -> tuple[Cluster, Task | None, str]:
     found = resolver.find_resolver(job.ps_hosts, job.worker_hosts, os.environ)
     members, me = _resolve(job)
     members = found.locate(members, job.port_base, os.environ) if found else members
-    return members, me, (found.port_flag if found else "") or f"--{me.job if me else 'ps'}_hosts"
+    return members, me, (found.port_flag if found else "") or f"--{(me or members.tasks()[0]).job}_hosts"
 
 
 def _resolve(job: JobConfig) -> tuple[Cluster, Task | None]:
     def resolve(name: str | None, index: int | None) -> tuple[Cluster, Task]:
-        sizes = job.num_ps, job.num_workers
+        sizes = registry.num_ps_of(job), job.num_workers
         return resolver.resolve(job.ps_hosts, job.worker_hosts, name, index, *sizes, os.environ)
 
     try:
@@ -224,9 +225,8 @@ def _directory(model_dir: str | None, num_hosts: int, enough: threading.Event) -
 
 def _room(model_dir: str, visit: SharedDirProbe) -> Check:
     finding = f"{show(model_dir)} is writable, {visit.free_bytes / 1e9:,.1f} GB free"
-    if visit.free_bytes < _LITTLE_BYTES:
-        return Check(WARNING, "model_dir", f"{finding}: make room for checkpoints.")
-    return Check(OK, "model_dir", finding)
+    full = Check(WARNING, "model_dir", f"{finding}: make room for checkpoints.")
+    return full if visit.free_bytes < _LITTLE_BYTES else Check(OK, "model_dir", finding)
 
 
 def _shared(here: Mapping[str, str], others: Mapping[str, Presence], num_hosts: int) -> Check:

@@ -13,6 +13,7 @@ from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, StoppedError, StorageError
 from tfps.jobs.spec import Job
+from tfps.modes import registry
 from tfps.report import final_lines
 from tfps.runtime import task
 from tfps.runtime.checkpoint import ownership
@@ -30,10 +31,11 @@ def _launch(argv: Sequence[str]) -> int:
     began = time.monotonic()
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv).config
-    job = job.replace(num_ps=job.num_ps or 1, num_workers=job.num_workers or 2)
+    job = registry.sized(job)
+    job = job.replace(num_ps=1 if job.num_ps is None else job.num_ps, num_workers=job.num_workers or 2)
     check_job(job, job.num_workers, problems)
     problems.of(task.require_tensorflow)
-    if (job.num_ps or 1) + (job.num_workers or 2) > MAX_LOCAL_TASKS:
+    if (job.num_ps or 0) + (job.num_workers or 2) > MAX_LOCAL_TASKS:
         problems.add(
             f"--num_ps={job.num_ps} and --num_workers={job.num_workers} are more than the {MAX_LOCAL_TASKS} tasks "
             "that launch starts on one machine: give fewer."
@@ -53,7 +55,7 @@ def _follow(job: JobConfig, began: float) -> int:
     remove(directory.summary)  # an earlier run's
     workers = plural(job.num_workers or 2, "worker")
     print(f"{job.model}: {job.num_ps} ps, {workers}, {job.mode}; model_dir {job.model_dir}", flush=True)
-    with ports.held_ports((job.num_ps or 1) + (job.num_workers or 2)) as held:
+    with ports.held_ports((job.num_ps or 0) + (job.num_workers or 2)) as held:
         launcher = LocalLauncher(held)
         plan = launcher.plan(Job(directory.path.name, job))
         shown = display.job_view(job, plan.commands, began)

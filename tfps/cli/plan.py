@@ -6,19 +6,21 @@ from tfps.cli.command import Command, with_tensorflow
 from tfps.cli.validation import ProblemCollector, check_job
 from tfps.cluster.spec import Cluster
 from tfps.models import loader
+from tfps.modes import registry
 
 
 def _plan(argv: Sequence[str]) -> int:
     """Print where variables go and what a step sends."""
     problems = ProblemCollector()
     job = problems.read(COMMAND.flags, argv).config
-    job = job.replace(num_ps=job.num_ps or 1, num_workers=job.num_workers or 2)
+    job = registry.sized(job)
+    job = job.replace(num_ps=1 if job.num_ps is None else job.num_ps, num_workers=job.num_workers or 2)
     check_job(job, job.num_workers, problems)
     with_tensorflow(problems)
     from tfps.cli.tables import print_plan  # noqa: PLC0415
     from tfps.runtime.graph import plan  # noqa: PLC0415  imports TensorFlow
 
-    hosts = [f"task{index}:2222" for index in range((job.num_ps or 1) + (job.num_workers or 2))]
+    hosts = [f"task{index}:2222" for index in range((job.num_ps or 0) + (job.num_workers or 2))]
     members = Cluster(tuple(hosts[: job.num_ps]), tuple(hosts[job.num_ps :]))
     print_plan(job, members, plan.make(job, members, loader.load(job.model)))
     return 0

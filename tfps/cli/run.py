@@ -20,6 +20,7 @@ from tfps.config.job_config import JobConfig
 from tfps.config.launch_protocol import ALIVE, BUILT, SIGNED_OFF, SIGNS, STARTED_AGAIN, give_sign
 from tfps.errors import PeerLostError, StorageError, TfpsError, error_for_limits
 from tfps.models import loader, static_check
+from tfps.modes import registry
 from tfps.runtime import task
 from tfps.runtime.checkpoint import ownership
 from tfps.runtime.checkpoint.ownership import HeldError
@@ -39,7 +40,7 @@ def _run(argv: Sequence[str]) -> int:
     job = problems.read(COMMAND.flags, argv).config
     problems.of(static_check.check, job.model)
     check_ports(job, problems)
-    sizes = job.num_ps, job.num_workers
+    sizes = registry.num_ps_of(job), job.num_workers
     place = problems.of(
         resolver.resolve, job.ps_hosts, job.worker_hosts, job.job_name, job.task_index, *sizes, os.environ
     )
@@ -56,7 +57,7 @@ def _run(argv: Sequence[str]) -> int:
     members = found.locate(members, job.port_base, os.environ) if found else members
     port_flag = (found.port_flag if found else "") or f"--{me.job}_hosts"
     if job.max_restarts:
-        return _supervise(job, members, me)
+        return _supervise(job.replace(num_ps=members.num_ps), members, me)
     return _be_task(job, members, me, port_flag)
 
 

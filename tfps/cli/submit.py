@@ -20,6 +20,7 @@ from tfps.jobs.spec import Job
 from tfps.launchers.base import Launcher, Plan
 from tfps.launchers.registry import LAUNCHERS
 from tfps.models import loader, static_check
+from tfps.modes import registry
 from tfps.text import show
 
 _PLATFORM = ("platform", "ports", "resources", "cluster")
@@ -28,12 +29,16 @@ _PLATFORM = ("platform", "ports", "resources", "cluster")
 def _submit(argv: Sequence[str]) -> int:
     problems = ProblemCollector()
     parsed = problems.read(COMMAND.flags, argv)
-    asked, options = parsed.config, parsed.options(SubmitOptions)
+    asked, options = registry.sized(parsed.config), parsed.options(SubmitOptions)
     if options.to is None:
         problems.add(f"--to is missing: say where the job runs, one of {', '.join(LAUNCHERS)}.")
     problems.settle()
     launcher = LAUNCHERS.load(options.to or "")
     _check_flags(parsed, launcher, problems)
+    if asked.num_ps == 0:
+        for flag in ("ps_cpu", "ps_memory"):
+            if getattr(options, flag) is not None:
+                problems.add(f"--{flag} is for PS, and this job has none: leave it out.")
     job = _job(asked, options, launcher, problems)
     check_mode(job.config, job.worker.replicas, problems)
     plan = problems.of(launcher.plan, job)
@@ -118,7 +123,7 @@ def _check_data(data_dir: str) -> None:
 
 def _sized(config: JobConfig) -> JobConfig:
     """Return the job with the sizes of its lists of hosts; the launcher reports lists that are missing or wrong."""
-    sizes = config.num_ps, config.num_workers
+    sizes = registry.num_ps_of(config), config.num_workers
     try:
         members, _ = resolver.resolve(config.ps_hosts, config.worker_hosts, "worker", 0, *sizes, {})
     except ConfigError:

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfps.cluster.spec import Cluster
+from tfps.config.devices import requested
 from tfps.config.job_config import JobConfig
 from tfps.text import count, plural
 
@@ -21,12 +22,14 @@ def print_plan(config: JobConfig, cluster: Cluster, plan: "Plan") -> None:
     """Print each variable's PS, the bytes on each PS, and what a step sends."""
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=160)
-    console.print(
-        f"{config.model} on {cluster.num_ps} ps and {plural(cluster.num_workers, 'worker')}, --mode={config.mode}\n"
-    )
-    console.print(_variables(plan))
-    console.print(_servers(plan))
-    console.print(_step(plan))
+    asked = requested(config.devices_per_worker)
+    each = f" of {asked.count} {asked.kind}s" if (asked.count or 1) > 1 else ""
+    workers = f"{plural(cluster.num_workers, 'worker')}{each}"
+    console.print(f"{config.model} on {cluster.num_ps} ps and {workers}, --mode={config.mode}\n")
+    holder = "ps" if cluster.ps else "chief"
+    console.print(_variables(plan, holder))
+    console.print(_servers(plan, holder))
+    console.print(_step(plan, holder))
 
 
 def print_status(handle: str, status: "Status") -> None:
@@ -51,15 +54,22 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _variables(plan: "Plan") -> Table:
-    table = _table("variables", "name", "shape", "type", "bytes", "ps")
+def _variables(plan: "Plan", holder: str) -> Table:
+    table = _table("variables", "name", "shape", "type", "bytes", holder)
     for v in plan.variables:
         table.add_row(v.name, "x".join(map(str, v.shape)) or "scalar", v.dtype, count(v.num_bytes), str(v.ps))
     return table
 
 
-def _servers(plan: "Plan") -> Table:
-    table = _table("\nparameter servers", "ps", "variables", "bytes", "share", "packed")
+def _servers(plan: "Plan", holder: str) -> Table:
+    table = _table(
+        "\nparameter servers" if holder == "ps" else "\nthe chief, without ps",
+        holder,
+        "variables",
+        "bytes",
+        "share",
+        "packed",
+    )
     total = sum(plan.ps_bytes.values()) or 1
     for ps, size in plan.ps_bytes.items():
         held = sum(variable.ps == ps for variable in plan.variables)
@@ -67,10 +77,13 @@ def _servers(plan: "Plan") -> Table:
     return table
 
 
-def _step(plan: "Plan") -> Table:
+def _step(plan: "Plan", holder: str) -> Table:
     before = ("with --wire=plain", "bytes") if plan.plain else ()
-    table = _table("\none step of one worker, on the wire", "direction", "tensors", "bytes", *before)
-    for name, way in (("pull, ps to worker", "pulled"), ("push, worker to ps", "pushed")):
+    whose = "one worker" if holder == "ps" else "another worker than the chief"
+    table = _table(f"\none step of {whose}, on the wire", "direction", "tensors", "bytes", *before)
+    pull, push = f"pull, {holder} to worker", f"push, worker to {holder}"
+    ways_of_round = ((f"{pull}, a round", "round_pulled"), (f"{push}, a round", "round_pushed"))
+    for name, way in ((pull, "pulled"), (push, "pushed"), *(ways_of_round if plan.round_pushed else ())):
         ways = [getattr(each, way) for each in (plan, plan.plain) if each]
         table.add_row(name, *(text for transfers in ways for text in (str(len(transfers)), _size(transfers))))
     return table

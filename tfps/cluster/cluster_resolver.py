@@ -68,7 +68,7 @@ class ClusterResolver(abc.ABC):
         Args:
             env: The environment.
             flags: What the flags give.
-            num_ps: The flag's value, for a platform that does not tell a PS from a worker.
+            num_ps: The flag's value, for a platform that does not tell a PS from a worker; 0 if the job has no PS.
             problems: Gets a line for each problem with the environment.
         """
 

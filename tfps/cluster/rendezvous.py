@@ -147,8 +147,8 @@ class _Meeting:
         return time.monotonic() - self._began > secs
 
     def is_time_to_ask(self) -> bool:
-        """Return, every few seconds, that the wait is a long one and all missing tasks are workers."""
-        if not self.lasts(self._ask_at) or any(peer.job != "worker" for peer in self._absent):
+        """Return, every few seconds, that the wait is a long one, and all tasks that hold the job's state are there."""
+        if not self.lasts(self._ask_at) or any(peer in self._cluster.state_tasks for peer in self._absent):
             return False
         self._ask_at = time.monotonic() - self._began + _ASK_AGAIN_SECS
         return True

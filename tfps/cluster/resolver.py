@@ -64,6 +64,7 @@ def resolve(
         job_name: The flag's value as given.
         task_index: The flag's value.
         num_ps: The number of parameter servers in a Slurm step (default 1); elsewhere it must match the cluster.
+            With 0, the job has none, and their addresses are not needed.
         num_workers: Must match the cluster.
         env: The environment.
 
@@ -71,15 +72,16 @@ def resolve(
         ConfigError: Lists every problem.
     """
     problems: list[str] = []
+    ps_hosts = None if num_ps == 0 and not (ps_hosts or "").strip() else ps_hosts
     flags = _from_flags(ps_hosts, worker_hosts, job_name, task_index, problems)
     resolver = find_resolver(ps_hosts, worker_hosts, env)
     of_resolver: list[str] = []
     found = resolver.resolve(env, flags, num_ps, of_resolver) if resolver else PartialSpec()
     merged = _merge(flags, found, resolver, problems)
-    problems += [*of_resolver, *_missing(merged, resolver, env)]
+    problems += [*of_resolver, *_missing(merged, resolver, env, num_ps == 0)]
     ps, workers = (_host_list(name, flags, merged, resolver) for name in ("ps_hosts", "worker_hosts"))
     problems += [*_wrong_sizes((ps, workers), (num_ps, num_workers)), *_repeated((ps, workers))]
-    problems += _out_of_range(flags, merged, resolver)
+    problems += [*_out_of_range(flags, merged, resolver), *_of_no_ps(merged, num_ps)]
     if problems:
         raise ConfigError(problems)
     return Cluster(ps.hosts, workers.hosts), Task(merged.job_name or "", merged.task_index or 0)
@@ -122,13 +124,15 @@ def _shown(value: str | int | tuple[str, ...]) -> str:
     return show(",".join(value) if isinstance(value, tuple) else str(value))
 
 
-def _missing(merged: PartialSpec, resolver: ClusterResolver | None, env: Mapping[str, str]) -> Iterator[str]:
+def _missing(
+    merged: PartialSpec, resolver: ClusterResolver | None, env: Mapping[str, str], no_ps: bool
+) -> Iterator[str]:
     """Yield a problem for each value that no source gives, unless its source already has a problem there."""
     if resolver is None and merged == PartialSpec():
         yield _no_cluster(env)
         return
     for name, (_, fix) in _NEEDED.items():
-        if getattr(merged, name) is not None or name in merged.faulty:
+        if getattr(merged, name) is not None or name in merged.faulty or (no_ps and name == "ps_hosts"):
             continue
         yield f"{resolver.missing(name)}: add it, or give {fix}." if resolver else f"--{name} is missing: give {fix}."
 
@@ -158,7 +162,10 @@ def _host_list(name: str, flags: PartialSpec, merged: PartialSpec, resolver: Clu
 
 def _wrong_sizes(jobs: Sequence[_HostList], sizes: Iterable[int | None]) -> Iterator[str]:
     for job, size in zip(jobs, sizes, strict=True):
-        if job.hosts and size not in (None, len(job.hosts)):
+        if job.hosts and size == 0:
+            why = "but the job has no PS (--num_ps=0, or its mode)"
+            yield f"{job.place} has {len(job.hosts)} ps, {why}: {job.fix}, or choose a mode with PS."
+        elif job.hosts and size not in (None, len(job.hosts)):
             has = f"{job.place} has {len(job.hosts)}"
             yield f"{job.size_flag}={size}, but {has}: drop {job.size_flag} or {job.fix}."
     total = sum(len(job.hosts) for job in jobs)
@@ -179,6 +186,11 @@ def _repeated(jobs: Sequence[_HostList]) -> Iterator[str]:
                 alike = f"{show(address)}{mine} is the same address as {show(other[0])} of {its}"
                 lines.append(f"{job.place}: {alike}; each task needs its own.")
         yield from first_few(lines, job.place)
+
+
+def _of_no_ps(merged: PartialSpec, num_ps: int | None) -> Iterator[str]:
+    if num_ps == 0 and merged.job_name == "ps":
+        yield "This task is a ps, but the job has no PS (--num_ps=0, or its mode): do not start one."
 
 
 def _out_of_range(flags: PartialSpec, merged: PartialSpec, resolver: ClusterResolver | None) -> Iterator[str]:

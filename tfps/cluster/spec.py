@@ -8,6 +8,14 @@ from tfps.text import show
 
 JOBS = ("ps", "worker", "evaluator")
 
+STATE_OF_CHIEF = "chief/0"
+"""The part of a chief without PS that holds what a PS would hold, named like a task."""
+DEVICE_OF_STATE = "/job:worker/replica:0/task:0/device:CPU:0"
+"""The device of ``STATE_OF_CHIEF``: one of the chief, by its full name.
+
+The chief's work as a worker has the short name, ``Task.device``. So a graph tells the two apart.
+"""
+
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Task:
@@ -55,6 +63,21 @@ class Cluster:
         return len(self.ps)
 
     @property
+    def state_tasks(self) -> tuple[Task, ...]:
+        """The tasks that hold the variables and the job's state: the PS, or the chief if there is none."""
+        return tuple(Task("ps", index) for index in range(self.num_ps)) or (Task("worker", 0),)
+
+    @property
+    def state_devices(self) -> tuple[str, ...]:
+        """TensorFlow's device name of each of the ``state_tasks``, for what it holds."""
+        return state_devices(self.num_ps)
+
+    @property
+    def state_holder(self) -> str:
+        """What holds the variables and the job's state, for messages."""
+        return "a PS" if self.ps else "the chief"
+
+    @property
     def num_workers(self) -> int:
         """The number of workers, including the chief."""
         return len(self.workers)
@@ -68,10 +91,15 @@ class Cluster:
         return {"ps": self.ps, "worker": self.workers}[task.job][task.index]
 
     def spec(self) -> dict[str, list[str]]:
-        """Return the argument for ``tf.train.ClusterSpec``."""
-        return {"ps": list(self.ps), "worker": list(self.workers)}
+        """Return the argument for ``tf.train.ClusterSpec``: the addresses by job, without a job that has no task."""
+        return {job: list(hosts) for job, hosts in (("ps", self.ps), ("worker", self.workers)) if hosts}
 
 
-def hosts_flags(cluster: Cluster) -> tuple[str, str]:
-    """Return the two flags that define the cluster."""
-    return f"--ps_hosts={','.join(cluster.ps)}", f"--worker_hosts={','.join(cluster.workers)}"
+def state_devices(num_ps: int) -> tuple[str, ...]:
+    """Return TensorFlow's device names of what holds the state of a job: its PS, or the chief's part if it has none."""
+    return tuple(Task("ps", index).device for index in range(num_ps)) or (DEVICE_OF_STATE,)
+
+
+def hosts_flags(cluster: Cluster) -> tuple[str, ...]:
+    """Return the flags that define the cluster."""
+    return tuple(f"--{job}_hosts={','.join(hosts)}" for job, hosts in cluster.spec().items())

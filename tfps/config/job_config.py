@@ -16,6 +16,7 @@ from tfps.config.converters import (
     number,
     text,
 )
+from tfps.config.devices import devices
 from tfps.config.options import Option, option, options_of
 
 _OF_STARTER = ("size", "ports", "restarts")  # the groups of flags that only the starter of the tasks needs
@@ -36,7 +37,10 @@ class JobConfig:
         None, "task", integer(-INT64_MAX - 1, INT64_MAX), "this task's index in its role, from 0"
     )
     num_ps: int | None = option(
-        None, "size", integer(1, 4096), "number of parameter servers (default 1); in a Slurm step, its first tasks"
+        None,
+        "size",
+        integer(0, 4096),
+        "number of parameter servers (default 1; 0 in a mode without); in a Slurm step, its first tasks",
     )
     num_workers: int | None = option(
         None, "size", integer(1, 4096), "number of workers (default 2, or the number in the given cluster)"
@@ -59,6 +63,15 @@ class JobConfig:
     batch_size: int = option(128, "job", integer(1, INT32_MAX), "examples per worker and step")
     seed: int = option(
         1, "job", integer(0, INT32_MAX), "seed of the shuffling and of the initial weights", must_agree=True
+    )
+    partition: str | None = option(
+        None,
+        "training",
+        text,
+        "the shares of the workers: even (of like examples) or label (of few classes each, as in federated learning); "
+        "for models that return tfps.Examples (default even)",
+        choices=("even", "label"),
+        must_agree=True,
     )
     learning_rate: float | None = option(
         None, "training", number(0), "the optimizer's step size (default: the model's own)", must_agree=True
@@ -119,6 +132,34 @@ class JobConfig:
         "ssp: how many steps a worker may be ahead of the slowest one when it begins a step (default 3)",
         must_agree=True,
     )
+    sync_every: int | None = option(
+        None,
+        "mode",
+        integer(1, INT32_MAX),
+        "local: how many steps a worker takes between two exchanges with the parameter servers (default 10)",
+        must_agree=True,
+    )
+    server_optimizer: str | None = option(
+        None,
+        "mode",
+        text,
+        "local: how the parameter servers take the mean change of the workers (default sgd, which averages them)",
+        choices=("sgd", "momentum", "nesterov", "adam", "adagrad"),
+        must_agree=True,
+    )
+    server_learning_rate: float | None = option(
+        None, "mode", number(0), "local: the rate of --server_optimizer (default 1)", must_agree=True
+    )
+    server_momentum: float | None = option(
+        None,
+        "mode",
+        number(0),
+        "local: momentum of --server_optimizer, or adam's beta1 (default 0.9)",
+        must_agree=True,
+    )
+    worker_fraction: float | None = option(
+        None, "mode", number(0), "local: the part of the workers that trains in each round (default 1)", must_agree=True
+    )
     staleness_lr: bool | None = option(
         None,
         "mode",
@@ -131,6 +172,15 @@ class JobConfig:
         "mode",
         number(0),
         "async: lambda of DC-ASGD, such as 0.04: correct a stale gradient for how the parameters have changed since",
+        must_agree=True,
+    )
+    data_policy: str | None = option(
+        None,
+        "mode",
+        text,
+        "async, ssp, sync: shard divides the examples among the workers, and a resumed job goes on in its epoch; for "
+        "models that return tfps.Examples (default: as the model divides them)",
+        choices=("shard",),
         must_agree=True,
     )
     ps_strategy: str = option(
@@ -146,6 +196,22 @@ class JobConfig:
         "placement",
         number(0),
         "split variables over the parameter servers in slices of at least this size",
+        must_agree=True,
+    )
+    devices_per_worker: str | None = option(
+        None,
+        "placement",
+        devices,
+        "the first N GPUs of each worker, each with a batch of its own in a step, or cpu:N for N logical CPU devices "
+        "(default: all GPUs of the worker)",
+    )
+    tower_updates: str | None = option(
+        None,
+        "placement",
+        text,
+        "with several devices in a worker: the model's own updates, such as batch norm's averages, are those of the "
+        "first device's batch, or of all in turn (default first)",
+        choices=("first", "all"),
         must_agree=True,
     )
     wire: str = option(

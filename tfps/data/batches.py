@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from tfps.data.examples import Examples
 from tfps.data.idx import Bytes
 from tfps.errors import DataError
 
@@ -46,13 +47,31 @@ def batches(
     if not len(share[0]):
         raise DataError(f"worker {index} of {count:,} has no example among {len(images):,}: use fewer workers.")
     indices = _shuffled(len(share[0]), batch_size, (seed, index)) if training else _in_order(len(share[0]), batch_size)
-    pixels, classes = (_when_initialised(np.ascontiguousarray(array)) for array in share)
+    return indices.map(_as_it_is(_reader(*share))).prefetch(PREFETCHED)
+
+
+def examples(images: Bytes, labels: Bytes) -> Examples:
+    """Return images for tfps to divide, as ``--data_policy`` and ``--partition`` say.
+
+    Args:
+        images: uint8, shape [n, height, width].
+        labels: uint8, shape [n].
+
+    Returns:
+        Examples whose batches are like those of ``batches``.
+    """
+    return Examples(len(labels), _reader(images[..., np.newaxis], labels), classes=labels)
+
+
+def _reader(images: Bytes, labels: Bytes) -> Callable[[Any], tuple[dict[str, Any], Any]]:
+    """Return a function from rows, int64 [batch], to their batch."""
+    pixels, classes = (_when_initialised(np.ascontiguousarray(array)) for array in (images, labels))
 
     def pick(rows: Any) -> tuple[dict[str, Any], Any]:
         image = tf.cast(tf.gather(pixels, rows), tf.float32) * (1 / 255)
         return {"image": image}, tf.cast(tf.gather(classes, rows), tf.int32)
 
-    return indices.map(_as_it_is(pick)).prefetch(PREFETCHED)
+    return pick
 
 
 def _as_it_is(function: _Function) -> _Function:

@@ -1,7 +1,8 @@
 """Which of the tasks of a failed job is the cause, by their exit codes.
 
 A parameter server never is if a worker has told it of its own failure. It ends with the worker's code, or with that of
-``WorkerFailedError``. Its error message names the worker and the worker's code.
+``WorkerFailedError``. Its error message names the worker and the worker's code. A chief without PS does
+the same.
 """
 
 from tfps.cluster.spec import Task
@@ -22,9 +23,14 @@ def is_told(task: Task, code: int) -> bool:
 
 
 def named_cause(task: Task, line: str) -> tuple[Task, int] | None:
-    """Return the worker that has failed for good, and its exit code, if ``line`` is a PS's error that names them."""
-    named = failed_worker(line) if task.job == "ps" else None
+    """Return the worker that has failed for good, and its exit code, if ``line`` is an error that names them."""
+    named = failed_worker(line) if task.job == "ps" or task.is_chief else None
     return (Task("worker", named[0]), named[1]) if named else None
+
+
+def may_name_cause(task: Task, code: int) -> bool:
+    """Return whether a task's error may name a worker: a PS does, and so does the chief of a job without PS."""
+    return is_told(Task("ps", 0), code) and (task.job == "ps" or task.is_chief)
 
 
 def by_cause(task: Task, code: int | None, is_known: bool = True) -> tuple[int, bool]:

@@ -11,7 +11,7 @@ from typing import Any
 from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import CheckpointError, PeerLostError, StoppedError, stopping_signals
-from tfps.jobs.causes import is_told, named_cause
+from tfps.jobs.causes import may_name_cause, named_cause
 from tfps.jobs.display import JobView, Plain, Terminal, screen
 from tfps.jobs.events import LogLine, Note, TaskExited, TaskRestarted, TaskStalled, how_it_ended
 from tfps.jobs.handle import RunningJob
@@ -147,7 +147,7 @@ def _take_end(event: TaskExited, job: RunningJob, view: JobView, outcome: Outcom
 def _cause(event: TaskExited, view: JobView) -> TaskExited:
     """Return the end of the worker that a PS names, whose own end is perhaps not reported yet; else the same end."""
     last_line = view.tasks[event.task].error.rpartition("\n")[2]
-    named = named_cause(event.task, last_line) if is_told(event.task, event.exit_code) else None
+    named = named_cause(event.task, last_line) if may_name_cause(event.task, event.exit_code) else None
     return TaskExited(*named) if named and named[0] in view.tasks else event
 
 

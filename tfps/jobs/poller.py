@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from tfps.cluster.spec import Task
 from tfps.errors import PeerLostError, PlatformError, StoppedError
-from tfps.jobs.causes import by_cause, is_told, named_cause
+from tfps.jobs.causes import by_cause, may_name_cause, named_cause
 from tfps.jobs.events import JobEvent, LogLine, TaskExited, TaskRestarted
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, SUCCEEDED, RunningJob, Status, SubmittedJob
 from tfps.timeouts import PLATFORM_SILENT_SECS
@@ -118,7 +118,7 @@ class JobPoller(RunningJob):
         return {
             worker: code
             for ps, (worker, code) in self._named.items()
-            if codes.get(worker, 0) is None and is_told(ps, codes.get(ps) or 0)
+            if codes.get(worker, 0) is None and may_name_cause(ps, codes.get(ps) or 0)
         }
 
     def _read(self) -> None:

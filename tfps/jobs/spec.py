@@ -60,8 +60,10 @@ class Job:
 
     @property
     def ps(self) -> Role:
-        """The parameter servers, which never get a GPU."""
-        return Role("ps", self.config.num_ps or 1, self.options.ps_cpu, self.options.ps_memory)
+        """The parameter servers, which never get a GPU; a job in a mode without has none."""
+        return Role(
+            "ps", 1 if self.config.num_ps is None else self.config.num_ps, self.options.ps_cpu, self.options.ps_memory
+        )
 
     @property
     def worker(self) -> Role:
@@ -71,9 +73,9 @@ class Job:
         return Role("worker", self.config.num_workers or 2, options.worker_cpu, options.worker_memory, gpu)
 
     @property
-    def roles(self) -> tuple[Role, Role]:
-        """Both roles, the parameter servers first."""
-        return self.ps, self.worker
+    def roles(self) -> tuple[Role, ...]:
+        """The roles that have tasks, the parameter servers first."""
+        return tuple(role for role in (self.ps, self.worker) if role.replicas)
 
     def tasks(self) -> tuple[Task, ...]:
         """Return all tasks, the parameter servers first."""

@@ -17,9 +17,9 @@ import tensorflow.compat.v1 as tf
 
 import tfps
 from tfps.data import digits, idx
-from tfps.data.batches import batches
+from tfps.data.batches import batches, examples
 from tfps.text import show
-from tfps.tf_types import Dataset, InputContext, Tensor
+from tfps.tf_types import InputContext, Tensor
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +30,11 @@ EDGES = (  # three 3x3 filters of equal norm, far apart: each detects where ink 
 )
 
 
-def input_fn(mode: str, params: Mapping[str, Any], input_context: InputContext) -> Dataset:
-    """Return batches of the images in ``--data_dir``, or without that flag of the package's digits."""
+def input_fn(mode: str, params: Mapping[str, Any], input_context: InputContext) -> Any:
+    """Return batches of the images in ``--data_dir``, or without that flag of the package's digits.
+
+    With ``--data_policy`` or ``--partition``, return the images for tfps to divide.
+    """
     data = idx.load(params["data_dir"]) if params["data_dir"] else digits.load()
     if mode != tfps.ModeKeys.TRAIN:
         return batches(data.eval_images, data.eval_labels, params["batch_size"], training=False)
@@ -41,6 +44,8 @@ def input_fn(mode: str, params: Mapping[str, Any], input_context: InputContext) 
             "last %s for evaluation",
             *(show(params["data_dir"], 200), f"{len(data.train_images):,}", f"{len(data.eval_images):,}"),
         )
+    if params.get("data_policy") or params.get("partition"):
+        return examples(data.train_images, data.train_labels)
     shard = (input_context.input_pipeline_id, input_context.num_input_pipelines)
     return batches(data.train_images, data.train_labels, params["batch_size"], params["seed"], shard)
 

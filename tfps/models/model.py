@@ -8,16 +8,18 @@ A model has two functions at its top level::
 
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from tfps.errors import ModelError, without_colors
 from tfps.models.spec import ModelSpec
 from tfps.text import show
 from tfps.tf_types import Dataset
+
+_T = TypeVar("_T")
 
 _MAX_CHARS = 1000  # of an error's message
 _UNROLL = "a recurrent Keras layer: give it unroll=True, as in tf.keras.layers.LSTM(..., unroll=True)"
@@ -180,3 +182,21 @@ def _is_users(filename: str) -> bool:
     if filename.startswith("<") or "site-packages" in filename:
         return False
     return not {Path(__file__).parents[1], Path(traceback.__file__).parent} & set(Path(filename).parents)
+
+
+def built_by(model: Model, build: Callable[[], _T]) -> _T:
+    """Build what a mode adds for a model.
+
+    Errors in there come from the model's loss or optimizer if they lead through a line of the user's, or if TensorFlow
+    raises them where it finds no gradient.
+    """
+    try:
+        return build()
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if where(model, frames):
+            raise mistake(model, error, frames) from error
+        if not isinstance(error, (ValueError, TypeError, NotImplementedError)) and type(error) is not LookupError:
+            raise
+        place, why = model.line_of("model_fn"), str(error) + hints(str(error)) or type(error).__name__
+        raise ModelError(f"--model={model.name}: {place}: no gradient step can be built: {why}") from error

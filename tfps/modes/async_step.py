@@ -14,8 +14,9 @@ import tensorflow.compat.v1 as tf
 
 from tfps.config.converters import INT64_MAX
 from tfps.modes import atomic_update
-from tfps.modes.base import Copy, Fence, ModeContext, PartialUpdates, Step
+from tfps.modes.base import Copy, ModeContext, Step
 from tfps.modes.moments import Moments
+from tfps.modes.recovery import Fence, PartialUpdates
 from tfps.modes.staleness import options
 from tfps.modes.update_ops import leaves
 from tfps.runtime.graph.graph_editor import add_control_inputs

@@ -14,7 +14,7 @@ class AsyncMode(Mode):
 
     name: ClassVar[str] = "async"
     is_blocking: ClassVar[bool] = False
-    flags: ClassVar[Collection[str]] = ("staleness_lr", "delay_compensation")
+    flags: ClassVar[Collection[str]] = ("staleness_lr", "delay_compensation", "data_policy")
 
     def validate(self, config: JobConfig, num_workers: int) -> Sequence[str]:
         """Return an error for an optimizer whose change of the parameters is not proportional to the learning rate."""

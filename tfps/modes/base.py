@@ -12,74 +12,15 @@ import abc
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
+from tfps.modes.recovery import Fence, PartialUpdates, Pause, SyncRecovery
 from tfps.tf_types import Fetch, Operation, Optimizer, Session, Tensor, Variable
 
 Copy = Callable[[Fetch], Fetch]
 """Maps a tensor or an operation of a step to its counterpart in a copy of the step."""
-
-
-@dataclass(frozen=True)
-class SyncRecovery:
-    """How workers that wait for one another restart together after one of them is lost.
-
-    A PS may not know yet that a worker is lost. The pending requests of that worker would take data meant for its
-    replacement. So the chief first satisfies them with values that have no effect. It runs ``unblock`` until the added
-    elements stay, and then runs ``clear``.
-
-    Attributes:
-        generation: int64 placeholder: the number of restarts of the workers. Feed it to ``Step.chief_init`` and
-            ``Step.update``.
-        counts: int64 [n]: the number of elements in each of n queues and accumulators.
-        unblock: n operations, each of which adds one element that has no effect.
-        unblock_count: When each holds this many elements, no request is pending any more.
-        clear: n operations, each of which removes one element, or all.
-        partially_applied: Scalar bool: an update has started but not finished, so some variables may lack it.
-    """
-
-    generation: Tensor
-    counts: Tensor
-    unblock: Sequence[Operation]
-    unblock_count: int
-    clear: Sequence[Operation]
-    partially_applied: Tensor
-
-
-@dataclass(frozen=True)
-class PartialUpdates:
-    """Updates that are partially applied: the step was interrupted after some variables had changed, but not all.
-
-    Attributes:
-        unreported: int64 [workers]: how many of them each worker has not reported yet. Valid while no run of it is
-            in progress.
-        total: int64 variable: the reported number in the variables, summed over all workers.
-        first: int64 scalar placeholder for ``Step.chief_init``: the number that the variables hold at the start.
-        settle: Adds an operation to the graph and returns it; it marks those of this worker as reported.
-    """
-
-    unreported: Tensor
-    total: Variable
-    first: Tensor
-    settle: Callable[[], Operation]
-
-
-@dataclass(frozen=True)
-class Fence:
-    """Blocks updates that may still be in flight from workers that were considered lost.
-
-    Attributes:
-        workers: int64 [n] placeholder: indices of the workers.
-        raise_: Operation after which these workers change nothing any more, until they start again.
-        held_by: bool [workers]: for which workers others wait while they train. These others raise the fence for one
-            that is lost (``runtime.coordination.eviction``). ``None`` where no worker waits for another then.
-    """
-
-    workers: Tensor
-    raise_: Operation
-    held_by: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +36,8 @@ class StepLimit:
         renew: Operation that the worker runs when no step is allowed.
         patience_secs: Interrupt ``renew`` after so long, and look again. ``None``: let it end.
         awaited: bool [workers]: for which workers this one waits now. ``None`` where it waits for none.
+        ends_rounds: Whether ``renew`` ends a round of steps that count only then. Then the worker runs it at its last
+            step, too, and afterwards its tickets are void.
     """
 
     allowed: Tensor
@@ -102,19 +45,7 @@ class StepLimit:
     renew: Operation
     patience_secs: float | None = None
     awaited: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Pause:
-    """Keeps updates from starting while the chief saves, where they do not need the chief's step.
-
-    Attributes:
-        begin: Operation that ends when no update is in progress, and none starts any more.
-        end: Operation that lets updates start again.
-    """
-
-    begin: Operation
-    end: Operation
+    ends_rounds: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,7 +76,9 @@ class Step:
         update_starts: Operations that start ``update``. It must read the PS after them.
         hold: Makes each update wait, before it starts, for the given operations of the chief's step, and returns the
             operation of the step which ends when it is certain that there will be an update: the given ones should wait
-            for it. ``None`` on other workers, and where there is no ``update``.
+            for it. ``None`` on other workers, and where there is no ``update``, or it may not wait.
+        refuse: Raises ``ModelError`` for the given operations of the chief's step, which change what ``update`` uses.
+            ``None`` where ``update`` always comes after them.
         recovery: How the workers restart together. ``None`` where no worker waits for another.
         updates_ahead: int64 [workers]: the number of future updates to which each worker has already contributed. The
             others wait for workers that have 0. ``None`` where no worker waits for another.
@@ -166,6 +99,9 @@ class Step:
         leave: Operation that a worker runs when it takes no further step, so that no other waits for it.
         rejoin: Operation that a worker that has left runs before it takes a step after all. At least one is allowed
             then.
+        copies: ``copies.WorkerCopies``: the step works on copies of variables on the worker. ``None`` where it works on
+            the PS.
+        before_save: Operation that the chief runs before it saves. ``None`` where there is nothing to do.
         finish: Function to call when all graph passes are done. It raises ``ValueError`` if the model reads its
             parameters in a way that the mode cannot use. ``None`` where there is nothing to do.
     """
@@ -183,6 +119,7 @@ class Step:
     update: Operation | None = None
     update_starts: Sequence[Operation] = ()
     hold: Callable[[Sequence[Operation]], Operation] | None = None
+    refuse: Callable[[Sequence[Operation]], NoReturn] | None = None
     recovery: SyncRecovery | None = None
     updates_ahead: Tensor | None = None
     ended: Tensor | None = None
@@ -196,23 +133,25 @@ class Step:
     limit: StepLimit | None = None
     leave: Operation | None = None
     rejoin: Operation | None = None
+    copies: Any = None
+    before_save: Operation | None = None
     finish: Callable[[], None] | None = None
+
+    def prepare_save(self, session: Session) -> None:
+        """Write to the PS, on the chief, what only its copies hold."""
+        if self.before_save is not None:
+            session.run(self.before_save)
 
     @contextlib.contextmanager
     def without_updates(self, session: Session) -> Iterator[None]:
         """Return a context of the chief, between two of its steps, in which no update starts."""
+        self.prepare_save(session)
         if self.pause is None:
             yield
             return
         session.run(self.pause.begin)
         yield
         session.run(self.pause.end)
-
-    @staticmethod
-    def read(session: Session, counts: Tensor | None) -> list[int]:
-        """Return the elements of one of the tensors with one axis; empty if there is none."""
-        found: list[int] = [] if counts is None else session.run(counts).tolist()
-        return found
 
 
 @dataclass(frozen=True)
@@ -223,11 +162,13 @@ class ModeContext:
         config: The job.
         cluster: The tasks of the job.
         task: The worker that owns the graph.
+        examples: int64 scalar: the number of examples in the batch of a step. ``None`` where it does not matter.
     """
 
     config: JobConfig
     cluster: Cluster
     task: Task
+    examples: Tensor | None = None
 
 
 class Mode(abc.ABC):
@@ -241,7 +182,10 @@ class Mode(abc.ABC):
         name: The value of ``--mode``.
         is_blocking: Whether workers wait for one another. If so, they restart together when one is lost, and
             checkpoints are saved between two steps.
+        trains_on_copies: Whether the step works on copies on the worker: ``Step.copies``.
         flags: The flags of the group ``mode`` that this mode uses. In other modes they are refused.
+        uses_ps: Whether the job has PS. If not, the chief has the place of the only PS: it holds the variables and the
+            job's state, on ``Cluster.state_devices``, and a job with PS is refused.
 
     Example, ``pyproject.toml`` of a package that has ``class MyMode(Mode)`` in ``my_package/my_mode.py``::
 
@@ -251,12 +195,19 @@ class Mode(abc.ABC):
 
     name: ClassVar[str]
     is_blocking: ClassVar[bool]
+    trains_on_copies: ClassVar[bool] = False
     flags: ClassVar[Collection[str]] = ()
+    uses_ps: ClassVar[bool] = True
 
     @property
     def can_overlap(self) -> bool:
         """Whether a worker may have several runs in flight."""
         return not self.is_blocking
+
+    @property
+    def updates_are_shared(self) -> bool:
+        """Whether an update combines steps of several workers, so that no step of a worker is an update itself."""
+        return self.is_blocking and not self.trains_on_copies
 
     def gradients_per_update(self, config: JobConfig, num_workers: int) -> int:
         """Return the number of workers' gradients in an update, which is also the number of batches per global step."""

@@ -25,6 +25,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import tensorflow.compat.v1 as tf
 
+from tfps.cluster.spec import DEVICE_OF_STATE
 from tfps.modes.moments import APPLIED, BEGUN, Moments
 from tfps.modes.update_ops import READS, Update, ancestors, is_constant, is_writer, leaves, let_wait, place_of
 from tfps.runtime.graph import graph_editor
@@ -294,4 +295,4 @@ def _move_to_ps(section: Sequence[Operation], first: str) -> None:
 
 
 def _is_ps(place: str) -> bool:
-    return place.startswith("/job:ps/")
+    return place == DEVICE_OF_STATE or place.startswith("/job:ps/")

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow.compat.v1 as tf
 
+from tfps.cluster.spec import state_devices
 from tfps.tf_types import Operation, Tensor, Variable
 
 FENCED = "tfps: this worker was taken for lost"
@@ -42,7 +43,7 @@ class Moments:
     """The locks and the counts of updates of all PS, in one graph.
 
     Args:
-        num_ps: The number of PS.
+        num_ps: The number of PS; 0 if the chief holds what they would.
         num_workers: The number of workers.
 
     Attributes:
@@ -51,7 +52,7 @@ class Moments:
     """
 
     def __init__(self, num_ps: int, num_workers: int) -> None:
-        self.devices = [f"/job:ps/task:{index}" for index in range(num_ps)]
+        self.devices = list(state_devices(num_ps))
         self.num_workers, self._counter_size = num_workers, 2 if num_ps > 1 else 1
         self._added: dict[str, Tensor] = {}
         self._counters: dict[tuple[str, str, int], Variable] = {}

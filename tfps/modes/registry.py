@@ -4,6 +4,7 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from tfps.config.job_config import OPTIONS, JobConfig
+from tfps.errors import ConfigError
 from tfps.modes.base import Mode
 from tfps.plugins import Registry
 
@@ -15,6 +16,7 @@ MODES: Registry[Mode] = Registry(
         "async": "tfps.modes.asynchronous:AsyncMode",
         "sync": "tfps.modes.synchronous:SyncMode",
         "ssp": "tfps.modes.ssp:SspMode",
+        "local": "tfps.modes.local_sgd:LocalMode",
     },
     "tfps.modes",
 )
@@ -44,7 +46,33 @@ def problems_of(config: JobConfig, num_workers: int | None) -> Sequence[str]:
     """
     mode = mode_of(config)
     of_mode = mode.validate(config, num_workers) if num_workers else ()
-    return [*_of_other_modes(config, mode), *_of_overlap(config, mode), *of_mode]
+    return [*_of_other_modes(config, mode), *_of_overlap(config, mode), *_of_ps(config, mode), *of_mode]
+
+
+def sized(config: JobConfig) -> JobConfig:
+    """Return a job with ``num_ps=0`` if its mode has no PS, unless another number was given."""
+    return config.replace(num_ps=0) if config.num_ps is None and not uses_ps(config) else config
+
+
+def num_ps_of(config: JobConfig) -> int | None:
+    """Return the number of PS that a given cluster must have: 0 in a mode without PS; ``None`` if any will do."""
+    return (config.num_ps or None) if uses_ps(config) else 0
+
+
+def uses_ps(config: JobConfig) -> bool:
+    """Return whether a job's mode uses PS; true for a mode that cannot be loaded, which ``problems_of`` reports."""
+    try:
+        return mode_of(config).uses_ps
+    except ConfigError:
+        return True
+
+
+def _of_ps(config: JobConfig, mode: Mode) -> Iterator[str]:
+    """Yield an error for PS in a mode without, and the other way round."""
+    if config.num_ps and not mode.uses_ps:
+        yield f"--num_ps={config.num_ps}, but --mode={mode.name} has no PS: leave it out, or choose another mode."
+    if config.num_ps == 0 and mode.uses_ps:
+        yield f"--num_ps=0, but --mode={mode.name} needs a PS: give 1 or more, or choose a mode without PS."
 
 
 def _of_other_modes(config: JobConfig, mode: Mode) -> Iterator[str]:

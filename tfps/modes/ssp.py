@@ -16,7 +16,7 @@ class SspMode(Mode):
 
     name: ClassVar[str] = "ssp"
     is_blocking: ClassVar[bool] = False
-    flags: ClassVar[Collection[str]] = ("staleness",)
+    flags: ClassVar[Collection[str]] = ("staleness", "data_policy")
 
     @property
     def can_overlap(self) -> bool:

@@ -17,7 +17,7 @@ class SyncMode(Mode):
 
     name: ClassVar[str] = "sync"
     is_blocking: ClassVar[bool] = True
-    flags = ("backup_workers", "aggregate")
+    flags = ("backup_workers", "aggregate", "data_policy")
 
     def gradients_per_update(self, config: JobConfig, num_workers: int) -> int:
         """Return the number of workers without those that an update does not wait for."""
@@ -34,6 +34,10 @@ class SyncMode(Mode):
         if left < 1:
             fix = f"give at most {num_workers - 1}" if num_workers > 1 else "add workers, or leave it out"
             return [f"{given} of {plural(num_workers, 'worker')}: an update waits for none: {fix}."]
+        if config.data_policy and (spare or config.on_nan == "skip"):
+            other = given if spare else "--on_nan=skip"
+            why = "batches would be left out, and no checkpoint could tell which"
+            return [f"--data_policy={config.data_policy} is not for {other} in sync: {why}. Leave one of them out."]
         least = _LEAST.get(config.aggregate or "mean", 1)
         if left < least:
             has = f"an update has {plural(left, 'gradient')}" + (f" with {given}" if spare else "")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
 
+from tfps.cluster.spec import DEVICE_OF_STATE
 from tfps.runtime.graph import graph_editor
 from tfps.runtime.graph.graph_editor import is_handle
 from tfps.tf_types import Operation
@@ -52,7 +53,14 @@ def place_of(op: Operation) -> str:
     handle = next((tensor.op for tensor in op.inputs if is_handle(tensor)), None)
     if handle is not None:
         return place_of(handle)
-    spec = tf.DeviceSpec.from_string(op.device)
+    return place_in(op.device)
+
+
+def place_in(device: str) -> str:
+    """Return the device of the task in the name of a device, as ``Cluster.state_devices`` has it; empty if none is."""
+    spec = tf.DeviceSpec.from_string(device)
+    if spec.replica is not None:
+        return DEVICE_OF_STATE
     return f"/job:{spec.job}/task:{spec.task or 0}" if spec.job else ""
 
 

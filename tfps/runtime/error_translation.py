@@ -15,7 +15,7 @@ from tfps.errors import DataError, PeerLostError, TfpsError
 from tfps.models.model import Model, mistake, where
 from tfps.modes.moments import FENCED
 from tfps.runtime.coordination.heartbeat import FORGOTTEN
-from tfps.runtime.graph.placement import task_of
+from tfps.runtime.graph.placement import holds_state
 from tfps.text import brief
 from tfps.tf_types import Graph, Operation
 
@@ -62,7 +62,7 @@ def translate_error(error: Any, cluster: Cluster, model: Model, graph: Graph, ba
     if FORGOTTEN in error.message:
         return PeerLostError(REPLACED)
     names = _lost_ps(cluster)
-    text = f"a PS canceled a request of this task ({brief(error)}), but answers: {_EITHER}"
+    text = f"{cluster.state_holder} canceled a request of this task ({brief(error)}), but answers: {_EITHER}"
     what = f"lost {', '.join(map(str, names))}" if names else text
     return PeerLostError(f"{what}: restart this task to continue from the last checkpoint.")
 
@@ -77,7 +77,7 @@ def is_of_peers(error: Any, graph: Graph) -> bool:
     if isinstance(error, (tf.errors.FailedPreconditionError, tf.errors.UnavailableError)) and _has_input(named):
         return False
     if isinstance(error, tf.errors.FailedPreconditionError) and named and not _STATE.search(cause):
-        return any(task_of(op).startswith("ps/") for op in named)
+        return any(map(holds_state, named))
     return isinstance(error, _LOST)
 
 
@@ -160,7 +160,6 @@ def _frames(op: Operation) -> Sequence[Any]:
 def _lost_ps(cluster: Cluster) -> Sequence[Task]:
     """Return the PS that do not answer; wait briefly, because a PS that was just killed may answer for a moment."""
     deadline = time.monotonic() + _GONE_AFTER_SECS
-    servers = [task for task in cluster.tasks() if task.job == "ps"]
-    while not (absent := rendezvous.missing(cluster, servers)) and time.monotonic() < deadline:
+    while not (absent := rendezvous.missing(cluster, cluster.state_tasks)) and time.monotonic() < deadline:
         time.sleep(_POLL_SECS)
     return absent

@@ -664,3 +664,33 @@ def _task_or_problems(env: dict[str, str], flags: dict[str, Any]) -> Task | list
         return resolve(env, **flags)[1]
     except ConfigError:
         return refusal(env, **flags)
+
+
+# no PS
+
+
+@pytest.mark.parametrize("ps_hosts", [None, "", " "])
+def test_a_job_without_ps_needs_no_addresses_of_them(ps_hosts: str | None) -> None:
+    """With ``num_ps=0``, the flag may be missing or empty."""
+    found = resolve(ps_hosts=ps_hosts, worker_hosts="a:1,b:1", job_name="worker", task_index=1, num_ps=0)
+    assert found == (Cluster((), ("a:1", "b:1")), Task("worker", 1))
+
+
+def test_tf_config_without_ps_is_enough_without_ps() -> None:
+    """A platform that starts no PS gives all that is needed."""
+    env = tf_config(cluster={"worker": ["a:1", "b:1"]}, task=task("worker", 1))
+    assert resolve(env, num_ps=0) == (Cluster((), ("a:1", "b:1")), Task("worker", 1))
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"ps_hosts": "p:1", "job_name": "worker"}, "--ps_hosts has 1 ps, but the job has no PS (--num_ps=0"),
+        ({"job_name": "ps"}, "This task is a ps, but the job has no PS"),
+    ],
+)
+def test_ps_of_a_job_without_are_refused(given: dict[str, Any], problem: str) -> None:
+    """Both their addresses and a task of theirs."""
+    with pytest.raises(ConfigError) as raised:
+        resolve(worker_hosts="a:1,b:1", task_index=0, num_ps=0, **given)
+    assert [line.startswith(problem) for line in raised.value.problems] == [True]

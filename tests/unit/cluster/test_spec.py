@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfps.cluster.spec import Cluster, Task
+from tfps.cluster.spec import Cluster, Task, hosts_flags
 from tfps.errors import ConfigError
 
 MEMBERS = Cluster(("p0:2222",), ("w0:2222", "w1:2222"))
@@ -36,3 +36,16 @@ def test_a_cluster_lists_its_tasks_ps_first() -> None:
     assert [MEMBERS.address(t) for t in MEMBERS.tasks()] == ["p0:2222", "w0:2222", "w1:2222"]
     assert MEMBERS.spec() == {"ps": ["p0:2222"], "worker": ["w0:2222", "w1:2222"]}
     assert (MEMBERS.num_ps, MEMBERS.num_workers) == (1, 2)
+
+
+def test_the_chief_holds_the_state_where_there_is_no_ps() -> None:
+    """With PS, they hold it, on their own devices; without, the chief does, and TensorFlow gets no job of PS."""
+    both = Cluster(("p:1", "p:2"), ("w:1", "w:2"))
+    assert both.state_tasks == (Task("ps", 0), Task("ps", 1))
+    assert both.state_devices == ("/job:ps/task:0", "/job:ps/task:1")
+    alone = Cluster((), ("w:1", "w:2"))
+    assert alone.state_tasks == (Task("worker", 0),)
+    assert alone.state_devices == ("/job:worker/replica:0/task:0/device:CPU:0",)
+    assert alone.spec() == {"worker": ["w:1", "w:2"]}
+    assert alone.tasks() == (Task("worker", 0), Task("worker", 1))
+    assert hosts_flags(alone) == ("--worker_hosts=w:1,w:2",)

@@ -15,15 +15,17 @@ from tfps.text import show
 
 ODD = ["a b", "'", '"', "a\nb\n", "\\", "$(x)", ";", "`x`", "-1", "--model=x", "--", "=", "a=b", "é", "%s", "{0}"]
 ODD_PATHS = [*ODD, "~/x", "/a//b/", ".", "C:\\x", "x" * 5000]
-INTEGERS = ["batch_size", "max_steps", "steps_to_validate", "seed", "num_ps", "num_workers", "task_index"]
+INTEGERS = ["batch_size", "max_steps", "steps_to_validate", "seed", "num_ps", "num_workers", "task_index", "sync_every"]
 NUMBERS = ["learning_rate", "save_checkpoint_secs", "min_slice_mb", "start_timeout_secs", "stall_timeout_secs"]
-NUMBERS += ["ps_cpu", "worker_cpu", "delay_compensation"]
+NUMBERS += ["ps_cpu", "worker_cpu", "delay_compensation", "server_learning_rate", "server_momentum"]
+NUMBERS += ["worker_fraction"]
 GOOD: Mapping[str, list[Any]] = {
     **{name: [True] for name in ("dry_run", "wait", "ssh", "follow", "force")},
     **{name: [2**20, 10**9, 2**50] for name in ("ps_memory", "worker_memory")},
     "network_policy": [False],
     "staleness_lr": [True, False],
     "worker_gpu": [1, 64],
+    "devices_per_worker": ["8", "cpu:4"],
     "port_base": [1024, 8888],
     "steps_per_run": [1, 7, 64],
     "runs_in_flight": [1, 8],
@@ -200,7 +202,7 @@ def test_what_is_no_whole_number_is_refused(name: str, text: str) -> None:
     assert problem.startswith(f"--{name}={show(text)} must be a whole number from ")
 
 
-@pytest.mark.parametrize("name", [name for name in INTEGERS if name not in ("task_index", "seed")])
+@pytest.mark.parametrize("name", [name for name in INTEGERS if name not in ("task_index", "seed", "num_ps")])
 @pytest.mark.parametrize("text", ["0", "-0", "-1", "-9223372036854775808"])
 def test_a_count_is_at_least_one(name: str, text: str) -> None:
     """Batch, steps, intervals and sizes are at least 1."""
@@ -213,7 +215,8 @@ def test_the_largest_whole_numbers() -> None:
     assert refusal(f"--max_steps={2**63}").endswith("must be a whole number from 1 to 2^63 - 1.")
     assert changed(read(f"--batch_size={2**31 - 1}")) == {"batch_size": 2**31 - 1}
     assert refusal(f"--batch_size={2**31}").endswith("must be a whole number from 1 to 2^31 - 1.")
-    assert refusal("--num_ps=4097").endswith("must be a whole number from 1 to 4096.")
+    assert refusal("--num_workers=4097").endswith("must be a whole number from 1 to 4096.")
+    assert refusal("--num_ps=4097").endswith("must be a whole number from 0 to 4096.")
     assert changed(read("--seed=0")) == {"seed": 0}
     assert refusal("--seed=-1").endswith("must be a whole number from 0 to 2^31 - 1.")
 
@@ -246,8 +249,8 @@ def test_a_text_is_not_empty() -> None:
 
 def test_a_choice_is_one_of_its_table() -> None:
     """A value that is not in its table is answered with the whole table, and a near miss with a hint."""
-    assert refusal("--mode=sinc") == "--mode=sinc is not one of async, sync, ssp. Did you mean sync?"
-    assert refusal("--mode=ASYNC") == "--mode=ASYNC is not one of async, sync, ssp. Did you mean async?"
+    assert refusal("--mode=sinc") == "--mode=sinc is not one of async, sync, ssp, local. Did you mean sync?"
+    assert refusal("--mode=ASYNC") == "--mode=ASYNC is not one of async, sync, ssp, local. Did you mean async?"
     assert refusal("--optimizer=lion") == "--optimizer=lion is not one of sgd, momentum, adam, adagrad, ftrl, rmsprop."
     assert "(6000 characters)" in refusal("--mode=" + "x" * 6000)
 
@@ -315,7 +318,7 @@ def test_help_tells_every_flag_once_within_the_width() -> None:
     flags = [line.split()[0] for line in reported.splitlines() if line.startswith("  --")]
     assert flags == [f"--{name}" for name in FLAGS]
     joined = " ".join(reported.split())
-    assert "how gradients become updates: async, sync, ssp (default async)" in joined
+    assert "how gradients become updates: async, sync, ssp, local (default async)" in joined
     assert "a built-in model: linear, mnist (default linear)" in joined
     assert "seconds between checkpoints (default 60)" in joined
 

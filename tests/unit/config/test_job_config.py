@@ -24,5 +24,7 @@ def test_what_a_task_does_not_get() -> None:
 def test_what_all_tasks_must_agree_on() -> None:
     """With other values of these, tasks would build other graphs, end at other steps, or shard data in other orders."""
     agreed = {"model", "optimizer", "learning_rate", "max_steps", "mode", "ps_strategy", "min_slice_mb", "wire", "seed"}
-    agreed |= {"backup_workers", "aggregate", "staleness", "staleness_lr", "delay_compensation"}
+    agreed |= {"backup_workers", "aggregate", "staleness", "staleness_lr", "delay_compensation", "worker_fraction"}
+    agreed |= {"sync_every", "server_optimizer", "server_learning_rate", "server_momentum", "tower_updates"}
+    agreed |= {"data_policy", "partition"}
     assert {name for name, option in OPTIONS.items() if option.must_agree} == agreed

@@ -6,7 +6,7 @@ import pytest
 
 from tfps.cluster.spec import Task
 from tfps.errors import error_for_failed_worker
-from tfps.jobs.causes import by_cause, is_final, named_cause
+from tfps.jobs.causes import by_cause, is_final, may_name_cause, named_cause
 
 PS, CHIEF, WORKER = Task("ps", 0), Task("worker", 0), Task("worker", 1)
 _IN_ORDER = [  # each explains all that follow
@@ -53,3 +53,13 @@ def test_a_ps_names_the_worker_and_its_code(code: int, ends_with: int) -> None:
 def test_a_code_that_is_only_assumed_counts_less_than_what_a_ps_was_told() -> None:
     """A worker that still runs is not the cause; but it comes before what was only stopped."""
     assert by_cause(PS, 67) <= by_cause(CHIEF, 170, is_known=False) < by_cause(PS, 143)
+
+
+def test_a_chief_without_ps_names_the_worker_too() -> None:
+    """Only a PS or a chief that ends with 67 may name another task: any worker may print such a line."""
+    line = f"error: {error_for_failed_worker(1, 1)}"
+    assert named_cause(Task("worker", 0), line) == (Task("worker", 1), 1)
+    assert named_cause(Task("worker", 2), line) is None
+    assert [may_name_cause(Task("worker", index), 67) for index in (0, 1)] == [True, False]
+    assert may_name_cause(Task("ps", 1), 67)
+    assert not may_name_cause(Task("worker", 0), 66)

@@ -35,7 +35,8 @@ class SlurmResolver(ClusterResolver):
             problems += error.problems
             return _FAULTY
         first = found.components[0] if len(found.components) > 1 else num_ps or 1
-        jobs = ("worker", "ps") if _is_reversed(found, flags.job_name) else ("ps", "worker")
+        first = 0 if num_ps == 0 else first
+        jobs = ("worker", "ps") if first and _is_reversed(found, flags.job_name) else ("ps", "worker")
         hosts = dict(zip(jobs, (found.addresses[:first], found.addresses[first:]), strict=True))
         ps, workers = hosts["ps"], hosts["worker"]
         if not workers:

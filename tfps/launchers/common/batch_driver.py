@@ -76,7 +76,8 @@ def cluster_on(hosts: Sequence[str], roles: Mapping[str, int], port_base: int) -
     for host in hosts[: sum(roles.values())]:
         addresses.append(f"{host}:{port_base + slots[host]}")
         slots[host] += 1
-    return Cluster(tuple(addresses[: roles["ps"]]), tuple(addresses[roles["ps"] :]))
+    num_ps = roles.get("ps", 0)
+    return Cluster(tuple(addresses[:num_ps]), tuple(addresses[num_ps:]))
 
 
 def port_of(job_id: str) -> int:

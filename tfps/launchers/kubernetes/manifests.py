@@ -196,11 +196,9 @@ def _volume(name: str, volume: containers.Volume) -> tuple[Object, Object]:
 
 def indexed_job(job: Job, role: Role, **spec: Any) -> Object:
     """Return the specification of the Job that runs a role's tasks; they read their hosts from the ConfigMap."""
-    env = [
-        {"name": name.upper(), "valueFrom": {"configMapKeyRef": {"name": job.name, "key": name}}}
-        for name in ("ps_hosts", "worker_hosts")
-    ]
-    cluster = ("--ps_hosts=$(PS_HOSTS)", "--worker_hosts=$(WORKER_HOSTS)")
+    lists = [f"{role.name}_hosts" for role in job.roles]
+    env = [{"name": name.upper(), "valueFrom": {"configMapKeyRef": {"name": job.name, "key": name}}} for name in lists]
+    cluster = tuple(f"--{name}=$({name.upper()})" for name in lists)
     flags = (*cluster, f"--job_name={role.name}", f"--task_index={INDEX}")
     final = {"containerName": CONTAINER, "operator": "NotIn", "values": list(KILLED)}  # 0 never matches
     return {
@@ -238,10 +236,16 @@ def _network_policy(job: Job) -> Object:
     return api_object(job, "networking.k8s.io/v1", "NetworkPolicy", spec=spec)
 
 
+_RESTARTS = "A task that is killed, or ends as another is lost,"  # after what a launcher says of the end of PS
+
+
 def plan(job: Job, platform: str, objects: Sequence[Object], why: str) -> Plan:
     """Return the plan of a job with container paths; ``why`` says why its PS end, and what restarts tasks."""
     sizes = f"{job.ps.replicas} ps, {plural(job.worker.replicas, 'worker')}"
     handle = f"{platform}:{job.options.namespace or 'NAMESPACE'}/{job.name}"
+    _, restarts, rest = " ".join(why.split()).partition(_RESTARTS)
+    if restarts and not job.ps.replicas:
+        why = f"The chief holds what parameter servers would, and ends last. {restarts}{rest}"
     head = f"{job.name}: {sizes}. kubectl create -f FILE starts it, tfps status {handle} shows it.\n"
     comment = f"{head}{textwrap.fill(why.strip(), 118)}\n{_of_volumes(job)}"
     return Plan(job.name, job.options.namespace, objects, comment)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from tfps.errors import ConfigError
 from tfps.jobs.spec import Job, Role
 from tfps.launchers.kubernetes import manifests, status, task_inputs
 from tfps.launchers.kubernetes.launcher import KubernetesLauncher
@@ -30,6 +31,11 @@ class TFJobLauncher(KubernetesLauncher):
         Raises:
             ConfigError: If the cluster would refuse one of them.
         """
+        if len(job.tasks()) == 1:
+            raise ConfigError(
+                "--num_workers=1 without PS is one task, and Kubeflow tells it no cluster: give 2 or more, or another "
+                "--to."
+            )
         task_inputs.check_tf_config(job, f"{job.options.namespace or 'default'}.svc")
         policy = {
             "cleanPodPolicy": "Running",

@@ -21,7 +21,6 @@ again from its last checkpoint, up to {manifests.RETRIES} times; any other exit 
 _PLUGINS = {
     "env": [],
     "svc": ["--publish-not-ready-addresses=true", "--disable-network-policy=true"],  # tfps's own policy is narrower
-    "tensorflow": ["--ps=ps", "--worker=worker", f"--port={PORT}"],
 }
 _PHASES = {
     "Completed": handle.SUCCEEDED,
@@ -53,7 +52,10 @@ class VolcanoLauncher(KubernetesLauncher):
             "minAvailable": len(job.tasks()),
             "maxRetry": manifests.RETRIES + 1,  # Volcano fails the job at this restart
             "ttlSecondsAfterFinished": manifests.TTL_SECS,
-            "plugins": _PLUGINS,
+            "plugins": {
+                **_PLUGINS,
+                "tensorflow": [*(f"--{role.name}={role.name}" for role in job.roles), f"--port={PORT}"],
+            },
             "policies": _policies(),
             "tasks": [_task(job, role) for role in job.roles],
         }

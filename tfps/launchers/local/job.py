@@ -222,7 +222,7 @@ class LocalJob(RunningJob):
         is_done = process.exitcode == _SERVER_ENDED and output.task in self._signs.signed_off
         code = 0 if is_done else process.exitcode or 0
         yield from self._replaced(output.task, code, lost_with)
-        if output.task.job == "ps" and output.task in self._restarts and not lost_with:
+        if self._plan.holds_state(output.task) and output.task in self._restarts and not lost_with:
             self._end_other_ps(output.task)
             yield from self._recalled(output.task)
 
@@ -265,7 +265,7 @@ class LocalJob(RunningJob):
                 self._lost_with[task] = lost
             elif self.status()[task] == 0 and task not in self._restarts:
                 self._restarts.recall(task)
-                yield TaskRestarted(task, how_it_ended(0), because="with the PS that was lost")
+                yield TaskRestarted(task, how_it_ended(0), because=self._plan.why_recalled)
 
     @property
     def restarts(self) -> Mapping[Task, int]:

@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tfps.cluster.spec import Cluster, Task, hosts_flags
 from tfps.errors import ConfigError, PeerLostError, StoppedError
-from tfps.jobs.causes import is_told, named_cause
+from tfps.jobs.causes import may_name_cause, named_cause
 from tfps.jobs.handle import CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED, TaskStatus
 from tfps.jobs.spec import KILLED, MAX_RESTARTS
 from tfps.launchers.ray.actor import RayTask
@@ -99,7 +99,11 @@ class Driver:
         }
         for task, (address, node) in places.items():
             me = (f"--job_name={task.job}", f"--task_index={task.index}")
-            self._argv[task] = [*self._spec["command"], *hosts_flags(Cluster(hosts["ps"], hosts["worker"])), *me]
+            self._argv[task] = [
+                *self._spec["command"],
+                *hosts_flags(Cluster(hosts.get("ps", ()), hosts["worker"])),
+                *me,
+            ]
             self._set(task, where=f"{address} on node {node[:12]}", reason="")
         self._start(places)
 
@@ -157,7 +161,7 @@ class Driver:
             return True
         if self._tasks[task].state == FAILED:  # blamed already
             return False
-        if is_told(task, code) and self._code is None:
+        if may_name_cause(task, code) and self._code is None:
             self._blame_named(task)
         bad = FAILED if self._code is None else CANCELLED
         self._set(

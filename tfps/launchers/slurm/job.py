@@ -125,12 +125,13 @@ def files_of(job_id: str) -> Files | None:
     script = client.run_client(["scontrol", "write", "batch_script", job_id, "-"])
     if not script:
         return None
-    match = re.search(r"^roles='(\w+) (\d+) (\w+) (\d+)'\n", script, re.MULTILINE)
+    match = re.search(r"^roles='(\w+) (\d+)(?: (\w+) (\d+))?'\n", script, re.MULTILINE)
     if not match:
         raise foreign(job_id)
     words = shlex.shlex(script[match.end() :], posix=True)
     words.whitespace_split, words.commenters = True, ""
-    return Files(next(words).partition("=")[2], {match[1]: int(match[2]), match[3]: int(match[4])}, "slurm")
+    roles = {name: int(count) for name, count in ((match[1], match[2]), (match[3], match[4])) if name}
+    return Files(next(words).partition("=")[2], roles, "slurm")
 
 
 def foreign(job_id: str) -> JobNotFoundError:

@@ -112,13 +112,13 @@ class Plan:
 
     def __str__(self) -> str:
         job, files = self.job, self.files
-        first, second = files.roles.items()
+        (first, count), *others = files.roles.items()
         return _SCRIPT.format(
             options="\n".join(f"#SBATCH {option}".rstrip() for option in _options(job)),
             roles=" ".join(f"{role} {replicas}" for role, replicas in files.roles.items()),
             logs=shlex.quote(files.logs),
             task=shlex.quote(_TASK),
-            ranks=f"{first[0]} {first[1]} {second[0]}",
+            ranks=f"{first} {count} {others[0][0] if others else first}",
             argv=shlex.join(job.command(num_ps=job.ps.replicas)),
             port=_PORT if job.config.port_base is None else job.config.port_base,
             directory=shlex.quote(job.directory),
@@ -175,7 +175,7 @@ class SlurmLauncher(Launcher[Plan]):
 
 
 def _differ(job: Job) -> bool:
-    return _resources(job.ps) != _resources(job.worker)
+    return len({tuple(_resources(role)) for role in job.roles}) > 1
 
 
 def _in_order(job: Job) -> Sequence[Role]:
@@ -199,7 +199,7 @@ def _components(job: Job) -> Sequence[Sequence[str]]:
     """Return the options of each component of the job; there is one if the roles have the same resources."""
     if _differ(job):
         return [(f"--ntasks={role.replicas}", *_resources(role)) for role in _in_order(job)]
-    return [(f"--ntasks={len(job.tasks())}", *_resources(job.ps))]
+    return [(f"--ntasks={len(job.tasks())}", *_resources(job.worker))]
 
 
 def _options(job: Job) -> Iterator[str]:

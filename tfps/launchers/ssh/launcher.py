@@ -79,7 +79,8 @@ class HostsLauncher(Launcher[Plan]):
         """
         config = job.config
         given = {"ps_hosts": config.ps_hosts, "worker_hosts": config.worker_hosts}
-        if missing := [flag for flag, hosts in given.items() if hosts is None]:
+        needed = [flag for flag in given if flag != "ps_hosts" or config.num_ps != 0]
+        if missing := [flag for flag in needed if given[flag] is None]:
             raise ConfigError([f"--{flag} is missing: give --{flag}=host:port,host:port." for flag in missing])
         sizes = config.num_ps, config.num_workers
         members, _ = resolver.resolve(config.ps_hosts, config.worker_hosts, "worker", 0, *sizes, {})
@@ -111,7 +112,7 @@ class HostsLauncher(Launcher[Plan]):
 
 
 def _argv(job: Job, members: Cluster, task: Task) -> Sequence[str]:
-    hosts = {"ps_hosts": ",".join(members.ps), "worker_hosts": ",".join(members.workers)}
+    hosts = {"ps_hosts": ",".join(members.ps) or None, "worker_hosts": ",".join(members.workers)}
     return job.command(**hosts, job_name=task.job, task_index=task.index)
 
 

@@ -33,7 +33,7 @@ class Accumulators(Collector):
     def __init__(
         self, gradients: Sequence[tuple[Gradient, Variable]], stamp: Tensor, num_workers: int, is_mean: bool = True
     ) -> None:
-        names = _distinct([f"{variable.op.name}/mean" for _, variable in gradients])
+        names = _distinct([f"{variable.op.name}/gradients" for _, variable in gradients])
         self._each = [
             _accumulator(gradient, variable, stamp, num_workers, is_mean, name)
             for (gradient, variable), name in zip(gradients, names, strict=True)

@@ -5,7 +5,8 @@ With N workers and k of them as backup, no update waits for the k slowest ones, 
 1. A worker pushes its gradient, counts it in ``sent``, and waits for a token.
 2. The update of the chief's background run takes the first N - k gradients of its step (``gradient_slots``), counts
    them in ``contributed``, and puts a token for each worker. A gradient that arrives later is dropped.
-3. A late worker finds several tokens. It takes all, and goes on with the step of the newest.
+3. A late worker finds several tokens. It takes all, and goes on with the step of the newest. So does one that begins
+   later than others, or skips a batch.
 
 An update does not need the chief's gradient. So that a checkpoint is of one step, each update takes a permit before it
 starts, and puts it back when it has ended. The chief takes the permit while it saves.
@@ -20,7 +21,8 @@ from typing import Any, NoReturn
 import tensorflow.compat.v1 as tf
 
 from tfps.errors import ModelError
-from tfps.modes.base import ModeContext, Pause, Step, SyncRecovery
+from tfps.modes.base import ModeContext, Step
+from tfps.modes.recovery import Pause, SyncRecovery
 from tfps.modes.sync.tokens import shared_variable
 from tfps.modes.update_ops import let_wait
 from tfps.tf_types import Operation, Tensor
@@ -89,7 +91,8 @@ class BackupWorkers:
             give_back=lambda _count: self._end_input(queues),
             worker_init=tf.group(step.worker_init, self._note_end(False)),
             chief_init=self._begin(step.recovery.generation, step.chief_init),
-            hold=self._refuse if self._is_chief else None,
+            hold=None,
+            refuse=self._refuse if self._is_chief else None,
             recovery=self._with_permit(step.recovery),
             reports_step=True,
             may_skip_steps=True,
@@ -134,7 +137,7 @@ class BackupWorkers:
     def _refuse(self, changes: Sequence[Operation]) -> NoReturn:
         raise ModelError(
             f"--backup_workers={self._spare}: the model itself changes in each step what its optimizer uses "
-            f"({changes[0].name}), and an update may have no gradient of the chief, which makes that change: "
+            f"({changes[0].name}), and an update may come before the chief's step, which makes that change: "
             "compute it from global_step, or leave --backup_workers out."
         )
 

@@ -40,6 +40,7 @@ steps. If the chief itself is lost in the middle of an update (``partially_appli
 and cannot be used.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,14 +48,15 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes.base import Copy, ModeContext, Step, SyncRecovery
+from tfps.modes.base import Copy, ModeContext, Step
+from tfps.modes.recovery import SyncRecovery
 from tfps.modes.sync.accumulators import Accumulators
 from tfps.modes.sync.backup_workers import BackupWorkers
 from tfps.modes.sync.collector import Collector, Held
 from tfps.modes.sync.gradient_slots import GradientSlots
 from tfps.modes.sync.meeting import Meeting
 from tfps.modes.sync.tokens import Stamps, Tokens, shared_variable
-from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
+from tfps.tf_types import Fetch, Gradient, Operation, Optimizer, Tensor, Variable
 
 _BASE = 1 << 40  # more than the steps of any job
 _OVER = "the update is of a generation that is over"
@@ -68,35 +70,64 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
     Raises:
         ValueError: If the loss depends on no variable.
     """
+    updates = Updates(optimizer.apply_gradients, global_step)
+    step = of_gradients(gradients(optimizer, loss), updates, context)
     with tf.device(global_step.device):
-        stamps = Stamps(context.task.index, context.cluster.num_workers)
-    collector = _collector(_gradients(optimizer, loss), stamps.present, context, global_step)
+        return dataclasses.replace(step, ended=step.ended | (global_step.read_value() >= context.config.max_steps))
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What the updates of the protocol do.
+
+    Attributes:
+        apply: Adds an operation that applies combined gradients. Its second argument is ``step``.
+        step: int64 resource variable on a PS, which the protocol raises by 1 with each update.
+        before: Operations that ``Step.chief_init`` runs first.
+    """
+
+    apply: Callable[[Sequence[tuple[Gradient, Variable]], Variable], Fetch]
+    step: Variable
+    before: Sequence[Operation] = ()
+
+
+def of_gradients(pairs: Sequence[tuple[Gradient, Variable]], updates: Updates, context: ModeContext) -> Step:
+    """Build the protocol for any gradients of this worker, or what a mode takes for a gradient.
+
+    Args:
+        pairs: This worker's gradients, each with its variable.
+        updates: What is done with the combined gradients.
+        context: The job and the worker.
+    """
+    global_step, worker, num_workers = updates.step, context.task.index, context.cluster.num_workers
+    with tf.device(global_step.device):
+        stamps = Stamps(worker, num_workers)
+    collector = _collector(pairs, stamps.present, context, global_step)
     generation = tf.placeholder(tf.int64, [], name="tfps/present_generation")
-    complete, starts, pairs = _start_together(collector, generation)
+    complete, starts, combined = _start_together(collector, generation)
     with tf.device(global_step.device):
         gate = complete, [start.start for start in starts], functools.partial(_check, starts[0].generation, generation)
         meeting = Meeting(*gate)
         backup = _backup(context, collector, *gate)
-        tokens = Tokens(global_step, context.cluster.num_workers)
-        applied = optimizer.apply_gradients(pairs, global_step)
+        tokens, applied = Tokens(global_step, num_workers), updates.apply(combined, global_step)
         update = tokens.hand_out(backup.count(applied) if backup else applied)
         counted = stamps.count([backup.send(collector.pushes)] if backup else collector.pushes)
-        token = tokens.take(context.task.index, counted, newest=backup is not None)
+        token = tokens.take(worker, counted, newest=backup is not None)
         taken = stamps.take(token)
         queues = [*tokens.queues, *meeting.queues]
         step = Step(
             train_op=taken,
-            draw=tokens.expected,
+            draw=functools.partial(tokens.catch_up, worker, stamps) if backup else tokens.expected,
             draw_after=functools.partial(_tokens_from, token),
             give_back=functools.partial(_close, queues),
-            worker_init=stamps.worker_init(global_step),
-            chief_init=_chief_init(global_step, stamps.base, generation, starts, collector),
+            worker_init=stamps.worker_init(),
+            chief_init=_chief_init(updates.before, global_step, stamps, generation, starts, collector),
             read_barrier=(taken,),
             update=update,
             update_starts=gate[1],
             hold=functools.partial(meeting.hold, token.op) if context.task.is_chief else None,
             recovery=_recovery(global_step, generation, starts, collector, queues),
-            ended=tokens.are_closed() | (global_step.read_value() >= context.config.max_steps),
+            ended=tokens.are_closed(),
             updates_ahead=stamps.ahead(global_step),
         )
         return backup.added_to(step, token, queues) if backup else step
@@ -116,27 +147,27 @@ def _backup(
 
 
 def _collector(
-    gradients: Sequence[tuple[Gradient, Variable]], stamp: Tensor, context: ModeContext, global_step: Variable
+    pairs: Sequence[tuple[Gradient, Variable]], stamp: Tensor, context: ModeContext, global_step: Variable
 ) -> Collector:
     """Return what collects the gradients. A sum of all needs no slots."""
     config, num_workers = context.config, context.cluster.num_workers
     aggregate, spare = config.aggregate or "mean", config.backup_workers or 0
     if aggregate in ("mean", "sum") and not spare:
-        return Accumulators(gradients, stamp, num_workers, aggregate == "mean")
+        return Accumulators(pairs, stamp, num_workers, aggregate == "mean")
     sizes = num_workers, num_workers - spare
-    return GradientSlots(gradients, stamp, context.task.index, *sizes, aggregate, global_step.device)
+    return GradientSlots(pairs, stamp, context.task.index, *sizes, aggregate, global_step.device)
 
 
-def _gradients(optimizer: Optimizer, loss: Tensor) -> Sequence[tuple[Gradient, Variable]]:
+def gradients(optimizer: Optimizer, loss: Tensor) -> Sequence[tuple[Gradient, Variable]]:
     """Return the gradients of a loss, each with its variable.
 
     Raises:
         ValueError: If the loss depends on no variable.
     """
-    gradients = [pair for pair in optimizer.compute_gradients(loss) if pair[0] is not None]
-    if not gradients:
+    pairs = [pair for pair in optimizer.compute_gradients(loss) if pair[0] is not None]
+    if not pairs:
         raise ValueError("No gradients provided for any variable: the loss depends on none.")
-    return gradients
+    return pairs
 
 
 def _tokens_from(token: Tensor, count: int, copy: Copy) -> Tensor:
@@ -151,15 +182,23 @@ def _close(queues: Sequence[Any], count: int) -> Operation:
 
 
 def _chief_init(
-    global_step: Variable, base: Variable, generation: Tensor, starts: Sequence["_Start"], collector: Collector
+    before: Sequence[Operation],
+    global_step: Variable,
+    stamps: Stamps,
+    generation: Tensor,
+    starts: Sequence["_Start"],
+    collector: Collector,
 ) -> Operation:
     """Return an operation that starts a generation. From then on, gradients with stamps of earlier ones are dropped."""
-    with tf.control_dependencies([base.assign(generation * _BASE, read_value=False)]):
-        first = base + global_step
+    with tf.control_dependencies(before):
+        moved = stamps.base.assign(generation * _BASE, read_value=False)
+        steps = [one.assign(global_step, read_value=False) for one in (stamps.first, *(each.count for each in starts))]
+    with tf.control_dependencies([moved]):
+        first = stamps.base + global_step
     return tf.group(
         *(start.generation.assign(generation, read_value=False) for start in starts),
         collector.begin(first),
-        *(start.count.assign(global_step, read_value=False) for start in starts),
+        *steps,
     )
 
 

@@ -24,11 +24,12 @@ class Stamps:
 
     Attributes:
         base: int64 variable: the stamp of step 0 in the present generation.
+        first: int64 variable: the step at which the present generation began.
         present: int64 scalar: the stamp of the worker's gradient, read when a step begins.
     """
 
     def __init__(self, worker: int, num_workers: int) -> None:
-        self.base = shared_variable("tfps/base")
+        self.base, self.first = shared_variable("tfps/base"), shared_variable("tfps/first")
         self._stamp = shared_variable(f"tfps/stamp_{worker}")
         self.present = self._stamp.read_value()
         self._pushed = [shared_variable(f"tfps/pushed_{index}") for index in range(num_workers)]
@@ -43,11 +44,19 @@ class Stamps:
         """Return an operation after which the next gradient belongs to the step of a token."""
         return self._stamp.assign(token + self.base, read_value=False)
 
-    def worker_init(self, global_step: Variable) -> Operation:
-        """Return an operation after which a worker's gradient belongs to the present step."""
+    def take_newest(self, tokens: Tensor) -> Operation:
+        """Return the same for the last of some tokens, int64 [n]; the stamp stays if there is none."""
+        return self._stamp.assign(tf.concat([self.present[None], tokens + self.base], axis=0)[-1], read_value=False)
+
+    def worker_init(self) -> Operation:
+        """Return an operation after which a worker's gradient belongs to the first step of the generation.
+
+        Others may have made updates since, so the worker has a token for each of these. A gradient of the present step
+        would be one of two if the worker then took the token of that step.
+        """
         return tf.group(
-            self._stamp.assign(global_step + self.base, read_value=False),
-            self._own.assign(global_step, read_value=False),
+            self._stamp.assign(self.first + self.base, read_value=False),
+            self._own.assign(self.first, read_value=False),
         )
 
     def ahead(self, global_step: Variable) -> Tensor:
@@ -90,6 +99,17 @@ class Tokens:
     def expected(self, count: int, pending: int = 0) -> Tensor:
         """Return the values of the tokens that come next, without taking any."""
         return self._global_step.read_value() + tf.range(pending, pending + count, dtype=tf.int64)
+
+    def catch_up(self, worker: int, stamps: Stamps, count: int, pending: int = 0) -> Tensor:
+        """Return the same, after a worker has taken the tokens that are there.
+
+        It goes on with the step of the newest one. It has pushed no gradient since it took its last token.
+        """
+        queue = self.queues[worker]
+        with tf.device(self._global_step.device):
+            taken = stamps.take_newest(queue.dequeue_many(queue.size()))
+            with tf.control_dependencies([taken]):
+                return self.expected(count, pending)
 
     def are_closed(self) -> Tensor:
         """Return whether one worker's input has ended."""

@@ -20,11 +20,13 @@ class Allowance:
     Attributes:
         most: A run has no more steps.
         waited_secs: How long the worker has waited in all, without the present wait.
+        ends_rounds: See ``StepLimit``.
+        has_ended_round: Whether the last wait has ended a round.
     """
 
     def __init__(self, session: Session, limit: StepLimit) -> None:
         self._limit, self.most = limit, limit.most
-        self.waited_secs = 0.0
+        self.waited_secs, self.ends_rounds, self.has_ended_round = 0.0, limit.ends_rounds, False
         self._left: int | None = None  # not known
         self.use(session)
 
@@ -44,14 +46,27 @@ class Allowance:
         Returns:
             At least 1, or 0 if the wait was given up.
         """
-        began = time.monotonic()
+        began, self.has_ended_round = time.monotonic(), False
         if (allowed := self._allowed()) > 0:
             return allowed
         while allowed <= 0 and goes_on():
             self._renew_once()
+            self.has_ended_round = self.ends_rounds
             allowed = self._allowed()
         self.waited_secs += time.monotonic() - began
         return max(allowed, 0)
+
+    def part(self, wanted: int, usual: int) -> int:
+        """Return how many of some wanted steps the next run takes: few lengths, as each is a graph of its own.
+
+        Args:
+            wanted: At least 1.
+            usual: The usual number of steps of a run.
+        """
+        allowed = self._allowed()
+        if allowed >= wanted == usual:
+            return wanted
+        return 1 << (min(allowed, wanted).bit_length() - 1)
 
     def _allowed(self) -> int:
         if self._left is None:

@@ -149,7 +149,7 @@ def check(mine: str, theirs: Sequence[str], cluster: Cluster) -> None:
     found: dict[tuple[str, str], list[Task]] = {}
     for index, terms in enumerate(theirs):
         for difference in differences(here, json.loads(terms)):
-            found.setdefault(difference, []).append(Task("ps", index))
+            found.setdefault(difference, []).append(cluster.state_tasks[index])
     if found:
         _wait_for_leaving(cluster, {ps for others in found.values() for ps in others})
         raise ConfigError([f"{what} on {_named(cluster, others)}: {fix}" for (what, fix), others in found.items()])

@@ -52,7 +52,7 @@ def _running_elsewhere(config: JobConfig, cluster: Cluster, task: Task) -> str |
         ConfigError: If the first PS has other options, or the workers' addresses in another order.
         PeerLostError: If the first PS had other options, and has exited.
     """
-    first = Task("ps", 0)
+    first = cluster.state_tasks[0]
     with tf.Graph().as_default() as graph:
         terms = job_variables.ps_variables(cluster, first.index).terms.read_value()
         pulses = job_variables.first_ps_variables(cluster).pulse.read_value()

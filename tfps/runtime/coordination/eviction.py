@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from tfps.cluster import rendezvous
 from tfps.cluster.spec import Cluster, Task
-from tfps.modes.base import Fence
+from tfps.modes.recovery import Fence
 from tfps.runtime.coordination.heartbeat import Heartbeat
 from tfps.runtime.coordination.state_reader import JobStateReader
 

@@ -100,7 +100,7 @@ def _send_and_exit(config: JobConfig, cluster: Cluster, failure: _Failure) -> No
 
 def _send_to_all(config: JobConfig, cluster: Cluster, failure: _Failure) -> None:
     """Report to each PS as soon as it is up and initialized; stop if they belong to another job."""
-    for ps in [other for other in cluster.tasks() if other.job == "ps"]:
+    for ps in [holder for holder in cluster.state_tasks if holder != failure.task]:
         is_reported = None
         while is_reported is None:
             with contextlib.suppress(Exception):  # not initialized yet, or exiting
@@ -123,7 +123,7 @@ def _report(config: JobConfig, cluster: Cluster, failure: _Failure, ps: Task) ->
         phase = state.phase.scatter_update(tf.IndexedSlices(-failure.code, task.index)).op
         terms = state.terms.read_value()
         run = job_variables.first_ps_variables(cluster).run.read_value() if ps.index == 0 else tf.constant("")
-    options = tf.ConfigProto(device_filters=[f"/job:ps/task:{ps.index}"])
+    options = tf.ConfigProto(device_filters=[ps.device])
     with tf.Session(f"grpc://{cluster.address(ps)}", graph=graph, config=options) as session:
         theirs, present_run = (value.decode() for value in session.run([terms, run]))
         own = compatibility.fingerprint(config, cluster, tf.__version__)

@@ -58,7 +58,7 @@ from dataclasses import dataclass, replace
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster.spec import Cluster
-from tfps.runtime.coordination.job_variables import first_ps_variables, ps_variables
+from tfps.runtime.coordination.job_variables import every_ps_variables, first_ps_variables
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.tf_types import Session
 
@@ -125,7 +125,7 @@ class JobState:
     """The state on all PS, as one worker accesses it. Build it while the worker's graph is the default one."""
 
     def __init__(self, cluster: Cluster, worker: int) -> None:
-        servers, first = [ps_variables(cluster, index) for index in range(cluster.num_ps)], first_ps_variables(cluster)
+        servers, first = every_ps_variables(cluster), first_ps_variables(cluster)
         self._phase = tf.placeholder(tf.int32, [], name="tfps/phase")
         self._totals = tf.placeholder(tf.float64, [5], name="tfps/totals")
         totals = first.totals.scatter_update(tf.IndexedSlices(self._totals, worker)).op

@@ -1,8 +1,11 @@
 """The variables on the PS that hold the job's state; ``job_state`` describes what they are for.
 
+In a job without PS, the chief has the place of the only PS (``Cluster.state_tasks``).
+
 They are in no collection, because they belong neither to the model nor to any checkpoint.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +63,7 @@ class FirstPsVariables:
 
 def ps_variables(cluster: Cluster, index: int, terms: str = "") -> PsVariables:
     """Add the state of one PS to the default graph; only the PS itself passes its terms."""
-    with tf.device(None), tf.device(f"/job:ps/task:{index}/cpu:0"):
+    with tf.device(None), tf.device(cluster.state_devices[index]), tf.device("/cpu:0"):
         return PsVariables(
             phase=_variable(f"phase_{index}", np.zeros(cluster.num_workers, np.int32)),
             joined=_variable(f"joined_{index}", np.zeros(cluster.num_workers, np.bool_)),
@@ -69,9 +72,14 @@ def ps_variables(cluster: Cluster, index: int, terms: str = "") -> PsVariables:
         )
 
 
+def every_ps_variables(cluster: Cluster) -> Sequence[PsVariables]:
+    """Add the state of each PS to the default graph, for a worker."""
+    return [ps_variables(cluster, index) for index in range(len(cluster.state_tasks))]
+
+
 def first_ps_variables(cluster: Cluster) -> FirstPsVariables:
     """Add the state that only PS 0 holds to the default graph."""
-    with tf.device(None), tf.device("/job:ps/task:0/cpu:0"):
+    with tf.device(None), tf.device(cluster.state_devices[0]), tf.device("/cpu:0"):
         return FirstPsVariables(
             totals=_variable("totals", np.zeros([cluster.num_workers, 5], np.float64)),
             beats=_variable("beats", np.zeros([cluster.num_workers, 9], np.float64)),

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster.spec import Task
-from tfps.modes.base import Fence
+from tfps.modes.recovery import Fence
 from tfps.runtime.coordination.job_state import JobState
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.tf_types import Session

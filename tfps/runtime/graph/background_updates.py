@@ -150,4 +150,4 @@ def _handles(op: Operation) -> Sequence[Tensor]:
 
 
 def _is_on_ps(handle: Tensor) -> bool:
-    return placement.task_of(handle.op).startswith("ps/")
+    return placement.holds_state(handle.op)

@@ -12,29 +12,26 @@ The passes run in this order:
    what a step uses. The checks precede the costly gradients.
 7. ``Packing`` and ``nan_guard`` wrap the optimizer before the mode uses it: packing inside, so that checks see few
    gradients.
-8. The mode builds the step: gradients, their way to the PS, tickets.
+8. The mode builds the step: gradients, which ``towers`` copies for other devices, their way to the PS, tickets.
 9. ``update_order.put_before`` and ``put_after`` need the gates and checks of the gradients. ``put_after`` is second,
    because it excludes what the gradients now wait for. ``with_late_summaries`` needs the checks, too.
 10. ``place_unplaced_ops`` gives each operation a device. The passes after it ask on which task an operation runs.
-11. ``Packing.use_packed_reads`` changes which variables a step reads, and thus what crosses the wire.
+11. ``Packing.use_packed_reads`` or ``Step.copies`` changes which variables a step uses, and what crosses the wire.
 12. ``wire_packing`` (with ``embedding_rows.make_unique``) packs what crosses the wire, but no operation added later.
 13. ``Step.finish`` lets the mode use the final reads. ``background_updates.unrolled`` copies the finished update of the
     chief. The steps of a run are copied still later, by the training loop, with ``unrolling``.
 """
 
 import dataclasses
-import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.config.wire_format import WireFormat
-from tfps.errors import ModelError
-from tfps.models.model import Model, hints, mistake, where
+from tfps.models.model import Model, built_by
 from tfps.models.spec import ModelSpec
 from tfps.modes.base import Mode, ModeContext, Step
 from tfps.modes.registry import mode_of
@@ -55,8 +52,6 @@ from tfps.runtime.graph.passes import (
 from tfps.runtime.graph.passes.snapshot import Place, saved_name
 from tfps.runtime.graph.passes.variable_packing import Packing, can_pack
 from tfps.tf_types import Fetch, Graph, InputIterator, Operation, Optimizer, Tensor, Variable
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -125,15 +120,17 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         forward = forward_pass.build(job, graph)
         frozen = keras_variables.freeze(model, graph, of_keras)
         forward_pass.check(job, forward)
-        backward = _backward(job, forward)
+        forward, backward = _backward(job, forward)
         variable_check.check_trained(model, graph, backward.optimizer.updated, frozen)
         forward = forward_pass.with_late_summaries(job, forward, backward.optimizer, backward.step)
         _check_counters(job, forward, backward)
         placement.place_unplaced_ops(graph, task.device)
-        _redirect_to_packed(forward, backward)
+        _redirect(forward, backward)
         _pack_transfers(job, forward, backward)
-        _built(model, backward.step.finish or (lambda: None))
-        updates = _built(model, lambda: unrolled(graph, backward.step, job.wire.pack))
+        if forward.towers:
+            forward.towers.receive_once([backward.next_ticket, backward.step.train_op, *forward.shown], task.device)
+        built_by(model, backward.step.finish or (lambda: None))
+        updates = built_by(model, lambda: unrolled(graph, backward.step, job.wire.pack))
         return _train_graph(job, forward, backward, updates)
 
 
@@ -156,41 +153,46 @@ class _Backward:
     used: Sequence[Operation]
 
 
-def _backward(job: TrainJob, forward: Forward) -> _Backward:
+def _backward(job: TrainJob, forward: Forward) -> tuple[Forward, _Backward]:
     """Build the gradients and the step of the mode, and put the model's own updates in order with them."""
-    graph, updates, context = forward.graph, forward.updates, ModeContext(job.config, job.cluster, job.task)
+    graph, context = forward.graph, ModeContext(job.config, job.cluster, job.task, forward.examples)
     # Slots live with their variables, so the strategy must not count them again.
     with (
         tf.device(placement.device_setter(job.cluster, job.task, lambda _op: 0)),
         placement.local_variables_on(job.task.device),
     ):
-        packing = _packing(forward.spec.optimizer, job.wire)
+        packing = None if job.mode.trains_on_copies else _packing(forward.spec.optimizer, job.wire)
         optimizer = _checked_optimizer(job, forward, packing)
         known = set(graph.get_operations())
-        step = _built(
+        step = built_by(
             job.model, lambda: job.mode.build_step(optimizer, forward.spec.loss, forward.global_step, context)
         )
-        made = [op for op in graph.get_operations() if op not in known]
+        forward = forward_pass.of_all_towers(forward)
+        updates, of_towers = forward.updates, forward.towers.ops if forward.towers else ()
+        # What a step on copies exchanges is no part of it.
+        inside = graph.get_operations() if step.copies is None else placement.ancestors([step.train_op])
+        made = [op for op in inside if op not in known and op not in of_towers]
         certain = update_order.put_before(graph, updates, made, optimizer.gates, optimizer.updated, step)
         # A mean may never be made: an input has ended, or a worker is lost and all take the step again.
-        applied = [*certain, step.train_op] if job.mode.is_blocking else []
+        applied = [*certain, step.train_op] if job.mode.updates_are_shared else []
         update_order.put_after(graph, updates, [*optimizer.checks, *applied])
         step = _with_updates(step, updates) if updates else step
         next_ticket = step.draw_after(1, lambda op: op)
         function_calls.order_inputs(graph)
         used = [op for op in placement.ancestors([step.train_op]) if op in known]
-    return _Backward(optimizer, packing, step, next_ticket, used)
+    return forward, _Backward(optimizer, packing, step, next_ticket, used)
 
 
 def _checked_optimizer(job: TrainJob, forward: Forward, packing: Packing | None) -> nan_guard.CheckedOptimizer:
     """Return the model's optimizer with checks of the loss, the gradients, and what the model's own updates send."""
-    used = set(placement.ancestors([*forward.shown, *forward.updates]))
-    read = inputs.next_of(forward.iterator)
+    used, read = set(placement.ancestors([*forward.shown, *forward.updates])), inputs.next_of(forward.iterator)
     return nan_guard.CheckedOptimizer(
         packing or forward.spec.optimizer,
         packing.name_of if packing else _name_of,
-        room=_room(job.wire, job.mode.gradients_per_update(job.config, job.cluster.num_workers)),
+        room=job.mode.gradients_per_update(job.config, job.cluster.num_workers) * (1.01 if job.wire.halves else 1.0),
         sent=[read, *(tensor for tensor, _ in forward.checked if tensor.op in used)],
+        towers=forward.towers,
+        also=forward.counted,
     )
 
 
@@ -203,11 +205,13 @@ def _check_counters(job: TrainJob, forward: Forward, backward: _Backward) -> Non
         variable_check.check_counters(job.model, [v for v in own if v is not forward.global_step], run)
 
 
-def _redirect_to_packed(forward: Forward, backward: _Backward) -> None:
-    """Make the step use the packed variables."""
+def _redirect(forward: Forward, backward: _Backward) -> None:
+    """Make the step use the packed variables, or the worker's copies."""
+    step = backward.step
+    if step.copies is not None:
+        step.copies.use(placement.ancestors([step.train_op, *forward.shown]))
     if backward.packing is None:
         return
-    step = backward.step
     apart = [] if step.update is None else [step.update]
     # Initializers of local variables may read packed variables, too.
     first = [variable.initializer for variable in tf.local_variables()]
@@ -266,11 +270,6 @@ def _with_updates(step: Step, updates: Sequence[Operation]) -> Step:
     return dataclasses.replace(step, train_op=tf.group(step.train_op, *updates), read_barrier=barrier)
 
 
-def _room(wire: WireFormat, summed: int) -> float:
-    """Return the factor by which gradients may grow and must stay finite: some are summed, and bfloat16 rounds up."""
-    return summed * (1.01 if wire.halves else 1.0)
-
-
 def _packing(optimizer: Optimizer, wire: WireFormat) -> Packing | None:
     """Return an optimizer of packed variables, if they may be packed. bfloat16 is not for scalars: these stay apart."""
     if not wire.pack or not can_pack(optimizer):
@@ -280,21 +279,3 @@ def _packing(optimizer: Optimizer, wire: WireFormat) -> Packing | None:
 
 def _name_of(variable: Variable) -> str:
     return str(variable.op.name)
-
-
-def _built(model: Model, build: Callable[[], _T]) -> _T:
-    """Build what a mode adds for a model.
-
-    Errors in there come from the model's loss or optimizer if they lead through a line of the user's, or if TensorFlow
-    raises them where it finds no gradient.
-    """
-    try:
-        return build()
-    except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        if where(model, frames):
-            raise mistake(model, error, frames) from error
-        if not isinstance(error, (ValueError, TypeError, NotImplementedError)) and type(error) is not LookupError:
-            raise
-        place, why = model.line_of("model_fn"), str(error) + hints(str(error)) or type(error).__name__
-        raise ModelError(f"--model={model.name}: {place}: no gradient step can be built: {why}") from error

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.data.ops.prefetch_op import _PrefetchDataset
 from tensorflow.python.data.util import structure
 
+from tfps.data.stream import Position, Stream
 from tfps.tf_types import Dataset, Nested, Tensor
 
 INPUTS = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard")  # operations that return a batch
@@ -34,7 +35,14 @@ class CancelSafeIterator:
     Attributes:
         initializer: Operation that starts at the first element of the dataset.
         resource: The iterator resource.
+        stream: Where tfps makes the batches of a model's ``Examples``: its ``data.stream.Stream``.
+        indices: Likewise, the examples of the next batch: int64 [batch].
+        position: The position of the job in them, with ``--data_policy``.
     """
+
+    stream: Stream | None = None
+    indices: Tensor = None
+    position: Position | None = None
 
     def __init__(self, dataset: Dataset) -> None:
         self._spec, self._flat = dataset.element_spec, dataset._flat_structure

@@ -5,7 +5,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
@@ -14,12 +14,14 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.converters import INT32_MAX
 from tfps.config.job_config import JobConfig
 from tfps.config.wire_format import WireFormat
+from tfps.data.stream import Position
 from tfps.errors import ModelError
 from tfps.models.model import Model
-from tfps.models.params import tracked_flags, unread_flags
+from tfps.models.params import TrackedFlags, tracked_flags, unread_flags
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.base import Mode, Step
 from tfps.runtime.graph import graph_editor, inputs, model_calls, placement, variable_check
+from tfps.runtime.graph.cancel_safe_iterator import CancelSafeIterator
 from tfps.runtime.graph.graph_scope import on_cluster
 from tfps.runtime.graph.passes import (
     embedding_rows,
@@ -34,7 +36,10 @@ from tfps.runtime.graph.passes import (
 )
 from tfps.runtime.graph.passes.nan_guard import CheckedOptimizer
 from tfps.runtime.graph.passes.snapshot import saved_name
-from tfps.tf_types import Graph, InputIterator, Operation, Tensor, Variable
+from tfps.runtime.graph.towers import batches as tower_batches
+from tfps.runtime.graph.towers import devices as tower_devices
+from tfps.runtime.graph.towers.towers import Towers
+from tfps.tf_types import Graph, InputIterator, Nested, Operation, Tensor, Variable
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +92,7 @@ class Forward:
         updates: The model's own updates.
         checked: The tensors that a worker sends for them and that are checked for NaN, and what they are for.
         summary: The merged summaries, or ``None``.
+        towers: The towers, if the worker has several devices; ``spec`` and the rest are of the first.
     """
 
     graph: Graph
@@ -100,6 +106,12 @@ class Forward:
     updates: Sequence[Operation]
     checked: Sequence[tuple[Tensor, str]]
     summary: Tensor | None
+    towers: Towers | None = None
+
+    @property
+    def counted(self) -> Callable[[], Operation | None] | None:
+        """What adds the count of a batch's examples to an update, if there is such a count."""
+        return self.iterator.position.counted if self.iterator.position else None
 
     @property
     def shown(self) -> list[Tensor]:
@@ -113,9 +125,9 @@ def build(job: TrainJob, graph: Graph) -> Forward:
     config, task, model = job.config, job.task, job.model
     with on_cluster(config, job.cluster, task):
         global_step = tf.train.get_or_create_global_step()
-        params, workers = tracked_flags(config), job.cluster.num_workers
-        source = inputs.input_of(model, ModeKeys.TRAIN, config, task.device, workers, task.index, params)
-        iterator, batches, batch = source
+        params = tracked_flags(config)
+        iterator, batches, given, towers = _input(job, graph, params)
+        batch = given[0]
         variable_check.check_input(model, global_step)
         known = set(graph.get_operations())
         # After the input, which must be the same on all workers.
@@ -127,16 +139,45 @@ def build(job: TrainJob, graph: Graph) -> Forward:
             variable_splitting.log_split(graph, config)
             _log_unread(job, params.read | set(read))
         batches = inputs.batches_with(graph, known, batches)
-        examples = tf.convert_to_tensor(inputs.examples_of(*batch), tf.int64)
+        counts = [inputs.examples_of(*one) for one in given]
+        examples = towers.examples(counts) if towers else tf.convert_to_tensor(counts[0], tf.int64)
         exclusive_updates.lock_references(graph)
         function_calls.wait_for_inputs(graph)
         loop_hoisting.hoist_loop_reads(graph)
         checked = model_updates.check(graph)
-        spec, updates = _with_own_updates(graph, spec, on_ps=task.is_chief or not job.mode.is_blocking)
+        spec, updates = _with_own_updates(graph, spec, on_ps=task.is_chief or not job.mode.updates_are_shared)
         inputs.only_with(inputs.next_of(iterator), [spec.loss, *updates])
         summary = tf.summary.merge_all()
+        iterator.position = _position(job, iterator, global_step)
     reads_rate = "learning_rate" in read
-    return Forward(graph, global_step, iterator, batches, examples, spec, reads_rate, own, updates, checked, summary)
+    if towers:
+        towers.prepare(spec.loss, [*spec.log_tensors.values()], updates)
+    return Forward(
+        graph, global_step, iterator, batches, examples, spec, reads_rate, own, updates, checked, summary, towers
+    )
+
+
+def _input(
+    job: TrainJob, graph: Graph, params: TrackedFlags
+) -> tuple[InputIterator, Tensor, Sequence[Nested], Towers | None]:
+    """Return the iterator, the number of steps in the input, and the batch of each tower, if there are several."""
+    config, task, workers = job.config, job.task, job.cluster.num_workers
+    devices, of_all = tower_devices.of_worker(config, task), config.tower_updates == "all"
+    source = inputs.input_of(job.model, ModeKeys.TRAIN, config, task.device, workers, task.index, params)
+    iterator, batches, batch = source
+    if len(devices) == 1:
+        return iterator, batches, [batch], None
+    *given, weights = batch
+    steps = tower_batches.steps(batches, len(devices), pad=not of_all)
+    return iterator, steps, given, Towers(graph, devices, given, weights, of_all)
+
+
+def _position(job: TrainJob, iterator: CancelSafeIterator, global_step: Variable) -> Position | None:
+    """Add the position in the data to the graph, if it is part of a checkpoint."""
+    config, workers = job.config, job.cluster.num_workers
+    if config.data_policy is None or iterator.stream is None:
+        return None
+    return Position(iterator.stream, iterator.indices, global_step, config, workers, by_step=job.mode.is_blocking)
 
 
 def _log_unread(job: TrainJob, read: Container[str]) -> None:
@@ -145,6 +186,16 @@ def _log_unread(job: TrainJob, read: Container[str]) -> None:
             "%s: --model=%s has not read it from params for training; unless it does so later, it has no effect.",
             *(" and ".join(flags), job.model.name),
         )
+
+
+def of_all_towers(forward: Forward) -> Forward:
+    """Return the forward part with the loss, the logged tensors and the updates of all towers, once they are built."""
+    towers = forward.towers
+    if towers is None:
+        return forward
+    logged = {name: tf.identity(towers.mean(tensor)) for name, tensor in forward.spec.log_tensors.items()}
+    spec = dataclasses.replace(forward.spec, loss=towers.mean(forward.spec.loss), log_tensors=logged)
+    return dataclasses.replace(forward, spec=spec, updates=[*forward.updates, *towers.also(forward.updates)])
 
 
 def check(job: TrainJob, forward: Forward) -> None:
@@ -212,11 +263,11 @@ def _warn_of_late_updates(forward: Forward, run: Container[Operation]) -> None:
 def _warn_of_early_changes(job: TrainJob, forward: Forward, checks: Sequence[Operation]) -> None:
     """Warn of the model's changes that ``update_order.put_after`` could not make wait, where a result depends on it."""
     skips = job.config.on_nan == "skip"
-    shares = job.mode.is_blocking and job.cluster.num_workers > 1
+    shares = job.mode.updates_are_shared and job.cluster.num_workers > 1
     if not skips and not shares:
         return
     early = update_order.early_changes(forward.graph, [forward.spec.loss, *forward.updates], checks)
-    names = [maker.name for maker in early if skips or placement.task_of(maker).startswith("ps/")]
+    names = [maker.name for maker in early if skips or placement.holds_state(maker)]
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         log.warning(_EARLY_CHANGE, names[0], more, _NOT_UNDONE if skips else _NOT_SHARED % job.mode.name)

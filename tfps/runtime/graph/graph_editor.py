@@ -1,8 +1,8 @@
 """Edit a finished graph. The only module that uses the private graph API of TensorFlow.
 
 A release of TensorFlow may change what has no public name. Each such name is used once, here, in a function that says
-what tfps needs of it. The module is at the bottom of the layers: it imports nothing of tfps but the names of types, so
-that placement, the passes and the modes can use it.
+what tfps needs of it. The module is at the bottom of the layers: it imports nothing of tfps but the names of types and
+of tasks, so that placement, the passes and the modes can use it.
 """
 
 import contextlib
@@ -13,13 +13,14 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.ops import variables as variables_lib
 
+from tfps.cluster.spec import DEVICE_OF_STATE, STATE_OF_CHIEF
 from tfps.tf_types import FunctionDef, Graph, InputIterator, Operation, Optimizer, Tensor, Variable
 
 
 def device(task: str) -> str:
-    """Return the device of a task."""
+    """Return the device of a task, as ``placement.task_of`` names it."""
     job, index = task.split("/")
-    return f"/job:{job}/task:{index}"
+    return DEVICE_OF_STATE if task == STATE_OF_CHIEF else f"/job:{job}/task:{index}"
 
 
 def set_device(op: Operation, name: str) -> None:
@@ -161,6 +162,12 @@ def _contexts(context: Any) -> Iterator[Any]:
     while context is not None:
         yield context
         context = context.outer_context
+
+
+def outermost_loop(op: Operation) -> Any:
+    """Return the outermost loop around an operation, as an object that only it has; ``None`` without one."""
+    context = op._get_control_flow_context()
+    return next((one for one in reversed(list(_contexts(context))) if one.IsWhileContext()), None)
 
 
 def while_context(op: Operation) -> Any:

@@ -52,7 +52,7 @@ def on_cluster(
     if cluster is None:
         yield
         return
-    strategy = strategy or placement.STRATEGIES[config.ps_strategy](cluster.num_ps)
+    strategy = strategy or placement.STRATEGIES[config.ps_strategy](len(cluster.state_tasks))
     with (
         tf.device(placement.device_setter(cluster, task, strategy)),
         placement.local_variables_on(task.device),

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.config.job_config import JobConfig
+from tfps.errors import ConfigError
 from tfps.models.model import Model
 from tfps.models.params import TrackedFlags
 from tfps.models.spec import ModeKeys
@@ -13,6 +14,8 @@ from tfps.runtime.graph import graph_editor, model_calls, placement
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS, CancelSafeIterator
 from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.passes.functions import nodes_within
+from tfps.runtime.graph.towers import batches as tower_batches
+from tfps.runtime.graph.towers import devices as tower_devices
 from tfps.tf_types import Dataset, Graph, InputIterator, Nested, NodeDef, Operation, Tensor
 
 _ENDLESS = ("RepeatDataset", "RandomDataset")  # parts of the op types of datasets
@@ -33,15 +36,31 @@ def input_of(
     index: int,
     params: TrackedFlags | None = None,
 ) -> Any:
-    """Build the input pipeline on the task's CPU. Return iterator, number of batches and next batch, or ``None``."""
+    """Build the input pipeline on the task's CPU. Return iterator, number of batches and next batch, or ``None``.
+
+    If a worker trains on several devices, the next element holds a batch of each; see ``towers.batches``.
+    """
     with tf.device(f"{device}/cpu:0" if "cpu" not in device else device):
         dataset = model_calls.dataset(model, mode, config, pipelines, index, params)
         if dataset is None:
             return None
         _keep_cardinality(tf.get_default_graph())
         training = mode == ModeKeys.TRAIN
+        batches, count = _batches(dataset), tower_devices.count(config) if training else 1
+        own = getattr(dataset, "tfps_stream", None)
+        if count > 1 and own is not None:
+            given = "--data_policy" if config.data_policy else "--partition"
+            raise ConfigError(
+                f"{given} is for workers with one device, and this one has {count}: leave one of them out."
+            )
+        if count > 1:
+            dataset = tower_batches.grouped(dataset, count, config.tower_updates != "all")
         iterator = CancelSafeIterator(dataset) if training else tf.data.make_initializable_iterator(dataset)
-        return iterator, _batches(dataset), iterator.get_next()
+        if own is not None:
+            batch, iterator.indices = iterator.get_next()
+            iterator.stream = own
+            return iterator, tf.constant(tf.data.experimental.INFINITE_CARDINALITY, tf.int64), batch
+        return iterator, batches, iterator.get_next()
 
 
 def examples_of(features: Nested, labels: Nested) -> Tensor:

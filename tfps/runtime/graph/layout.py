@@ -12,7 +12,7 @@ from tfps.cluster import rendezvous
 from tfps.errors import ModelError
 from tfps.models.model import Model
 from tfps.runtime.graph.passes.snapshot import Place
-from tfps.runtime.graph.placement import VARIABLES, task_of
+from tfps.runtime.graph.placement import VARIABLES, holds_state, task_of
 from tfps.runtime.graph.variable_check import kind
 from tfps.tf_types import Graph
 
@@ -34,7 +34,7 @@ def of(graph: Graph, places: Mapping[str, Place]) -> Layout:
         places: Maps the name of a packed variable to its place.
     """
     ops = [op for op in graph.get_operations() if op.type in VARIABLES and not op.name.startswith(_OWN)]
-    on_ps = {op.name: op for op in ops if task_of(op).startswith("ps/")}
+    on_ps = {op.name: op for op in ops if holds_state(op)}
     return {name: f"{kind(op)} on {task_of(op)}{_part(places.get(f'{name}:0'))}" for name, op in on_ps.items()}
 
 

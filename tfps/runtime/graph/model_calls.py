@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.config.job_config import JobConfig
+from tfps.data import stream
 from tfps.errors import OWN_LIMITS, DataError, ModelError
 from tfps.models.model import Model
 from tfps.models.params import TrackedFlags, tracked_flags
@@ -42,10 +43,10 @@ def dataset(
         ModelError: If the result is something else.
     """
     context = tf.distribute.InputContext(pipelines, index, mode_of(config).gradients_per_update(config, pipelines))
-    given = _input_of(model, mode, config, context, params or tracked_flags(config))
+    params, where = params or tracked_flags(config), f"--model={model.name}: {model.line_of('input_fn')}"
+    given = stream.of(_input_of(model, mode, config, context, params), mode, params, pipelines, index, where)
     if given is None and mode == ModeKeys.EVAL:
         return None
-    where = f"--model={model.name}: {model.line_of('input_fn')}"
     if not isinstance(given, tf.compat.v2.data.Dataset):  # the base of both versions of the class
         taken = any(_is_taken(part) for part in tf.nest.flatten(given))
         fix = ": return the dataset itself, not its iterator's get_next()" if taken else ""

@@ -3,6 +3,7 @@
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.models.model import Model
+from tfps.modes.registry import mode_of
 from tfps.runtime.graph import builder, variable_check
 from tfps.runtime.graph.evaluation import EvalGraph, evaluation_graph
 from tfps.tf_types import Graph
@@ -37,5 +38,6 @@ def explain_misfit(config: JobConfig, model: Model, mode: str, built: Graph) -> 
     Raises:
         ModelError: If the model creates other variables in training.
     """
-    training = builder.training(config, _ALONE, Task("worker", 0), model)
+    cluster = _ALONE if mode_of(config).uses_ps else Cluster((), _ALONE.workers)
+    training = builder.training(config, cluster, Task("worker", 0), model)
     variable_check.check(model, mode, built, training.graph)

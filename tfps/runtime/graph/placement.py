@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.training.device_setter import STANDARD_PS_OPS
 
-from tfps.cluster.spec import Cluster, Task
+from tfps.cluster.spec import DEVICE_OF_STATE, STATE_OF_CHIEF, Cluster, Task
 from tfps.runtime.graph.graph_editor import has_function, set_device
 from tfps.tf_types import Context, DType, Fetch, Graph, Operation, Shape, Tensor, Variable
 
@@ -80,10 +80,24 @@ def variable_bytes(op: Operation) -> int:
 
 
 def device_setter(cluster: Cluster, task: Task, strategy: Strategy) -> Context:
-    """Return the device function of a worker: variables go to the PS of ``strategy``, the rest to the worker."""
+    """Return the device function of a worker: variables go to the PS of ``strategy``, the rest to the worker.
+
+    Without PS, they go to the chief, and to no GPU of it, as on a PS.
+    """
+    if not cluster.ps:
+        return functools.partial(_device_without_ps, task)
     return tf.train.replica_device_setter(
         cluster=tf.train.ClusterSpec(cluster.spec()), worker_device=task.device, ps_strategy=strategy
     )
+
+
+def _device_without_ps(task: Task, op: Operation) -> str:
+    asked = tf.DeviceSpec.from_string(op.device or "")
+    if op.type in _ON_PS and not asked.job:
+        return DEVICE_OF_STATE
+    device = tf.DeviceSpec.from_string(task.device)
+    device.merge_from(asked)
+    return str(device.to_string())
 
 
 def local_variables_on(device: str) -> Context:
@@ -231,16 +245,27 @@ def _inputs(op: Operation) -> Sequence[tuple[str, str, int | None]]:
 
 
 def task_of(op: Operation) -> str:
-    """Return the task on which an operation runs. An operation on a resource runs where the resource is."""
+    """Return the task on which an operation runs. An operation on a resource runs where the resource is.
+
+    What a chief without PS holds for all workers counts as a task of its own, ``STATE_OF_CHIEF``. So the chief has the
+    same graph as the other workers, to which these tensors are sent.
+    """
     if (resource := resource_of(op)) is not None:
         return task_of(resource.op)
     return _task_in(op.device)
+
+
+def holds_state(op: Operation) -> bool:
+    """Return whether an operation runs where the variables are: on a PS, or in the part of a chief without PS."""
+    return not task_of(op).startswith("worker/")
 
 
 @functools.cache
 def _task_in(device: str) -> str:
     """Return the task in the name of a device. A graph has few devices and many operations."""
     spec = tf.DeviceSpec.from_string(device)
+    if spec.replica is not None:
+        return STATE_OF_CHIEF
     return f"{spec.job or 'worker'}/{spec.task or 0}"
 
 

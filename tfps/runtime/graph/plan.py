@@ -22,6 +22,8 @@ class Plan:
         packed_bytes: Bytes by PS index of the packed variables, which hold small variables and exist beside them.
         pulled: The tensors that the PS send to one worker in a step.
         pushed: The tensors that one worker sends to the PS in a step.
+        round_pulled: The tensors that the PS send to one worker at the end of a round, where a mode has rounds.
+        round_pushed: The tensors that one worker sends to the PS at the end of a round.
         plain: The plan of the same job with ``--wire=plain``; ``None`` if this is that plan.
     """
 
@@ -30,6 +32,8 @@ class Plan:
     packed_bytes: Mapping[int, int]
     pulled: Sequence[placement.Transfer]
     pushed: Sequence[placement.Transfer]
+    round_pulled: Sequence[placement.Transfer] = ()
+    round_pushed: Sequence[placement.Transfer] = ()
     plain: "Plan | None" = None
 
 
@@ -42,18 +46,22 @@ def make(config: JobConfig, cluster: Cluster, model: Model) -> Plan:
     task = Task("worker", 0)
     built, _ = model_check.build_once(config, cluster, model)
     variables = placement.variables(built.graph)
-    totals = Counter(dict.fromkeys(range(cluster.num_ps), 0))
+    totals = Counter(dict.fromkeys(range(len(cluster.state_tasks)), 0))
     for variable in variables:
         totals[variable.ps] += variable.num_bytes
     transfers = placement.transfers(built.fetches)
     # Fetched tensors cross the wire like any others.
     fetched = [placement.fetched(tensor, str(task)) for tensor in (built.next_ticket, built.spec.loss)]
     transfers += [transfer for transfer in fetched if transfer is not None and transfer not in transfers]
+    limit = built.step.limit
+    of_round = placement.transfers([limit.renew]) if limit and limit.ends_rounds else []
     return Plan(
         variables=variables,
         ps_bytes=dict(sorted(totals.items())),
         packed_bytes=variable_packing.sizes(built.graph),
         pulled=[transfer for transfer in transfers if transfer.target == str(task)],
         pushed=[transfer for transfer in transfers if transfer.source == str(task)],
+        round_pulled=[transfer for transfer in of_round if transfer.target == str(task)],
+        round_pushed=[transfer for transfer in of_round if transfer.source == str(task)],
         plain=make(config.replace(wire="plain"), cluster, model) if WireFormat.of(config.wire).pack else None,
     )

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster import ports, rendezvous
 from tfps.cluster.spec import Cluster, Task
+from tfps.config.devices import requested
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
 from tfps.modes.registry import mode_of
@@ -28,13 +29,16 @@ def start(config: JobConfig, cluster: Cluster, task: Task) -> Any:
     tcp_timeout.start()
     tf_rendezvous.keep_freeing()
     request_ids.make_unique()
-    if task.job == "ps":
+    if task in cluster.state_tasks:
         tcp_timeout.follow_names(cluster.workers)
     log.debug("threads: %s intra-op, %s inter-op", intra or "TensorFlow's", inter or "TensorFlow's")
     options = tf.ConfigProto(
         allow_soft_placement=True, intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter
     )
     options.gpu_options.allow_growth = True
+    asked = requested(config.devices_per_worker)
+    if task.job == "worker" and asked.kind == "CPU" and asked.count:
+        options.device_count["CPU"] = asked.count
     try:
         return tf.train.Server(
             tf.train.ClusterSpec(cluster.spec()), job_name=task.job, task_index=task.index, config=options

@@ -18,23 +18,26 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
-from tfps.cluster.spec import Task
+from tfps.cluster.spec import Cluster, Task
+from tfps.tf_types import Tensor
 
 _REFUSED = "was received twice"
 _TRIES = 10
 
 
-def config_of(task: Task, inlined: bool = False) -> Any:
+def config_of(cluster: Cluster, task: Task, inlined: bool = False) -> Any:
     """Return the ``tf.compat.v1.ConfigProto`` of a worker's sessions.
 
     Args:
+        cluster: The cluster.
         task: The worker.
         inlined: Whether TensorFlow also replaces the calls within functions by what these do. An operation in a called
             function has its own state in each graph of a session, such as that of runs with and without logged values:
             random numbers would repeat. One that is in the graph itself keeps its state for all of them.
     """
     # Without the filter, creating a session would wait without end for every other worker.
-    config = tf.ConfigProto(device_filters=["/job:ps", task.device], allow_soft_placement=True)
+    holders = ["/job:ps"] if cluster.ps else [holder.device for holder in cluster.state_tasks]
+    config = tf.ConfigProto(device_filters=[*holders, task.device], allow_soft_placement=True)
     config.share_cluster_devices_in_session = True  # a tf.function may use variables on the PS
     # Grappler's arithmetic and folding passes round differently on a packed wire; no bit may depend on that.
     rewriting = config.graph_options.rewrite_options
@@ -70,6 +73,12 @@ class Session(tf.Session):  # type: ignore[misc]
             self._call_tf_sessionrun(None, fed, [], targets, None)
 
         return lambda *inputs: _persistently(run, *inputs)
+
+
+def elements(session: tf.Session, tensor: Tensor | None) -> list[int]:
+    """Return the elements of an integer tensor with one axis; empty if there is none."""
+    found: list[int] = [] if tensor is None else session.run(tensor).tolist()
+    return found
 
 
 def _persistently(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

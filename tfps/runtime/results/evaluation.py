@@ -196,11 +196,12 @@ class _Silence:
         if stop.error:
             raise stop.error
         cluster, patience_secs = self._cluster, self._patience_secs
-        if len(rendezvous.missing(cluster, [Task("ps", i) for i in range(cluster.num_ps)])) < cluster.num_ps:
+        if len(rendezvous.missing(cluster, cluster.state_tasks)) < len(cluster.state_tasks):
             self.begin()
         elif self.is_long:
+            who = "no PS has" if cluster.ps else "the chief has not"
             raise PeerLostError(
-                f"no PS has answered for {patience_secs:g} s, and --model_dir has no summary.json and checkpoints of a "
-                "job that has ended."
+                f"{who} answered for {patience_secs:g} s, and --model_dir has no summary.json and checkpoints of a job "
+                "that has ended."
             )
         self.is_long = time.monotonic() - self._began > patience_secs

@@ -22,16 +22,16 @@ from tfps.runtime.checkpoint import job_end, restore
 from tfps.runtime.checkpoint.background import BackgroundThread
 from tfps.runtime.checkpoint.manager import CheckpointManager
 from tfps.runtime.checkpoint.ownership import HeldError, Ownership, check_launch
-from tfps.runtime.coordination import compatibility
+from tfps.runtime.coordination import compatibility, interrupted_steps
 from tfps.runtime.coordination.stall_detector import StallDetector
 from tfps.runtime.graph import builder, layout
 from tfps.runtime.graph.background_updates import UpdateRunner
 from tfps.runtime.graph.evaluation import evaluation_graph
 from tfps.runtime.graph.passes.snapshot import Snapshot
+from tfps.runtime.process.session import elements
 from tfps.runtime.results import evaluation, run_record
 from tfps.runtime.results.evaluation_progress import EvaluationProgress
 from tfps.runtime.results.event_file import EventFile
-from tfps.runtime.training import interrupted_steps
 from tfps.runtime.training.connection import Connection
 from tfps.storage import JobDirectory, remove
 from tfps.summary import Metric
@@ -224,11 +224,11 @@ class Chief:
 
     def steps_taken(self, session: Session) -> list[int]:
         """Return how many steps each worker has taken in this run; empty where only the workers know."""
-        return self._built.step.read(session, self._built.step.steps_taken)
+        return elements(session, self._built.step.steps_taken)
 
     def gradients_dropped(self, session: Session) -> list[int]:
         """Return how many gradients of each worker came too late; empty where that is not counted."""
-        return self._built.step.read(session, self._built.step.dropped)
+        return elements(session, self._built.step.dropped)
 
     def save_if_due(self, session: Session) -> None:
         """Save every ``save_checkpoint_secs``; log a failure, and continue training.
@@ -269,6 +269,7 @@ class Chief:
         """
         self._background.wait()
         self._write_missing_job()
+        self._built.step.prepare_save(session)
         return self._checkpoints.save(session, self._built.global_step)
 
     def check_evaluation(self) -> None:

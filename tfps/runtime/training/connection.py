@@ -1,7 +1,13 @@
 """A worker's connection to its own server: the session that trains, and further ones on the same graph."""
 
+import threading
+
+from tfps.errors import StoppedError, TfpsError
 from tfps.runtime.process import session as sessions
+from tfps.runtime.process.shutdown import StopRequest
+from tfps.runtime.training.parameter_server import StateOfChief
 from tfps.tf_types import Graph, Session
+from tfps.timeouts import PS_GRACE_SECS
 
 
 class Connection:
@@ -9,6 +15,7 @@ class Connection:
 
     Attributes:
         session: The session that trains; ``None`` before the first. A restart of all workers replaces it.
+        held: The job's state, if this worker holds it on its server, because there is no PS.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -16,6 +23,7 @@ class Connection:
         self._target = ""
         self._config: object = None
         self.session: Session = None
+        self.held: StateOfChief | None = None
 
     def set_target(self, target: str, config: object) -> None:
         """Set the address of this worker's server, and the ``tf.compat.v1.ConfigProto`` of its sessions."""
@@ -30,3 +38,20 @@ class Connection:
     def new_session(self, graph: Graph | None = None) -> Session:
         """Return a further session, on the training graph or another one."""
         return sessions.Session(self._target, graph=graph or self._graph, config=self._config)
+
+    @property
+    def error(self) -> TfpsError | None:
+        """Why the job cannot continue, if this worker holds its state; else the PS would end."""
+        return self.held.error if self.held else None
+
+    def serve_others(self) -> None:
+        """Serve until the other workers need this one's server no more."""
+        if self.held:
+            self.held.serve_others()
+
+    def end_in_time(self, stop: StopRequest) -> None:
+        """Do so when this worker is asked to stop: the others may have been, too. Take no longer than a PS."""
+        if isinstance(stop.error, StoppedError):
+            thread = threading.Thread(target=self.serve_others, daemon=True)
+            thread.start()
+            thread.join(max(0.0, PS_GRACE_SECS - stop.waited_secs))

@@ -1,6 +1,6 @@
 """Join a job: reach the other tasks, agree with them, and get the variables' values.
 
-::
+In a job without PS, the chief is in the place of the only PS (``parameter_server.StateOfChief``)::
 
     all workers   start the server -> wait for the other tasks -> does this worker run elsewhere?
                   -> same options as the PS? -> join every PS
@@ -19,7 +19,6 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster import rendezvous
-from tfps.cluster.spec import Task
 from tfps.config.launch_protocol import STARTED_AGAIN
 from tfps.errors import ClusterFormError, PeerLostError
 from tfps.runtime.checkpoint.job_end import has_ended
@@ -31,6 +30,7 @@ from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.process import server
 from tfps.runtime.process import session as sessions
 from tfps.runtime.process.shutdown import StopRequest
+from tfps.runtime.training.parameter_server import StateOfChief
 from tfps.runtime.training.worker_parts import WorkerParts
 from tfps.runtime.training.worker_progress import Progress
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState
@@ -75,7 +75,8 @@ class Joining:
         self._life.enter(WorkerState.CONNECTING)
         if not self._reach_others():
             return False
-        duplicate_worker.check(self._config, self._cluster, self._task)
+        if self._parts.connection.held is None:
+            duplicate_worker.check(self._config, self._cluster, self._task)
         session = self._parts.connection.open()
         self._check_options(session)
         self._wait_until_found(session)
@@ -102,7 +103,10 @@ class Joining:
         built = self._parts.built
         shown = [*built.spec.log_tensors.values(), *(one for one in (built.summary, built.updates) if one is not None)]
         inlined = side_effects.needs_inlining([*built.fetches, *shown])
-        self._parts.connection.set_target(running.target, sessions.config_of(self._task, inlined))
+        self._parts.connection.set_target(running.target, sessions.config_of(self._cluster, self._task, inlined))
+        if self._task in self._cluster.state_tasks:
+            held = StateOfChief(self._config, self._cluster, self._task, running.target, self._stop)
+            self._parts.connection.held = held
         return rendezvous.wait_for_peers(
             self._cluster,
             self._task,
@@ -116,8 +120,9 @@ class Joining:
         """Wait until the PS hold the job's state, and compare the options that they were started with."""
         if not self._stop.wait_until(lambda: self._state.is_up(session), self._config.patience_secs):
             raise ClusterFormError(
-                f"a PS answers but has not set up the job's state in {self._config.patience_secs:g} s: is it of "
-                "another release? Start every task with the same version of tfps."
+                f"{self._cluster.state_holder} answers but has not set up the job's state in "
+                f"{self._config.patience_secs:g} s: is it of another release? Start every task with the same version "
+                "of tfps."
             )
         own = compatibility.fingerprint(self._config, self._cluster, tf.__version__)
         compatibility.check(own, self._state.terms(session), self._cluster)
@@ -136,7 +141,8 @@ class Joining:
             lambda: self._state.is_found(session), self._config.patience_secs, _FIND_EVERY_SECS
         ):
             raise ClusterFormError(
-                f"a PS does not reach {self._task} at {name}: does the name resolve correctly there?"
+                f"{self._cluster.state_holder} does not reach {self._task} at {name}: does the name resolve correctly "
+                "there?"
             )
 
     def _join_ps(self, session: Session) -> bool:
@@ -162,7 +168,7 @@ class Joining:
 
         A chief whose launcher has started it again belongs to that run, also if its directory is new or was emptied.
         """
-        first, model_dir = Task("ps", 0), self._config.model_dir
+        first, model_dir = self._cluster.state_tasks[0], self._config.model_dir
         is_restart = STARTED_AGAIN in os.environ
         if is_restart and self._is_new_dir:
             return
@@ -180,6 +186,10 @@ class Joining:
         self._barrier.over = are_done or self._barrier.has_ended(session)
         if self._barrier.over:
             self._barrier.settle(session)
+        if not self._barrier.over and self._parts.built.iterator.position:
+            # The input of the others cannot go back in the same process.
+            self._state.abort_job(session)
+            raise PeerLostError("this task restarted: with --data_policy, the job restarts from its last checkpoint.")
         if not self._barrier.over or (self._parts.chief and not are_done):
             self._parts.write_phase(Phase.RUNNING, Progress())
             self._state.request_restart(session)
@@ -198,7 +208,10 @@ class Joining:
             chief.take_over(session, self._state.run(session))
         elif chief:
             chief.check_evaluation()
-            self._state.set_run(session, chief.initialize_variables(session))
+            run = chief.initialize_variables(session)
+            if self._parts.built.iterator.position:
+                self._parts.built.iterator.position.begin(session)
+            self._state.set_run(session, run)
 
 
 def begin(parts: WorkerParts, session: Session) -> None:
@@ -208,3 +221,6 @@ def begin(parts: WorkerParts, session: Session) -> None:
     if not parts.barrier.over:
         parts.partial.report(session)
         session.run(parts.built.step.worker_init)
+        if parts.built.iterator.position:
+            parts.built.iterator.position.find(session)
+            session.run(parts.built.iterator.initializer)

@@ -1,12 +1,15 @@
 """The other workers of a job, as far as the end of training depends on them: which still train, and which are gone."""
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 
 from tfps.cluster.spec import Cluster, Task
-from tfps.modes.base import Fence
+from tfps.modes.recovery import Fence
 from tfps.runtime.coordination.job_state import AT_ITS_END, AT_WORK, JobState, Phase
 from tfps.tf_types import Session
 from tfps.timeouts import REPLACED_AT_END_SECS
+
+log = logging.getLogger(__name__)
 
 _GONE_AFTER_SECS = 2.0  # at the end of the job, do not wait for a worker that does not answer for this long
 
@@ -49,6 +52,11 @@ class OtherWorkers:
         """Return those of the others that have not come to their end."""
         done = self._of(session, AT_ITS_END)
         return [task for task in self.tasks if task not in done]
+
+    def report_idle(self, steps: Sequence[int]) -> None:
+        """Log which of the others have taken no step, by the number of steps of each worker."""
+        if idle := [str(task) for task in self.tasks if not steps[task.index]]:
+            log.info("%s took no step: no batch was left for it, or the others were faster", ", ".join(idle))
 
     def any_trains(self, session: Session) -> bool:
         """Return whether one of the others takes steps."""

@@ -1,6 +1,11 @@
-"""A parameter server: holds its part of the variables and of the job's state until every worker has signed off."""
+"""A parameter server: holds its part of the variables and of the job's state until every worker has signed off.
 
+In a job without PS, the chief does this beside its work as a worker: ``StateOfChief``.
+"""
+
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +27,7 @@ from tfps.timeouts import PS_GRACE_SECS
 
 _POLL_SECS = 0.1
 _PROBE_EVERY_SECS = 0.5
+_WATCH_EVERY_SECS = 0.5
 _PROBE_SECS_EACH = 0.1
 _GONE_AFTER_SECS = 1.0
 _FROZEN_AFTER_SECS = 20.0  # at the end of the job, a worker whose process is frozen for this long is gone, too
@@ -41,14 +47,7 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) ->
         WorkerFailedError: If a worker has failed permanently with another exit code.
         StoppedError: If the task is asked to stop, after the workers have saved and exited, or had their time to.
     """
-    running = server.start(config, cluster, task)
-    with tf.Graph().as_default() as graph:
-        terms = compatibility.terms_of_ps(config, cluster, tf.__version__)
-        init, state = job_variables.all_variables(cluster, task.index, terms)
-        values = state.phase.read_value(), state.aborted.read_value(), state.joined.read_value()
-        session = sessions.Session(running.target, graph=graph, config=tf.ConfigProto(device_filters=[task.device]))
-        session.run(init)
-    read = session.make_callable(values)
+    read = _hold_state(config, cluster, task, server.start(config, cluster, task).target)
 
     def stopping() -> TfpsError | None:
         if not stop.error and (failed := _failed(read()[0])):
@@ -60,6 +59,72 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) ->
         log.info("training: serving %s", plural(cluster.num_workers, "worker"))
         _until_done(read, cluster, task, config, stop)
     log.info("done")
+
+
+def _hold_state(config: JobConfig, cluster: Cluster, task: Task, target: str) -> Callable[[], Any]:
+    """Set this task's part of the job's state to its first values; return what reads phases, aborted and joined."""
+    with tf.Graph().as_default() as graph:
+        terms = compatibility.terms_of_ps(config, cluster, tf.__version__)
+        init, state = job_variables.all_variables(cluster, task.index, terms)
+        values = state.phase.read_value(), state.aborted.read_value(), state.joined.read_value()
+        session = sessions.Session(target, graph=graph, config=tf.ConfigProto(device_filters=[task.device]))
+        session.run(init)
+    read: Callable[[], Any] = session.make_callable(values)
+    return read
+
+
+class StateOfChief:
+    """What a PS does, done by the chief of a job without PS: it holds the job's state, and ends last.
+
+    Args:
+        config: The job.
+        cluster: Its tasks.
+        task: The chief.
+        target: The address of its server.
+        stop: The chief's request to end early.
+
+    Attributes:
+        error: Why the job cannot continue: another worker has failed for good. ``None`` while it can.
+    """
+
+    def __init__(self, config: JobConfig, cluster: Cluster, task: Task, target: str, stop: StopRequest) -> None:
+        self._read = _hold_state(config, cluster, task, target)
+        self._others = [other for other in cluster.tasks() if other != task]
+        self._peers, self._stop = rendezvous.Peers(cluster), stop
+        self.error: TfpsError | None = None
+        threading.Thread(target=self._watch, name="state", daemon=True).start()
+
+    def _watch(self) -> None:
+        """Look for a worker that has failed for good, until this process ends."""
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):
+            while not (failed := _failed([0, *self._read()[0][1:]])):  # this worker has its own error
+                time.sleep(_WATCH_EVERY_SECS)
+            _let_it_end_first(self._stop)
+            self.error = failed
+
+    def serve_others(self) -> None:
+        """Serve until no other worker takes steps or signs off, or those that do are gone.
+
+        If this task is asked to stop, it takes no longer than a PS.
+        """
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):
+            while self._others and self._stop.waited_secs < PS_GRACE_SECS:
+                phases = self._read()[0]
+                left = [other for other in self._others if phases[other.index] in AT_WORK]
+                gone = {
+                    *self._peers.unreachable(left, _GONE_AFTER_SECS),
+                    *self._peers.unresponsive(left, _FROZEN_AFTER_SECS),
+                }
+                if set(left) <= gone:
+                    self._let_them_leave()
+                    return
+                time.sleep(_POLL_SECS)
+
+    def _let_them_leave(self) -> None:
+        """Wait briefly for the end of the other workers: the answer to their last request may be on its way."""
+        deadline = time.monotonic() + _GONE_AFTER_SECS
+        while time.monotonic() < deadline and len(self._peers.unreachable(self._others, 0.0)) < len(self._others):
+            time.sleep(_POLL_SECS)
 
 
 def _until_done(read: Callable[[], Any], cluster: Cluster, task: Task, config: JobConfig, stop: StopRequest) -> None:
@@ -114,7 +179,7 @@ class _OtherServers:
 
     def __init__(self, cluster: Cluster, task: Task) -> None:
         self._cluster = cluster
-        self._others = [other for other in cluster.tasks() if other.job == "ps" and other != task]
+        self._others = [other for other in cluster.state_tasks if other != task]
         self._born: dict[Task, bytes] = {}
         self._every_secs = max(_PROBE_EVERY_SECS, _PROBE_SECS_EACH * len(self._others))
         self._next = 0.0

@@ -17,7 +17,7 @@ from tfps.runtime.coordination.state_reader import JobStateReader
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.training.worker_progress import Progress
 from tfps.text import duration
-from tfps.timeouts import MUTE_AFTER_SECS, REPLACED_AFTER_SECS
+from tfps.timeouts import BUSY_MUTE_AFTER_SECS, MUTE_AFTER_SECS, REPLACED_AFTER_SECS
 
 _LOST_AFTER_SECS = 10.0  # a PS that does not answer for this long is lost
 _REPORT_AFTER_SECS = 30.0  # after this, log which workers the end of the job waits for
@@ -50,8 +50,9 @@ class PeerMonitor:
         self._patience_secs, self._task, self._is_blocking = config.patience_secs, task, mode.is_blocking
         self._spare = mode.spare_workers(config)
         self._reader, self._silent_secs = reader, silent_secs
-        self._servers = [other for other in cluster.tasks() if other.job == "ps"]
+        self._servers = [holder for holder in cluster.state_tasks if holder != task]
         self._others = [other for other in cluster.tasks() if other.job == "worker" and other != task]
+        self._mute_secs = MUTE_AFTER_SECS if cluster.ps else BUSY_MUTE_AFTER_SECS
         self._peers = rendezvous.Peers(cluster)
         self._stall, self._stall_secs = StallDetector(config.stall_timeout_secs), config.stall_timeout_secs
         self._waits_for: tuple[Task, ...] = ()
@@ -130,8 +131,8 @@ class PeerMonitor:
         return PeerLostError(f"lost {_named(lost)}: no answer for {after_secs:g} s.") if lost else None
 
     def _any_mute(self) -> TfpsError | None:
-        mute = self._peers.unresponsive(self._servers, MUTE_AFTER_SECS)
-        why = f"it is reachable but has not answered for {MUTE_AFTER_SECS:g} s"
+        mute = self._peers.unresponsive(self._servers, self._mute_secs)
+        why = f"it is reachable but has not answered for {self._mute_secs:g} s"
         return PeerLostError(f"lost {_named(mute)}: {why}.") if mute else None
 
     def _still_needed(self, lost: Sequence[Task]) -> Sequence[Task]:

@@ -6,6 +6,7 @@ many steps as fill ``_RUN_SECS``, unless they take too long to prepare. Two runs
 gradients to be stale by one more step. Long steps stay as they are.
 """
 
+import logging
 import math
 import statistics
 import threading
@@ -31,6 +32,8 @@ _MAX_STEPS = 16
 _MAX_OPS = 2**14  # per run; TensorFlow took 1 s to prepare 2,000 (two workers, two cores), while training waits
 _WARM_UP, _MEASURED = 3, 10  # runs of one step
 _WORTH = 20  # only if at least this many runs remain: building a longer run takes as long as some runs
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,36 @@ class StepRunner:
         self._fetches: dict[tuple[int, int, bool], Any] = {}
         self._calls: dict[tuple[int, int, bool], Callable[[], Any]] = {}
         self._building = threading.Lock()
+
+    def log_limits(self, config: JobConfig, size_is_known: bool, most: int) -> None:
+        """Log why runs are shorter or fewer than the flags say.
+
+        Args:
+            config: The job.
+            size_is_known: Whether the size of the input is known.
+            most: The most steps that a run may have.
+        """
+        steps, name = config.steps_per_run or 1, config.mode
+        if steps > 1 and (why := self._why_short(size_is_known, config.on_nan == "skip")):
+            log.info("--steps_per_run=%d: %s, so a run takes one step", steps, why)
+        elif steps > most:
+            log.info("--steps_per_run=%d: --mode=%s allows %d in a run", steps, name, most)
+        if (config.runs_in_flight or 1) > 1 and self._built.mode.can_overlap and not self.can_overlap:
+            why = "the model keeps state on the worker, changes trained variables itself, calls Python or prints"
+            log.info("--runs_in_flight=%d: %s, so one run is in flight", config.runs_in_flight, why)
+
+    def _why_short(self, size_is_known: bool, may_skip: bool) -> str:
+        if not size_is_known:
+            return "the input may end anywhere"
+        if may_skip:
+            return "--on_nan=skip may skip a step"
+        if self.skips_steps:
+            return "others may take steps without this worker"
+        if self.updates_use_worker_state:
+            return "the optimizer uses a variable of the worker or calls Python"
+        return (
+            "" if self.can_be_long else "the model uses a variable in a branch, or has an operation with hidden state"
+        )
 
     def use(self, session: Session) -> None:
         """Continue in another session."""

@@ -16,19 +16,17 @@ import tensorflow.compat.v1 as tf
 
 from tfps.config.converters import INT64_MAX
 from tfps.config.job_config import JobConfig
-from tfps.errors import DivergedError
 from tfps.runtime.coordination.allowance import Allowance
 from tfps.runtime.graph import cancel_safe_iterator
 from tfps.runtime.graph.builder import TrainGraph
 from tfps.runtime.graph.passes.nan_guard import NonFiniteValue, find_non_finite
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.process.thread_pool import ThreadPool, at_once
+from tfps.runtime.training.non_finite import NonFiniteSteps
 from tfps.runtime.training.reporter import Reporter
 from tfps.runtime.training.step_runner import InFlightRun, Input, Pace, StepResults, StepRunner, TicketBatch
 from tfps.runtime.training.worker_progress import Progress
 from tfps.tf_types import Session
-
-_MAX_SKIPPED = 100  # batches in a row; more are not the data's fault
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +56,7 @@ class Loop:
         stop: StopRequest,
         between_runs: Callable[[], None],
     ) -> None:
-        self._max_steps, self._remedy = config.max_steps, built.remedy
+        self._max_steps = config.max_steps
         self._reporter, self._stop, self._between_runs = reporter, stop, between_runs
         self._runs = StepRunner(session, built)
         self._input = Input(session, built)
@@ -67,38 +65,29 @@ class Loop:
         self._workers = built.num_workers if built.step.reports_step else 0
         self._ahead = 0  # by how much tickets are ahead of steps
         self._pool: ThreadPool[StepResults] = ThreadPool("work")
-        self._may_skip, self._skipped_in_a_row = config.on_nan == "skip", 0
-        many = self._input.size_is_known and self._runs.can_be_long and not self._may_skip
+        self._non_finite = NonFiniteSteps(config, built.remedy, lambda: self._runs.global_step() > 0)
+        may_skip = self._non_finite.may_skip
+        many = self._input.size_is_known and self._runs.can_be_long and not may_skip
         most = self._allowance.most if self._allowance else INT64_MAX
         self.pace = Pace(config, built.num_workers, many, self._runs.can_overlap, self._runs.max_steps, most)
         self.progress = Progress()
-        if (config.steps_per_run or 1) > 1 and not many:
-            log.info("--steps_per_run=%d: %s, so a run takes one step", config.steps_per_run, self._why_short())
-        elif (config.steps_per_run or 1) > most:
-            log.info("--steps_per_run=%d: --mode=%s allows %d in a run", config.steps_per_run, config.mode, most)
-        if (config.runs_in_flight or 1) > 1 and built.mode.can_overlap and not self._runs.can_overlap:
-            why = "the model keeps state on the worker, changes trained variables itself, calls Python or prints"
-            log.info("--runs_in_flight=%d: %s, so one run is in flight", config.runs_in_flight, why)
+        self._runs.log_limits(config, self._input.size_is_known, most)
 
     def resume(self, session: Session) -> None:
         """Continue in another session; the run in flight in the earlier one was interrupted."""
         self._runs.use(session)
         if self._allowance:
             self._allowance.use(session)
+        self._drop_round()
         self.progress.global_step = self._runs.global_step()
         self.progress.steps += sum(ticket < self.progress.global_step for ticket in self._in_flight)
         self._in_flight = []
 
-    def _why_short(self) -> str:
-        if not self._input.size_is_known:
-            return "the input may end anywhere"
-        if self._may_skip:
-            return "--on_nan=skip may skip a step"
-        if self._runs.skips_steps:
-            return "others may take steps without this worker"
-        if self._runs.updates_use_worker_state:
-            return "the optimizer uses a variable of the worker or calls Python"
-        return "the model uses a variable in a branch, or has an operation with hidden state"
+    def _drop_round(self) -> None:
+        """Count the steps of a round no more that has not ended, and does not."""
+        if self._allowance and self._allowance.ends_rounds:
+            self.progress.take_back(self._runs.global_step())
+            self._in_flight = []
 
     def run(self) -> None:
         """Take steps until the tickets reach ``max_steps`` or the input ends.
@@ -118,6 +107,8 @@ class Loop:
                 in_flight.extend(self._start(pending))
             if in_flight:
                 pending.extend(self._finish(in_flight.popleft(), self._stop.error is None))
+        if self._allowance and self._allowance.ends_rounds and not self._stop.error:
+            self._wait_for_allowance(TicketBatch([]))  # which ends the last round
         if self._stop.error:
             raise self._stop.error
 
@@ -171,20 +162,38 @@ class Loop:
     def _allowed_part(self, block: TicketBatch, pending: "deque[TicketBatch]") -> TicketBatch:
         """Return as much of a block as is allowed now, and put the rest back. Wait until at least one step is allowed.
 
-        Return a block without tickets if this worker is asked to stop before.
+        Return a block without tickets if this worker is asked to stop before, or tickets in hand are void.
         """
         if self._allowance is None:
             return block
-        allowed = self._allowance.wait(self._goes_on_waiting)
-        self.progress.is_waiting = False
-        length = len(block.tickets)
-        if not allowed or allowed >= length == self.pace.steps:
-            return block if allowed else TicketBatch([])
-        count = 1 << (min(allowed, length).bit_length() - 1)  # few lengths, as each is a graph of its own
-        if count == length:
+        allowed = self._wait_for_allowance(block)
+        if not allowed:
+            return TicketBatch([])
+        if self._allowance.has_ended_round:
+            pending.clear()
+            pending.extend(self._blocks(self._runs.draw(self.pace.steps)))
+            return TicketBatch([])
+        count = self._allowance.part(len(block.tickets), self.pace.steps)
+        if count == len(block.tickets):
             return block
         pending.appendleft(TicketBatch(block.tickets[count:], block.draw_next, block.last))
         return TicketBatch(block.tickets[:count], draw_next=False)
+
+    def _wait_for_allowance(self, block: TicketBatch) -> int:
+        """Return how many steps are allowed; 0 if this worker takes none any more."""
+        if self._allowance is None or self.progress.input_ended:
+            return 0
+        try:
+            return self._allowance.wait(self._goes_on_waiting)
+        except tf.errors.OpError as error:
+            if found := find_non_finite(error):
+                raise self._non_finite.error(found, self.progress.global_step) from None
+            if not cancel_safe_iterator.is_end(error):
+                raise
+            self._end_of_input(block, of_another=True)
+            return 0
+        finally:
+            self.progress.is_waiting = False
 
     def _goes_on_waiting(self) -> bool:
         """Do between two waits what is done between two runs; return whether to wait on."""
@@ -218,7 +227,8 @@ class Loop:
                 raise
             self._end_of_input(run.block, cancel_safe_iterator.is_of_another(error))
             return []
-        self._skipped_in_a_row, self._in_flight = 0, []
+        self._in_flight = []
+        self._non_finite.note_step()
         if self._allowance:
             self._allowance.set(taken.allowed)
         count = len(run.block.tickets)
@@ -256,33 +266,20 @@ class Loop:
             self._reporter.report(step, progress, {**logged, "loss": loss}, summary, ended)
 
     def _skip(self, block: TicketBatch, found: NonFiniteValue) -> Sequence[TicketBatch]:
-        """Return a block to run again with the next batch, because a value was not finite and not applied; or raise."""
+        """Return a block to run again with the next batch, because a value was not finite and not applied; or raise.
+
+        If others take steps without this worker, it is for the step that the job has come to meanwhile.
+        """
         self._in_flight = []
         step = block.tickets[found.index] + 1
         self.progress.steps += found.index  # the run took the steps before this one
         self.progress.global_step = max(self.progress.global_step, step - 1)
-        self._skipped_in_a_row += 1
-        if not self._may_skip or self._skipped_in_a_row > _MAX_SKIPPED:
-            raise DivergedError(f"{found.what} at step {step}: {self._what_to_do()}.") from None
-        self.progress.skipped += 1
-        log.info("skipped a batch: %s at step %d", found.what, step)
-        return [block]
-
-    def _what_to_do(self) -> str:
-        """Return what to do about a value that is not finite, which ends the job."""
-        if self._may_skip:
-            return f"--on_nan=skip has skipped {_MAX_SKIPPED} batches of this worker in a row, check its data"
-        if self._runs.global_step() > 0:  # in async, the steps before this one may not have been applied
-            return self._remedy
-        return "nothing is trained yet, check the input and the model"
+        self._non_finite.skip(found, step, self.progress)
+        return self._blocks(self._runs.draw(1)) if self._runs.skips_steps else [block]
 
     def _end_of_input(self, block: TicketBatch, of_another: bool) -> None:
         """Log that the input has ended, and give the tickets back."""
         self._in_flight = []
-        if not self._workers and (len(block.tickets) > 1 or of_another):  # the first steps of the run may be applied
-            self.progress.global_step = self._runs.global_step()
-            if applied := sum(ticket < self.progress.global_step for ticket in block.tickets):
-                self.progress.steps, self.progress.last_step = self.progress.steps + applied, time.monotonic()
         if not self.progress.input_ended:
             log.info("%s has ended", "another worker's input" if of_another else "the input")
         self.progress.input_ended = True
@@ -291,5 +288,13 @@ class Loop:
             log.warning(
                 f"{what}: some of its last batches were not used. --steps_per_run=1 uses all", len(block.tickets)
             )
-        with contextlib.suppress(tf.errors.AbortedError, tf.errors.CancelledError):  # another worker's input ended
-            self._runs.give_back(len(block.tickets))
+        in_rounds = self._allowance is not None and self._allowance.ends_rounds
+        if not (in_rounds and of_another):  # that worker has ended the last round
+            with contextlib.suppress(tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.OutOfRangeError):
+                self._runs.give_back(len(block.tickets))
+        if in_rounds:
+            self._drop_round()
+        elif not self._workers and (len(block.tickets) > 1 or of_another):  # the first steps of the run may be applied
+            self.progress.global_step = self._runs.global_step()
+            if applied := sum(ticket < self.progress.global_step for ticket in block.tickets):
+                self.progress.steps, self.progress.last_step = self.progress.steps + applied, time.monotonic()

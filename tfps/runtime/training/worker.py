@@ -24,6 +24,7 @@ from tfps.runtime.coordination.job_state import Phase, WorkerTotals
 from tfps.runtime.coordination.stall_detector import StallDetector
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.error_translation import REPLACED, translate_error
+from tfps.runtime.graph.towers import devices
 from tfps.runtime.process import task_log
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results.event_file import EventFile
@@ -90,6 +91,7 @@ class Worker:
             self.on_built()
             if Joining(parts, self._stop, self.life, self.is_new_dir).join():
                 self._train(parts)
+                parts.connection.serve_others()
         except tf.errors.OpError as error:
             raise self._explained(error) from error
 
@@ -101,8 +103,8 @@ class Worker:
         early_end = EarlyEnd(parts, loop, self._stop, self.life)
         self._loop = loop
         self._early_end = early_end
-        workers = plural(self._cluster.num_workers, "worker")
-        log.info("training: mode %s, %s, %d ps", self._config.mode, workers, self._cluster.num_ps)
+        workers, here = plural(self._cluster.num_workers, "worker"), devices.described(self._config)
+        log.info("training: mode %s, %s, %d ps%s", self._config.mode, workers, self._cluster.num_ps, here)
         parts.barrier.listen()
         try:
             while not self._train_until_done(parts, loop):
@@ -113,8 +115,7 @@ class Worker:
         log.info("done: %s of this worker", plural(self._steps, "step"))
 
     def _make_loop(self, parts: WorkerParts) -> Loop:
-        chief, connection = parts.chief, parts.connection
-        model_dir = self._config.model_dir
+        chief, connection, model_dir = parts.chief, parts.connection, self._config.model_dir
         events = EventFile(JobDirectory(model_dir).training_events if model_dir else None) if chief else None
         if events:
             events.start(parts.global_step())
@@ -186,7 +187,7 @@ class Worker:
         loop.progress.global_step, metrics = chief.complete(session)
         steps = chief.steps_taken(session) or parts.steps_of_workers(chief.resumed_from_step, loop.progress)
         if step > chief.resumed_from_step:
-            _report_idle([task for task in parts.others.tasks if not steps[task.index]])
+            parts.others.report_idle(steps)
         totals = parts.totals_of_workers(loop.progress)
         observed = summary_writer.observations(session, totals, chief, parts.barrier.stragglers)
         observed = replace(observed, metrics=metrics)
@@ -238,8 +239,8 @@ class Worker:
 
     def _error_of_chief(self, parts: WorkerParts, chief: Chief) -> TfpsError | None:
         chief.report_slow_save()
-        if chief.owner.error:
-            return chief.owner.error
+        if error := chief.owner.error or parts.connection.error:
+            return error
         if chief.updates and chief.updates.error and not parts.barrier.interrupted:
             return self._explained(chief.updates.error)
         return chief.evaluation.error()
@@ -290,11 +291,7 @@ class Worker:
         summary_writer.write(self._config, self._cluster, self._loop, chief, steps, observed, error=error)
 
     def leave(self) -> None:
-        """Release what this task holds, however it ends."""
+        """Release what this task holds, however it ends; one that is stopped first lets the others end."""
         if self.parts and self.parts.chief:
+            self.parts.connection.end_in_time(self._stop)
             self.parts.chief.owner.release()
-
-
-def _report_idle(tasks: list[Task]) -> None:
-    if tasks:
-        log.info("%s took no step: no batch was left for it, or the others were faster", ", ".join(map(str, tasks)))

@@ -17,6 +17,7 @@ from tfps.runtime.coordination.state_reader import JobStateReader
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.graph import builder
 from tfps.runtime.graph.builder import TrainGraph
+from tfps.runtime.graph.towers import devices
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.connection import Connection
@@ -163,15 +164,15 @@ def build(
     ``pace`` returns the worker's progress; ``None`` if it does not train yet.
 
     Raises:
-        ModelError: If the model is wrong.
+        ConfigError: If the model is wrong, or the worker has fewer devices than it is to use.
     """
+    devices.check(config)
     built = builder.training(config, cluster, task, model)
     connection = Connection(built.graph)
     with built.graph.as_default():
         state = JobState(cluster, task.index)
         tables = tf.tables_initializer()
-        input_ = tf.group(tables, built.iterator.initializer)
-        init = InitOperations(tables, input_, tf.local_variables_initializer())
+        init = InitOperations(tables, tf.group(tables, built.iterator.initializer), tf.local_variables_initializer())
         partial = PartialUpdates(built.step, task.index)
         chief = Chief(config, cluster, model, built, connection) if task.is_chief else None
     heartbeat = Heartbeat(state, pace)

@@ -46,6 +46,11 @@ class Progress:
         """For how many seconds this worker has been taking steps."""
         return max(self.last_step - self.began, 1e-9)
 
+    def take_back(self, global_step: int) -> None:
+        """Count steps no more that come after a global step."""
+        lost = max(0, self.global_step - global_step)
+        self.steps, self.global_step = self.steps - lost, self.global_step - lost
+
     def beat(self) -> WorkerPace:
         """Return this progress as a heartbeat."""
         when = time.time() - (time.monotonic() - self.last_step) if self.last_step else 0.0

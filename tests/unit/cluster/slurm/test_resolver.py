@@ -34,6 +34,14 @@ def test_parameter_servers_are_the_first_component() -> None:
         resolver.resolve(None, None, None, None, 4, 1, envs[0])
 
 
+def test_all_tasks_are_workers_without_ps() -> None:
+    """So it is in a step of two components, too."""
+    variables, ran_on = RECORDED["sbatch: -n1 -w n2, hetjob -n4 -N2 -w n[1,3]; srun --het-group=0,1"]
+    found = [resolver.resolve(None, None, None, None, 0, None, env) for env in tasks(variables, ran_on.split())]
+    assert {members.ps for members, _ in found} == {()}
+    assert [str(task) for _, task in found] == [f"worker/{rank}" for rank in range(5)]
+
+
 def test_a_located_cluster_has_the_addresses_of_its_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks of nodes that share a machine get its address and different ports, and keep their order."""
     monkeypatch.setattr(nodes, "lookup_nodes", lambda *_: {name: Machine("10.0.0.1", "vm") for name in ("n1", "n2")})

@@ -52,6 +52,12 @@ def test_a_large_job_is_planned_as_before() -> None:
     assert plan == golden("compose-large.yaml", plan)
 
 
+def test_a_job_without_ps_has_no_service_of_one() -> None:
+    """Two workers, and no flag or service of a PS: as in the golden file."""
+    plan = str(ComposeLauncher().plan(job_of("small", model="mnist", num_ps=0, num_workers=2)))
+    assert plan == golden("compose-without-ps.yaml", plan)
+
+
 def test_nothing_else_is_printed_nor_needed(tmp_path: Path) -> None:
     """--dry_run needs neither Docker nor TensorFlow: it works where the one is not and the other cannot be imported."""
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow is imported')")

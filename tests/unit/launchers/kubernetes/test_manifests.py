@@ -18,10 +18,13 @@ CORE = ("ConfigMap", "NetworkPolicy", "Service")
 every_platform = pytest.mark.parametrize("platform", PLATFORMS)
 
 
+WITHOUT_PS = changed(SMALL, num_ps=0)
+
+
 @every_platform
-@pytest.mark.parametrize(("name", "job"), [("small", SMALL), ("full", FULL)])
+@pytest.mark.parametrize(("name", "job"), [("small", SMALL), ("full", FULL), ("without-ps", WITHOUT_PS)])
 def test_the_manifest_is_the_one_checked_in(platform: str, name: str, job: Job) -> None:
-    """The plan of a small job, and of one that asks for all there is, is written as the golden file has it."""
+    """The plan of a small job, of one that asks for all there is, and of one without PS is that of the golden file."""
     job = changed(job, job.model_source, queue="high") if (platform, name) == ("volcano", "full") else job
     plan = str(plan_of(platform, job))
     assert plan == golden(f"{platform}-{name}.yaml", plan)

@@ -41,6 +41,12 @@ def test_a_plan() -> None:
     assert plan == golden("ray.yaml", plan)
 
 
+def test_a_plan_without_ps() -> None:
+    """The plan of 2 workers alone is the checked-in one."""
+    plan = str(RayLauncher().plan(_job(num_ps=0)))
+    assert plan == golden("ray-without-ps.yaml", plan)
+
+
 def test_a_plan_with_resources() -> None:
     """Two machines of 8 GPUs and 1 PS, and values that YAML and shells could spoil, as checked in."""
     resources = {"ps_cpu": 4.0, "ps_memory": 8 * GIB, "worker_cpu": 0.5, "worker_memory": 64 * GIB, "worker_gpu": 8}

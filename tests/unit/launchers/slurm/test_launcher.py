@@ -42,9 +42,9 @@ def planned(job: Job) -> Plan:
     return SlurmLauncher().plan(job)
 
 
-@pytest.mark.parametrize(("name", "job"), [("small", SMALL), ("full", FULL)])
+@pytest.mark.parametrize(("name", "job"), [("small", SMALL), ("full", FULL), ("without-ps", changed(SMALL, num_ps=0))])
 def test_golden(name: str, job: Job) -> None:
-    """A job of like tasks, and one of 2 machines of 8 GPUs and 2 parameter servers without any."""
+    """A job of like tasks, one of 2 machines of 8 GPUs and 2 parameter servers without any, and one without PS."""
     plan = str(planned(job))
     assert plan == golden(f"slurm-{name}.sh", plan)
     assert not planned(job).is_printed_only

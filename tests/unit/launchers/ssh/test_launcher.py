@@ -37,6 +37,12 @@ def test_golden(ssh: bool) -> None:
     assert plan.is_printed_only is not ssh
 
 
+def test_golden_without_ps() -> None:
+    """Two workers, without the flag of PS."""
+    plan = str(HostsLauncher().plan(changed(SMALL, num_ps=0, ps_hosts=None)))
+    assert plan == golden("hosts-without-ps.sh", plan)
+
+
 def test_lines_run_in_a_shell_with_every_value_as_given(tmp_path: Path) -> None:
     """The printed lines, given to shells, train together; a value full of a shell's characters arrives as it was."""
     odd = tmp_path / NASTY.replace("/", "")

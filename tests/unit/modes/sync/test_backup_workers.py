@@ -12,7 +12,7 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.modes.base import ModeContext
 from tfps.modes.synchronous import SyncMode
-from tfps.runtime.training import interrupted_steps
+from tfps.runtime.coordination import interrupted_steps
 
 CLUSTER = Cluster(("p:1",), ("w:1", "w:2", "w:3"))
 
@@ -64,6 +64,11 @@ class _Worker:
         step, weight = self.session.run([self.global_step, self.weight])
         return int(step), float(weight)
 
+    def draw(self) -> None:
+        """Draw a ticket, as a worker does before its first step and after a batch that it skips."""
+        with self.session.graph.as_default():
+            self.session.run(self.step.draw(1, 0))
+
 
 @pytest.fixture
 def workers() -> Iterator[list[_Worker]]:
@@ -77,6 +82,15 @@ def workers() -> Iterator[list[_Worker]]:
     yield found
     for worker in found:
         worker.session.close()
+
+
+def _updated(workers: list[_Worker], pushing: list[_Worker]) -> None:
+    """Let two workers push a gradient, and wait until it is in an update, and they have their tokens."""
+    asked = [workers[0].ask(workers[0].step.update, 0), *(worker.ask(worker.step.train_op) for worker in pushing)]
+    for thread, errors in asked:
+        thread.join(60)
+        assert not thread.is_alive()
+        assert not errors
 
 
 def _arrived(workers: list[_Worker]) -> None:
@@ -187,3 +201,61 @@ def test_a_worker_that_comes_back_has_input_again(workers: list[_Worker]) -> Non
     workers[1].session.run(workers[1].step.worker_init)
     assert not ends(workers[2])
     assert ends(workers[1])
+
+
+def test_a_worker_that_begins_late_pushes_one_gradient_a_step(workers: list[_Worker]) -> None:
+    """The others have made updates before it begins: it takes the tokens of these, and then waits for the next."""
+    chief, late = workers[0], workers[2]
+    for _ in range(3):
+        _updated(workers, workers[:2])
+    late.session.run(late.step.worker_init)
+    late.draw()
+    update, _ = chief.ask(chief.step.update, 0)
+    first, _ = late.ask(late.step.train_op)
+    first.join(1)
+    assert first.is_alive()
+    second, _ = late.ask(late.step.train_op) if not first.is_alive() else (first, [])
+    update.join(0.3)
+    assert update.is_alive()
+    workers[1].session.run(workers[1].step.train_op)
+    for thread in (update, second):
+        thread.join(60)
+        assert not thread.is_alive()
+    assert chief.state() == (4, -3 * 1.5 - 2.5)
+
+
+def test_a_worker_that_begins_between_an_update_and_its_token_pushes_one_gradient_a_step(
+    workers: list[_Worker],
+) -> None:
+    """The step has been raised, and its token is not there yet: the worker's gradient is of the step before."""
+    late = workers[2]
+    _updated(workers, workers[:2])
+    with late.session.graph.as_default():
+        taken = late.session.run(tf.FIFOQueue(-1, tf.int64, shapes=[], shared_name="tfps/tokens_2").dequeue())
+    late.session.run(late.step.worker_init)
+    late.draw()
+    ahead = lambda: late.session.run(late.step.updates_ahead)[2]  # noqa: E731
+    assert (taken, ahead()) == (1, -1)
+
+
+def test_a_worker_that_skips_a_batch_goes_on_with_the_newest_step(workers: list[_Worker]) -> None:
+    """Its next gradient is in an update, and its next token is that of this update."""
+    late = workers[2]
+    for _ in range(3):
+        _updated(workers, workers[:2])
+    late.draw()
+    _updated(workers, workers[1:])
+    assert workers[0].state() == (4, -3 * 1.5 - 2.5)
+    _updated(workers, workers[1:])
+    assert workers[0].state() == (5, -3 * 1.5 - 2 * 2.5)
+
+
+def test_a_worker_that_skips_a_batch_finds_that_training_has_ended(workers: list[_Worker]) -> None:
+    """No token comes any more, and it waits for none."""
+    for worker in workers[:2]:
+        with worker.session.graph.as_default():
+            worker.session.run(worker.step.give_back(1))
+    workers[2].draw()
+    _, errors = asked = workers[2].ask(workers[2].step.train_op)
+    asked[0].join(60)
+    assert [type(error) for error in errors] == [tf.errors.OutOfRangeError]

@@ -9,7 +9,7 @@ from support.cluster import cluster_of, session_config, shared_servers, target_o
 from support.listeners import Speaker
 
 from tfps.cluster.spec import Cluster, Task
-from tfps.modes.base import Fence
+from tfps.modes.recovery import Fence
 from tfps.runtime.coordination.eviction import Eviction
 from tfps.runtime.coordination.job_state import JobState
 from tfps.runtime.coordination.job_variables import all_variables

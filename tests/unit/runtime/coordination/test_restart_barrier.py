@@ -32,11 +32,11 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError
 from tfps.modes.sync import tokens
-from tfps.runtime.coordination import job_state, restart_barrier
+from tfps.runtime.coordination import interrupted_steps, job_state, restart_barrier
 from tfps.runtime.coordination.job_state import Phase, RestartState
 from tfps.runtime.coordination.restart_barrier import RestartBarrier
 from tfps.runtime.graph import builder
-from tfps.runtime.training import chief, interrupted_steps
+from tfps.runtime.training import chief
 from tfps.runtime.training.connection import Connection
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from support.cluster import (
 )
 
 import tfps
-from tfps.cluster.spec import Cluster, Task
+from tfps.cluster.spec import STATE_OF_CHIEF, Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.models.model import Model
 from tfps.modes.registry import MODES
@@ -288,3 +288,21 @@ def test_the_plan_is_what_tensorflow_sends(mode: str, model: Model, num_ps: int,
     planned = plan.make(config, cluster, model)
     touching = [transfer for transfer in transfers if "worker/0" in (transfer.source, transfer.target)]
     assert sorted(map(str, [*planned.pulled, *planned.pushed])) == sorted(map(str, touching))
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_without_ps_the_graph_of_each_worker_has_the_variables_on_the_chief(task: int) -> None:
+    """They are where Cluster.state_devices says, apart from the chief's own work; transfers are those of one PS."""
+    members = Cluster((), ("w:1", "w:2"))
+    alone, usual = (
+        builder.training(JobConfig(), cluster, Task("worker", task), WIDE) for cluster in (members, addresses(1, 2))
+    )
+    saved = alone.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    assert {variable.device for variable in saved} == set(members.state_devices)
+    local = alone.graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)
+    assert {variable.device for variable in local} <= {f"/job:worker/task:{task}"}
+    sent = [placement.transfers(built.fetches) for built in (alone, usual)]
+    there = {"ps/0": STATE_OF_CHIEF}
+    moved = [(t.tensor, there.get(t.source, t.source), there.get(t.target, t.target), t.num_bytes) for t in sent[1]]
+    assert [(t.tensor, t.source, t.target, t.num_bytes) for t in sent[0]] == moved
+    assert moved

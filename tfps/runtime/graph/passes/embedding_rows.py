@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import tensorflow.compat.v1 as tf
 
 from tfps.runtime.graph.graph_editor import control_users, device, is_in_every_step, replace, set_control_inputs
-from tfps.runtime.graph.placement import ancestors, task_of
+from tfps.runtime.graph.placement import ancestors, holds_state, task_of
 from tfps.tf_types import Fetch, Operation, Tensor
 
 
@@ -77,9 +77,9 @@ def _is_lookup(op: Operation) -> bool:
     """Return whether an operation looks up rows on a PS for a worker."""
     if op.type != "ResourceGather" or op.get_attr("batch_dims") or not is_in_every_step(op):
         return False
-    if not task_of(op).startswith("ps/"):
+    if not holds_state(op):
         return False
-    return all(task_of(other).startswith("worker/") for other in (op.inputs[1].op, *op.outputs[0].consumers()))
+    return not any(holds_state(other) for other in (op.inputs[1].op, *op.outputs[0].consumers()))
 
 
 def _unique(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,7 +117,7 @@ def _sums_by_row(op: Operation) -> bool:
     counted = count.inputs[0] if count.type in ("Shape", "Size") else None
     if counted is None or counted.op is not place.op or counted.value_index != 0:
         return False
-    return all(task_of(made.op).startswith("worker/") for made in (op.inputs[0], place.op.inputs[0]))
+    return not any(holds_state(made.op) for made in (op.inputs[0], place.op.inputs[0]))
 
 
 def _sum_on_worker(op: Operation, places: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

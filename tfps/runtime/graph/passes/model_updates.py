@@ -29,7 +29,7 @@ from tfps.runtime.graph.graph_editor import (
     set_input,
 )
 from tfps.runtime.graph.passes import layer_updates, side_effects
-from tfps.runtime.graph.placement import VARIABLES, ancestors, task_of
+from tfps.runtime.graph.placement import VARIABLES, ancestors, holds_state, task_of
 from tfps.tf_types import Graph, Operation, Tensor, Variable
 
 
@@ -121,10 +121,9 @@ class Exact:
 
     def may_be_halved(self, tensor: Tensor) -> bool:
         """Return whether a transferred tensor comes from a trained variable, or goes only to the optimizer."""
-        task = task_of(tensor.op)
-        if not task.startswith("ps/"):
+        if not holds_state(tensor.op):
             return tensor.op not in self._sent
-        there = [op for op in ancestors([tensor]) if task_of(op) == task]
+        there = [op for op in ancestors([tensor]) if task_of(op) == task_of(tensor.op)]
         return all(op in self._read for op in there if op.type in VARIABLES)
 
 
@@ -173,7 +172,7 @@ def _sent(write: Operation, value: Tensor) -> Iterable[tuple[Tensor, Operation, 
         if (tensor.name, user) in seen or tensor.dtype == tf.resource:
             continue
         seen.add((tensor.name, user))
-        if task_of(tensor.op).startswith("ps/"):
+        if holds_state(tensor.op):
             todo += [(given, tensor.op) for given in tensor.op.inputs]
         elif side_effects.may_be_nan(tensor) and is_in_every_step(tensor.op) and tensor.op.type != "Const":
             yield tensor, user, index
@@ -189,7 +188,7 @@ def _changes(graph: Graph, lasting: side_effects.Lasting) -> Mapping[Operation, 
 
 
 def _on_ps(makers: Iterable[Operation]) -> Sequence[Operation]:
-    return [maker for maker in makers if task_of(maker).startswith("ps/")]
+    return [maker for maker in makers if holds_state(maker)]
 
 
 def _initializers(graph: Graph) -> Collection[Operation]:

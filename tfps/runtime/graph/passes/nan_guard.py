@@ -34,6 +34,8 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         room: The gradients must stay finite when multiplied by this factor, because they may be summed or rounded.
         sent: Tensors that are checked elsewhere and must be finite before anything is applied, and operations that must
             succeed before that.
+        towers: ``towers.Towers`` of the worker, if it has several devices.
+        also: Adds an operation to the graph that is part of each update, and returns it; ``None`` if there is none.
 
     Attributes:
         gates: Operations that return the gradients; set when these have been computed.
@@ -44,10 +46,17 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
     """
 
     def __init__(
-        self, optimizer: Optimizer, name_of: Callable[[Variable], str], room: float = 1.0, sent: Sequence[Fetch] = ()
+        self,
+        optimizer: Optimizer,
+        name_of: Callable[[Variable], str],
+        room: float = 1.0,
+        sent: Sequence[Fetch] = (),
+        towers: Any = None,
+        also: Callable[[], Operation | None] | None = None,
     ) -> None:
         super().__init__(graph_editor.uses_locking(optimizer), optimizer.get_name())
         self._optimizer, self._name_of, self._room, self._sent = optimizer, name_of, room, sent
+        self._towers, self._also = towers, also or (lambda: None)
         self.gates: Sequence[Operation] = ()
         self.checks: Sequence[Operation] = ()
         self.updated: Sequence[Variable] = ()
@@ -61,13 +70,13 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
 
     def compute_gradients(self, loss: Tensor, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
         """Return pairs of gradient and variable. No gradient is available before all of them are checked."""
-        self._found = list(self._optimizer.compute_gradients(loss, *args, **kwargs))
+        loss, self._found = self._computed(loss, *args, **kwargs)
         pairs = [pair for pair in self._found if pair[0] is not None]
         self.updated = getattr(self._optimizer, "updated", [variable for _, variable in pairs])
         named = [(_reals(gradient), f"the gradient of {self._name_of(variable)}") for gradient, variable in pairs]
         named = [(numbers, name) for numbers, name in named if numbers.dtype.is_floating]
         with tf.name_scope("tfps/finite/"):
-            before = [*self._sent]
+            before = [*self._sent, *(self._towers.also(self._sent) if self._towers else ())]
             checks = [tf.check_numerics(loss, "tfps: the loss")] if loss.dtype.is_floating else []
             if named:
                 with tf.control_dependencies(checks):  # report the loss rather than its consequences
@@ -79,8 +88,26 @@ class CheckedOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         self.gates = [_numbers(gradient).op for gradient, _ in given]
         return given
 
+    def _computed(self, loss: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Sequence[tuple[Gradient, Variable]]]:
+        """Return the loss and the gradients of a step: with several towers, the mean over these."""
+        compute = self._optimizer.compute_gradients
+        if self._towers is None:
+            return loss, list(compute(loss, *args, **kwargs))
+        own: Any = getattr(self._optimizer, "wrapped", self._optimizer)
+        overrides = getattr(own.compute_gradients, "__func__", None) is not tf.train.Optimizer.compute_gradients
+        found = self._towers.compute_gradients(compute, overrides, loss, *args, **kwargs)
+        return self._towers.mean(loss), found
+
     def apply_gradients(
         self, grads_and_vars: Sequence[tuple[Gradient, Variable]], global_step: Variable = None, name: str | None = None
+    ) -> Fetch:
+        """Apply the gradients as the other optimizer does, and make the change of ``also`` part of the update."""
+        applied = self._applied(grads_and_vars, global_step, name)
+        also = self._also()
+        return applied if also is None else tf.group(applied, also)
+
+    def _applied(
+        self, grads_and_vars: Sequence[tuple[Gradient, Variable]], global_step: Variable, name: str | None
     ) -> Fetch:
         """Apply the gradients as the other optimizer does.
 

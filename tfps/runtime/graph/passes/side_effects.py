@@ -2,7 +2,7 @@
 
 Steps of one run keep the order of these effects. Runs with such state or such calls follow each other.
 
-The module mostly answers questions of the passes; only ``reseed`` changes a node. An example of ``Lasting``::
+Only ``reseed`` changes a node. An example of ``Lasting``::
 
     VarHandleOp "v" --> Identity "i" --> PartitionedCall f        f(x): AssignAddVariableOp(x)
         changed(call) = ["i:0"], the handle that the call gets    origin("i:0") = VarHandleOp "v"
@@ -52,6 +52,7 @@ _READS = (
     "RefNextIteration",
 )
 _VALUES = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+OF_GENERATORS = ("StatefulRandom", "StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulUniform", "Rng")
 OF_A_STEP = ("TensorArrayV3", "StackV2", "TemporaryVariable")  # their resources end with the step
 _ADDS = (
     "AssignAdd",
@@ -225,11 +226,15 @@ def draws(graph: Graph, node: NodeDef) -> bool:
     return any(_seed(inner) for inner in nodes_within(graph, node))
 
 
+def draws_from_state(graph: Graph, node: NodeDef) -> bool:
+    """Return whether an operation draws random numbers from a state in a variable, perhaps in a function."""
+    return any(one.op.startswith(OF_GENERATORS) for one in (node, *nodes_within(graph, node)))
+
+
 def needs_inlining(fetches: Sequence[Tensor | Operation]) -> bool:
     """Return whether TensorFlow has to inline what the functions of a step call: see ``session.config_of``.
 
-    Functions that draw seeded random numbers are such, and lambdas in calls within calls: TensorFlow names nodes after
-    both functions, but a node's name cannot hold ``<lambda>``.
+    So it is with seeded random numbers, and with lambdas in nested calls, for which nodes cannot be named.
     """
     calls = [op for op in ancestors(fetches) if is_call(op)]
     called = {(op.graph, name) for op in calls for name in called_by(op.graph, op.node_def)}

@@ -24,9 +24,10 @@ from tensorflow.python.training.saver import BulkSaverBuilder
 from tensorflow.python.training.saving import saveable_object_util
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
-from tfps.modes.base import PartialUpdates
 from tfps.modes.moments import Moments
 from tfps.modes.moments import partial as partial_of
+from tfps.modes.recovery import PartialUpdates
+from tfps.modes.update_ops import place_in
 from tfps.runtime.graph.graph_editor import is_handle, saveable_objects, slice_info, unflatten
 from tfps.tf_types import DType, Operation, Tensor, Variable
 
@@ -227,8 +228,7 @@ def _by_device(saveables: Sequence[SaveableObject]) -> Mapping[str, Sequence[Sav
     found: dict[str, list[SaveableObject]] = defaultdict(list)
     for saveable in saveables:
         device = saveable.specs[0].device
-        spec = tf.DeviceSpec.from_string(device)
-        found[f"/job:{spec.job}/task:{spec.task or 0}" if spec.job else device].append(saveable)
+        found[place_in(device) or device].append(saveable)
     return dict(sorted(found.items()))
 
 

@@ -22,7 +22,6 @@ Control edges are drawn as ``|`` and ``v``::
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -31,16 +30,16 @@ from tfps.runtime.graph.cancel_safe_iterator import INPUTS
 from tfps.runtime.graph.graph_editor import (
     add_control_inputs,
     data_users,
-    function_of,
     is_handle,
     is_in_control_flow,
     is_in_every_step,
     order,
 )
 from tfps.runtime.graph.passes import side_effects
-from tfps.runtime.graph.passes.functions import called_by, nodes_within, references
+from tfps.runtime.graph.passes.functions import nodes_within
 from tfps.runtime.graph.placement import ancestors, task_of
-from tfps.tf_types import Fetch, Graph, NodeDef, Operation, Tensor
+from tfps.runtime.graph.towers.nodes import NodeCopies
+from tfps.tf_types import Fetch, Graph, Operation, Tensor
 
 _SEED_STRIDE = 1_000_003
 _SCOPE = "tfps/step_"
@@ -83,9 +82,10 @@ class UnrolledStep:
     ) -> None:
         self._graph, self._gate, self._apart = graph, [op.name for op in gate], apart
         ops = ancestors([*fetches, *shown])
-        kept = {op for op in ops if _lasts(op)}
+        kept = {op for op in ops if lasts(op)}
         self._ops = [op for op in sorted(ops, key=order) if op not in kept]
         self.size = len(self._ops)
+        self._nodes = NodeCopies(graph, self._ops, _SCOPE, _SEED_STRIDE)
         used = {tensor.name for op in self._ops for tensor in op.inputs}
         self._shared = {tensor.name: tensor for op in kept for tensor in op.outputs if tensor.name in used}
         first: dict[object, str] = {}
@@ -144,9 +144,7 @@ class UnrolledStep:
 
     def _add(self) -> None:
         number = len(self._copies)
-        wanted = tf.GraphDef(versions=self._graph.graph_def_versions, node=[self._node(op, number) for op in self._ops])
-        for node in wanted.node:
-            self._reseed_functions(node, number, wanted.library)
+        wanted = self._nodes.definition(number)
         with self._graph.as_default(), tf.device(None), tf.control_dependencies(None):
             names = [op.name for op in self._ops]
             made = tf.import_graph_def(wanted, self._shared, names, name=f"{_SCOPE}{number}")
@@ -156,49 +154,6 @@ class UnrolledStep:
         if number > 1:
             self._hold_input_back(copy, self._copies[-2])
         self._copies.append(copy)
-
-    def _node(self, op: Operation, number: int) -> NodeDef:
-        """Return the definition of an operation for the copy."""
-        node = tf.NodeDef()
-        node.CopyFrom(op.node_def)
-        mine = self._copies[0]
-        inputs = [name for name in node.input if not name.startswith("^") or name[1:] in mine]
-        del node.input[:]
-        node.input.extend(inputs)
-        if "_class" in node.attr:
-            places = node.attr["_class"].list.s
-            near = [place for place in places if place.decode().removeprefix("loc:@") in mine]
-            del places[:]
-            places.extend(near)
-        for name in ("frame_name", "var_name"):  # loops, or temporary variables, with the same name would be one
-            if name in node.attr:
-                node.attr[name].s += f"/step_{number}".encode()
-        side_effects.reseed(node, number * _SEED_STRIDE)
-        return node
-
-    def _reseed_functions(self, node: NodeDef, number: int, library: Any) -> None:
-        """Make an operation call copies of its functions if they draw random numbers. Add the copies to a library."""
-        if not side_effects.draws(self._graph, node):
-            return
-        called = called_by(self._graph, node)
-        for reference in references(node):
-            reference.name = (
-                self._copied(reference.name, number, library) if reference.name in called else reference.name
-            )
-        if node.op in called:
-            node.op = self._copied(node.op, number, library)
-
-    def _copied(self, name: str, number: int, library: Any) -> str:
-        """Return the name of a copy of a function in a library, which it is added to. It draws other numbers."""
-        copied = f"{name}_{_SCOPE.replace('/', '_')}{number}"
-        if all(function.signature.name != copied for function in library.function):
-            made = library.function.add()
-            made.CopyFrom(function_of(self._graph, name))
-            made.signature.name = copied
-            for inner in made.node_def:
-                side_effects.reseed(inner, number * _SEED_STRIDE)
-                self._reseed_functions(inner, number, library)
-        return copied
 
     def _put_after(self, copy: dict[str, Operation], before: dict[str, Operation]) -> None:
         """Make each use of a resource in one copy wait for all uses in the copy before."""
@@ -262,7 +217,7 @@ def copy_number(name: str) -> int:
     return int(named[1]) if named else 0
 
 
-def _lasts(op: Operation) -> bool:
+def lasts(op: Operation) -> bool:
     """Return whether an operation is the same in every step: its output outlives the step, or never changes.
 
     An operation whose output outlives a step has a name by which others can share it, or no inputs.

@@ -7,6 +7,9 @@ The pass only adds control edges (``==>``)::
                     in sync: mean there ==> update ==> apply, unless a gradient sees the change
     put_after       checks of loss and gradients ==> update  unless these need the update; in sync also
                     mean applied ==> update
+
+With backup workers, an update of the mode may come before the chief's step. Then it can wait for nothing of that step,
+and a model is refused whose step changes what it uses.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +29,6 @@ from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.placement import TABLES, VARIABLES, ancestors
 from tfps.tf_types import Graph, Operation, Tensor, Variable
 
-_OF_RANDOM_OPS = ("StatefulRandom", "StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulUniform", "Rng")
 _SEED_OF_KERAS = "seed_generator_state"
 
 
@@ -56,7 +58,7 @@ def put_before(
     Returns:
         Operations for which the updates should wait, beside others, with ``put_after``.
     """
-    lasting, between = side_effects.Lasting(graph), list[Operation]()
+    lasting, between = _checked(graph, [*gates, *updates], step), list[Operation]()
     uses = {op: found for op in made if (found := {lasting.origin(h) for h in op.inputs if is_handle(h)})}
     changed = {variable.op for variable in trained}.union(*(uses[op] for op in uses if side_effects.changes(op)))
     of_gradients = set(ancestors(gates))
@@ -70,6 +72,26 @@ def put_before(
             late = []
         _let_wait([*late, *(op for op in readers if op not in elsewhere)], update)
     return [step.hold(between)] if step.hold and between else []
+
+
+def _checked(graph: Graph, ends: Sequence[Operation], step: Step) -> side_effects.Lasting:
+    """Return the lasting effects of a graph. Let a step refuse those of a worker's step that ``Step.update`` uses.
+
+    Args:
+        graph: The graph.
+        ends: The last operations of the worker's step.
+        step: The step of the mode.
+
+    Raises:
+        ModelError: If there are such.
+    """
+    lasting = side_effects.Lasting(graph)
+    if step.refuse is None or step.update is None:
+        return lasting
+    used = {lasting.origin(handle) for op in ancestors([step.update]) for handle in op.inputs if is_handle(handle)}
+    if found := [op for op in ancestors(ends) if not used.isdisjoint(map(lasting.origin, lasting.changed(op)))]:
+        step.refuse(found)
+    return lasting
 
 
 def _touched(lasting: side_effects.Lasting, op: Operation) -> tuple[set[Operation], set[Operation]]:
@@ -147,7 +169,7 @@ def early_changes(graph: Graph, used: Sequence[Tensor | Operation], checks: Sequ
     lasting = side_effects.Lasting(graph)
     after = [set(descendants([check])) for check in checks]
     early = [op for op in ancestors(used) if not all(op in found for found in after)]
-    early = [op for op in early if not op.type.startswith(_OF_RANDOM_OPS)]
+    early = [op for op in early if not op.type.startswith(side_effects.OF_GENERATORS)]
     makers = dict.fromkeys(lasting.origin(handle) for op in early for handle in lasting.changed(op))
     return [one for one in makers if one.type in (*VARIABLES, *TABLES) and _SEED_OF_KERAS not in one.name]
 

@@ -57,7 +57,9 @@ def getter(config: JobConfig, cluster: Cluster) -> Any:
     variable.
     """
     smallest = max(1, int(config.min_slice_mb * 2**20))
-    partitioner = tf.min_max_variable_partitioner(max_partitions=cluster.num_ps, axis=0, min_slice_size=smallest)
+    partitioner = tf.min_max_variable_partitioner(
+        max_partitions=len(cluster.state_tasks), axis=0, min_slice_size=smallest
+    )
 
     def get(getter: Callable[..., Variable], name: str, *args: Any, **kwargs: Any) -> Variable:
         kwargs |= dict(zip(_ARGUMENTS, args, strict=False))  # a getter of the model may have given them by position

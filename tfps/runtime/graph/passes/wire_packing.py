@@ -41,7 +41,7 @@ from tfps.runtime.graph.graph_editor import (
     unflatten,
 )
 from tfps.runtime.graph.passes import embedding_rows
-from tfps.runtime.graph.placement import ancestors, resource_of, task_of, tensor_bytes
+from tfps.runtime.graph.placement import ancestors, holds_state, resource_of, task_of, tensor_bytes
 from tfps.tf_types import Fetch, Graph, Operation, Tensor
 
 BUCKET_BYTES = 1 << 20
@@ -131,7 +131,7 @@ def _is_read(tensor: Tensor) -> bool:
 
 def _is_of_worker(tensor: Tensor) -> bool:
     is_sent_apart = tensor.op.type == "Const" or tensor.op.name == RUN_ID  # TensorFlow copies the small ones
-    return task_of(tensor.op).startswith("worker/") and not is_sent_apart
+    return not holds_state(tensor.op) and not is_sent_apart
 
 
 def _merge_reads(ops: Iterable[Operation]) -> None:

@@ -5,7 +5,7 @@ import time
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes.base import Pause, SyncRecovery
+from tfps.modes.recovery import Pause, SyncRecovery
 from tfps.tf_types import Session
 
 _CLEAR_SECS, _SETTLE_SECS, _POLL_SECS = 10.0, 3.0, 0.02

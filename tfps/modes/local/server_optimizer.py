@@ -1,0 +1,34 @@
+"""The optimizer with which the PS take the mean change of a round: ``--server_optimizer``.
+
+The mean change, with the opposite sign, is its gradient (Reddi et al. 2021, "Adaptive Federated Optimization"). With
+``sgd`` and a rate of 1, the variables become the mean of the workers' copies: FedAvg, local SGD. ``nesterov`` over an
+inner AdamW is DiLoCo (Douillard et al. 2023). ``adam`` has beta2 and epsilon of FedAdam, which suit gradients that are
+as large as a whole round of steps.
+"""
+
+from collections.abc import Callable, Mapping
+
+import tensorflow.compat.v1 as tf
+
+from tfps.config.job_config import JobConfig
+from tfps.tf_types import Optimizer
+
+_MOMENTUM = 0.9
+_BETA2, _EPSILON = 0.99, 1e-3  # FedAdam, Reddi et al. 2021, section 5 and appendix D
+_MADE: Mapping[str, Callable[[float, float], Optimizer]] = {
+    "sgd": lambda rate, _: tf.train.GradientDescentOptimizer(rate, name="server"),
+    "momentum": lambda rate, momentum: tf.train.MomentumOptimizer(rate, momentum, name="server"),
+    "nesterov": lambda rate, momentum: tf.train.MomentumOptimizer(rate, momentum, name="server", use_nesterov=True),
+    "adam": lambda rate, momentum: tf.train.AdamOptimizer(rate, momentum, _BETA2, _EPSILON, name="server"),
+    "adagrad": lambda rate, _: tf.train.AdagradOptimizer(rate, _EPSILON, name="server"),
+}
+
+
+def make(config: JobConfig) -> Optimizer:
+    """Return the optimizer of a job. Its slots have names of their own, beside those of the model's optimizer.
+
+    Args:
+        config: A job whose flags the mode has validated.
+    """
+    momentum = _MOMENTUM if config.server_momentum is None else config.server_momentum
+    return _MADE[config.server_optimizer or "sgd"](config.server_learning_rate or 1.0, momentum)

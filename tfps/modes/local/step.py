@@ -1,0 +1,92 @@
+"""Local SGD: each worker trains on its own copy of the variables, and the copies are averaged every k steps.
+
+McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data" (FedAvg); Stich 2019,
+"Local SGD Converges Fast and Communicates Little". With k = ``--sync_every``, one *round* is::
+
+    w_i = w                                       worker i copies the variables
+    repeat k times: w_i = one step of the model's optimizer on a batch of worker i
+    w = step of the server optimizer with the gradient  sum_i n_i (w - w_i) / sum_i n_i       n_i: examples of worker i
+
+With ``--server_optimizer=sgd`` and a rate of 1, the new w is the mean of the w_i. The protocol:
+
+Worker
+    1. It copies the variables from the PS, and keeps w beside w_i. (Steps 2 and 3 need no PS.)
+    2. It takes steps on its copies: of the parameters, of the optimizer's slots, of ``global_step``, and of what the
+       model itself changes. It counts its examples.
+    3. After k steps, or at ``--max_steps``, or when its input has ended, it goes on with 4.
+    4. It pushes n_i and n_i (w - w_i) as ``sync`` pushes gradients, and takes a token.
+    5. It continues with 1, but keeps its copies of the slots. When its input has ended, it closes the queues instead:
+       the round that has just ended is the last.
+
+Chief, in the background
+    6. When the changes of all workers are there, it applies them on the PS, raises ``global_step`` by k, and hands out
+       tokens. This is the update of ``sync``, with rounds in place of steps.
+
+All that ``sync`` does when a worker or the chief is lost holds here for rounds: the workers restart together, from w.
+
+Floats that the model itself changes, such as the averages of batch norm, become the mean of the workers' values, too.
+Other state that it changes, such as counters, is the chief's. The slots stay with each worker; the chief writes its own
+to the PS before it saves, as they were when its round began, and a worker that joins begins with these. If the workers
+take a round again, each goes back to its own slots of that time. States of random generators stay on the PS.
+
+With ``--worker_fraction``, a seeded sample of the workers trains in each round. The others only take the token.
+"""
+
+import dataclasses
+import functools
+
+import tensorflow.compat.v1 as tf
+
+from tfps.modes.base import ModeContext, Step, StepLimit
+from tfps.modes.copies import WorkerCopies
+from tfps.modes.local import server_optimizer
+from tfps.modes.local.exchange import Exchange, Round
+from tfps.modes.local.state import State
+from tfps.modes.local_sgd import sync_every
+from tfps.modes.sync import step as sync_step
+from tfps.modes.sync.tokens import shared_variable
+from tfps.tf_types import Operation, Optimizer, Tensor, Variable
+
+
+def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:
+    """Build one local step, and the exchange; see ``Mode.build_step``. Its tickets number the steps of this worker.
+
+    Raises:
+        ValueError: If the loss depends on no variable, or a variable is no resource variable.
+    """
+    known = tf.global_variables()
+    pairs = sync_step.gradients(optimizer, loss)
+    applied = optimizer.apply_gradients(pairs, global_step)
+    state = State.of(tf.get_default_graph(), [variable for _, variable in pairs], known, global_step)
+    copies = WorkerCopies(state.all, context.task.device)
+    progress = Round(copies, global_step, context)
+    exchange = Exchange(state, copies, progress, server_optimizer.make(context.config), context)
+    with tf.control_dependencies([applied]):
+        taken = tf.group(global_step.assign_add(1, read_value=False), progress.count_examples())
+    with tf.device(global_step.device):
+        counter = shared_variable("tfps/rounds")
+        is_over = global_step.read_value() >= context.config.max_steps
+    protocol = sync_step.of_gradients(
+        exchange.pairs, sync_step.Updates(exchange.apply, counter, [counter.initializer]), context
+    )
+    renew = exchange.end_round(protocol.train_op)
+    return dataclasses.replace(
+        protocol,
+        train_op=taken,
+        draw=progress.tickets,
+        draw_after=progress.tickets_after(taken),
+        give_back=functools.partial(_end, protocol, renew),
+        worker_init=exchange.begin(after=[protocol.worker_init]),
+        read_barrier=(),
+        hold=None,
+        ended=protocol.ended | is_over,
+        limit=StepLimit(progress.allowed(), most=sync_every(context.config), renew=renew, ends_rounds=True),
+        copies=copies,
+        before_save=exchange.stored(counter) if context.task.is_chief else None,
+    )
+
+
+def _end(protocol: Step, renew: Operation, count: int) -> Operation:
+    """Return an operation that ends the round, and then training."""
+    with tf.control_dependencies([renew]):
+        return protocol.give_back(count)

@@ -1,0 +1,59 @@
+"""Local SGD: workers train on their own copies and exchange them now and then. ``local.step`` has the operations."""
+
+import importlib
+import math
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+
+from tfps.config.job_config import JobConfig
+from tfps.modes.base import Mode, ModeContext, Step
+from tfps.tf_types import Optimizer, Tensor, Variable
+
+DEFAULT_SYNC_EVERY = 10
+_ADAPTIVE = ("adam", "adagrad")
+_WITH_MOMENTUM = ("momentum", "nesterov", "adam")
+
+
+class LocalMode(Mode):
+    """Workers train alone for ``--sync_every`` steps, and then the PS take the mean of what they have changed."""
+
+    name: ClassVar[str] = "local"
+    is_blocking: ClassVar[bool] = True
+    trains_on_copies: ClassVar[bool] = True
+    flags: ClassVar[Collection[str]] = (
+        *("sync_every", "server_optimizer", "server_learning_rate", "server_momentum", "worker_fraction"),
+    )
+
+    def gradients_per_update(self, config: JobConfig, num_workers: int) -> int:
+        """Return the number of workers that train in a round."""
+        return workers_per_round(config, num_workers)
+
+    def validate(self, config: JobConfig, num_workers: int) -> Sequence[str]:
+        """Return an error for an optimizer of the PS that lacks a rate, or for a momentum that it does not use."""
+        del num_workers
+        optimizer, problems = config.server_optimizer or "sgd", []
+        if optimizer in _ADAPTIVE and config.server_learning_rate is None:
+            problems.append(f"--server_optimizer={optimizer} needs --server_learning_rate, such as 0.01: add it.")
+        if optimizer not in _WITH_MOMENTUM and config.server_momentum is not None:
+            given, users = f"--server_momentum={config.server_momentum:g}", " or ".join(_WITH_MOMENTUM)
+            problems.append(f"{given} is for --server_optimizer={users}: give one of them, or leave it out.")
+        if (config.worker_fraction or 0.0) > 1:
+            problems.append(f"--worker_fraction={config.worker_fraction:g} must be at most 1, such as 0.5.")
+        if (config.server_momentum or 0.0) >= 1:
+            problems.append(f"--server_momentum={config.server_momentum:g} must be less than 1, such as 0.9.")
+        return problems
+
+    def build_step(self, optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:
+        """Build the step of ``local.step``. Its tickets number the steps of this worker."""
+        step: Step = importlib.import_module("tfps.modes.local.step").build(optimizer, loss, global_step, context)
+        return step
+
+
+def sync_every(config: JobConfig) -> int:
+    """Return ``--sync_every``, or its default."""
+    return config.sync_every or DEFAULT_SYNC_EVERY
+
+
+def workers_per_round(config: JobConfig, num_workers: int) -> int:
+    """Return how many workers train in a round: ``--worker_fraction`` of them, at least one."""
+    return max(1, math.ceil((config.worker_fraction or 1.0) * num_workers - 1e-9))

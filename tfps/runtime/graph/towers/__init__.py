@@ -1,0 +1,1 @@
+"""Several devices in a worker: one copy of the model a device, of which a step takes the mean."""
