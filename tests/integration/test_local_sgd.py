@@ -11,6 +11,7 @@ from support.cluster import dataset_of, linear, model_of, train, variables_of
 import tfps
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
+from tfps.errors import ModelError
 from tfps.runtime.graph import builder, placement
 
 pytestmark = pytest.mark.slow
@@ -36,15 +37,17 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
     average = tf.get_variable("average", [], initializer=tf.zeros_initializer(), trainable=False)
     seen = tf.get_variable("seen", [], tf.int64, initializer=tf.zeros_initializer(), trainable=False)
     tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, average.assign(0.5 * average + 0.5 * tf.reduce_sum(features["x"])))
+    lowest = tf.get_variable("lowest", [], initializer=tf.constant_initializer(np.inf), trainable=False)
     tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, seen.assign_add(1))
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, lowest.assign(tf.minimum(lowest, tf.reduce_sum(features["x"]))))
     looked_up = tf.nn.embedding_lookup(table, features["rows"])
     loss = 0.5 * tf.reduce_sum((weight - features["x"]) ** 2) + tf.reduce_sum(looked_up * features["x"][:2])
     return tfps.ModelSpec(loss=loss, optimizer=tf.train.MomentumOptimizer(0.25, 0.5))
 
 
-def by_hand(every: int, rate: float = 1.0) -> Any:
+def by_hand(every: int) -> Any:
     """Return the weights, the table, and the average of the workers after all steps."""
-    state = {"weight": np.zeros(4), "table": np.zeros([ROWS, 2]), "average": np.zeros([])}
+    state = {"weight": np.zeros(4), "table": np.zeros([ROWS, 2]), "average": np.zeros([]), "lowest": np.float64(np.inf)}
     slots = [{name: np.zeros_like(state[name]) for name in ("weight", "table")} for _ in range(WORKERS)]
     for first in range(0, STEPS, every):
         copies = [{name: value.copy() for name, value in state.items()} for _ in range(WORKERS)]
@@ -59,10 +62,8 @@ def by_hand(every: int, rate: float = 1.0) -> Any:
                 slot["table"][rows] = 0.5 * slot["table"][rows] + gradient[rows]
                 copy["table"][rows] = copy["table"][rows] - 0.25 * slot["table"][rows]
                 copy["average"] = 0.5 * copy["average"] + 0.5 * x.sum()
-        means = {name: np.mean([copy[name] for copy in copies], axis=0) for name in state}
-        state = {
-            name: value + (rate if name != "average" else 1) * (means[name] - value) for name, value in state.items()
-        }
+                copy["lowest"] = np.minimum(copy["lowest"], x.sum())
+        state = {name: np.mean([copy[name] for copy in copies], axis=0) for name in state}
     return {**state, "weight/Momentum": slots[0]["weight"]}
 
 
@@ -149,3 +150,20 @@ def test_what_ends_a_round_changes_nothing_before_it_has_ended() -> None:
     assert len(changes) >= 2 * 3 + 3  # two copies of each exchanged variable, and the state of the round
     for op in changes:
         assert any(one.type == "QueueDequeueV2" for one in placement.ancestors([op])), op.name
+
+
+@pytest.mark.parametrize("flags", [{"collections": []}, {"use_resource": False}])
+def test_state_of_which_a_worker_has_no_copy_is_refused(flags: dict[str, Any]) -> None:
+    """All workers would change the one on the PS, each as if it were its own."""
+
+    def with_state(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weight = tf.get_variable("weight", [4], initializer=tf.zeros_initializer())
+        rate = tf.get_variable("rate", [], initializer=tf.ones_initializer(), trainable=False, **flags)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, rate.assign(0.5 * rate))
+        loss = 0.5 * tf.reduce_sum((weight - features["x"]) ** 2)
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(rate))
+
+    with pytest.raises(ModelError, match=r"rate.* .*(GLOBAL_VARIABLES|use_resource)"):
+        builder.training(
+            *(JobConfig(mode="local"), Cluster(("p:1",), ("w:1",)), Task("worker", 0)), model_of(input_fn, with_state)
+        )

@@ -232,3 +232,34 @@ def test_an_optimizer_gets_the_mean_of_the_devices(tmp_path: Path) -> None:
     found = trained(tmp_path, "a", clipped, batch_size=6, devices_per_worker="cpu:4", max_steps=1)["weight"]
     mean = ROWS[:24].mean(0)
     np.testing.assert_allclose(found, -0.01 * mean / np.linalg.norm(mean), rtol=1e-5)
+
+
+class Polyak(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """Gradient descent whose rate is the loss, divided by the square of the gradient's norm."""
+
+    def compute_gradients(self, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keep the loss."""
+        self.loss = loss
+        return super().compute_gradients(loss, *args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None) -> Any:
+        """Use it for the rate."""
+        pairs = list(grads_and_vars)
+        rate = 0.1 * self.loss / (1 + tf.add_n([tf.reduce_sum(gradient**2) for gradient, _ in pairs]))
+        return super().apply_gradients([(rate * gradient, one) for gradient, one in pairs], global_step, name)
+
+
+def seeded(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with noise whose seeds come with the examples, and an optimizer that uses the loss."""
+    weight = tf.get_variable("weight", [4], initializer=tf.ones_initializer())
+    draw = lambda seed: tf.random.stateless_normal([4], tf.stack([seed, seed]))  # noqa: E731
+    noise = tf.map_fn(draw, features["id"], dtype=tf.float32)
+    loss = tf.reduce_mean((tf.reduce_sum((features["x"] + noise) * weight, 1) - labels) ** 2)
+    return tfps.ModelSpec(loss=loss, optimizer=Polyak(0.1))
+
+
+def test_seeds_of_examples_and_the_loss_are_those_of_the_whole_batch(tmp_path: Path) -> None:
+    """A tower draws what the seeds of its examples say, and the optimizer gets the mean loss."""
+    one = trained(tmp_path, "one", seeded, batch_size=8, max_steps=10)
+    two = trained(tmp_path, "two", seeded, batch_size=4, max_steps=10, devices_per_worker="cpu:2")
+    np.testing.assert_allclose(one["weight"], two["weight"], rtol=1e-5)

@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.modes.update_ops import place_of
 from tfps.runtime.graph import graph_editor
+from tfps.runtime.graph.passes import side_effects
 from tfps.tf_types import Operation, Tensor, Variable
 
 
@@ -120,6 +121,9 @@ class WorkerCopies:
 
         What has worked on a PS works on the worker then, unless it uses something that stays on the PS, such as a
         table.
+
+        Raises:
+            ValueError: If the step changes a variable of which there is no copy.
         """
         servers = {place_of(maker) for maker in self._handles}
         step = [op for op in ops if not any(map(graph_editor.is_handle, op.outputs)) or op.inputs]
@@ -131,6 +135,21 @@ class WorkerCopies:
             stays = any(graph_editor.is_handle(tensor) for tensor in op.inputs) and place_of(op) in servers
             if not stays and _place_in(op.device) in servers:
                 graph_editor.move(op, self._device)
+        for maker in _changed_variables(step):
+            if place_of(maker) in servers:
+                raise ValueError(
+                    f"a step changes {maker.name}, which is not in tf.GraphKeys.GLOBAL_VARIABLES, so a worker has no "
+                    "copy of it: add it to the collection."
+                )
+
+
+def _changed_variables(step: Sequence[Operation]) -> Iterator[Operation]:
+    """Yield the creators of the variables that a step changes, but for states of random generators."""
+    lasting = side_effects.Lasting(tf.get_default_graph())
+    for op in step:
+        if not side_effects.draws_from_state(op.graph, op.node_def):
+            makers = map(lasting.origin, lasting.changed(op))
+            yield from (maker for maker in makers if maker.type == "VarHandleOp")
 
 
 def _place_in(device: str) -> str:

@@ -92,7 +92,8 @@ class Exchange:
         context: The job and the worker.
 
     Attributes:
-        pairs: What the worker pushes: ``n_i (w - w_i)`` for each exchanged variable, and ``n_i``.
+        pairs: What the worker pushes: ``n_i``, ``n_i (w - w_i)`` for each trained variable, and ``n_i w_i`` for each
+            averaged one, which may hold Inf.
     """
 
     def __init__(
@@ -108,14 +109,16 @@ class Exchange:
 
     def _pushed(self) -> Sequence[tuple[Gradient, Variable]]:
         weight = self._round.weight()
-        changes = [self._change(variable) for variable in self._state.exchanged]
+        changes = [self._change(variable) for variable in self._state.trained]
         checks = [
             tf.check_numerics(change, f"tfps: the change of {variable.op.name} in a round").op
-            for change, variable in zip(changes, self._state.exchanged, strict=True)
+            for change, variable in zip(changes, self._state.trained, strict=True)
             if not change.dtype.is_complex
         ]
+        values = [self._copies.read(variable) for variable in self._state.averaged]
+        values = [tf.cast(value, sum_dtype(value.dtype)) for value in values]
         with tf.control_dependencies(checks):
-            sent = [change * tf.cast(weight, change.dtype) for change in changes]
+            sent = [_weighted(tensor, weight) for tensor in (*changes, *values)]
             return [(tf.identity(weight), self._total), *zip(sent, self._state.exchanged, strict=True)]
 
     def _change(self, variable: Variable) -> Tensor:
@@ -128,9 +131,9 @@ class Exchange:
         del counter
         sums = {variable.ref(): tensor for tensor, variable in combined}
         total = sums.pop(self._total.ref())
-        changes = {ref: _divided(tensor, total, ref.deref()) for ref, tensor in sums.items()}
-        applied = self._server.apply_gradients([(changes[one.ref()], one) for one in self._state.trained])
-        averaged = [one.assign_sub(changes[one.ref()], read_value=False) for one in self._state.averaged]
+        means = {ref: _divided(tensor, total, ref.deref()) for ref, tensor in sums.items()}
+        applied = self._server.apply_gradients([(means[one.ref()], one) for one in self._state.trained])
+        averaged = [_assigned(one, means[one.ref()], total) for one in self._state.averaged]
         step = self._state.global_step
         with tf.control_dependencies([applied, *averaged]):
             return step.assign_add(self._round.length(step.read_value()), read_value=False)
@@ -170,8 +173,19 @@ class Exchange:
         return tf.group(self._round.begin(step), *pulled)
 
 
+def _weighted(tensor: Tensor, weight: Tensor) -> Tensor:
+    """Return a tensor times a weight: 0 for a weight of 0, also where the tensor is not finite."""
+    return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))
+
+
+def _assigned(variable: Variable, mean: Tensor, total: Tensor) -> Operation:
+    """Return an operation that gives a variable the mean of the workers' values, if there is any example."""
+    with tf.device(variable.device):
+        return variable.assign(tf.where_v2(total > 0, mean, variable.read_value()), read_value=False)
+
+
 def _divided(tensor: Tensor, total: Tensor, variable: Variable) -> Tensor:
-    """Return the mean change of a variable, from the sums of all workers; 0 if there is no example."""
+    """Return a weighted mean, from the sums of all workers; 0 if there is no example."""
     with tf.device(variable.device):
         mean = tf.math.divide_no_nan(tensor, tf.cast(total, tensor.dtype))
         return tf.cast(mean, variable.dtype.base_dtype)

@@ -52,8 +52,8 @@ class State:
         others = [variable for variable in model if variable.ref() not in seen]
         changed, drawn = _changed(graph, others)
         own = [variable for variable in others if variable.op not in drawn]
-        averaged = [v for v in own if v.op in changed and (v.dtype.is_floating or v.dtype.is_complex)]
-        counted = [v for v in own if v.op in changed and not (v.dtype.is_floating or v.dtype.is_complex)]
+        averaged = [v for v in own if v.op in changed and v.dtype.is_floating]
+        counted = [v for v in own if v.op in changed and not v.dtype.is_floating]
         made = [variable for variable in tf.global_variables() if variable.ref() not in {v.ref() for v in model}]
         fixed = [variable for variable in own if variable.op not in changed]
         return cls(global_step, given, averaged, [*made, *counted], fixed)

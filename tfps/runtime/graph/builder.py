@@ -125,7 +125,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
         forward = forward_pass.with_late_summaries(job, forward, backward.optimizer, backward.step)
         _check_counters(job, forward, backward)
         placement.place_unplaced_ops(graph, task.device)
-        _redirect(forward, backward)
+        built_by(model, lambda: _redirect(forward, backward))
         _pack_transfers(job, forward, backward)
         if forward.towers:
             forward.towers.receive_once([backward.next_ticket, backward.step.train_op, *forward.shown], task.device)
@@ -167,11 +167,13 @@ def _backward(job: TrainJob, forward: Forward) -> tuple[Forward, _Backward]:
         step = built_by(
             job.model, lambda: job.mode.build_step(optimizer, forward.spec.loss, forward.global_step, context)
         )
-        forward = forward_pass.of_all_towers(forward)
+        loss, forward = forward.spec.loss, forward_pass.of_all_towers(forward)
         updates, of_towers = forward.updates, forward.towers.ops if forward.towers else ()
         # What a step on copies exchanges is no part of it.
         inside = graph.get_operations() if step.copies is None else placement.ancestors([step.train_op])
         made = [op for op in inside if op not in known and op not in of_towers]
+        if forward.towers:
+            forward.towers.use_mean(loss, forward.spec.loss, made)
         certain = update_order.put_before(graph, updates, made, optimizer.gates, optimizer.updated, step)
         # A mean may never be made: an input has ended, or a worker is lost and all take the step again.
         applied = [*certain, step.train_op] if job.mode.updates_are_shared else []

@@ -162,11 +162,12 @@ def seed_index(op: Operation) -> int | None:
 
 
 def draws_by_state(op: Operation) -> bool:
-    """Return whether an operation draws random numbers by a seed that is another one in each step."""
+    """Return whether an operation draws random numbers by a seed that is another one in each step, for any batch."""
     index = seed_index(op)
     if index is None or tf.get_static_value(op.inputs[index]) is not None:
         return False
-    return any(side_effects.has_state(one.node_def) for one in ancestors([op.inputs[index]]))
+    before = ancestors([op.inputs[index]])
+    return not any(one.type in INPUTS for one in before) and any(side_effects.has_state(one.node_def) for one in before)
 
 
 def _draws(op: Operation) -> bool:

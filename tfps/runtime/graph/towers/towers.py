@@ -169,6 +169,20 @@ class Towers:
         """Return the other towers' own of operations or tensors of the first."""
         return [self._made.copy(n)(op) for n in range(1, len(self._devices)) for op in ops if self._made.varies(op)]
 
+    def use_mean(self, loss: Tensor, mean: Tensor, made: Sequence[Operation]) -> None:
+        """Let an optimizer that uses the loss, as for its rate, use the mean loss.
+
+        Args:
+            loss: The loss of the first tower.
+            mean: The mean loss.
+            made: The operations of the optimizer.
+        """
+        assert self._region is not None
+        inside, outside = self._region.ops, set(made)
+        graph_editor.replace(
+            loss, mean, lambda op: op in outside and op not in inside and not op.name.startswith("tfps/towers/")
+        )
+
     @property
     def ops(self) -> set[Operation]:
         """The operations of all towers but the first."""
