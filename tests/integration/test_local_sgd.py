@@ -167,3 +167,16 @@ def test_state_of_which_a_worker_has_no_copy_is_refused(flags: dict[str, Any]) -
         builder.training(
             *(JobConfig(mode="local"), Cluster(("p:1",), ("w:1",)), Task("worker", 0)), model_of(input_fn, with_state)
         )
+
+
+def test_inputs_that_all_end_in_a_round_raise_the_step_by_what_was_taken(tmp_path: Path) -> None:
+    """The last round is as long as the longest of the workers' parts."""
+
+    def short(mode: str, params: Any, context: Any) -> Any:
+        count = (5, 6)[context.input_pipeline_id]
+        return None if mode == "eval" else dataset_of(np.full([count], 2**context.input_pipeline_id, np.float32))
+
+    train(model_of(short, linear), 1, 2, model_dir=str(tmp_path), mode="local", sync_every=4, max_steps=40)
+    saved = variables_of(tmp_path)
+    assert saved["global_step"] == 6
+    np.testing.assert_allclose(saved["weight"], -(4 + 8) / 2 - (1 * 1 + 2 * 4) / 3, rtol=1e-6)

@@ -99,7 +99,9 @@ class Stream:
 
         @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
         def read(indices: Tensor) -> Any:
-            return self._examples.read(indices), indices
+            found = self._examples.read(indices)
+            with tf.control_dependencies(_size_checks(found, indices)):
+                return found, tf.identity(indices)
 
         epochs = tf.data.Dataset.range(_FOR_EVER).map(ordered)
         batches = epochs.rebatch(self._batch_size, drop_remainder=True)
@@ -111,6 +113,13 @@ class Stream:
         """Return what the worker reads in the n-th epoch from its position on."""
         first = self._order.first_epoch(self._worker, self._counts)
         return self._order.rest(self._worker, self._counts, first + int(number))
+
+
+def _size_checks(found: Any, indices: Tensor) -> list[Operation]:
+    """Return operations that fail if a batch does not have as many examples as there are indices."""
+    parts = [part for part in tf.nest.flatten(found) if isinstance(part, tf.Tensor) and part.shape.rank]
+    message = "read of tfps.Examples must return one example for each index"
+    return [tf.debugging.assert_equal(tf.shape(part)[0], tf.size(indices), message=message) for part in parts[-1:]]
 
 
 class Position:

@@ -184,11 +184,22 @@ def _is_users(filename: str) -> bool:
     return not {Path(__file__).parents[1], Path(traceback.__file__).parent} & set(Path(filename).parents)
 
 
-def built_by(model: Model, build: Callable[[], _T]) -> _T:
-    """Build what a mode adds for a model.
+def built_by(
+    model: Model,
+    build: Callable[[], _T],
+    function: str = "model_fn",
+    failure: str = "no gradient step can be built",
+) -> _T:
+    """Build what depends on code of a model, such as what a mode adds for it.
 
-    Errors in there come from the model's loss or optimizer if they lead through a line of the user's, or if TensorFlow
-    raises them where it finds no gradient.
+    Errors in there come from the model if they lead through a line of the user's, or if TensorFlow raises them, as
+    where it finds no gradient.
+
+    Args:
+        model: The model.
+        build: Builds it.
+        function: The function of the model whose place an error names that leads through no line of the user's.
+        failure: What such an error means.
     """
     try:
         return build()
@@ -198,5 +209,5 @@ def built_by(model: Model, build: Callable[[], _T]) -> _T:
             raise mistake(model, error, frames) from error
         if not isinstance(error, (ValueError, TypeError, NotImplementedError)) and type(error) is not LookupError:
             raise
-        place, why = model.line_of("model_fn"), str(error) + hints(str(error)) or type(error).__name__
-        raise ModelError(f"--model={model.name}: {place}: no gradient step can be built: {why}") from error
+        place, why = model.line_of(function), str(error) + hints(str(error)) or type(error).__name__
+        raise ModelError(f"--model={model.name}: {place}: {failure}: {why}") from error

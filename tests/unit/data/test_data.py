@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 from sklearn import datasets
 from support.processes import MNIST, REPO
 
+from tfps import Examples
 from tfps.data import digits, idx
 from tfps.data.batches import batches
 from tfps.errors import DataError
@@ -387,3 +388,10 @@ def test_empty_share_is_refused() -> None:
     """A worker with nothing to train on says so instead of waiting for ever."""
     with tf.Graph().as_default(), pytest.raises(DataError, match="worker 3 of 4 has no example among 3"):
         batches(some_images(3), some_labels(3), 2, shard=(3, 4))
+
+
+@pytest.mark.parametrize(("size", "read", "error"), [("3", abs, TypeError), (0, abs, ValueError), (3, None, TypeError)])
+def test_examples_that_cannot_be_read_are_refused(size: Any, read: Any, error: type[Exception]) -> None:
+    """Where the model makes them, so that the message has its line."""
+    with pytest.raises(error, match="Examples"):
+        Examples(size, read)

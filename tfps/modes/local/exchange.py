@@ -46,6 +46,11 @@ class Round:
         """Return the number of examples so far: float32 scalar."""
         return tf.cast(self._examples.read_value(), tf.float32)
 
+    def taken(self) -> Tensor:
+        """Return how many steps the worker has taken in the round: int64 scalar."""
+        with tf.device(None), tf.device(self._context.task.device):
+            return self._copies.read(self._global_step) - self._began.read_value()
+
     def length(self, began: Tensor) -> Tensor:
         """Return how many steps a round has that begins at a step. After ``--max_steps`` there are no more rounds."""
         most, steps = tf.constant(self._context.config.max_steps, tf.int64), sync_every(self._context.config)
@@ -92,6 +97,7 @@ class Exchange:
         context: The job and the worker.
 
     Attributes:
+        chief_init: Operation that the chief runs before any worker ends a round.
         pairs: What the worker pushes: ``n_i``, ``n_i (w - w_i)`` for each trained variable, and ``n_i w_i`` for each
             averaged one, which may hold Inf.
     """
@@ -100,10 +106,12 @@ class Exchange:
         self, state: State, copies: WorkerCopies, progress: Round, server: Optimizer, context: ModeContext
     ) -> None:
         self._state, self._copies, self._round, self._server = state, copies, progress, server
-        self._device = context.task.device
+        self._device, self._worker = context.task.device, context.task.index
         self._base = WorkerCopies([*state.exchanged, *state.kept], self._device, "tfps/before")
         with tf.device(state.global_step.device):
             self._total = shared_variable("tfps/weight", dtype=tf.float32)
+            self._steps = shared_variable("tfps/round_steps", [context.cluster.num_workers])
+        self.chief_init = self._steps.initializer
         with tf.device(None), tf.device(self._device):
             self.pairs = self._pushed()
 
@@ -117,7 +125,8 @@ class Exchange:
         ]
         values = [self._copies.read(variable) for variable in self._state.averaged]
         values = [tf.cast(value, sum_dtype(value.dtype)) for value in values]
-        with tf.control_dependencies(checks):
+        steps = self._steps.scatter_update(tf.IndexedSlices(self._round.taken(), self._worker)).op
+        with tf.control_dependencies([*checks, steps]):
             sent = [_weighted(tensor, weight) for tensor in (*changes, *values)]
             return [(tf.identity(weight), self._total), *zip(sent, self._state.exchanged, strict=True)]
 
@@ -134,9 +143,9 @@ class Exchange:
         means = {ref: _divided(tensor, total, ref.deref()) for ref, tensor in sums.items()}
         applied = self._server.apply_gradients([(means[one.ref()], one) for one in self._state.trained])
         averaged = [_assigned(one, means[one.ref()], total) for one in self._state.averaged]
-        step = self._state.global_step
         with tf.control_dependencies([applied, *averaged]):
-            return step.assign_add(self._round.length(step.read_value()), read_value=False)
+            most = tf.reduce_max(self._steps.read_value())  # each worker has written its own before it pushed
+            return self._state.global_step.assign_add(most, read_value=False)
 
     def begin(self, after: Sequence[Operation]) -> Operation:
         """Return an operation with which the worker begins after it has joined, or when all take a round again."""

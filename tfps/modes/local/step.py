@@ -19,8 +19,9 @@ Worker
        the round that has just ended is the last.
 
 Chief, in the background
-    6. When the changes of all workers are there, it applies them on the PS, raises ``global_step`` by k, and hands out
-       tokens. This is the update of ``sync``, with rounds in place of steps.
+    6. When the changes of all workers are there, it applies them on the PS, raises ``global_step`` by the most steps
+       that a worker has taken in the round (k, unless all inputs have ended), and hands out tokens. This is the update
+       of ``sync``, with rounds in place of steps.
 
 All that ``sync`` does when a worker or the chief is lost holds here for rounds: the workers restart together, from w.
 
@@ -67,7 +68,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         counter = shared_variable("tfps/rounds")
         is_over = global_step.read_value() >= context.config.max_steps
     protocol = sync_step.of_gradients(
-        exchange.pairs, sync_step.Updates(exchange.apply, counter, [counter.initializer]), context
+        exchange.pairs, sync_step.Updates(exchange.apply, counter, [counter.initializer, exchange.chief_init]), context
     )
     renew = exchange.end_round(protocol.train_op)
     return dataclasses.replace(

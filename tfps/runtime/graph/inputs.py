@@ -49,9 +49,9 @@ def input_of(
         batches, count = _batches(dataset), tower_devices.count(config) if training else 1
         own = getattr(dataset, "tfps_stream", None)
         if count > 1 and own is not None:
-            given = "--data_policy" if config.data_policy else "--partition"
             raise ConfigError(
-                f"{given} is for workers with one device, and this one has {count}: leave one of them out."
+                f"--model={model.name} returns tfps.Examples, which are for workers with one device, and this one has "
+                f"{count}: give --devices_per_worker=1."
             )
         if count > 1:
             dataset = tower_batches.grouped(dataset, count, config.tower_updates != "all")

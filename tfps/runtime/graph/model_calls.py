@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from tfps.config.job_config import JobConfig
 from tfps.data import stream
 from tfps.errors import OWN_LIMITS, DataError, ModelError
-from tfps.models.model import Model
+from tfps.models.model import Model, built_by
 from tfps.models.params import TrackedFlags, tracked_flags
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.registry import mode_of
@@ -22,7 +22,6 @@ from tfps.tf_types import Dataset, DType, Nested, Optimizer, Tensor
 
 _OPTIMIZER_FLAGS = ("optimizer", "learning_rate")
 _FILE_ERRORS = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.FailedPreconditionError)
-_COMPOSITES = (tf.SparseTensor, tf.RaggedTensor)
 
 
 def dataset(
@@ -34,7 +33,7 @@ def dataset(
         model: The model.
         mode: One of ``ModeKeys``.
         config: The job.
-        pipelines: The number of workers that read such an input.
+        pipelines: The number of workers.
         index: The index of this worker among them.
         params: The flags of the job, if which of them ``input_fn`` reads is to be known.
 
@@ -44,7 +43,8 @@ def dataset(
     """
     context = tf.distribute.InputContext(pipelines, index, mode_of(config).gradients_per_update(config, pipelines))
     params, where = params or tracked_flags(config), f"--model={model.name}: {model.line_of('input_fn')}"
-    given = stream.of(_input_of(model, mode, config, context, params), mode, params, pipelines, index, where)
+    own = _input_of(model, mode, config, context, params)
+    given = built_by(model, lambda: stream.of(own, mode, params, pipelines, index, where), "input_fn", "no examples")
     if given is None and mode == ModeKeys.EVAL:
         return None
     if not isinstance(given, tf.compat.v2.data.Dataset):  # the base of both versions of the class
@@ -80,11 +80,7 @@ def _input_of(model: Model, mode: str, config: JobConfig, context: Any, params: 
 
 
 def spec(model: Model, mode: str, config: JobConfig, features: Nested, labels: Nested) -> ModelSpec:
-    """Return the result of ``model_fn`` for one batch. Its loss is a scalar where a loss is required.
-
-    Raises:
-        ModelError: If the result is something else.
-    """
+    """Return the result of ``model_fn`` for one batch, or raise ``ModelError``. A loss that is required is a scalar."""
     return _spec(model, mode, tracked_flags(config), features, labels)
 
 
@@ -199,7 +195,8 @@ def _spec_problem(given: Any, mode: str) -> str:
 def _predictions(given: ModelSpec) -> dict[str, Any]:
     """Return predictions by name, as tensors: a variable or a number counts as its value."""
     named = given.predictions if isinstance(given.predictions, Mapping) else {"output": given.predictions}
-    return {name: value if isinstance(value, _COMPOSITES) else _tensor(value) for name, value in named.items()}
+    kept = tf.SparseTensor, tf.RaggedTensor
+    return {name: value if isinstance(value, kept) else _tensor(value) for name, value in named.items()}
 
 
 def _predictions_problem(given: ModelSpec) -> str:
