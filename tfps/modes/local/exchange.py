@@ -106,7 +106,7 @@ class Exchange:
         self, state: State, copies: WorkerCopies, progress: Round, server: Optimizer, context: ModeContext
     ) -> None:
         self._state, self._copies, self._round, self._server = state, copies, progress, server
-        self._device, self._worker = context.task.device, context.task.index
+        self._device, self._worker, self._is_chief = context.task.device, context.task.index, context.task.is_chief
         self._base = WorkerCopies([*state.exchanged, *state.kept], self._device, "tfps/before")
         with tf.device(state.global_step.device):
             self._total = shared_variable("tfps/weight", dtype=tf.float32)
@@ -172,6 +172,8 @@ class Exchange:
         """
         with tf.control_dependencies([taken]):
             kept = [self._base.assign(one, self._copies.read(one)) for one in self._state.kept]
+            if self._is_chief:  # a chief that is started again goes on counting; slots are too large to send each time
+                kept += [one.assign(self._copies.read(one), read_value=False) for one in self._state.counted]
         return tf.group(self._pull([taken]), *kept)
 
     def _pull(self, after: Sequence[Operation]) -> Operation:

@@ -17,20 +17,27 @@ class State:
         global_step: The variable of the global step.
         trained: Variables that get a gradient.
         averaged: Other floats that the model changes: the PS hold the mean of the workers' values.
-        kept: What stays with a worker: the optimizer's own variables, and other state that the model changes.
+        slots: The optimizer's own variables.
+        counted: Other state that the model changes, such as counters.
         fixed: Variables that nothing changes.
     """
 
     global_step: Variable
     trained: Sequence[Variable]
     averaged: Sequence[Variable]
-    kept: Sequence[Variable]
+    slots: Sequence[Variable]
+    counted: Sequence[Variable]
     fixed: Sequence[Variable]
 
     @property
     def exchanged(self) -> Sequence[Variable]:
         """The variables that the workers send when a round ends."""
         return [*self.trained, *self.averaged]
+
+    @property
+    def kept(self) -> Sequence[Variable]:
+        """The variables whose values stay with a worker from round to round."""
+        return [*self.slots, *self.counted]
 
     @property
     def all(self) -> Sequence[Variable]:
@@ -56,7 +63,7 @@ class State:
         counted = [v for v in own if v.op in changed and not v.dtype.is_floating]
         made = [variable for variable in tf.global_variables() if variable.ref() not in {v.ref() for v in model}]
         fixed = [variable for variable in own if variable.op not in changed]
-        return cls(global_step, given, averaged, [*made, *counted], fixed)
+        return cls(global_step, given, averaged, made, counted, fixed)
 
 
 def _changed(graph: Graph, variables: Sequence[Variable]) -> tuple[Collection[Operation], Collection[Operation]]:
