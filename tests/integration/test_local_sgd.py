@@ -109,7 +109,7 @@ def test_the_server_optimizer_gets_the_mean_change(tmp_path: Path) -> None:
         momentum = 0.5 * momentum + 4.5
         weight -= 2 * momentum
     assert saved["weight"] == weight
-    assert saved["weight/server"] == momentum
+    assert saved["weight/ServerMomentum"] == momentum
 
 
 def test_a_round_has_a_sample_of_the_workers(tmp_path: Path) -> None:
