@@ -6,13 +6,15 @@ Writes mode-comparison.md and mode-comparison.svg to tfps/docs, and results.json
 import argparse
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -36,7 +38,10 @@ def main() -> int:
     flags = _flags()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, bench.stop)
-    setting, load = _setting(flags), os.getloadavg()[0]
+    if flags.redraw:
+        _show(flags.out, flags.results)
+        return 0
+    setting, facts = _setting(flags), _facts()
     done: list[Trial] = []
     chosen = candidates(flags.mode or list(MODES.builtin))
     sizes = {one.name: trials.traffic(one, setting) for one in chosen}
@@ -44,7 +49,8 @@ def main() -> int:
         for number in range(1, flags.rounds + 1):
             for one in chosen:
                 done += _runs(one, setting, sizes[one.name], number, Path(scratch) / "run")
-        _write(flags.out, flags.results, setting, done, load)
+                _save(flags.results, setting, done, facts)  # what is done is not lost if the rest is cut short
+    _show(flags.out, flags.results)
     return int(any(trial.problem for trial in done))
 
 
@@ -56,6 +62,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--slowdown", type=float, default=5.0, help="the slow worker sleeps so many times as long")
     parser.add_argument("--batches", type=int, default=1_600, help="batches of a run, over all workers (default 1600)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the batches")
+    parser.add_argument("--redraw", action="store_true", help="run nothing: write page and picture from --results")
     parser.add_argument("--out", type=Path, default=DOCS, help="directory of the page and the picture")
     parser.add_argument("--results", type=Path, default=HERE / "results.json", help="file of all figures")
     return parser.parse_args()
@@ -80,17 +87,31 @@ def _runs(one: Candidate, setting: Setting, each: Traffic, number: int, scratch:
     return made
 
 
-def _write(out: Path, results: Path, setting: Setting, done: Sequence[Trial], load: float) -> None:
-    """Write all figures, the page and the picture."""
-    when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    shared = {**asdict(setting), "data_dir": "MNIST" if setting.data_dir else "the digits of the package"}
-    results.parent.mkdir(parents=True, exist_ok=True)
+def _facts() -> dict[str, object]:
+    """Return when and where the runs are."""
+    return {
+        "when": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "load": round(os.getloadavg()[0], 1),
+        "cores": len(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+        "tensorflow": version("tensorflow"),
+    }
+
+
+def _save(results: Path, setting: Setting, done: Sequence[Trial], facts: Mapping[str, object]) -> None:
+    """Write all figures."""
+    shared = {**asdict(setting), "data_dir": "MNIST" if setting.data_dir else ""}  # no path of this machine
     rows = ",\n".join(json.dumps(trial.to_dict()) for trial in done)
-    results.write_text(
-        f'{{"when": "{when}", "load": {load:.1f}, "setting": {json.dumps(shared)}, "trials": [\n{rows}\n]}}\n'
-    )
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.write_text(f'{{"facts": {json.dumps(facts)},\n"setting": {json.dumps(shared)},\n"trials": [\n{rows}\n]}}\n')
+
+
+def _show(out: Path, results: Path) -> None:
+    """Write the page and the picture."""
+    found = json.loads(results.read_text())
+    done = [Trial(**trial) for trial in found["trials"]]
     out.mkdir(parents=True, exist_ok=True)
-    (out / "mode-comparison.md").write_text(page.page(done, setting, when, load))
+    (out / "mode-comparison.md").write_text(page.page(done, Setting(**found["setting"]), found["facts"]))
     python = os.environ.get("TFPS_BENCH_PLOT", programs.python("plot"))
     if not Path(python).exists():
         subprocess.run([programs.HERE / "venvs", "plot"], check=True)

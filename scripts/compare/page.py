@@ -1,10 +1,8 @@
 """Write what was measured: a line for each run, and the page."""
 
-import os
-import platform
 import statistics
-from collections.abc import Sequence
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trials import LINES_PER_POINT, SLOWED, UNDISTURBED, Setting, Trial
 
@@ -30,9 +28,9 @@ A point of a loss curve is the mean of {lines} progress lines, each of which has
 
 ## With a slow worker
 
-"Kept" is the rate with the slow worker divided by the undisturbed one. Where nobody waits for the slow worker, {most:.2f}
-can be kept: {others} workers at full speed and one at 1/{slowdown:g}. Where the gradients of the slowest worker are left out
-anyway, all can be kept. Where each step waits for the slow worker, about {least:.2f} is kept.
+"Kept" is the rate with the slow worker divided by the undisturbed one. It can be {most:.2f} where nobody waits for the
+slow worker: {others} workers at full speed and one at 1/{slowdown:g}. It can be 1 where an update leaves out the
+gradients of the slowest worker. It is about {least:.2f} where each step waits for the slow worker.
 
 | mode | examples/s | with the slow worker | kept | accuracy | with the slow worker |
 |---|---:|---:|---:|---:|---:|
@@ -62,28 +60,25 @@ def line(trial: Trial) -> str:
     return f"{head} {trial.batches:>5} batches in {trial.seconds:5.1f} s  {trial.rate:>7,.0f} examples/s  {tail}"
 
 
-def page(trials: Sequence[Trial], setting: Setting, when: str, load: float) -> str:
+def page(trials: Sequence[Trial], setting: Setting, facts: Mapping[str, Any]) -> str:
     """Return the page.
 
     Args:
         trials: All runs.
         setting: Their sizes.
-        when: The date.
-        load: The load average of the machine before the first run.
+        facts: ``when``, ``load`` (average, before the first run), ``cores``, ``machine``, ``tensorflow``.
     """
     names = list(dict.fromkeys(trial.name for trial in trials))
     share = {name: kept(trials, name) for name in names}
     rounds = max(trial.number for trial in trials)
+    sizes = {name: getattr(setting, name) for name in ("num_workers", "batch_size", "batches", "slowdown", "nap_ms")}
     return _HEAD.format(
-        **{name: getattr(setting, name) for name in ("num_workers", "batch_size", "batches", "slowdown", "nap_ms")},
+        **sizes,
         data="MNIST" if setting.data_dir else "the digits of the package",
         slow_ms=setting.nap_ms * setting.slowdown,
-        when=when,
-        cores=len(os.sched_getaffinity(0)),
-        machine=platform.machine(),
-        tensorflow=version("tensorflow"),
+        **facts,
         rounds="one run each" if rounds == 1 else f"medians of {rounds} runs each",
-        busy=_busy(load),
+        busy=_busy(facts["load"]),
         lines=LINES_PER_POINT,
         most=(setting.num_workers - 1 + 1 / setting.slowdown) / setting.num_workers,
         least=1 / setting.slowdown,
