@@ -1,6 +1,8 @@
 """Train MNIST in every mode, undisturbed and with one of four workers slowed five times, in turn.
 
-Writes mode-comparison.md and mode-comparison.svg to tfps/docs, and results.json beside this script.
+Writes mode-comparison.md and mode-comparison.svg to tfps/docs, and results.json to scripts/compare; with --quick or
+--mode, all to runs/compare. TFPS_BENCH_MNIST is the directory of MNIST (default ../shared/data/mnist); without it, the
+data are the digits of the package. TFPS_BENCH_PLOT is a Python with matplotlib (default: that of .venv/bench/plot).
 """
 
 import argparse
@@ -30,14 +32,15 @@ from trials import SLOWED, UNDISTURBED, Setting, Traffic, Trial  # noqa: E402
 from tfps.modes.registry import MODES  # noqa: E402
 
 DOCS = programs.ROOT / "tfps" / "docs"
+PARTS = programs.ROOT / "runs" / "compare"
 SHORTER = (10, 4)  # shorter runs, a tenth and a quarter, give more points of accuracy against bytes
 
 
 def main() -> int:
     """Run what the flags ask for; returns 1 if a run failed."""
     flags = _flags()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, bench.stop)
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(ending, bench.stop)
     if flags.redraw:
         _show(flags.out, flags.results)
         return 0
@@ -63,9 +66,15 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=1_600, help="batches of a run, over all workers (default 1600)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the batches")
     parser.add_argument("--redraw", action="store_true", help="run nothing: write page and picture from --results")
-    parser.add_argument("--out", type=Path, default=DOCS, help="directory of the page and the picture")
-    parser.add_argument("--results", type=Path, default=HERE / "results.json", help="file of all figures")
-    return parser.parse_args()
+    parser.add_argument("--out", type=Path, help="directory of the page and the picture")
+    parser.add_argument("--results", type=Path, help="file of all figures")
+    flags = parser.parse_args()
+    if min(flags.rounds, flags.batches) < 1 or flags.nap_ms < 0 or flags.slowdown < 1:
+        parser.error("--rounds, --batches and --slowdown must be at least 1, --nap_ms at least 0.")
+    in_part = flags.quick or flags.mode  # must not take the place of the whole
+    flags.out = flags.out or (PARTS if in_part else DOCS)
+    flags.results = flags.results or (PARTS if in_part else HERE) / "results.json"
+    return flags
 
 
 def _setting(flags: argparse.Namespace) -> Setting:
@@ -73,13 +82,13 @@ def _setting(flags: argparse.Namespace) -> Setting:
     mnist = Path(os.environ.get("TFPS_BENCH_MNIST", programs.ROOT / ".." / "shared" / "data" / "mnist")).resolve()
     there = all((mnist / name).is_file() for name in bench.MNIST_FILES)
     setting = Setting(str(mnist) if there else "", batches=flags.batches, nap_ms=flags.nap_ms, slowdown=flags.slowdown)
-    return replace(setting, batches=setting.batches // 10) if flags.quick else setting
+    return replace(setting, batches=max(1, setting.batches // 10)) if flags.quick else setting
 
 
 def _runs(one: Candidate, setting: Setting, each: Traffic, number: int, scratch: Path) -> list[Trial]:
     """Run one candidate in all cases."""
     lengths = [(UNDISTURBED, setting.batches), (SLOWED, setting.batches)]
-    lengths += [(UNDISTURBED, setting.batches // part) for part in SHORTER]
+    lengths += [(UNDISTURBED, max(1, setting.batches // part)) for part in SHORTER]
     made = []
     for case, batches in lengths:
         made.append(trials.run(one, setting, Trial(one.name, case, number), each, batches, scratch))

@@ -37,7 +37,7 @@ def main(source: str, picture: str) -> None:
     sizes.set_xscale("log")
     sizes.set_ylabel("accuracy", fontsize=8)
     slow = f"one of {told['setting']['num_workers']} workers {told['setting']['slowdown']:g} times slower"
-    titles = ("loss against seconds, undisturbed", f"loss against seconds, {slow}")
+    titles: tuple[str, ...] = ("loss against seconds, undisturbed", f"loss against seconds, {slow}")
     titles += ("loss against steps of all workers, undisturbed", "accuracy against megabytes sent, undisturbed")
     for axes, title in zip((calm, slowed, steps, sizes), titles, strict=True):
         axes.set_title(title, fontsize=9, loc="left")

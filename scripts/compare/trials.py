@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 UNDISTURBED, SLOWED = "undisturbed", "slowed"
 LINES_PER_POINT = 8  # the loss of one batch says little: a point of a curve is the mean of so many progress lines
 _TIMED = re.compile(r"(\d{4}-\S+ \d\d:\d\d:\d\d),(\d{3}) (step=.*)")
-_WAYS = re.compile(r"^(?:pull|push), \w+ to \w+(, a round)? +[\d,]+ +([\d,]+)", re.MULTILINE)
+_WAYS = re.compile(r"^\w+, \w+ to \w+(, a round)? +[\d,]+ +([\d,]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,12 @@ def traffic(candidate: Candidate, setting: Setting) -> Traffic:
     """Return what ``tfps plan`` says that a worker sends and receives.
 
     Raises:
-        RuntimeError: If ``tfps plan`` fails or names no bytes.
+        SystemExit: If ``tfps plan`` fails or names no bytes.
     """
     argv = _command("plan", candidate, setting, {"model": "mnist"})
     told = subprocess.run(argv, capture_output=True, text=True, timeout=setting.deadline_secs, check=False)
     if told.returncode or not _WAYS.search(told.stdout):
-        raise RuntimeError(f"tfps plan of {candidate.name} names no bytes: {told.stderr.strip()[-200:]}")
+        raise SystemExit(f"tfps plan of {candidate.name} names no bytes: {told.stderr.strip()[-200:]}")
     return traffic_of(told.stdout)
 
 
