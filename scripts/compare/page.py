@@ -12,8 +12,8 @@ _HEAD = """# The modes compared
 
 <!-- Written by scripts/compare_modes: edit scripts/compare/page.py instead. -->
 
-`scripts/compare_modes` trains the built-in `mnist` ({data}) in every mode with {num_workers} workers and {batches:,}
-batches of {batch_size} examples in all: undisturbed, and with the last worker {slowdown:g} times slower.
+`scripts/compare_modes` trains the built-in `mnist` ({data}) in every mode with {num_workers} workers and
+{batches:,} batches of {batch_size} examples in all: undisturbed, and with the last worker {slowdown:g} times slower.
 
 Each step of a worker sleeps {nap_ms:g} ms instead of a longer computation, {slow_ms:g} ms on the slow worker. Real
 computations would compete for the cores of one machine. So the rates tell who waits for whom, not how fast tfps is;
@@ -24,7 +24,8 @@ Measured on {when} on {cores} cores of one {machine} machine with TensorFlow {te
 
 ![Loss against time and steps, accuracy against bytes](mode-comparison.svg)
 
-A point of a loss curve is the mean of {lines} progress lines, each of which has the loss of one batch.
+A point of a loss curve is the mean of {lines} progress lines, each of which has the loss of one batch;
+the last point may be of fewer.
 
 ## With a slow worker
 

@@ -200,7 +200,7 @@ def run_script(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_a_small_comparison_runs(tmp_path: Path) -> None:
     """Real jobs of one mode, the page, and what the picture is drawn from; the page can be written again from that."""
-    ended = run_script(tmp_path, "--mode=async", "--batches=80", "--nap_ms=2")
+    ended = run_script(tmp_path, "--mode=sync", "--batches=80", "--nap_ms=2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads((tmp_path / "results.json").read_text())
     assert [trial["batches"] for trial in found["trials"]] == [80, 80, 8, 20]
