@@ -178,20 +178,26 @@ def measure(
     trial: Trial, candidate: Candidate, setting: Setting, summary: Mapping[str, Any], lines: Sequence[Sequence[Line]]
 ) -> None:
     """Fill in what a run has done, or why it does not count."""
-    if summary["status"] != "done" or len(lines) != setting.num_workers or not all(lines):
-        trial.problem = f"status {summary['status']}, progress of {sum(map(bool, lines))} workers"
+    if summary["status"] != "done":
+        trial.problem = f"status {summary['status']}"
         return
     per_step = candidate.batches_per_step(setting.num_workers)
+    trial.batches = int(summary["global_step"]) * per_step
+    trial.accuracy, trial.dropped = summary["eval"]["accuracy"], summary["gradients_dropped"] or 0
+    if trial.batches < setting.batches:  # of a shorter run only the accuracy is used
+        return
+    if len(lines) != setting.num_workers or not all(lines):
+        trial.problem = f"progress of {sum(map(bool, lines))} workers"
+        return
     began = max(own[0].time for own in lines)
     merged = sorted((line for own in lines for line in own), key=lambda line: (line.time, line.step))
     reached = np.maximum.accumulate([line.step for line in merged])
-    trial.batches, trial.seconds = int(summary["global_step"]) * per_step, merged[int(np.argmax(reached))].time - began
-    if trial.seconds > 0:
-        counted = float(reached[-1]) - float(np.interp(began, [line.time for line in merged], reached))
-        trial.rate = counted * per_step * setting.batch_size / trial.seconds
-    elif trial.batches >= setting.batches:  # of a shorter run only the accuracy is used
+    trial.seconds = merged[int(np.argmax(reached))].time - began
+    if trial.seconds <= 0:
         trial.problem = "too short to be measured"
-    trial.accuracy, trial.dropped = summary["eval"]["accuracy"], summary["gradients_dropped"] or 0
+        return
+    counted = float(reached[-1]) - float(np.interp(began, [line.time for line in merged], reached))
+    trial.rate = counted * per_step * setting.batch_size / trial.seconds
     trial.curve = curve(merged, began, per_step)
 
 
