@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import curves
@@ -130,7 +131,7 @@ def test_only_the_last_worker_is_slowed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_nap_leaves_the_batch_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels keep their values, type and shape; a batch comes after the nap."""
     slept: list[float] = []
-    monkeypatch.setattr(naps.time, "sleep", slept.append)
+    monkeypatch.setattr(naps, "time", SimpleNamespace(sleep=slept.append))  # other threads sleep, too
     for name, value in trials.environment(SETTING, SLOWED).items():
         monkeypatch.setenv(name, value)
     params = {"data_dir": "", "batch_size": 5, "seed": 1}
