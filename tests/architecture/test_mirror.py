@@ -31,8 +31,8 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         *("runtime/coordination/interrupted_steps", "runtime/training/worker_progress"),
     ],
     "integration/test_local_sgd.py": [
-        *("modes/copies", "modes/local/exchange", "modes/local/server_optimizer", "modes/local/state"),
-        *("modes/local/step", "modes/local_sgd"),
+        *("modes/copies", "modes/local/exchange", "modes/local/round", "modes/local/server_optimizer"),
+        *("modes/local/state", "modes/local/step", "modes/local_sgd"),
     ],
     "integration/test_plugins.py": ["modes/base", "modes/recovery", "modes/registry", "optimizers/base"],
     "integration/test_ssp.py": ["modes/ssp"],

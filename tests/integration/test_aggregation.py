@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.cluster import model_of, train, variables_of
+from support.cluster import by_worker, model_of, train, variables_of
 
 import tfps
 
@@ -16,15 +16,7 @@ pytestmark = pytest.mark.slow
 STEPS, WORKERS, ROWS = 12, 3, 5
 DENSE = np.random.default_rng(3).integers(-80, 80, [WORKERS, STEPS, 4]).astype(np.float32) / 8
 PICKS = np.random.default_rng(4).integers(0, ROWS, [WORKERS, STEPS, 2])
-
-
-def input_fn(mode: str, params: Any, context: Any) -> Any:
-    """Give worker i the rows of ``DENSE[i]`` and ``PICKS[i]``, one a step."""
-    if mode == "eval":
-        return None
-    worker = context.input_pipeline_id
-    row = lambda step: {"x": tf.gather(DENSE[worker], step), "rows": tf.gather(PICKS[worker], step)}  # noqa: E731
-    return tf.data.Dataset.range(STEPS).map(lambda step: (row(step), 0.0))
+input_fn = by_worker(x=DENSE, rows=PICKS)
 
 
 def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:

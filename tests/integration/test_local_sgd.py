@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.cluster import dataset_of, linear, model_of, train, variables_of
+from support.cluster import by_worker, dataset_of, linear, model_of, train, variables_of
 
 import tfps
 from tfps.cluster.spec import Cluster, Task
@@ -19,15 +19,7 @@ pytestmark = pytest.mark.slow
 STEPS, WORKERS, ROWS = 12, 3, 5
 X = np.random.default_rng(3).integers(-80, 80, [WORKERS, STEPS, 4]).astype(np.float32) / 64
 PICKS = np.random.default_rng(4).integers(0, ROWS, [WORKERS, STEPS, 2])
-
-
-def input_fn(mode: str, params: Any, context: Any) -> Any:
-    """Give worker i the rows of ``X[i]``, one a step."""
-    if mode == "eval":
-        return None
-    worker = context.input_pipeline_id
-    row = lambda step: {"x": tf.gather(X[worker], step), "rows": tf.gather(PICKS[worker], step)}  # noqa: E731
-    return tf.data.Dataset.range(STEPS).map(lambda step: (row(step), 0.0))
+input_fn = by_worker(x=X, rows=PICKS)
 
 
 def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:

@@ -1,5 +1,6 @@
 """Several devices in a worker, on real servers: N logical devices are equal to one with N times the batch."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ class Clipping(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
 
 def layers(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
     """Be a model of Keras's layers, some in a function, with an optimizer of its own."""
-    keras = pytest.importorskip("keras")
+    keras = importlib.import_module("keras")  # slow
     first, norm, drop = keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)
     hidden = drop(norm(first(features["x"]), training=True), training=True)
     weight = tf.get_variable("weight", [3], initializer=tf.ones_initializer())

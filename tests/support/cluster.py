@@ -61,6 +61,19 @@ def dataset_of(values: Any) -> Any:
     return tf.data.Dataset.from_tensor_slices(values).map(lambda x: ({"x": x}, 0.0))
 
 
+def by_worker(**rows: Any) -> Any:
+    """Return an ``input_fn`` that gives worker i the rows of ``rows[name][i]``, one a step, and then ends."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        if mode == "eval":
+            return None
+        own = {name: values[context.input_pipeline_id] for name, values in rows.items()}
+        steps = tf.data.Dataset.range(min(map(len, own.values())))
+        return steps.map(lambda step: ({name: tf.gather(values, step) for name, values in own.items()}, 0.0))
+
+    return input_fn
+
+
 def ones(mode: str, params: Any, context: Any) -> Any:
     """Be an ``input_fn`` of ones without end, and without an evaluation."""
     return None if mode == "eval" else dataset_of(np.float32([1])).repeat()

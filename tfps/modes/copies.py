@@ -57,18 +57,13 @@ class WorkerCopies:
         with _on(self._device):
             return tf.raw_ops.AssignVariableOp(resource=self._handles[variable.handle.op], value=value)
 
-    def pull(self, variables: Iterable[Variable], after: Sequence[Operation] = ()) -> Operation:
-        """Add an operation that gives the copies of some variables the values on the PS, and return it."""
-        pulled = []
-        for variable in variables:
-            with tf.control_dependencies(after):
-                value = variable.read_value()
-            pulled.append(self.assign(variable, value))
-        return tf.group(*pulled)
-
     def pull_once(self, variables: Iterable[Variable]) -> Operation:
-        """Add an operation that does so where this process of the worker has not done it before, and return it."""
-        return tf.group(*(self._either(one, if_not=functools.partial(self.pull, [one])) for one in variables))
+        """Add an operation that gives the copies of some variables the values on the PS, if they have none yet."""
+
+        def pull(one: Variable) -> Operation:
+            return self.assign(one, one.read_value())
+
+        return tf.group(*(self._either(one, if_not=functools.partial(pull, one)) for one in variables))
 
     def give_back(self, variables: Iterable[Variable], to: "WorkerCopies") -> Operation:
         """Add an operation that gives other copies of some variables the values of these, and return it.

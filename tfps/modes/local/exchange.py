@@ -1,89 +1,16 @@
-"""A worker's rounds in ``local``: how far it is in one, and what it exchanges with the PS at the end."""
+"""What the workers of ``local`` exchange when a round ends, and what the PS make of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes.base import Copy, ModeContext
+from tfps.modes.base import ModeContext
 from tfps.modes.copies import WorkerCopies
+from tfps.modes.local.round import Round
 from tfps.modes.local.state import State
-from tfps.modes.local_sgd import sync_every, workers_per_round
 from tfps.modes.sync.accumulators import sum_dtype
 from tfps.modes.sync.tokens import shared_variable
-from tfps.modes.update_ops import leaves
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
-
-
-class Round:
-    """How far a worker is in its round: its step, its examples, and the step at which the round began.
-
-    Args:
-        copies: The worker's copies of the variables.
-        global_step: The variable of the global step.
-        context: The job and the worker.
-    """
-
-    def __init__(self, copies: WorkerCopies, global_step: Variable, context: ModeContext) -> None:
-        self._copies, self._global_step, self._context = copies, global_step, context
-        with tf.device(None), tf.device(context.task.device):
-            self._began, self._examples = (shared_variable(f"tfps/round/{name}") for name in ("began", "examples"))
-
-    def begin(self, step: Tensor) -> Operation:
-        """Return an operation with which a round begins at a step, when the step is there: the last round is over."""
-        with tf.device(None), tf.device(self._context.task.device), tf.control_dependencies([step]):
-            return tf.group(
-                self._began.assign(step, read_value=False),
-                self._examples.assign(0, read_value=False),
-                self._copies.assign(self._global_step, step),
-            )
-
-    def count_examples(self) -> Operation:
-        """Return an operation that counts the examples of a step."""
-        examples = 1 if self._context.examples is None else self._context.examples
-        return self._examples.assign_add(tf.cast(examples, tf.int64), read_value=False)
-
-    def weight(self) -> Tensor:
-        """Return the number of examples so far: float32 scalar."""
-        return tf.cast(self._examples.read_value(), tf.float32)
-
-    def taken(self) -> Tensor:
-        """Return how many steps the worker has taken in the round: int64 scalar."""
-        with tf.device(None), tf.device(self._context.task.device):
-            return self._copies.read(self._global_step) - self._began.read_value()
-
-    def length(self, began: Tensor) -> Tensor:
-        """Return how many steps a round has that begins at a step. After ``--max_steps`` there are no more rounds."""
-        most, steps = tf.constant(self._context.config.max_steps, tf.int64), sync_every(self._context.config)
-        return tf.where(began < most, tf.minimum(most - began, steps), tf.constant(steps, tf.int64))
-
-    def allowed(self, after: Sequence[Operation] = ()) -> Tensor:
-        """Return how many steps the worker may take before it ends the round: int64 scalar."""
-        config, worker = self._context.config, self._context.task
-        with tf.device(None), tf.device(worker.device), tf.control_dependencies(after):
-            began = self._began.read_value()
-            left = began + self.length(began) - self._copies.read(self._global_step)
-            count, most = workers_per_round(config, self._context.cluster.num_workers), config.max_steps
-            if count == self._context.cluster.num_workers:
-                return left
-            drawn = tf.random.stateless_uniform([self._context.cluster.num_workers], [config.seed, began])
-            is_drawn = tf.reduce_any(tf.equal(tf.math.top_k(drawn, count).indices, worker.index))
-            return tf.where(is_drawn | (began >= most), left, tf.zeros([], tf.int64))
-
-    def tickets(self, count: int, pending: int = 0) -> Tensor:
-        """Return the numbers of the worker's next steps."""
-        with tf.device(None), tf.device(self._context.task.device):
-            return self._copies.read(self._global_step) + tf.range(pending, pending + count, dtype=tf.int64)
-
-    def tickets_after(self, taken: Operation) -> Callable[[int, Copy], Tensor]:
-        """Return ``Step.draw_after``: the number of allowed steps, and then the tickets."""
-
-        def draw_after(count: int, copy: Copy) -> Tensor:
-            done = [copy(op) for op in leaves(taken)]
-            allowed = self.allowed(done)
-            with tf.control_dependencies(done):
-                return tf.concat([allowed[None], self.tickets(count)], axis=0)
-
-        return draw_after
 
 
 class Exchange:

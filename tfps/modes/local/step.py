@@ -41,7 +41,8 @@ import tensorflow.compat.v1 as tf
 from tfps.modes.base import ModeContext, Step, StepLimit
 from tfps.modes.copies import WorkerCopies
 from tfps.modes.local import server_optimizer
-from tfps.modes.local.exchange import Exchange, Round
+from tfps.modes.local.exchange import Exchange
+from tfps.modes.local.round import Round
 from tfps.modes.local.state import State
 from tfps.modes.local_sgd import sync_every
 from tfps.modes.sync import step as sync_step

@@ -145,7 +145,10 @@ def test_a_class_may_state_that_it_is_proportional_to_its_rate() -> None:
     config, cluster = JobConfig(staleness_lr=True), Cluster(("p:1",), ("w:1",))
     for optimizer in (_Stating(lambda g, v: [v.assign_sub(g)]), IfSmall(1.0)):
         spec = lambda *args, one=optimizer: tfps.ModelSpec(loss=linear(*args).loss, optimizer=one)  # noqa: E731
-        builder.training(config, cluster, Task("worker", 0), model_of(ones, spec))
+        graph = builder.training(config, cluster, Task("worker", 0), model_of(ones, spec)).graph
+        kinds = ("AssignSubVariableOp", "ResourceApplyGradientDescent")
+        changes = [op for op in graph.get_operations() if op.type in kinds]
+        assert any(tensor.op.type == "RealDiv" for op in changes for tensor in op.inputs)
 
 
 @pytest.mark.parametrize("num_ps", [1, 2])
