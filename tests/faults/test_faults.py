@@ -16,6 +16,9 @@ SHORT = {  # some in the mode in which they are harder
         *("worker_killed", "fast_ps_killed", "ps_killed_saving", "ps_and_worker_killed", "other_mode", "ckpt_flipped"),
         *("launcher_killed", "one_step", "uneven_data", "exit_zero"),
     ),
+    "ssp": ("worker_killed", "ps_killed"),
+    "backup": ("worker_killed", "chief_killed"),
+    "local": ("worker_killed", "chief_killed", "ps_killed"),
 }
 
 

@@ -200,8 +200,8 @@ class Running:
 def _where() -> str:
     """Return where the tasks' work is now."""
     work = {thread.ident for thread in threading.enumerate() if thread.name == "work"}
-    frames = [frame for ident, frame in sys._current_frames().items() if ident in work]
-    return "\n".join("".join(traceback.format_stack(frame)[-4:]) for frame in frames)
+    stacks = [traceback.format_stack(frame) for ident, frame in sys._current_frames().items() if ident in work]
+    return "\n".join("".join(stack[-12:]) for stack in stacks if "thread_pool.py" not in stack[-1])
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 import timeline
 from faults import FAULTS
 from forked import HERE
+from modes import MODES
 from result import Result
 from timeline import Line, Mark
 
@@ -38,10 +39,10 @@ def saved(step: int, wrong: float = 0, weight: float | None = None, of: int = 1)
 
 def test_a_checkpoint_holds_as_many_updates_as_its_step_says() -> None:
     """One element of one weight that has had one update more or fewer, in any checkpoint, is wrong; and is reported."""
-    for mode in ("async", "sync"):
-        assert not sums.check([saved(7), saved(9)], sums.Job(mode))
+    for mode in MODES:
+        assert not sums.check([saved(7), saved(9)], sums.Job(MODES[mode]))
         for wrong in (-1, 1, 0.5):
-            reported = sums.check([saved(7, wrong), saved(9)], sums.Job(mode))
+            reported = sums.check([saved(7, wrong), saved(9)], sums.Job(MODES[mode]))
             assert reported.startswith("model.ckpt-7 holds other updates than its step says: updates/small0"), reported
     assert saved(7, -3).off == 3
     assert saved(7).off == 0
@@ -49,17 +50,19 @@ def test_a_checkpoint_holds_as_many_updates_as_its_step_says() -> None:
 
 def test_a_checkpoint_that_cannot_be_read_counts_nothing_or_lies_about_its_step_is_wrong() -> None:
     """A check that has nothing to look at does not pass."""
-    assert "cannot be read" in sums.check([sums.Saved("model.ckpt-7", error="gone")], sums.Job("async"))
-    assert "no weight" in sums.check([sums.of_values("model.ckpt-7", {"global_step": np.int64(7)})], sums.Job("async"))
+    assert "cannot be read" in sums.check([sums.Saved("model.ckpt-7", error="gone")], sums.Job(MODES["async"]))
+    assert "no weight" in sums.check(
+        [sums.of_values("model.ckpt-7", {"global_step": np.int64(7)})], sums.Job(MODES["async"])
+    )
     lying = sums.of_values("model.ckpt-9", {"global_step": np.int64(7), "updates/a": np.float32([7])})
-    assert "holds global_step 7" in sums.check([lying], sums.Job("async"))
+    assert "holds global_step 7" in sums.check([lying], sums.Job(MODES["async"]))
 
 
 def test_sync_is_the_exact_mean() -> None:
     """With two workers, whose gradients are 1 and 2, a step moves the weight by 1.5; in async it may be any of both."""
-    assert not sums.check([saved(4, weight=-6)], sums.Job("sync"))
-    assert "not of exact means" in sums.check([saved(4, weight=-5)], sums.Job("sync"))
-    assert not sums.check([saved(4, weight=-5)], sums.Job("async"))
+    assert not sums.check([saved(4, weight=-6)], sums.Job(MODES["sync"]))
+    assert "not of exact means" in sums.check([saved(4, weight=-5)], sums.Job(MODES["sync"]))
+    assert not sums.check([saved(4, weight=-5)], sums.Job(MODES["async"]))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,7 @@ def test_only_lost_workers_of_async_jobs_on_several_ps_leave_parts_of_steps(
     mode: str, num_ps: int, lost: int, most: int
 ) -> None:
     """One step of each run that a lost worker had under way, and nothing anywhere else."""
-    job = sums.Job(mode, num_ps, runs=2, lost={"": lost})
+    job = sums.Job(MODES[mode], num_ps, runs=2, lost={"": lost})
     assert not sums.check([saved(7, most)], job)
     assert sums.check([saved(7, most + 1)], job)
     assert sums.check([saved(7, -most - 1)], job)
@@ -82,8 +85,10 @@ def test_updates_are_counted_by_adagrad_too() -> None:
     for _ in range(30_000):
         accumulator += np.float32(1)
     values = {"updates/a": np.float32([12.5]), "updates/a/Adagrad": np.array([accumulator])}
-    assert not sums.check([sums.of_values("model.ckpt-30000", {**values, "global_step": 30_000})], sums.Job("async"))
-    assert sums.check([sums.of_values("model.ckpt-30001", {**values, "global_step": 30_001})], sums.Job("async"))
+    assert not sums.check(
+        [sums.of_values("model.ckpt-30000", {**values, "global_step": 30_000})], sums.Job(MODES["async"])
+    )
+    assert sums.check([sums.of_values("model.ckpt-30001", {**values, "global_step": 30_001})], sums.Job(MODES["async"]))
 
 
 def lines(*said: tuple[str, str]) -> list[Line]:

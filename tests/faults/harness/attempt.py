@@ -18,6 +18,7 @@ import sums
 import timeline
 from forked import HERE
 from job import Job, Lost, Platform, Size
+from modes import MODES
 from result import CLASSIC, NEVER_BACK, Result
 from timeline import Line, Mark
 
@@ -40,6 +41,7 @@ class Attempt:
     """A job and the fault in it.
 
     Attributes:
+        mode: The mode that the job is in.
         moment: The fault that happened last, if one has.
         spoiled: The names of checkpoints that the fault has damaged.
 
@@ -59,7 +61,8 @@ class Attempt:
         self.control.mkdir(parents=True)
         self.lines: list[Line] = []
         self._job: Job | None = None
-        self._size, self._shown, self._done = Size(), 1, False
+        self.mode = MODES[result.mode]
+        self._size, self._shown, self._done = self.mode.size, 1, False
         self._flags: dict[str, object] = {}
         self.spoiled: set[str] = set()
         self.moment: Mark | None = None
@@ -78,7 +81,7 @@ class Attempt:
 
     def start(
         self,
-        size: Size = Size(),  # noqa: B008  frozen
+        size: Size | None = None,
         under: str = "",
         restarts: int = 3,
         backoff_secs: float = 1.0,
@@ -89,7 +92,7 @@ class Attempt:
         """Start a job.
 
         Args:
-            size: How many tasks; by default two PS and two workers.
+            size: How many tasks; by default those of the mode.
             under: Who starts lost tasks again: ``launch``, ``platform``, or nobody: ``hand``. By default, as asked for.
             restarts: How often each is started again.
             backoff_secs: After how long the first time, on a platform; the launcher has its own.
@@ -99,25 +102,25 @@ class Attempt:
         """
         if self._job is not None:
             self._job.close()  # the one before
-        self._size, self._done = size, False
+        self._size, self._done = size or self.mode.size, False
         self.result.under = under or self.result.under
-        options: dict[str, object] = {**self._usual_flags(size), "model": HERE / "models" / f"{model}.py", **flags}
+        options: dict[str, object] = {**self._usual_flags(), "model": HERE / "models" / f"{model}.py", **flags}
         self._flags = options
         lost = Lost(0 if self.result.under == "hand" else restarts, backoff_secs)
         self._shown = int(str(options["steps_to_validate"]))
-        self._job = jobs.start(self.result.program, self.result.under, size, options, lost, self.lines, leave_out)
+        self._job = jobs.start(self.result.program, self.result.under, self._size, options, lost, self.lines, leave_out)
 
     def another(self, lines: list[Line]) -> Job:
         """Start another job of the same flags; ``lines`` gets what it says. It is the caller's to look after."""
         return jobs.start(self.result.program, "launch", self._size, self._flags, Lost(0), lines, ())
 
-    def _usual_flags(self, size: Size) -> dict[str, object]:
+    def _usual_flags(self) -> dict[str, object]:
         """Return flags with which a job is not through before the deadline, unless it is asked to hurry."""
-        at_once = size.num_workers if self.result.mode == "async" else 1
+        at_once = 1 if self.mode.waits else self._size.num_workers
         return {
             "model_dir": self.model_dir,
             "data_dir": self.control,
-            "mode": self.result.mode,
+            **self.mode.flags,
             "max_steps": int(self._deadline_secs / 3 * at_once / control.STEP_SECS),
             "batch_size": 1,
             "steps_to_validate": 1,
@@ -271,7 +274,7 @@ class Attempt:
     def _compare_reported(self, lost: int) -> None:
         """Make sure that the job has gone back as far as it says."""
         reported, last = timeline.reported_step(self.lines, self.mark), max(self.mark.last.values(), default=0)
-        if self.result.program != "tfps" or (reported is None and not lost):
+        if self.result.program != "tfps" or (reported is None and lost <= self.mode.round_steps):
             return
         self.need(reported is not None, f"{lost} steps were lost, and nobody says so")
         self.need(
@@ -320,7 +323,7 @@ class Attempt:
         saved = sums.read(self.model_dir, self.spoiled)
         runs = timeline.under_way(self.lines)[1]
         lost = timeline.lost_workers(self.lines)
-        job = sums.Job(self.result.mode, self._size.num_ps, self._size.num_workers, runs, self._done, lost)
+        job = sums.Job(self.mode, self._size.num_ps, self._size.num_workers, runs, self._done, lost)
         self.result.off = max([one.off for one in saved], default=self.result.off)
         problem = sums.check(saved, job)
         self.need(not problem, problem)

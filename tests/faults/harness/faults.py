@@ -15,9 +15,10 @@ import kills
 import network
 import storage
 from kills import Act, killed, killed_in_save
+from modes import MODES
 from result import CLASSIC, Result
 
-BOTH = ("async", "sync")
+BOTH = ("async", "sync")  # the modes in which every fault happens
 EVERY, SAVED = "no step lost", "no saved step lost"
 
 
@@ -59,7 +60,7 @@ class Fault:
             wrong.append(f"not named within {self.detect_within:g} s")
         if (result.settle_secs or 0) > self.settle_within * time_scale:
             wrong.append(f"settled after {result.settle_secs:.1f} s, not {self.settle_within:g}")
-        if self.keeps == EVERY and result.lost:
+        if self.keeps == EVERY and (result.lost or 0) > MODES[result.mode].round_steps:
             wrong.append(f"{result.lost} steps lost, {result.lost_secs:.1f} s of work")
         if self.keeps and result.lost_saved:
             wrong.append(f"{result.lost_saved} steps lost that had been saved")
@@ -234,3 +235,14 @@ _ENDS = {
 }
 
 FAULTS: Mapping[str, Fault] = {**_PROCESSES, **_NETWORK, **_FORMING, **_STORAGE, **_ENDS}
+
+_IN_ALL_MODES = {
+    *("worker_killed", "chief_killed", "chief_killed_saving", "ps_killed", "ps_killed_saving", "ps_and_worker_killed"),
+    *("worker_frozen_5s", "worker_frozen", "chief_frozen", "ps_frozen", "worker_gone", "exit_zero"),
+    *("cut_dropped_5s", "cut_reset_5s", "cut_dropped_30s", "save_killed", "sigterm", "uneven_data", "no_fault"),
+}
+
+
+def modes_of(fault: str) -> Sequence[str]:
+    """Return the modes in which a fault happens."""
+    return list(MODES) if fault in _IN_ALL_MODES else BOTH

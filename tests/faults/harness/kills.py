@@ -19,7 +19,7 @@ When = Callable[[Attempt], None]
 
 _LOOK_SECS, _SAVE_TAKES_SECS = 0.002, 0.05
 _SAVES_TRIED, _SAVED_LATER_SECS = 10, 0.3  # what a save that is not held up takes to be said
-_FAST_STEPS, _FAST_SHOWN = {"async": 3000, "sync": 800}, 10
+_FAST_STEPS, _FAST_STEPS_WAITING, _FAST_SHOWN = 3000, 800, 10
 
 
 def workers_of(tasks: Sequence[str]) -> list[str]:
@@ -171,7 +171,8 @@ def fast(*victims: str, times: int = 1) -> Act:
 
     def act(run: Attempt) -> None:
         run.tell("step_secs", "0")
-        run.start(restarts=max(3, times), steps_to_validate=_FAST_SHOWN, max_steps=_FAST_STEPS[run.result.mode])
+        max_steps = _FAST_STEPS_WAITING if run.mode.waits else _FAST_STEPS
+        run.start(restarts=max(3, times), steps_to_validate=_FAST_SHOWN, max_steps=max_steps)
         saved(run)
         for _ in range(times):
             time.sleep(run.random.random())
@@ -288,7 +289,7 @@ def straggler(run: Attempt) -> None:
     spans = (at - before_secs, at), (at, at + slow_secs)
     rates = [timeline.rate(run.lines, "worker/0", *span) for span in spans]
     run.note(f"worker/0 at {rates[1] / max(rates[0], 1e-9):.0%} of its pace")
-    run.need(run.result.mode == "sync" or rates[1] > 0.8 * rates[0], "worker/0 was slowed down, too")
+    run.need(run.mode.waits or rates[1] > 0.8 * rates[0], "worker/0 was slowed down, too")
     run.healed()
     run.recover("worker/1")
     run.finish()

@@ -8,22 +8,27 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 
 from faults import Fault
+from job import to_argv
+from modes import MODES
 from result import CLASSIC, FAILED, HANG, NEVER_BACK, NOT_RUN, OK, TFPS, Result, Soak
 
 _HEAD = """# tfps under faults
 
 Written by `scripts/faults`, on {cores} cores of one {machine} machine, TensorFlow {tensorflow}. Each run is a job
-of its own, of 2 PS and 2 workers whose steps take 0.1 s, that saves every second and is to come to its last step with
+of its own, whose steps take 0.1 s, that saves every second and is to come to its last step with
 exit code 0 unless the table says otherwise. The harness proves of each fault that it happened, and a run that is not
 over by its deadline is a hang.
 
 Updates are counted where they end, and not by what tfps says of them. Each PS holds weights of three kinds: small ones,
 which live packed, one of 640 KB, which the wire does not pack, and rows of a table. Each update raises each of them by
 exactly 1. When a run is over, TensorFlow reads every checkpoint that is on the disk: each weight has to have had as
-many updates as its `global_step` says and, in sync, the exact mean of the workers' gradients each time. Steps that a
-job goes back are lost from both. In async with two PS, a worker that is killed in its pushes may leave steps on one of
-them alone: one of each run that it has under way. Checkpoints before the last one may then also lack, on one PS, what
-was under way as they were saved.
+many updates as its `global_step` says and, in sync and local, the exact mean of what all workers made each time. Steps
+that a job goes back are lost from both. In async and ssp with two PS, a worker that is killed in its pushes may leave
+steps on one of them alone: one of each run that it has under way. Checkpoints before the last one may then also lack,
+on one PS, what was under way as they were saved.
+
+The modes have these flags: {modes}.
+In local, workers take the round again in which one was lost: at most that many steps, which are not counted as lost.
 
 - **held**: the runs in which all that should be was: what the column before says, within its time limits (below), and
   no process left.
@@ -61,7 +66,7 @@ _COLUMNS = (
 def table(faults: Mapping[str, Fault], results: Sequence[Result], soaks: Sequence[Soak]) -> str:
     """Return FAULTS.md."""
     machine, cores = platform.machine(), len(os.sched_getaffinity(0))
-    parts = [_HEAD.format(cores=cores, machine=machine, tensorflow=version("tensorflow"))]
+    parts = [_HEAD.format(cores=cores, machine=machine, tensorflow=version("tensorflow"), modes=_modes())]
     if results:
         parts += [_row(_COLUMNS), "|---" * len(_COLUMNS) + "|"]
         parts += [row for name, fault in faults.items() for row in _rows(name, fault, results)]
@@ -71,13 +76,20 @@ def table(faults: Mapping[str, Fault], results: Sequence[Result], soaks: Sequenc
     return "\n".join(parts) + "\n"
 
 
+def _modes() -> str:
+    return "; ".join(
+        f"{name} `{' '.join(to_argv(mode.flags))}`, {mode.size.num_ps} PS and {mode.size.num_workers} workers"
+        for name, mode in MODES.items()
+    )
+
+
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
 def _rows(name: str, fault: Fault, results: Sequence[Result]) -> list[str]:
     rows = []
-    for mode in ("async", "sync"):
+    for mode in MODES:
         own = [one for one in results if (one.fault, one.mode) == (name, mode)]
         ours, theirs = ([one for one in own if one.program == program] for program in (TFPS, CLASSIC))
         if own:

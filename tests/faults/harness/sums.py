@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from modes import ModeUnderTest
+
 ROWS = (1, 2, 6)  # of tables, those that each step looks up
 _COUNTING, _SLOT, _SLOT_BEGINS = "updates/", "/Adagrad", 0.1
 _ROUNDING = 0.05  # that of the accumulators: 0.1 and many times 1 in float32
@@ -54,7 +56,7 @@ class Job:
     """What a job was that has left checkpoints.
 
     Attributes:
-        mode: ``async`` or ``sync``.
+        mode: The mode that it was in.
         num_ps: How many PS.
         num_workers: How many workers.
         runs: How many runs a worker had under way at once.
@@ -62,7 +64,7 @@ class Job:
         lost: How many workers had been lost by checkpoint, and in the end: ``timeline.lost_workers``.
     """
 
-    mode: str
+    mode: ModeUnderTest
     num_ps: int = 2
     num_workers: int = 2
     runs: int = 1
@@ -72,7 +74,7 @@ class Job:
     def max_off(self, checkpoint: str, last: bool) -> int:
         """Return by how many updates a checkpoint may differ from its step."""
         lost = self.lost.get(checkpoint, self.lost.get("", 0))
-        if self.mode == "sync" or self.num_ps == 1 or not lost:
+        if self.mode.waits or self.num_ps == 1 or not lost:
             return 0
         return (lost + (0 if last and self.done else self.num_workers)) * self.runs
 
@@ -93,7 +95,7 @@ def _problem(one: Saved, job: Job, max_off: int) -> str:
     if one.off > max_off:
         return f"{one.name} holds other updates than its step says: {_description(one)}"
     mean = (2**job.num_workers - 1) / job.num_workers
-    if job.mode == "sync" and one.weight is not None and one.weight != -mean * one.step:
+    if job.mode.means and one.weight is not None and one.weight != -mean * one.step:
         return f"{one.name} is not of exact means: weight {one.weight:g} at step {one.step}"
     return ""
 
