@@ -20,6 +20,7 @@ The passes run in this order:
 12. ``wire_packing`` (with ``embedding_rows.make_unique``) packs what crosses the wire, but no operation added later.
 13. ``Step.finish`` lets the mode use the final reads. ``background_updates.unrolled`` copies the finished update of the
     chief. The steps of a run are copied still later, by the training loop, with ``unrolling``.
+14. ``inputs.read_when_started`` comes last, because no other pass may take its edges for a part of the model.
 """
 
 import dataclasses
@@ -131,6 +132,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             forward.towers.receive_once([backward.next_ticket, backward.step.train_op, *forward.shown], task.device)
         built_by(model, backward.step.finish or (lambda: None))
         updates = built_by(model, lambda: unrolled(graph, backward.step, job.wire.pack))
+        inputs.read_when_started([backward.next_ticket, backward.step.train_op, *forward.shown])
         return _train_graph(job, forward, backward, updates)
 
 

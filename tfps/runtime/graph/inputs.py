@@ -16,7 +16,7 @@ from tfps.runtime.graph.passes import side_effects
 from tfps.runtime.graph.passes.functions import nodes_within
 from tfps.runtime.graph.towers import batches as tower_batches
 from tfps.runtime.graph.towers import devices as tower_devices
-from tfps.tf_types import Dataset, Graph, InputIterator, Nested, NodeDef, Operation, Tensor
+from tfps.tf_types import Dataset, Fetch, Graph, InputIterator, Nested, NodeDef, Operation, Tensor
 
 _ENDLESS = ("RepeatDataset", "RandomDataset")  # parts of the op types of datasets
 _MAY_END = ("DirectedInterleave", "GeneratorDataset", "PyFunc")  # likewise
@@ -178,3 +178,23 @@ def _starts(op: Operation) -> Sequence[Operation]:
     return [
         one for one in placement.ancestors([op]) if one.type in ("Enter", "RefEnter") and graph_editor.can_wait(one)
     ]
+
+
+def read_when_started(ends: Sequence[Fetch]) -> None:
+    """Let a step read its batch only when each task has started its part of the run.
+
+    The worker's part fails at once if its input has ended. TensorFlow then cancels the parts of the other tasks. But if
+    it has not sent one yet, it sends it later, and cancels it no more: the run never ends (``RunManyGraphs`` in
+    tensorflow/core/distributed_runtime/master_session.cc).
+
+    Args:
+        ends: The fetches of the step.
+    """
+    ops = placement.ancestors(ends)
+    lasting = [
+        op for op in ops if not (op.inputs or op.control_inputs) and any(map(graph_editor.is_handle, op.outputs))
+    ]
+    begun = {placement.task_of(op): op for op in lasting}
+    for read in [op for op in ops if op.type in INPUTS and graph_editor.can_wait(op)]:
+        others = [op for task, op in begun.items() if task != placement.task_of(read)]
+        graph_editor.add_control_inputs(read, others)

@@ -9,7 +9,9 @@ from support.cluster import dataset_of, model_of, train, variables_of
 from support.processes import summary
 
 import tfps
-from tfps.runtime.graph import inputs
+from tfps.cluster.spec import Cluster, Task
+from tfps.config.job_config import JobConfig
+from tfps.runtime.graph import builder, inputs, placement
 
 BATCHES = 7
 
@@ -45,6 +47,27 @@ def test_a_branch_or_a_loop_waits_for_the_batch(tmp_path: Path) -> None:
     train(model_of(batches, counting), 1, 1, 60, model_dir=str(tmp_path), max_steps=5)
     found = summary(tmp_path)["eval"]
     assert (found["branch"], found["loop"]) == (BATCHES, BATCHES)
+
+
+def on_both(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a model with a variable on each of two PS."""
+    first, second = (tf.get_variable(name, [], initializer=tf.zeros_initializer()) for name in ("first", "second"))
+    return tfps.ModelSpec(
+        loss=(first + second) * tf.reduce_sum(features["x"]), optimizer=tf.train.GradientDescentOptimizer(1.0)
+    )
+
+
+@pytest.mark.parametrize("mode", ["async", "sync", "ssp"])
+def test_a_batch_is_read_when_each_ps_has_started_its_part_of_the_run(mode: str) -> None:
+    """TensorFlow does not cancel a part that it sends when the worker's has failed: the run would never end."""
+    cluster = Cluster(("a:1", "b:1"), ("c:1", "d:1"))
+    built = builder.training(JobConfig(mode=mode), cluster, Task("worker", 1), model_of(batches, on_both))
+    read = inputs.next_of(built.iterator)
+    own = placement.ancestors([built.step.train_op])
+    needed = {place for op in own if not (place := placement.task_of(op)).startswith("worker/1")}
+    assert {placement.task_of(op) for op in read.control_inputs} == needed == {"ps/0", "ps/1"}
+    started = [op for op in read.control_inputs if op.inputs or op.control_inputs]
+    assert not started, "a batch waits for more than the start"
 
 
 UNKNOWN, INFINITE = -2, -1
