@@ -88,6 +88,7 @@ _WITH_GRAPHS = (
     "joint_update",
     "local",
     "moments",
+    "ring",
     "ssp_step",
     "staleness",
     "sync",

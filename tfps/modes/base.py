@@ -101,6 +101,8 @@ class Step:
             then.
         copies: ``copies.WorkerCopies``: the step works on copies of variables on the worker. ``None`` where it works on
             the PS.
+        calls_workers: Whether a run calls the server of another worker. It fails if that one is lost, and then
+            this one waits until all restart together. What such a step sends is not packed.
         before_save: Operation that the chief runs before it saves. ``None`` where there is nothing to do.
         finish: Function to call when all graph passes are done. It raises ``ValueError`` if the model reads its
             parameters in a way that the mode cannot use. ``None`` where there is nothing to do.
@@ -134,6 +136,7 @@ class Step:
     leave: Operation | None = None
     rejoin: Operation | None = None
     copies: Any = None
+    calls_workers: bool = False
     before_save: Operation | None = None
     finish: Callable[[], None] | None = None
 
@@ -208,6 +211,14 @@ class Mode(abc.ABC):
     def updates_are_shared(self) -> bool:
         """Whether an update combines steps of several workers, so that no step of a worker is an update itself."""
         return self.is_blocking and not self.trains_on_copies
+
+    @property
+    def may_repeat_steps(self) -> bool:
+        """Whether a step that another worker's loss has interrupted is taken again, so that what it did must not count.
+
+        The model's own changes wait for the update then.
+        """
+        return self.updates_are_shared
 
     def gradients_per_update(self, config: JobConfig, num_workers: int) -> int:
         """Return the number of workers' gradients in an update, which is also the number of batches per global step."""

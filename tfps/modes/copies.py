@@ -28,13 +28,20 @@ class WorkerCopies:
         variables: Resource variables.
         device: The worker.
         prefix: Beginning of the names of the copies.
+        shared: Variables on the PS, without copies, that a step changes there.
 
     Raises:
         ValueError: If one is no resource variable.
     """
 
-    def __init__(self, variables: Sequence[Variable], device: str, prefix: str = "tfps/copy") -> None:
-        self._device = device
+    def __init__(
+        self,
+        variables: Sequence[Variable],
+        device: str,
+        prefix: str = "tfps/copy",
+        shared: Sequence[Variable] = (),
+    ) -> None:
+        self._device, self._shared = device, {one.handle.op for one in shared}
         if old := next((one for one in variables if not hasattr(one, "handle")), None):
             raise ValueError(
                 f"{old.op.name} is a variable of the old kind, of which a worker can have no copy: create it with "
@@ -56,6 +63,10 @@ class WorkerCopies:
         """Add an operation that gives a variable's copy a value, and return it."""
         with _on(self._device):
             return tf.raw_ops.AssignVariableOp(resource=self._handles[variable.handle.op], value=value)
+
+    def pull(self, variables: Iterable[Variable]) -> Operation:
+        """Add an operation that gives the copies of some variables the values on the PS."""
+        return tf.group(*(self.assign(one, one.read_value()) for one in variables))
 
     def pull_once(self, variables: Iterable[Variable]) -> Operation:
         """Add an operation that gives the copies of some variables the values on the PS, if they have none yet."""
@@ -131,7 +142,7 @@ class WorkerCopies:
             if not stays and _place_in(op.device) in servers:
                 graph_editor.move(op, self._device)
         for maker in _changed_variables(step):
-            if place_of(maker) in servers:
+            if place_of(maker) in servers and maker not in self._shared:
                 raise ValueError(
                     f"a step changes {maker.name}, which is not in tf.GraphKeys.GLOBAL_VARIABLES, so a worker has no "
                     "copy of it: add it to the collection."

@@ -176,7 +176,7 @@ def _backward(job: TrainJob, forward: Forward) -> tuple[Forward, _Backward]:
             forward.towers.use_mean(loss, forward.spec.loss, made)
         certain = update_order.put_before(graph, updates, made, optimizer.gates, optimizer.updated, step)
         # A mean may never be made: an input has ended, or a worker is lost and all take the step again.
-        applied = [*certain, step.train_op] if job.mode.updates_are_shared else []
+        applied = [*certain, step.train_op] if job.mode.may_repeat_steps else []
         update_order.put_after(graph, updates, [*optimizer.checks, *applied])
         step = _with_updates(step, updates) if updates else step
         next_ticket = step.draw_after(1, lambda op: op)
@@ -222,7 +222,7 @@ def _redirect(forward: Forward, backward: _Backward) -> None:
 
 def _pack_transfers(job: TrainJob, forward: Forward, backward: _Backward) -> None:
     """Make the tensors that a step sends travel together."""
-    if not job.wire.pack:
+    if not job.wire.pack or backward.step.calls_workers:
         return
     halved = None
     if job.wire.halves:
