@@ -83,16 +83,13 @@ _LAUNCHER_MODULES = [place.partition(":")[0] for place in LAUNCHERS.builtin.valu
 _MODELS = (*loader.BUILTIN.values(), "tfps.optimizers.adagrad", "tfps.optimizers.lazy_adam")
 _WITH_GRAPHS = (
     "async_step",
-    "atomic_update",
     "copies",
-    "joint_update",
     "local",
-    "moments",
     "ring",
     "ssp_step",
     "staleness",
     "sync",
-    "update_ops",
+    "updates",
 )
 _MODES = tuple(f"tfps.modes.{name}" for name in _WITH_GRAPHS)
 WITH_TENSORFLOW = ("tfps.runtime", *_MODES, *_MODELS, "tfps.data.batches", "tfps.data.stream")

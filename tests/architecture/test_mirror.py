@@ -69,8 +69,8 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/modes/ring/test_ring.py": ["modes/ring/gradients"],
     "unit/modes/sync/test_gradient_slots.py": ["modes/sync/collector"],
     "unit/runtime/graph/passes/test_nan_guard.py": ["runtime/training/non_finite"],
-    "unit/modes/test_atomic_update.py": [
-        *("modes/moments", "modes/update_ops", "runtime/coordination/partial_updates"),
+    "unit/modes/updates/test_atomic_update.py": [
+        *("modes/updates/moments", "modes/updates/update_ops", "runtime/coordination/partial_updates"),
         *("runtime/training/joining", "runtime/training/worker_parts"),
     ],
     "unit/modes/test_synchronous.py": ["modes/sync/accumulators", "modes/sync/tokens"],

@@ -92,8 +92,8 @@ class Step:
         dropped: int64 [workers]: the number of gradients of each worker that came too late. ``None`` where none can.
         pause: Keeps updates from starting while the chief saves. ``None`` where none can start then, or ``moments`` has
             a part of each.
-        moments: ``moments.Moments``, which block updates on a PS while its variables are read. ``None`` where no update
-            can arrive while the chief saves.
+        moments: ``updates.moments.Moments``, which block updates on a PS while its variables are read. ``None`` where
+            no update can arrive while the chief saves.
         partial: Partially applied updates. ``None`` where only the chief applies updates.
         limit: How many steps the worker may take. ``None`` for no limit. Where there is one, runs may not overlap.
         leave: Operation that a worker runs when it takes no further step, so that no other waits for it.

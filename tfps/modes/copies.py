@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes.update_ops import place_of
+from tfps.modes.updates.update_ops import place_of
 from tfps.runtime.graph import graph_editor
 from tfps.runtime.graph.passes import side_effects
 from tfps.tf_types import Operation, Tensor, Variable

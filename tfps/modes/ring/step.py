@@ -49,7 +49,7 @@ from tfps.modes.ring.ring import Ring, device_of, on
 from tfps.modes.ring.start import Start
 from tfps.modes.sync import step as sync_step
 from tfps.modes.sync.tokens import shared_variable
-from tfps.modes.update_ops import ancestors, is_writer, leaves, let_wait
+from tfps.modes.updates.update_ops import ancestors, is_writer, leaves, let_wait
 from tfps.runtime.graph.graph_editor import can_wait
 from tfps.tf_types import Fetch, Gradient, Operation, Optimizer, Tensor, Variable
 

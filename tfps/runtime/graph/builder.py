@@ -35,7 +35,7 @@ from tfps.models.model import Model, built_by
 from tfps.models.spec import ModelSpec
 from tfps.modes.base import Mode, ModeContext, Step
 from tfps.modes.registry import mode_of
-from tfps.modes.update_ops import leaves
+from tfps.modes.updates.update_ops import leaves
 from tfps.runtime.graph import forward_pass, inputs, layout, placement, variable_check
 from tfps.runtime.graph.background_updates import unrolled, use_worker_state
 from tfps.runtime.graph.forward_pass import Forward, TrainJob
