@@ -18,7 +18,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     ],
     "faults/test_supervised.py": ["launchers/local/supervisor", "launchers/local/silent_ends"],
     "integration/test_all_reduce.py": [
-        *("modes/all_reduce", "modes/ring/step", "modes/ring/start", "modes/ring/own_changes"),
+        *("modes/all_reduce", "modes/ring/own_changes", "modes/ring/sameness", "modes/ring/start"),
     ],
     "integration/test_eval_export.py": [
         *("cli/evaluate", "runtime/graph/evaluation", "runtime/graph/serving"),

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from support import cluster
-from support.processes import Process, children_of, load_variable, open_files, processes, slow, summary
+from support.processes import Process, children_of, load_variable, open_files, processes, run_tfps, slow, summary
 
 import tfps
+from tfps.cli.tables import print_plan
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError, StoppedError
-from tfps.runtime.graph import builder
+from tfps.runtime.graph import builder, plan
 
 pytestmark = pytest.mark.slow
 
@@ -157,6 +158,128 @@ def test_a_model_is_refused_whose_copies_would_differ(change: Any, problem: str)
     workers, model = Cluster((), ("127.0.0.1:1", "127.0.0.1:2")), cluster.model_of(cluster.ones, model_fn)
     with pytest.raises(ModelError, match=problem):
         builder.training(config, workers, Task("worker", 0), model)
+
+
+class _Noisy(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+    """Adds noise to the mean."""
+
+    def apply_gradients(self, grads_and_vars: Any, *_rest: Any) -> Any:
+        """Apply the mean, and noise."""
+        return super().apply_gradients([(one + tf.random.normal([], seed=1), of) for one, of in grads_and_vars])
+
+
+def _own_rate() -> Any:
+    return tf.get_variable("rate", [], initializer=tf.ones_initializer(), collections=[tf.GraphKeys.LOCAL_VARIABLES])
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (tf.train.GradientDescentOptimizer, "uses the batch"),
+        (lambda _x: _Noisy(1.0), "random numbers"),
+        (lambda _x: tf.train.GradientDescentOptimizer(tf.numpy_function(lambda: 1.0, [], tf.float32)), "Python"),
+        (lambda _x: tf.train.GradientDescentOptimizer(_own_rate()), "uses rate, of which each worker has its own"),
+    ],
+)
+def test_an_optimizer_is_refused_that_would_make_another_update_on_each_worker(make: Any, problem: str) -> None:
+    """Its copies would drift apart, and nobody would see it."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        return tfps.ModelSpec(loss=weight * features["x"], optimizer=make(features["x"]))
+
+    config = JobConfig(mode="allreduce", max_steps=5, batch_size=1)
+    workers, model = Cluster((), ("127.0.0.1:1", "127.0.0.1:2")), cluster.model_of(cluster.ones, model_fn)
+    with pytest.raises(ModelError, match=problem):
+        builder.training(config, workers, Task("worker", 0), model)
+
+
+def test_a_rate_that_depends_on_the_step_and_noise_of_the_step_are_not_refused() -> None:
+    """All workers compute the same."""
+
+    class Same(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+        def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, *_rest: Any) -> Any:
+            noise = tf.random.stateless_normal([], [1, global_step.read_value()])
+            return super().apply_gradients([(one + noise, of) for one, of in grads_and_vars])
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weight = tf.get_variable("weight", [], initializer=tf.zeros_initializer())
+        rate = tf.train.exponential_decay(1.0, tf.train.get_global_step(), 10, 0.5)
+        return tfps.ModelSpec(loss=weight * features["x"], optimizer=Same(rate))
+
+    config = JobConfig(mode="allreduce", max_steps=5, batch_size=1)
+    workers, model = Cluster((), ("127.0.0.1:1", "127.0.0.1:2")), cluster.model_of(cluster.ones, model_fn)
+    assert builder.training(config, workers, Task("worker", 0), model).step.calls_workers
+
+
+@pytest.mark.parametrize(("devices", "batch_size"), [("cpu:1", 8), ("cpu:2", 4)])
+def test_several_devices_in_a_worker_are_one_with_all_their_examples(
+    devices: str, batch_size: int, tmp_path: Path
+) -> None:
+    """Each worker computes the mean over its devices, and sends it once."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        values = np.arange(80, dtype=np.float32) if context and context.input_pipeline_id else np.ones(80, np.float32)
+        return None if mode == "eval" else cluster.dataset_of(values).batch(batch_size)
+
+    flags = {**FLAGS, "mode": "allreduce", "batch_size": batch_size, "devices_per_worker": devices}
+    cluster.train(cluster.model_of(input_fn, cluster.linear), 0, 2, model_dir=str(tmp_path), **flags)
+    saved = cluster.variables_of(tmp_path)
+    assert saved["global_step"] == 10
+    assert saved["weight"] == -(10 + sum(np.arange(80).reshape(10, 8).mean(axis=1))) / 2
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 4])
+def test_the_plan_tells_what_a_worker_sends_to_the_next(num_workers: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is 2 (n - 1) / n of the dense gradients and the number of its step; rows of a table go to all as they are."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weight = tf.get_variable("weight", [1200], initializer=tf.zeros_initializer())
+        table = tf.get_variable("table", [ROWS, 2], initializer=tf.ones_initializer())
+        rows = tf.nn.embedding_lookup(table, features["rows"] if params["batch_size"] > 1 else tf.constant([0]))
+        loss = tf.reduce_sum(weight) * features["x"][0] + tf.reduce_sum(rows)
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    model, cluster_of = cluster.model_of(input_fn, model_fn), lambda n: Cluster((), tuple(f"w:{i}" for i in range(n)))
+    found = plan.make(JobConfig(mode="allreduce", batch_size=2), cluster_of(num_workers), model)
+    sizes = [transfer.num_bytes for transfer in found.to_next if transfer.tensor[0] != "^"]
+    assert sum(size for size in sizes if size) == 2 * (num_workers - 1) * 4 * 1200 // num_workers + 16
+    assert sizes.count(None) == 2 * (num_workers - 1)  # values and row numbers
+    assert sum(transfer.num_bytes or 0 for transfer in found.pulled) == 0
+    assert sum(transfer.num_bytes or 0 for transfer in found.pushed) == 8
+    print_plan(JobConfig(mode="allreduce"), cluster_of(num_workers), found)
+    reported = capsys.readouterr().out
+    assert "send, worker to next" in reported
+    assert " ps to" not in reported
+
+
+_WITHOUT, _HOSTS = "--num_ps=2, but --mode=allreduce has no PS", "--worker_hosts=b:1,c:1"
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["launch", "--num_ps=2"], _WITHOUT),
+        (["plan", "--num_ps=2"], _WITHOUT),
+        (["submit", "--to=docker", "--dry_run", "--num_ps=2"], _WITHOUT),
+        (["submit", "--to=slurm", "--dry_run", "--num_ps=2"], _WITHOUT),
+        (["submit", "--to=kubernetes", "--dry_run", "--num_ps=2"], _WITHOUT),
+        (["submit", "--to=ray", "--dry_run", "--num_ps=2"], _WITHOUT),
+        (["run", "--job_name=worker", "--task_index=0", "--ps_hosts=a:1", _HOSTS], "--ps_hosts has 1 ps, but"),
+        (["run", "--job_name=ps", "--task_index=0", _HOSTS], "is a ps, but"),
+        (["doctor", "--ps_hosts=a:1", _HOSTS], "--ps_hosts has 1 ps, but"),
+        (["launch", "--wire=bfloat16"], "--wire=bfloat16 is for modes with PS"),
+        (["launch", "--backup_workers=1"], "--backup_workers=1 is for --mode=sync"),
+        (["launch", "--data_policy=shard"], "--data_policy=shard is for --mode=sync"),
+        (["launch", "--staleness=1"], "--staleness=1 is for --mode=ssp"),
+        (["launch", "--runs_in_flight=2"], "--runs_in_flight=2 is for --mode=async"),
+    ],
+)
+def test_what_does_not_fit_is_refused(flags: list[str], problem: str) -> None:
+    """It is exit 2, naming flag, value and mode, on every command, before anything starts."""
+    ended = run_tfps(*flags, "--mode=allreduce")
+    assert ended.returncode == 2, ended.stderr
+    assert problem in ended.stderr
 
 
 def test_a_stopped_job_resumes(tmp_path: Path) -> None:

@@ -103,6 +103,8 @@ class Step:
             the PS.
         calls_workers: Whether a run calls the server of another worker. It fails if that one is lost, and then
             this one waits until all restart together. What such a step sends is not packed.
+        end: Adds an operation that ends the step when the given ones have ended: the mode's part, and the model's own
+            updates. ``None`` where a step without the latter counts, too.
         before_save: Operation that the chief runs before it saves. ``None`` where there is nothing to do.
         finish: Function to call when all graph passes are done. It raises ``ValueError`` if the model reads its
             parameters in a way that the mode cannot use. ``None`` where there is nothing to do.
@@ -137,6 +139,7 @@ class Step:
     rejoin: Operation | None = None
     copies: Any = None
     calls_workers: bool = False
+    end: Callable[[Sequence[Operation]], Operation] | None = None
     before_save: Operation | None = None
     finish: Callable[[], None] | None = None
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes.updates.update_ops import place_of
+from tfps.modes.updates.update_ops import place_in, place_of
 from tfps.runtime.graph import graph_editor
 from tfps.runtime.graph.passes import side_effects
 from tfps.tf_types import Operation, Tensor, Variable
@@ -139,7 +139,7 @@ class WorkerCopies:
                     graph_editor.set_input(op, index, self._handles[tensor.op])
         for op in step:
             stays = any(graph_editor.is_handle(tensor) for tensor in op.inputs) and place_of(op) in servers
-            if not stays and _place_in(op.device) in servers:
+            if not stays and place_in(op.device) in servers:
                 graph_editor.move(op, self._device)
         for maker in _changed_variables(step):
             if place_of(maker) in servers and maker not in self._shared:
@@ -156,11 +156,6 @@ def _changed_variables(step: Sequence[Operation]) -> Iterator[Operation]:
         if not side_effects.draws_from_state(op.graph, op.node_def):
             makers = map(lasting.origin, lasting.changed(op))
             yield from (maker for maker in makers if maker.type == "VarHandleOp")
-
-
-def _place_in(device: str) -> str:
-    spec = tf.DeviceSpec.from_string(device)
-    return f"/job:{spec.job}/task:{spec.task or 0}" if spec.job else ""
 
 
 @contextlib.contextmanager

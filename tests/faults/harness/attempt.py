@@ -22,6 +22,7 @@ from result import CLASSIC, NEVER_BACK, Result
 from timeline import Line, Mark
 
 SAVE_SECS = 1.0
+WITHOUT_PS = ("allreduce",)
 _POLL_SECS = 0.02
 _LATE_LINES_SECS = 0.1  # what a task said before the fault may be read so long after it
 _TRIES = 3
@@ -89,7 +90,7 @@ class Attempt:
         """Start a job.
 
         Args:
-            size: How many tasks; by default two PS and two workers.
+            size: How many tasks; by default two PS and two workers. There are no PS in a mode without.
             under: Who starts lost tasks again: ``launch``, ``platform``, or nobody: ``hand``. By default, as asked for.
             restarts: How often each is started again.
             backoff_secs: After how long the first time, on a platform; the launcher has its own.
@@ -99,6 +100,7 @@ class Attempt:
         """
         if self._job is not None:
             self._job.close()  # the one before
+        size = Size(0, size.num_workers) if self.result.mode in WITHOUT_PS else size
         self._size, self._done = size, False
         self.result.under = under or self.result.under
         options: dict[str, object] = {**self._usual_flags(size), "model": HERE / "models" / f"{model}.py", **flags}

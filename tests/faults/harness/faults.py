@@ -17,7 +17,8 @@ import storage
 from kills import Act, killed, killed_in_save
 from result import CLASSIC, Result
 
-BOTH = ("async", "sync")
+BOTH, RING = ("async", "sync"), ("allreduce",)
+MODES = (*BOTH, *RING)
 EVERY, SAVED = "no step lost", "no saved step lost"
 
 
@@ -36,6 +37,7 @@ class Fault:
         async_pause: In async, how long nobody may take a step, in seconds.
         peer: Whether the classic script can have it, too.
         deadline_secs: When a run that is not over is called a hang.
+        modes: The modes whose jobs it happens to.
     """
 
     title: str
@@ -48,6 +50,7 @@ class Fault:
     async_pause: float | None = None
     peer: bool = False
     deadline_secs: float = 60.0
+    modes: Sequence[str] = BOTH
 
     def problem(self, result: Result, time_scale: float = 1.0) -> str:
         """Return how a run was not as it should be, or nothing; ``time_scale`` is a factor of the time limits."""
@@ -72,7 +75,7 @@ class Fault:
 
 
 def _kill(title: str, act: Act, **more: Any) -> Fault:
-    return Fault(title, "goes on; no step lost", act, **{"keeps": EVERY, "peer": True, **more})
+    return Fault(title, act=act, **{"expected": "goes on; no step lost", "keeps": EVERY, "peer": True, **more})
 
 
 def _ps(title: str, act: Act, **more: Any) -> Fault:
@@ -83,6 +86,10 @@ def _cut(kind: str, secs: float) -> Fault:
     # One that is reset in the middle of an update leaves the variables of two steps: back to the checkpoint.
     make, title = (_kill if secs < 10 and kind != "reset" else _ps), f"a PS is cut off for {secs:g} s: packets {kind}"
     return make(title, network.cut(kind, secs), deadline_secs=60.0 + secs)
+
+
+def _ring(title: str, act: Act, **more: Any) -> Fault:
+    return _kill(title, act, **{"peer": False, "modes": RING, **more})
 
 
 def _damage(title: str, damage: storage.Damage, expected: str = "falls back to the one before, saying so") -> Fault:
@@ -159,6 +166,36 @@ _PROCESSES = {
     "straggler": Fault("a worker gets a quarter of the time", "async unhurt; is named", kills.straggler, keeps=EVERY),
 }
 
+_RING = {  # without PS: the chief holds what they hold
+    "ring_worker_killed": _ring("a worker is killed", killed("worker/1")),
+    "ring_chief_killed": _ring(
+        "the chief is killed",
+        killed("worker/0", when=kills.saved),
+        keeps=SAVED,
+        expected="goes on from the last checkpoint",
+    ),
+    "ring_worker_frozen_5s": _ring("a worker is frozen for 5 s", kills.frozen("worker/1", 5)),
+    "ring_chief_frozen_5s": _ring("the chief is frozen for 5 s", kills.frozen("worker/0", 5)),
+    "ring_worker_frozen": _ring("a worker is frozen", kills.frozen("worker/1"), detect_within=20, deadline_secs=90.0),
+    "ring_cut_dropped_5s": _ring(
+        "a worker is cut off for 5 s: packets dropped", network.cut("dropped", 5, "worker/1"), deadline_secs=65.0
+    ),
+    "ring_cut_reset_5s": _ring(  # one that is reset in the middle of the chief's update: back to the checkpoint
+        "a worker is cut off for 5 s: packets reset",
+        network.cut("reset", 5, "worker/1"),
+        keeps=SAVED,
+        deadline_secs=65.0,
+        expected="goes on from the last checkpoint, or loses no step",
+    ),
+    "ring_cut_dropped_30s": _ring(
+        "a worker is cut off for 30 s: packets dropped",
+        network.cut("dropped", 30, "worker/1"),
+        keeps=SAVED,
+        deadline_secs=90.0,
+        expected="goes on from the last checkpoint, or loses no step",
+    ),
+}
+
 _NETWORK = {
     "cut_dropped_5s": _cut("dropped", 5),
     "cut_one_way_5s": _cut("dropped one way", 5),
@@ -233,4 +270,4 @@ _ENDS = {
     "nan_skipped": Fault("NaN from a worker, --on_nan=skip", "left out, and reported", endings.skipped(1)),
 }
 
-FAULTS: Mapping[str, Fault] = {**_PROCESSES, **_NETWORK, **_FORMING, **_STORAGE, **_ENDS}
+FAULTS: Mapping[str, Fault] = {**_PROCESSES, **_RING, **_NETWORK, **_FORMING, **_STORAGE, **_ENDS}

@@ -1,6 +1,6 @@
 """Run faults against real jobs, and the same faults against the classic script; write FAULTS.md.
 
-Usage: scripts/faults [--repeat=N] [--seed=S] [--fault=NAME ...] [--mode=async|sync ...] [--at_once=N] [--out=DIR]
+Usage: scripts/faults [--repeat=N] [--seed=S] [--fault=NAME ...] [--mode=NAME ...] [--at_once=N] [--out=DIR]
        [--add]
        scripts/faults --soak --minutes=M [--seed=S] [--mode=async|sync ...] [--out=DIR]
 """
@@ -26,7 +26,7 @@ import result
 import soak
 import timeline
 from attempt import Attempt, HangError, UnexpectedError
-from faults import BOTH, FAULTS
+from faults import BOTH, FAULTS, MODES
 from forked import HERE, PRELOAD, ROOT
 from result import CLASSIC, FAILED, HANG, NOT_RUN, OK, TFPS, Result, replace
 
@@ -91,7 +91,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=10, help="how often each fault happens (default 10)")
     parser.add_argument("--seed", type=int, default=1, help="of the random times of faults (default 1)")
     parser.add_argument("--fault", action="append", choices=FAULTS, metavar="NAME", help=", ".join(FAULTS))
-    parser.add_argument("--mode", action="append", choices=BOTH, help="async, sync (default both)")
+    parser.add_argument("--mode", action="append", choices=MODES, help=f"{', '.join(MODES)} (default all)")
     parser.add_argument("--program", action="append", choices=(TFPS, CLASSIC), help="tfps, classic (default both)")
     parser.add_argument(
         "--under", choices=("launch", "platform"), default="launch", help="who starts lost tasks again (default launch)"
@@ -106,7 +106,7 @@ def _flags() -> argparse.Namespace:
     flags = parser.parse_args()
     if flags.at_once != int(flags.part.partition("/")[2]) or (flags.soak and flags.at_once > 1):
         parser.error("--at_once is written with =, and is not for --soak: soak each --mode by itself")
-    flags.mode, flags.program = flags.mode or list(BOTH), flags.program or [TFPS, CLASSIC]
+    flags.mode, flags.program = flags.mode or list(BOTH if flags.soak else MODES), flags.program or [TFPS, CLASSIC]
     return flags
 
 
@@ -115,7 +115,7 @@ def _all_runs(flags: argparse.Namespace) -> Iterator[Result]:
     for repeat in range(1, flags.repeat + 1):
         for name in flags.fault or FAULTS:
             programs = [TFPS, *([CLASSIC] if FAULTS[name].peer else [])]
-            for mode in flags.mode:
+            for mode in (mode for mode in flags.mode if mode in FAULTS[name].modes):
                 for program in [program for program in programs if program in flags.program]:
                     yield Result(name, mode, program, "platform" if program == CLASSIC else flags.under, repeat)
 

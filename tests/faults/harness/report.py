@@ -77,7 +77,7 @@ def _row(cells: Sequence[str]) -> str:
 
 def _rows(name: str, fault: Fault, results: Sequence[Result]) -> list[str]:
     rows = []
-    for mode in ("async", "sync"):
+    for mode in fault.modes:
         own = [one for one in results if (one.fault, one.mode) == (name, mode)]
         ours, theirs = ([one for one in own if one.program == program] for program in (TFPS, CLASSIC))
         if own:

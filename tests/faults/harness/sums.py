@@ -54,7 +54,7 @@ class Job:
     """What a job was that has left checkpoints.
 
     Attributes:
-        mode: ``async`` or ``sync``.
+        mode: ``async``, or one whose updates are the means of all workers.
         num_ps: How many PS.
         num_workers: How many workers.
         runs: How many runs a worker had under way at once.
@@ -72,7 +72,7 @@ class Job:
     def max_off(self, checkpoint: str, last: bool) -> int:
         """Return by how many updates a checkpoint may differ from its step."""
         lost = self.lost.get(checkpoint, self.lost.get("", 0))
-        if self.mode == "sync" or self.num_ps == 1 or not lost:
+        if self.mode != "async" or self.num_ps == 1 or not lost:
             return 0
         return (lost + (0 if last and self.done else self.num_workers)) * self.runs
 
@@ -93,7 +93,7 @@ def _problem(one: Saved, job: Job, max_off: int) -> str:
     if one.off > max_off:
         return f"{one.name} holds other updates than its step says: {_description(one)}"
     mean = (2**job.num_workers - 1) / job.num_workers
-    if job.mode == "sync" and one.weight is not None and one.weight != -mean * one.step:
+    if job.mode != "async" and one.weight is not None and one.weight != -mean * one.step:
         return f"{one.name} is not of exact means: weight {one.weight:g} at step {one.step}"
     return ""
 

@@ -8,6 +8,7 @@ from tfps.modes.updates.update_ops import ancestors, is_writer
 from tfps.runtime.graph import graph_editor
 from tfps.runtime.graph.graph_editor import is_handle
 from tfps.runtime.graph.passes import side_effects
+from tfps.runtime.graph.passes.functions import nodes_within
 from tfps.tf_types import Fetch, Operation, Variable
 
 _EARLY = (
@@ -58,13 +59,17 @@ class OwnChanges:
 
 def _is_of_batch(op: Operation) -> bool:
     """Return whether what an operation changes depends on the batch, on random numbers, or on Python."""
-    return any("IteratorGetNext" in one.type or side_effects.acts(one) or _draws(one) for one in _data_of([op]))
+    return any(map(differs, _data_of([op])))
+
+
+def differs(op: Operation) -> bool:
+    """Return whether an operation may return something else on another worker: of its batch, at random, by Python."""
+    nodes = (op.node_def, *nodes_within(op.graph, op.node_def))
+    is_random = any("seed2" in node.attr and side_effects.has_state(node) for node in nodes)
+    drawn = is_random or side_effects.draws_from_state(op.graph, op.node_def)
+    return drawn or "IteratorGetNext" in op.type or side_effects.acts(op)
 
 
 def _data_of(ops: Sequence[Operation]) -> Collection[Operation]:
     """Return some operations, and those that they get tensors from, directly or not."""
     return graph_editor.reachable(ops, lambda one: [tensor.op for tensor in one.inputs])
-
-
-def _draws(op: Operation) -> bool:
-    return bool(side_effects.draws(op.graph, op.node_def)) or "Random" in op.type

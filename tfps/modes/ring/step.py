@@ -21,8 +21,9 @@ Each worker
     6. After ``--max_steps``, it waits until the chief has taken the last step, too.
 
 Chief
-    7. Between 3 and 4, it counts the update in ``begun``, unless its generation is over. If it is lost before
-       ``global_step`` is equal, the variables are of two steps, and the job restarts from its checkpoint.
+    7. Between 3 and 4, it counts the update in ``begun``, unless its generation is over, and after 4 in ``ended``. If
+       the run is interrupted between, because the next worker is lost, the variables are of two steps. Then the two
+       counts differ when the workers meet, and the job restarts from its checkpoint.
 
 When a worker is lost, the one before it in the ring gets an error, and the others wait. Its replacement requests a
 restart. Then all interrupt their runs, enter the next *generation* together, and begin with 1, at the step of the
@@ -46,12 +47,18 @@ from tfps.modes.recovery import SyncRecovery
 from tfps.modes.ring import gradients
 from tfps.modes.ring.own_changes import OwnChanges
 from tfps.modes.ring.ring import Ring, device_of, on
+from tfps.modes.ring.sameness import Sameness
 from tfps.modes.ring.start import Start
 from tfps.modes.sync import step as sync_step
 from tfps.modes.sync.tokens import shared_variable
 from tfps.modes.updates.update_ops import ancestors, is_writer, leaves, let_wait
 from tfps.runtime.graph.graph_editor import can_wait
 from tfps.tf_types import Fetch, Gradient, Operation, Optimizer, Tensor, Variable
+
+_UNBOUND = (
+    "the optimizer changes something in {}, a branch or a loop, before it has the gradients: with --mode=allreduce, an "
+    "update must begin with them. Use --mode=sync."
+)
 
 
 def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:
@@ -76,12 +83,13 @@ class _Builder:
         mean = gradients.mean(pairs, self._ring)
         with tf.device(global_step.device):
             self._start = Start(self._ring, context)
-            self._begun = shared_variable("tfps/ring/begun")
+            self._begun, self._ended = shared_variable("tfps/ring/begun"), shared_variable("tfps/ring/ended")
             self._pushed = [
                 shared_variable(f"tfps/ring/pushed_{index}") for index in range(context.cluster.num_workers)
             ]
             self._is_over = (global_step.read_value() >= context.config.max_steps) | self._start.joined.is_closed()
         self._certain = self._begin_update([_values(gradient).op for gradient, _ in mean])
+        mean = [(self._after_begin(gradient), variable) for gradient, variable in mean]
         applied = self._apply(optimizer, mean)
         self._state = State.of(tf.get_default_graph(), [variable for _, variable in pairs], known, global_step)
         copies = None if self._is_chief else WorkerCopies(self._state.all, self._device, shared=self._pushed)
@@ -90,6 +98,7 @@ class _Builder:
         saved = {variable.ref() for variable in known}
         own = [variable for variable in self._state.all if variable.ref() in saved and variable is not global_step]
         self._changes = OwnChanges(own, [*self._ring.sent, *self._certain.control_inputs], applied)
+        self._sameness = Sameness(self._state.all, [op for gradient, _ in mean for op in _parts(gradient)], applied)
 
     def step(self) -> Step:
         """Return the step."""
@@ -109,25 +118,50 @@ class _Builder:
             limit=None if self._is_alone else start.limit(),
             copies=self._copies,
             calls_workers=not self._is_alone,
-            finish=self._changes.check if self._is_chief and not self._is_alone else None,
+            end=self._end_update if self._is_chief else None,
+            finish=self._check if self._is_chief and not self._is_alone else None,
         )
+
+    def _check(self) -> None:
+        """Check that all copies stay equal."""
+        self._changes.check()
+        self._sameness.check()
 
     def _begin_update(self, mean: Sequence[Operation]) -> Operation:
         """Return an operation after which the update changes variables: the worker has the mean, and all was sent."""
-        with tf.control_dependencies([*mean, *self._ring.sent]), on(self._begun.device):
+        with tf.control_dependencies([*mean, *self._ring.sent]):
             if not self._is_chief:
                 with on(self._device):
-                    return tf.group(*mean, *self._ring.sent)
+                    return tf.no_op("tfps/ring/certain")
             present = self._start.is_present(self._ring.tag[0])
-            with tf.control_dependencies([present]):
-                return self._begun.assign_add(1, read_value=False)
+        with tf.control_dependencies([present]), on(self._begun.device):
+            return self._begun.assign_add(1, read_value=False)
+
+    def _end_update(self, done: Sequence[Operation]) -> Operation:
+        """Return an operation that counts an update when all that belongs to it is done."""
+        with tf.control_dependencies(done), on(self._ended.device):
+            return self._ended.assign_add(1, read_value=False)
+
+    def _after_begin(self, gradient: Gradient) -> Gradient:
+        """Return a gradient that is there when the update has begun."""
+        with tf.control_dependencies([self._certain]), on(self._device):
+            if isinstance(gradient, tf.IndexedSlices):
+                rows = tf.identity(gradient.indices)
+                return tf.IndexedSlices(tf.identity(gradient.values), rows, gradient.dense_shape)
+            return tf.identity(gradient)
 
     def _apply(self, optimizer: Optimizer, mean: gradients.Pairs) -> Fetch:
-        """Apply the mean. No operation of the optimizer changes anything before the update has begun."""
+        """Apply the mean. No operation of the optimizer changes anything before the update has begun.
+
+        Raises:
+            ValueError: If one may do so: nothing in a branch or a loop waits for another operation.
+        """
         known = set(tf.get_default_graph().get_operations())
         applied = optimizer.apply_gradients(mean, self._global_step)
-        made = [op for op in ancestors([_op(applied)]) if op not in known and is_writer(op) and can_wait(op)]
-        let_wait(made, [self._certain])
+        made = [op for op in ancestors([_op(applied)]) if op not in known and is_writer(op)]
+        let_wait([op for op in made if can_wait(op)], [self._certain])
+        if early := next((op for op in made if self._certain not in ancestors([op])), None):
+            raise ValueError(_UNBOUND.format(early.name))
         return applied
 
     def _count(self, pairs: gradients.Pairs, applied: Fetch) -> Operation:
@@ -166,7 +200,8 @@ class _Builder:
         generation = self._generation = tf.placeholder(tf.int64, [], name="tfps/present_generation")
         return tf.group(
             self._start.generation.assign(generation, read_value=False),
-            self._begun.assign(self._global_step.read_value(), read_value=False),
+            self._begun.assign(0, read_value=False),
+            self._ended.assign(0, read_value=False),
         )
 
     def _worker_init(self) -> Operation:
@@ -183,12 +218,17 @@ class _Builder:
                 unblock=[queue.enqueue(tf.constant(-1, tf.int64)) for queue in queues],
                 unblock_count=len(queues) + 1,
                 clear=[queue.dequeue().op for queue in queues],
-                partially_applied=tf.not_equal(self._begun.read_value(), self._global_step.read_value()),
+                partially_applied=tf.not_equal(self._begun.read_value(), self._ended.read_value()),
             )
 
 
 def _values(gradient: Gradient) -> Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _parts(gradient: Gradient) -> Sequence[Operation]:
+    is_sparse = isinstance(gradient, tf.IndexedSlices)
+    return [gradient.values.op, gradient.indices.op] if is_sparse else [gradient.op]
 
 
 def _op(fetch: Fetch) -> Operation:

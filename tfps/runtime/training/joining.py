@@ -39,9 +39,11 @@ from tfps.runtime.training.worker_parts import WorkerParts
 from tfps.runtime.training.worker_progress import Progress
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState
 from tfps.storage import JobDirectory
+from tfps.text import brief
 from tfps.tf_types import Session
 
 _FIND_EVERY_SECS = 0.5
+_REPLACED_WITHIN_SECS = 10.0  # an update of the chief ends within this time: a restart would interrupt it
 _OF_A_LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 log = logging.getLogger(__name__)
@@ -236,8 +238,9 @@ def begin(parts: WorkerParts, session: Session) -> None:
 def outlives(parts: WorkerParts, loop: Loop, stop: StopRequest, error: Exception) -> bool:
     """Return whether this worker goes on after the error of a run: another worker is lost, or done and gone.
 
-    Wait until its replacement requests a restart, or training has ended. If a task has rejected a call by mistake, this
-    worker requests it: others have the call's part of the step.
+    Wait until all restart together, or training has ended. The replacement of a lost worker requests the restart. If
+    none does, as where only the way to a worker was interrupted or something of an earlier generation has arrived, this
+    worker requests it. It does so at once if a task has rejected a call by mistake.
 
     Raises:
         TfpsError: The reason to stop, if there is one.
@@ -248,9 +251,13 @@ def outlives(parts: WorkerParts, loop: Loop, stop: StopRequest, error: Exception
     if not parts.built.step.calls_workers or not _is_of_another(error):
         return False
     try:
-        if sessions.is_refused(error):
+        patience = 0.0 if sessions.is_refused(error) else _REPLACED_WITHIN_SECS
+        if not stop.wait_until(is_over := lambda: barrier.interrupted or barrier.has_ended(session), patience):
+            log.info("asking all workers to restart: %s", brief(error))
             parts.state.request_restart(session)
-        stop.wait_until(lambda: barrier.interrupted or barrier.has_ended(session))
+            stop.wait_until(is_over)
+        if not barrier.interrupted:
+            barrier.settle(session)  # the chief's update may have been interrupted, too
     except (tf.errors.OpError, RuntimeError):  # RuntimeError: the session was closed
         return barrier.interrupted
     if not barrier.interrupted:
