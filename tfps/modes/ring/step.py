@@ -24,6 +24,8 @@ Chief
     7. Between 3 and 4, it counts the update in ``begun``, unless its generation is over, and after 4 in ``ended``. If
        the run is interrupted between, because the next worker is lost, the variables are of two steps. Then the two
        counts differ when the workers meet, and the job restarts from its checkpoint.
+    8. A chief that has to stop while its step waits for others saves meanwhile. First it raises ``paused``. An update
+       looks at it after it is counted in ``begun``. So either the save waits for the update, or the update fails.
 
 When a worker is lost, the one before it in the ring gets an error, and the others wait. Its replacement requests a
 restart. Then all interrupt their runs, enter the next *generation* together, and begin with 1, at the step of the
@@ -43,10 +45,10 @@ import tensorflow.compat.v1 as tf
 from tfps.modes.base import Copy, ModeContext, Step
 from tfps.modes.copies import WorkerCopies
 from tfps.modes.local.state import State
-from tfps.modes.recovery import SyncRecovery
+from tfps.modes.recovery import Pause, SyncRecovery
 from tfps.modes.ring import gradients
 from tfps.modes.ring.own_changes import OwnChanges
-from tfps.modes.ring.ring import Ring, device_of, on
+from tfps.modes.ring.ring import STALE, Ring, device_of, on
 from tfps.modes.ring.sameness import Sameness
 from tfps.modes.ring.start import Start
 from tfps.modes.sync import step as sync_step
@@ -84,6 +86,7 @@ class _Builder:
         with tf.device(global_step.device):
             self._start = Start(self._ring, context)
             self._begun, self._ended = shared_variable("tfps/ring/begun"), shared_variable("tfps/ring/ended")
+            self._paused = shared_variable("tfps/ring/paused")
             self._pushed = [
                 shared_variable(f"tfps/ring/pushed_{index}") for index in range(context.cluster.num_workers)
             ]
@@ -115,6 +118,7 @@ class _Builder:
             recovery=self._recovery(),
             updates_ahead=tf.stack([one.read_value() for one in self._pushed]) - self._global_step.read_value(),
             ended=self._is_over,
+            pause=Pause(*(self._paused.assign(one, read_value=False) for one in (1, 0))),
             limit=None if self._is_alone else start.limit(),
             copies=self._copies,
             calls_workers=not self._is_alone,
@@ -134,8 +138,11 @@ class _Builder:
                 with on(self._device):
                     return tf.no_op("tfps/ring/certain")
             present = self._start.is_present(self._ring.tag[0])
-        with tf.control_dependencies([present]), on(self._begun.device):
-            return self._begun.assign_add(1, read_value=False)
+        with on(self._begun.device):
+            with tf.control_dependencies([present]):
+                begun = self._begun.assign_add(1, read_value=False)
+            with tf.control_dependencies([begun]):
+                return tf.raw_ops.Assert(condition=tf.equal(self._paused.read_value(), 0), data=[STALE])
 
     def _end_update(self, done: Sequence[Operation]) -> Operation:
         """Return an operation that counts an update when all that belongs to it is done."""
@@ -202,6 +209,7 @@ class _Builder:
             self._start.generation.assign(generation, read_value=False),
             self._begun.assign(0, read_value=False),
             self._ended.assign(0, read_value=False),
+            self._paused.assign(0, read_value=False),
         )
 
     def _worker_init(self) -> Operation:

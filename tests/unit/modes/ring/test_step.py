@@ -98,6 +98,16 @@ class Caller:
             handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name)
             return self.session.run(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
 
+    def count(self, name: str) -> int:
+        """Return one of the chief's counts."""
+        return int(self.value(f"tfps/ring/{name}", tf.int64, ()))
+
+    def pause(self) -> None:
+        """Do what the chief does before it saves."""
+        with self.graph.as_default(), tf.device(device_of(0)):
+            handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name="tfps/ring/paused")
+            self.session.run(tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(1, tf.int64)))
+
     def give_permits(self, worker: int, count: int) -> None:
         """Let a worker make so many updates."""
         with self.graph.as_default(), tf.device(device_of(worker)):
@@ -155,6 +165,21 @@ def test_an_update_of_the_chief_that_is_interrupted_sends_the_job_back_to_its_ch
         cluster.wait_until(lambda: "worker/0" in running.ended)  # whose server would end with it
     assert isinstance(running.ended["worker/0"], PeerLostError), running.ended
     assert tf.train.latest_checkpoint(str(tmp_path)) is None
+
+
+def test_no_update_begins_while_the_chief_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chief that is asked to stop saves while its step waits for others: the step may get what it waits for."""
+    monkeypatch.setattr(joining, "_REPLACED_WITHIN_SECS", 0.2)
+    flags = {"mode": "allreduce", "max_steps": 10**6, "model_dir": str(tmp_path), "save_checkpoint_secs": 1000.0}
+    with cluster.job(SGD, 0, 2, **flags) as running:
+        caller = Caller(2)
+        caller.wait_until_released(0)
+        cluster.wait_until(lambda: caller.value("left")[0] < 0)
+        caller.pause()
+        cluster.wait_until(lambda: "worker/0" in running.ended)
+        assert caller.count("begun") == caller.count("ended") + 1
+        assert [caller.value(name)[0] for name in TWINS] == [-4.5 * caller.count("ended")] * 2
+    assert isinstance(running.ended["worker/0"], PeerLostError), running.ended
 
 
 def test_workers_that_receive_something_old_begin_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
