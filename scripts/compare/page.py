@@ -4,7 +4,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from candidates import candidates
 from trials import LINES_PER_POINT, SLOWED, UNDISTURBED, Setting, Trial
+
+from tfps.modes.registry import MODES
 
 KEPT = 0.7  # of its examples a second: a mode that keeps so much goes on without its slow worker
 
@@ -22,7 +25,7 @@ computations would compete for the cores of one machine. So the rates tell who w
 Measured on {when} on {cores} cores of one {machine} machine with TensorFlow {tensorflow}, {rounds}.
 {busy}
 
-![Loss against time and steps, accuracy against bytes](mode-comparison.svg)
+{missing}![Loss against time and steps, accuracy against bytes](mode-comparison.svg)
 
 A point of a loss curve is the mean of {lines} progress lines, each of which has the loss of one batch;
 the last point may be of fewer.
@@ -43,8 +46,8 @@ gradients of the slowest worker. It is about {least:.2f} where each step waits f
 ## Bytes
 
 The bytes are computed, not measured: what `tfps plan` says for a worker's step or round, times the steps or rounds
-taken, for all workers, both directions. Steps whose gradient came too late count. The undisturbed runs are of three
-lengths.
+taken, for all workers: pulls and pushes, or what workers send each other. Steps whose gradient came too late count.
+The undisturbed runs are of three lengths.
 
 | mode | batches in updates | late gradients | bytes sent | accuracy |
 |---|---:|---:|---:|---:|
@@ -80,6 +83,7 @@ def page(trials: Sequence[Trial], setting: Setting, facts: Mapping[str, Any]) ->
         **facts,
         rounds="one run each" if rounds == 1 else f"medians of {rounds} runs each",
         busy=_busy(facts["load"]),
+        missing=_missing(names),
         lines=LINES_PER_POINT,
         most=(setting.num_workers - 1 + 1 / setting.slowdown) / setting.num_workers,
         least=1 / setting.slowdown,
@@ -96,6 +100,12 @@ def _busy(load: float) -> str:
     """Return what a reader must know about other work on the machine."""
     said = f"Before the first run, the load average was {load:.1f}"
     return f"{said}: other programs were running, so small differences mean nothing." if load > 1 else f"{said}."
+
+
+def _missing(names: Sequence[str]) -> str:
+    """Return what a reader must know about modes that have come since, or nothing."""
+    others = [one.name for one in candidates(list(MODES.builtin)) if one.name not in names]
+    return f"Not measured yet: {_listed(others)}.\n\n" if others else ""
 
 
 def whole_runs(trials: Sequence[Trial], name: str, case: str) -> list[Trial]:

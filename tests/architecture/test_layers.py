@@ -29,6 +29,7 @@ _CONTENT = ("tfps.models", "tfps.optimizers", "tfps.data")  # what a job trains
 _PLATFORM = (*_OUTSIDE, "tfps.models.loader", "tfps.jobs", "tfps.launchers.base", "tfps.launchers.common")
 # What the modes use of the graph, which is below them.
 _EDITOR, _EFFECTS = "tfps.runtime.graph.graph_editor", "tfps.runtime.graph.passes.side_effects"
+_FUNCTIONS = "tfps.runtime.graph.passes.functions"
 _TASK = (*_OUTSIDE, *_CONTENT, "tfps.modes", "tfps.tf_types", "tfps.runtime.process")
 _TASKS = (*_TASK, "tfps.runtime.graph", "tfps.runtime.checkpoint", "tfps.runtime.coordination")
 ALLOWED: Mapping[str, tuple[str, ...]] = {
@@ -47,7 +48,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.data": (*_BASE, "tfps.tf_types"),
     "tfps.optimizers": ("tfps.plugins", "tfps.tf_types"),
     "tfps.models": (*_BASE, "tfps.data", "tfps.tf_types"),
-    "tfps.modes": (*_BASE, "tfps.cluster", "tfps.plugins", "tfps.tf_types", _EDITOR, _EFFECTS),
+    "tfps.modes": (*_BASE, "tfps.cluster", "tfps.plugins", "tfps.tf_types", _EDITOR, _EFFECTS, _FUNCTIONS),
     "tfps.jobs": _OUTSIDE,
     "tfps.launchers": (),
     "tfps.launchers.base": ("tfps.jobs",),
@@ -63,7 +64,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.runtime.process": (*_OUTSIDE, "tfps.modes", "tfps.tf_types"),
     "tfps.runtime.graph": _TASK,
     _EDITOR: ("tfps.tf_types", "tfps.cluster.spec"),  # below the modes and all of the graph
-    _EFFECTS: ("tfps.tf_types", _EDITOR, "tfps.runtime.graph.passes.functions", "tfps.runtime.graph.placement"),
+    _EFFECTS: ("tfps.tf_types", _EDITOR, _FUNCTIONS, "tfps.runtime.graph.placement"),
     "tfps.runtime.checkpoint": (*_TASK, "tfps.runtime.graph"),
     "tfps.runtime.coordination": _TASK,
     "tfps.runtime.error_translation": _TASKS,
@@ -83,15 +84,13 @@ _LAUNCHER_MODULES = [place.partition(":")[0] for place in LAUNCHERS.builtin.valu
 _MODELS = (*loader.BUILTIN.values(), "tfps.optimizers.adagrad", "tfps.optimizers.lazy_adam")
 _WITH_GRAPHS = (
     "async_step",
-    "atomic_update",
     "copies",
-    "joint_update",
     "local",
-    "moments",
+    "ring",
     "ssp_step",
     "staleness",
     "sync",
-    "update_ops",
+    "updates",
 )
 _MODES = tuple(f"tfps.modes.{name}" for name in _WITH_GRAPHS)
 WITH_TENSORFLOW = ("tfps.runtime", *_MODES, *_MODELS, "tfps.data.batches", "tfps.data.stream")

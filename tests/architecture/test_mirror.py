@@ -17,6 +17,9 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         "runtime/training/connection",
     ],
     "faults/test_supervised.py": ["launchers/local/supervisor", "launchers/local/silent_ends"],
+    "integration/test_all_reduce.py": [
+        *("modes/all_reduce", "modes/ring/own_changes", "modes/ring/sameness", "modes/ring/start"),
+    ],
     "integration/test_eval_export.py": [
         *("cli/evaluate", "runtime/graph/evaluation", "runtime/graph/serving"),
         *("runtime/results/evaluation", "runtime/results/export"),
@@ -63,10 +66,11 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/launchers/test_registry.py": ["jobs/spec", "launchers/base"],
     "unit/models/test_builtin_models.py": ["models/linear", "models/mnist"],
     "unit/models/test_model.py": ["models/spec"],
+    "unit/modes/ring/test_ring.py": ["modes/ring/gradients"],
     "unit/modes/sync/test_gradient_slots.py": ["modes/sync/collector"],
     "unit/runtime/graph/passes/test_nan_guard.py": ["runtime/training/non_finite"],
-    "unit/modes/test_atomic_update.py": [
-        *("modes/moments", "modes/update_ops", "runtime/coordination/partial_updates"),
+    "unit/modes/updates/test_atomic_update.py": [
+        *("modes/updates/moments", "modes/updates/update_ops", "runtime/coordination/partial_updates"),
         *("runtime/training/joining", "runtime/training/worker_parts"),
     ],
     "unit/modes/test_synchronous.py": ["modes/sync/accumulators", "modes/sync/tokens"],

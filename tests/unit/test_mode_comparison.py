@@ -78,6 +78,8 @@ def test_progress_lines_are_read_without_those_of_evaluation() -> None:
 def test_the_bytes_of_a_step_and_of_a_round_are_read_apart() -> None:
     """Those of the wire that is used, not of ``--wire=plain``."""
     assert trials.traffic_of(PLAN) == Traffic(step=1_050, round=304)
+    ring = "send, worker to next    7  11,776\npull, chief to worker   1       0\npush, worker to chief   1       8\n"
+    assert trials.traffic_of(ring) == Traffic(step=11_784, round=0)
 
 
 def test_bytes_are_of_every_step_and_every_round() -> None:

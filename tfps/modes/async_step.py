@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import tensorflow.compat.v1 as tf
 
 from tfps.config.converters import INT64_MAX
-from tfps.modes import atomic_update
 from tfps.modes.base import Copy, ModeContext, Step
-from tfps.modes.moments import Moments
 from tfps.modes.recovery import Fence, PartialUpdates
 from tfps.modes.staleness import options
-from tfps.modes.update_ops import leaves
+from tfps.modes.updates import atomic_update
+from tfps.modes.updates.moments import Moments
+from tfps.modes.updates.update_ops import leaves
 from tfps.runtime.graph.graph_editor import add_control_inputs
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
 

@@ -92,8 +92,8 @@ class Step:
         dropped: int64 [workers]: the number of gradients of each worker that came too late. ``None`` where none can.
         pause: Keeps updates from starting while the chief saves. ``None`` where none can start then, or ``moments`` has
             a part of each.
-        moments: ``moments.Moments``, which block updates on a PS while its variables are read. ``None`` where no update
-            can arrive while the chief saves.
+        moments: ``updates.moments.Moments``, which block updates on a PS while its variables are read. ``None`` where
+            no update can arrive while the chief saves.
         partial: Partially applied updates. ``None`` where only the chief applies updates.
         limit: How many steps the worker may take. ``None`` for no limit. Where there is one, runs may not overlap.
         leave: Operation that a worker runs when it takes no further step, so that no other waits for it.
@@ -101,6 +101,10 @@ class Step:
             then.
         copies: ``copies.WorkerCopies``: the step works on copies of variables on the worker. ``None`` where it works on
             the PS.
+        calls_workers: Whether a run calls the server of another worker. It fails if that one is lost, and then
+            this one waits until all restart together. What such a step sends is not packed.
+        end: Adds an operation that ends the step when the given ones have ended: the mode's part, and the model's own
+            updates. ``None`` where a step without the latter counts, too.
         before_save: Operation that the chief runs before it saves. ``None`` where there is nothing to do.
         finish: Function to call when all graph passes are done. It raises ``ValueError`` if the model reads its
             parameters in a way that the mode cannot use. ``None`` where there is nothing to do.
@@ -134,6 +138,8 @@ class Step:
     leave: Operation | None = None
     rejoin: Operation | None = None
     copies: Any = None
+    calls_workers: bool = False
+    end: Callable[[Sequence[Operation]], Operation] | None = None
     before_save: Operation | None = None
     finish: Callable[[], None] | None = None
 
@@ -208,6 +214,14 @@ class Mode(abc.ABC):
     def updates_are_shared(self) -> bool:
         """Whether an update combines steps of several workers, so that no step of a worker is an update itself."""
         return self.is_blocking and not self.trains_on_copies
+
+    @property
+    def may_repeat_steps(self) -> bool:
+        """Whether a step that another worker's loss has interrupted is taken again, so that what it did must not count.
+
+        The model's own changes wait for the update then.
+        """
+        return self.updates_are_shared
 
     def gradients_per_update(self, config: JobConfig, num_workers: int) -> int:
         """Return the number of workers' gradients in an update, which is also the number of batches per global step."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes.update_ops import place_of
+from tfps.modes.updates.update_ops import place_in, place_of
 from tfps.runtime.graph import graph_editor
 from tfps.runtime.graph.passes import side_effects
 from tfps.tf_types import Operation, Tensor, Variable
@@ -28,13 +28,20 @@ class WorkerCopies:
         variables: Resource variables.
         device: The worker.
         prefix: Beginning of the names of the copies.
+        shared: Variables on the PS, without copies, that a step changes there.
 
     Raises:
         ValueError: If one is no resource variable.
     """
 
-    def __init__(self, variables: Sequence[Variable], device: str, prefix: str = "tfps/copy") -> None:
-        self._device = device
+    def __init__(
+        self,
+        variables: Sequence[Variable],
+        device: str,
+        prefix: str = "tfps/copy",
+        shared: Sequence[Variable] = (),
+    ) -> None:
+        self._device, self._shared = device, {one.handle.op for one in shared}
         if old := next((one for one in variables if not hasattr(one, "handle")), None):
             raise ValueError(
                 f"{old.op.name} is a variable of the old kind, of which a worker can have no copy: create it with "
@@ -56,6 +63,10 @@ class WorkerCopies:
         """Add an operation that gives a variable's copy a value, and return it."""
         with _on(self._device):
             return tf.raw_ops.AssignVariableOp(resource=self._handles[variable.handle.op], value=value)
+
+    def pull(self, variables: Iterable[Variable]) -> Operation:
+        """Add an operation that gives the copies of some variables the values on the PS."""
+        return tf.group(*(self.assign(one, one.read_value()) for one in variables))
 
     def pull_once(self, variables: Iterable[Variable]) -> Operation:
         """Add an operation that gives the copies of some variables the values on the PS, if they have none yet."""
@@ -128,10 +139,10 @@ class WorkerCopies:
                     graph_editor.set_input(op, index, self._handles[tensor.op])
         for op in step:
             stays = any(graph_editor.is_handle(tensor) for tensor in op.inputs) and place_of(op) in servers
-            if not stays and _place_in(op.device) in servers:
+            if not stays and place_in(op.device) in servers:
                 graph_editor.move(op, self._device)
         for maker in _changed_variables(step):
-            if place_of(maker) in servers:
+            if place_of(maker) in servers and maker not in self._shared:
                 raise ValueError(
                     f"a step changes {maker.name}, which is not in tf.GraphKeys.GLOBAL_VARIABLES, so a worker has no "
                     "copy of it: add it to the collection."
@@ -145,11 +156,6 @@ def _changed_variables(step: Sequence[Operation]) -> Iterator[Operation]:
         if not side_effects.draws_from_state(op.graph, op.node_def):
             makers = map(lasting.origin, lasting.changed(op))
             yield from (maker for maker in makers if maker.type == "VarHandleOp")
-
-
-def _place_in(device: str) -> str:
-    spec = tf.DeviceSpec.from_string(device)
-    return f"/job:{spec.job}/task:{spec.task or 0}" if spec.job else ""
 
 
 @contextlib.contextmanager

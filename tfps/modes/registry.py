@@ -17,6 +17,7 @@ MODES: Registry[Mode] = Registry(
         "sync": "tfps.modes.synchronous:SyncMode",
         "ssp": "tfps.modes.ssp:SspMode",
         "local": "tfps.modes.local_sgd:LocalMode",
+        "allreduce": "tfps.modes.all_reduce:AllReduceMode",
     },
     "tfps.modes",
 )

@@ -45,9 +45,9 @@ import tensorflow.compat.v1 as tf
 from tfps.config.converters import INT64_MAX
 from tfps.modes import async_step
 from tfps.modes.base import Copy, ModeContext, Step, StepLimit
-from tfps.modes.moments import APPLIED, Moments
 from tfps.modes.recovery import Fence
-from tfps.modes.update_ops import leaves, place_of
+from tfps.modes.updates.moments import APPLIED, Moments
+from tfps.modes.updates.update_ops import leaves, place_of
 from tfps.tf_types import Operation, Optimizer, Tensor, Variable
 
 _PATIENCE_SECS = 0.5  # a stop request is seen as late; shorter than the grace that a worker gets for its step

@@ -13,7 +13,7 @@ from tfps.cluster import rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.errors import DataError, PeerLostError, TfpsError
 from tfps.models.model import Model, mistake, where
-from tfps.modes.moments import FENCED
+from tfps.modes.updates.moments import FENCED
 from tfps.runtime.coordination.heartbeat import FORGOTTEN
 from tfps.runtime.graph.placement import holds_state
 from tfps.text import brief

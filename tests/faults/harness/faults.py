@@ -5,7 +5,7 @@ To add one is to add a line here, and a function that does it where its like are
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from signal import SIGINT
 from typing import Any
 
@@ -18,7 +18,9 @@ from kills import Act, killed, killed_in_save
 from modes import MODES
 from result import CLASSIC, Result
 
-BOTH = ("async", "sync")  # the modes in which every fault happens
+BOTH = ("async", "sync")
+WITH_PS = tuple(name for name, mode in MODES.items() if mode.size.num_ps)
+WITHOUT_PS = tuple(name for name, mode in MODES.items() if not mode.size.num_ps)
 EVERY, SAVED = "no step lost", "no saved step lost"
 
 
@@ -37,6 +39,7 @@ class Fault:
         async_pause: In async, how long nobody may take a step, in seconds.
         peer: Whether the classic script can have it, too.
         deadline_secs: When a run that is not over is called a hang.
+        modes: The modes whose jobs it happens to.
     """
 
     title: str
@@ -49,6 +52,7 @@ class Fault:
     async_pause: float | None = None
     peer: bool = False
     deadline_secs: float = 60.0
+    modes: Sequence[str] = BOTH
 
     def problem(self, result: Result, time_scale: float = 1.0) -> str:
         """Return how a run was not as it should be, or nothing; ``time_scale`` is a factor of the time limits."""
@@ -73,7 +77,7 @@ class Fault:
 
 
 def _kill(title: str, act: Act, **more: Any) -> Fault:
-    return Fault(title, "goes on; no step lost", act, **{"keeps": EVERY, "peer": True, **more})
+    return Fault(title, act=act, **{"expected": "goes on; no step lost", "keeps": EVERY, "peer": True, **more})
 
 
 def _ps(title: str, act: Act, **more: Any) -> Fault:
@@ -84,6 +88,10 @@ def _cut(kind: str, secs: float) -> Fault:
     # One that is reset in the middle of an update leaves the variables of two steps: back to the checkpoint.
     make, title = (_kill if secs < 10 and kind != "reset" else _ps), f"a PS is cut off for {secs:g} s: packets {kind}"
     return make(title, network.cut(kind, secs), deadline_secs=60.0 + secs)
+
+
+def _without_ps(title: str, act: Act, **more: Any) -> Fault:
+    return _kill(title, act, **{"peer": False, "modes": WITHOUT_PS, **more})
 
 
 def _damage(title: str, damage: storage.Damage, expected: str = "falls back to the one before, saying so") -> Fault:
@@ -160,6 +168,38 @@ _PROCESSES = {
     "straggler": Fault("a worker gets a quarter of the time", "async unhurt; is named", kills.straggler, keeps=EVERY),
 }
 
+_WITHOUT_PS = {  # the chief holds what they hold
+    "no_ps_worker_killed": _without_ps("a worker is killed", killed("worker/1")),
+    "no_ps_chief_killed": _without_ps(
+        "the chief is killed",
+        killed("worker/0", when=kills.saved),
+        keeps=SAVED,
+        expected="goes on from the last checkpoint",
+    ),
+    "no_ps_worker_frozen_5s": _without_ps("a worker is frozen for 5 s", kills.frozen("worker/1", 5)),
+    "no_ps_chief_frozen_5s": _without_ps("the chief is frozen for 5 s", kills.frozen("worker/0", 5)),
+    "no_ps_worker_frozen": _without_ps(
+        "a worker is frozen", kills.frozen("worker/1"), detect_within=20, deadline_secs=90.0
+    ),
+    "no_ps_cut_dropped_5s": _without_ps(
+        "a worker is cut off for 5 s: packets dropped", network.cut("dropped", 5, "worker/1"), deadline_secs=65.0
+    ),
+    "no_ps_cut_reset_5s": _without_ps(  # one that is reset in the middle of the chief's update: back to the checkpoint
+        "a worker is cut off for 5 s: packets reset",
+        network.cut("reset", 5, "worker/1"),
+        keeps=SAVED,
+        deadline_secs=65.0,
+        expected="goes on from the last checkpoint, or loses no step",
+    ),
+    "no_ps_cut_dropped_30s": _without_ps(
+        "a worker is cut off for 30 s: packets dropped",
+        network.cut("dropped", 30, "worker/1"),
+        keeps=SAVED,
+        deadline_secs=90.0,
+        expected="goes on from the last checkpoint, or loses no step",
+    ),
+}
+
 _NETWORK = {
     "cut_dropped_5s": _cut("dropped", 5),
     "cut_one_way_5s": _cut("dropped one way", 5),
@@ -234,15 +274,12 @@ _ENDS = {
     "nan_skipped": Fault("NaN from a worker, --on_nan=skip", "left out, and reported", endings.skipped(1)),
 }
 
-FAULTS: Mapping[str, Fault] = {**_PROCESSES, **_NETWORK, **_FORMING, **_STORAGE, **_ENDS}
-
-_IN_ALL_MODES = {
+_WITH_PS = {
     *("worker_killed", "chief_killed", "chief_killed_saving", "ps_killed", "ps_killed_saving", "ps_and_worker_killed"),
     *("worker_frozen_5s", "worker_frozen", "chief_frozen", "ps_frozen", "worker_gone", "exit_zero"),
     *("cut_dropped_5s", "cut_reset_5s", "cut_dropped_30s", "save_killed", "sigterm", "uneven_data", "no_fault"),
 }
-
-
-def modes_of(fault: str) -> Sequence[str]:
-    """Return the modes in which a fault happens."""
-    return list(MODES) if fault in _IN_ALL_MODES else BOTH
+FAULTS: Mapping[str, Fault] = {
+    name: replace(fault, modes=WITH_PS) if name in _WITH_PS else fault
+    for name, fault in {**_PROCESSES, **_WITHOUT_PS, **_NETWORK, **_FORMING, **_STORAGE, **_ENDS}.items()
+}

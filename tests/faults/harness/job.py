@@ -271,7 +271,7 @@ def _tfps_flags(size: Size, flags: Flags) -> Callable[[str, Sequence[int]], Flag
         hosts = [f"127.0.0.1:{port}" for port in ports]
         job, index = name.split("/")
         ps, workers = ",".join(hosts[: size.num_ps]), ",".join(hosts[size.num_ps :])
-        return {**flags, "ps_hosts": ps, "worker_hosts": workers, "job_name": job, "task_index": index}
+        return {**flags, "ps_hosts": ps or None, "worker_hosts": workers, "job_name": job, "task_index": index}
 
     return of
 

@@ -26,7 +26,7 @@ import result
 import soak
 import timeline
 from attempt import Attempt, HangError, UnexpectedError
-from faults import BOTH, FAULTS, modes_of
+from faults import BOTH, FAULTS
 from forked import HERE, PRELOAD, ROOT
 from modes import MODES
 from result import CLASSIC, FAILED, HANG, NOT_RUN, OK, TFPS, Result, replace
@@ -110,6 +110,8 @@ def _flags() -> argparse.Namespace:
     if flags.at_once != int(flags.part.partition("/")[2]) or (flags.soak and flags.at_once > 1):
         parser.error("--at_once is written with =, and is not for --soak: soak each --mode by itself")
     flags.program = flags.program or [TFPS, CLASSIC]
+    if flags.mode and not flags.soak and not any(_all_runs(flags)):
+        parser.error(f"no fault of these happens in {' or '.join(flags.mode)}")
     return flags
 
 
@@ -117,7 +119,7 @@ def _all_runs(flags: argparse.Namespace) -> Iterator[Result]:
     """Yield the runs in their order: each fault once, in each mode, then all again."""
     for repeat in range(1, flags.repeat + 1):
         for name in flags.fault or FAULTS:
-            for mode in flags.mode or modes_of(name):
+            for mode in [mode for mode in FAULTS[name].modes if mode in (flags.mode or MODES)]:
                 programs = [TFPS, *([CLASSIC] if FAULTS[name].peer and mode in BOTH else [])]
                 for program in [program for program in programs if program in flags.program]:
                     yield Result(name, mode, program, "platform" if program == CLASSIC else flags.under, repeat)

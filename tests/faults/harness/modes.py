@@ -30,5 +30,6 @@ MODES: Mapping[str, ModeUnderTest] = {
     "sync": ModeUnderTest({"mode": "sync"}),
     "ssp": ModeUnderTest({"mode": "ssp", "staleness": 3}, waits=False, means=False),
     "backup": ModeUnderTest({"mode": "sync", "backup_workers": 1}, Size(2, 3), means=False),
+    "allreduce": ModeUnderTest({"mode": "allreduce"}, Size(0, 2)),
     "local": ModeUnderTest({"mode": "local", "sync_every": 5}, round_steps=5),
 }

@@ -1,4 +1,4 @@
-"""A cut network: the kernel drops or refuses what goes to and from one PS, in the harness's own namespace.
+"""A cut network: the kernel drops or refuses what goes to and from one task, in the harness's own namespace.
 
 So the tasks keep their addresses, and the cut hits connections that are open as well as new ones.
 """
@@ -19,13 +19,13 @@ KINDS = {"dropped": (_DROP, _DROP), "dropped one way": (_DROP, ()), "reset": (_R
 _PROOF_SECS = 0.5
 
 
-def cut(kind: str, secs: float) -> Callable[[Attempt], None]:
-    """Return the fault of a PS that nobody reaches for some seconds."""
+def cut(kind: str, secs: float, victim: str = "ps/1") -> Callable[[Attempt], None]:
+    """Return the fault of a task that nobody reaches for some seconds: a PS, or a worker where it is called, too."""
 
     def act(run: Attempt) -> None:
         run.start(restarts=10)
         run.saved()
-        with broken(run, "ps/1", kind):
+        with broken(run, victim, kind):
             time.sleep(secs)
         run.healed()
         run.recover()

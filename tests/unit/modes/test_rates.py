@@ -12,8 +12,8 @@ from support.cluster import model_of, ones, session_config, shared_servers, targ
 
 import tfps
 from tfps.cluster.spec import Task
-from tfps.modes import atomic_update, update_ops
-from tfps.modes.moments import Moments
+from tfps.modes.updates import atomic_update, update_ops
+from tfps.modes.updates.moments import Moments
 
 pytestmark = pytest.mark.slow
 

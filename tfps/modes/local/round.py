@@ -8,7 +8,7 @@ from tfps.modes.base import Copy, ModeContext
 from tfps.modes.copies import WorkerCopies
 from tfps.modes.local_sgd import sync_every, workers_per_round
 from tfps.modes.sync.tokens import shared_variable
-from tfps.modes.update_ops import leaves
+from tfps.modes.updates.update_ops import leaves
 from tfps.tf_types import Operation, Tensor, Variable
 
 

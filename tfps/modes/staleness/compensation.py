@@ -30,7 +30,7 @@ from collections.abc import Sequence
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.staleness import reads
-from tfps.modes.update_ops import place_of
+from tfps.modes.updates.update_ops import place_of
 from tfps.runtime.graph import graph_editor
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
 

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.staleness import reads
-from tfps.modes.update_ops import ancestors, leaves, let_wait, place_of
+from tfps.modes.updates.update_ops import ancestors, leaves, let_wait, place_of
 from tfps.runtime.graph import graph_editor
 from tfps.runtime.graph.passes import side_effects
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes.update_ops import ancestors, let_wait
+from tfps.modes.updates.update_ops import ancestors, let_wait
 from tfps.runtime.graph import graph_editor
 from tfps.runtime.graph.graph_editor import is_handle
 from tfps.runtime.graph.passes import side_effects

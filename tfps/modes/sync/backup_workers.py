@@ -24,7 +24,7 @@ from tfps.errors import ModelError
 from tfps.modes.base import ModeContext, Step
 from tfps.modes.recovery import Pause, SyncRecovery
 from tfps.modes.sync.tokens import shared_variable
-from tfps.modes.update_ops import let_wait
+from tfps.modes.updates.update_ops import let_wait
 from tfps.tf_types import Operation, Tensor
 
 

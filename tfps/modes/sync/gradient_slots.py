@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import tensorflow.compat.v1 as tf
 
 from tfps.config.converters import INT64_MAX
-from tfps.modes.moments import FENCED
 from tfps.modes.sync import aggregation
 from tfps.modes.sync.accumulators import NEVER_STALE, sum_dtype, summed_by_row
 from tfps.modes.sync.collector import Collector, Held
 from tfps.modes.sync.tokens import shared_variable
+from tfps.modes.updates.moments import FENCED
 from tfps.tf_types import Gradient, Operation, Tensor, Variable
 
 

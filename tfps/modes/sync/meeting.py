@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes import update_ops
+from tfps.modes.updates import update_ops
 from tfps.tf_types import Operation
 
 

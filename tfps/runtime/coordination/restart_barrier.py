@@ -113,7 +113,8 @@ class RestartBarrier:
                 called = self._listening and turn % looks == 0 and look().generation > generation
                 if called and session is self._session:
                     self._listening, self.interrupted = False, True
-                    session.close()
+                    # It interrupts the run, but may itself wait for a lost worker that the run has called.
+                    threading.Thread(target=session.close, daemon=True, name="closing").start()
                 elif self._listening and self._chief:
                     self._look_for_stragglers(turn)
 

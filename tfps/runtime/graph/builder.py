@@ -36,7 +36,7 @@ from tfps.models.model import Model, built_by
 from tfps.models.spec import ModelSpec
 from tfps.modes.base import Mode, ModeContext, Step
 from tfps.modes.registry import mode_of
-from tfps.modes.update_ops import leaves
+from tfps.modes.updates.update_ops import leaves
 from tfps.runtime.graph import forward_pass, inputs, layout, placement, variable_check
 from tfps.runtime.graph.background_updates import unrolled, use_worker_state
 from tfps.runtime.graph.forward_pass import Forward, TrainJob
@@ -178,9 +178,9 @@ def _backward(job: TrainJob, forward: Forward) -> tuple[Forward, _Backward]:
             forward.towers.use_mean(loss, forward.spec.loss, made)
         certain = update_order.put_before(graph, updates, made, optimizer.gates, optimizer.updated, step)
         # A mean may never be made: an input has ended, or a worker is lost and all take the step again.
-        applied = [*certain, step.train_op] if job.mode.updates_are_shared else []
+        applied = [*certain, step.train_op] if job.mode.may_repeat_steps else []
         update_order.put_after(graph, updates, [*optimizer.checks, *applied])
-        step = _with_updates(step, updates) if updates else step
+        step = _with_updates(step, updates) if updates or step.end else step
         next_ticket = step.draw_after(1, lambda op: op)
         function_calls.order_inputs(graph)
         used = [op for op in placement.ancestors([step.train_op]) if op in known]
@@ -224,7 +224,7 @@ def _redirect(forward: Forward, backward: _Backward) -> None:
 
 def _pack_transfers(job: TrainJob, forward: Forward, backward: _Backward) -> None:
     """Make the tensors that a step sends travel together."""
-    if not job.wire.pack:
+    if not job.wire.pack or backward.step.calls_workers:
         return
     halved = None
     if job.wire.halves:
@@ -264,14 +264,13 @@ def _train_graph(job: TrainJob, forward: Forward, backward: _Backward, updates: 
 def _with_updates(step: Step, updates: Sequence[Operation]) -> Step:
     """Return a step that also runs the model's own updates.
 
-    The chief's background update may read what they change, so the next step waits for them.
+    The chief's background update may read what they change, so the next step waits for them. So it does where the loss
+    of another worker, or the end of its input, can interrupt the next step of a run.
     """
-    barrier = (
-        step.read_barrier
-        if step.update is None
-        else (*step.read_barrier, *(leaf for op in updates for leaf in leaves(op)))
-    )
-    return dataclasses.replace(step, train_op=tf.group(step.train_op, *updates), read_barrier=barrier)
+    waits = step.update is not None or step.calls_workers
+    barrier = (*step.read_barrier, *(leaf for op in updates for leaf in leaves(op))) if waits else step.read_barrier
+    train_op = (step.end or tf.group)([step.train_op, *updates])
+    return dataclasses.replace(step, train_op=train_op, read_barrier=barrier)
 
 
 def _packing(optimizer: Optimizer, wire: WireFormat) -> Packing | None:

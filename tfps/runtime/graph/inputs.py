@@ -183,8 +183,8 @@ def _starts(op: Operation) -> Sequence[Operation]:
 def read_when_started(ends: Sequence[Fetch]) -> None:
     """Let a step read its batch only when each task has started its part of the run.
 
-    The worker's part fails at once if its input has ended. TensorFlow then cancels the parts of the other tasks. But if
-    it has not sent one yet, it sends it later, and cancels it no more: the run never ends (``RunManyGraphs`` in
+    The worker's part fails immediately if its input has ended. TensorFlow then cancels the parts of the other tasks. If
+    it has not sent one yet, it sends it later, and does not cancel that one: the run never ends (``RunManyGraphs`` in
     tensorflow/core/distributed_runtime/master_session.cc).
 
     Args:

@@ -8,7 +8,7 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.config.wire_format import WireFormat
 from tfps.models.model import Model
-from tfps.runtime.graph import model_check, placement
+from tfps.runtime.graph import builder, model_check, placement
 from tfps.runtime.graph.passes import variable_packing
 
 
@@ -22,6 +22,7 @@ class Plan:
         packed_bytes: Bytes by PS index of the packed variables, which hold small variables and exist beside them.
         pulled: The tensors that the PS send to one worker in a step.
         pushed: The tensors that one worker sends to the PS in a step.
+        to_next: The tensors that one worker sends to the next worker in a step, where a mode has a ring of workers.
         round_pulled: The tensors that the PS send to one worker at the end of a round, where a mode has rounds.
         round_pushed: The tensors that one worker sends to the PS at the end of a round.
         plain: The plan of the same job with ``--wire=plain``; ``None`` if this is that plan.
@@ -32,6 +33,7 @@ class Plan:
     packed_bytes: Mapping[int, int]
     pulled: Sequence[placement.Transfer]
     pushed: Sequence[placement.Transfer]
+    to_next: Sequence[placement.Transfer] = ()
     round_pulled: Sequence[placement.Transfer] = ()
     round_pushed: Sequence[placement.Transfer] = ()
     plain: "Plan | None" = None
@@ -43,25 +45,38 @@ def make(config: JobConfig, cluster: Cluster, model: Model) -> Plan:
     Raises:
         ModelError: If building the graphs for training or its evaluation finds an error in the model.
     """
-    task = Task("worker", 0)
     built, _ = model_check.build_once(config, cluster, model)
     variables = placement.variables(built.graph)
     totals = Counter(dict.fromkeys(range(len(cluster.state_tasks)), 0))
     for variable in variables:
         totals[variable.ps] += variable.num_bytes
-    transfers = placement.transfers(built.fetches)
-    # Fetched tensors cross the wire like any others.
-    fetched = [placement.fetched(tensor, str(task)) for tensor in (built.next_ticket, built.spec.loss)]
-    transfers += [transfer for transfer in fetched if transfer is not None and transfer not in transfers]
-    limit = built.step.limit
+    task, packs = Task("worker", 0), WireFormat.of(config.wire).pack and not built.step.calls_workers
+    packed = variable_packing.sizes(built.graph)
+    if built.step.calls_workers:  # the chief's own variables are on its device, and other workers have copies
+        task = Task("worker", 1)
+        built = builder.training(config, cluster, task, model)
+    limit, (pulled, pushed, to_next) = built.step.limit, _of_step(built, str(task))
     of_round = placement.transfers([limit.renew]) if limit and limit.ends_rounds else []
     return Plan(
         variables=variables,
         ps_bytes=dict(sorted(totals.items())),
-        packed_bytes=variable_packing.sizes(built.graph),
-        pulled=[transfer for transfer in transfers if transfer.target == str(task)],
-        pushed=[transfer for transfer in transfers if transfer.source == str(task)],
+        packed_bytes=packed,
+        pulled=pulled,
+        pushed=pushed,
+        to_next=to_next,
         round_pulled=[transfer for transfer in of_round if transfer.target == str(task)],
         round_pushed=[transfer for transfer in of_round if transfer.source == str(task)],
-        plain=make(config.replace(wire="plain"), cluster, model) if WireFormat.of(config.wire).pack else None,
+        plain=make(config.replace(wire="plain"), cluster, model) if packs else None,
     )
+
+
+def _of_step(built: builder.TrainGraph, task: str) -> Sequence[Sequence[placement.Transfer]]:
+    """Return what a worker gets from PS or the chief in a step, what it sends them, and what it sends to a worker."""
+    transfers = placement.transfers(built.fetches)
+    # Fetched tensors cross the wire like any others.
+    fetched = [placement.fetched(tensor, task) for tensor in (built.next_ticket, built.spec.loss)]
+    transfers += [transfer for transfer in fetched if transfer is not None and transfer not in transfers]
+    sent = [transfer for transfer in transfers if transfer.source == task]
+    pulled = [one for one in transfers if one.target == task and not one.source.startswith("worker/")]
+    to_next = [one for one in sent if one.target.startswith("worker/")]
+    return pulled, [one for one in sent if one not in to_next], to_next

@@ -48,12 +48,28 @@ def config_of(cluster: Cluster, task: Task, inlined: bool = False) -> Any:
     return config
 
 
+def with_next_worker(config: Any, cluster: Cluster, task: Task) -> Any:
+    """Return the configuration of sessions whose steps call the next worker's server, too. Making one waits for it.
+
+    Sessions of ``config`` run the other operations of the same graph from now on.
+    """
+    config.graph_options.place_pruned_graph = True  # a session could not place what is on the next worker
+    training = tf.ConfigProto()
+    training.CopyFrom(config)
+    training.device_filters.append(Task("worker", (task.index + 1) % cluster.num_workers).device)
+    return training
+
+
 class Session(tf.Session):  # type: ignore[misc]
     """A ``tf.compat.v1.Session`` that repeats calls that were rejected as repeated."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run like ``tf.Session.run``, with retries."""
         return _persistently(super().run, *args, **kwargs)
+
+    def make_once(self, fetches: Any) -> Callable[[], Any]:
+        """Return a callable whose calls are not repeated: other tasks than the rejecting one have run their part."""
+        return super().make_callable(fetches)  # type: ignore[no-any-return]
 
     def make_callable(self, fetches: Any, feed_list: Sequence[Any] = (), **kwargs: Any) -> Callable[..., Any]:
         """Return a callable like ``tf.Session.make_callable``; with a ``feed_list``, for one operation.
@@ -79,6 +95,11 @@ def elements(session: tf.Session, tensor: Tensor | None) -> list[int]:
     """Return the elements of an integer tensor with one axis; empty if there is none."""
     found: list[int] = [] if tensor is None else session.run(tensor).tolist()
     return found
+
+
+def is_refused(error: Any) -> bool:
+    """Return whether an error says that a task rejected a request as repeated."""
+    return _REFUSED in str(error)
 
 
 def _persistently(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -22,17 +22,21 @@ class Connection:
         self._graph = graph
         self._target = ""
         self._config: object = None
+        self._training: object = None
         self.session: Session = None
         self.held: StateOfChief | None = None
 
-    def set_target(self, target: str, config: object) -> None:
-        """Set the address of this worker's server, and the ``tf.compat.v1.ConfigProto`` of its sessions."""
+    def set_target(self, target: str, config: object, training: object = None) -> None:
+        """Set the address of this worker's server, and the ``tf.compat.v1.ConfigProto`` of its sessions.
+
+        ``training`` is that of the session that trains, if it is another one.
+        """
         self._target = target
-        self._config = config
+        self._config, self._training = config, config if training is None else training
 
     def open(self) -> Session:
         """Open the session that trains, in place of an earlier one."""
-        self.session = self.new_session()
+        self.session = sessions.Session(self._target, graph=self._graph, config=self._training)
         return self.session
 
     def new_session(self, graph: Graph | None = None) -> Session:

@@ -7,6 +7,8 @@ In a job without PS, the chief is in the place of the only PS (``parameter_serve
     chief         first values, or a checkpoint's
     all workers   wait for each other -> train
 
+A run that calls another worker's server fails if that one is lost. ``outlives`` then waits for the restart of all.
+
 ``job_state`` describes what happens where a worker has joined before, because it was started again.
 """
 
@@ -21,6 +23,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import rendezvous
 from tfps.config.launch_protocol import STARTED_AGAIN
 from tfps.errors import ClusterFormError, PeerLostError
+from tfps.modes.ring.ring import STALE
 from tfps.runtime.checkpoint.job_end import has_ended
 from tfps.runtime.checkpoint.ownership import check_launch
 from tfps.runtime.coordination import compatibility, duplicate_worker
@@ -31,13 +34,17 @@ from tfps.runtime.process import server
 from tfps.runtime.process import session as sessions
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training.parameter_server import StateOfChief
+from tfps.runtime.training.training_loop import Loop
 from tfps.runtime.training.worker_parts import WorkerParts
 from tfps.runtime.training.worker_progress import Progress
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState
 from tfps.storage import JobDirectory
+from tfps.text import brief
 from tfps.tf_types import Session
 
 _FIND_EVERY_SECS = 0.5
+_REPLACED_WITHIN_SECS = 10.0  # an update of the chief ends within this time: a restart would interrupt it
+_OF_A_LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +110,9 @@ class Joining:
         built = self._parts.built
         shown = [*built.spec.log_tensors.values(), *(one for one in (built.summary, built.updates) if one is not None)]
         inlined = side_effects.needs_inlining([*built.fetches, *shown])
-        self._parts.connection.set_target(running.target, sessions.config_of(self._cluster, self._task, inlined))
+        config, others = sessions.config_of(self._cluster, self._task, inlined), built.step.calls_workers
+        training = sessions.with_next_worker(config, self._cluster, self._task) if others else config
+        self._parts.connection.set_target(running.target, config, training)
         if self._task in self._cluster.state_tasks:
             held = StateOfChief(self._config, self._cluster, self._task, running.target, self._stop)
             self._parts.connection.held = held
@@ -224,3 +233,44 @@ def begin(parts: WorkerParts, session: Session) -> None:
         if parts.built.iterator.position:
             parts.built.iterator.position.find(session)
             session.run(parts.built.iterator.initializer)
+
+
+def outlives(parts: WorkerParts, loop: Loop, stop: StopRequest, error: Exception) -> bool:
+    """Return whether this worker goes on after the error of a run: another worker is lost, or done and gone.
+
+    Wait until all restart together, or training has ended. The replacement of a lost worker requests the restart. If
+    none does, as where only the way to a worker was interrupted or something of an earlier generation has arrived, this
+    worker requests it. It does so at once if a task has rejected a call by mistake.
+
+    Raises:
+        TfpsError: The reason to stop, if there is one.
+    """
+    barrier, session = parts.barrier, parts.connection.session
+    if barrier.interrupted:
+        return True
+    if not parts.built.step.calls_workers or not _is_of_another(error):
+        return False
+    try:
+        patience = 0.0 if sessions.is_refused(error) else _REPLACED_WITHIN_SECS
+        if not stop.wait_until(is_over := lambda: barrier.interrupted or barrier.has_ended(session), patience):
+            log.info("asking all workers to restart: %s", brief(error))
+            parts.state.request_restart(session)
+            stop.wait_until(is_over)
+        if not barrier.interrupted:
+            barrier.settle(session)  # the chief's update may have been interrupted, too
+    except (tf.errors.OpError, RuntimeError):  # RuntimeError: the session was closed
+        return barrier.interrupted
+    if not barrier.interrupted:
+        barrier.over = True
+        loop.resume(session)
+    return True
+
+
+def await_end(parts: WorkerParts, loop: Loop) -> None:
+    """Wait until training has ended for all: until then, another worker's loss lets all take the last step again."""
+    if parts.built.step.calls_workers and not loop.progress.input_ended:
+        loop.wait_until(lambda: parts.barrier.has_ended(parts.connection.session))
+
+
+def _is_of_another(error: Any) -> bool:
+    return isinstance(error, _OF_A_LOST_WORKER) or STALE in str(error)

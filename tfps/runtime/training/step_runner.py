@@ -180,7 +180,9 @@ class StepRunner:
             if what not in self._fetches:
                 self._fetches[what] = self._build(*what)
             if what not in self._calls:
-                self._calls[what] = self._session.make_callable(self._fetches[what])
+                of_workers = self._built.step.calls_workers  # a call that is repeated would miss what it has taken
+                make = self._session.make_once if of_workers else self._session.make_callable
+                self._calls[what] = make(self._fetches[what])
             call = self._calls[what]
         losses, examples, drawn, values = call()[:4]
         mode, reported = self._built.step, self._reported

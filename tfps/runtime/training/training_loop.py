@@ -79,7 +79,7 @@ class Loop:
         if self._allowance:
             self._allowance.use(session)
         self._drop_round()
-        self.progress.global_step = self._runs.global_step()
+        self.progress.go_on_from(self._runs.global_step())
         self.progress.steps += sum(ticket < self.progress.global_step for ticket in self._in_flight)
         self._in_flight = []
 

@@ -130,6 +130,7 @@ class Worker:
                 self._restart(parts, loop)
             if not parts.barrier.over:
                 self._take_steps(loop.run)
+                joining.await_end(parts, loop)
                 parts.leave()
                 self._take_remaining_steps(parts, loop)
             parts.partial.report(parts.connection.session)
@@ -138,8 +139,8 @@ class Worker:
             with self.life.signing_off(self._stop):
                 write_summary()
                 parts.write_phase(Phase.DONE, loop.progress)
-        except (tf.errors.OpError, RuntimeError):  # RuntimeError: the session was closed
-            if not parts.barrier.interrupted:
+        except (tf.errors.OpError, RuntimeError) as error:  # RuntimeError: the session was closed
+            if not joining.outlives(parts, loop, self._stop, error):
                 raise
             return False
         return True

@@ -51,6 +51,11 @@ class Progress:
         lost = max(0, self.global_step - global_step)
         self.steps, self.global_step = self.steps - lost, self.global_step - lost
 
+    def go_on_from(self, global_step: int) -> None:
+        """Continue at a global step: a worker's copies may have had steps that the variables lack."""
+        self.take_back(global_step)
+        self.global_step = global_step
+
     def beat(self) -> WorkerPace:
         """Return this progress as a heartbeat."""
         when = time.time() - (time.monotonic() - self.last_step) if self.last_step else 0.0

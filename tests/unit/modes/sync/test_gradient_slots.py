@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tfps.modes.moments import FENCED
 from tfps.modes.sync.gradient_slots import GradientSlots
+from tfps.modes.updates.moments import FENCED
 
 WORKERS = 5
 _DENSE = np.float32([[1, 1], [1.5, 1], [-10, -10], [2, 1], [1.25, 1]])

@@ -1,9 +1,9 @@
 """The content of a checkpoint: all saved variables, those of each PS as they are at one moment.
 
-The snapshot takes references to the values, not copies, while no update runs on that PS (``modes.moments``). Writing
-the values takes longer, and training continues during that time. Only a TensorFlow 1.x variable is copied, because its
-updates change it in place. A table exports a copy of its entries. Packed variables are read as they live, and saved in
-parts under the names of the model's variables::
+The snapshot takes references to the values, not copies, while no update runs on that PS (``modes.updates.moments``).
+Writing the values takes longer, and training continues during that time. Only a TensorFlow 1.x variable is copied,
+because its updates change it in place. A table exports a copy of its entries. Packed variables are read as they live,
+and saved in parts under the names of the model's variables::
 
     before           read variables --> SaveV2
     after, per PS    lock ==> read plain and packed values, counts ==> unlock       (==> is a control edge)
@@ -24,10 +24,10 @@ from tensorflow.python.training.saver import BulkSaverBuilder
 from tensorflow.python.training.saving import saveable_object_util
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
-from tfps.modes.moments import Moments
-from tfps.modes.moments import partial as partial_of
 from tfps.modes.recovery import PartialUpdates
-from tfps.modes.update_ops import place_in
+from tfps.modes.updates.moments import Moments
+from tfps.modes.updates.moments import partial as partial_of
+from tfps.modes.updates.update_ops import place_in
 from tfps.runtime.graph.graph_editor import is_handle, saveable_objects, slice_info, unflatten
 from tfps.tf_types import DType, Operation, Tensor, Variable
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes.moments import RUN_ID
+from tfps.modes.updates.moments import RUN_ID
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
 from tfps.runtime.graph.graph_editor import (
     add_control_inputs,

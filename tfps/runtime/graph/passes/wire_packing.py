@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes.moments import RUN_ID
+from tfps.modes.updates.moments import RUN_ID
 from tfps.runtime.graph.graph_editor import (
     control_users,
     descendants,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tfps.modes.moments import Moments
-from tfps.modes.update_ops import ancestors
+from tfps.modes.updates.moments import Moments
+from tfps.modes.updates.update_ops import ancestors
 from tfps.runtime.graph.passes.snapshot import Snapshot, _are_broken, _real
 
 NAN, INF = float("nan"), float("inf")

@@ -15,8 +15,8 @@ from support.processes import summary
 import tfps
 from tfps.cluster.spec import Task
 from tfps.errors import PeerLostError
-from tfps.modes import atomic_update, update_ops
-from tfps.modes.moments import APPLIED, FENCED, Moments
+from tfps.modes.updates import atomic_update, update_ops
+from tfps.modes.updates.moments import APPLIED, FENCED, Moments
 from tfps.runtime.checkpoint import manager, sharded_saver
 from tfps.runtime.checkpoint.manifest import partial_updates
 from tfps.runtime.coordination.job_state import JobState, WorkerTotals

@@ -35,9 +35,9 @@ from collections.abc import Collection, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from tfps.modes import joint_update, update_ops
-from tfps.modes.moments import APPLIED, BEGUN, Moments
-from tfps.modes.update_ops import READS, Update, ancestors, descendants, is_writer, leaves, let_wait, place_of
+from tfps.modes.updates import joint_update, update_ops
+from tfps.modes.updates.moments import APPLIED, BEGUN, Moments
+from tfps.modes.updates.update_ops import READS, Update, ancestors, descendants, is_writer, leaves, let_wait, place_of
 from tfps.runtime.graph.graph_editor import can_wait, is_handle, is_in_control_flow
 from tfps.runtime.graph.passes import side_effects
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable

@@ -13,9 +13,9 @@ from tensorflow.python.ops import cond_v2, while_v2
 import tfps
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.modes import joint_update
-from tfps.modes.moments import RUN_ID
-from tfps.modes.update_ops import place_of
+from tfps.modes.updates import joint_update
+from tfps.modes.updates.moments import RUN_ID
+from tfps.modes.updates.update_ops import place_of
 from tfps.optimizers.registry import OPTIMIZERS
 from tfps.runtime.graph import builder
 from tfps.runtime.graph.placement import ancestors

@@ -26,8 +26,8 @@ from collections.abc import Collection, Iterable, Sequence
 import tensorflow.compat.v1 as tf
 
 from tfps.cluster.spec import DEVICE_OF_STATE
-from tfps.modes.moments import APPLIED, BEGUN, Moments
-from tfps.modes.update_ops import READS, Update, ancestors, is_constant, is_writer, leaves, let_wait, place_of
+from tfps.modes.updates.moments import APPLIED, BEGUN, Moments
+from tfps.modes.updates.update_ops import READS, Update, ancestors, is_constant, is_writer, leaves, let_wait, place_of
 from tfps.runtime.graph import graph_editor
 from tfps.runtime.graph.graph_editor import is_handle, is_in_control_flow, outermost_context
 from tfps.tf_types import Operation, Tensor, Variable

@@ -1,0 +1,1 @@
+"""How an update of several variables counts as one, though workers and PS change them at the same time."""
