@@ -16,6 +16,7 @@ SHORT = {  # some in the mode in which they are harder
         *("worker_killed", "fast_ps_killed", "ps_killed_saving", "ps_and_worker_killed", "other_mode", "ckpt_flipped"),
         *("launcher_killed", "one_step", "uneven_data", "exit_zero"),
     ),
+    "allreduce": ("ring_worker_killed", "ring_chief_killed", "ring_cut_reset_5s"),
 }
 
 
