@@ -16,7 +16,7 @@ SHORT = {  # some in the mode in which they are harder
         *("worker_killed", "fast_ps_killed", "ps_killed_saving", "ps_and_worker_killed", "other_mode", "ckpt_flipped"),
         *("launcher_killed", "one_step", "uneven_data", "exit_zero"),
     ),
-    "allreduce": ("no_ps_worker_killed", "no_ps_chief_killed", "no_ps_worker_frozen"),
+    "allreduce": ("no_ps_worker_killed", "no_ps_chief_killed", "no_ps_cut_reset_5s"),
     "ssp": ("worker_killed", "ps_killed"),
     "backup": ("worker_killed", "chief_killed"),
     "local": ("worker_killed", "chief_killed", "ps_killed"),

@@ -240,7 +240,7 @@ def outlives(parts: WorkerParts, loop: Loop, stop: StopRequest, error: Exception
 
     Wait until all restart together, or training has ended. The replacement of a lost worker requests the restart. If
     none does, as where only the way to a worker was interrupted or something of an earlier generation has arrived, this
-    worker requests it. It does so at once if a task has rejected a call by mistake.
+    worker requests it. It does so immediately if a task has rejected a call by mistake.
 
     Raises:
         TfpsError: The reason to stop, if there is one.
