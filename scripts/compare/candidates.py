@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from tfps.config.job_config import JobConfig
 from tfps.modes.registry import MODES, mode_of
 
-FLAGS: Mapping[str, Sequence[Mapping[str, int]]] = {  # of a mode that is not here: without flags
+FLAGS: Mapping[str, Sequence[Mapping[str, int | str]]] = {  # of a mode that is not here: without flags
     "sync": ({}, {"backup_workers": 1}),
     "ssp": ({"staleness": 3},),
     "local": ({"sync_every": 20},),
+    "gossip": ({"topology": "ring"}, {"topology": "complete"}),
 }
 
 
@@ -23,7 +24,7 @@ class Candidate:
     """
 
     mode: str
-    flags: Mapping[str, int]
+    flags: Mapping[str, int | str]
 
     @property
     def name(self) -> str:

@@ -18,13 +18,14 @@ import numpy as np
 import processes
 from candidates import Candidate
 
+from tfps.modes.gossip.mode import collect_every
 from tfps.progress import parse_progress
 
 HERE = Path(__file__).resolve().parent
 UNDISTURBED, SLOWED = "undisturbed", "slowed"
 LINES_PER_POINT = 8  # the loss of one batch says little: a point of a curve is the mean of so many progress lines
 _TIMED = re.compile(r"(\d{4}-\S+ \d\d:\d\d:\d\d),(\d{3}) (step=.*)")
-_WAYS = re.compile(r"^\w+, \w+ to \w+(, a round)? +[\d,]+ +([\d,]+)", re.MULTILINE)
+_WAYS = re.compile(r"^\w+, \w+ to [\w/]+(, a round)? +[\d,]+ +([\d,]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,10 @@ def curve(merged: Sequence[Line], began: float, per_step: int) -> list[tuple[flo
 
 def sent(trial: Trial, candidate: Candidate, setting: Setting, each: Traffic, steps: int) -> int:
     """Return the bytes of a run: of every step, also those whose gradient came too late, and of every round."""
-    rounds = -(-steps // candidate.flags.get("sync_every", 1))
+    if candidate.mode == "gossip":  # it begins with a round of no steps
+        rounds = 1 + -(-steps // collect_every(candidate.config))
+    else:
+        rounds = -(-steps // (candidate.config.sync_every or 1))
     return (trial.batches + trial.dropped) * each.step + rounds * setting.num_workers * each.round
 
 

@@ -85,6 +85,7 @@ _MODELS = (*loader.BUILTIN.values(), "tfps.optimizers.adagrad", "tfps.optimizers
 _WITH_GRAPHS = (
     "async_step",
     "copies",
+    *(f"gossip.{name}" for name in ("collection", "links", "mixing", "step")),
     "local",
     "ring",
     "ssp_step",

@@ -37,6 +37,10 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         *("modes/copies", "modes/local/exchange", "modes/local/round", "modes/local/server_optimizer"),
         *("modes/local/state", "modes/local/step", "modes/local_sgd"),
     ],
+    "integration/test_gossip.py": [
+        *("modes/gossip/collection", "modes/gossip/links", "modes/gossip/mixing", "modes/gossip/mode"),
+        "modes/gossip/step",
+    ],
     "integration/test_plugins.py": ["modes/base", "modes/recovery", "modes/registry", "optimizers/base"],
     "integration/test_ssp.py": ["modes/ssp"],
     "integration/test_towers.py": [

@@ -80,6 +80,9 @@ def test_the_bytes_of_a_step_and_of_a_round_are_read_apart() -> None:
     assert trials.traffic_of(PLAN) == Traffic(step=1_050, round=304)
     ring = "send, worker to next    7  11,776\npull, chief to worker   1       0\npush, worker to chief   1       8\n"
     assert trials.traffic_of(ring) == Traffic(step=11_784, round=0)
+    gossip = "".join(f"send, worker to worker/{index}  4  7,872\n" for index in (0, 2))
+    gossip += "push, worker to chief, a round  10  15\n"
+    assert trials.traffic_of(gossip) == Traffic(step=15_744, round=15)
 
 
 def test_bytes_are_of_every_step_and_every_round() -> None:
@@ -88,6 +91,8 @@ def test_bytes_are_of_every_step_and_every_round() -> None:
     assert trials.sent(late, BACKUP, SETTING, Traffic(100, 0), 10) == 3_700
     rounds = Trial(LOCAL.name, UNDISTURBED, 1, batches=100)
     assert trials.sent(rounds, LOCAL, SETTING, Traffic(0, 100), 25) == 2 * 4 * 100
+    gossip = Candidate("gossip", {"topology": "ring"})
+    assert trials.sent(rounds, gossip, SETTING, Traffic(1, 100), 101) == 100 + (1 + 2) * 4 * 100
 
 
 def test_a_rate_counts_from_the_first_step_of_the_last_worker() -> None:

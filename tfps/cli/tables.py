@@ -82,9 +82,12 @@ def _step(plan: "Plan", holder: str) -> Table:
     whose = "one worker" if holder == "ps" else "another worker than the chief"
     table = _table(f"\none step of {whose}, on the wire", "direction", "tensors", "bytes", *before)
     pull, push = f"pull, {holder} to worker", f"push, worker to {holder}"
-    to_next = [("send, worker to next", "to_next")] if plan.to_next else []
     of_round = [(f"{pull}, a round", "round_pulled"), (f"{push}, a round", "round_pushed")] if plan.round_pushed else []
-    for name, way in (*to_next, (pull, "pulled"), (push, "pushed"), *of_round):
+    targets = sorted({transfer.target for transfer in plan.to_next})
+    for target in targets:
+        sent = [transfer for transfer in plan.to_next if transfer.target == target]
+        table.add_row(f"send, worker to {target if len(targets) > 1 else 'next'}", str(len(sent)), _size(sent))
+    for name, way in ((pull, "pulled"), (push, "pushed"), *of_round):
         ways = [getattr(each, way) for each in (plan, plan.plain) if each]
         table.add_row(name, *(text for transfers in ways for text in (str(len(transfers)), _size(transfers))))
     return table

@@ -18,6 +18,7 @@ from tfps.config.converters import (
 )
 from tfps.config.devices import devices
 from tfps.config.options import Option, option, options_of
+from tfps.config.topology import topology
 
 _OF_STARTER = ("size", "ports", "restarts")  # the groups of flags that only the starter of the tasks needs
 
@@ -159,6 +160,18 @@ class JobConfig:
     )
     worker_fraction: float | None = option(
         None, "mode", number(0), "local: the part of the workers that trains in each round (default 1)", must_agree=True
+    )
+    topology: str | None = option(
+        None,
+        "mode",
+        topology,
+        "gossip: who mixes with whom: ring, complete, exponential, or a file with an edge a line (default ring)",
+        must_agree=True,
+    )
+    collect_every: int | None = option(
+        *(None, "mode", integer(1, INT32_MAX)),
+        "gossip: after how many steps the chief takes the mean of all copies, which is what is saved (default 100)",
+        must_agree=True,
     )
     staleness_lr: bool | None = option(
         None,

@@ -101,7 +101,7 @@ class Step:
             then.
         copies: ``copies.WorkerCopies``: the step works on copies of variables on the worker. ``None`` where it works on
             the PS.
-        calls_workers: Whether a run calls the server of another worker. It fails if that one is lost, and then
+        calls_workers: The indices of the other workers whose servers a run calls. It fails if one is lost, and then
             this one waits until all restart together. What such a step sends is not packed.
         end: Adds an operation that ends the step when the given ones have ended: the mode's part, and the model's own
             updates. ``None`` where a step without the latter counts, too.
@@ -138,7 +138,7 @@ class Step:
     leave: Operation | None = None
     rejoin: Operation | None = None
     copies: Any = None
-    calls_workers: bool = False
+    calls_workers: Sequence[int] = ()
     end: Callable[[Sequence[Operation]], Operation] | None = None
     before_save: Operation | None = None
     finish: Callable[[], None] | None = None

@@ -18,6 +18,7 @@ MODES: Registry[Mode] = Registry(
         "ssp": "tfps.modes.ssp:SspMode",
         "local": "tfps.modes.local_sgd:LocalMode",
         "allreduce": "tfps.modes.all_reduce:AllReduceMode",
+        "gossip": "tfps.modes.gossip.mode:GossipMode",
     },
     "tfps.modes",
 )

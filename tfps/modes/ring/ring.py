@@ -55,12 +55,13 @@ class Ring:
         step: int64 scalar: the number of the step, the same on all workers.
 
     Attributes:
+        next: The index of the worker that this one sends to.
         tag: int64 [2]: generation and step.
         sent: Operations that end when what this worker sends is in the queues of the next one.
     """
 
     def __init__(self, num_workers: int, worker: int, step: Tensor) -> None:
-        self.size, self._worker, self._next = num_workers, worker, (worker + 1) % num_workers
+        self.size, self._worker, self.next = num_workers, worker, (worker + 1) % num_workers
         self._queues: list[tuple[Any, Any]] = []  # the own one, and the one of the next worker
         self.sent: list[Operation] = []
         with on(device_of(worker)):
@@ -79,7 +80,7 @@ class Ring:
 
     def close(self) -> Operation:
         """Return an operation that lets the next worker receive nothing after what has been sent."""
-        with on(device_of(self._next)):
+        with on(device_of(self.next)):
             return tf.group(*(queue.close() for _, queue in self._queues))
 
     def sum(self, vector: Tensor) -> Tensor:
@@ -112,12 +113,12 @@ class Ring:
     def _exchange(self, tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
         """Send tensors to the next worker, and return those that arrive from the one before: same types and shapes."""
         types = [tensor.dtype for tensor in tensors]
-        own, following = (_queue(worker, len(self._queues), types) for worker in (self._worker, self._next))
+        own, following = (_queue(worker, len(self._queues), types) for worker in (self._worker, self.next))
         self._queues.append((own, following))
-        with on(device_of(self._next)):
+        with on(device_of(self.next)):
             arrived = [tf.identity(tensor) for tensor in [self.tag, *tensors]]
             with tf.control_dependencies(arrived):
-                present = _read(self._next)
+                present = _read(self.next)
             with tf.control_dependencies([_check(tf.equal(present, arrived[0][0]))]):
                 self.sent.append(following.enqueue(arrived))
         with tf.control_dependencies([tensor.op for tensor in tensors]):  # a step that fails before takes nothing

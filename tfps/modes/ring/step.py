@@ -121,7 +121,7 @@ class _Builder:
             pause=Pause(*(self._paused.assign(one, read_value=False) for one in (1, 0))),
             limit=None if self._is_alone else start.limit(),
             copies=self._copies,
-            calls_workers=not self._is_alone,
+            calls_workers=[] if self._is_alone else [self._ring.next],
             end=self._end_update if self._is_chief else None,
             finish=self._check if self._is_chief and not self._is_alone else None,
         )

@@ -22,7 +22,7 @@ class Plan:
         packed_bytes: Bytes by PS index of the packed variables, which hold small variables and exist beside them.
         pulled: The tensors that the PS send to one worker in a step.
         pushed: The tensors that one worker sends to the PS in a step.
-        to_next: The tensors that one worker sends to the next worker in a step, where a mode has a ring of workers.
+        to_next: The tensors that one worker sends to other workers in a step, where a mode has such steps.
         round_pulled: The tensors that the PS send to one worker at the end of a round, where a mode has rounds.
         round_pushed: The tensors that one worker sends to the PS at the end of a round.
         plain: The plan of the same job with ``--wire=plain``; ``None`` if this is that plan.

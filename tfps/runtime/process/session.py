@@ -48,15 +48,15 @@ def config_of(cluster: Cluster, task: Task, inlined: bool = False) -> Any:
     return config
 
 
-def with_next_worker(config: Any, cluster: Cluster, task: Task) -> Any:
-    """Return the configuration of sessions whose steps call the next worker's server, too. Making one waits for it.
+def with_workers(config: Any, others: Sequence[int]) -> Any:
+    """Return the configuration of sessions whose steps call other workers' servers, too. Making one waits for these.
 
     Sessions of ``config`` run the other operations of the same graph from now on.
     """
-    config.graph_options.place_pruned_graph = True  # a session could not place what is on the next worker
+    config.graph_options.place_pruned_graph = True  # a session could not place what is on another worker
     training = tf.ConfigProto()
     training.CopyFrom(config)
-    training.device_filters.append(Task("worker", (task.index + 1) % cluster.num_workers).device)
+    training.device_filters.extend(Task("worker", index).device for index in others)
     return training
 
 

@@ -29,19 +29,20 @@ class Connection:
     def set_target(self, target: str, config: object, training: object = None) -> None:
         """Set the address of this worker's server, and the ``tf.compat.v1.ConfigProto`` of its sessions.
 
-        ``training`` is that of the session that trains, if it is another one.
+        ``training`` is that of the sessions on the training graph, if it is another one.
         """
         self._target = target
         self._config, self._training = config, config if training is None else training
 
     def open(self) -> Session:
         """Open the session that trains, in place of an earlier one."""
-        self.session = sessions.Session(self._target, graph=self._graph, config=self._training)
+        self.session = self.new_session()
         return self.session
 
     def new_session(self, graph: Graph | None = None) -> Session:
         """Return a further session, on the training graph or another one."""
-        return sessions.Session(self._target, graph=graph or self._graph, config=self._config)
+        config = self._training if graph is None else self._config
+        return sessions.Session(self._target, graph=graph or self._graph, config=config)
 
     @property
     def error(self) -> TfpsError | None:

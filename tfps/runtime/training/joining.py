@@ -111,7 +111,7 @@ class Joining:
         shown = [*built.spec.log_tensors.values(), *(one for one in (built.summary, built.updates) if one is not None)]
         inlined = side_effects.needs_inlining([*built.fetches, *shown])
         config, others = sessions.config_of(self._cluster, self._task, inlined), built.step.calls_workers
-        training = sessions.with_next_worker(config, self._cluster, self._task) if others else config
+        training = sessions.with_workers(config, others) if others else config
         self._parts.connection.set_target(running.target, config, training)
         if self._task in self._cluster.state_tasks:
             held = StateOfChief(self._config, self._cluster, self._task, running.target, self._stop)

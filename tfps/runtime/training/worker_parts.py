@@ -17,6 +17,7 @@ from tfps.runtime.coordination.state_reader import JobStateReader
 from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.graph import builder
 from tfps.runtime.graph.builder import TrainGraph
+from tfps.runtime.graph.placement import ancestors
 from tfps.runtime.graph.towers import devices
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training.chief import Chief
@@ -24,7 +25,7 @@ from tfps.runtime.training.connection import Connection
 from tfps.runtime.training.other_workers import OtherWorkers
 from tfps.runtime.training.peer_monitor import PeerMonitor
 from tfps.runtime.training.worker_progress import Progress
-from tfps.tf_types import Operation
+from tfps.tf_types import Graph, Operation, Tensor
 
 
 @dataclass(frozen=True)
@@ -176,8 +177,7 @@ def build(
         partial = PartialUpdates(built.step, task.index)
         chief = Chief(config, cluster, model, built, connection) if task.is_chief else None
     heartbeat = Heartbeat(state, pace)
-    awaited = built.step.limit.awaited if built.step.limit else None
-    reader = JobStateReader(connection.new_session, state, built.step.updates_ahead, heartbeat.is_heard, awaited)
+    reader = _reader(cluster, task, built, connection, state, heartbeat)
     monitor = PeerMonitor(config, cluster, task, built.mode, reader, heartbeat.silent_secs)
     return WorkerParts(
         *(config, cluster, task, model, built, init, connection, state, partial, chief),
@@ -191,3 +191,27 @@ def build(
         ),
         eviction=Eviction(cluster, task, built.step.fence, heartbeat, reader),
     )
+
+
+def _reader(
+    cluster: Cluster, task: Task, built: TrainGraph, connection: Connection, state: JobState, heartbeat: Heartbeat
+) -> JobStateReader:
+    """Return what reads the job's state, also while another worker is lost.
+
+    A session on a graph that calls other workers would wait for them, so then the reader has a graph of its own.
+    """
+    ahead, awaited = built.step.updates_ahead, built.step.limit.awaited if built.step.limit else None
+    if not built.step.calls_workers:
+        return JobStateReader(connection.new_session, state, ahead, heartbeat.is_heard, awaited)
+    with tf.Graph().as_default() as graph:
+        ahead, awaited = _copied(built.graph, [ahead, awaited])
+        state = JobState(cluster, task.index)
+    return JobStateReader(lambda: connection.new_session(graph), state, ahead, heartbeat.is_heard, awaited)
+
+
+def _copied(graph: Graph, tensors: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """Return copies of some tensors of another graph, in the default graph."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    needed = tf.GraphDef(node=[op.node_def for op in ancestors(given)], versions=graph.graph_def_versions)
+    made = iter(tf.import_graph_def(needed, return_elements=[tensor.name for tensor in given], name=""))
+    return [None if tensor is None else next(made) for tensor in tensors]

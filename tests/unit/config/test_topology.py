@@ -1,0 +1,58 @@
+"""``--topology``: graphs by name, as edges, and in files."""
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from tfps.config import command_line
+from tfps.config.job_config import JobConfig
+from tfps.config.topology import edges_of, topology, where
+
+
+def test_a_file_becomes_its_edges(tmp_path: Path) -> None:
+    """Comments and blank lines do not count; all tasks get the edges, which need no file."""
+    file = tmp_path / "graph.txt"
+    file.write_text("# a path\n\n2 1  # the end\n0 1\n")
+    found = topology(str(file))
+    assert (found, edges_of(found)) == ("0-1,1-2", [(0, 1), (1, 2)])
+    assert where(found, (1, 2)) == f"--topology={file}, line 3,"
+    assert topology(found) == found
+    assert where(copy.deepcopy(found)) == f"--topology={file}"
+    argv = JobConfig(mode="gossip", topology=found).to_argv()
+    assert argv == ["--mode=gossip", "--topology=0-1,1-2"]
+    assert command_line.parse(argv, ["mode", "topology"]).config.topology == found
+
+
+@pytest.mark.parametrize("name", ["ring", "complete", "exponential"])
+def test_a_name_stays(name: str) -> None:
+    """It is no file, even if there is one."""
+    assert topology(name) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("0 1\n1 1\n", "joins worker 1 with itself in line 2: remove it"),
+        ("0 1\n2 1\n\n1 2\n", "has the edge of workers 1 and 2 in lines 2 and 4: remove one"),
+        ("0 1\n0 1 2\n", "has '0 1 2' in line 2: write two workers"),
+        ("0 1\na b\n", "has 'a b' in line 2: write two workers"),
+        ("0 -1\n", "has '0 -1' in line 1: write two workers"),
+        ("# nothing\n", "has no edge: write one a line"),
+        (b"\xff\xfe", "cannot be read (no text): give ring, complete, exponential, or a file"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(text: str | bytes, problem: str, tmp_path: Path) -> None:
+    """The message has the flag, the file, the line and the fix."""
+    file = tmp_path / "graph.txt"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    parsed = command_line.parse([f"--topology={file}"], ["topology"])
+    assert parsed.problems["topology"].startswith(f"--topology={file} {problem}")
+
+
+def test_what_is_no_file_and_no_name_is_refused() -> None:
+    """Also edges on the command line that are wrong."""
+    with pytest.raises(ValueError, match="No such file"):
+        topology("rng")
+    with pytest.raises(ValueError, match="itself in part 2"):
+        topology("0-1,1-1")

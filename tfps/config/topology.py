@@ -1,0 +1,90 @@
+"""``--topology``: which workers exchange their copies. A file is read once, where the job is started.
+
+The value of the flag is a name, or the edges themselves, ``0-1,1-2``. A file with one edge a line becomes such a value
+when the command line is read, so it travels to all tasks like any other flag. Must not import TensorFlow.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tfps.text import show
+
+NAMES = ("ring", "complete", "exponential")
+_INLINE = re.compile(r"[0-9]{1,4}-[0-9]{1,4}(,[0-9]{1,4}-[0-9]{1,4})*")
+_MOST = 100_000  # characters: an argument of a command has at most 128 KiB
+_FORMS = f"{', '.join(NAMES)}, or a file with one edge a line, such as '0 1'"
+
+Edge = tuple[int, int]
+
+
+class Edges(str):
+    """The edges of a graph as a flag has them, ``0-1,1-2``, sorted.
+
+    Attributes:
+        source: What the user has given.
+        lines: The line of each edge in a file, from 1; empty where there is none.
+    """
+
+    source: str
+    lines: Mapping[Edge, int]
+
+    @classmethod
+    def of(cls, found: Mapping[Edge, int], source: str, is_file: bool) -> "Edges":
+        """Return the value for some edges, each with its line."""
+        made = cls(",".join(f"{a}-{b}" for a, b in sorted(found)))
+        made.source, made.lines = source, found if is_file else {}
+        return made
+
+
+def topology(value: str) -> str:
+    """Accept the name of a graph, the edges of one, or a file with the edges."""
+    if value in NAMES:
+        return value
+    if _INLINE.fullmatch(value):
+        return Edges.of(_checked(enumerate(value.replace("-", " ").split(","), 1), "part"), value, is_file=False)
+    try:
+        lines = Path(value).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "no text"
+        raise ValueError(f"cannot be read ({reason}): give {_FORMS}") from None
+    edges = Edges.of(_checked(enumerate((line.partition("#")[0] for line in lines), 1), "line"), value, is_file=True)
+    if not edges:
+        raise ValueError("has no edge: write one a line, such as '0 1'")
+    if len(edges) > _MOST:
+        raise ValueError(f"has {len(edges.lines)} edges, too many for a command line: give a sparser graph")
+    return edges
+
+
+def edges_of(value: str) -> Sequence[Edge]:
+    """Return the edges of a value that ``topology`` has accepted and that is no name."""
+    return [(int(a), int(b)) for a, b in (edge.split("-") for edge in value.split(","))]
+
+
+def where(value: str, edge: Edge | None = None) -> str:
+    """Return the flag as the user has given it, with the line of an edge if it is from a file."""
+    given = f"--topology={show(getattr(value, 'source', value))}"
+    line = getattr(value, "lines", {}).get(edge)
+    return f"{given}, line {line}," if line else given
+
+
+def _checked(rows: Iterator[tuple[int, str]], unit: str) -> Mapping[Edge, int]:
+    """Return the edges of some numbered lines, each with its number.
+
+    Raises:
+        ValueError: If one is no edge, joins a worker with itself, or is there twice.
+    """
+    found: dict[Edge, int] = {}
+    for number, row in rows:
+        if not (parts := row.split()):
+            continue
+        if len(parts) != 2 or not all(re.fullmatch("[0-9]{1,4}", part) for part in parts):
+            raise ValueError(f"has {show(row.strip())} in {unit} {number}: write two workers, such as '0 1'")
+        low, high = sorted(map(int, parts))
+        if low == high:
+            raise ValueError(f"joins worker {low} with itself in {unit} {number}: remove it, each keeps a part anyway")
+        if (low, high) in found:
+            first = found[low, high]
+            raise ValueError(f"has the edge of workers {low} and {high} in {unit}s {first} and {number}: remove one")
+        found[low, high] = number
+    return found
