@@ -14,6 +14,7 @@ from tfps.config.converters import (
     directory,
     integer,
     number,
+    number_from,
     text,
 )
 from tfps.config.devices import devices
@@ -153,12 +154,19 @@ class JobConfig:
     server_momentum: float | None = option(
         None,
         "mode",
-        number(0),
+        number_from(0),
         "local: momentum of --server_optimizer, or adam's beta1 (default 0.9)",
         must_agree=True,
     )
     worker_fraction: float | None = option(
         None, "mode", number(0), "local: the part of the workers that trains in each round (default 1)", must_agree=True
+    )
+    async_rounds: bool | None = option(
+        None,
+        "mode",
+        boolean,
+        "local: each worker exchanges when its own round ends, and waits for nobody",
+        must_agree=True,
     )
     staleness_lr: bool | None = option(
         None,
