@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.processes import PATIENCE, PATIENT, load_variable, slow, summary
+from support.processes import PATIENT, load_variable, slow, summary
 from support.restarting_platform import platform
 
 KILL, STOP, CONT, TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTERM
@@ -51,16 +51,20 @@ def test_a_worker_that_does_not_come_back_is_replaced_by_the_others(tmp_path: Pa
     assert _check(tmp_path / "m")[1] < STEPS
 
 
-def test_a_frozen_worker_holds_nobody_and_changes_nothing_when_it_comes_back(tmp_path: Path) -> None:
-    """The others take its steps; its late round fails, or it finds nothing left to do."""
+def test_a_frozen_worker_holds_nobody(tmp_path: Path) -> None:
+    """The others take its steps, also those of its round, and end the job; when it comes back, that is over."""
     with platform(tmp_path, 2, WORKERS, *_flags(), model=slow(0.02), **PATIENT) as job:
         frozen = job.tasks["worker/1"]
         frozen.wait_for_step(20, 60)
+        job.abandoned.add("worker/1")
         frozen.signal(STOP)
-        job.tasks["worker/2"].wait_for_step(STEPS - 1, 60 * PATIENCE)
-        frozen.signal(CONT)
-        assert set(job.wait(180).values()) == {0}, job.said()
-    _check(tmp_path / "m")
+        try:
+            assert [job.tasks[f"worker/{worker}"].wait(120) for worker in (0, 2)] == [0, 0], job.said()
+        finally:
+            frozen.signal(CONT)
+        codes = job.wait(60)
+        assert {name for name, code in codes.items() if code} <= {"worker/1"}, job.said()
+    assert _check(tmp_path / "m")[1] < STEPS
 
 
 def test_a_job_whose_ps_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
