@@ -32,6 +32,8 @@ def _check(model_dir: Path) -> None:
     reported = summary(model_dir)
     assert (reported["status"], reported["global_step"]) == ("done", STEPS)
     assert abs(load_variable(model_dir, "weight") + STEPS * MEAN) < 1e-2
+    steps = {reported["tasks"][f"worker/{worker}"]["steps"] for worker in range(WORKERS)}
+    assert steps == {STEPS - reported["resumed_from_step"]}
     assert STEPS - 7 <= load_variable(model_dir, "seen") <= STEPS
 
 
@@ -69,6 +71,8 @@ def test_a_job_that_is_stopped_goes_on_from_its_last_round(tmp_path: Path) -> No
     stopped = summary(tmp_path / "m")
     assert stopped["status"] == "stopped"
     assert stopped["global_step"] % 7 == 0
+    steps = {stopped["tasks"][f"worker/{worker}"]["steps"] for worker in range(WORKERS)}
+    assert steps == {stopped["global_step"]}  # without those of the round that is lost
     with platform(tmp_path, 1, WORKERS, *_flags(), model=_model(0.001)) as job:
         assert set(job.wait(180).values()) == {0}, job.said()
     _check(tmp_path / "m")

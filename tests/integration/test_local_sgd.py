@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from support.cluster import by_worker, dataset_of, linear, model_of, train, variables_of
+from support.processes import summary
 
 import tfps
 from tfps.cluster.spec import Cluster, Task
@@ -117,6 +118,9 @@ def test_a_round_has_a_sample_of_the_workers(tmp_path: Path) -> None:
     counts = [(first, second, 10 - first - second) for first in range(11) for second in range(11 - first)]
     assert any(first + 2 * second + 4 * third == found[0] for first, second, third in counts)
     assert found[0] not in (10, 20, 40)  # always the same one
+    steps = [summary(tmp_path / "a")["tasks"][f"worker/{index}"]["steps"] for index in range(3)]
+    assert sum(steps) == 20
+    assert sum(taken * 2**index for index, taken in enumerate(steps)) == 2 * found[0]
 
 
 def test_the_input_of_one_worker_ends_in_a_round(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ class JobConfig:
         None,
         "mode",
         boolean,
-        "local: each worker exchanges when its own round ends, and waits for nobody",
+        "local: each worker exchanges when its own round ends, and waits for no other",
         must_agree=True,
     )
     staleness_lr: bool | None = option(

@@ -31,7 +31,7 @@ Worker that joins, at first or again
     7. It continues with 1. What it was granted before is granted no more.
 
 So a lost, frozen or slow worker holds nobody, the steps of a round are in the variables all or none, and all workers
-together take N ``--max_steps`` steps. Only if a worker is told to stop just when it sends its round may there be a
+together take N ``--max_steps`` steps. Only if a worker is asked to stop just when it sends its round may there be a
 round more. What a reader sees while updates go on is that of ``async``.
 
 Floats that the model itself changes, such as the averages of batch norm, move to the worker's value by 1 / N of the

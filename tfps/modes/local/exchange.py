@@ -38,6 +38,7 @@ class Exchange:
         with tf.device(state.global_step.device):
             self._total = shared_variable("tfps/weight", dtype=tf.float32)
             self._steps = shared_variable("tfps/round_steps", [context.cluster.num_workers])
+            self._all_steps = shared_variable("tfps/steps_taken", [context.cluster.num_workers])
         self.chief_init = self._steps.initializer
         with tf.device(None), tf.device(self._device):
             self.pairs = self._pushed()
@@ -71,8 +72,24 @@ class Exchange:
         applied = self._server.apply_gradients([(means[one.ref()], one) for one in self._state.trained])
         averaged = [_assigned(one, means[one.ref()], total) for one in self._state.averaged]
         with tf.control_dependencies([applied, *averaged]):
-            most = tf.reduce_max(self._steps.read_value())  # each worker has written its own before it pushed
-            return self._state.global_step.assign_add(most, read_value=False)
+            steps = self._steps.read_value()  # each worker has written its own before it pushed
+            counted = self._all_steps.assign_add(steps, read_value=False)
+            raised = self._state.global_step.assign_add(tf.reduce_max(steps), read_value=False)
+            return tf.group(counted, raised)
+
+    def steps_taken(self) -> Tensor:
+        """Return how many steps of each worker are in the variables since this run began: int64 [workers]."""
+        return self._all_steps.read_value()
+
+    def reset(self, generation: Tensor) -> Operation:
+        """Return an operation that begins to count the steps, in the first generation of a run."""
+
+        def begin() -> Operation:
+            zeros = tf.zeros(self._all_steps.shape, tf.int64)
+            return tf.group(self._all_steps.assign(zeros, read_value=False))
+
+        with tf.device(self._all_steps.device):
+            return tf.cond(generation > 0, tf.no_op, begin)
 
     def begin(self, after: Sequence[Operation]) -> Operation:
         """Return an operation with which the worker begins after it has joined, or when all take a round again."""

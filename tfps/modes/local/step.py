@@ -71,12 +71,15 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
     protocol = sync_step.of_gradients(
         exchange.pairs, sync_step.Updates(exchange.apply, counter, [counter.initializer, exchange.chief_init]), context
     )
+    assert (recovery := protocol.recovery)
     renew = exchange.end_round(protocol.train_op)
     return dataclasses.replace(
         protocol,
         train_op=taken,
         draw=progress.tickets,
         draw_after=progress.tickets_after(taken),
+        chief_init=tf.group(protocol.chief_init, exchange.reset(recovery.generation)),
+        steps_taken=exchange.steps_taken(),
         give_back=functools.partial(_end, protocol, renew),
         worker_init=exchange.begin(after=[protocol.worker_init]),
         read_barrier=(),
