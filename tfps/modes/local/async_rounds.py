@@ -183,7 +183,8 @@ class _Exchange:
         """Return an operation with which the worker begins after it has joined."""
         with tf.control_dependencies(after):
             fixed = self._copies.pull_once(self._state.fixed)
-            return tf.group(fixed, self._base.give_back(self._state.kept, self._copies), self._pulled(after))
+            kept = self._base.give_back(self._state.kept, self._copies, keep=tf.constant(False))
+            return tf.group(fixed, kept, self._pulled([*after, kept]))
 
     def _end_round(self) -> Operation:
         """Return an operation that ends a round, and begins the next."""

@@ -92,9 +92,20 @@ class Exchange:
             return tf.cond(generation > 0, tf.no_op, begin)
 
     def begin(self, after: Sequence[Operation]) -> Operation:
-        """Return an operation with which the worker begins after it has joined, or when all take a round again."""
-        fixed = self._copies.pull_once(self._state.fixed)
-        return tf.group(fixed, self._base.give_back(self._state.kept, self._copies), self._pull(after))
+        """Return an operation with which the worker begins after it has joined, or when all take a round again.
+
+        If it was interrupted after its round had ended on the PS, it takes no round again: it keeps its slots.
+        """
+        fixed, has_ended = self._copies.pull_once(self._state.fixed), self._round.has_ended()
+        kept = self._base.give_back(self._state.kept, self._copies, keep=has_ended)
+        with tf.control_dependencies([kept]):
+            counted = tf.cond(has_ended, self._count, tf.no_op)
+        return tf.group(fixed, self._pull([*after, kept, counted]))
+
+    def _count(self) -> Operation:
+        """Return an operation with which a chief that is started again goes on counting."""
+        counted = self._state.counted if self._is_chief else ()
+        return tf.group(*(one.assign(self._copies.read(one), read_value=False) for one in counted))
 
     def stored(self, counter: Variable) -> Operation:
         """Return an operation that writes what the chief keeps to the PS, as it was when the round began.
@@ -116,9 +127,8 @@ class Exchange:
         """
         with tf.control_dependencies([taken]):
             kept = [self._base.assign(one, self._copies.read(one)) for one in self._state.kept]
-            if self._is_chief:  # a chief that is started again goes on counting; slots are too large to send each time
-                kept += [one.assign(self._copies.read(one), read_value=False) for one in self._state.counted]
-        return tf.group(self._pull([taken]), *kept)
+            kept.append(self._count())  # slots are too large to send each time
+        return self._pull([taken, *kept])  # last, with the step at which the next round begins: see begin
 
     def _pull(self, after: Sequence[Operation]) -> Operation:
         with tf.control_dependencies(after):
