@@ -33,6 +33,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         *("modes/async_step", "modes/asynchronous", "runtime/graph/builder", "runtime/graph/forward_pass"),
         *("runtime/coordination/interrupted_steps", "runtime/training/worker_progress"),
     ],
+    "integration/test_async_rounds.py": ["modes/local/async_rounds", "modes/local/grants", "modes/local/own_round"],
     "integration/test_local_sgd.py": [
         *("modes/copies", "modes/local/exchange", "modes/local/round", "modes/local/server_optimizer"),
         *("modes/local/state", "modes/local/step", "modes/local_sgd"),

@@ -1,12 +1,25 @@
 """``--mode=local`` on real servers: rounds computed by hand from each worker's gradients."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from support.cluster import by_worker, dataset_of, linear, model_of, train, variables_of
+from support.cluster import (
+    by_worker,
+    cluster_of,
+    dataset_of,
+    linear,
+    model_of,
+    session_config,
+    shared_servers,
+    target_of,
+    train,
+    variables_of,
+)
+from support.processes import summary
 
 import tfps
 from tfps.cluster.spec import Cluster, Task
@@ -117,6 +130,9 @@ def test_a_round_has_a_sample_of_the_workers(tmp_path: Path) -> None:
     counts = [(first, second, 10 - first - second) for first in range(11) for second in range(11 - first)]
     assert any(first + 2 * second + 4 * third == found[0] for first, second, third in counts)
     assert found[0] not in (10, 20, 40)  # always the same one
+    steps = [summary(tmp_path / "a")["tasks"][f"worker/{index}"]["steps"] for index in range(3)]
+    assert sum(steps) == 20
+    assert sum(taken * 2**index for index, taken in enumerate(steps)) == 2 * found[0]
 
 
 def test_the_input_of_one_worker_ends_in_a_round(tmp_path: Path) -> None:
@@ -172,3 +188,37 @@ def test_inputs_that_all_end_in_a_round_raise_the_step_by_what_was_taken(tmp_pat
     saved = variables_of(tmp_path)
     assert saved["global_step"] == 6
     np.testing.assert_allclose(saved["weight"], -(4 + 8) / 2 - (1 * 1 + 2 * 4) / 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_worker_that_is_interrupted_when_its_round_has_ended_keeps_its_slots(is_late: bool) -> None:
+    """And its counters: the PS have the round. One that is interrupted earlier goes back to those before the round."""
+    with shared_servers():
+        flags = {"mode": "local", "sync_every": 2, "max_steps": 8, "batch_size": 1}
+        task = Task("worker", 0)
+        built = builder.training(JobConfig(**flags), cluster_of(1, 1), task, model_of(input_fn, model_fn))
+        step, session = built.step, tf.Session(target_of(task), graph=built.graph, config=session_config())
+        with built.graph.as_default():
+            slot = next(one for one in tf.global_variables() if one.op.name == "weight/Momentum")
+            seen = next(one for one in tf.global_variables() if one.op.name == "seen")
+            copies = [step.copies.read(one) for one in (slot, seen)]
+            session.run(tf.global_variables_initializer())
+        generation = step.recovery.generation
+        session.run([built.iterator.initializer, step.chief_init], {generation: 0})
+        session.run(step.worker_init)
+        for _ in range(2):
+            session.run(step.train_op)
+        ended = session.run(copies)
+        if is_late:
+            token = [op for op in placement.ancestors([step.limit.renew]) if op.type == "AssignVariableOp"]
+            [taken] = [op for op in token if op.inputs[0].op.name == "tfps/stamp_0"]
+            updating = threading.Thread(target=lambda: session.run(step.update, {generation: 0}), daemon=True)
+            updating.start()
+            session.run(taken)
+            updating.join(100)
+        session.run(step.chief_init, {generation: 1})
+        session.run(step.worker_init)
+        found, on_ps = session.run([copies, seen])
+        np.testing.assert_array_equal(found[0], ended[0] if is_late else np.zeros(4))
+        assert found[1] == on_ps == (2 if is_late else 0)
+        assert session.run(step.steps_taken).tolist() == [2 if is_late else 0]

@@ -58,9 +58,9 @@ class Held:
 class ByHand:
     """Two workers of an async job, a session each, whose steps a test takes itself."""
 
-    def __init__(self, held: Held, num_ps: int, **flags: Any) -> None:
+    def __init__(self, held: Any, num_ps: int, **flags: Any) -> None:
         self._held, cluster = held, cluster_of(num_ps, 2)
-        config = JobConfig(max_steps=100, batch_size=1, **flags)
+        config = JobConfig(**{"max_steps": 100, "batch_size": 1, **flags})
         self.built = [builder.training(config, cluster, Task("worker", i), held.model()) for i in (0, 1)]
         self.sessions: list[Any] = []
         for index, built in enumerate(self.built):

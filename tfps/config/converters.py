@@ -50,6 +50,22 @@ def number(above: float) -> Converter:
     return convert
 
 
+def number_from(lowest: float) -> Converter:
+    """Return a converter for finite numbers that are not less than ``lowest``."""
+    greater = number(-math.inf)
+
+    def convert(value: str) -> float:
+        try:
+            parsed = greater(value)
+        except ValueError:
+            parsed = -math.inf
+        if parsed < lowest:
+            raise ValueError(f"must be a finite number, {lowest:g} or greater")
+        return float(parsed)
+
+    return convert
+
+
 def memory(value: str) -> int:
     """Parse an amount of memory into bytes: ``8Gi`` is 8 * 2^30, ``500M`` is 500 * 10^6."""
     match = re.fullmatch(r"([0-9]{1,16}(?:\.[0-9]{1,9})?)([KMGT]i?|)B?", value)

@@ -14,6 +14,7 @@ from tfps.config.converters import (
     directory,
     integer,
     number,
+    number_from,
     text,
 )
 from tfps.config.devices import devices
@@ -154,7 +155,7 @@ class JobConfig:
     server_momentum: float | None = option(
         None,
         "mode",
-        number(0),
+        number_from(0),
         "local: momentum of --server_optimizer, or adam's beta1 (default 0.9)",
         must_agree=True,
     )
@@ -162,9 +163,7 @@ class JobConfig:
         None, "mode", number(0), "local: the part of the workers that trains in each round (default 1)", must_agree=True
     )
     topology: str | None = option(
-        None,
-        "mode",
-        topology,
+        *(None, "mode", topology),
         "gossip: who mixes with whom: ring, complete, exponential, or a file with an edge a line (default ring)",
         must_agree=True,
     )
@@ -173,10 +172,13 @@ class JobConfig:
         "gossip: after how many steps the chief takes the mean of all copies, which is what is saved (default 100)",
         must_agree=True,
     )
+    async_rounds: bool | None = option(
+        *(None, "mode", boolean),
+        "local: each worker exchanges when its own round ends, and waits for no other",
+        must_agree=True,
+    )
     staleness_lr: bool | None = option(
-        None,
-        "mode",
-        boolean,
+        *(None, "mode", boolean),
         "async: divide the learning rate of an update by the staleness of its gradient",
         must_agree=True,
     )

@@ -39,10 +39,10 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
     moments = Moments(cluster.num_ps, cluster.num_workers)
     option = options.of(context.config, optimizer, pairs)
     update = atomic_update.apply(option.optimizer, pairs, global_step, moments, worker)
-    staleness, counted = _counted(seen, update.counted, global_step)
+    staleness, counted = count_staleness(seen, update.counted, global_step)
     train_op = tf.group(counted, *update.others)
     tickets = _Tickets(global_step, train_op)
-    partial_total, first_partial = _partial_updates(global_step)
+    partial_total, first_partial = partial_updates(global_step)
     chief_init = _chief_init(global_step, tickets, staleness, partial_total, first_partial)
     # Reset the counts of all workers: a late worker has counted nothing yet, and a checkpoint must see zeros.
     if context.task.is_chief:
@@ -62,7 +62,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         any_worker_can_finish=True,
         steps_taken=moments.steps(update.device),
         moments=moments,
-        partial=_partial(moments, partial_total, first_partial, worker, update.device),
+        partial=partial_of(moments, partial_total, first_partial, worker, update.device),
         finish=option.finish,
     )
 
@@ -123,7 +123,7 @@ class _Tickets:
             return tf.stack(drawn)
 
 
-def _partial_updates(global_step: Variable) -> tuple[Variable, Tensor]:
+def partial_updates(global_step: Variable) -> tuple[Variable, Tensor]:
     """Return the variable of partially applied updates that have been reported, and its first value: a placeholder."""
     with tf.device(global_step.device):
         total = tf.Variable(
@@ -132,7 +132,8 @@ def _partial_updates(global_step: Variable) -> tuple[Variable, Tensor]:
         return total, tf.placeholder_with_default(tf.zeros([], tf.int64), [], "tfps/first_partial")
 
 
-def _partial(moments: Moments, total: Variable, first: Tensor, worker: int, device: str) -> PartialUpdates:
+def partial_of(moments: Moments, total: Variable, first: Tensor, worker: int, device: str) -> PartialUpdates:
+    """Return the partially applied updates of a worker, and of all; ``device`` is the PS of ``global_step``."""
     return PartialUpdates(moments.partial(), total, first, lambda: moments.settle(worker, device))
 
 
@@ -148,7 +149,7 @@ def _chief_init(
         )
 
 
-def _counted(seen: Tensor, update: Operation, global_step: Variable) -> tuple[Variable, Operation]:
+def count_staleness(seen: Tensor, update: Operation, global_step: Variable) -> tuple[Variable, Operation]:
     """Return an int64 [n] variable, and an operation that counts a step there by its staleness.
 
     Both are on the PS of ``global_step``, so no extra data crosses the wire. If another worker updates at the same

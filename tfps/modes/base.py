@@ -223,6 +223,11 @@ class Mode(abc.ABC):
         """
         return self.updates_are_shared
 
+    def of_job(self, config: JobConfig) -> "Mode":
+        """Return the mode that a job trains in: this one, or a variant with other attributes that an option chooses."""
+        del config
+        return self
+
     def gradients_per_update(self, config: JobConfig, num_workers: int) -> int:
         """Return the number of workers' gradients in an update, which is also the number of batches per global step."""
         del config, num_workers

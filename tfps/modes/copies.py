@@ -76,10 +76,15 @@ class WorkerCopies:
 
         return tf.group(*(self._either(one, if_not=functools.partial(pull, one)) for one in variables))
 
-    def give_back(self, variables: Iterable[Variable], to: "WorkerCopies") -> Operation:
+    def give_back(self, variables: Iterable[Variable], to: "WorkerCopies", keep: Tensor) -> Operation:
         """Add an operation that gives other copies of some variables the values of these, and return it.
 
         Where there are none yet, give both the values on the PS.
+
+        Args:
+            variables: The variables.
+            to: The other copies.
+            keep: Scalar bool: whether the other copies keep their values instead, and these get them.
         """
 
         def from_ps(one: Variable) -> Operation:
@@ -87,7 +92,8 @@ class WorkerCopies:
             return tf.group(self.assign(one, value), to.assign(one, value))
 
         def from_here(one: Variable) -> Operation:
-            return to.assign(one, self.read(one))
+            value = tf.cond(keep, lambda: to.read(one), lambda: self.read(one))
+            return tf.group(self.assign(one, value), to.assign(one, value))
 
         acts = [(one, functools.partial(from_here, one), functools.partial(from_ps, one)) for one in variables]
         return tf.group(*(self._either(*act) for act in acts))

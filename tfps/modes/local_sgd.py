@@ -21,8 +21,13 @@ class LocalMode(Mode):
     is_blocking: ClassVar[bool] = True
     trains_on_copies: ClassVar[bool] = True
     flags: ClassVar[Collection[str]] = (
-        *("sync_every", "server_optimizer", "server_learning_rate", "server_momentum", "worker_fraction"),
+        *("sync_every", "server_optimizer", "server_learning_rate", "server_momentum"),
+        *("worker_fraction", "async_rounds"),
     )
+
+    def of_job(self, config: JobConfig) -> Mode:
+        """Return the variant in which nobody waits, if the job has ``--async_rounds``."""
+        return _OF_OWN_ROUNDS if config.async_rounds else self
 
     def gradients_per_update(self, config: JobConfig, num_workers: int) -> int:
         """Return the number of workers that train in a round."""
@@ -41,12 +46,37 @@ class LocalMode(Mode):
             problems.append(f"--worker_fraction={config.worker_fraction:g} must be at most 1, such as 0.5.")
         if (config.server_momentum or 0.0) >= 1:
             problems.append(f"--server_momentum={config.server_momentum:g} must be less than 1, such as 0.9.")
+        if config.async_rounds and config.worker_fraction is not None:
+            problems.append(
+                f"--worker_fraction={config.worker_fraction:g} chooses workers for a common round, and with "
+                "--async_rounds=1 there is none: leave one of them out."
+            )
         return problems
 
     def build_step(self, optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:
         """Build the step of ``local.step``. Its tickets number the steps of this worker."""
         step: Step = importlib.import_module("tfps.modes.local.step").build(optimizer, loss, global_step, context)
         return step
+
+
+class _OfOwnRounds(LocalMode):
+    """``local`` with ``--async_rounds``: a worker brings its change when its own round has ended."""
+
+    is_blocking: ClassVar[bool] = False
+
+    @property
+    def can_overlap(self) -> bool:
+        """Return that a worker has one run in flight: its next step needs the copies that this one changes."""
+        return False
+
+    def build_step(self, optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:
+        """Build the step of ``local.async_rounds``. Its tickets number the steps of this worker."""
+        rounds = importlib.import_module("tfps.modes.local.async_rounds")
+        step: Step = rounds.build(optimizer, loss, global_step, context)
+        return step
+
+
+_OF_OWN_ROUNDS = _OfOwnRounds()
 
 
 def sync_every(config: JobConfig) -> int:

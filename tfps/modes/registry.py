@@ -33,7 +33,7 @@ def mode_of(config: JobConfig) -> Mode:
     Raises:
         ConfigError: If the mode is from another package and cannot be loaded.
     """
-    return _load(config.mode)
+    return _load(config.mode).of_job(config)
 
 
 def problems_of(config: JobConfig, num_workers: int | None) -> Sequence[str]:

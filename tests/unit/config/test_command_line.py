@@ -17,13 +17,15 @@ ODD = ["a b", "'", '"', "a\nb\n", "\\", "$(x)", ";", "`x`", "-1", "--model=x", "
 ODD_PATHS = [*ODD, "~/x", "/a//b/", ".", "C:\\x", "x" * 5000]
 INTEGERS = ["batch_size", "max_steps", "steps_to_validate", "seed", "num_ps", "num_workers", "task_index", "sync_every"]
 NUMBERS = ["learning_rate", "save_checkpoint_secs", "min_slice_mb", "start_timeout_secs", "stall_timeout_secs"]
-NUMBERS += ["ps_cpu", "worker_cpu", "delay_compensation", "server_learning_rate", "server_momentum"]
+NUMBERS += ["ps_cpu", "worker_cpu", "delay_compensation", "server_learning_rate"]
 NUMBERS += ["worker_fraction"]
 GOOD: Mapping[str, list[Any]] = {
     **{name: [True] for name in ("dry_run", "wait", "ssh", "follow", "force")},
     **{name: [2**20, 10**9, 2**50] for name in ("ps_memory", "worker_memory")},
     "network_policy": [False],
     "staleness_lr": [True, False],
+    "async_rounds": [True, False],
+    "server_momentum": [0.0, 0.5],
     "worker_gpu": [1, 64],
     "devices_per_worker": ["8", "cpu:4"],
     "port_base": [1024, 8888],
@@ -232,6 +234,15 @@ def test_a_task_index_is_checked_against_the_cluster_elsewhere() -> None:
 def test_what_is_no_finite_number_above_zero_is_refused(name: str, text: str) -> None:
     """Rates and intervals are finite numbers above 0, of ASCII digits."""
     assert refusal(f"--{name}={text}") == f"--{name}={show(text)} must be a finite number greater than 0."
+
+
+@pytest.mark.parametrize("text", ["", "nan", "-0.1", "inf", "x"])
+def test_a_momentum_may_be_zero_but_not_less(text: str) -> None:
+    """Without momentum, the server optimizer is the one without it."""
+    assert changed(read("--server_momentum=0")) == {"server_momentum": 0.0}
+    assert (
+        refusal(f"--server_momentum={text}") == f"--server_momentum={show(text)} must be a finite number, 0 or greater."
+    )
 
 
 @pytest.mark.parametrize(("text", "value"), [("5", 5.0), (".5", 0.5), ("5.", 5.0), ("1e-3", 0.001), ("+2.5E2", 250.0)])

@@ -38,6 +38,7 @@ class Exchange:
         with tf.device(state.global_step.device):
             self._total = shared_variable("tfps/weight", dtype=tf.float32)
             self._steps = shared_variable("tfps/round_steps", [context.cluster.num_workers])
+            self._all_steps = shared_variable("tfps/steps_taken", [context.cluster.num_workers])
         self.chief_init = self._steps.initializer
         with tf.device(None), tf.device(self._device):
             self.pairs = self._pushed()
@@ -71,13 +72,40 @@ class Exchange:
         applied = self._server.apply_gradients([(means[one.ref()], one) for one in self._state.trained])
         averaged = [_assigned(one, means[one.ref()], total) for one in self._state.averaged]
         with tf.control_dependencies([applied, *averaged]):
-            most = tf.reduce_max(self._steps.read_value())  # each worker has written its own before it pushed
-            return self._state.global_step.assign_add(most, read_value=False)
+            steps = self._steps.read_value()  # each worker has written its own before it pushed
+            counted = self._all_steps.assign_add(steps, read_value=False)
+            raised = self._state.global_step.assign_add(tf.reduce_max(steps), read_value=False)
+            return tf.group(counted, raised)
+
+    def steps_taken(self) -> Tensor:
+        """Return how many steps of each worker are in the variables since this run began: int64 [workers]."""
+        return self._all_steps.read_value()
+
+    def reset(self, generation: Tensor) -> Operation:
+        """Return an operation that begins to count the steps, in the first generation of a run."""
+
+        def begin() -> Operation:
+            zeros = tf.zeros(self._all_steps.shape, tf.int64)
+            return tf.group(self._all_steps.assign(zeros, read_value=False))
+
+        with tf.device(self._all_steps.device):
+            return tf.cond(generation > 0, tf.no_op, begin)
 
     def begin(self, after: Sequence[Operation]) -> Operation:
-        """Return an operation with which the worker begins after it has joined, or when all take a round again."""
-        fixed = self._copies.pull_once(self._state.fixed)
-        return tf.group(fixed, self._base.give_back(self._state.kept, self._copies), self._pull(after))
+        """Return an operation with which the worker begins after it has joined, or when all take a round again.
+
+        If it was interrupted after its round had ended on the PS, it takes no round again: it keeps its slots.
+        """
+        fixed, has_ended = self._copies.pull_once(self._state.fixed), self._round.has_ended()
+        kept = self._base.give_back(self._state.kept, self._copies, keep=has_ended)
+        with tf.control_dependencies([kept]):
+            counted = tf.cond(has_ended, self._count, tf.no_op)
+        return tf.group(fixed, self._pull([*after, kept, counted]))
+
+    def _count(self) -> Operation:
+        """Return an operation with which a chief that is started again goes on counting."""
+        counted = self._state.counted if self._is_chief else ()
+        return tf.group(*(one.assign(self._copies.read(one), read_value=False) for one in counted))
 
     def stored(self, counter: Variable) -> Operation:
         """Return an operation that writes what the chief keeps to the PS, as it was when the round began.
@@ -99,9 +127,8 @@ class Exchange:
         """
         with tf.control_dependencies([taken]):
             kept = [self._base.assign(one, self._copies.read(one)) for one in self._state.kept]
-            if self._is_chief:  # a chief that is started again goes on counting; slots are too large to send each time
-                kept += [one.assign(self._copies.read(one), read_value=False) for one in self._state.counted]
-        return tf.group(self._pull([taken]), *kept)
+            kept.append(self._count())  # slots are too large to send each time
+        return self._pull([taken, *kept])  # last, with the step at which the next round begins: see begin
 
     def _pull(self, after: Sequence[Operation]) -> Operation:
         with tf.control_dependencies(after):

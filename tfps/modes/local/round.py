@@ -35,6 +35,13 @@ class Round:
                 self._copies.assign(self._global_step, step),
             )
 
+    def has_ended(self) -> Tensor:
+        """Return whether the PS have the worker's present round, which it was interrupted in: bool scalar."""
+        step = self._global_step.read_value()
+        with tf.device(None), tf.device(self._context.task.device):
+            has_begun = tf.raw_ops.VarIsInitializedOp(resource=self._began.handle)
+            return tf.cond(has_begun, lambda: step > self._began.read_value(), lambda: tf.constant(False))
+
     def count_examples(self) -> Operation:
         """Return an operation that counts the examples of a step."""
         examples = 1 if self._context.examples is None else self._context.examples

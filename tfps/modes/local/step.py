@@ -77,6 +77,8 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         train_op=taken,
         draw=progress.tickets,
         draw_after=progress.tickets_after(taken),
+        chief_init=_first(protocol, exchange),
+        steps_taken=exchange.steps_taken(),
         give_back=functools.partial(_end, protocol, renew),
         worker_init=exchange.begin(after=[protocol.worker_init]),
         read_barrier=(),
@@ -86,6 +88,12 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         copies=copies,
         before_save=exchange.stored(counter) if context.task.is_chief else None,
     )
+
+
+def _first(protocol: Step, exchange: Exchange) -> Operation:
+    """Return ``Step.chief_init``."""
+    counts = [exchange.reset(protocol.recovery.generation)] if protocol.recovery else []
+    return tf.group(protocol.chief_init, *counts)
 
 
 def _end(protocol: Step, renew: Operation, count: int) -> Operation:

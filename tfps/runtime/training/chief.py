@@ -241,6 +241,7 @@ class Chief:
         self.owner.check()  # a session of a replaced chief would end its successor's
         self._write_missing_job()
         if self._built.step.moments is not None:
+            self._built.step.prepare_save(session)
             self._background.start(self._save_apart)
         else:
             with self._built.step.without_updates(session):

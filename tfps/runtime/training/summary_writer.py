@@ -167,10 +167,11 @@ def dropped(config: JobConfig, chief: Chief | None, progress: Progress, steps: M
     """Return how many gradients came too late for their update, by the steps of the workers.
 
     Returns:
-        ``None`` in async, or if some steps are not known, or count only what is in an update.
+        ``None`` where a step is an update or part of a round, or if some steps are not known, or count only what is in
+        an update.
     """
     mode = mode_of(config)
-    if not mode.is_blocking or mode.spare_workers(config):
+    if not mode.updates_are_shared or mode.spare_workers(config):
         return None
     if chief is None or chief.was_restarted or len(steps) < chief.num_workers:
         return None

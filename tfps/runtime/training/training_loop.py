@@ -128,15 +128,16 @@ class Loop:
         self._stop.wait_until(holds)
 
     def take(self, ticket: int) -> None:
-        """Take one step, for a ticket that another worker drew; raise the reason to stop, if there is one."""
+        """Take a step, for a ticket that another worker drew, or rounds; raise the reason to stop, if there is one."""
         if self._allowance:
             self._allowance.set(None)  # this worker had left
-        if not self._stop.error:
+        if self._allowance and self._allowance.ends_rounds:
+            self.run()
+        elif self._stop.error:
+            raise self._stop.error
+        else:
             for run in self._start(deque([TicketBatch([ticket], last=True)])):
                 self._finish(run)
-                return
-        if self._stop.error:
-            raise self._stop.error
 
     def _start(self, pending: "deque[TicketBatch]") -> Sequence[InFlightRun]:
         """Start a run for the first block in hand or a part of it; return no run if the tickets are used up."""
@@ -154,8 +155,7 @@ class Loop:
             return []
         self._input.take(len(block.tickets))
         self._in_flight = block.tickets
-        draw = self.pace.steps if block.draw_next else 0
-        draw = 1 if block.last else draw  # that graph exists from the first runs
+        draw = 1 if block.last else self.pace.steps if block.draw_next else 0  # that of 1 exists from the first runs
         act = functools.partial(self._runs.take, len(block.tickets), draw, self._is_to_show(block.tickets))
         return [InFlightRun(block, act, self._pool.submit if self.pace.runs > 1 else at_once)]
 
