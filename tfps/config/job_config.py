@@ -91,6 +91,14 @@ class JobConfig:
         "the global step at which training is done, counted over all runs",
         must_agree=True,
     )
+    epochs: int | None = option(
+        None,
+        "training",
+        integer(1, 1_000_000),
+        "with --data_policy: how many times each example is read, counted over all runs, and then training is done; "
+        "--max_steps has no default then",
+        must_agree=True,
+    )
     steps_to_validate: int = option(100, "training", integer(1, INT64_MAX), "global steps between progress lines")
     save_checkpoint_secs: float = option(60.0, "training", number(0), "seconds between checkpoints")
     on_nan: str = option(
@@ -178,9 +186,9 @@ class JobConfig:
         None,
         "mode",
         text,
-        "async, ssp, sync: shard divides the examples among the workers, and a resumed job goes on in its epoch; for "
-        "models that return tfps.Examples (default: as the model divides them)",
-        choices=("shard",),
+        "for models that return tfps.Examples: shard gives each worker its share of the examples, dynamic gives more to "
+        "faster workers, and a resumed job goes on in its epoch (default: as the model divides them)",
+        choices=("shard", "dynamic"),
         must_agree=True,
     )
     ps_strategy: str = option(

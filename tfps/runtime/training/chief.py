@@ -214,7 +214,11 @@ class Chief:
 
         Raises:
             DataError: If the input was empty, so that no step was taken.
+            PeerLostError: If examples of ``--epochs`` are unread, because a worker was lost.
         """
+        position = self._built.iterator.position
+        if position and self._config.epochs:
+            return position.report_end(self._connection.session, step > self.resumed_from_step)
         mode = mode_of(self._config)
         spare = mode.spare_workers(self._config)
         whose = (f"{spare + 1} workers" if spare else "a worker") if mode.is_blocking else "all workers"

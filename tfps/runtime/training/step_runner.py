@@ -210,23 +210,6 @@ class StepRunner:
         return [losses, examples, tickets, values, done]
 
 
-class Input:
-    """The number of batches that a worker's input has left, as far as that is known."""
-
-    def __init__(self, session: Session, built: TrainGraph) -> None:
-        batches = int(session.run(built.batches))
-        self.size_is_known = batches != tf.data.experimental.UNKNOWN_CARDINALITY
-        self._left = batches if batches >= 0 else math.inf
-
-    def has(self, count: int) -> bool:
-        """Return whether at least ``count`` batches are left, as far as that is known."""
-        return self._left >= count
-
-    def take(self, count: int) -> None:
-        """Count ``count`` batches as used."""
-        self._left -= count
-
-
 class Pace:
     """How many steps a run takes and how many runs are in flight, from the flags or from measuring the first steps.
 

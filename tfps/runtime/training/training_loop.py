@@ -22,9 +22,10 @@ from tfps.runtime.graph.builder import TrainGraph
 from tfps.runtime.graph.passes.nan_guard import NonFiniteValue, find_non_finite
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.process.thread_pool import ThreadPool, at_once
+from tfps.runtime.training.input import Input
 from tfps.runtime.training.non_finite import NonFiniteSteps
 from tfps.runtime.training.reporter import Reporter
-from tfps.runtime.training.step_runner import InFlightRun, Input, Pace, StepResults, StepRunner, TicketBatch
+from tfps.runtime.training.step_runner import InFlightRun, Pace, StepResults, StepRunner, TicketBatch
 from tfps.runtime.training.worker_progress import Progress
 from tfps.tf_types import Session
 
@@ -142,7 +143,7 @@ class Loop:
         """Start a run for the first block in hand or a part of it; return no run if the tickets are used up."""
         block = pending.popleft()
         usable = [ticket for ticket in block.tickets if ticket < self._max_steps]
-        if not usable:
+        if not usable or not self._is_fed(block, len(usable)):
             return []
         last = len(usable) < len(block.tickets)
         if last or (len(usable) > 1 and not self._input.has(len(usable))):
@@ -158,6 +159,15 @@ class Loop:
         draw = 1 if block.last else draw  # that graph exists from the first runs
         act = functools.partial(self._runs.take, len(block.tickets), draw, self._is_to_show(block.tickets))
         return [InFlightRun(block, act, self._pool.submit if self.pace.runs > 1 else at_once)]
+
+    def _is_fed(self, block: TicketBatch, wanted: int) -> bool:
+        """Return whether there is a batch for a step; wait for one if another worker may leave some."""
+        if self._input.fill(wanted, self._goes_on_waiting):
+            return True
+        self.progress.is_waiting = False
+        if not self._stop.error:
+            self._end_of_input(TicketBatch(block.tickets[:1]), of_another=False)
+        return False
 
     def _allowed_part(self, block: TicketBatch, pending: "deque[TicketBatch]") -> TicketBatch:
         """Return as much of a block as is allowed now, and put the rest back. Wait until at least one step is allowed.
@@ -227,6 +237,8 @@ class Loop:
                 raise
             self._end_of_input(run.block, cancel_safe_iterator.is_of_another(error))
             return []
+        finally:
+            self._input.note_end()
         self._in_flight = []
         self._non_finite.note_step()
         if self._allowance:
