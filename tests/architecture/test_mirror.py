@@ -25,7 +25,8 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         *("jobs/output", "launchers/local/launcher", "launchers/local/output", "launchers/local/plan"),
         "launchers/local/tensorflow_start",
     ],
-    "integration/test_data_policy.py": ["data/examples", "data/stream"],
+    "integration/test_data_policy.py": ["data/examples", "data/position", "data/stream"],
+    "unit/data/test_dealer.py": ["data/hand"],
     "integration/test_modes.py": [
         *("modes/async_step", "modes/asynchronous", "runtime/graph/builder", "runtime/graph/forward_pass"),
         *("runtime/coordination/interrupted_steps", "runtime/training/worker_progress"),

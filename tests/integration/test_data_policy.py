@@ -22,7 +22,6 @@ pytestmark = pytest.mark.slow
 SIZE = 96
 
 
-
 def input_fn(mode: str, params: Any, context: Any) -> Any:
     """Offer the numbers from 0 as examples; their classes are 0 to 7, in turns."""
     if mode == "eval":

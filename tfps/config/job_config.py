@@ -186,7 +186,7 @@ class JobConfig:
         None,
         "mode",
         text,
-        "for models that return tfps.Examples: shard gives each worker its share of the examples, dynamic gives more to "
+        "for models that return tfps.Examples: shard gives each worker a share of the examples, dynamic gives more to "
         "faster workers, and a resumed job goes on in its epoch (default: as the model divides them)",
         choices=("shard", "dynamic"),
         must_agree=True,

@@ -1,8 +1,8 @@
 """The shards of ``--data_policy=dynamic``: who has which, on the PS of ``global_step``.
 
 The examples are one sequence, epoch after epoch (``epochs``), cut into shards of equal size. The PS holds the number of
-the ``next`` shard, and which worker holds which of the shards that have been dealt. A worker that is ahead takes more of
-them. What has been read is known from the counts (``stream``), which an update raises together with the parameters.
+the ``next`` shard, and which worker holds which of the shards that have been dealt. A fast worker takes more of them.
+What has been read is known from the counts (``position``), which an update raises together with the parameters.
 
 Nothing here is saved: with the counts of a checkpoint, a resumed job makes new shards of what they leave unread. The
 protocol:
@@ -23,9 +23,9 @@ Worker that finds another one lost
 Worker that starts again
     6. It is not ``gone`` any more, and begins with what its lost process held and nobody took, and is unread.
 
-So nothing is lost. An example is read once more than needed only if a worker is lost, and an update of it arrives after
-it was started again, or an example of its shards is in the hand of another worker, too, for the next epoch. A lock makes
-each of 2 and 6 one action.
+So nothing is lost. An example is read once more than needed only if a worker is lost, and an update of it arrives when
+it has started again, or another worker has an example of its shards in hand, too, for the next epoch. A lock makes each
+of 2 and 6 one action.
 """
 
 import dataclasses

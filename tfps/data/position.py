@@ -9,8 +9,8 @@ How it follows the parameters depends on the mode:
 
 1. Where each worker applies its own gradients (async, ssp), the update adds 1 to the counts of its batch, under the
    lock of the update. So a checkpoint has both or neither. ``workers`` is 0: the counts are what they say.
-2. Where the workers train in step (sync, local), the step tells the position. The counts are those at ``step``, when the
-   run began, and each step since has taken one batch of each worker. ``kind`` says from which share: ``KINDS``.
+2. Where the workers train in step (sync, local), the step tells the position. The counts are those at ``step``, when
+   the run began, and each step since has taken one batch of each worker. ``kind`` says from which share: ``KINDS``.
 
 A worker looks up the position when it starts. What a lost pipeline had read ahead is read again. Where a worker is lost
 in the second case, the job restarts from its checkpoint: an input cannot go back in the same process.
@@ -120,15 +120,23 @@ class Position:
         else:
             self._stream.begin_at(self._counts(value, int(step)))
 
+    def is_read(self, session: Session) -> bool:
+        """Return whether each example has been read in each of ``--epochs``."""
+        return self._epochs is not None and not self._unread(session)[0]
+
+    def _unread(self, session: Session) -> tuple[int, int]:
+        """Return how many examples are left to read before ``--epochs``, those of each epoch; and the step."""
+        value, step = session.run(self._now)
+        return int(np.maximum((self._epochs or 0) - self._counts(value, int(step)), 0).sum()), int(step)
+
     def report_end(self, session: Session, has_trained: bool) -> None:
         """Log that each example has been read in each of ``--epochs``.
 
         Raises:
             PeerLostError: If some are unread, because a worker was lost and not replaced.
         """
-        value, step = session.run(self._now)
-        epochs = self._epochs or 0
-        if unread := int(np.maximum(epochs - self._counts(value, int(step)), 0).sum()):
+        (unread, step), epochs = self._unread(session), self._epochs or 0
+        if unread:
             why = "a worker that had them is lost. The job restarts from its last checkpoint"
             raise PeerLostError(f"--epochs={epochs}: {plural(unread, 'example')} unread at step {step}: {why}.")
         if not has_trained:

@@ -11,6 +11,7 @@ Where the batches of a worker come from:
 With ``--epochs`` the first two end. ``position`` has the position in the data.
 """
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -178,9 +179,8 @@ class Stream:
         """Return the next batch that was put in; an empty one if there is none yet: TensorFlow asks again."""
         del number
         with self._has_more:
-            if self._put or self._has_more.wait_for(lambda: bool(self._put), _LOOK_SECS):
-                return self._put.popleft()
-        return np.zeros(0, np.int64)
+            self._has_more.wait_for(lambda: len(self._put) > 0, _LOOK_SECS)
+            return self._put.popleft() if self._put else np.zeros(0, np.int64)
 
     def _read(self, indices: Tensor) -> Any:
         """Return the batch of some indices, and the indices."""
@@ -196,10 +196,12 @@ class Stream:
         size = tf.size(indices)
         cuts = [-(-size * number // devices) for number in range(devices + 1)]
         found, weights, checked = [], [], []
-        for begin, end in zip(cuts, cuts[1:], strict=False):
+        for begin, end in itertools.pairwise(cuts):
             is_empty = tf.equal(begin, end)
             own = indices[tf.where(is_empty, 0, begin) : tf.where(is_empty, cuts[1], end)]
-            batch, ids = self._read(tf.ensure_shape(own, [self.batch_size // devices if self._epochs is None else None]))
+            batch, ids = self._read(
+                tf.ensure_shape(own, [self.batch_size // devices if self._epochs is None else None])
+            )
             found.append(batch)
             checked.append(ids)
             weights.append(tf.cast(~is_empty, tf.float64))

@@ -46,7 +46,13 @@ def problems_of(config: JobConfig, num_workers: int | None) -> Sequence[str]:
     """
     mode = mode_of(config)
     of_mode = mode.validate(config, num_workers) if num_workers else ()
-    return [*_of_other_modes(config, mode), *_of_data(config, mode), *_of_overlap(config, mode), *_of_ps(config, mode), *of_mode]
+    return [
+        *_of_other_modes(config, mode),
+        *_of_data(config, mode),
+        *_of_overlap(config, mode),
+        *_of_ps(config, mode),
+        *of_mode,
+    ]
 
 
 def sized(config: JobConfig) -> JobConfig:

@@ -218,7 +218,8 @@ class Chief:
         """
         position = self._built.iterator.position
         if position and self._config.epochs:
-            return position.report_end(self._connection.session, step > self.resumed_from_step)
+            position.report_end(self._connection.session, step > self.resumed_from_step)
+            return
         mode = mode_of(self._config)
         spare = mode.spare_workers(self._config)
         whose = (f"{spare + 1} workers" if spare else "a worker") if mode.is_blocking else "all workers"

@@ -1,4 +1,4 @@
-"""The batches that a worker's input has left, as far as that is known, and what its mode has it do while it has none."""
+"""The batches that a worker's input has left, as far as that is known. Where they are dealt, it waits for them."""
 
 import math
 import time

@@ -201,7 +201,7 @@ class Worker:
             parts.write_phase(Phase.EXHAUSTED, loop.progress)
 
         def are_through() -> bool:
-            return parts.others.are_through(session, can_finish and parts.global_step() < self._config.max_steps)
+            return parts.others.are_through(session, can_finish and not parts.is_at_end())
 
         loop.wait_until(are_through)
         while can_finish:
@@ -211,7 +211,7 @@ class Worker:
             parts.write_phase(Phase.EXHAUSTED, loop.progress)  # one has come back just before
             loop.wait_until(are_through)
         left = parts.others.not_done(session) if can_finish else []
-        if left and parts.global_step() < self._config.max_steps:
+        if left and not parts.is_at_end():
             log.info("the job ends without %s: gone, and not replaced", ", ".join(map(str, left)))
 
     def _explained(self, error: Exception) -> TfpsError:
