@@ -71,20 +71,18 @@ class Chief:
             config.model_dir, cluster, config.force, self._save_anew, lambda: self._checkpoints.others
         )
         snapshot = Snapshot(built.step.moments, built.places, built.may_be_inf, built.step.partial)
-        secs = config.save_checkpoint_secs
-        self._checkpoints = CheckpointManager(config.model_dir, secs, snapshot, self.owner, built.remedy)
+        given = config.model_dir, config.save_checkpoint_secs
+        self._checkpoints = CheckpointManager(*given, snapshot, self.owner, built.remedy)
         self._background = BackgroundThread()
         self._save_stall = StallDetector(math.inf, "checkpoint written")  # a large one may take any time
         self.evaluation = EvaluationProgress(config.stall_timeout_secs)
         self._eval = evaluation_graph(config, cluster, Task("worker", 0), model, like=built.graph)
         self.num_workers = built.num_workers
         self.updates: UpdateRunner | None = None
-        self.was_restarted = False
+        self.was_restarted, self._run = False, ""
         self.began_at = time.time()  # seconds since 1970, when the first chief of this run started
         self.resumed_from: str | None = None
-        self.resumed_from_step = 0
-        self.found_step = 0  # the variables' global step when this chief started
-        self._run = ""
+        self.resumed_from_step = self.found_step = 0  # the latter: the global step when this chief started
 
     def take_over(self, session: Session, run: str) -> None:
         """Take over from a lost chief: the variables have their values, and that chief stored ``run`` on the PS.
@@ -133,8 +131,8 @@ class Chief:
             self._give_first_values(session)
         session.run(self._built.load)
         run = compatibility.new_run(self._config.model_dir, self.resumed_from_step)
-        run |= {"owner": self.owner.this_chief.job, "resumed_from": self.resumed_from, "layout": self._built.layout}
-        run["partial_updates"] = self._checkpoints.found_partial
+        found = {"resumed_from": self.resumed_from, "partial_updates": self._checkpoints.found_partial}
+        run |= {"owner": self.owner.this_chief.job, "layout": self._built.layout, **found}
         self._run = run["id"]
         self._write_job()
         if self._directory:
@@ -214,14 +212,12 @@ class Chief:
 
         Raises:
             DataError: If the input was empty, so that no step was taken.
-            PeerLostError: If examples of ``--epochs`` are unread, because a worker was lost.
+            PeerLostError: If examples of ``--epochs`` are unread: a worker was lost.
         """
-        position = self._built.iterator.position
-        if position and self._config.epochs:
+        if self._config.epochs and (position := self._built.iterator.position):
             position.report_end(self._connection.session, step > self.resumed_from_step)
             return
-        mode = mode_of(self._config)
-        spare = mode.spare_workers(self._config)
+        spare = (mode := mode_of(self._config)).spare_workers(self._config)
         whose = (f"{spare + 1} workers" if spare else "a worker") if mode.is_blocking else "all workers"
         if step == self.resumed_from_step:
             raise DataError(f"the training input of {whose} is empty: input_fn(mode='train') gave no batch.")

@@ -70,6 +70,12 @@ class TicketBatch:
     draw_next: bool = True
     last: bool = False
 
+    def apart(self, count: int) -> list["TicketBatch"]:
+        """Return a batch for each of the first tickets; if others are left out, they are of no use."""
+        last = count < len(self.tickets)
+        singles = [TicketBatch([ticket], draw_next=False, last=last) for ticket in self.tickets[:count]]
+        return [*singles[:-1], TicketBatch(self.tickets[count - 1 : count], self.draw_next, last)]
+
 
 class InFlightRun:
     """A run that has started, in a thread of a pool or in the calling thread."""
@@ -245,6 +251,10 @@ class Pace:
 
     def __str__(self) -> str:
         return report.describe_pace(self.in_summary)
+
+    def blocks(self, tickets: Sequence[int]) -> Sequence[TicketBatch]:
+        """Return the tickets of the next runs."""
+        return [TicketBatch(tickets[at : at + self.steps]) for at in range(0, len(tickets), self.steps)]
 
     @property
     def in_summary(self) -> RunPace:
