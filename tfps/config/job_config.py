@@ -94,7 +94,7 @@ class JobConfig:
     epochs: int | None = option(
         None,
         "training",
-        integer(1, 1_000_000),
+        integer(1, INT32_MAX),
         "with --data_policy: how many times each example is read, counted over all runs, and then training is done; "
         "--max_steps has no default then",
         must_agree=True,
