@@ -277,6 +277,7 @@ class JobConfig:
     def to_argv(self) -> list[str]:
         """Return the command line that reproduces this config: ``--name=value`` for each non-default field."""
         given = {name: value for name, value in self.to_dict().items() if value != OPTIONS[name].default}
+        given |= {"max_steps": self.max_steps} if self.epochs else {}  # which changes the default
         return [f"--{name}={_argument(value)}" for name, value in given.items()]
 
     def to_dict(self) -> dict[str, Any]:
