@@ -73,7 +73,7 @@ def test_a_worker_that_starts_again_reads_what_it_had(tmp_path: Path, mode: str,
 def test_a_killed_job_goes_on_in_its_epoch(tmp_path: Path) -> None:
     """All tasks are killed after a checkpoint in an epoch: the parameters see each example so often, and no more."""
     model_dir = tmp_path / "m"
-    with platform(tmp_path, 1, 2, *_flags("async"), "--save_checkpoint_secs=1", model=MODEL) as job:
+    with platform(tmp_path, 1, 2, *_flags("async"), model=MODEL) as job:
         deadline = time.monotonic() + 60 * PATIENCE
         while not list(model_dir.glob("model.ckpt-*.index")):
             assert time.monotonic() < deadline, job.said()
