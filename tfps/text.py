@@ -12,7 +12,7 @@ from tfps.errors import without_colors
 _MADE_AT = re.compile(r"^Detected at node .*\n?(?:[ \t].*\n?)*|^Node: '.*'$", re.MULTILINE)
 
 _OTHER_NAMES = {  # of flags and platforms, in other programs
-    **{"lr": "learning_rate", "ps": "num_ps", "epochs": "max_steps", "train_steps": "max_steps"},
+    **{"lr": "learning_rate", "ps": "num_ps", "num_epochs": "epochs", "train_steps": "max_steps"},
     **{"k8s": "kubernetes", "sbatch": "slurm", "docker": "compose", "ssh": "hosts"},
 }
 

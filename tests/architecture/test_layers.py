@@ -94,7 +94,8 @@ _WITH_GRAPHS = (
     "updates",
 )
 _MODES = tuple(f"tfps.modes.{name}" for name in _WITH_GRAPHS)
-WITH_TENSORFLOW = ("tfps.runtime", *_MODES, *_MODELS, "tfps.data.batches", "tfps.data.stream")
+_DATA = tuple(f"tfps.data.{name}" for name in ("batches", "dealer", "hand", "position", "stream"))
+WITH_TENSORFLOW = ("tfps.runtime", *_MODES, *_MODELS, *_DATA)
 
 
 def modules() -> dict[str, Path]:

@@ -28,7 +28,8 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         *("jobs/output", "launchers/local/launcher", "launchers/local/output", "launchers/local/plan"),
         "launchers/local/tensorflow_start",
     ],
-    "integration/test_data_policy.py": ["data/examples", "data/stream"],
+    "integration/test_data_policy.py": ["data/examples", "data/position", "data/stream"],
+    "unit/data/test_dealer.py": ["data/hand"],
     "integration/test_modes.py": [
         *("modes/async_step", "modes/asynchronous", "runtime/graph/builder", "runtime/graph/forward_pass"),
         *("runtime/coordination/interrupted_steps", "runtime/training/worker_progress"),
@@ -73,7 +74,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/models/test_model.py": ["models/spec"],
     "unit/modes/ring/test_ring.py": ["modes/ring/gradients"],
     "unit/modes/sync/test_gradient_slots.py": ["modes/sync/collector"],
-    "unit/runtime/graph/passes/test_nan_guard.py": ["runtime/training/non_finite"],
+    "unit/runtime/graph/passes/test_nan_guard.py": ["runtime/training/steps/non_finite"],
     "unit/modes/updates/test_atomic_update.py": [
         *("modes/updates/moments", "modes/updates/update_ops", "runtime/coordination/partial_updates"),
         *("runtime/training/joining", "runtime/training/worker_parts"),
@@ -96,7 +97,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/runtime/graph/passes/test_model_updates.py": [
         *("runtime/graph/passes/functions", "runtime/graph/passes/side_effects", "runtime/graph/passes/update_order"),
     ],
-    "unit/runtime/graph/passes/test_unrolling.py": ["runtime/graph/graph_editor", "runtime/training/step_runner"],
+    "unit/runtime/graph/passes/test_unrolling.py": ["runtime/graph/graph_editor", "runtime/training/steps/step_runner"],
     "unit/runtime/graph/passes/test_variable_packing.py": ["runtime/graph/layout"],
     "unit/runtime/graph/passes/test_wire_packing.py": ["config/wire_format"],
     "unit/runtime/graph/test_model_check.py": [
@@ -106,7 +107,10 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
             "runtime/graph/plan",
         ),
     ],
-    "unit/runtime/training/test_training_loop.py": ["runtime/training/reporter"],
+    "unit/runtime/training/steps/test_training_loop.py": [
+        "runtime/training/steps/reporter",
+        "runtime/training/steps/end_of_input",
+    ],
     "unit/runtime/training/test_worker_state.py": ["runtime/training/worker"],
 }
 

@@ -12,7 +12,7 @@ import tfps
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.data.order import Order
-from tfps.data.stream import NAME
+from tfps.data.position import HEAD, NAME
 from tfps.errors import ModelError, StoppedError
 from tfps.modes.registry import problems_of
 from tfps.runtime.graph import builder
@@ -20,7 +20,6 @@ from tfps.runtime.graph import builder
 pytestmark = pytest.mark.slow
 
 SIZE = 96
-HEAD = 5  # numbers before the counts
 
 
 def input_fn(mode: str, params: Any, context: Any) -> Any:

@@ -39,8 +39,8 @@ from tfps.optimizers.registry import OPTIMIZERS
 from tfps.progress import parse_progress
 from tfps.runtime.graph import builder
 from tfps.runtime.graph.background_updates import UpdateRunner
+from tfps.runtime.training.steps.training_loop import Loop
 from tfps.runtime.training.summary_writer import dropped as gradients_dropped
-from tfps.runtime.training.training_loop import Loop
 from tfps.runtime.training.worker_progress import Progress
 
 pytestmark = pytest.mark.slow

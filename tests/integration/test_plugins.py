@@ -46,10 +46,13 @@ def test_its_name_is_among_the_choices(tmp_path: Path) -> None:
     """``--help`` lists the modes of other packages behind the built-in ones, and a near miss is reported."""
     path = installed(tmp_path, "damped = support.damped_mode:DampedMode")
     reported = run_tfps("launch", "--help", PYTHONPATH=path).stdout
-    assert "async, sync, ssp, local, damped (default async)" in " ".join(reported.split())
+    assert "async, sync, ssp, local, allreduce, gossip, damped (default async)" in " ".join(reported.split())
     missed = run_tfps("launch", "--mode=dampd", PYTHONPATH=path)
     assert missed.returncode == 2
-    assert "--mode=dampd is not one of async, sync, ssp, local, damped. Did you mean damped?" in missed.stderr
+    assert (
+        "--mode=dampd is not one of async, sync, ssp, local, allreduce, gossip, damped. Did you mean damped?"
+        in missed.stderr
+    )
 
 
 def test_one_that_cannot_be_used_is_reported_with_its_distribution(tmp_path: Path) -> None:

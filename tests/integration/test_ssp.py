@@ -20,7 +20,7 @@ from tfps.errors import StoppedError
 from tfps.modes.registry import problems_of
 from tfps.runtime.coordination import heartbeat, restart_barrier
 from tfps.runtime.coordination.allowance import Allowance
-from tfps.runtime.training.training_loop import Loop
+from tfps.runtime.training.steps.training_loop import Loop
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from absl import flags
 
 from tfps.config.command_options import LogsOptions, ResultOptions, SubmitOptions
-from tfps.config.converters import boolean
+from tfps.config.converters import INT64_MAX, boolean
 from tfps.config.job_config import JobConfig
 from tfps.config.options import Option, options_of
 from tfps.text import did_you_mean, show
@@ -77,7 +77,9 @@ class Parsed:
     @property
     def config(self) -> JobConfig:
         """The job."""
-        return _with_mode(_changed(self.defaults, self.given))
+        config = _with_mode(_changed(self.defaults, self.given))
+        is_limited = "max_steps" in self.given or config.max_steps != JobConfig.max_steps
+        return config if config.epochs is None or is_limited else config.replace(max_steps=INT64_MAX)
 
     def options(self, kind: type[OptionsT]) -> OptionsT:
         """Return the options of a command; those that were not given have their defaults."""

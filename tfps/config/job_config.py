@@ -18,7 +18,7 @@ from tfps.config.converters import (
     text,
 )
 from tfps.config.devices import devices
-from tfps.config.options import Option, option, options_of
+from tfps.config.options import Option, mode_option, option, options_of
 from tfps.config.topology import topology
 
 _OF_STARTER = ("size", "ports", "restarts")  # the groups of flags that only the starter of the tasks needs
@@ -93,6 +93,14 @@ class JobConfig:
         "the global step at which training is done, counted over all runs",
         must_agree=True,
     )
+    epochs: int | None = option(
+        None,
+        "training",
+        integer(1, INT32_MAX),
+        "with --data_policy: how many times each example is read, counted over all runs, and then training is done; "
+        "--max_steps has no default then",
+        must_agree=True,
+    )
     steps_to_validate: int = option(100, "training", integer(1, INT64_MAX), "global steps between progress lines")
     save_checkpoint_secs: float = option(60.0, "training", number(0), "seconds between checkpoints")
     on_nan: str = option(
@@ -112,91 +120,65 @@ class JobConfig:
         "async", "mode", text, "how gradients become updates", choices="tfps.modes.registry:MODES", must_agree=True
     )
     issync: bool | None = option(None, "mode", boolean, "1 is --mode=sync, 0 is --mode=async")
-    backup_workers: int | None = option(
-        None,
-        "mode",
+    backup_workers: int | None = mode_option(
         integer(0, 4095),
         "sync: an update takes the first gradients and does not wait for those of this many workers (default 0)",
-        must_agree=True,
     )
-    aggregate: str | None = option(
-        None,
-        "mode",
+    aggregate: str | None = mode_option(
         text,
         "sync: how the gradients of an update are combined (default mean)",
         choices=("mean", "sum", "median", "trimmed_mean", "krum"),
-        must_agree=True,
     )
-    staleness: int | None = option(
-        None,
-        "mode",
+    staleness: int | None = mode_option(
         integer(0, INT32_MAX),
         "ssp: how many steps a worker may be ahead of the slowest one when it begins a step (default 3)",
-        must_agree=True,
     )
-    sync_every: int | None = option(
-        None,
-        "mode",
+    sync_every: int | None = mode_option(
         integer(1, INT32_MAX),
         "local: how many steps a worker takes between two exchanges with the parameter servers (default 10)",
-        must_agree=True,
     )
-    server_optimizer: str | None = option(
-        None,
-        "mode",
+    server_optimizer: str | None = mode_option(
         text,
         "local: how the parameter servers take the mean change of the workers (default sgd, which averages them)",
         choices=("sgd", "momentum", "nesterov", "adam", "adagrad"),
-        must_agree=True,
     )
-    server_learning_rate: float | None = option(
-        None, "mode", number(0), "local: the rate of --server_optimizer (default 1)", must_agree=True
+    server_learning_rate: float | None = mode_option(
+        number(0),
+        "local: the rate of --server_optimizer (default 1)",
     )
-    server_momentum: float | None = option(
-        None,
-        "mode",
+    server_momentum: float | None = mode_option(
         number_from(0),
         "local: momentum of --server_optimizer, or adam's beta1 (default 0.9)",
-        must_agree=True,
     )
-    worker_fraction: float | None = option(
-        None, "mode", number(0), "local: the part of the workers that trains in each round (default 1)", must_agree=True
+    worker_fraction: float | None = mode_option(
+        number(0),
+        "local: the part of the workers that trains in each round (default 1)",
     )
-    topology: str | None = option(
-        *(None, "mode", topology),
+    topology: str | None = mode_option(
+        topology,
         "gossip: who mixes with whom: ring, complete, exponential, or a file with an edge a line (default ring)",
-        must_agree=True,
     )
-    collect_every: int | None = option(
-        *(None, "mode", integer(1, INT32_MAX)),
+    collect_every: int | None = mode_option(
+        integer(1, INT32_MAX),
         "gossip: after how many steps the chief takes the mean of all copies, which is what is saved (default 100)",
-        must_agree=True,
     )
-    async_rounds: bool | None = option(
-        *(None, "mode", boolean),
+    async_rounds: bool | None = mode_option(
+        boolean,
         "local: each worker exchanges when its own round ends, and waits for no other",
-        must_agree=True,
     )
-    staleness_lr: bool | None = option(
-        *(None, "mode", boolean),
+    staleness_lr: bool | None = mode_option(
+        boolean,
         "async: divide the learning rate of an update by the staleness of its gradient",
-        must_agree=True,
     )
-    delay_compensation: float | None = option(
-        None,
-        "mode",
+    delay_compensation: float | None = mode_option(
         number(0),
         "async: lambda of DC-ASGD, such as 0.04: correct a stale gradient for how the parameters have changed since",
-        must_agree=True,
     )
-    data_policy: str | None = option(
-        None,
-        "mode",
+    data_policy: str | None = mode_option(
         text,
-        "async, ssp, sync: shard divides the examples among the workers, and a resumed job goes on in its epoch; for "
-        "models that return tfps.Examples (default: as the model divides them)",
-        choices=("shard",),
-        must_agree=True,
+        "for models that return tfps.Examples: shard gives each worker a share of the examples, dynamic gives more to "
+        "faster workers, and a resumed job goes on in its epoch (default: as the model divides them)",
+        choices=("shard", "dynamic"),
     )
     ps_strategy: str = option(
         "greedy",
@@ -284,6 +266,7 @@ class JobConfig:
     def to_argv(self) -> list[str]:
         """Return the command line that reproduces this config: ``--name=value`` for each non-default field."""
         given = {name: value for name, value in self.to_dict().items() if value != OPTIONS[name].default}
+        given |= {"max_steps": self.max_steps} if self.epochs else {}  # which changes the default
         return [f"--{name}={_argument(value)}" for name, value in given.items()]
 
     def to_dict(self) -> dict[str, Any]:

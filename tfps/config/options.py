@@ -69,6 +69,16 @@ def option(
     return field
 
 
+def mode_option(convert: Converter, help_text: str, choices: Collection[str] | None = None) -> Any:
+    """Declare a flag of a mode, on which all tasks must agree; without it, the mode has a default of its own.
+
+    Example::
+
+        staleness: int | None = mode_option(integer(0, INT32_MAX), "ssp: how many steps a worker may be ahead")
+    """
+    return option(None, "mode", convert, help_text, choices=choices, must_agree=True)
+
+
 def options_of(kind: type) -> Mapping[str, Option]:
     """Return the declarations of a dataclass's fields by name; all of them must be flags."""
     return {field.name: field.metadata[_KEY] for field in dataclasses.fields(kind)}

@@ -1,40 +1,39 @@
-"""The batches of ``Examples`` for one worker, and the position of the job in them.
+"""The batches of ``Examples`` for one worker.
 
-``order`` says what a position is. An example counts as read when its gradient is in the parameters. The position is
-a variable on the PS, and is saved with the others::
+Where the batches of a worker come from:
 
-    [workers, batch size, seed, partition, step, count of example 0, count of example 1, ...]
+1. Without ``--data_policy``, and with ``shard``: from the worker's own share, epoch after epoch.
+2. With ``dynamic``, in a mode whose workers train in step: each update has the next examples of the whole sequence, in
+   equal parts (``epochs.Turns``).
+3. With ``dynamic`` in another mode: from shards that the PS deals (``dealer``). The worker puts them into the stream
+   between its runs of steps (``hand``), always a few batches ahead of the pipeline.
 
-How it follows the parameters depends on the mode:
-
-1. Where each worker applies its own gradients (async, ssp), the update adds 1 to the counts of its batch, under the
-   lock of the update. So a checkpoint has both or neither. ``workers`` is 0: the counts are what they say.
-2. Where one update has one batch of each worker (sync), the step tells the position. The counts are those at ``step``,
-   when the run began, and each update since has taken one batch of each worker.
-
-A worker looks up the position when it starts. What a lost pipeline had read ahead is read again. Where a worker of sync
-is lost, the job restarts from its checkpoint: an input cannot go back in the same process.
+With ``--epochs`` the first two end. ``position`` has the position in the data.
 """
 
+import itertools
+import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from tfps.config.job_config import JobConfig
+from tfps.data.epochs import ENDLESS, Epochs, Turns
 from tfps.data.examples import Examples
 from tfps.data.order import PARTITIONS, Indices, Order
-from tfps.errors import ConfigError, ModelError
-from tfps.tf_types import Dataset, Operation, Session, Tensor, Variable
+from tfps.errors import ModelError
+from tfps.tf_types import Dataset, Operation, Tensor
 
-NAME = "tfps/examples"
-_HEAD = 5
-_FOR_EVER = np.iinfo(np.int64).max
-_PREFETCHED = 4
+PREFETCHED = 4
+_CHUNK = 64  # batches for which TensorFlow calls Python once
+_LOOK_SECS = 0.05  # a thread of TensorFlow's waits so long for a batch, and then lets others go first
 
 
-def of(given: Any, mode: str, params: Mapping[str, Any], workers: int, worker: int, where: str) -> Any:
+def of(
+    given: Any, mode: str, params: Mapping[str, Any], workers: int, worker: int, where: str, in_step: bool = False
+) -> Any:
     """Return a dataset of ``((features, labels), indices)`` for ``Examples``; return anything else as it is.
 
     Args:
@@ -44,13 +43,14 @@ def of(given: Any, mode: str, params: Mapping[str, Any], workers: int, worker: i
         workers: The number of workers.
         worker: The index of this one.
         where: The model and the place of its ``input_fn``, for messages.
+        in_step: Whether each update has a batch of each worker.
 
     Raises:
         DataError: If a worker would have no example.
         ModelError: If a flag asks for what only ``Examples`` can do.
     """
     if isinstance(given, Examples) and mode == "train":
-        dataset = Stream(given, params, workers, worker).dataset()
+        dataset = Stream(given, params, workers, worker, in_step).dataset()
         batch = tf.data.get_output_types(dataset)[0]
         if not (isinstance(batch, tuple) and len(batch) == 2):
             raise ModelError(f"{where}: read of tfps.Examples returned {batch}; it must return (features, labels).")
@@ -67,20 +67,33 @@ def of(given: Any, mode: str, params: Mapping[str, Any], workers: int, worker: i
 
 
 class Stream:
-    """The endless batches of one worker.
+    """The batches of one worker.
 
     Args:
         examples: The examples.
         params: The flags of the job.
         workers: The number of workers.
         worker: The index of this one.
+        in_step: Whether each update has a batch of each worker.
+
+    Attributes:
+        size: The number of examples.
+        batch_size: How many examples a step has, on all devices of the worker.
+        is_dealt: Whether the batches are put in while the worker trains.
     """
 
-    def __init__(self, examples: Examples, params: Mapping[str, Any], workers: int, worker: int) -> None:
-        self.size, self._examples, self._worker = examples.size, examples, worker
-        self._batch_size: int = params["batch_size"]
-        self._order = self.order(params["seed"], workers, params["partition"] or PARTITIONS[0])
+    def __init__(
+        self, examples: Examples, params: Mapping[str, Any], workers: int, worker: int, in_step: bool = False
+    ) -> None:
+        self.size, self._examples, self._workers, self._worker = examples.size, examples, workers, worker
+        self.batch_size: int = params["batch_size"]
+        is_dynamic = params["data_policy"] == "dynamic"
+        self._takes_turns, self.is_dealt = is_dynamic and in_step, is_dynamic and not in_step
+        self._epochs: int | None = params["epochs"] if params["data_policy"] else None
+        self._order = self.order(params["seed"], 1 if is_dynamic else workers, params["partition"] or PARTITIONS[0])
         self._counts: Indices = np.zeros(self.size, np.int64)
+        self._put: deque[Indices] = deque()
+        self._has_more = threading.Condition()
 
     def order(self, seed: int, workers: int, partition: str) -> Order:
         """Return the order of these examples in a run of some kind."""
@@ -89,30 +102,111 @@ class Stream:
     def begin_at(self, counts: Indices) -> None:
         """Let the dataset begin at a position when its iterator is initialized next."""
         self._counts = counts
+        self._begin()
 
-    def dataset(self) -> Dataset:
-        """Return a dataset of ``((features, labels), indices)``, all batches full. It never ends."""
+    def sequence(self, counts: Indices) -> Epochs:
+        """Return all examples of a job with ``dynamic`` from a position on."""
+        return Epochs(self._order, 0, counts, self._epochs)
 
-        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-        def ordered(number: Tensor) -> Tensor:
-            return tf.ensure_shape(tf.numpy_function(self._epoch, [number], tf.int64), [None])
+    def batches(self) -> int:
+        """Return the number of batches from the position on; ``ENDLESS`` if it does not end, or may get more."""
+        if self.is_dealt:
+            return ENDLESS
+        if self._takes_turns:
+            return self._turns.updates
+        return ENDLESS if self._share.length == ENDLESS else -(-self._share.length // self.batch_size)
+
+    def put(self, ids: Indices) -> None:
+        """Add a batch to a stream that is dealt."""
+        with self._has_more:
+            self._put.append(ids)
+            self._has_more.notify()
+
+    def dataset(self, devices: int = 1) -> Dataset:
+        """Return a dataset of ``((features, labels), indices)``.
+
+        For several devices, ``(features, labels)`` is instead a tuple of those of each, and weights: float64 [devices];
+        see ``towers.batches`` of the training graph. All batches are full, unless there is an end.
+        """
+        self.batch_size *= devices
+        self._begin()
 
         @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
         def read(indices: Tensor) -> Any:
-            found = self._examples.read(indices)
-            with tf.control_dependencies(_size_checks(found, indices)):
-                return found, tf.identity(indices)
+            return self._read(indices) if devices == 1 else self._read_for(devices, indices)
 
-        epochs = tf.data.Dataset.range(_FOR_EVER).map(ordered)
-        batches = epochs.rebatch(self._batch_size, drop_remainder=True)
-        dataset = batches.map(read).prefetch(_PREFETCHED)
+        dataset = self._indices().map(read).prefetch(PREFETCHED)
         dataset.tfps_stream = self
         return dataset
 
-    def _epoch(self, number: int) -> Indices:
-        """Return what the worker reads in the n-th epoch from its position on."""
-        first = self._order.first_epoch(self._worker, self._counts)
-        return self._order.rest(self._worker, self._counts, first + int(number))
+    def _begin(self) -> None:
+        if self._takes_turns:
+            self._turns = Turns(self.sequence(self._counts), self._workers, self.batch_size)
+        elif not self.is_dealt:
+            self._share = Epochs(self._order, self._worker, self._counts, self._epochs)
+
+    def _indices(self) -> Dataset:
+        """Return a dataset of the indices of each step's examples."""
+        by_batch = self.is_dealt or (self._takes_turns and self._epochs is not None)
+        act = self._next_put if self.is_dealt else (self._batch if by_batch else self._chunk)
+
+        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+        def call(number: Tensor) -> Tensor:
+            return tf.ensure_shape(tf.numpy_function(act, [number], tf.int64), [None])
+
+        made = tf.data.Dataset.range(ENDLESS).map(call)
+        if self.is_dealt:
+            made = made.filter(tf.autograph.experimental.do_not_convert(lambda ids: tf.size(ids) > 0))
+        elif self._epochs is not None:
+            made = made.take_while(tf.autograph.experimental.do_not_convert(lambda ids: tf.size(ids) > 0))
+        is_endless, size = self._epochs is None, self.batch_size
+        if not by_batch:
+            return made.rebatch(size, drop_remainder=is_endless)
+        return made.map(lambda ids: tf.ensure_shape(ids, [size])) if is_endless else made
+
+    def _chunk(self, number: int) -> Indices:
+        """Return several batches of the worker, one after another."""
+        if self._takes_turns:
+            each = range(int(number) * _CHUNK, (int(number) + 1) * _CHUNK)
+            return np.concatenate([self._turns.batch(self._worker, update) for update in each])
+        size = _CHUNK * self.batch_size
+        return self._share.part(int(number) * size, (int(number) + 1) * size)[0]
+
+    def _batch(self, number: int) -> Indices:
+        return self._turns.batch(self._worker, int(number))
+
+    def _next_put(self, number: int) -> Indices:
+        """Return the next batch that was put in; an empty one if there is none yet: TensorFlow asks again."""
+        del number
+        with self._has_more:
+            self._has_more.wait_for(lambda: len(self._put) > 0, _LOOK_SECS)
+            return self._put.popleft() if self._put else np.zeros(0, np.int64)
+
+    def _read(self, indices: Tensor) -> Any:
+        """Return the batch of some indices, and the indices."""
+        found = self._examples.read(indices)
+        with tf.control_dependencies(_size_checks(found, indices)):
+            return found, tf.identity(indices)
+
+    def _read_for(self, devices: int, indices: Tensor) -> Any:
+        """Return the batch of each device with the weights, and the indices.
+
+        A device without examples stands in with the batch of the first.
+        """
+        size = tf.size(indices)
+        cuts = [-(-size * number // devices) for number in range(devices + 1)]
+        found, weights, checked = [], [], []
+        for begin, end in itertools.pairwise(cuts):
+            is_empty = tf.equal(begin, end)
+            own = indices[tf.where(is_empty, 0, begin) : tf.where(is_empty, cuts[1], end)]
+            batch, ids = self._read(
+                tf.ensure_shape(own, [self.batch_size // devices if self._epochs is None else None])
+            )
+            found.append(batch)
+            checked.append(ids)
+            weights.append(tf.cast(~is_empty, tf.float64))
+        with tf.control_dependencies(checked):
+            return (*found, tf.stack(weights)), tf.identity(indices)
 
 
 def _size_checks(found: Any, indices: Tensor) -> list[Operation]:
@@ -120,66 +214,3 @@ def _size_checks(found: Any, indices: Tensor) -> list[Operation]:
     parts = [part for part in tf.nest.flatten(found) if isinstance(part, tf.Tensor) and part.shape.rank]
     message = "read of tfps.Examples must return one example for each index"
     return [tf.debugging.assert_equal(tf.shape(part)[0], tf.size(indices), message=message) for part in parts[-1:]]
-
-
-class Position:
-    """The position of a job in its examples, in the graph of one worker.
-
-    Args:
-        stream: The worker's batches.
-        indices: The examples of a step's batch: int64 [batch].
-        global_step: int64 resource variable.
-        config: The job.
-        workers: The number of workers.
-        by_step: Whether an update has one batch of each worker, so that the step tells the position.
-    """
-
-    def __init__(
-        self, stream: Stream, indices: Tensor, global_step: Variable, config: JobConfig, workers: int, by_step: bool
-    ) -> None:
-        self._stream, self._indices, self._step = stream, indices, global_step
-        kind = PARTITIONS.index(config.partition or PARTITIONS[0])
-        self._own = [workers if by_step else 0, config.batch_size, config.seed, kind]
-        with tf.device(global_step.device):
-            self._variable = tf.Variable(
-                lambda: tf.zeros([_HEAD + stream.size], tf.int64), trainable=False, use_resource=True, name=NAME
-            )
-            self._value = tf.placeholder(tf.int64, [_HEAD + stream.size], "tfps/examples_now")
-            self._assign = self._variable.assign(self._value, read_value=False)
-            self._now = self._variable.read_value(), global_step.read_value()
-
-    def counted(self) -> Operation | None:
-        """Add an operation to an update that counts its batch, and return it; ``None`` where the step tells."""
-        if self._own[0]:
-            return None
-        with tf.device(self._variable.device):
-            places = tf.identity(self._indices) + _HEAD
-            return self._variable.scatter_add(tf.IndexedSlices(tf.ones_like(places), places)).op
-
-    def begin(self, session: Session) -> None:
-        """Make the position of the variables that of a run that starts now; the chief does it before all others."""
-        value, step = session.run(self._now)
-        counts = self._counts(value, int(step))
-        session.run(self._assign, {self._value: np.concatenate([[*self._own, step], counts])})
-
-    def find(self, session: Session) -> None:
-        """Let the worker's input begin at the present position, when it is initialized next.
-
-        Raises:
-            ConfigError: If the step tells the position, and workers differ in their batch size.
-        """
-        value, step = session.run(self._now)
-        if self._own[0] and value[1] != self._own[1]:
-            raise ConfigError(
-                f"--batch_size={self._own[1]}: the chief has {value[1]}, and with --data_policy in --mode=sync all "
-                "workers must have the same: give it to all."
-            )
-        self._stream.begin_at(self._counts(value, int(step)))
-
-    def _counts(self, value: Indices, step: int) -> Indices:
-        """Return how often each example has been read by the updates in the variables."""
-        workers, batch_size, seed, kind, first = map(int, value[:_HEAD])
-        if not workers:
-            return value[_HEAD:]
-        order = self._stream.order(seed, workers, PARTITIONS[kind])
-        return order.advanced(value[_HEAD:], (step - first) * batch_size)

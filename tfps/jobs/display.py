@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfps.cluster.spec import Task
+from tfps.config.converters import INT64_MAX
 from tfps.config.job_config import JobConfig
 from tfps.jobs.events import TaskExited, TaskRestarted, TaskStalled
 from tfps.jobs.output import Output
@@ -213,10 +214,11 @@ class Terminal:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
+            TextColumn("{task.completed:.0f}{task.fields[end]} steps"),
         )
         self._progress = Progress(*columns, TimeRemainingColumn(), TextColumn("left"), console=console)
-        self._bar = self._progress.add_task(view.config.model, total=view.config.max_steps)
+        last = view.config.max_steps if view.config.max_steps < INT64_MAX else None  # with --epochs
+        self._bar = self._progress.add_task(view.config.model, total=last, end=f"/{last}" if last else "")
         self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> "Terminal":

@@ -22,7 +22,7 @@ class LocalMode(Mode):
     trains_on_copies: ClassVar[bool] = True
     flags: ClassVar[Collection[str]] = (
         *("sync_every", "server_optimizer", "server_learning_rate", "server_momentum"),
-        *("worker_fraction", "async_rounds"),
+        *("worker_fraction", "async_rounds", "data_policy"),
     )
 
     def of_job(self, config: JobConfig) -> Mode:
@@ -44,6 +44,13 @@ class LocalMode(Mode):
             problems.append(f"{given} is for --server_optimizer={users}: give one of them, or leave it out.")
         if (config.worker_fraction or 0.0) > 1:
             problems.append(f"--worker_fraction={config.worker_fraction:g} must be at most 1, such as 0.5.")
+        left_out = "--on_nan=skip" if config.on_nan == "skip" else ""
+        if config.worker_fraction is not None and config.worker_fraction < 1:
+            left_out = f"--worker_fraction={config.worker_fraction:g}"
+        left_out = "--async_rounds=1" if config.async_rounds else left_out
+        if config.data_policy and left_out:
+            why = "workers would take different numbers of batches, and no checkpoint could tell which"
+            problems.append(f"--data_policy={config.data_policy} is not for {left_out}: {why}. Leave one of them out.")
         if (config.server_momentum or 0.0) >= 1:
             problems.append(f"--server_momentum={config.server_momentum:g} must be less than 1, such as 0.9.")
         if config.async_rounds and config.worker_fraction is not None:

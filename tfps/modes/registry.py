@@ -48,7 +48,13 @@ def problems_of(config: JobConfig, num_workers: int | None) -> Sequence[str]:
     """
     mode = mode_of(config)
     of_mode = mode.validate(config, num_workers) if num_workers else ()
-    return [*_of_other_modes(config, mode), *_of_overlap(config, mode), *_of_ps(config, mode), *of_mode]
+    return [
+        *_of_other_modes(config, mode),
+        *_of_data(config, mode),
+        *_of_overlap(config, mode),
+        *_of_ps(config, mode),
+        *of_mode,
+    ]
 
 
 def sized(config: JobConfig) -> JobConfig:
@@ -86,6 +92,20 @@ def _of_other_modes(config: JobConfig, mode: Mode) -> Iterator[str]:
         users = " or ".join(f"--mode={other}" for other in MODES.builtin if name in _load(other).flags)
         text = int(value) if isinstance(value, bool) else value
         yield f"--{name}={text} is for {users}, and this job has --mode={mode.name}: leave one of them out."
+
+
+def _of_data(config: JobConfig, mode: Mode) -> Iterator[str]:
+    """Yield an error for a limit of epochs that nobody counts, or that cannot be met, and for shares where none are."""
+    policy, given = f"--data_policy={config.data_policy}", f"--epochs={config.epochs}"
+    if config.epochs and config.data_policy is None:
+        yield f"{given} needs --data_policy=shard or dynamic, which counts what is read: add it, or give --max_steps."
+    if config.epochs and config.data_policy == "shard" and mode.is_blocking:
+        why = f"in {mode.name}, training ends for all where the smallest share does"
+        yield f"{given} is not for {policy}: {why}. Give --data_policy=dynamic."
+    if config.epochs and config.on_nan == "skip":
+        yield f"{given} is not for --on_nan=skip: the examples of a skipped batch stay unread. Leave one of them out."
+    if config.data_policy == "dynamic" and config.partition:
+        yield f"{policy} is not for --partition={config.partition}: no worker has a share. Leave one of them out."
 
 
 def _of_overlap(config: JobConfig, mode: Mode) -> Iterator[str]:

@@ -19,12 +19,14 @@ INTEGERS = ["batch_size", "max_steps", "steps_to_validate", "seed", "num_ps", "n
 NUMBERS = ["learning_rate", "save_checkpoint_secs", "min_slice_mb", "start_timeout_secs", "stall_timeout_secs"]
 NUMBERS += ["ps_cpu", "worker_cpu", "delay_compensation", "server_learning_rate"]
 NUMBERS += ["worker_fraction"]
+INTEGERS += ["epochs", "collect_every"]
 GOOD: Mapping[str, list[Any]] = {
     **{name: [True] for name in ("dry_run", "wait", "ssh", "follow", "force")},
     **{name: [2**20, 10**9, 2**50] for name in ("ps_memory", "worker_memory")},
     "network_policy": [False],
     "staleness_lr": [True, False],
     "async_rounds": [True, False],
+    "topology": ["ring", "complete", "exponential"],
     "server_momentum": [0.0, 0.5],
     "worker_gpu": [1, 64],
     "devices_per_worker": ["8", "cpu:4"],
@@ -260,8 +262,14 @@ def test_a_text_is_not_empty() -> None:
 
 def test_a_choice_is_one_of_its_table() -> None:
     """A value that is not in its table is answered with the whole table, and a near miss with a hint."""
-    assert refusal("--mode=sinc") == "--mode=sinc is not one of async, sync, ssp, local. Did you mean sync?"
-    assert refusal("--mode=ASYNC") == "--mode=ASYNC is not one of async, sync, ssp, local. Did you mean async?"
+    assert (
+        refusal("--mode=sinc")
+        == "--mode=sinc is not one of async, sync, ssp, local, allreduce, gossip. Did you mean sync?"
+    )
+    assert (
+        refusal("--mode=ASYNC")
+        == "--mode=ASYNC is not one of async, sync, ssp, local, allreduce, gossip. Did you mean async?"
+    )
     assert refusal("--optimizer=lion") == "--optimizer=lion is not one of sgd, momentum, adam, adagrad, ftrl, rmsprop."
     assert "(6000 characters)" in refusal("--mode=" + "x" * 6000)
 
@@ -329,7 +337,7 @@ def test_help_tells_every_flag_once_within_the_width() -> None:
     flags = [line.split()[0] for line in reported.splitlines() if line.startswith("  --")]
     assert flags == [f"--{name}" for name in FLAGS]
     joined = " ".join(reported.split())
-    assert "how gradients become updates: async, sync, ssp, local (default async)" in joined
+    assert "how gradients become updates: async, sync, ssp, local, allreduce, gossip (default async)" in joined
     assert "a built-in model: linear, mnist (default linear)" in joined
     assert "seconds between checkpoints (default 60)" in joined
 

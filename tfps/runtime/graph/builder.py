@@ -169,6 +169,7 @@ def _backward(job: TrainJob, forward: Forward) -> tuple[Forward, _Backward]:
         step = built_by(
             job.model, lambda: job.mode.build_step(optimizer, forward.spec.loss, forward.global_step, context)
         )
+        step = forward.fenced(step)
         loss, forward = forward.spec.loss, forward_pass.of_all_towers(forward)
         updates, of_towers = forward.updates, forward.towers.ops if forward.towers else ()
         # What a step on copies exchanges is no part of it.

@@ -13,7 +13,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.data.ops.prefetch_op import _PrefetchDataset
 from tensorflow.python.data.util import structure
 
-from tfps.data.stream import Position, Stream
+from tfps.data.position import Position
+from tfps.data.stream import Stream
 from tfps.tf_types import Dataset, Nested, Tensor
 
 INPUTS = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard")  # operations that return a batch

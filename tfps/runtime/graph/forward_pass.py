@@ -14,7 +14,7 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.converters import INT32_MAX
 from tfps.config.job_config import JobConfig
 from tfps.config.wire_format import WireFormat
-from tfps.data.stream import Position
+from tfps.data.position import Position
 from tfps.errors import ModelError
 from tfps.models.model import Model
 from tfps.models.params import TrackedFlags, tracked_flags, unread_flags
@@ -113,6 +113,11 @@ class Forward:
         """What adds the count of a batch's examples to an update, if there is such a count."""
         return self.iterator.position.counted if self.iterator.position else None
 
+    def fenced(self, step: Step) -> Step:
+        """Return a step after whose fence other workers take the examples that are dealt to a lost one."""
+        position = self.iterator.position
+        return dataclasses.replace(step, fence=position.fenced(step.fence)) if position else step
+
     @property
     def shown(self) -> list[Tensor]:
         """The loss, and what is read in some steps."""
@@ -174,10 +179,10 @@ def _input(
 
 def _position(job: TrainJob, iterator: CancelSafeIterator, global_step: Variable) -> Position | None:
     """Add the position in the data to the graph, if it is part of a checkpoint."""
-    config, workers = job.config, job.cluster.num_workers
+    config, workers, worker = job.config, job.cluster.num_workers, job.task.index
     if config.data_policy is None or iterator.stream is None:
         return None
-    return Position(iterator.stream, iterator.indices, global_step, config, workers, by_step=job.mode.is_blocking)
+    return Position(iterator.stream, iterator.indices, global_step, config, workers, worker, job.mode.is_blocking)
 
 
 def _log_unread(job: TrainJob, read: Container[str]) -> None:

@@ -49,11 +49,13 @@ def input_of(
         batches, count = _batches(dataset), tower_devices.count(config) if training else 1
         own = getattr(dataset, "tfps_stream", None)
         if count > 1 and own is not None:
-            raise ConfigError(
-                f"--model={model.name} returns tfps.Examples, which are for workers with one device, and this one has "
-                f"{count}: give --devices_per_worker=1."
-            )
-        if count > 1:
+            if config.epochs and config.tower_updates == "all":
+                raise ConfigError(
+                    f"--tower_updates=all with --epochs={config.epochs}: the last batch may have no example for one of "
+                    f"{count} devices. Leave one of them out."
+                )
+            dataset = own.dataset(count)
+        elif count > 1:
             dataset = tower_batches.grouped(dataset, count, config.tower_updates != "all")
         iterator = CancelSafeIterator(dataset) if training else tf.data.make_initializable_iterator(dataset)
         if own is not None:

@@ -42,9 +42,12 @@ def dataset(
         ModelError: If the result is something else.
     """
     context = tf.distribute.InputContext(pipelines, index, mode_of(config).gradients_per_update(config, pipelines))
+    in_step = mode_of(config).is_blocking
     params, where = params or tracked_flags(config), f"--model={model.name}: {model.line_of('input_fn')}"
     own = _input_of(model, mode, config, context, params)
-    given = built_by(model, lambda: stream.of(own, mode, params, pipelines, index, where), "input_fn", "no examples")
+    given = built_by(
+        model, lambda: stream.of(own, mode, params, pipelines, index, where, in_step), "input_fn", "no examples"
+    )
     if given is None and mode == ModeKeys.EVAL:
         return None
     if not isinstance(given, tf.compat.v2.data.Dataset):  # the base of both versions of the class

@@ -14,9 +14,8 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.config.launch_protocol import RECORDED, give_sign
-from tfps.errors import DataError, ModelError, StorageError
+from tfps.errors import ModelError, StorageError
 from tfps.models.model import Model
-from tfps.modes.registry import mode_of
 from tfps.progress import format_progress
 from tfps.runtime.checkpoint import job_end, restore
 from tfps.runtime.checkpoint.background import BackgroundThread
@@ -33,6 +32,7 @@ from tfps.runtime.results import evaluation, run_record
 from tfps.runtime.results.evaluation_progress import EvaluationProgress
 from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training.connection import Connection
+from tfps.runtime.training.steps import end_of_input
 from tfps.storage import JobDirectory, remove
 from tfps.summary import Metric
 from tfps.text import brief
@@ -80,11 +80,11 @@ class Chief:
         self.num_workers = built.num_workers
         self.updates: UpdateRunner | None = None
         self.was_restarted = False
+        self._run = ""
         self.began_at = time.time()  # seconds since 1970, when the first chief of this run started
         self.resumed_from: str | None = None
         self.resumed_from_step = 0
         self.found_step = 0  # the variables' global step when this chief started
-        self._run = ""
 
     def take_over(self, session: Session, run: str) -> None:
         """Take over from a lost chief: the variables have their values, and that chief stored ``run`` on the PS.
@@ -133,8 +133,8 @@ class Chief:
             self._give_first_values(session)
         session.run(self._built.load)
         run = compatibility.new_run(self._config.model_dir, self.resumed_from_step)
-        run |= {"owner": self.owner.this_chief.job, "resumed_from": self.resumed_from, "layout": self._built.layout}
-        run["partial_updates"] = self._checkpoints.found_partial
+        found = {"resumed_from": self.resumed_from, "partial_updates": self._checkpoints.found_partial}
+        run |= {"owner": self.owner.this_chief.job, "layout": self._built.layout, **found}
         self._run = run["id"]
         self._write_job()
         if self._directory:
@@ -210,17 +210,9 @@ class Chief:
         return int(sum(map(np.sum, session.run([partial.total, partial.unreported]))))
 
     def report_end_of_input(self, step: int) -> None:
-        """Log that the input ended before ``max_steps``.
-
-        Raises:
-            DataError: If the input was empty, so that no step was taken.
-        """
-        mode = mode_of(self._config)
-        spare = mode.spare_workers(self._config)
-        whose = (f"{spare + 1} workers" if spare else "a worker") if mode.is_blocking else "all workers"
-        if step == self.resumed_from_step:
-            raise DataError(f"the training input of {whose} is empty: input_fn(mode='train') gave no batch.")
-        log.info("the input of %s has ended at step %d of --max_steps=%d", whose, step, self._config.max_steps)
+        """Log that the input ended before ``max_steps``; see ``end_of_input.report``."""
+        position, session = self._built.iterator.position, self._connection.session
+        end_of_input.report(self._config, position, session, step, self.resumed_from_step)
 
     def steps_taken(self, session: Session) -> list[int]:
         """Return how many steps each worker has taken in this run; empty where only the workers know."""

@@ -12,7 +12,7 @@ from tfps.errors import PeerLostError, StoppedError, TfpsError
 from tfps.runtime.coordination.job_state import Phase, WorkerTotals
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training.chief import Chief
-from tfps.runtime.training.training_loop import Loop
+from tfps.runtime.training.steps.training_loop import Loop
 from tfps.runtime.training.worker_parts import WorkerParts
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState
 from tfps.text import brief

@@ -34,7 +34,7 @@ from tfps.runtime.process import server
 from tfps.runtime.process import session as sessions
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training.parameter_server import StateOfChief
-from tfps.runtime.training.training_loop import Loop
+from tfps.runtime.training.steps.training_loop import Loop
 from tfps.runtime.training.worker_parts import WorkerParts
 from tfps.runtime.training.worker_progress import Progress
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState

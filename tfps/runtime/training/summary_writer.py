@@ -15,7 +15,7 @@ from tfps.runtime.coordination.job_state import WorkerTotals
 from tfps.runtime.coordination.stragglers import Stragglers
 from tfps.runtime.results import run_record
 from tfps.runtime.training.chief import Chief
-from tfps.runtime.training.training_loop import Loop
+from tfps.runtime.training.steps.training_loop import Loop
 from tfps.runtime.training.worker_progress import Progress
 from tfps.storage import JobDirectory
 from tfps.summary import DONE, FAILED, STOPPED, ChiefReport, JobSummary, Metric, TaskSummary, WorkersReport

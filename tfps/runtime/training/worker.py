@@ -32,8 +32,8 @@ from tfps.runtime.training import joining, summary_writer, worker_parts
 from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.early_end import EarlyEnd
 from tfps.runtime.training.joining import Joining
-from tfps.runtime.training.reporter import Reporter
-from tfps.runtime.training.training_loop import Loop
+from tfps.runtime.training.steps.reporter import Reporter
+from tfps.runtime.training.steps.training_loop import Loop
 from tfps.runtime.training.worker_parts import WorkerParts
 from tfps.runtime.training.worker_progress import Progress
 from tfps.runtime.training.worker_state import LifeCycle, WorkerState
@@ -202,7 +202,7 @@ class Worker:
             parts.write_phase(Phase.EXHAUSTED, loop.progress)
 
         def are_through() -> bool:
-            return parts.others.are_through(session, can_finish and parts.global_step() < self._config.max_steps)
+            return parts.others.are_through(session, can_finish and not parts.is_at_end())
 
         loop.wait_until(are_through)
         while can_finish:
@@ -212,7 +212,7 @@ class Worker:
             parts.write_phase(Phase.EXHAUSTED, loop.progress)  # one has come back just before
             loop.wait_until(are_through)
         left = parts.others.not_done(session) if can_finish else []
-        if left and parts.global_step() < self._config.max_steps:
+        if left and not parts.is_at_end():
             log.info("the job ends without %s: gone, and not replaced", ", ".join(map(str, left)))
 
     def _explained(self, error: Exception) -> TfpsError:

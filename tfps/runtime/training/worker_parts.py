@@ -91,6 +91,12 @@ class WorkerParts:
         """Return whether this worker takes no further step though others may: its input has ended."""
         return self.built.step.any_worker_can_finish and (progress.input_ended or self.barrier.over)
 
+    def is_at_end(self) -> bool:
+        """Return whether ``--max_steps`` or ``--epochs`` is reached."""
+        position = self.built.iterator.position
+        is_read = position is not None and position.is_read(self.connection.session)
+        return is_read or self.global_step() >= self.config.max_steps
+
     def leave(self) -> None:
         """Let no other worker wait for this one any more: it takes no further step, or none for now."""
         if self.built.step.leave is not None:

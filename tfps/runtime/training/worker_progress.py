@@ -46,6 +46,11 @@ class Progress:
         """For how many seconds this worker has been taking steps."""
         return max(self.last_step - self.began, 1e-9)
 
+    def count(self, step: int, loss: float, examples: int, ended: float) -> None:
+        """Count a step: the global step that it has reached, its loss, its examples, and when it ended."""
+        self.batches, self.examples, self.steps = self.batches + 1, self.examples + examples, self.steps + 1
+        self.global_step, self.loss, self.last_step = max(step, self.global_step), loss, ended
+
     def take_back(self, global_step: int) -> None:
         """Count steps no more that come after a global step."""
         lost = max(0, self.global_step - global_step)

@@ -26,7 +26,7 @@ from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training import joining
 from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.peer_monitor import PeerMonitor
-from tfps.runtime.training.training_loop import Loop
+from tfps.runtime.training.steps.training_loop import Loop
 from tfps.runtime.training.worker import Worker
 from tfps.runtime.training.worker_parts import WorkerParts
 

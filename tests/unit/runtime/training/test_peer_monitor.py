@@ -26,7 +26,7 @@ from tfps.runtime.coordination.stragglers import WorkerPace
 from tfps.runtime.process import shutdown
 from tfps.runtime.training import peer_monitor
 from tfps.runtime.training.peer_monitor import PeerMonitor
-from tfps.runtime.training.training_loop import Loop
+from tfps.runtime.training.steps.training_loop import Loop
 from tfps.runtime.training.worker_progress import Progress
 
 CHIEF = Task("worker", 0)

@@ -24,7 +24,7 @@ from tfps.runtime.graph import builder
 from tfps.runtime.graph.cancel_safe_iterator import INPUTS
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
 from tfps.runtime.graph.placement import ancestors
-from tfps.runtime.training.step_runner import Pace, StepRunner
+from tfps.runtime.training.steps.step_runner import Pace, StepRunner
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +120,7 @@ def test_few_graphs_are_prepared(mode: str, tmp_path: Path) -> None:
         return build(self, *what)
 
     with (
-        mock.patch("tfps.runtime.training.step_runner._RUN_SECS", 10.0),
+        mock.patch("tfps.runtime.training.steps.step_runner._RUN_SECS", 10.0),
         mock.patch.object(StepRunner, "_build", noting),
     ):
         max_steps = 4003 if mode == "async" else 1003  # so many that both workers measure while most are left
@@ -407,8 +407,8 @@ def test_the_pace_suits_the_steps(
 def test_a_run_is_not_too_much_to_prepare(max_ops: int, expected: int, tmp_path: Path) -> None:
     """Of a graph of many operations, a run takes few steps."""
     with (
-        mock.patch("tfps.runtime.training.step_runner._MAX_OPS", max_ops),
-        mock.patch("tfps.runtime.training.step_runner._RUN_SECS", 10.0),
+        mock.patch("tfps.runtime.training.steps.step_runner._MAX_OPS", max_ops),
+        mock.patch("tfps.runtime.training.steps.step_runner._RUN_SECS", 10.0),
     ):
         train(model_of(counted(None), linear), num_workers=1, max_steps=400, model_dir=str(tmp_path))
     assert summary(tmp_path)["pace"]["steps_per_run"] == expected

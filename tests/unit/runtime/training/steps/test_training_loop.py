@@ -20,9 +20,9 @@ from tfps.errors import DivergedError, StoppedError
 from tfps.runtime.checkpoint.directory import list_checkpoints
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results.event_file import EventFile
-from tfps.runtime.training import reporter as progress_lines
-from tfps.runtime.training.reporter import Reporter
-from tfps.runtime.training.training_loop import Loop
+from tfps.runtime.training.steps import reporter as progress_lines
+from tfps.runtime.training.steps.reporter import Reporter
+from tfps.runtime.training.steps.training_loop import Loop
 from tfps.runtime.training.worker_progress import Progress
 
 

@@ -22,9 +22,10 @@ from tfps.runtime.graph.builder import TrainGraph
 from tfps.runtime.graph.passes.nan_guard import NonFiniteValue, find_non_finite
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.process.thread_pool import ThreadPool, at_once
-from tfps.runtime.training.non_finite import NonFiniteSteps
-from tfps.runtime.training.reporter import Reporter
-from tfps.runtime.training.step_runner import InFlightRun, Input, Pace, StepResults, StepRunner, TicketBatch
+from tfps.runtime.training.steps.input import Input
+from tfps.runtime.training.steps.non_finite import NonFiniteSteps
+from tfps.runtime.training.steps.reporter import Reporter
+from tfps.runtime.training.steps.step_runner import InFlightRun, Pace, StepResults, StepRunner, TicketBatch
 from tfps.runtime.training.worker_progress import Progress
 from tfps.tf_types import Session
 
@@ -56,8 +57,7 @@ class Loop:
         stop: StopRequest,
         between_runs: Callable[[], None],
     ) -> None:
-        self._max_steps = config.max_steps
-        self._reporter, self._stop, self._between_runs = reporter, stop, between_runs
+        self._reporter, self._stop, self._between_runs, self._max_steps = reporter, stop, between_runs, config.max_steps
         self._runs = StepRunner(session, built)
         self._input = Input(session, built)
         self._allowance = Allowance(session, built.step.limit) if built.step.limit else None
@@ -66,8 +66,7 @@ class Loop:
         self._ahead = 0  # by how much tickets are ahead of steps
         self._pool: ThreadPool[StepResults] = ThreadPool("work")
         self._non_finite = NonFiniteSteps(config, built.remedy, lambda: self._runs.global_step() > 0)
-        may_skip = self._non_finite.may_skip
-        many = self._input.size_is_known and self._runs.can_be_long and not may_skip
+        many = self._input.size_is_known and self._runs.can_be_long and not self._non_finite.may_skip
         most = self._allowance.most if self._allowance else INT64_MAX
         self.pace = Pace(config, built.num_workers, many, self._runs.can_overlap, self._runs.max_steps, most)
         self.progress = Progress()
@@ -96,7 +95,7 @@ class Loop:
             DivergedError: If the loss or a gradient is NaN or Inf, and may not be skipped.
             TfpsError: The reason to stop, if there is one.
         """
-        pending = deque(self._blocks(self._runs.draw(self.pace.steps * self.pace.runs)))
+        pending = deque(self.pace.blocks(self._runs.draw(self.pace.steps * self.pace.runs)))
         if pending[0].tickets[0] >= self._max_steps and not self.progress.steps:
             log.info("nothing to train: --max_steps=%d is reached; raise it to continue", self._max_steps)
         in_flight: deque[InFlightRun] = deque()
@@ -120,10 +119,9 @@ class Loop:
         """
 
         def holds() -> bool:
-            if condition():
-                return True
-            self._between_runs()
-            return False
+            if not (is_so := condition()):
+                self._between_runs()
+            return is_so
 
         self._stop.wait_until(holds)
 
@@ -143,21 +141,27 @@ class Loop:
         """Start a run for the first block in hand or a part of it; return no run if the tickets are used up."""
         block = pending.popleft()
         usable = [ticket for ticket in block.tickets if ticket < self._max_steps]
-        if not usable:
+        if not usable or not self._is_fed(len(usable)):
             return []
         last = len(usable) < len(block.tickets)
         if last or (len(usable) > 1 and not self._input.has(len(usable))):
-            singles = [TicketBatch([ticket], draw_next=False, last=last) for ticket in usable]
-            singles[-1] = TicketBatch(usable[-1:], block.draw_next, last)
-            pending.extendleft(reversed(singles[1:]))
-            block = singles[0]
+            block, *rest = block.apart(len(usable))
+            pending.extendleft(reversed(rest))
         if not (block := self._allowed_part(block, pending)).tickets:
             return []
         self._input.take(len(block.tickets))
         self._in_flight = block.tickets
-        draw = 1 if block.last else self.pace.steps if block.draw_next else 0  # that of 1 exists from the first runs
+        draw = 1 if block.last else self.pace.steps if block.draw_next else 0  # 1: that graph exists already
         act = functools.partial(self._runs.take, len(block.tickets), draw, self._is_to_show(block.tickets))
         return [InFlightRun(block, act, self._pool.submit if self.pace.runs > 1 else at_once)]
+
+    def _is_fed(self, wanted: int) -> bool:
+        """Return whether there is a batch for a step; wait for one if another worker may leave some."""
+        is_fed, progress = self._input.fill(wanted, self._goes_on_waiting), self.progress
+        if progress.is_waiting and self._allowance:
+            self._allowance.set(None)  # the others did not wait for this worker
+        progress.is_waiting, progress.input_ended = False, progress.input_ended or not (is_fed or self._stop.error)
+        return is_fed
 
     def _allowed_part(self, block: TicketBatch, pending: "deque[TicketBatch]") -> TicketBatch:
         """Return as much of a block as is allowed now, and put the rest back. Wait until at least one step is allowed.
@@ -171,7 +175,7 @@ class Loop:
             return TicketBatch([])
         if self._allowance.has_ended_round:
             pending.clear()
-            pending.extend(self._blocks(self._runs.draw(self.pace.steps)))
+            pending.extend(self.pace.blocks(self._runs.draw(self.pace.steps)))
             return TicketBatch([])
         count = self._allowance.part(len(block.tickets), self.pace.steps)
         if count == len(block.tickets):
@@ -204,8 +208,7 @@ class Loop:
     def _is_to_show(self, tickets: Sequence[int]) -> bool:
         """Return whether a run should return the values to report, as far as its tickets predict its steps.
 
-        In async, tickets run ahead of the steps by as many as all workers hold. So any of the last runs may make the
-        last step.
+        In async, tickets run ahead of the steps. So any of the last runs may make the last step.
         """
         if self._reporter.reports_all:
             return True
@@ -227,6 +230,8 @@ class Loop:
                 raise
             self._end_of_input(run.block, cancel_safe_iterator.is_of_another(error))
             return []
+        finally:
+            self._input.note_end()
         self._in_flight = []
         self._non_finite.note_step()
         if self._allowance:
@@ -240,7 +245,7 @@ class Loop:
         self._between_runs()
         if not run.block.draw_next or run.block.last:
             return []
-        return self._blocks(self._renewed(run, taken.tickets) if continues else taken.tickets)
+        return self.pace.blocks(self._renewed(run, taken.tickets) if continues else taken.tickets)
 
     def _renewed(self, run: InFlightRun, tickets: Sequence[int]) -> Sequence[int]:
         """Return a run's next tickets, and additional ones if the pace has changed and more are in hand from now on."""
@@ -251,15 +256,10 @@ class Loop:
         missing = self.pace.steps * (self.pace.runs - others) - len(tickets)
         return [*tickets, *self._runs.draw(missing, pending=len(tickets))]
 
-    def _blocks(self, tickets: Sequence[int]) -> Sequence[TicketBatch]:
-        return [TicketBatch(tickets[at : at + self.pace.steps]) for at in range(0, len(tickets), self.pace.steps)]
-
     def _note(self, step: int, index: int, taken: StepResults, ended: float) -> None:
         """Count one step of a run, and report it if that is due."""
         loss, progress = taken.losses[index], self.progress
-        progress.batches, progress.examples = progress.batches + 1, progress.examples + taken.examples[index]
-        progress.steps, progress.global_step = progress.steps + 1, max(step, progress.global_step)
-        progress.loss, progress.last_step = loss, ended
+        progress.count(step, loss, taken.examples[index], ended)
         if (taken.logged or step >= self._max_steps) and self._reporter.due(step, ended):
             summary = taken.summaries[index] if taken.summaries else None
             logged = taken.logged[index] if taken.logged else {}
@@ -275,7 +275,7 @@ class Loop:
         self.progress.steps += found.index  # the run took the steps before this one
         self.progress.global_step = max(self.progress.global_step, step - 1)
         self._non_finite.skip(found, step, self.progress)
-        return self._blocks(self._runs.draw(1)) if self._runs.skips_steps else [block]
+        return self.pace.blocks(self._runs.draw(1)) if self._runs.skips_steps else [block]
 
     def _end_of_input(self, block: TicketBatch, of_another: bool) -> None:
         """Log that the input has ended, and give the tickets back."""

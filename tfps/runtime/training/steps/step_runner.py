@@ -70,6 +70,12 @@ class TicketBatch:
     draw_next: bool = True
     last: bool = False
 
+    def apart(self, count: int) -> list["TicketBatch"]:
+        """Return a batch for each of the first tickets; if others are left out, they are of no use."""
+        last = count < len(self.tickets)
+        singles = [TicketBatch([ticket], draw_next=False, last=last) for ticket in self.tickets[:count]]
+        return [*singles[:-1], TicketBatch(self.tickets[count - 1 : count], self.draw_next, last)]
+
 
 class InFlightRun:
     """A run that has started, in a thread of a pool or in the calling thread."""
@@ -212,23 +218,6 @@ class StepRunner:
         return [losses, examples, tickets, values, done]
 
 
-class Input:
-    """The number of batches that a worker's input has left, as far as that is known."""
-
-    def __init__(self, session: Session, built: TrainGraph) -> None:
-        batches = int(session.run(built.batches))
-        self.size_is_known = batches != tf.data.experimental.UNKNOWN_CARDINALITY
-        self._left = batches if batches >= 0 else math.inf
-
-    def has(self, count: int) -> bool:
-        """Return whether at least ``count`` batches are left, as far as that is known."""
-        return self._left >= count
-
-    def take(self, count: int) -> None:
-        """Count ``count`` batches as used."""
-        self._left -= count
-
-
 class Pace:
     """How many steps a run takes and how many runs are in flight, from the flags or from measuring the first steps.
 
@@ -264,6 +253,10 @@ class Pace:
 
     def __str__(self) -> str:
         return report.describe_pace(self.in_summary)
+
+    def blocks(self, tickets: Sequence[int]) -> Sequence[TicketBatch]:
+        """Return the tickets of the next runs."""
+        return [TicketBatch(tickets[at : at + self.steps]) for at in range(0, len(tickets), self.steps)]
 
     @property
     def in_summary(self) -> RunPace:
