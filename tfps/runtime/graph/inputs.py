@@ -196,7 +196,7 @@ def read_when_started(ends: Sequence[Fetch]) -> None:
     lasting = [
         op for op in ops if not (op.inputs or op.control_inputs) and any(map(graph_editor.is_handle, op.outputs))
     ]
-    begun = {placement.task_of(op): op for op in lasting}
+    begun = {placement.task_of(op): op for op in sorted(lasting, key=graph_editor.order, reverse=True)}
     for read in [op for op in ops if op.type in INPUTS and graph_editor.can_wait(op)]:
         others = [op for task, op in begun.items() if task != placement.task_of(read)]
         graph_editor.add_control_inputs(read, others)
