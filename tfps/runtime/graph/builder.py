@@ -132,7 +132,7 @@ def training(config: JobConfig, cluster: Cluster, task: Task, model: Model) -> T
             forward.towers.receive_once([backward.next_ticket, backward.step.train_op, *forward.shown], task.device)
         built_by(model, backward.step.finish or (lambda: None))
         updates = built_by(model, lambda: unrolled(graph, backward.step, job.wire.pack))
-        inputs.read_when_started([backward.next_ticket, backward.step.train_op, *forward.shown])
+        inputs.read_when_started([backward.next_ticket, backward.step.train_op, *forward.shown], forward.batches)
         return _train_graph(job, forward, backward, updates)
 
 

@@ -24,6 +24,7 @@ _END = ("PyFunc", "IteratorGetNext", "Dequeue", "ReaderRead")  # likewise, with 
 _OWN_END = ("IteratorGetNext", "MultiDeviceIteratorGetNext", "Dequeue", "ReaderRead")  # likewise, in a model
 _DROP = ("Filter", "TakeWhile", "FlatMap", "Interleave", "Unbatch", "IgnoreErrors", "GroupBy")  # parts of op types
 _CUT = ("Take", "Skip", "Shard", "Batch", "Window", "Scan")  # likewise: what they return depends on the order
+_CHANGES = ("MapDataset", "BatchDataset", "BatchV2", "ShuffleDataset", "Prefetch", "OptionsDataset")  # parts
 _MAPS = ("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2")
 
 
@@ -182,15 +183,18 @@ def _starts(op: Operation) -> Sequence[Operation]:
     ]
 
 
-def read_when_started(ends: Sequence[Fetch]) -> None:
-    """Let a step read its batch only when each task has started its part of the run.
+def read_when_started(ends: Sequence[Fetch], batches: Tensor) -> None:
+    """Let a step read a batch of an input that may end only when each task has started its part of the run.
 
     The worker's part fails immediately if its input has ended. TensorFlow then cancels the parts of the other tasks. If
     it has not sent one yet, it sends it later, and does not cancel that one: the run never ends (``RunManyGraphs`` in
     tensorflow/core/distributed_runtime/master_session.cc).
 
+    The message from each task costs a short step of an input without an end some percent, so it has none.
+
     Args:
         ends: The fetches of the step.
+        batches: The number of batches; a constant if TensorFlow's may be wrong.
     """
     ops = placement.ancestors(ends)
     lasting = [
@@ -199,4 +203,17 @@ def read_when_started(ends: Sequence[Fetch]) -> None:
     begun = {placement.task_of(op): op for op in sorted(lasting, key=graph_editor.order, reverse=True)}
     for read in [op for op in ops if op.type in INPUTS and graph_editor.can_wait(op)]:
         others = [op for task, op in begun.items() if task != placement.task_of(read)]
-        graph_editor.add_control_inputs(read, others)
+        if batches.op.type == "Const" or not _is_endless(read):
+            graph_editor.add_control_inputs(read, others)
+
+
+def _is_endless(read: Operation) -> bool:
+    """Return whether an iterator's dataset repeats without an end, and only changes what it repeats after that."""
+    users = read.inputs[0].consumers()
+    ops = [op.inputs[0].op for op in users if op.type in ("MakeIterator", "MultiDeviceIteratorInit")]
+    for op in ops:
+        while _is(op.node_def, _CHANGES):
+            op = op.inputs[0].op  # noqa: PLW2901
+        if op.type != "RepeatDataset" or (tf.get_static_value(op.inputs[1]) or 0) >= 0:
+            return False
+    return bool(ops)

@@ -57,17 +57,48 @@ def on_both(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpe
     )
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "ssp"])
-def test_a_batch_is_read_when_each_ps_has_started_its_part_of_the_run(mode: str) -> None:
-    """TensorFlow does not cancel a part that it sends when the worker's has failed: the run would never end."""
+def started(input_fn: Any, mode: str = "async") -> list[str]:
+    """Return the tasks whose part of a run has started before worker 1 reads a batch."""
     cluster = Cluster(("a:1", "b:1"), ("c:1", "d:1"))
-    built = builder.training(JobConfig(mode=mode), cluster, Task("worker", 1), model_of(batches, on_both))
+    built = builder.training(JobConfig(mode=mode), cluster, Task("worker", 1), model_of(input_fn, on_both))
     read = inputs.next_of(built.iterator)
-    own = placement.ancestors([built.step.train_op])
-    needed = {place for op in own if not (place := placement.task_of(op)).startswith("worker/1")}
-    assert {placement.task_of(op) for op in read.control_inputs} == needed == {"ps/0", "ps/1"}
-    started = [op for op in read.control_inputs if op.inputs or op.control_inputs]
-    assert not started, "a batch waits for more than the start"
+    assert not [op for op in read.control_inputs if op.inputs or op.control_inputs], "it waits for more than the start"
+    return sorted(placement.task_of(op) for op in read.control_inputs)
+
+
+def of_ones(change: Any) -> Any:
+    """Return an ``input_fn`` of a changed dataset of seven batches of ones."""
+    return lambda mode, *_: None if mode == "eval" else change(dataset_of([1.0] * 7).batch(1))
+
+
+@pytest.mark.parametrize("mode", ["async", "sync", "ssp"])
+def test_a_batch_of_an_input_that_may_end_is_read_when_each_ps_has_started(mode: str) -> None:
+    """TensorFlow does not cancel a part that it sends when the worker's has failed: the run would never end."""
+    assert started(of_ones(lambda data: data), mode) == ["ps/0", "ps/1"]
+
+
+def same(*parts: Any) -> Any:
+    """Return an element as it is."""
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("change", "may_end"),
+    [
+        (lambda data: data.repeat(), False),
+        (lambda data: data.shuffle(3).repeat().map(same).shuffle(3).prefetch(2), False),
+        (lambda data: data.unbatch().repeat().batch(2, drop_remainder=True).map(same, 2), False),
+        (lambda data: data.repeat().with_options(tf.data.Options()), False),
+        (lambda data: data.repeat(3), True),
+        (lambda data: data.repeat().take(70), True),
+        (lambda data: data.repeat().filter(lambda features, _: tf.reduce_all(features["x"] < 2.0)), True),
+        (lambda data: data.repeat(2).repeat().take(9).shuffle(3), True),
+        (lambda data: data.filter(lambda *_: tf.random.uniform([]) < 0.9).repeat(), True),
+    ],
+)
+def test_only_an_input_that_may_end_waits(change: Any, may_end: bool) -> None:
+    """The message costs a short step some percent of its time."""
+    assert bool(started(of_ones(change))) == may_end
 
 
 UNKNOWN, INFINITE = -2, -1
