@@ -104,6 +104,7 @@ def _place(workload: Workload, mnist: Path, scratch: Path) -> Place:
 def run_once(workload: Workload, name: str, number: int, place: Place) -> Result:
     """Run one program once."""
     program, result = PROGRAMS[name], Result(workload.name, name, number)
+    workload = program.share_of(workload)
     shutil.rmtree(place.scratch, ignore_errors=True)
     place.scratch.mkdir()
     tasks, env = program.tasks(workload, place), programs.environment(program, workload)

@@ -5,7 +5,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from processes import Task
@@ -44,6 +44,8 @@ class Program:
         own_steps: Whether its marks count one worker's steps, not the job's.
         lasts: Whether its parameter servers never end by themselves.
         checked: Whether there is something to learn.
+        mode: The mode that it trains in, instead of the workload's; of tfps.
+        joint: Whether a step is one of each worker in that mode, as in sync.
     """
 
     title: str
@@ -53,6 +55,32 @@ class Program:
     own_steps: bool = False
     lasts: bool = False
     checked: bool = True
+    mode: str = ""
+    joint: bool = False
+
+    def share_of(self, workload: Workload) -> Workload:
+        """Return the workload as this program counts its steps, with as many batches."""
+        if not self.joint:
+            return workload
+        workers = workload.num_workers
+        return replace(workload, mode="sync", steps=workload.steps // workers, warmup=workload.warmup // workers)
+
+
+def in_mode(mode: str, joint: bool = True, **flags: object) -> Program:
+    """Return tfps in another mode than the workload's, with flags of that mode.
+
+    Args:
+        mode: Its name.
+        joint: Whether a step is one of each worker.
+        **flags: Flags of the mode.
+    """
+    given = " ".join(f"--{name}={value}" for name, value in {"mode": mode, **flags}.items())
+
+    def tasks(workload: Workload, place: Place) -> Sequence[Task]:
+        num_ps = 0 if mode in ("allreduce", "gossip") else workload.num_ps
+        return _tfps(replace(workload, num_ps=num_ps), place, **{"mode": mode, **flags})
+
+    return Program(f"tfps {given}", tasks, mode=mode, joint=joint)
 
 
 def python(venv: str) -> str:
@@ -77,7 +105,6 @@ def _tfps_narrow(workload: Workload, place: Place) -> list[Task]:
 def _tfps(workload: Workload, place: Place, **more: object) -> list[Task]:
     """One ``tfps run`` a task; where starting is measured, one ``tfps launch``."""
     flags = {
-        **more,
         "model": MODELS[workload.model],
         "data_dir": place.for_tfps(workload),
         "model_dir": place.scratch / "model",
@@ -85,12 +112,14 @@ def _tfps(workload: Workload, place: Place, **more: object) -> list[Task]:
         "batch_size": workload.batch_size,
         "max_steps": workload.steps,
         "steps_to_validate": workload.every,
+        **more,
     }
     if workload.unit == "s":
         size = {"num_ps": workload.num_ps, "num_workers": workload.num_workers}
         return [Task("launch", "launch", _command("launch", {**size, **flags}), awaited=True)]
     hosts = [f"127.0.0.1:{port}" for port in free_ports(workload.num_ps + workload.num_workers)]
-    flags |= {"ps_hosts": ",".join(hosts[: workload.num_ps]), "worker_hosts": ",".join(hosts[workload.num_ps :])}
+    flags |= {"ps_hosts": ",".join(hosts[: workload.num_ps])} if workload.num_ps else {}
+    flags |= {"worker_hosts": ",".join(hosts[workload.num_ps :])}
     return [
         Task(f"{job}/{i}", job, _command("run", {**flags, "job_name": job, "task_index": i}), job == "worker")
         for job, i in _members(workload)
@@ -120,7 +149,7 @@ def _peer(
     """
 
     def tasks(workload: Workload, place: Place) -> list[Task]:
-        members = [] if alone else [m for m in _members(workload) if file != "limit" or m[0] == "worker"]
+        members = [] if alone else [m for m in _members(workload) if file not in _WITHOUT_PS or m[0] == "worker"]
         members += [("chief", 0)] if chief else []
         ports = free_ports(workload.num_ps + workload.num_workers + 1)
         shared = _peer_flags(workload, place, MODELS[workload.model] if file == "limit" else variant)
@@ -141,6 +170,8 @@ def _peer(
     return tasks
 
 
+_WITHOUT_PS = ("limit", "mwms")
+
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # as torchrun sets it for several processes on one machine
@@ -148,6 +179,16 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # as torchrun sets it for several proces
 PROGRAMS: Mapping[str, Program] = {
     "tfps": Program("tfps", _tfps),
     "tfps_bf16": Program("tfps --wire=bfloat16", _tfps_narrow),
+    "tfps_sync": in_mode("sync"),
+    "tfps_ssp": in_mode("ssp", joint=False, staleness=3),
+    "tfps_local": in_mode("local", sync_every=20),
+    "tfps_own_rounds": in_mode("local", sync_every=20, async_rounds=1),
+    "tfps_allreduce": in_mode("allreduce"),
+    "tfps_gossip": in_mode("gossip", topology="ring"),
+    "mwms": Program("MultiWorkerMirroredStrategy", _peer("mwms", "", "1"), env=_QUIET, joint=True),
+    "mwms_8": Program(
+        "MultiWorkerMirroredStrategy, 8 steps a function", _peer("mwms", "", "8"), env=_QUIET, joint=True
+    ),
     "classic": Program("classic TF1 script", _peer("classic"), env=_QUIET, lasts=True),
     "torch": Program("PyTorch RPC", _peer("torch_rpc", "torch"), "torch", env=_ONE_THREAD),
     "torch_tcp": Program("PyTorch RPC, TCP", _peer("torch_rpc", "torch", "tcp"), "torch", env=_ONE_THREAD),

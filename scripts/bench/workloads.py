@@ -87,6 +87,7 @@ class Workload:
 
 
 _MNIST = ("tfps", "classic", "torch_tcp")
+_MODES = ("tfps_sync", "tfps_ssp", "tfps_local", "tfps_own_rounds", "tfps_allreduce", "tfps_gossip")
 _DENSE = ("tfps", "tfps_bf16", "classic", "torch", "torch_tcp", "raw_tcp")
 _CTR = ("tfps", "classic", "torch_tcp", "limit")
 
@@ -153,6 +154,27 @@ _ALL = (
     _dense(16, 120, 30),
     _dense(64, 40, 8),
     _dense(256, 20, 4),
+    Workload(
+        "modes",
+        "MNIST ConvNet of 1,960 parameters, batch 128, 2 workers, in each mode: 1 PS where a mode has PS",
+        "mnist",
+        ("tfps", *_MODES, "mwms", "mwms_8"),
+        steps=4_800,
+        warmup=1_600,
+        least=0.9,
+    ),
+    Workload(
+        "modes_16",
+        "16 MB of float32 in 16 variables, the mean of two workers' gradients: 1 PS, or none in allreduce",
+        "dense",
+        ("tfps_sync", "tfps_allreduce", "mwms"),
+        steps=240,
+        warmup=60,
+        mode="sync",
+        batch_size=1,
+        mb=16,
+        unit="GB/s",
+    ),
     Workload(
         "start",
         "from the command to the first step of every worker, MNIST, async, 1 PS + 4 workers",
