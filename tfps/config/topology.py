@@ -13,6 +13,7 @@ from tfps.text import show
 NAMES = ("ring", "complete", "exponential")
 _INLINE = re.compile(r"[0-9]{1,4}-[0-9]{1,4}(,[0-9]{1,4}-[0-9]{1,4})*")
 _MOST = 100_000  # characters: an argument of a command has at most 128 KiB
+_LONGEST = 10_000_000  # characters of a file, with comments; a device may have no end
 _FORMS = f"{', '.join(NAMES)}, or a file with one edge a line, such as '0 1'"
 
 Edge = tuple[int, int]
@@ -44,10 +45,14 @@ def topology(value: str) -> str:
     if _INLINE.fullmatch(value):
         return Edges.of(_checked(enumerate(value.replace("-", " ").split(","), 1), "part"), value, is_file=False)
     try:
-        lines = Path(value).read_text(encoding="utf-8").splitlines()
+        with Path(value).open(encoding="utf-8-sig") as file:  # without the mark that some editors write first
+            text = file.read(_LONGEST + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "no text"
         raise ValueError(f"cannot be read ({reason}): give {_FORMS}") from None
+    if len(text) > _LONGEST:
+        raise ValueError(f"is longer than {_LONGEST:,} characters: give {_FORMS}")
+    lines = text.splitlines()
     edges = Edges.of(_checked(enumerate((line.partition("#")[0] for line in lines), 1), "line"), value, is_file=True)
     if not edges:
         raise ValueError("has no edge: write one a line, such as '0 1'")

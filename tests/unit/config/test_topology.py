@@ -24,6 +24,19 @@ def test_a_file_becomes_its_edges(tmp_path: Path) -> None:
     assert command_line.parse(argv, ["mode", "topology"]).config.topology == found
 
 
+def test_a_file_may_begin_with_a_mark_and_have_the_lines_of_windows(tmp_path: Path) -> None:
+    """As Notepad writes it."""
+    file = tmp_path / "graph.txt"
+    file.write_bytes(b"\xef\xbb\xbf0 1\r\n1 2\r\n")
+    assert topology(str(file)) == "0-1,1-2"
+
+
+def test_what_has_no_end_is_refused() -> None:
+    """It would fill the memory."""
+    with pytest.raises(ValueError, match="is longer than 10,000,000 characters: give ring"):
+        topology("/dev/zero")
+
+
 @pytest.mark.parametrize("name", ["ring", "complete", "exponential"])
 def test_a_name_stays(name: str) -> None:
     """It is no file, even if there is one."""

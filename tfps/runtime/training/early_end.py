@@ -48,6 +48,8 @@ class EarlyEnd:
         if not self._life.begin_end(WorkerState.STOPPING):
             return
         try:
+            if self._parts.barrier.interrupted:  # which closes the session
+                self._parts.connection.open()
             if self._parts.chief:
                 self._save(self._parts.chief)
             self._parts.leave()

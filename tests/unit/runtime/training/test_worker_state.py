@@ -105,6 +105,18 @@ def test_a_stop_that_comes_as_work_signs_off_is_too_late(tmp_path: Path, monkeyp
     assert not (tmp_path / ".chief").exists()
 
 
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_a_stop_in_a_restart_of_all_does_not_use_the_session_that_this_closes(is_interrupted: bool) -> None:
+    """The replacement of a lost worker has just asked for it: the steps since the last save are not lost."""
+    parts, loop = mock.MagicMock(), mock.MagicMock()
+    old, new = parts.connection.session, mock.MagicMock()
+    parts.barrier.interrupted = is_interrupted
+    parts.connection.open.side_effect = lambda: setattr(parts.connection, "session", new)
+    parts.others.any_trains.return_value = False
+    early_end.EarlyEnd(parts, loop, StopRequest(), LifeCycle()).sign_off()
+    parts.chief.save.assert_called_once_with(new if is_interrupted else old)
+
+
 def test_an_end_that_fails_may_begin_anew() -> None:
     """Work that is called back while it signs off trains on, and may be ended early then, or be done later."""
     life, stop = LifeCycle(), StopRequest()
