@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tfps.data.examples import Examples
 from tfps.errors import DataError
+from tfps.text import plural
 
 Indices = npt.NDArray[np.int64]
 
@@ -46,7 +47,7 @@ class Order:
         ids = self._sorted(np.arange(examples.size, dtype=np.int64), _SHARES)
         parts = workers * (_CLASSES_PER_WORKER if partition == "label" else 1)
         if examples.size < parts:
-            raise DataError(f"{examples.size:,} examples are too few for {workers:,} workers: use fewer workers.")
+            raise DataError(f"too few examples, {examples.size:,}, for {plural(workers, 'worker')}: use fewer workers.")
         if partition == "label":
             self.shares = self._by_class(ids, examples.classes, parts)
         else:

@@ -98,7 +98,7 @@ def _of_data(config: JobConfig, mode: Mode) -> Iterator[str]:
     """Yield an error for a limit of epochs that nobody counts, or that cannot be met, and for shares where none are."""
     policy, given = f"--data_policy={config.data_policy}", f"--epochs={config.epochs}"
     if config.epochs and config.data_policy is None:
-        yield f"{given} needs --data_policy=shard or dynamic, which counts what is read: add it, or give --max_steps."
+        yield f"{given} needs --data_policy=shard or dynamic, which counts what is read: add it, or leave --epochs out."
     if config.epochs and config.data_policy == "shard" and mode.is_blocking:
         why = f"in {mode.name}, training ends for all where the smallest share does"
         yield f"{given} is not for {policy}: {why}. Give --data_policy=dynamic."

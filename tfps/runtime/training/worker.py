@@ -9,7 +9,6 @@ import functools
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -181,8 +180,6 @@ class Worker:
         session = parts.connection.session
         self._wait_for_others(parts, loop)
         step = parts.global_step()
-        if step > loop.progress.global_step:
-            loop.progress.last_step = time.monotonic()  # other workers took the last steps
         if step < self._config.max_steps:
             chief.report_end_of_input(step)
         loop.progress.global_step, metrics = chief.complete(session)

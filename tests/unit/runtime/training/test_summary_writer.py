@@ -9,8 +9,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 from support.checkpoints import Training
-from support.cluster import LINEAR, dataset_of, linear, model_of, run_job
+from support.cluster import LINEAR, dataset_of, linear, model_of, run_job, train
 from support.processes import summary
 
 from tfps import report
@@ -102,6 +103,27 @@ def test_the_steps_of_a_worker_that_is_gone_at_the_end(mode: str, steps: list[in
     parts.totals_of_workers.return_value = [WorkerTotals(24), WorkerTotals(19), WorkerTotals(23)]
     parts.counted_steps = lambda first: WorkerParts.counted_steps(parts, first)
     assert WorkerParts.steps_of_workers(parts, 10, Progress()) == steps
+
+
+@pytest.mark.slow
+def test_a_worker_is_not_slow_because_others_go_on_when_its_input_has_ended(tmp_path: Path) -> None:
+    """Its pace is that of its own steps: the chief waits for the others to the end of the job."""
+
+    def input_fn(mode: str, params: Any, context: Any) -> Any:
+        slow = context.input_pipeline_id == 1
+
+        def late(step: Any) -> Any:
+            time.sleep(0.2 if slow else 0.0)
+            return step
+
+        steps = tf.data.Dataset.range(40 if slow else 20)
+        read = steps.map(lambda step: tf.ensure_shape(tf.numpy_function(late, [step], tf.int64), []))
+        return None if mode == "eval" else read.map(lambda step: ({"x": tf.cast(step, tf.float32)}, 0.0))
+
+    train(model_of(input_fn, linear), 1, 2, model_dir=str(tmp_path), max_steps=100)
+    found = summary(tmp_path)
+    assert found["global_step"] == 60
+    assert found["steps_per_sec"]["worker/0"] > found["steps_per_sec"]["worker/1"]
 
 
 def test_a_job_that_fails_has_counted_what_it_skipped(tmp_path: Path) -> None:
