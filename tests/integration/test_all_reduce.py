@@ -341,3 +341,27 @@ def _pid_of(task: str, launcher: int) -> int:
     found = [pid for pid in children_of(launcher) if any(f"{task}.log" in name for name in open_files(pid))]
     assert len(found) == 1, found
     return found[0]
+
+
+def seeing(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSpec:
+    """Be a ``model_fn`` whose own changes read the weight and the step in a function and in a branch."""
+    spec = cluster.linear(features, labels, mode, params)
+    weight, step = tf.trainable_variables()[0], tf.train.get_global_step()
+    names = ("in_function", "in_branch", "steps")
+    own = [tf.get_variable(name, [], initializer=tf.zeros_initializer(), trainable=False) for name in names]
+    for update in (
+        tf.function(lambda: own[0].assign_add(weight))(),
+        tf.cond(step >= 0, lambda: own[1].assign_add(weight.read_value()), lambda: own[1].assign_add(0.0)),
+        tf.function(lambda: own[2].assign_add(tf.cast(step, tf.float32)))(),
+    ):
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    return spec
+
+
+def test_what_the_model_changes_sees_the_variables_before_the_update(tmp_path: Path) -> None:
+    """As in sync, also where it reads them in a function or in a branch, which begin when the step is certain."""
+    model = cluster.model_of(cluster.ones, seeing)
+    cluster.train(model, 0, 2, mode="allreduce", model_dir=str(tmp_path), **{**FLAGS, "max_steps": 5})
+    saved = cluster.variables_of(tmp_path)
+    found = [saved[name] for name in ("weight", "in_function", "in_branch", "steps")]
+    assert found == [-5.0, -10.0, -10.0, 10.0]

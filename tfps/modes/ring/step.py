@@ -114,7 +114,7 @@ class _Builder:
             chief_init=self._chief_init(),
             worker_init=self._worker_init(),
             read_barrier=(self._taken,),
-            hold=lambda _changes: self._certain,
+            hold=self._hold,
             recovery=self._recovery(),
             updates_ahead=tf.stack([one.read_value() for one in self._pushed]) - self._global_step.read_value(),
             ended=self._is_over,
@@ -144,6 +144,11 @@ class _Builder:
             with tf.control_dependencies([begun]):
                 return tf.raw_ops.Assert(condition=tf.equal(self._paused.read_value(), 0), data=[STALE])
 
+    def _hold(self, changes: Sequence[Operation]) -> Operation:
+        """Make the update wait for the model's own changes that see what it changes; see ``Step.hold``."""
+        let_wait(self._applying, changes)
+        return self._certain
+
     def _end_update(self, done: Sequence[Operation]) -> Operation:
         """Return an operation that counts an update when all that belongs to it is done."""
         with tf.control_dependencies(done), on(self._ended.device):
@@ -166,7 +171,8 @@ class _Builder:
         known = set(tf.get_default_graph().get_operations())
         applied = optimizer.apply_gradients(mean, self._global_step)
         made = [op for op in ancestors([_op(applied)]) if op not in known and is_writer(op)]
-        let_wait([op for op in made if can_wait(op)], [self._certain])
+        self._applying = [op for op in made if can_wait(op)]
+        let_wait(self._applying, [self._certain])
         if early := next((op for op in made if self._certain not in ancestors([op])), None):
             raise ValueError(_UNBOUND.format(early.name))
         return applied
@@ -175,6 +181,7 @@ class _Builder:
         """Return an operation that counts a step when it has been applied, and its gradient when that is there."""
         with tf.control_dependencies([applied]):
             raised = self._global_step.assign_add(1, read_value=False)
+        self._applying.append(raised)
         with tf.control_dependencies([_values(gradient).op for gradient, _ in pairs]):
             noted = self._pushed[self._context.task.index].assign(self._ring.tag[1] + 1, read_value=False)
         return tf.group(raised, noted)
