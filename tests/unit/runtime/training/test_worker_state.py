@@ -181,7 +181,7 @@ def test_a_chief_finishes_only_when_nobody_has_come_back(looks: Sequence[bool], 
         connection=SimpleNamespace(session=None),
         built=SimpleNamespace(step=SimpleNamespace(any_worker_can_finish=True)),
         has_trained_all=lambda _: False,
-        global_step=lambda: 0,
+        is_at_end=lambda: False,
         write_phase=lambda phase, _: written.append(phase),
         others=others,
     )
