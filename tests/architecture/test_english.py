@@ -33,7 +33,7 @@ PHRASES = {
     r"who reads it": "readers",
     r"is (?:to be )?looked at": "is checked",
     r"(?:the )?\d+\. (?:time|run|step)\b": "the third time, restart 3",
-    r"colour|behaviour|favour|regularis|normalis|initialis|optimis|serialis": "American spelling",
+    r"colour|behaviour|favour|neighbour|regularis|normalis|initialis|optimis|serialis": "American spelling",
     r"licence": "license",
 }
 # Of messages only: in other prose, these words may be the right ones.

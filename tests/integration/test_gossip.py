@@ -110,7 +110,7 @@ def quadratic(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelS
 
 @pytest.mark.parametrize(("sizes", "every"), [([3, 9, 7], 5), ([9, 5, 9], 100)])
 def test_a_worker_without_input_keeps_its_copy(sizes: Any, every: int, tmp_path: Path) -> None:
-    """Its neighbours go on without it to the end of the period, which is the last, and the rest of W stays right."""
+    """Its neighbors go on without it to the end of the period, which is the last, and the rest of W stays right."""
 
     def rows(mode: str, params: Any, context: Any) -> Any:
         own = None if mode == "eval" else X[context.input_pipeline_id, : sizes[context.input_pipeline_id]]

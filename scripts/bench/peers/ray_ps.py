@@ -94,7 +94,7 @@ def main() -> None:
     """Run the job."""
     flags = task.flags()
     here = str(Path(__file__).resolve().parent)
-    os.environ["PYTHONPATH"] = here  # the actors import this file's neighbours
+    os.environ["PYTHONPATH"] = here  # the actors import this file's neighbors
     sys.path.insert(0, here)
     ray.init(include_dashboard=False, logging_level="error", _node_ip_address="127.0.0.1")
     server = ParameterServer.options(num_cpus=0).remote(flags)

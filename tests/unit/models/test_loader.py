@@ -63,7 +63,7 @@ def test_a_package_that_cannot_be_imported_shows_its_own_line() -> None:
     assert refusal("broken.model") == [f": {whole(source)}, line 2: {says}"]
 
 
-def test_a_file_is_imported_with_its_neighbours() -> None:
+def test_a_file_is_imported_with_its_neighbors() -> None:
     """A model file imports modules beside it, wherever the command is run, and its functions are called as they are."""
     write("SPEC = 'from beside'\n", "there/beside_it.py")
     name = write(f"from beside_it import SPEC as spec\n{INPUT_FN}{MODEL_FN}", "there/mine.py")

@@ -1,6 +1,6 @@
-"""The queues through which neighbours send their copies to each other.
+"""The queues through which neighbors send their copies to each other.
 
-A worker has one queue on its own device for each neighbour. The neighbour sends its vectors to that device, and puts
+A worker has one queue on its own device for each neighbor. The neighbor sends its vectors to that device, and puts
 them into the queue there, in the same run. Each element has a tag: generation, step, and whether it is a copy. A lost
 worker may come back to life, so two checks keep its copies out:
 
@@ -8,7 +8,7 @@ worker may come back to life, so two checks keep its copies out:
   if it is another one.
 - The receiver fails if a tag is not its own.
 
-A worker whose input has ended sends one element without a copy for each step that is left: its neighbours take their
+A worker whose input has ended sends one element without a copy for each step that is left: its neighbors take their
 own copies in place of its. ``W`` of the others stays symmetric then, so the mean of all copies stays right.
 """
 
@@ -22,11 +22,11 @@ from tfps.tf_types import DType, Operation, Tensor
 
 
 class Links:
-    """One worker's queues, from and to its neighbours.
+    """One worker's queues, from and to its neighbors.
 
     Args:
         worker: The index of the worker.
-        neighbors: The indices of its neighbours.
+        neighbors: The indices of its neighbors.
         types: The types of the vectors that they exchange.
     """
 
@@ -47,7 +47,7 @@ class Links:
                 return tf.group(*map(_emptied, self._from.values()))
 
     def send(self, step: Tensor, vectors: Sequence[Tensor]) -> Sequence[Operation]:
-        """Return operations that end when a copy is in the queues of the neighbours.
+        """Return operations that end when a copy is in the queues of the neighbors.
 
         Args:
             step: int64 scalar: the number of the step.
@@ -57,7 +57,7 @@ class Links:
         return [self._put(one, queue.enqueue, [tag, *vectors], tag[0]) for one, queue in self._to.items()]
 
     def send_none(self, first: Tensor, count: Tensor) -> Operation:
-        """Return an operation after which the neighbours expect no copy for some steps.
+        """Return an operation after which the neighbors expect no copy for some steps.
 
         Args:
             first: int64 scalar: the number of the first of these steps.
@@ -72,7 +72,7 @@ class Links:
         return tf.group(*(self._put(to, queue.enqueue_many, elements, generation) for to, queue in self._to.items()))
 
     def receive(self, step: Tensor) -> Mapping[int, tuple[Tensor, Sequence[Tensor]]]:
-        """Return what each neighbour has sent: whether it is a copy, 1 or 0, and its vectors, of size 1 if not."""
+        """Return what each neighbor has sent: whether it is a copy, 1 or 0, and its vectors, of size 1 if not."""
         tag = self._tag(step, is_copy=1)
         found = {}
         for one, queue in self._from.items():
@@ -85,7 +85,7 @@ class Links:
         return tf.stack([self.generation(), step, tf.constant(is_copy, tf.int64)])
 
     def _put(self, to: int, put: Any, elements: Sequence[Tensor], generation: Tensor) -> Operation:
-        """Return an operation on a neighbour's device that puts elements into its queue, if it is in a generation."""
+        """Return an operation on a neighbor's device that puts elements into its queue, if it is in a generation."""
         with on(device_of(to)):
             arrived = [tf.identity(element) for element in elements]
             with tf.control_dependencies(arrived):

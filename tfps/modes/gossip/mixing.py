@@ -1,6 +1,6 @@
-"""The weighted mean of a worker's copy and those of its neighbours.
+"""The weighted mean of a worker's copy and those of its neighbors.
 
-With the copies x_j of the neighbours j, and the weights W_ij of ``topology``::
+With the copies x_j of the neighbors j, and the weights W_ij of ``topology``::
 
     x = x + sum of W_ij (x_j - x)
 
@@ -24,7 +24,7 @@ class Mixing:
     Args:
         variables: The trained variables. The builder makes the step use their copies.
         worker: The index of the worker.
-        weights: The weights of its neighbours, by index.
+        weights: The weights of its neighbors, by index.
 
     Attributes:
         links: The queues.

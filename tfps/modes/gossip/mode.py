@@ -1,4 +1,4 @@
-"""Gossip: workers mix their copies with those of their neighbours, without PS. ``gossip.step`` has the operations."""
+"""Gossip: workers mix their copies with those of their neighbors, without PS. ``gossip.step`` has the operations."""
 
 import importlib
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ DEFAULT_COLLECT_EVERY = 100
 
 
 class GossipMode(Mode):
-    """Each worker trains on its own copy, and takes the weighted mean of its neighbours' copies in each step."""
+    """Each worker trains on its own copy, and takes the weighted mean of its neighbors' copies in each step."""
 
     name: ClassVar[str] = "gossip"
     is_blocking: ClassVar[bool] = True

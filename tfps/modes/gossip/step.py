@@ -1,10 +1,10 @@
-"""Gossip: each worker takes the weighted mean of its neighbours' copies, and applies its own gradient.
+"""Gossip: each worker takes the weighted mean of its neighbors' copies, and applies its own gradient.
 
 This is D-PSGD (Lian et al. 2017, "Can Decentralized Algorithms Outperform Centralized Algorithms?"). In a step, worker
 i with the copy x_i makes::
 
     g_i = gradient(loss, x_i, batch of worker i)
-    x_i = sum over j of W_ij x_j                 of its neighbours j, and itself
+    x_i = sum over j of W_ij x_j                 of its neighbors j, and itself
     x_i = one step of the model's optimizer with g_i
 
 W comes from ``--topology`` (``gossip.topology``). There are no PS. The chief holds the variables and the job's state.
@@ -15,12 +15,12 @@ of the parameters, the optimizer's slots, ``global_step``, and what the model it
 Each worker
     1. It copies the variables from the chief, empties its queues, and goes on with 5, though it has taken no step: when
        the others have done so, too, all are ready to receive.
-    2. It computes its gradient at its copy, and checks that it is finite. Then it sends its copy to its neighbours.
-    3. When it has the copies of its neighbours for the same step, it takes the weighted mean.
+    2. It computes its gradient at its copy, and checks that it is finite. Then it sends its copy to its neighbors.
+    3. When it has the copies of its neighbors for the same step, it takes the weighted mean.
     4. It applies its gradient, and the step ends when all that it sends has arrived. It continues with 2.
     5. After ``--collect_every`` steps, or at ``--max_steps``, it sends its copies and slots to the chief as a worker of
        ``sync`` sends gradients, and waits for a token. It continues with 2, with its own copies.
-    6. When its input has ended, it tells its neighbours that it takes no part in the steps that are left until 5. They
+    6. When its input has ended, it tells its neighbors that it takes no part in the steps that are left until 5. They
        take their own copy in place of its. It goes on with 5, and closes the queues of the tokens.
 
 Chief, in the background
@@ -29,7 +29,7 @@ Chief, in the background
        than others, its input has ended, and the mean is the last one: no worker takes a step after it. They all wait
        for another token, and find the queues closed.
 
-When a worker is lost, its neighbours get an error or wait, and then the others wait for them. Its replacement requests
+When a worker is lost, its neighbors get an error or wait, and then the others wait for them. Its replacement requests
 a restart. All interrupt their runs, enter the next *generation* together, and begin with 1, from the last mean. What
 another generation has sent does not arrive (``gossip.links``). If the chief is lost, the job restarts from its
 checkpoint.

@@ -1,6 +1,6 @@
 """Who mixes with whom, and with which weights. Does not import TensorFlow.
 
-A worker's neighbours are, with
+A worker's neighbors are, with
 
 - ``ring``: the workers before and after it;
 - ``complete``: all others;
@@ -9,10 +9,10 @@ A worker's neighbours are, with
 - edges, as of a file: those that an edge joins it with.
 
 The weights are those of Metropolis and Hastings (Xiao, Boyd and Lall 2005, "A Scheme for Robust Distributed Sensor
-Fusion Based on Average Consensus"). With d_i neighbours of worker i::
+Fusion Based on Average Consensus"). With d_i neighbors of worker i::
 
-    W_ij = 1 / (1 + max(d_i, d_j))           for neighbours i and j
-    W_ii = 1 - (sum of the W_ij of its neighbours)
+    W_ij = 1 / (1 + max(d_i, d_j))           for neighbors i and j
+    W_ii = 1 - (sum of the W_ij of its neighbors)
 
 W is symmetric, all rows and columns add up to 1, and W_ii > 0, so mixing keeps the mean of all copies and brings them
 together on each connected graph. For ``ring`` all weights are 1/3, and for ``complete`` 1/N.
@@ -28,7 +28,7 @@ DEFAULT = "ring"
 
 
 def neighbors(value: str, num_workers: int) -> Neighbors:
-    """Return the neighbours of each worker.
+    """Return the neighbors of each worker.
 
     Args:
         value: The value of ``--topology``.
@@ -48,7 +48,7 @@ def neighbors(value: str, num_workers: int) -> Neighbors:
 
 
 def weights(graph: Neighbors, worker: int) -> Mapping[int, float]:
-    """Return the weight of each neighbour of a worker, by its index. The worker itself has the rest of 1."""
+    """Return the weight of each neighbor of a worker, by its index. The worker itself has the rest of 1."""
     return {one: 1 / (1 + max(len(graph[worker]), len(graph[one]))) for one in sorted(graph[worker])}
 
 

@@ -30,8 +30,8 @@ def pool_sizes(cluster: Cluster, task: Task, overlap: bool) -> tuple[int, int]:
     inter-op threads: one works while the other waits for it.
     """
     host = split(cluster.address(task))[0]
-    neighbours = sum(split(cluster.address(other))[0] == host for other in cluster.tasks())
-    count = max(1, cores() // neighbours)
+    neighbors = sum(split(cluster.address(other))[0] == host for other in cluster.tasks())
+    count = max(1, cores() // neighbors)
     intra = 0 if os.environ.get("TF_NUM_INTRAOP_THREADS") else count
     inter = 0 if os.environ.get("TF_NUM_INTEROP_THREADS") else max(2 if overlap else 1, count)
     return intra, inter

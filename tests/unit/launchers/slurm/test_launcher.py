@@ -80,7 +80,7 @@ def test_the_script_tells_where_its_files_are(logs: str, tmp_path: Path) -> None
     assert reported == Files(expected, {"worker": 2, "ps": 2}, "slurm")
 
 
-def test_ports_of_neighbouring_jobs_are_apart() -> None:
+def test_ports_of_neighboring_jobs_are_apart() -> None:
     """Each of 25 jobs one after the other has 864 ports on a node, below those that Linux gives out by itself.
 
     In 1400 jobs each has 16 ports.
