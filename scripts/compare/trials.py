@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 UNDISTURBED, SLOWED = "undisturbed", "slowed"
 LINES_PER_POINT = 8  # the loss of one batch says little: a point of a curve is the mean of so many progress lines
 _TIMED = re.compile(r"(\d{4}-\S+ \d\d:\d\d:\d\d),(\d{3}) (step=.*)")
-_WAYS = re.compile(r"^\w+, \w+ to [\w/]+(, a round)? +[\d,]+ +([\d,]+)", re.MULTILINE)
+_WAYS = re.compile(r"^\w+, \w+ to [\w/]+(, a round|, a mean)? +[\d,]+ +([\d,]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -229,4 +229,7 @@ def test_a_fraction_of_the_workers_is_refused() -> None:
     assert problem.startswith("--worker_fraction=0.5 ")
     assert "--async_rounds=1" in problem
     [problem] = problems_of(JobConfig(mode="sync", async_rounds=True), 4)
-    assert problem == "--async_rounds=1 is for --mode=local, and this job has --mode=sync: leave one of them out."
+    assert (
+        problem
+        == "--async_rounds=1 is for --mode=local, and this job has --mode=sync: give --mode=local, or leave it out."
+    )

@@ -231,6 +231,8 @@ def test_flags() -> None:
     """``--staleness`` is for ssp, and several runs in flight are not."""
     assert problems_of(JobConfig(mode="ssp", staleness=0), 2) == []
     [problem] = problems_of(JobConfig(mode="async", staleness=0), 2)
-    assert problem == "--staleness=0 is for --mode=ssp, and this job has --mode=async: leave one of them out."
+    assert (
+        problem == "--staleness=0 is for --mode=ssp, and this job has --mode=async: give --mode=ssp, or leave it out."
+    )
     [problem] = problems_of(JobConfig(mode="ssp", runs_in_flight=2), 2)
     assert "--runs_in_flight=2" in problem

@@ -81,7 +81,7 @@ def test_the_bytes_of_a_step_and_of_a_round_are_read_apart() -> None:
     ring = "send, worker to next    7  11,776\npull, chief to worker   1       0\npush, worker to chief   1       8\n"
     assert trials.traffic_of(ring) == Traffic(step=11_784, round=0)
     gossip = "".join(f"send, worker to worker/{index}  4  7,872\n" for index in (0, 2))
-    gossip += "push, worker to chief, a round  10  15\n"
+    gossip += "push, worker to chief, a mean  10  15\n"
     assert trials.traffic_of(gossip) == Traffic(step=15_744, round=15)
 
 

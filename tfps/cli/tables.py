@@ -79,10 +79,11 @@ def _servers(plan: "Plan", holder: str) -> Table:
 
 def _step(plan: "Plan", holder: str) -> Table:
     before = ("with --wire=plain", "bytes") if plan.plain else ()
-    whose = "one worker" if holder == "ps" else "another worker than the chief"
+    whose = "one worker" if holder == "ps" else "a worker other than the chief"
     table = _table(f"\none step of {whose}, on the wire", "direction", "tensors", "bytes", *before)
     pull, push = f"pull, {holder} to worker", f"push, worker to {holder}"
-    of_round = [(f"{pull}, a round", "round_pulled"), (f"{push}, a round", "round_pushed")] if plan.round_pushed else []
+    per = "a mean" if plan.to_next else "a round"
+    of_round = [(f"{pull}, {per}", "round_pulled"), (f"{push}, {per}", "round_pushed")] if plan.round_pushed else []
     targets = sorted({transfer.target for transfer in plan.to_next})
     for target in targets:
         sent = [transfer for transfer in plan.to_next if transfer.target == target]

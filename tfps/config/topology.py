@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tfps.text import show
+from tfps.text import did_you_mean, show
 
 NAMES = ("ring", "complete", "exponential")
 _INLINE = re.compile(r"[0-9]{1,4}-[0-9]{1,4}(,[0-9]{1,4}-[0-9]{1,4})*")
 _MOST = 100_000  # characters: an argument of a command has at most 128 KiB
 _LONGEST = 10_000_000  # characters of a file, with comments; a device may have no end
-_FORMS = f"{', '.join(NAMES)}, or a file with one edge a line, such as '0 1'"
+_FORMS = f"{', '.join(NAMES)}, edges such as 0-1,1-2, or a file with one edge a line, such as '0 1'"
 
 Edge = tuple[int, int]
 
@@ -44,12 +44,16 @@ def topology(value: str) -> str:
         return value
     if _INLINE.fullmatch(value):
         return Edges.of(_checked(enumerate(value.replace("-", " ").split(","), 1), "part"), value, is_file=False)
+    if not value:
+        raise ValueError(f"is empty: give {_FORMS}")
     try:
         with Path(value).open(encoding="utf-8-sig") as file:  # without the mark that some editors write first
             text = file.read(_LONGEST + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "no text"
-        raise ValueError(f"cannot be read ({reason}): give {_FORMS}") from None
+        hint = did_you_mean(value, NAMES)
+        fix = f".{hint} Give {_FORMS}" if hint else f": give {_FORMS}"
+        raise ValueError(f"cannot be read ({reason}){fix}") from None
     if len(text) > _LONGEST:
         raise ValueError(f"is longer than {_LONGEST:,} characters: give {_FORMS}")
     lines = text.splitlines()

@@ -91,7 +91,7 @@ def _of_other_modes(config: JobConfig, mode: Mode) -> Iterator[str]:
             continue
         users = " or ".join(f"--mode={other}" for other in MODES.builtin if name in _load(other).flags)
         text = int(value) if isinstance(value, bool) else value
-        yield f"--{name}={text} is for {users}, and this job has --mode={mode.name}: leave one of them out."
+        yield f"--{name}={text} is for {users}, and this job has --mode={mode.name}: give {users}, or leave it out."
 
 
 def _of_data(config: JobConfig, mode: Mode) -> Iterator[str]:

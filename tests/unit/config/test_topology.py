@@ -52,7 +52,7 @@ def test_a_name_stays(name: str) -> None:
         ("0 1\na b\n", "has 'a b' in line 2: write two workers"),
         ("0 -1\n", "has '0 -1' in line 1: write two workers"),
         ("# nothing\n", "has no edge: write one a line"),
-        (b"\xff\xfe", "cannot be read (no text): give ring, complete, exponential, or a file"),
+        (b"\xff\xfe", "cannot be read (no text): give ring, complete, exponential, edges such as 0-1,1-2, or a file"),
     ],
 )
 def test_a_bad_file_is_named_with_its_line(text: str | bytes, problem: str, tmp_path: Path) -> None:
@@ -65,7 +65,9 @@ def test_a_bad_file_is_named_with_its_line(text: str | bytes, problem: str, tmp_
 
 def test_what_is_no_file_and_no_name_is_refused() -> None:
     """Also edges on the command line that are wrong."""
-    with pytest.raises(ValueError, match="No such file"):
-        topology("rng")
+    with pytest.raises(ValueError, match=r"No such file or directory\). Did you mean ring\? Give ring, complete"):
+        topology("rign")
+    with pytest.raises(ValueError, match="is empty: give ring"):
+        topology("")
     with pytest.raises(ValueError, match="itself in part 2"):
         topology("0-1,1-1")

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import tfps
 from tfps.cluster.spec import Cluster
+from tfps.config.converters import INT64_MAX
 from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.config.launch_protocol import LAUNCH
 from tfps.errors import CheckpointError
@@ -71,4 +72,4 @@ def _flags(config: JobConfig, cluster: Cluster) -> Mapping[str, object]:
 
 
 def _shown(value: object) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "none" if value is None or value == INT64_MAX else f"{value:g}" if isinstance(value, float) else str(value)
