@@ -25,7 +25,9 @@ def test_the_list_has_every_command_and_page(capsys: pytest.CaptureFixture[str])
         assert f"  {name:<8} {command.summary}" in lines
     pages = [line.split()[0] for line in lines[lines.index('Pages, for "tfps help PAGE":') + 1 :]]
     assert sorted(pages) == sorted(file.stem for file in DOCS.glob("*.md"))
-    assert "  modes            async, sync, ssp and local, their arithmetic, staleness" in lines
+    assert (
+        f"  {'modes':<16} async, sync, ssp, local, allreduce, gossip: their arithmetic, and which one to use" in lines
+    )
 
 
 def test_no_page_has_the_name_of_a_command() -> None:
