@@ -203,17 +203,19 @@ def read_when_started(ends: Sequence[Fetch], batches: Tensor) -> None:
     begun = {placement.task_of(op): op for op in sorted(lasting, key=graph_editor.order, reverse=True)}
     for read in [op for op in ops if op.type in INPUTS and graph_editor.can_wait(op)]:
         others = [op for task, op in begun.items() if task != placement.task_of(read)]
-        if batches.op.type == "Const" or not _is_endless(read):
+        if _may_end(read, batches):
             graph_editor.add_control_inputs(read, others)
 
 
-def _is_endless(read: Operation) -> bool:
-    """Return whether an iterator's dataset repeats without an end, and only changes what it repeats after that."""
+def _may_end(read: Operation, batches: Tensor) -> bool:
+    """Return whether an iterator's dataset may end: it is no endless repetition, or its epochs may be empty."""
+    if batches.op.type == "Const":
+        return True
     users = read.inputs[0].consumers()
     ops = [op.inputs[0].op for op in users if op.type in ("MakeIterator", "MultiDeviceIteratorInit")]
     for op in ops:
         while _is(op.node_def, _CHANGES):
             op = op.inputs[0].op  # noqa: PLW2901
         if op.type != "RepeatDataset" or (tf.get_static_value(op.inputs[1]) or 0) >= 0:
-            return False
-    return bool(ops)
+            return True
+    return not ops
