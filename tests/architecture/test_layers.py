@@ -92,6 +92,7 @@ _WITH_GRAPHS = (
     "staleness",
     "sync",
     "updates",
+    "worker_queues",
 )
 _MODES = tuple(f"tfps.modes.{name}" for name in _WITH_GRAPHS)
 _DATA = tuple(f"tfps.data.{name}" for name in ("batches", "dealer", "hand", "position", "stream"))

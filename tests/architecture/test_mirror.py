@@ -37,7 +37,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "integration/test_async_rounds.py": ["modes/local/async_rounds", "modes/local/grants", "modes/local/own_round"],
     "integration/test_local_sgd.py": [
         *("modes/copies", "modes/local/exchange", "modes/local/round", "modes/local/server_optimizer"),
-        *("modes/local/state", "modes/local/step", "modes/local_sgd"),
+        *("modes/local/local_step", "modes/local/state", "modes/local/step", "modes/local_sgd"),
     ],
     "integration/test_gossip.py": [
         *("modes/gossip/collection", "modes/gossip/links", "modes/gossip/mixing", "modes/gossip/mode"),
@@ -72,7 +72,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/launchers/test_registry.py": ["jobs/spec", "launchers/base"],
     "unit/models/test_builtin_models.py": ["models/linear", "models/mnist"],
     "unit/models/test_model.py": ["models/spec"],
-    "unit/modes/ring/test_ring.py": ["modes/ring/gradients"],
+    "unit/modes/ring/test_ring.py": ["modes/ring/gradients", "modes/worker_queues"],
     "unit/modes/sync/test_gradient_slots.py": ["modes/sync/collector"],
     "unit/runtime/graph/passes/test_nan_guard.py": ["runtime/training/steps/non_finite"],
     "unit/modes/updates/test_atomic_update.py": [

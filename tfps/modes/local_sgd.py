@@ -44,13 +44,6 @@ class LocalMode(Mode):
             problems.append(f"{given} is for --server_optimizer={users}: give one of them, or leave it out.")
         if (config.worker_fraction or 0.0) > 1:
             problems.append(f"--worker_fraction={config.worker_fraction:g} must be at most 1, such as 0.5.")
-        left_out = "--on_nan=skip" if config.on_nan == "skip" else ""
-        if config.worker_fraction is not None and config.worker_fraction < 1:
-            left_out = f"--worker_fraction={config.worker_fraction:g}"
-        left_out = "--async_rounds=1" if config.async_rounds else left_out
-        if config.data_policy and left_out:
-            why = "workers would take different numbers of batches, and no checkpoint could tell which"
-            problems.append(f"--data_policy={config.data_policy} is not for {left_out}: {why}. Leave one of them out.")
         if (config.server_momentum or 0.0) >= 1:
             problems.append(f"--server_momentum={config.server_momentum:g} must be less than 1, such as 0.9.")
         if config.async_rounds and config.worker_fraction is not None:
@@ -58,12 +51,24 @@ class LocalMode(Mode):
                 f"--worker_fraction={config.worker_fraction:g} chooses workers for a common round, and with "
                 "--async_rounds=1 there is none: leave one of them out."
             )
-        return problems
+        return [*problems, *_of_data(config)]
 
     def build_step(self, optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:
         """Build the step of ``local.step``. Its tickets number the steps of this worker."""
         step: Step = importlib.import_module("tfps.modes.local.step").build(optimizer, loss, global_step, context)
         return step
+
+
+def _of_data(config: JobConfig) -> Sequence[str]:
+    """Return an error for a flag with which workers take different numbers of batches, beside ``--data_policy``."""
+    fraction, others = config.worker_fraction, []
+    others += ["--async_rounds=1"] if config.async_rounds else []
+    others += [f"--worker_fraction={fraction:g}"] if fraction is not None and fraction < 1 else []
+    others += ["--on_nan=skip"] if config.on_nan == "skip" else []
+    if not config.data_policy or not others:
+        return []
+    why = "workers would take different numbers of batches, and no checkpoint could tell which"
+    return [f"--data_policy={config.data_policy} is not for {' or '.join(others)}: {why}. Leave one of them out."]
 
 
 class _OfOwnRounds(LocalMode):

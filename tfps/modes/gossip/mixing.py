@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.gossip.links import Links
-from tfps.modes.ring.ring import device_of, on
 from tfps.modes.sync.accumulators import sum_dtype
+from tfps.modes.worker_queues import device_of, on
 from tfps.tf_types import DType, Operation, Tensor, Variable
 
 

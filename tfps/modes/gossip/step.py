@@ -53,6 +53,7 @@ from tfps.modes.gossip.mixing import Mixing
 from tfps.modes.gossip.mode import collect_every
 from tfps.modes.local.state import State
 from tfps.modes.sync import step as sync_step
+from tfps.modes.sync.accumulators import copied, values_of
 from tfps.modes.sync.tokens import shared_variable
 from tfps.modes.updates.update_ops import ancestors, let_wait
 from tfps.runtime.graph.graph_editor import can_wait, is_handle
@@ -84,7 +85,7 @@ class _Builder:
         graph = topology.neighbors(context.config.topology or topology.DEFAULT, context.cluster.num_workers)
         self._neighbors = sorted(graph[context.task.index])
         self._mixing = Mixing(trained, context.task.index, topology.weights(graph, context.task.index))
-        mixed, sent = self._mixing.build(global_step.read_value(), [_values(gradient).op for gradient, _ in pairs])
+        mixed, sent = self._mixing.build(global_step.read_value(), [values_of(gradient).op for gradient, _ in pairs])
         applied = self._apply(optimizer, pairs, mixed)
         state = State.of(tf.get_default_graph(), trained, known, global_step)
         self._copies = WorkerCopies(state.all, context.task.device)
@@ -105,7 +106,7 @@ class _Builder:
             ValueError: If one may do so: nothing in a branch or a loop waits for another operation.
         """
         with tf.control_dependencies(mixed), tf.device(self._context.task.device):
-            late = [(_copied(gradient), variable) for gradient, variable in pairs] if mixed else pairs
+            late = [(copied(gradient), variable) for gradient, variable in pairs] if mixed else pairs
         known = set(tf.get_default_graph().get_operations())
         applied = optimizer.apply_gradients(late, self._global_step)
         uses = [op for op in ancestors([_op(applied)]) if op not in known and _uses_variable(op)]
@@ -156,16 +157,6 @@ class _Builder:
 
 def _uses_variable(op: Operation) -> bool:
     return op.type != "VarHandleOp" and any(map(is_handle, op.inputs))
-
-
-def _copied(gradient: Gradient) -> Gradient:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices), gradient.dense_shape)
-    return tf.identity(gradient)
-
-
-def _values(gradient: Gradient) -> Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _op(fetch: Fetch) -> Operation:

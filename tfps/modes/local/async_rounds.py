@@ -46,13 +46,12 @@ import tensorflow.compat.v1 as tf
 from tfps.modes import async_step
 from tfps.modes.base import ModeContext, Step, StepLimit
 from tfps.modes.copies import WorkerCopies
-from tfps.modes.local import server_optimizer
+from tfps.modes.local import local_step, server_optimizer
 from tfps.modes.local.grants import Grants
 from tfps.modes.local.own_round import OwnRound
 from tfps.modes.local.state import State
 from tfps.modes.local_sgd import sync_every
 from tfps.modes.recovery import Fence
-from tfps.modes.sync import step as sync_step
 from tfps.modes.sync.accumulators import sum_dtype
 from tfps.modes.sync.tokens import shared_variable
 from tfps.modes.updates import atomic_update
@@ -66,15 +65,8 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
     Raises:
         ValueError: If the loss depends on no variable, or a variable is no resource variable.
     """
-    known = tf.global_variables()
-    pairs = sync_step.gradients(optimizer, loss)
-    applied = optimizer.apply_gradients(pairs, global_step)
-    state = State.of(tf.get_default_graph(), [variable for _, variable in pairs], known, global_step)
-    copies = WorkerCopies(state.all, context.task.device)
-    progress = OwnRound(copies, global_step, context)
-    with tf.control_dependencies([applied]):
-        taken = tf.group(global_step.assign_add(1, read_value=False), progress.count_examples())
-    return _Exchange(state, copies, progress, context).step(taken)
+    own = local_step.build(optimizer, loss, global_step, context, OwnRound)
+    return _Exchange(own.state, own.copies, own.progress, context).step(own.taken)
 
 
 class _Exchange:

@@ -39,11 +39,9 @@ import functools
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.base import ModeContext, Step, StepLimit
-from tfps.modes.copies import WorkerCopies
-from tfps.modes.local import server_optimizer
+from tfps.modes.local import local_step, server_optimizer
 from tfps.modes.local.exchange import Exchange
 from tfps.modes.local.round import Round
-from tfps.modes.local.state import State
 from tfps.modes.local_sgd import sync_every
 from tfps.modes.sync import step as sync_step
 from tfps.modes.sync.tokens import shared_variable
@@ -56,15 +54,9 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
     Raises:
         ValueError: If the loss depends on no variable, or a variable is no resource variable.
     """
-    known = tf.global_variables()
-    pairs = sync_step.gradients(optimizer, loss)
-    applied = optimizer.apply_gradients(pairs, global_step)
-    state = State.of(tf.get_default_graph(), [variable for _, variable in pairs], known, global_step)
-    copies = WorkerCopies(state.all, context.task.device)
-    progress = Round(copies, global_step, context)
-    exchange = Exchange(state, copies, progress, server_optimizer.make(context.config), context)
-    with tf.control_dependencies([applied]):
-        taken = tf.group(global_step.assign_add(1, read_value=False), progress.count_examples())
+    own = local_step.build(optimizer, loss, global_step, context, Round)
+    progress, taken = own.progress, own.taken
+    exchange = Exchange(own.state, own.copies, progress, server_optimizer.make(context.config), context)
     with tf.device(global_step.device):
         counter = shared_variable("tfps/rounds")
         is_over = global_step.read_value() >= context.config.max_steps
@@ -85,7 +77,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         hold=None,
         ended=protocol.ended | is_over,
         limit=StepLimit(progress.allowed(), most=sync_every(context.config), renew=renew, ends_rounds=True),
-        copies=copies,
+        copies=own.copies,
         before_save=exchange.stored(counter) if context.task.is_chief else None,
     )
 

@@ -9,41 +9,17 @@ vector has n parts. Worker r, of n:
 
 So each worker sends 2 (n - 1) / n of the data, whatever n is. A part is summed by one worker in one order.
 
-The ring is made of ``tf.FIFOQueue``, and not of TensorFlow's collective operations: after any error these refuse all
-further work on a server, so a lost worker could never be replaced while the others keep their processes. They were also
-2 to 4 times slower for gradients of 25 to 100 MB.
-
-A worker receives from queues on its own device. The worker before it sends a part to that device, and puts it into a
-queue there, in the same run. Each element has a tag: generation and step. A lost worker may come back to life
-(a *zombie*), so two checks keep its parts out:
-
-- The sender's operation on the receiver's device looks at the receiver's generation when the part is there, and fails
-  if it is another one.
-- The receiver fails if a tag is not its own.
+The parts travel through ``worker_queues``, and not by TensorFlow's collective operations: after any error these refuse
+all further work on a server, so a lost worker could never be replaced while the others keep their processes.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps.cluster.spec import Task
-from tfps.tf_types import DType, Operation, Shape, Tensor
-
-STALE = "tfps: the ring has been formed again"
-
-
-def device_of(worker: int) -> str:
-    """Return the device on which a worker has its part of the ring, and its copies: the same kind on each worker."""
-    return f"{Task('worker', worker).device}/device:CPU:0"
-
-
-@contextlib.contextmanager
-def on(device: str) -> Iterator[None]:
-    """Return a context in which new operations are on exactly this device."""
-    with tf.device(None), tf.device(device):
-        yield
+from tfps.modes.worker_queues import WorkerQueues, check, device_of, on
+from tfps.tf_types import Operation, Shape, Tensor
 
 
 class Ring:
@@ -62,6 +38,7 @@ class Ring:
 
     def __init__(self, num_workers: int, worker: int, step: Tensor) -> None:
         self.size, self._worker, self.next = num_workers, worker, (worker + 1) % num_workers
+        self._of_workers = WorkerQueues("tfps/ring", worker)
         self._queues: list[tuple[Any, Any]] = []  # the own one, and the one of the next worker
         self.sent: list[Operation] = []
         with on(device_of(worker)):
@@ -69,14 +46,11 @@ class Ring:
 
     def generation(self) -> Tensor:
         """Add a read of the generation that this worker is in: int64 scalar."""
-        return _read(self._worker)
+        return self._of_workers.generation()
 
     def begin(self, generation: Tensor) -> Operation:
         """Return an operation with which a generation begins: from now on nothing of another one arrives."""
-        with on(device_of(self._worker)):
-            begun = tf.raw_ops.AssignVariableOp(resource=_generation_of(self._worker), value=generation)
-            with tf.control_dependencies([begun]):
-                return tf.group(*(_emptied(own) for own, _ in self._queues))
+        return self._of_workers.begin(generation, [own for own, _ in self._queues])
 
     def close(self) -> Operation:
         """Return an operation that lets the next worker receive nothing after what has been sent."""
@@ -112,52 +86,14 @@ class Ring:
 
     def _exchange(self, tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
         """Send tensors to the next worker, and return those that arrive from the one before: same types and shapes."""
-        types = [tensor.dtype for tensor in tensors]
-        own, following = (_queue(worker, len(self._queues), types) for worker in (self._worker, self.next))
+        number, types = len(self._queues), [tensor.dtype for tensor in tensors]
+        own, following = (self._of_workers.queue(one, str(number), types) for one in (self._worker, self.next))
         self._queues.append((own, following))
-        with on(device_of(self.next)):
-            arrived = [tf.identity(tensor) for tensor in [self.tag, *tensors]]
-            with tf.control_dependencies(arrived):
-                present = _read(self.next)
-            with tf.control_dependencies([_check(tf.equal(present, arrived[0][0]))]):
-                self.sent.append(following.enqueue(arrived))
+        self.sent.append(self._of_workers.put(self.next, following, [self.tag, *tensors]))
         with tf.control_dependencies([tensor.op for tensor in tensors]):  # a step that fails before takes nothing
             tag, *received = own.dequeue()
-        with tf.control_dependencies([_check(tf.reduce_all(tf.equal(tag, self.tag)))]):
+        with tf.control_dependencies([check(tf.reduce_all(tf.equal(tag, self.tag)))]):
             received = [tf.identity(tensor) for tensor in received]
         for tensor, shape in zip(received, shapes, strict=True):
             tensor.set_shape(shape)
         return received
-
-
-def _queue(worker: int, number: int, types: Sequence[DType]) -> Any:
-    """Return a queue on a worker. Its size has no limit: one worker is at most one step ahead of another."""
-    with on(device_of(worker)):
-        name = f"tfps/ring/{number}"
-        return tf.FIFOQueue(-1, [tf.int64, *types], shared_name=name, name=f"{name}_of_{worker}")
-
-
-def _generation_of(worker: int) -> Tensor:
-    with on(device_of(worker)):
-        name = "tfps/ring/generation"
-        return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=name, name=f"{name}_of_{worker}")
-
-
-def _read(worker: int) -> Tensor:
-    with on(device_of(worker)):
-        return tf.raw_ops.ReadVariableOp(resource=_generation_of(worker), dtype=tf.int64)
-
-
-def _check(condition: Tensor) -> Operation:
-    return tf.raw_ops.Assert(condition=condition, data=[STALE])
-
-
-def _emptied(queue: Any) -> Operation:
-    """Return an operation that removes all elements of a queue, whatever their shapes."""
-
-    def drop(count: Tensor) -> Tensor:
-        with tf.control_dependencies([queue.dequeue()[0]]):
-            return count + 1
-
-    more = lambda _count: queue.size() > 0  # noqa: E731
-    return tf.while_loop(more, drop, [tf.constant(0)], parallel_iterations=1, back_prop=False).op

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import tensorflow.compat.v1 as tf
 
 from tfps.modes.base import ModeContext, StepLimit
-from tfps.modes.ring.ring import STALE, Ring, device_of, on
+from tfps.modes.ring.ring import Ring
 from tfps.modes.sync.tokens import shared_variable
+from tfps.modes.worker_queues import check, device_of, on
 from tfps.tf_types import Operation, Tensor
 
 _MOST = 1 << 20
@@ -62,7 +63,7 @@ class Start:
     def is_present(self, generation: Tensor) -> Operation:
         """Return an operation that fails if a generation is over."""
         with on(self._state):
-            return tf.raw_ops.Assert(condition=tf.equal(self.generation.read_value(), generation), data=[STALE])
+            return check(tf.equal(self.generation.read_value(), generation))
 
     def limit(self) -> StepLimit:
         """Return what lets a worker take steps when all have begun."""

@@ -48,12 +48,14 @@ from tfps.modes.local.state import State
 from tfps.modes.recovery import Pause, SyncRecovery
 from tfps.modes.ring import gradients
 from tfps.modes.ring.own_changes import OwnChanges
-from tfps.modes.ring.ring import STALE, Ring, device_of, on
+from tfps.modes.ring.ring import Ring
 from tfps.modes.ring.sameness import Sameness
 from tfps.modes.ring.start import Start
 from tfps.modes.sync import step as sync_step
+from tfps.modes.sync.accumulators import copied, values_of
 from tfps.modes.sync.tokens import shared_variable
 from tfps.modes.updates.update_ops import ancestors, is_writer, leaves, let_wait
+from tfps.modes.worker_queues import check, device_of, on
 from tfps.runtime.graph.graph_editor import can_wait
 from tfps.tf_types import Fetch, Gradient, Operation, Optimizer, Tensor, Variable
 
@@ -91,7 +93,7 @@ class _Builder:
                 shared_variable(f"tfps/ring/pushed_{index}") for index in range(context.cluster.num_workers)
             ]
             self._is_over = (global_step.read_value() >= context.config.max_steps) | self._start.joined.is_closed()
-        self._certain = self._begin_update([_values(gradient).op for gradient, _ in mean])
+        self._certain = self._begin_update([values_of(gradient).op for gradient, _ in mean])
         mean = [(self._after_begin(gradient), variable) for gradient, variable in mean]
         applied = self._apply(optimizer, mean)
         self._state = State.of(tf.get_default_graph(), [variable for _, variable in pairs], known, global_step)
@@ -142,7 +144,7 @@ class _Builder:
             with tf.control_dependencies([present]):
                 begun = self._begun.assign_add(1, read_value=False)
             with tf.control_dependencies([begun]):
-                return tf.raw_ops.Assert(condition=tf.equal(self._paused.read_value(), 0), data=[STALE])
+                return check(tf.equal(self._paused.read_value(), 0))
 
     def _hold(self, changes: Sequence[Operation]) -> Operation:
         """Make the update wait for the model's own changes that see what it changes; see ``Step.hold``."""
@@ -157,10 +159,7 @@ class _Builder:
     def _after_begin(self, gradient: Gradient) -> Gradient:
         """Return a gradient that is there when the update has begun."""
         with tf.control_dependencies([self._certain]), on(self._device):
-            if isinstance(gradient, tf.IndexedSlices):
-                rows = tf.identity(gradient.indices)
-                return tf.IndexedSlices(tf.identity(gradient.values), rows, gradient.dense_shape)
-            return tf.identity(gradient)
+            return copied(gradient)
 
     def _apply(self, optimizer: Optimizer, mean: gradients.Pairs) -> Fetch:
         """Apply the mean. No operation of the optimizer changes anything before the update has begun.
@@ -182,7 +181,7 @@ class _Builder:
         with tf.control_dependencies([applied]):
             raised = self._global_step.assign_add(1, read_value=False)
         self._applying.append(raised)
-        with tf.control_dependencies([_values(gradient).op for gradient, _ in pairs]):
+        with tf.control_dependencies([values_of(gradient).op for gradient, _ in pairs]):
             noted = self._pushed[self._context.task.index].assign(self._ring.tag[1] + 1, read_value=False)
         return tf.group(raised, noted)
 
@@ -235,10 +234,6 @@ class _Builder:
                 clear=[queue.dequeue().op for queue in queues],
                 partially_applied=tf.not_equal(self._begun.read_value(), self._ended.read_value()),
             )
-
-
-def _values(gradient: Gradient) -> Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _parts(gradient: Gradient) -> Sequence[Operation]:

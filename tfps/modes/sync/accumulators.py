@@ -48,7 +48,7 @@ class Accumulators(Collector):
 
     def arrived(self, device: str) -> Sequence[Operation]:
         """Return operations that end when each accumulator of a PS has given its result."""
-        return [_values_of(each.result).op for each in self._each if each.variable.device == device]
+        return [values_of(each.result).op for each in self._each if each.variable.device == device]
 
     def combined(self, starts: Mapping[str, Operation]) -> Sequence[tuple[Gradient, Variable]]:
         """Return the results, by PS."""
@@ -56,7 +56,7 @@ class Accumulators(Collector):
         for device in self.devices:
             with tf.device(device), tf.control_dependencies([starts[device]]):
                 own = [each for each in self._each if each.variable.device == device]
-                pairs += [(_copied(each.result), each.variable) for each in own]
+                pairs += [(copied(each.result), each.variable) for each in own]
         return pairs
 
 
@@ -82,7 +82,7 @@ class _Accumulator:
     drop: Operation
 
 
-def _values_of(gradient: Gradient) -> Tensor:
+def values_of(gradient: Gradient) -> Tensor:
     """Return a dense gradient, or the values of a sparse one."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
@@ -94,7 +94,8 @@ def _distinct(names: Sequence[str]) -> Sequence[str]:
     ]
 
 
-def _copied(result: Gradient) -> Gradient:
+def copied(result: Gradient) -> Gradient:
+    """Return a gradient in new tensors, which wait for the operations of the present context."""
     if isinstance(result, tf.IndexedSlices):
         return tf.IndexedSlices(tf.identity(result.values), tf.identity(result.indices), result.dense_shape)
     return tf.identity(result)

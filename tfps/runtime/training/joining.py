@@ -23,7 +23,7 @@ import tensorflow.compat.v1 as tf
 from tfps.cluster import rendezvous
 from tfps.config.launch_protocol import STARTED_AGAIN
 from tfps.errors import ClusterFormError, PeerLostError
-from tfps.modes.ring.ring import STALE
+from tfps.modes.worker_queues import STALE
 from tfps.runtime.checkpoint.job_end import has_ended
 from tfps.runtime.checkpoint.ownership import check_launch
 from tfps.runtime.coordination import compatibility, duplicate_worker

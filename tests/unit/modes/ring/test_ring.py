@@ -11,7 +11,8 @@ from support import cluster
 
 from tfps.cluster.spec import Task
 from tfps.modes.ring import gradients
-from tfps.modes.ring.ring import STALE, Ring
+from tfps.modes.ring.ring import Ring
+from tfps.modes.worker_queues import STALE
 
 pytestmark = pytest.mark.slow
 

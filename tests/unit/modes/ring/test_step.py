@@ -13,7 +13,8 @@ from support.processes import summary
 import tfps
 from tfps.cluster.spec import Task
 from tfps.errors import PeerLostError
-from tfps.modes.ring.ring import Ring, device_of
+from tfps.modes.ring.ring import Ring
+from tfps.modes.worker_queues import device_of
 from tfps.runtime.coordination import interrupted_steps, job_state, restart_barrier
 from tfps.runtime.training import joining
 
