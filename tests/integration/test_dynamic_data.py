@@ -189,6 +189,10 @@ def test_the_job_of_reached_epochs_has_nothing_to_train(tmp_path: Path) -> None:
         ({"data_policy": "dynamic", "mode": "sync", "backup_workers": 1}, "is not for --backup_workers=1"),
         ({"data_policy": "dynamic", "mode": "local", "worker_fraction": 0.5}, "is not for --worker_fraction=0.5"),
         ({"data_policy": "shard", "mode": "local", "on_nan": "skip"}, "is not for --on_nan=skip"),
+        (
+            {"data_policy": "dynamic", "mode": "local", "async_rounds": True, "on_nan": "skip"},
+            "is not for --async_rounds=1 or --on_nan=skip",
+        ),
     ],
 )
 def test_what_cannot_be_met_is_refused(flags: dict[str, Any], what: str) -> None:

@@ -84,5 +84,5 @@ def test_fewer_examples_than_workers_are_refused() -> None:
     """An update needs one of each worker."""
     counts = np.full(SIZE, 2)
     counts[0] = 1
-    with pytest.raises(DataError, match=r"1 examples are left for 2 workers: use fewer workers"):
+    with pytest.raises(DataError, match=r"1 example left for 2 workers: use fewer workers"):
         Turns(Epochs(order(), 0, counts, 2), 2, 4)
