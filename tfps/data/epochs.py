@@ -98,8 +98,8 @@ class Turns:
     def __init__(self, epochs: Epochs, workers: int, batch_size: int) -> None:
         self._epochs, self._workers, self._batch_size = epochs, workers, batch_size
         if 0 < epochs.length < workers:
-            left = f"{plural(epochs.length, 'example')} left for {plural(workers, 'worker')}"
-            raise DataError(f"--epochs: too few examples, {left}: use fewer workers.")
+            unread = f"{plural(epochs.length, 'example')} left for {plural(workers, 'worker')}"
+            raise DataError(f"--epochs: too few examples, {unread}: use fewer workers.")
         whole, left = divmod(epochs.length, workers * batch_size)
         is_endless = epochs.length == ENDLESS
         self.updates = ENDLESS if is_endless else max(whole + (left >= workers), min(epochs.length, 1))
