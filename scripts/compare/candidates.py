@@ -8,8 +8,8 @@ from tfps.modes.registry import MODES, mode_of
 
 FLAGS: Mapping[str, Sequence[Mapping[str, int | str]]] = {  # of a mode that is not here: without flags
     "sync": ({}, {"backup_workers": 1}),
-    "ssp": ({"staleness": 3},),
-    "local": ({"sync_every": 20},),
+    "ssp": ({"staleness": 3}, {"staleness": 500}),  # one that a slow worker reaches at once, one never in a run
+    "local": ({"sync_every": 20}, {"sync_every": 20, "async_rounds": 1}),
     "gossip": ({"topology": "ring"}, {"topology": "complete"}),
 }
 

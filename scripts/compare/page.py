@@ -1,5 +1,6 @@
 """Write what was measured: a line for each run, and the page."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,6 +43,10 @@ gradients of the slowest worker. It is about {least:.2f} where each step waits f
 
 - Goes on without the slow worker (keeps {kept:g} or more): {keeping}.
 - Falls to the pace of the slow worker, or near it: {falling}.
+
+`ssp` lets a fast worker run ahead of the slow one until the bound is reached, and then all go at its pace. A bound
+of `s` lasts for `s / (1 - 1/{slowdown:g})` steps of a fast worker: {lasts:.0f} with `--staleness=3`. It evens out short
+delays. A worker that is always slow needs a bound that the run does not reach, such as 500 here.
 
 ## Bytes
 
@@ -88,6 +93,7 @@ def page(trials: Sequence[Trial], setting: Setting, facts: Mapping[str, Any]) ->
         most=(setting.num_workers - 1 + 1 / setting.slowdown) / setting.num_workers,
         least=1 / setting.slowdown,
         others=setting.num_workers - 1,
+        lasts=3 / (1 - 1 / setting.slowdown) if setting.slowdown > 1 else math.inf,
         rates="\n".join(_rates(trials, name) for name in names),
         kept=KEPT,
         keeping=_listed([name for name in names if (share[name] or 0) >= KEPT]),
