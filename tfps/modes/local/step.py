@@ -30,7 +30,9 @@ Other state that it changes, such as counters, is the chief's. The slots stay wi
 to the PS before it saves, as they were when its round began, and a worker that joins begins with these. If the workers
 take a round again, each goes back to its own slots of that time. States of random generators stay on the PS.
 
-With ``--worker_fraction``, a seeded sample of the workers trains in each round. The others only take the token.
+With ``--worker_fraction``, a seeded sample of m workers trains in each round. The others push n_i = 0 and nothing else,
+and take the token. The chief waits for the n_i of all workers and the changes of m. A worker copies the variables when
+it has joined, and before a round for which it is drawn.
 """
 
 import dataclasses
@@ -61,7 +63,9 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         counter = shared_variable("tfps/rounds")
         is_over = global_step.read_value() >= context.config.max_steps
     protocol = sync_step.of_gradients(
-        exchange.pairs, sync_step.Updates(exchange.apply, counter, [counter.initializer, exchange.chief_init]), context
+        exchange.pairs,
+        sync_step.Updates(exchange.apply, counter, [counter.initializer, exchange.chief_init], exchange.collect),
+        context,
     )
     renew = exchange.end_round(protocol.train_op)
     return dataclasses.replace(
