@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.modes.base import Copy, ModeContext
 from tfps.modes.copies import WorkerCopies
-from tfps.modes.local_sgd import sync_every, workers_per_round
+from tfps.modes.local_sgd import steps_per_round, workers_per_round
 from tfps.modes.sync.accumulators import Sample
 from tfps.modes.sync.tokens import shared_variable
 from tfps.modes.updates.update_ops import leaves
@@ -23,10 +23,12 @@ class Round:
 
     Attributes:
         size: The number of workers that train in a round.
+        steps: The number of steps of this worker in a full round.
     """
 
     def __init__(self, copies: WorkerCopies, global_step: Variable, context: ModeContext) -> None:
         self._copies, self._global_step, self._context = copies, global_step, context
+        self.steps = steps_per_round(context)
         self.size = workers_per_round(context.config, context.cluster.num_workers)
         with tf.device(None), tf.device(context.task.device):
             self._began, self._examples = (shared_variable(f"tfps/round/{name}") for name in ("began", "examples"))
@@ -63,8 +65,8 @@ class Round:
 
     def length(self, began: Tensor) -> Tensor:
         """Return how many steps a round has that begins at a step. After ``--max_steps`` there are no more rounds."""
-        most, steps = tf.constant(self._context.config.max_steps, tf.int64), sync_every(self._context.config)
-        return tf.where(began < most, tf.minimum(most - began, steps), tf.constant(steps, tf.int64))
+        most, steps = (tf.constant(number, tf.int64) for number in (self._context.config.max_steps, self.steps))
+        return tf.where(began < most, tf.minimum(most - began, steps), steps)
 
     def allowed(self, after: Sequence[Operation] = ()) -> Tensor:
         """Return how many steps the worker may take before it ends the round: int64 scalar."""
