@@ -84,6 +84,8 @@ def _step(plan: "Plan", holder: str) -> Table:
     pull, push = f"pull, {holder} to worker", f"push, worker to {holder}"
     per = "a mean" if plan.to_next else "a round"
     of_round = [(f"{pull}, {per}", "round_pulled"), (f"{push}, {per}", "round_pushed")] if plan.round_pushed else []
+    if plan.waiting_pushed is not None:
+        of_round += [(f"{pull}, a round it waits", "waiting_pulled"), (f"{push}, a round it waits", "waiting_pushed")]
     targets = sorted({transfer.target for transfer in plan.to_next})
     for target in targets:
         sent = [transfer for transfer in plan.to_next if transfer.target == target]

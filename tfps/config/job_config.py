@@ -137,6 +137,11 @@ class JobConfig:
         integer(1, INT32_MAX),
         "local: how many steps a worker takes between two exchanges with the parameter servers (default 10)",
     )
+    local_epochs: int | None = mode_option(
+        integer(1, INT32_MAX),
+        "local: instead of --sync_every, how often a worker reads its share of the examples between two exchanges; for "
+        "models that return tfps.Examples",
+    )
     server_optimizer: str | None = mode_option(
         text,
         "local: how the parameter servers take the mean change of the workers (default sgd, which averages them)",

@@ -57,7 +57,7 @@ def of(
         return dataset
     if isinstance(given, Examples):
         raise ModelError(f"{where}: tfps.Examples are for training: return a tf.data.Dataset or None for {mode!r}.")
-    asked = [name for name in ("data_policy", "partition") if params[name]] if mode == "train" else []
+    asked = [name for name in ("data_policy", "partition", "local_epochs") if mode == "train" and params.get(name)]
     if asked:
         raise ModelError(
             f"{where}: --{asked[0]}={params[asked[0]]}: tfps cannot divide the {type(given).__name__}: return "
@@ -115,6 +115,13 @@ class Stream:
         if self._takes_turns:
             return self._turns.updates
         return ENDLESS if self._share.length == ENDLESS else -(-self._share.length // self.batch_size)
+
+    def steps_of(self, passes: int) -> int:
+        """Return how many batches it takes to read the worker's share so often; the last may read on in the next pass.
+
+        Only for streams of shares.
+        """
+        return -(-passes * len(self._order.shares[self._worker]) // self.batch_size)
 
     def put(self, ids: Indices) -> None:
         """Add a batch to a stream that is dealt."""

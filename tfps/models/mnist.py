@@ -33,7 +33,7 @@ EDGES = (  # three 3x3 filters of equal norm, far apart: each detects where ink 
 def input_fn(mode: str, params: Mapping[str, Any], input_context: InputContext) -> Any:
     """Return batches of the images in ``--data_dir``, or without that flag of the package's digits.
 
-    With ``--data_policy`` or ``--partition``, return the images for tfps to divide.
+    With ``--data_policy``, ``--partition`` or ``--local_epochs``, return the images for tfps to divide.
     """
     data = idx.load(params["data_dir"]) if params["data_dir"] else digits.load()
     if mode != tfps.ModeKeys.TRAIN:
@@ -44,7 +44,7 @@ def input_fn(mode: str, params: Mapping[str, Any], input_context: InputContext) 
             "last %s for evaluation",
             *(show(params["data_dir"], 200), f"{len(data.train_images):,}", f"{len(data.eval_images):,}"),
         )
-    if params.get("data_policy") or params.get("partition"):
+    if any(params.get(name) for name in ("data_policy", "partition", "local_epochs")):
         return examples(data.train_images, data.train_labels)
     shard = (input_context.input_pipeline_id, input_context.num_input_pipelines)
     return batches(data.train_images, data.train_labels, params["batch_size"], params["seed"], shard)

@@ -169,12 +169,15 @@ class ModeContext:
         cluster: The tasks of the job.
         task: The worker that owns the graph.
         examples: int64 scalar: the number of examples in the batch of a step. ``None`` where it does not matter.
+        steps_of: Function from a number of passes over the worker's share of the examples to the number of steps that
+            they take. ``None`` where tfps does not divide the examples.
     """
 
     config: JobConfig
     cluster: Cluster
     task: Task
     examples: Tensor | None = None
+    steps_of: Callable[[int], int] | None = None
 
 
 class Mode(abc.ABC):

@@ -15,13 +15,13 @@ _WITH_MOMENTUM = ("momentum", "nesterov", "adam")
 
 
 class LocalMode(Mode):
-    """Workers train alone for ``--sync_every`` steps, and then the PS take the mean of what they have changed."""
+    """Workers train alone for ``--sync_every`` steps, or ``--local_epochs``; then the PS take their mean change."""
 
     name: ClassVar[str] = "local"
     is_blocking: ClassVar[bool] = True
     trains_on_copies: ClassVar[bool] = True
     flags: ClassVar[Collection[str]] = (
-        *("sync_every", "server_optimizer", "server_learning_rate", "server_momentum"),
+        *("sync_every", "local_epochs", "server_optimizer", "server_learning_rate", "server_momentum"),
         *("worker_fraction", "async_rounds", "data_policy"),
     )
 
@@ -51,7 +51,7 @@ class LocalMode(Mode):
                 f"--worker_fraction={config.worker_fraction:g} chooses workers for a common round, and with "
                 "--async_rounds=1 there is none: leave one of them out."
             )
-        return [*problems, *_of_data(config)]
+        return [*problems, *_of_epochs(config), *_of_data(config)]
 
     def build_step(self, optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:
         """Build the step of ``local.step``. Its tickets number the steps of this worker."""
@@ -59,11 +59,23 @@ class LocalMode(Mode):
         return step
 
 
+def _of_epochs(config: JobConfig) -> Sequence[str]:
+    """Return an error for each flag that gives a round another length than ``--local_epochs``."""
+    given = f"--local_epochs={config.local_epochs}"
+    others = [f"--sync_every={config.sync_every}"] if config.sync_every else []
+    others += ["--async_rounds=1"] if config.async_rounds else []
+    if not config.local_epochs or not others:
+        return []
+    why = "a round is as many steps as a worker's share takes"
+    return [f"{given} is not for {' or '.join(others)}: {why}. Leave one of them out."]
+
+
 def _of_data(config: JobConfig) -> Sequence[str]:
     """Return an error for a flag with which workers take different numbers of batches, beside ``--data_policy``."""
     fraction, others = config.worker_fraction, []
     others += ["--async_rounds=1"] if config.async_rounds else []
     others += [f"--worker_fraction={fraction:g}"] if fraction is not None and fraction < 1 else []
+    others += [f"--local_epochs={config.local_epochs}"] if config.local_epochs else []
     others += ["--on_nan=skip"] if config.on_nan == "skip" else []
     if not config.data_policy or not others:
         return []
@@ -94,6 +106,20 @@ _OF_OWN_ROUNDS = _OfOwnRounds()
 def sync_every(config: JobConfig) -> int:
     """Return ``--sync_every``, or its default."""
     return config.sync_every or DEFAULT_SYNC_EVERY
+
+
+def steps_per_round(context: ModeContext) -> int:
+    """Return how many steps a full round of a worker has: ``--sync_every``, or what ``--local_epochs`` take.
+
+    Raises:
+        ValueError: If there are ``--local_epochs``, and tfps does not divide the examples.
+    """
+    epochs = context.config.local_epochs
+    if epochs is None:
+        return sync_every(context.config)
+    if context.steps_of is None:
+        raise ValueError(f"--local_epochs={epochs} needs a model that returns tfps.Examples: leave it out.")
+    return context.steps_of(epochs)
 
 
 def workers_per_round(config: JobConfig, num_workers: int) -> int:

@@ -19,7 +19,7 @@ INTEGERS = ["batch_size", "max_steps", "steps_to_validate", "seed", "num_ps", "n
 NUMBERS = ["learning_rate", "save_checkpoint_secs", "min_slice_mb", "start_timeout_secs", "stall_timeout_secs"]
 NUMBERS += ["ps_cpu", "worker_cpu", "delay_compensation", "server_learning_rate"]
 NUMBERS += ["worker_fraction"]
-INTEGERS += ["epochs", "collect_every"]
+INTEGERS += ["epochs", "collect_every", "local_epochs"]
 GOOD: Mapping[str, list[Any]] = {
     **{name: [True] for name in ("dry_run", "wait", "ssh", "follow", "force")},
     **{name: [2**20, 10**9, 2**50] for name in ("ps_memory", "worker_memory")},

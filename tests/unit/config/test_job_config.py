@@ -26,5 +26,5 @@ def test_what_all_tasks_must_agree_on() -> None:
     agreed = {"model", "optimizer", "learning_rate", "max_steps", "mode", "ps_strategy", "min_slice_mb", "wire", "seed"}
     agreed |= {"backup_workers", "aggregate", "staleness", "staleness_lr", "delay_compensation", "worker_fraction"}
     agreed |= {"sync_every", "server_optimizer", "server_learning_rate", "server_momentum", "tower_updates"}
-    agreed |= {"data_policy", "partition", "async_rounds", "topology", "collect_every", "epochs"}
+    agreed |= {"data_policy", "partition", "local_epochs", "async_rounds", "topology", "collect_every", "epochs"}
     assert {name for name, option in OPTIONS.items() if option.must_agree} == agreed

@@ -8,7 +8,7 @@ from tfps.modes.base import ModeContext
 from tfps.modes.copies import WorkerCopies
 from tfps.modes.local.round import Round
 from tfps.modes.local.state import State
-from tfps.modes.sync.accumulators import sum_dtype
+from tfps.modes.sync.accumulators import Accumulators, sum_dtype
 from tfps.modes.sync.tokens import shared_variable
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
 
@@ -26,7 +26,7 @@ class Exchange:
     Attributes:
         chief_init: Operation that the chief runs before any worker ends a round.
         pairs: What the worker pushes: ``n_i``, ``n_i (w - w_i)`` for each trained variable, and ``n_i w_i`` for each
-            averaged one, which may hold Inf.
+            averaged one, which may hold Inf. A worker that waits pushes ``n_i = 0`` alone.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Exchange:
     ) -> None:
         self._state, self._copies, self._round, self._server = state, copies, progress, server
         self._device, self._worker, self._is_chief = context.task.device, context.task.index, context.task.is_chief
+        self._workers = context.cluster.num_workers
         self._base = WorkerCopies([*state.exchanged, *state.kept], self._device, "tfps/before")
         with tf.device(state.global_step.device):
             self._total = shared_variable("tfps/weight", dtype=tf.float32)
@@ -57,6 +58,15 @@ class Exchange:
         with tf.control_dependencies([*checks, steps]):
             sent = [_weighted(tensor, weight) for tensor in (*changes, *values)]
             return [(tf.identity(weight), self._total), *zip(sent, self._state.exchanged, strict=True)]
+
+    def collect(self, stamp: Tensor) -> Accumulators:
+        """Return what adds up ``pairs`` on the PS.
+
+        Args:
+            stamp: int64 scalar: the round.
+        """
+        sample = self._round.sample(sent_by_all=[self._total])
+        return Accumulators(self.pairs, stamp, self._workers, is_mean=False, sample=sample)
 
     def _change(self, variable: Variable) -> Tensor:
         before, now = (copies.read(variable) for copies in (self._base, self._copies))
@@ -100,7 +110,9 @@ class Exchange:
         kept = self._base.give_back(self._state.kept, self._copies, keep=has_ended)
         with tf.control_dependencies([kept]):
             counted = tf.cond(has_ended, self._count, tf.no_op)
-        return tf.group(fixed, self._pull([*after, kept, counted]))
+        step = self._step([*after, kept, counted])
+        with tf.control_dependencies([step]):
+            return tf.group(fixed, self._round.begin(step), self._pull())
 
     def _count(self) -> Operation:
         """Return an operation with which a chief that is started again goes on counting."""
@@ -128,14 +140,18 @@ class Exchange:
         with tf.control_dependencies([taken]):
             kept = [self._base.assign(one, self._copies.read(one)) for one in self._state.kept]
             kept.append(self._count())  # slots are too large to send each time
-        return self._pull([taken, *kept])  # last, with the step at which the next round begins: see begin
+        step = self._step([taken, *kept])  # last, with the step at which the next round begins: see begin
+        return tf.group(self._round.begin(step), self._round.if_drawn(step, self._pull))
 
-    def _pull(self, after: Sequence[Operation]) -> Operation:
+    def _step(self, after: Sequence[Operation]) -> Tensor:
         with tf.control_dependencies(after):
-            step = self._state.global_step.read_value()
-            values = [(one, one.read_value()) for one in self._state.exchanged]
-        pulled = [copies.assign(*pair) for pair in values for copies in (self._copies, self._base)]
-        return tf.group(self._round.begin(step), *pulled)
+            step: Tensor = self._state.global_step.read_value()
+            return step
+
+    def _pull(self) -> Operation:
+        """Return an operation that copies the variables from the PS."""
+        values = [(one, one.read_value()) for one in self._state.exchanged]
+        return tf.group(*(copies.assign(*pair) for pair in values for copies in (self._copies, self._base)))
 
 
 def _weighted(tensor: Tensor, weight: Tensor) -> Tensor:

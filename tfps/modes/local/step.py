@@ -30,7 +30,13 @@ Other state that it changes, such as counters, is the chief's. The slots stay wi
 to the PS before it saves, as they were when its round began, and a worker that joins begins with these. If the workers
 take a round again, each goes back to its own slots of that time. States of random generators stay on the PS.
 
-With ``--worker_fraction``, a seeded sample of the workers trains in each round. The others only take the token.
+With ``--local_epochs``, k is instead the number of steps that a worker takes to pass over its own share of the examples
+so often, so workers with larger shares take more. ``global_step`` rises by the most that one has taken. McMahan et al.
+call ``--local_epochs`` E, ``--batch_size`` B, and ``--worker_fraction`` C.
+
+With ``--worker_fraction``, a seeded sample of m workers trains in each round. The others push n_i = 0 and nothing else,
+and take the token. The chief waits for the n_i of all workers and the changes of m. A worker copies the variables when
+it has joined, and before a round for which it is drawn.
 """
 
 import dataclasses
@@ -42,7 +48,6 @@ from tfps.modes.base import ModeContext, Step, StepLimit
 from tfps.modes.local import local_step, server_optimizer
 from tfps.modes.local.exchange import Exchange
 from tfps.modes.local.round import Round
-from tfps.modes.local_sgd import sync_every
 from tfps.modes.sync import step as sync_step
 from tfps.modes.sync.tokens import shared_variable
 from tfps.tf_types import Operation, Optimizer, Tensor, Variable
@@ -61,7 +66,9 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         counter = shared_variable("tfps/rounds")
         is_over = global_step.read_value() >= context.config.max_steps
     protocol = sync_step.of_gradients(
-        exchange.pairs, sync_step.Updates(exchange.apply, counter, [counter.initializer, exchange.chief_init]), context
+        exchange.pairs,
+        sync_step.Updates(exchange.apply, counter, [counter.initializer, exchange.chief_init], exchange.collect),
+        context,
     )
     renew = exchange.end_round(protocol.train_op)
     return dataclasses.replace(
@@ -76,7 +83,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         read_barrier=(),
         hold=None,
         ended=protocol.ended | is_over,
-        limit=StepLimit(progress.allowed(), most=sync_every(context.config), renew=renew, ends_rounds=True),
+        limit=StepLimit(progress.allowed(), most=progress.steps, renew=renew, ends_rounds=True),
         copies=own.copies,
         before_save=exchange.stored(counter) if context.task.is_chief else None,
     )

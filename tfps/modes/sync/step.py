@@ -84,11 +84,13 @@ class Updates:
         apply: Adds an operation that applies combined gradients. Its second argument is ``step``.
         step: int64 resource variable on a PS, which the protocol raises by 1 with each update.
         before: Operations that ``Step.chief_init`` runs first.
+        collect: Makes what collects the gradients, from their stamp. ``None``: as ``--aggregate`` says.
     """
 
     apply: Callable[[Sequence[tuple[Gradient, Variable]], Variable], Fetch]
     step: Variable
     before: Sequence[Operation] = ()
+    collect: Callable[[Tensor], Collector] | None = None
 
 
 def of_gradients(pairs: Sequence[tuple[Gradient, Variable]], updates: Updates, context: ModeContext) -> Step:
@@ -102,7 +104,7 @@ def of_gradients(pairs: Sequence[tuple[Gradient, Variable]], updates: Updates, c
     global_step, worker, num_workers = updates.step, context.task.index, context.cluster.num_workers
     with tf.device(global_step.device):
         stamps = Stamps(worker, num_workers)
-    collector = _collector(pairs, stamps.present, context, global_step)
+    collector = (updates.collect or functools.partial(_collector, pairs, context, global_step))(stamps.present)
     generation = tf.placeholder(tf.int64, [], name="tfps/present_generation")
     complete, starts, combined = _start_together(collector, generation)
     with tf.device(global_step.device):
@@ -147,7 +149,7 @@ def _backup(
 
 
 def _collector(
-    pairs: Sequence[tuple[Gradient, Variable]], stamp: Tensor, context: ModeContext, global_step: Variable
+    pairs: Sequence[tuple[Gradient, Variable]], context: ModeContext, global_step: Variable, stamp: Tensor
 ) -> Collector:
     """Return what collects the gradients. A sum of all needs no slots."""
     config, num_workers = context.config, context.cluster.num_workers

@@ -157,7 +157,8 @@ class _Backward:
 
 def _backward(job: TrainJob, forward: Forward) -> tuple[Forward, _Backward]:
     """Build the gradients and the step of the mode, and put the model's own updates in order with them."""
-    graph, context = forward.graph, ModeContext(job.config, job.cluster, job.task, forward.examples)
+    steps_of = forward.iterator.stream.steps_of if forward.iterator.stream else None
+    graph, context = forward.graph, ModeContext(job.config, job.cluster, job.task, forward.examples, steps_of)
     # Slots live with their variables, so the strategy must not count them again.
     with (
         tf.device(placement.device_setter(job.cluster, job.task, lambda _op: 0)),

@@ -8,8 +8,9 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.config.wire_format import WireFormat
 from tfps.models.model import Model
-from tfps.runtime.graph import builder, model_check, placement
+from tfps.runtime.graph import builder, graph_editor, model_check, placement
 from tfps.runtime.graph.passes import variable_packing
+from tfps.tf_types import Graph
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class Plan:
         to_next: The tensors that one worker sends to other workers in a step, where a mode has such steps.
         round_pulled: The tensors that the PS send to one worker at the end of a round, where a mode has rounds.
         round_pushed: The tensors that one worker sends to the PS at the end of a round.
+        waiting_pulled: The tensors that the PS send to one worker in a round in which it waits. ``None`` where all
+            workers train in each round.
+        waiting_pushed: The tensors that one worker sends to the PS in such a round.
         plain: The plan of the same job with ``--wire=plain``; ``None`` if this is that plan.
     """
 
@@ -36,6 +40,8 @@ class Plan:
     to_next: Sequence[placement.Transfer] = ()
     round_pulled: Sequence[placement.Transfer] = ()
     round_pushed: Sequence[placement.Transfer] = ()
+    waiting_pulled: Sequence[placement.Transfer] | None = None
+    waiting_pushed: Sequence[placement.Transfer] | None = None
     plain: "Plan | None" = None
 
 
@@ -57,6 +63,9 @@ def make(config: JobConfig, cluster: Cluster, model: Model) -> Plan:
         built = builder.training(config, cluster, task, model)
     limit, (pulled, pushed, to_next) = built.step.limit, _of_step(built, str(task))
     of_round = placement.transfers([limit.renew]) if limit and limit.ends_rounds else []
+    pulled_in_round, pushed_in_round = _of_worker(of_round, str(task))
+    waiting = [one for one in of_round if _is_certain(built.graph, one)]
+    waiting_pulled, waiting_pushed = _of_worker(waiting, str(task)) if waiting != of_round else (None, None)
     return Plan(
         variables=variables,
         ps_bytes=dict(sorted(totals.items())),
@@ -64,10 +73,25 @@ def make(config: JobConfig, cluster: Cluster, model: Model) -> Plan:
         pulled=pulled,
         pushed=pushed,
         to_next=to_next,
-        round_pulled=[transfer for transfer in of_round if transfer.target == str(task)],
-        round_pushed=[transfer for transfer in of_round if transfer.source == str(task)],
+        round_pulled=pulled_in_round,
+        round_pushed=pushed_in_round,
+        waiting_pulled=waiting_pulled,
+        waiting_pushed=waiting_pushed,
         plain=make(config.replace(wire="plain"), cluster, model) if packs else None,
     )
+
+
+def _of_worker(
+    transfers: Sequence[placement.Transfer], task: str
+) -> tuple[Sequence[placement.Transfer], Sequence[placement.Transfer]]:
+    """Return what a worker gets, and what it sends."""
+    return [one for one in transfers if one.target == task], [one for one in transfers if one.source == task]
+
+
+def _is_certain(graph: Graph, transfer: placement.Transfer) -> bool:
+    """Return whether a tensor is sent whenever its operation runs: it is in no branch of a condition."""
+    op = graph.get_operation_by_name(transfer.tensor.lstrip("^").split(":")[0])
+    return graph_editor.is_in_every_step(op)
 
 
 def _of_step(built: builder.TrainGraph, task: str) -> Sequence[Sequence[placement.Transfer]]:
