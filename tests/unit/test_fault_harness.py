@@ -65,6 +65,14 @@ def test_sync_is_the_exact_mean() -> None:
     assert not sums.check([saved(4, weight=-5)], sums.Job(MODES["async"]))
 
 
+def test_gossip_keeps_the_mean_but_for_rounding() -> None:
+    """With three workers, whose gradients are 1, 2 and 4, a step moves the mean by 7/3, and none may be missing."""
+    job = sums.Job(MODES["gossip"], num_ps=0, num_workers=3)
+    assert not sums.check([saved(300, weight=-700.01)], job)
+    for weight in (-700 + 1 / 3, -700 - 1 / 3):
+        assert "not of exact means" in sums.check([saved(300, weight=weight)], job)
+
+
 @pytest.mark.parametrize(
     ("mode", "num_ps", "lost", "most"),
     [("sync", 2, 3, 0), ("async", 1, 3, 0), ("async", 2, 0, 0), ("async", 2, 1, 2), ("async", 2, 3, 6)],

@@ -13,7 +13,8 @@ from tfps.text import did_you_mean, show
 NAMES = ("ring", "complete", "exponential")
 _INLINE = re.compile(r"[0-9]{1,4}-[0-9]{1,4}(,[0-9]{1,4}-[0-9]{1,4})*")
 _MOST = 100_000  # characters: an argument of a command has at most 128 KiB
-_LONGEST = 10_000_000  # characters of a file, with comments; a device may have no end
+_LONGEST = 10_000_000  # characters of a file, with comments
+_MOST_SHOWN = 10  # problems of one file
 _FORMS = f"{', '.join(NAMES)}, edges such as 0-1,1-2, or a file with one edge a line, such as '0 1'"
 
 Edge = tuple[int, int]
@@ -47,10 +48,12 @@ def topology(value: str) -> str:
     if not value:
         raise ValueError(f"is empty: give {_FORMS}")
     try:
+        if Path(value).exists() and not Path(value).is_file():  # to open a pipe would wait for a writer
+            raise ValueError("no regular file")
         with Path(value).open(encoding="utf-8-sig") as file:  # without the mark that some editors write first
             text = file.read(_LONGEST + 1)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "no text"
+        reason = getattr(error, "strerror", None) or ("no text" if isinstance(error, UnicodeError) else str(error))
         hint = did_you_mean(value, NAMES)
         fix = f".{hint} Give {_FORMS}" if hint else f": give {_FORMS}"
         raise ValueError(f"cannot be read ({reason}){fix}") from None
@@ -81,19 +84,32 @@ def _checked(rows: Iterator[tuple[int, str]], unit: str) -> Mapping[Edge, int]:
     """Return the edges of some numbered lines, each with its number.
 
     Raises:
-        ValueError: If one is no edge, joins a worker with itself, or is there twice.
+        ValueError: If some are no edges, join a worker with itself, or are there twice; it names the first few.
     """
     found: dict[Edge, int] = {}
+    problems: list[str] = []
     for number, row in rows:
         if not (parts := row.split()):
             continue
-        if len(parts) != 2 or not all(re.fullmatch("[0-9]{1,4}", part) for part in parts):
-            raise ValueError(f"has {show(row.strip())} in {unit} {number}: write two workers, such as '0 1'")
-        low, high = sorted(map(int, parts))
-        if low == high:
-            raise ValueError(f"joins worker {low} with itself in {unit} {number}: remove it, each keeps a part anyway")
-        if (low, high) in found:
-            first = found[low, high]
-            raise ValueError(f"has the edge of workers {low} and {high} in {unit}s {first} and {number}: remove one")
-        found[low, high] = number
+        if problem := _problem(parts, row.strip(), found, f"{unit} {number}", unit):
+            problems.append(problem)
+        else:
+            low, high = sorted(map(int, parts))
+            found[low, high] = number
+    if problems:
+        left = len(problems) - _MOST_SHOWN
+        raise ValueError("; ".join(problems[:_MOST_SHOWN]) + (f"; and {left} more" if left > 0 else ""))
     return found
+
+
+def _problem(parts: Sequence[str], row: str, found: Mapping[Edge, int], place: str, unit: str) -> str:
+    """Return why a line is no edge that can be added to those found before it, or nothing."""
+    if len(parts) != 2 or not all(re.fullmatch("[0-9]{1,4}", part) for part in parts):
+        return f"has {show(row)} in {place}: write two workers, such as '0 1'"
+    low, high = sorted(map(int, parts))
+    if low == high:
+        return f"joins worker {low} with itself in {place}: remove it, each keeps a part anyway"
+    if first := found.get((low, high)):
+        number = place.removeprefix(f"{unit} ")
+        return f"has the edge of workers {low} and {high} in {unit}s {first} and {number}: remove one"
+    return ""

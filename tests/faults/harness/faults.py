@@ -274,12 +274,22 @@ _ENDS = {
     "nan_skipped": Fault("NaN from a worker, --on_nan=skip", "left out, and reported", endings.skipped(1)),
 }
 
+_ANY = {"worker_gone", "exit_zero", "sigterm", "sigterm_chief", "no_fault"}  # in modes without PS, too
 _WITH_PS = {
     *("worker_killed", "chief_killed", "chief_killed_saving", "ps_killed", "ps_killed_saving", "ps_and_worker_killed"),
     *("worker_frozen_5s", "worker_frozen", "chief_frozen", "ps_frozen", "worker_gone", "exit_zero"),
     *("cut_dropped_5s", "cut_reset_5s", "cut_dropped_30s", "save_killed", "sigterm", "uneven_data", "no_fault"),
 }
+
+
+def _modes(name: str) -> Sequence[str]:
+    """Return the modes that a fault happens in."""
+    if name in _WITHOUT_PS:
+        return (*WITHOUT_PS,)
+    return (*(WITH_PS if name in _WITH_PS else BOTH), *(WITHOUT_PS if name in _ANY else ()))
+
+
 FAULTS: Mapping[str, Fault] = {
-    name: replace(fault, modes=WITH_PS) if name in _WITH_PS else fault
+    name: replace(fault, modes=_modes(name))
     for name, fault in {**_PROCESSES, **_WITHOUT_PS, **_NETWORK, **_FORMING, **_STORAGE, **_ENDS}.items()
 }

@@ -95,8 +95,9 @@ def _problem(one: Saved, job: Job, max_off: int) -> str:
     if one.off > max_off:
         return f"{one.name} holds other updates than its step says: {_description(one)}"
     mean = (2**job.num_workers - 1) / job.num_workers
-    if job.mode.means and one.weight is not None and one.weight != -mean * one.step:
-        return f"{one.name} is not of exact means: weight {one.weight:g} at step {one.step}"
+    weight = -mean * one.step if one.weight is None else one.weight
+    if job.mode.means and abs(weight + mean * one.step) > job.mode.mean_within:
+        return f"{one.name} is not of exact means: weight {weight:g} at step {one.step}"
     return ""
 
 

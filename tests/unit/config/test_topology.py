@@ -1,6 +1,7 @@
 """``--topology``: graphs by name, as edges, and in files."""
 
 import copy
+import os
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,33 @@ def test_a_file_may_begin_with_a_mark_and_have_the_lines_of_windows(tmp_path: Pa
     assert topology(str(file)) == "0-1,1-2"
 
 
-def test_what_has_no_end_is_refused() -> None:
-    """It would fill the memory."""
+@pytest.mark.parametrize("kind", ["pipe", "directory", "/dev/zero"])
+def test_what_is_no_regular_file_is_refused_unread(kind: str, tmp_path: Path) -> None:
+    """A pipe would block, and a device may have no end."""
+    path = Path(kind) if kind.startswith("/") else tmp_path / kind
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    with pytest.raises(ValueError, match=r"cannot be read \(no regular file\): give ring"):
+        topology(str(path))
+
+
+def test_a_file_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    """It is no graph of workers."""
+    (tmp_path / "long").write_text("#" * 10_000_001)
     with pytest.raises(ValueError, match="is longer than 10,000,000 characters: give ring"):
-        topology("/dev/zero")
+        topology(str(tmp_path / "long"))
+
+
+def test_all_problems_of_a_file_are_named_at_once(tmp_path: Path) -> None:
+    """Each with its line; of very many, the first ten."""
+    (tmp_path / "bad").write_text("0 1\n1 1\na b\n1 0\n")
+    with pytest.raises(ValueError, match=r"itself in line 2: .*; has 'a b' in line 3: .*; has the edge .* 1 and 4:"):
+        topology(str(tmp_path / "bad"))
+    (tmp_path / "bad").write_text("x\n" * 12)
+    with pytest.raises(ValueError, match=r"in line 10: [^;]*; and 2 more$"):
+        topology(str(tmp_path / "bad"))
 
 
 @pytest.mark.parametrize("name", ["ring", "complete", "exponential"])
