@@ -43,7 +43,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         *("modes/gossip/collection", "modes/gossip/links", "modes/gossip/mixing", "modes/gossip/mode"),
         "modes/gossip/step",
     ],
-    "integration/test_plugins.py": ["modes/base", "modes/recovery", "modes/registry", "optimizers/base"],
+    "integration/test_plugins.py": ["modes/base", "modes/recovery", "optimizers/base"],
     "integration/test_ssp.py": ["modes/ssp"],
     "integration/test_towers.py": [
         *("runtime/graph/towers/copies", "runtime/graph/towers/devices", "runtime/graph/towers/nodes"),

@@ -175,7 +175,13 @@ def _connection(port: int, secs: float) -> socket.socket:
 
 
 @pytest.mark.parametrize(
-    ("line", "trains"), [("training: mode sync, 1,000 workers, 2 ps", True), ("training set: 5", False)]
+    ("line", "trains"),
+    [
+        ("training: mode sync, 1,000 workers, 2 ps", True),
+        ("training: mode gossip --topology=0-1,1-2 --collect_every=100 (default), 3 workers, 0 ps, 2 GPUs", True),
+        ("training set: 5", False),
+        ("training: mode of the model, 2 layers", False),
+    ],
 )
 def test_what_a_model_prints_is_not_taken_for_the_tasks_own_words(line: str, trains: bool) -> None:
     """A task that is supervised trains when it says so, not when its model speaks of training."""

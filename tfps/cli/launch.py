@@ -54,7 +54,8 @@ def _follow(job: JobConfig, began: float) -> int:
     make_dir(directory.logs)
     remove(directory.summary)  # an earlier run's
     workers = plural(job.num_workers or 2, "worker")
-    print(f"{job.model}: {job.num_ps} ps, {workers}, {job.mode}; model_dir {job.model_dir}", flush=True)
+    size = f"{job.num_ps} ps, {workers}"
+    print(f"{job.model}: {size}, {registry.described(job)}; model_dir {job.model_dir}", flush=True)
     with ports.held_ports((job.num_ps or 0) + (job.num_workers or 2)) as held:
         launcher = LocalLauncher(held)
         plan = launcher.plan(Job(directory.path.name, job))

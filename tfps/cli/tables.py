@@ -10,6 +10,7 @@ from rich.table import Table
 from tfps.cluster.spec import Cluster
 from tfps.config.devices import requested
 from tfps.config.job_config import JobConfig
+from tfps.modes import registry
 from tfps.text import count, plural
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ def print_plan(config: JobConfig, cluster: Cluster, plan: "Plan") -> None:
     asked = requested(config.devices_per_worker)
     each = f" of {asked.count} {asked.kind}s" if (asked.count or 1) > 1 else ""
     workers = f"{plural(cluster.num_workers, 'worker')}{each}"
-    console.print(f"{config.model} on {cluster.num_ps} ps and {workers}, --mode={config.mode}\n")
+    title = f"{config.model} on {cluster.num_ps} ps and {workers}, --mode={registry.described(config)}\n"
+    console.print(title, markup=False, soft_wrap=True)
     holder = "ps" if cluster.ps else "chief"
     console.print(_variables(plan, holder))
     console.print(_servers(plan, holder))

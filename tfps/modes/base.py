@@ -10,7 +10,7 @@ one step. The run that takes the last of these steps also draws the same number 
 
 import abc
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -193,6 +193,7 @@ class Mode(abc.ABC):
             checkpoints are saved between two steps.
         trains_on_copies: Whether the step works on copies on the worker: ``Step.copies``.
         flags: The flags of the group ``mode`` that this mode uses. In other modes they are refused.
+        defaults: The values of those ``flags`` that decide how a job trains even if they are not given.
         uses_ps: Whether the job has PS. If not, the chief has the place of the only PS: it holds the variables and the
             job's state, on ``Cluster.state_devices``, and a job with PS is refused.
 
@@ -206,6 +207,7 @@ class Mode(abc.ABC):
     is_blocking: ClassVar[bool]
     trains_on_copies: ClassVar[bool] = False
     flags: ClassVar[Collection[str]] = ()
+    defaults: ClassVar[Mapping[str, object]] = {}
     uses_ps: ClassVar[bool] = True
 
     @property

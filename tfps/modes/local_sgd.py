@@ -2,7 +2,7 @@
 
 import importlib
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from tfps.config.job_config import JobConfig
@@ -24,6 +24,7 @@ class LocalMode(Mode):
         *("sync_every", "local_epochs", "server_optimizer", "server_learning_rate", "server_momentum"),
         *("worker_fraction", "async_rounds", "data_policy"),
     )
+    defaults: ClassVar[Mapping[str, object]] = {"sync_every": DEFAULT_SYNC_EVERY, "server_optimizer": "sgd"}
 
     def of_job(self, config: JobConfig) -> Mode:
         """Return the variant in which nobody waits, if the job has ``--async_rounds``."""

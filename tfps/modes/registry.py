@@ -7,6 +7,7 @@ from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.errors import ConfigError
 from tfps.modes.base import Mode
 from tfps.plugins import Registry
+from tfps.text import show
 
 MODES: Registry[Mode] = Registry(
     Mode,
@@ -34,6 +35,22 @@ def mode_of(config: JobConfig) -> Mode:
         ConfigError: If the mode is from another package and cannot be loaded.
     """
     return _load(config.mode).of_job(config)
+
+
+def described(config: JobConfig) -> str:
+    """Return a job's mode, with its flags that were given and those defaults that decide.
+
+    Example: ``local --sync_every=20 --server_optimizer=sgd (default)``.
+
+    Raises:
+        ConfigError: If the mode is from another package and cannot be loaded.
+    """
+    mode = mode_of(config)
+    given = {name: getattr(config, name) for name in mode.flags}
+    known = {name: mode.defaults.get(name) if value is None else value for name, value in given.items()}
+    notes = {name: " (default)" for name, value in given.items() if value is None}
+    told = (f"--{name}={_text(value)}{notes.get(name, '')}" for name, value in known.items() if value is not None)
+    return " ".join([mode.name, *told])
 
 
 def problems_of(config: JobConfig, num_workers: int | None) -> Sequence[str]:
@@ -90,8 +107,14 @@ def _of_other_modes(config: JobConfig, mode: Mode) -> Iterator[str]:
         if option.group != "mode" or name in ("mode", "issync", *mode.flags) or value == option.default:
             continue
         users = " or ".join(f"--mode={other}" for other in MODES.builtin if name in _load(other).flags)
-        text = int(value) if isinstance(value, bool) else value
-        yield f"--{name}={text} is for {users}, and this job has --mode={mode.name}: give {users}, or leave it out."
+        given = f"--{name}={_text(value)}"
+        yield f"{given} is for {users}, and this job has --mode={mode.name}: give {users}, or leave it out."
+
+
+def _text(value: object) -> str:
+    """Return the value of a flag as a user gives it; a file's content as the name of the file."""
+    text = format(value, "g") if isinstance(value, float) else int(value) if isinstance(value, bool) else value
+    return show(str(getattr(value, "source", text)))
 
 
 def _of_data(config: JobConfig, mode: Mode) -> Iterator[str]:

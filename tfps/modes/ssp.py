@@ -1,7 +1,7 @@
 """Stale synchronous parallel: async with a bound on how far a worker gets ahead. ``ssp_step`` has the operations."""
 
 import importlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from tfps.config.job_config import JobConfig
@@ -17,6 +17,7 @@ class SspMode(Mode):
     name: ClassVar[str] = "ssp"
     is_blocking: ClassVar[bool] = False
     flags: ClassVar[Collection[str]] = ("staleness", "data_policy")
+    defaults: ClassVar[Mapping[str, object]] = {"staleness": DEFAULT_STALENESS}
 
     @property
     def can_overlap(self) -> bool:

@@ -31,7 +31,7 @@ from tfps.storage import JobDirectory, temporary_directory
 from tfps.timeouts import SECOND_THOUGHT_SECS, TASK_END_SECS
 
 # The task's own lines about its state; a model's output does not match.
-_TRAINS = re.compile(r"training: (mode \w+, [\d,]+ workers?, [\d,]+ ps|serving [\d,]+ workers?)")
+_TRAINS = re.compile(r"training: (mode \w.*, [\d,]+ workers?, [\d,]+ ps\b.*|serving [\d,]+ workers?)")
 
 
 class Supervisor:

@@ -1,7 +1,7 @@
 """Gossip: workers mix their copies with those of their neighbors, without PS. ``gossip.step`` has the operations."""
 
 import importlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from tfps.config.job_config import JobConfig
@@ -19,6 +19,7 @@ class GossipMode(Mode):
     is_blocking: ClassVar[bool] = True
     trains_on_copies: ClassVar[bool] = True
     flags: ClassVar[Collection[str]] = ("topology", "collect_every")
+    defaults: ClassVar[Mapping[str, object]] = {"topology": topology.DEFAULT, "collect_every": DEFAULT_COLLECT_EVERY}
     uses_ps: ClassVar[bool] = False
 
     def gradients_per_update(self, config: JobConfig, num_workers: int) -> int:

@@ -18,6 +18,7 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, RetryableError, StoppedError, TfpsError
 from tfps.models.model import Model
+from tfps.modes import registry
 from tfps.runtime.checkpoint.ownership import HeldError
 from tfps.runtime.coordination.job_state import Phase, WorkerTotals
 from tfps.runtime.coordination.stall_detector import StallDetector
@@ -103,7 +104,8 @@ class Worker:
         self._loop = loop
         self._early_end = early_end
         workers, here = plural(self._cluster.num_workers, "worker"), devices.described(self._config)
-        log.info("training: mode %s, %s, %d ps%s", self._config.mode, workers, self._cluster.num_ps, here)
+        mode = registry.described(self._config)
+        log.info("training: mode %s, %s, %d ps%s", mode, workers, self._cluster.num_ps, here)
         parts.barrier.listen()
         try:
             while not self._train_until_done(parts, loop):
