@@ -11,6 +11,11 @@ from tfps.errors import without_colors
 # In an error, the calls that created an operation, before the reason: once, or for each of several operations.
 _MADE_AT = re.compile(r"^Detected at node .*\n?(?:[ \t].*\n?)*|^Node: '.*'$", re.MULTILINE)
 
+_PUBLIC = {  # the classes that TensorFlow returns, by their names inside: what its users call them
+    **{"DatasetV2": "tf.data.Dataset", "Tensor": "tensor", "Operation": "tf.Operation", "IteratorBase": "iterator"},
+    **{"BaseResourceVariable": "tf.Variable", "Iterator": "iterator"},
+}
+
 _OTHER_NAMES = {  # of flags and platforms, in other programs
     **{"lr": "learning_rate", "ps": "num_ps", "num_epochs": "epochs", "train_steps": "max_steps"},
     **{"k8s": "kubernetes", "sbatch": "slurm", "docker": "compose", "ssh": "hosts"},
@@ -70,6 +75,13 @@ def show(value: str, limit: int = 100) -> str:
     """Quote a user's value for one plain line: escape control characters, cut it to ``limit`` characters."""
     shown = value if re.fullmatch(r"[\x21-\x7e]+", value) else repr(value)
     return shown if len(shown) <= limit else f"{shown[:limit]}... ({len(value)} characters)"
+
+
+def kind_of(value: object) -> str:
+    """Return what a user's value is, in the words of TensorFlow's API: ``a tf.data.Dataset``, ``a list``."""
+    known = (_PUBLIC.get(base.__name__) for base in type(value).__mro__ if base.__module__.startswith("tensorflow."))
+    kind = next(filter(None, known), type(value).__name__)
+    return "None" if value is None else f"{'an' if kind[0] in 'AEIOaeio' else 'a'} {kind}"
 
 
 def did_you_mean(value: str, known: Iterable[str], prefix: str = "") -> str:

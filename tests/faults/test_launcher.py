@@ -135,6 +135,7 @@ def test_asked_to_stop_it_stops_all_of_it_with_its_state_saved(tmp_path: Path, h
         wait_gone(below, 15)
         left = summary(tmp_path / "m")
         assert f"stopped at step {left['global_step']}" in started[0].output()
+    assert left["error"] == f"stopped by {'SIGINT' if how == 'Ctrl-C' else how.split(maxsplit=1)[0]}"
     assert left["status"] == "stopped"
     assert left["checkpoint"].endswith(f"-{left['global_step']}")
     assert {of["exit_code"] for of in left["tasks"].values()} == {143}

@@ -718,7 +718,7 @@ CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is st
         (lambda *_: tf.data.Dataset.range(3), regression, "they must be pairs (features, labels)."),
         (lambda *_: tf.data.Dataset.from_tensors((1, 2, 3)), regression, "they must be pairs (features, labels)."),
         (INPUT, nothing, "model_fn(mode='train') returned None; it must return a tfps.ModelSpec."),
-        (INPUT, lambda *_: tf.constant(1.0), "returned a SymbolicTensor; it must return a tfps.ModelSpec."),
+        (INPUT, lambda *_: tf.constant(1.0), "returned a tensor; it must return a tfps.ModelSpec."),
         (INPUT, spec(loss=None), "returned loss=None; it must be a scalar tensor."),
         (INPUT, spec(loss=0.5), "returned loss=a float; it must be a scalar tensor."),
         (INPUT, spec(loss=lambda f, w: w * f["x"]), "a loss of shape (4, 3); it must be a scalar: take its mean."),

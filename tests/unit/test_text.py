@@ -1,8 +1,16 @@
 """Words for people."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from tfps.text import brief, count, did_you_mean, duration, one_line, ordinal, show, utc
+from tfps.runtime.process import tensorflow_import
+from tfps.text import brief, count, did_you_mean, duration, kind_of, one_line, ordinal, show, utc
+
+tensorflow_import.load_v1()
+
+import tensorflow.compat.v1 as tf  # noqa: E402
 
 MADE_AT = """Detected at node 'save/SaveV2' defined at (most recent call last):
     File "/usr/lib/python3.11/threading.py", line 1002, in _bootstrap
@@ -105,3 +113,26 @@ def test_a_near_miss_gets_a_hint() -> None:
     assert did_you_mean("lr", ("learning_rate", "max_steps"), "--") == " Did you mean --learning_rate?"
     assert did_you_mean("k8s", ("slurm", "kubernetes")) == " Did you mean kubernetes?"
     assert did_you_mean("k8s", ("slurm", "ray")) == ""
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: None, "None"),
+        (lambda: [1], "a list"),
+        (OSError, "an OSError"),
+        (type("DatasetV2", (), {}), "a DatasetV2"),
+        (lambda: tf.data.Dataset.range(3), "a tf.data.Dataset"),
+        (lambda: tf.data.Dataset.range(3).batch(2).prefetch(1), "a tf.data.Dataset"),
+        (lambda: tf.compat.v2.data.Dataset.range(3), "a tf.data.Dataset"),
+        (lambda: tf.constant(1.0), "a tensor"),
+        (tf.no_op, "a tf.Operation"),
+        (lambda: tf.get_variable("v", []), "a tf.Variable"),
+        (lambda: tf.data.make_one_shot_iterator(tf.data.Dataset.range(3)), "an iterator"),
+        (lambda: tf.train.GradientDescentOptimizer(0.1), "a GradientDescentOptimizer"),
+    ],
+)
+def test_a_value_is_called_what_its_user_calls_it(make: Callable[[], Any], kind: str) -> None:
+    """TensorFlow's own classes have other names inside, such as DatasetV1Adapter."""
+    with tf.Graph().as_default():
+        assert kind_of(make()) == kind

@@ -72,13 +72,14 @@ def resolve(
         ConfigError: Lists every problem.
     """
     problems: list[str] = []
-    ps_hosts = None if num_ps == 0 and not (ps_hosts or "").strip() else ps_hosts
+    no_ps = num_ps == 0
+    ps_hosts = None if no_ps and not (ps_hosts or "").strip() else ps_hosts
     flags = _from_flags(ps_hosts, worker_hosts, job_name, task_index, problems)
     resolver = find_resolver(ps_hosts, worker_hosts, env)
     of_resolver: list[str] = []
     found = resolver.resolve(env, flags, num_ps, of_resolver) if resolver else PartialSpec()
     merged = _merge(flags, found, resolver, problems)
-    problems += [*of_resolver, *_missing(merged, resolver, env, num_ps == 0)]
+    problems += [*of_resolver, *_missing(merged, resolver, env, no_ps)]
     ps, workers = (_host_list(name, flags, merged, resolver) for name in ("ps_hosts", "worker_hosts"))
     problems += [*_wrong_sizes((ps, workers), (num_ps, num_workers)), *_repeated((ps, workers))]
     problems += [*_out_of_range(flags, merged, resolver), *_of_no_ps(merged, num_ps)]
@@ -129,7 +130,7 @@ def _missing(
 ) -> Iterator[str]:
     """Yield a problem for each value that no source gives, unless its source already has a problem there."""
     if resolver is None and merged == PartialSpec():
-        yield _no_cluster(env)
+        yield _no_cluster(env, no_ps)
         return
     for name, (_, fix) in _NEEDED.items():
         if getattr(merged, name) is not None or name in merged.faulty or (no_ps and name == "ps_hosts"):
@@ -137,8 +138,9 @@ def _missing(
         yield f"{resolver.missing(name)}: add it, or give {fix}." if resolver else f"--{name} is missing: give {fix}."
 
 
-def _no_cluster(env: Mapping[str, str]) -> str:
-    flags = "give --ps_hosts, --worker_hosts, --job_name and --task_index"
+def _no_cluster(env: Mapping[str, str], no_ps: bool) -> str:
+    hosts = "--worker_hosts" if no_ps else "--ps_hosts and --worker_hosts"
+    flags = f"give {hosts}, and for a task its --job_name and --task_index"
     ways = "; or ".join([flags, *(resolver.hint for resolver in RESOLVERS)])
     notes = "".join(resolver.note_on_absence(env) for resolver in RESOLVERS)
     return f"No cluster is given: {ways}. `tfps launch` starts a whole cluster on this machine.{notes}"

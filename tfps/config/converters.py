@@ -37,14 +37,15 @@ def integer(low: int, high: int) -> Converter:
     return convert
 
 
-def number(above: float) -> Converter:
-    """Return a converter for finite numbers greater than ``above``."""
+def number(above: float, most: float = math.inf) -> Converter:
+    """Return a converter for finite numbers greater than ``above`` and not greater than ``most``."""
+    bounds = f"a finite number greater than {above:g}" if most == math.inf else f"above {above:g} and at most {most:g}"
 
     def convert(value: str) -> float:
         plain = re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", value)
         parsed = float(value) if plain else math.nan
-        if not math.isfinite(parsed) or parsed <= above:
-            raise ValueError(f"must be a finite number greater than {above:g}")
+        if not math.isfinite(parsed) or parsed <= above or parsed > most:
+            raise ValueError(f"must be {bounds}")
         return parsed
 
     return convert

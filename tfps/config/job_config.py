@@ -156,7 +156,7 @@ class JobConfig:
         "local: momentum of --server_optimizer, or adam's beta1 (default 0.9)",
     )
     worker_fraction: float | None = mode_option(
-        number(0),
+        number(0, 1),
         "local: the part of the workers that trains in each round (default 1)",
     )
     topology: str | None = mode_option(

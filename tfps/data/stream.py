@@ -24,6 +24,7 @@ from tfps.data.epochs import ENDLESS, Epochs, Turns
 from tfps.data.examples import Examples
 from tfps.data.order import PARTITIONS, Indices, Order
 from tfps.errors import ModelError
+from tfps.text import kind_of
 from tfps.tf_types import Dataset, Operation, Tensor
 
 PREFETCHED = 4
@@ -60,7 +61,7 @@ def of(
     asked = [name for name in ("data_policy", "partition", "local_epochs") if mode == "train" and params.get(name)]
     if asked:
         raise ModelError(
-            f"{where}: --{asked[0]}={params[asked[0]]}: tfps cannot divide the {type(given).__name__}: return "
+            f"{where}: --{asked[0]}={params[asked[0]]}: tfps cannot divide {kind_of(given)}: return "
             "tfps.Examples(size, read) for training (`tfps help models`), or leave the flag out."
         )
     return given

@@ -50,7 +50,7 @@ def follow(job: RunningJob, view: JobView) -> Outcome:
     The first SIGINT, SIGTERM or SIGHUP stops it in order, with its state saved; one more than 2 s later kills it.
     """
     outcome = Outcome({})
-    with _on_signals(lambda: _interrupt(job, outcome)), screen(view) as shown:
+    with _on_signals(lambda number: _interrupt(job, outcome, number)), screen(view) as shown:
         errors = _Errors(view, shown)
         for event in job.events():
             if isinstance(event, Note):
@@ -159,14 +159,14 @@ def _why(event: TaskExited, view: JobView) -> str:
     return f"{event.task} {verb} {how_it_ended(event.exit_code)}"
 
 
-def _interrupt(job: RunningJob, outcome: Outcome) -> None:
+def _interrupt(job: RunningJob, outcome: Outcome, number: int) -> None:
     now = time.monotonic()
     if outcome.stop_requested_at is None:
         outcome.stop_requested_at = now
     elif now - outcome.stop_requested_at > SECOND_THOUGHT_SECS:
         job.kill()
     outcome.exit_code = outcome.exit_code or StoppedError.exit_code
-    outcome.error = outcome.error or "stopped"
+    outcome.error = outcome.error or f"stopped by {signal.Signals(number).name}"
     job.cancel()
 
 
@@ -183,7 +183,7 @@ def log_tail(config: JobConfig, view: JobView, outcome: Outcome, most: int = 10)
 
 
 class _on_signals:  # noqa: N801  used as a function
-    """A context in which each signal that asks the process to stop calls a function."""
+    """A context in which each signal that asks the process to stop calls a function with its number."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -198,8 +198,8 @@ class _on_signals:  # noqa: N801  used as a function
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        self._call()
+        del frame
+        self._call(number)
 
 
 def complete_summary(config: JobConfig, view: JobView, outcome: Outcome, read: bool = True) -> JobSummary:

@@ -193,7 +193,6 @@ class Mode(abc.ABC):
             checkpoints are saved between two steps.
         trains_on_copies: Whether the step works on copies on the worker: ``Step.copies``.
         flags: The flags of the group ``mode`` that this mode uses. In other modes they are refused.
-        defaults: The values of those ``flags`` that decide how a job trains even if they are not given.
         uses_ps: Whether the job has PS. If not, the chief has the place of the only PS: it holds the variables and the
             job's state, on ``Cluster.state_devices``, and a job with PS is refused.
 
@@ -207,7 +206,6 @@ class Mode(abc.ABC):
     is_blocking: ClassVar[bool]
     trains_on_copies: ClassVar[bool] = False
     flags: ClassVar[Collection[str]] = ()
-    defaults: ClassVar[Mapping[str, object]] = {}
     uses_ps: ClassVar[bool] = True
 
     @property
@@ -232,6 +230,15 @@ class Mode(abc.ABC):
         """Return the mode that a job trains in: this one, or a variant with other attributes that an option chooses."""
         del config
         return self
+
+    def defaults(self, config: JobConfig) -> Mapping[str, object]:
+        """Return the values of those ``flags`` that decide how a job trains even if they are not given.
+
+        Args:
+            config: The job.
+        """
+        del config
+        return {}
 
     def gradients_per_update(self, config: JobConfig, num_workers: int) -> int:
         """Return the number of workers' gradients in an update, which is also the number of batches per global step."""

@@ -24,11 +24,15 @@ class LocalMode(Mode):
         *("sync_every", "local_epochs", "server_optimizer", "server_learning_rate", "server_momentum"),
         *("worker_fraction", "async_rounds", "data_policy"),
     )
-    defaults: ClassVar[Mapping[str, object]] = {"sync_every": DEFAULT_SYNC_EVERY, "server_optimizer": "sgd"}
 
     def of_job(self, config: JobConfig) -> Mode:
         """Return the variant in which nobody waits, if the job has ``--async_rounds``."""
         return _OF_OWN_ROUNDS if config.async_rounds else self
+
+    def defaults(self, config: JobConfig) -> Mapping[str, object]:
+        """Return the values of flags that are shown with the mode if they are not given."""
+        length = {} if config.local_epochs else {"sync_every": DEFAULT_SYNC_EVERY}
+        return {**length, "server_optimizer": "sgd"}
 
     def gradients_per_update(self, config: JobConfig, num_workers: int) -> int:
         """Return the number of workers that train in a round."""
@@ -43,8 +47,6 @@ class LocalMode(Mode):
         if optimizer not in _WITH_MOMENTUM and config.server_momentum is not None:
             given, users = f"--server_momentum={config.server_momentum:g}", " or ".join(_WITH_MOMENTUM)
             problems.append(f"{given} is for --server_optimizer={users}: give one of them, or leave it out.")
-        if (config.worker_fraction or 0.0) > 1:
-            problems.append(f"--worker_fraction={config.worker_fraction:g} must be at most 1, such as 0.5.")
         if (config.server_momentum or 0.0) >= 1:
             problems.append(f"--server_momentum={config.server_momentum:g} must be less than 1, such as 0.9.")
         if config.async_rounds and config.worker_fraction is not None:

@@ -47,7 +47,8 @@ def described(config: JobConfig) -> str:
     """
     mode = mode_of(config)
     given = {name: getattr(config, name) for name in mode.flags}
-    known = {name: mode.defaults.get(name) if value is None else value for name, value in given.items()}
+    defaults = mode.defaults(config)
+    known = {name: defaults.get(name) if value is None else value for name, value in given.items()}
     notes = {name: " (default)" for name, value in given.items() if value is None}
     told = (f"--{name}={_text(value)}{notes.get(name, '')}" for name, value in known.items() if value is not None)
     return " ".join([mode.name, *told])

@@ -17,7 +17,11 @@ class SspMode(Mode):
     name: ClassVar[str] = "ssp"
     is_blocking: ClassVar[bool] = False
     flags: ClassVar[Collection[str]] = ("staleness", "data_policy")
-    defaults: ClassVar[Mapping[str, object]] = {"staleness": DEFAULT_STALENESS}
+
+    def defaults(self, config: JobConfig) -> Mapping[str, object]:
+        """Return the values of flags that are shown with the mode if they are not given."""
+        del config
+        return {"staleness": DEFAULT_STALENESS}
 
     @property
     def can_overlap(self) -> bool:

@@ -32,8 +32,9 @@ class SyncMode(Mode):
         spare = self.spare_workers(config)
         given, left = f"--backup_workers={spare}", num_workers - spare
         if left < 1:
-            fix = f"give at most {num_workers - 1}" if num_workers > 1 else "add workers, or leave it out"
-            return [f"{given} of {plural(num_workers, 'worker')}: an update waits for none: {fix}."]
+            allows = f"allows at most {num_workers - 1}, so that an update has a gradient"
+            fix = f"a job of {plural(num_workers, 'worker')} {allows}: give fewer, or add workers"
+            return [f"{given} is too large: {fix}."]
         if config.data_policy and (spare or config.on_nan == "skip"):
             other = given if spare else "--on_nan=skip"
             why = "batches would be left out, and no checkpoint could tell which"

@@ -185,7 +185,10 @@ def test_a_slurm_step_gives_cluster_and_role(examine: Any, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("argv", "lines"),
     [
-        ([], ["No cluster is given: "]),
+        ([], ["No cluster is given: give --ps_hosts and --worker_hosts, "]),
+        (["--mode=allreduce"], ["No cluster is given: give --worker_hosts, "]),
+        (["--mode=gossip"], ["No cluster is given: give --worker_hosts, "]),
+        (["--mode=gossip", "--worker_hosts=w"], ["--worker_hosts: w has no port"]),
         (["--ps_hosts=p0"], ["--ps_hosts: p0 has no port", "--worker_hosts is missing"]),
         (["--ps_hosts=p0:1", "--worker_hosts=w:1", "--job_name=ps"], ["--task_index is missing"]),
         (["--ps_hosts=p0:1", "--worker_hosts=w:1", "--mode=snyc"], ["--mode=snyc is not one of"]),

@@ -18,7 +18,6 @@ ODD_PATHS = [*ODD, "~/x", "/a//b/", ".", "C:\\x", "x" * 5000]
 INTEGERS = ["batch_size", "max_steps", "steps_to_validate", "seed", "num_ps", "num_workers", "task_index", "sync_every"]
 NUMBERS = ["learning_rate", "save_checkpoint_secs", "min_slice_mb", "start_timeout_secs", "stall_timeout_secs"]
 NUMBERS += ["ps_cpu", "worker_cpu", "delay_compensation", "server_learning_rate"]
-NUMBERS += ["worker_fraction"]
 INTEGERS += ["epochs", "collect_every", "local_epochs"]
 GOOD: Mapping[str, list[Any]] = {
     **{name: [True] for name in ("dry_run", "wait", "ssh", "follow", "force")},
@@ -28,6 +27,7 @@ GOOD: Mapping[str, list[Any]] = {
     "async_rounds": [True, False],
     "topology": ["ring", "complete", "exponential"],
     "server_momentum": [0.0, 0.5],
+    "worker_fraction": [1e-9, 0.5, 1.0],
     "worker_gpu": [1, 64],
     "devices_per_worker": ["8", "cpu:4"],
     "port_base": [1024, 8888],
@@ -245,6 +245,13 @@ def test_a_momentum_may_be_zero_but_not_less(text: str) -> None:
     assert (
         refusal(f"--server_momentum={text}") == f"--server_momentum={show(text)} must be a finite number, 0 or greater."
     )
+
+
+@pytest.mark.parametrize("text", [*NOT_NUMBERS, "1.000001", "2", "1e300"])
+def test_a_part_is_above_0_and_at_most_1(text: str) -> None:
+    """The message names both bounds, whichever one is broken."""
+    shown = show(text)
+    assert refusal(f"--worker_fraction={text}") == f"--worker_fraction={shown} must be above 0 and at most 1."
 
 
 @pytest.mark.parametrize(("text", "value"), [("5", 5.0), (".5", 0.5), ("5.", 5.0), ("1e-3", 0.001), ("+2.5E2", 250.0)])

@@ -379,7 +379,7 @@ def test_a_signal_ends_the_job_in_order(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     job = Script([lambda: os.kill(os.getpid(), number), *ended(143, 143, -15)])
     outcome = follow(job, shown())
-    assert (outcome.exit_code, outcome.error) == (143, "stopped")
+    assert (outcome.exit_code, outcome.error) == (143, f"stopped by {number.name}")
     assert job.requests == ["cancel"]
     assert signal.getsignal(number) is before
 

@@ -44,9 +44,15 @@ def test_a_mode_is_told_with_what_decides(flags: dict[str, Any], told: str) -> N
 def test_each_flag_of_a_mode_is_told(name: str) -> None:
     """There is none that a mode forgets, and no default of a flag that it does not have."""
     mode = registry.MODES.load(name)
-    assert set(mode.defaults) <= set(mode.flags) <= set(OPTIONS)
+    assert set(mode.defaults(JobConfig(mode=name))) <= set(mode.flags) <= set(OPTIONS)
     told = registry.described(JobConfig(mode=name, **dict.fromkeys(mode.flags, 7)))
     assert told == " ".join([name, *(f"--{flag}=7" for flag in mode.flags)])
+
+
+def test_a_default_that_another_flag_replaces_is_not_told() -> None:
+    """The length of a round is that of ``--local_epochs``."""
+    assert "--sync_every=10 (default)" in registry.described(JobConfig(mode="local"))
+    assert "sync_every" not in registry.described(JobConfig(mode="local", local_epochs=2))
 
 
 def test_a_topology_of_a_file_is_told_by_its_name(tmp_path: Path) -> None:

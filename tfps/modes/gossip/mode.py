@@ -19,8 +19,12 @@ class GossipMode(Mode):
     is_blocking: ClassVar[bool] = True
     trains_on_copies: ClassVar[bool] = True
     flags: ClassVar[Collection[str]] = ("topology", "collect_every")
-    defaults: ClassVar[Mapping[str, object]] = {"topology": topology.DEFAULT, "collect_every": DEFAULT_COLLECT_EVERY}
     uses_ps: ClassVar[bool] = False
+
+    def defaults(self, config: JobConfig) -> Mapping[str, object]:
+        """Return the values of flags that are shown with the mode if they are not given."""
+        del config
+        return {"topology": topology.DEFAULT, "collect_every": DEFAULT_COLLECT_EVERY}
 
     def gradients_per_update(self, config: JobConfig, num_workers: int) -> int:
         """Return the number of workers."""

@@ -17,7 +17,7 @@ from tfps.models.model import Model, built_by
 from tfps.models.params import TrackedFlags, tracked_flags
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.registry import mode_of
-from tfps.text import show
+from tfps.text import kind_of, show
 from tfps.tf_types import Dataset, DType, Nested, Optimizer, Tensor
 
 _OPTIMIZER_FLAGS = ("optimizer", "learning_rate")
@@ -54,7 +54,7 @@ def dataset(
         taken = any(_is_taken(part) for part in tf.nest.flatten(given))
         fix = ": return the dataset itself, not its iterator's get_next()" if taken else ""
         raise ModelError(
-            f"{where}: input_fn returned {_named(given)}; it must return a tf.data.Dataset of (features, labels){fix}."
+            f"{where}: input_fn returned {kind_of(given)}; it must return a tf.data.Dataset of (features, labels){fix}."
         )
     element = tf.data.get_output_types(given)
     if not (isinstance(element, tuple) and len(element) == 2):
@@ -183,11 +183,11 @@ def _scalar(value: object) -> Tensor:
 
 def _spec_problem(given: Any, mode: str) -> str:
     if not isinstance(given, ModelSpec):
-        return f"{_named(given)}; it must return a tfps.ModelSpec."
+        return f"{kind_of(given)}; it must return a tfps.ModelSpec."
     if mode == ModeKeys.PREDICT:
         return _predictions_problem(given)
     if not isinstance(given.loss, tf.Tensor):
-        return f"loss={_named(given.loss)}; it must be a scalar tensor."
+        return f"loss={kind_of(given.loss)}; it must be a scalar tensor."
     if given.loss.shape.rank not in (0, None):
         return f"a loss of shape {given.loss.shape}; it must be a scalar: take its mean."
     if mode == ModeKeys.TRAIN and (problem := _optimizer_problem(given.optimizer)):
@@ -206,7 +206,7 @@ def _predictions_problem(given: ModelSpec) -> str:
     if given.predictions is None:
         return "no predictions: give ModelSpec(predictions={...})."
     if isinstance(given.predictions, (list, tuple)):
-        return f"predictions={_named(given.predictions)}; it must be a tensor, or a dict of tensors by name."
+        return f"predictions={kind_of(given.predictions)}; it must be a tensor, or a dict of tensors by name."
     if isinstance(given.predictions, Mapping) and (
         problem := _names_problem("predictions", given.predictions, "tensors")
     ):
@@ -215,21 +215,21 @@ def _predictions_problem(given: ModelSpec) -> str:
     if not odd:
         return ""
     given_value = given.predictions[odd[0]] if isinstance(given.predictions, Mapping) else given.predictions
-    return f"predictions with {odd[0]!r}, which is {_named(given_value)}; each must be a tensor."
+    return f"predictions with {odd[0]!r}, which is {kind_of(given_value)}; each must be a tensor."
 
 
 def _optimizer_problem(optimizer: Optimizer) -> str:
     if not isinstance(optimizer, tf.train.Optimizer):
         fix = ": the optimizer itself, not what its minimize() returns" if isinstance(optimizer, tf.Operation) else ""
-        return f"optimizer={_named(optimizer)}; it must be a tf.compat.v1.train.Optimizer{fix}."
+        return f"optimizer={kind_of(optimizer)}; it must be a tf.compat.v1.train.Optimizer{fix}."
     if isinstance(optimizer, tf.train.SyncReplicasOptimizer):  # tfps would not run its queues and hooks
         return (
-            f"optimizer={_named(optimizer)}; return the optimizer that it wraps: --issync=1 does what "
+            f"optimizer={kind_of(optimizer)}; return the optimizer that it wraps: --issync=1 does what "
             "SyncReplicasOptimizer does."
         )
     if "minimize" in vars(optimizer) or type(optimizer).minimize is not tf.train.Optimizer.minimize:
         return (
-            f"optimizer={_named(optimizer)}, whose own minimize() would not be called: override "
+            f"optimizer={kind_of(optimizer)}, whose own minimize() would not be called: override "
             "compute_gradients or apply_gradients."
         )
     return ""
@@ -257,21 +257,20 @@ def _metrics_problem(metrics: Any) -> str:
         if name == "loss":
             return "eval_metric_ops with 'loss', the name of the model's own loss over all examples: use another name."
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            return f"eval_metric_ops with {name!r}, which is {_named(pair)}; each must be {pair_of}."
+            return f"eval_metric_ops with {name!r}, which is {kind_of(pair)}; each must be {pair_of}."
         value, update = pair
         tensor = _tensor(value)
         if tensor is None or not _is_number(tensor.dtype):
             return f"eval_metric_ops with {name!r}, whose value is {_described(value, tensor)}; it must be numbers."
         if not (isinstance(update, tf.Operation) or hasattr(update, "op")):
-            return (
-                f"eval_metric_ops with {name!r}, whose update is {_named(update)}; it must be an operation or a tensor."
-            )
+            kind = kind_of(update)
+            return f"eval_metric_ops with {name!r}, whose update is {kind}; it must be an operation or a tensor."
     return ""
 
 
 def _names_problem(field: str, given: Any, what: str) -> str:
     if given is not None and not isinstance(given, Mapping):
-        return f"{field}={_named(given)}; it must be a dict of {what} by name."
+        return f"{field}={kind_of(given)}; it must be a dict of {what} by name."
     odd = [name for name, _ in _items(given) if not isinstance(name, str)]
     return f"{field} with the name {odd[0]!r}; a name must be a str." if odd else ""
 
@@ -292,9 +291,4 @@ def _is_number(dtype: DType) -> bool:
 
 
 def _described(value: object, tensor: Tensor) -> str:
-    return _named(value) if tensor is None else f"a tensor of {tensor.dtype.base_dtype.name}"
-
-
-def _named(value: object) -> str:
-    kind = type(value).__name__
-    return "None" if value is None else f"{'an' if kind[0] in 'AEIOaeio' else 'a'} {kind}"
+    return kind_of(value) if tensor is None else f"a tensor of {tensor.dtype.base_dtype.name}"
