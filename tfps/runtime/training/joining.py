@@ -27,6 +27,7 @@ from tfps.modes.worker_queues import STALE
 from tfps.runtime.checkpoint.job_end import has_ended
 from tfps.runtime.checkpoint.ownership import check_launch
 from tfps.runtime.coordination import compatibility, duplicate_worker
+from tfps.runtime.coordination.heartbeat import FORGOTTEN
 from tfps.runtime.coordination.job_state import Phase
 from tfps.runtime.graph import layout
 from tfps.runtime.graph.passes import side_effects
@@ -44,6 +45,7 @@ from tfps.tf_types import Session
 
 _FIND_EVERY_SECS = 0.5
 _REPLACED_WITHIN_SECS = 10.0  # an update of the chief ends within this time: a restart would interrupt it
+_REJOINED_WITHIN_SECS = 3.0  # a process that has replaced a lost one requests a restart when it joins
 _OF_A_LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 log = logging.getLogger(__name__)
@@ -240,7 +242,8 @@ def outlives(parts: WorkerParts, loop: Loop, stop: StopRequest, error: Exception
 
     Wait until all restart together, or training has ended. The replacement of a lost worker requests the restart. If
     none does, as where only the way to a worker was interrupted or something of an earlier generation has arrived, this
-    worker requests it. It does so immediately if a task has rejected a call by mistake.
+    worker requests it. It waits less if the replacement is there already, which is new to a chief that is new itself,
+    and not at all if a task has rejected a call by mistake.
 
     Raises:
         TfpsError: The reason to stop, if there is one.
@@ -251,7 +254,9 @@ def outlives(parts: WorkerParts, loop: Loop, stop: StopRequest, error: Exception
     if not parts.built.step.calls_workers or not _is_of_another(error):
         return False
     try:
-        patience = 0.0 if sessions.is_refused(error) else _REPLACED_WITHIN_SECS
+        is_there = FORGOTTEN in str(error)
+        patience = _REJOINED_WITHIN_SECS if is_there else _REPLACED_WITHIN_SECS
+        patience = 0.0 if sessions.is_refused(error) else patience
         if not stop.wait_until(is_over := lambda: barrier.interrupted or barrier.has_ended(session), patience):
             log.info("asking all workers to restart: %s", brief(error))
             parts.state.request_restart(session)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfps.cluster import rendezvous
+from tfps.cluster import probe, rendezvous
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import PeerLostError, TfpsError
@@ -20,6 +20,7 @@ from tfps.text import duration
 from tfps.timeouts import BUSY_MUTE_AFTER_SECS, MUTE_AFTER_SECS, REPLACED_AFTER_SECS
 
 _LOST_AFTER_SECS = 10.0  # a PS that does not answer for this long is lost
+_ENDED_AFTER_SECS = 1.0  # so is a chief in the place of the PS, where no process listens
 _REPORT_AFTER_SECS = 30.0  # after this, log which workers the end of the job waits for
 _PULSE_SECS = 2.0  # at most this long between two heartbeats while all is well
 
@@ -52,6 +53,7 @@ class PeerMonitor:
         self._reader, self._silent_secs = reader, silent_secs
         self._servers = [holder for holder in cluster.state_tasks if holder != task]
         self._others = [other for other in cluster.tasks() if other.job == "worker" and other != task]
+        self._cluster = cluster
         self._mute_secs = MUTE_AFTER_SECS if cluster.ps else BUSY_MUTE_AFTER_SECS
         self._peers = rendezvous.Peers(cluster)
         self._stall, self._stall_secs = StallDetector(config.stall_timeout_secs), config.stall_timeout_secs
@@ -66,7 +68,7 @@ class PeerMonitor:
             steps_on: Whether it is taking steps now.
             needs_others: Whether it cannot go on without the other workers, where workers wait for one another.
         """
-        if lost := self._any_lost_server() or self._any_mute():
+        if lost := self._any_lost_server() or self._any_ended_chief() or self._any_mute():
             return lost
         if progress is None:  # waiting for the chief to set the variables, or for others to restart together
             awaited = [other for other in self._others if other.is_chief or self._is_blocking]
@@ -126,6 +128,16 @@ class PeerMonitor:
         """Return an error if some PS accept no new connection, and not all PS answer on the existing ones."""
         absent = self._peers.unreachable(self._servers, _LOST_AFTER_SECS)
         return None if absent and self._reader.are_ps_up() else self._lost(absent, _LOST_AFTER_SECS)
+
+    def _any_ended_chief(self) -> TfpsError | None:
+        """Return an error if the process of a chief in the place of the PS has ended.
+
+        A step calls each PS, so it fails if a PS ends. A step without PS may wait for other workers alone.
+        """
+        absent = [] if self._cluster.ps else self._peers.unreachable(self._servers, _ENDED_AFTER_SECS)
+        answers = probe.probe_all(self._cluster, absent)
+        ended = [task for task, answer in answers.items() if answer.problem == probe.REFUSED]
+        return self._lost(ended, _ENDED_AFTER_SECS)
 
     def _lost(self, lost: Sequence[Task], after_secs: float) -> TfpsError | None:
         return PeerLostError(f"lost {_named(lost)}: no answer for {after_secs:g} s.") if lost else None

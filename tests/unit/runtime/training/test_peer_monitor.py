@@ -112,6 +112,19 @@ def test_a_ps_that_answers_on_its_connections_is_not_lost(monkeypatch: pytest.Mo
     assert str(watched.error(None, False)) == "lost ps/0: no answer for 0.2 s."
 
 
+def test_a_chief_in_the_place_of_the_ps_is_lost_when_its_process_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker may wait for others alone, and hear nothing of it. One that cannot be reached may be back."""
+    monkeypatch.setattr(peer_monitor, "_ENDED_AFTER_SECS", 0.2)
+    monkeypatch.setattr(peer_monitor.rendezvous, "missing", lambda _, tasks: list(tasks))
+    with listener() as reached:
+        for address, error in [("127.0.0.1:1", "lost worker/0: no answer for 0.2 s."), (address_of(reached), "None")]:
+            cluster = Cluster((), (address, "127.0.0.1:2"))
+            watched = PeerMonitor(JobConfig(), cluster, Task("worker", 1), AsyncMode(), FakeReader())  # type: ignore[arg-type]
+            assert watched.error(None, False) is None
+            time.sleep(0.3)
+            assert str(watched._any_ended_chief()) == error
+
+
 def test_a_job_needs_no_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """While none can be opened to any PS, the workers ask on those that they have, and go on."""
     monkeypatch.setattr(peer_monitor, "_LOST_AFTER_SECS", 0.2)
