@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from trials import LINES_PER_POINT, SLOWED, UNDISTURBED, Setting, Trial
 
 from tfps.modes.registry import MODES
 
+_JOINT = "\0"  # in place of a space within a name
 KEPT = 0.7  # of its examples a second: a mode that keeps so much goes on without its slow worker
 
 _HEAD = """# The modes compared
@@ -153,4 +155,6 @@ def _median(trials: Sequence[Trial], of: str) -> float:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names) or "none"
+    """Return names as code, in lines that a terminal shows whole; no name is cut."""
+    joined = ", ".join(f"`{name.replace(' ', _JOINT)}`" for name in names) or "none"
+    return "\n  ".join(textwrap.wrap(joined, 60, break_long_words=False, break_on_hyphens=False)).replace(_JOINT, " ")
