@@ -108,6 +108,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
+@pytest.mark.slow
 def test_signals_that_the_caller_has_blocked_are_taken(tmp_path: Path) -> None:
     """Without SIGCHLD, the fork server would not know that a task has ended."""
     flags = ["launch", "--model=linear", "--max_steps=5", f"--model_dir={tmp_path / 'm'}"]
@@ -117,6 +118,7 @@ def test_signals_that_the_caller_has_blocked_are_taken(tmp_path: Path) -> None:
     assert summary(tmp_path / "m")["global_step"] == 5
 
 
+@pytest.mark.slow
 def test_a_model_may_close_standard_output(tmp_path: Path) -> None:
     """That is the model's own: the job ends, and saves, as it would otherwise."""
     model = tmp_path / "mine.py"
@@ -164,6 +166,7 @@ def test_a_diverging_job_ends_with_66(tmp_path: Path) -> None:
     assert list(tmp_path.glob("model.ckpt-*")) == []
 
 
+@pytest.mark.slow
 def test_a_long_tmpdir_is_no_obstacle(tmp_path: Path) -> None:
     """The path of a socket has 107 bytes at most, and a directory for temporary files may have more."""
     long = tmp_path / ("x" * 100)
@@ -172,6 +175,7 @@ def test_a_long_tmpdir_is_no_obstacle(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_of_ascii_alone_shows_all(tmp_path: Path) -> None:
     """What a model prints that the locale has no letters for is shown escaped, and is in the log as it is."""
     model = tmp_path / "mine.py"
@@ -183,6 +187,7 @@ def test_a_terminal_of_ascii_alone_shows_all(tmp_path: Path) -> None:
     assert "h\u00f6he \u2192\n" in (tmp_path / "m" / "logs" / "worker-0.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_output_that_takes_no_more_is_reported(tmp_path: Path) -> None:
     """From the start on it is 74, and nothing is started; later the job goes on, which is said once."""
     command = [*TFPS, "launch", "--model=linear", "--max_steps=300"]
@@ -218,7 +223,7 @@ def _wait_for_step(model_dir: Path, step: int, secs: float) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("signal_sent", ["nothing", "SIGTERM"])
+@pytest.mark.parametrize("signal_sent", [pytest.param("nothing", marks=pytest.mark.slow), "SIGTERM"])
 def test_a_reader_that_is_stuck_stops_no_job(tmp_path: Path, signal_sent: str) -> None:
     """What a pipe does not take is left out: the job trains to its end, and ends when it is asked to."""
     model = tmp_path / "talk.py"
@@ -299,6 +304,7 @@ def test_who_writes_waits_for_no_other_reader_either(kind: str) -> None:
             os.close(theirs)
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_be_written_fails_no_model(tmp_path: Path) -> None:
     """What a model prints comes to the console, and the job to its end, though the disk takes none of it."""
     (tmp_path / "m" / "logs").mkdir(parents=True)

@@ -264,7 +264,12 @@ def one_step(training: builder.TrainGraph, rewriting: bool) -> list[tuple[str, s
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("model", "num_ps", "optimizer"),
-    [(model_of(numbers, linear), 1, "sgd"), (WIDE, 1, "sgd"), (WIDE, 2, "momentum"), (WIDE, 2, "adam")],
+    [
+        (model_of(numbers, linear), 1, "sgd"),
+        pytest.param(WIDE, 1, "sgd", marks=pytest.mark.slow),
+        pytest.param(WIDE, 2, "momentum", marks=pytest.mark.slow),
+        (WIDE, 2, "adam"),
+    ],
     ids=["linear-1-sgd", "wide-1-sgd", "wide-2-momentum", "wide-2-adam"],
 )
 def test_the_plan_is_what_tensorflow_sends(mode: str, model: Model, num_ps: int, optimizer: str) -> None:
