@@ -91,7 +91,7 @@ def _checked(rows: Iterator[tuple[int, str]], unit: str) -> Mapping[Edge, int]:
     for number, row in rows:
         if not (parts := row.split()):
             continue
-        if problem := _problem(parts, row.strip(), found, f"{unit} {number}", unit):
+        if problem := _problem(parts, row.strip(), found, unit, number):
             problems.append(problem)
         else:
             low, high = sorted(map(int, parts))
@@ -102,14 +102,14 @@ def _checked(rows: Iterator[tuple[int, str]], unit: str) -> Mapping[Edge, int]:
     return found
 
 
-def _problem(parts: Sequence[str], row: str, found: Mapping[Edge, int], place: str, unit: str) -> str:
+def _problem(parts: Sequence[str], row: str, found: Mapping[Edge, int], unit: str, number: int) -> str:
     """Return why a line is no edge that can be added to those found before it, or nothing."""
+    place = f"{unit} {number}"
     if len(parts) != 2 or not all(re.fullmatch("[0-9]{1,4}", part) for part in parts):
         return f"has {show(row)} in {place}: write two workers, such as '0 1'"
     low, high = sorted(map(int, parts))
     if low == high:
         return f"joins worker {low} with itself in {place}: remove it, each keeps a part anyway"
     if first := found.get((low, high)):
-        number = place.removeprefix(f"{unit} ")
         return f"has the edge of workers {low} and {high} in {unit}s {first} and {number}: remove one"
     return ""

@@ -254,10 +254,8 @@ def outlives(parts: WorkerParts, loop: Loop, stop: StopRequest, error: Exception
     if not parts.built.step.calls_workers or not _is_of_another(error):
         return False
     try:
-        is_there = FORGOTTEN in str(error)
-        patience = _REJOINED_WITHIN_SECS if is_there else _REPLACED_WITHIN_SECS
-        patience = 0.0 if sessions.is_refused(error) else patience
-        if not stop.wait_until(is_over := lambda: barrier.interrupted or barrier.has_ended(session), patience):
+        is_over = lambda: barrier.interrupted or barrier.has_ended(session)  # noqa: E731
+        if not stop.wait_until(is_over, _patience_secs(error)):
             log.info("asking all workers to restart: %s", brief(error))
             parts.state.request_restart(session)
             stop.wait_until(is_over)
@@ -275,6 +273,13 @@ def await_end(parts: WorkerParts, loop: Loop) -> None:
     """Wait until training has ended for all: until then, another worker's loss lets all take the last step again."""
     if parts.built.step.calls_workers and not loop.progress.input_ended:
         loop.wait_until(lambda: parts.barrier.has_ended(parts.connection.session))
+
+
+def _patience_secs(error: Exception) -> float:
+    """Return how long to wait for a restart that the replacement of a lost worker requests."""
+    if sessions.is_refused(error):
+        return 0.0
+    return _REJOINED_WITHIN_SECS if FORGOTTEN in str(error) else _REPLACED_WITHIN_SECS
 
 
 def _is_of_another(error: Any) -> bool:

@@ -168,6 +168,19 @@ def test_an_update_of_the_chief_that_is_interrupted_sends_the_job_back_to_its_ch
     assert tf.train.latest_checkpoint(str(tmp_path)) is None
 
 
+@pytest.mark.parametrize(
+    ("message", "secs"),
+    [
+        ("Socket closed", joining._REPLACED_WITHIN_SECS),
+        ('Session handle is not found: 1. Possibly this worker ("/job:worker/replica:0/task:2") just restarted.', 3.0),
+        ("The same worker request was received twice.", 0.0),
+    ],
+)
+def test_a_worker_waits_less_for_one_that_is_back(message: str, secs: float) -> None:
+    """A process that is there has requested a restart, unless it is new to a chief that is new itself."""
+    assert joining._patience_secs(tf.errors.AbortedError(None, None, message)) == secs
+
+
 def test_no_update_begins_while_the_chief_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chief that is asked to stop saves while its step waits for others: the step may get what it waits for."""
     monkeypatch.setattr(joining, "_REPLACED_WITHIN_SECS", 0.2)
