@@ -1,5 +1,6 @@
 """``--mode=local`` on real servers: rounds computed by hand from each worker's gradients."""
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,41 @@ def test_state_of_which_a_worker_has_no_copy_is_refused(flags: dict[str, Any]) -
         builder.training(
             *(JobConfig(mode="local"), Cluster(("p:1",), ("w:1",)), Task("worker", 0)), model_of(input_fn, with_state)
         )
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"mode": "local"}, {"mode": "local", "async_rounds": True}, {"mode": "allreduce"}, {"mode": "gossip"}],
+    ids=lambda flags: "-".join(flags.values() if len(flags) == 1 else flags),
+)
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_a_function_that_draws_and_changes_something_else_is_refused(flags: dict[str, Any], is_apart: bool) -> None:
+    """The generator is one for all, and what the model changes is each worker's own."""
+
+    def drawing(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        weight = tf.get_variable("weight", [4], initializer=tf.zeros_initializer(), use_resource=True)
+        seen = tf.get_variable("seen", [], trainable=False, initializer=tf.zeros_initializer(), use_resource=True)
+        state = tf.get_variable("state", initializer=np.array([1, 2, 3]), trainable=False, use_resource=True)
+        generator = tf.random.Generator.from_state(state, alg=1)
+
+        @tf.function
+        def draw() -> Any:
+            return generator.uniform([])
+
+        @tf.function
+        def change(noise: Any) -> Any:
+            seen.assign_add(noise if is_apart else generator.uniform([]))
+            return noise
+
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, change(draw() if is_apart else 1.0).op)
+        loss = tf.reduce_sum(weight * features["x"])
+        return tfps.ModelSpec(loss=loss, optimizer=tf.train.GradientDescentOptimizer(1.0))
+
+    config, workers = JobConfig(**flags), ("w:1", "w:2")
+    cluster = Cluster(("p:1",) if flags["mode"] == "local" else (), workers)
+    found = pytest.raises(ModelError, match="draws from a random generator and changes seen: with workers that")
+    with contextlib.nullcontext() if is_apart else found:
+        builder.training(config, cluster, Task("worker", 0), model_of(input_fn, drawing))
 
 
 def test_inputs_that_all_end_in_a_round_raise_the_step_by_what_was_taken(tmp_path: Path) -> None:

@@ -159,9 +159,9 @@ def _changed_variables(step: Sequence[Operation]) -> Iterator[Operation]:
     """Yield the creators of the variables that a step changes, but for states of random generators."""
     lasting = side_effects.Lasting(tf.get_default_graph())
     for op in step:
-        if not side_effects.draws_from_state(op.graph, op.node_def):
-            makers = map(lasting.origin, lasting.changed(op))
-            yield from (maker for maker in makers if maker.type == "VarHandleOp")
+        drawn = set(map(lasting.origin, lasting.drawn(op)))
+        makers = map(lasting.origin, lasting.changed(op))
+        yield from (maker for maker in makers if maker.type == "VarHandleOp" and maker not in drawn)
 
 
 @contextlib.contextmanager

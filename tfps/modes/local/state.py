@@ -8,6 +8,11 @@ import tensorflow.compat.v1 as tf
 from tfps.runtime.graph.passes import side_effects
 from tfps.tf_types import Graph, Operation, Variable
 
+_MIXED = (
+    "the function of {} draws from a random generator and changes {}: with workers that train on copies, the generator "
+    "is shared and the variable is not. Draw the numbers in a function of their own, and pass them to this one."
+)
+
 
 @dataclass(frozen=True)
 class State:
@@ -53,6 +58,9 @@ class State:
             trained: The variables that get a gradient; one may occur more than once.
             model: All saved variables from before the optimizer made its own.
             global_step: The variable of the global step.
+
+        Raises:
+            ValueError: If one function draws from a generator and changes something else.
         """
         given = list({variable.ref(): variable for variable in trained}.values())
         seen = {variable.ref() for variable in [*given, global_step]}
@@ -70,6 +78,9 @@ def _changed(graph: Graph, variables: Sequence[Variable]) -> tuple[Collection[Op
     """Return the creators of those of some variables that the model changes, and of those it draws random numbers from.
 
     Their initializers do not count.
+
+    Raises:
+        ValueError: If one function does both: it would run where either the generator or the copies are not.
     """
     lasting = side_effects.Lasting(graph)
     first = {variable.initializer for variable in variables}
@@ -77,7 +88,10 @@ def _changed(graph: Graph, variables: Sequence[Variable]) -> tuple[Collection[Op
     drawn: set[Operation] = set()
     for op in graph.get_operations():
         makers = {lasting.origin(handle) for handle in lasting.changed(op)} if op not in first else set()
+        generators = {lasting.origin(handle) for handle in lasting.drawn(op)} if makers else set()
+        mixed = [one.op.name for one in variables if generators and one.op in makers - generators]
+        if mixed:
+            raise ValueError(_MIXED.format(op.name, " and ".join(mixed)))
         changed |= makers
-        if makers and side_effects.draws_from_state(graph, op.node_def):
-            drawn |= makers
+        drawn |= generators
     return changed, drawn

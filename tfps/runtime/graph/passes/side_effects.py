@@ -10,7 +10,7 @@ Only ``reseed`` changes a node. An example of ``Lasting``::
 """
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import op_def_registry
@@ -142,19 +142,27 @@ class Lasting:
 
     def changed(self, op: Operation) -> Sequence[Tensor]:
         """Return those handles among an operation's inputs whose resources it may change."""
-        handles = _handles(op) if changes(op) else []
+        return self._used(op, changes)
+
+    def drawn(self, op: Operation) -> Sequence[Tensor]:
+        """Return those handles among an operation's inputs from whose states it draws random numbers."""
+        return self._used(op, _draws_itself)
+
+    def _used(self, op: Operation, uses: Callable[[Operation], bool]) -> Sequence[Tensor]:
+        """Return those handles among an operation's inputs that it uses in some way, or a function that it calls."""
+        called = self._called(op)
+        handles = _handles(op) if called or uses(op) else []
         handles = [handle for handle in handles if self.origin(handle).type not in OF_A_STEP]
-        called = self._called(op) if handles else []
-        if not called:
+        if not called or not handles:
             return handles
-        found = {handle.name for body in called for handle in self._changed_by(op, body)}
+        found = {handle.name for body in called for handle in self._used_by(op, body, uses)}
         return [handle for handle in handles if handle.name in found]
 
-    def _changed_by(self, op: Operation, body: FuncGraph) -> Iterator[Tensor]:
-        """Yield the handles that an operation passes to a called function that changes their resources."""
+    def _used_by(self, op: Operation, body: FuncGraph, uses: Callable[[Operation], bool]) -> Iterator[Tensor]:
+        """Yield the handles that an operation passes to a called function that uses them."""
         given = _given(op, body)
         for inner in body.get_operations():
-            for handle in self.changed(inner):
+            for handle in self._used(inner, uses):
                 maker = self.origin(handle)
                 if maker in given:
                     yield given[maker]
@@ -229,6 +237,10 @@ def draws(graph: Graph, node: NodeDef) -> bool:
 def draws_from_state(graph: Graph, node: NodeDef) -> bool:
     """Return whether an operation draws random numbers from a state in a variable, perhaps in a function."""
     return any(one.op.startswith(OF_GENERATORS) for one in (node, *nodes_within(graph, node)))
+
+
+def _draws_itself(op: Operation) -> bool:
+    return bool(op.type.startswith(OF_GENERATORS))
 
 
 def needs_inlining(fetches: Sequence[Tensor | Operation]) -> bool:
