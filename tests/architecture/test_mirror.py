@@ -37,7 +37,8 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "integration/test_async_rounds.py": ["modes/local/async_rounds", "modes/local/grants", "modes/local/own_round"],
     "integration/test_local_sgd.py": [
         *("modes/copies", "modes/local/exchange", "modes/local/round", "modes/local/server_optimizer"),
-        *("modes/local/local_step", "modes/local/state", "modes/local/step", "modes/local_sgd"),
+        *("modes/local/local_step", "modes/local/state", "modes/local/step", "modes/local/step_counts"),
+        "modes/local_sgd",
     ],
     "integration/test_gossip.py": [
         *("modes/gossip/collection", "modes/gossip/links", "modes/gossip/mixing", "modes/gossip/mode"),

@@ -221,6 +221,8 @@ def test_a_killed_worker_is_replaced(lost: int, tmp_path: Path) -> None:
     assert (reported["status"], reported["global_step"]) == ("done", 300)
     assert ("resumed from" in job.output()) == (lost == 0), job.output()
     assert job.output().count("restarted after") == 1 or lost == 0, job.output()
+    steps = {task["steps"] for task in reported["tasks"].values()}
+    assert steps == {300} or lost == 0, "a step that was taken again counts once"
     assert load_variable(model_dir, "weight") == pytest.approx(-7 / 3 * 300, rel=1e-5)
 
 

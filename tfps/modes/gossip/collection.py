@@ -11,6 +11,7 @@ from tfps.modes.gossip.links import Links
 from tfps.modes.gossip.mode import collect_every
 from tfps.modes.local.round import Round
 from tfps.modes.local.state import State
+from tfps.modes.local.step_counts import StepCounts
 from tfps.modes.sync.accumulators import sum_dtype
 from tfps.modes.sync.tokens import shared_variable
 from tfps.tf_types import Gradient, Operation, Tensor, Variable
@@ -69,6 +70,7 @@ class Collection:
 
     Attributes:
         chief_init: Operation that the chief runs before any worker sends anything.
+        counts: How many steps of each worker are in the variables.
         pairs: What the worker sends: its value of each float that it changes, with the variable.
     """
 
@@ -79,13 +81,13 @@ class Collection:
         self._kept = [one for one in own if not _has_mean(one)]
         self._averaged = [*state.exchanged, *(one for one in own if _has_mean(one))]
         with tf.device(state.global_step.device):
-            self._steps = shared_variable("tfps/gossip/steps", [context.cluster.num_workers])
+            self.counts = StepCounts("tfps/gossip", context.cluster.num_workers)
             self._is_last = shared_variable("tfps/gossip/is_last", dtype=tf.bool)
             self._staged = [
                 shared_variable(f"tfps/gossip/staged_{index}", one.shape.as_list(), one.dtype.base_dtype)
                 for index, one in enumerate(self._kept)
             ]
-        self.chief_init = tf.group(self._steps.initializer, self._is_last.initializer)
+        self.chief_init = tf.group(self.counts.clear(), self._is_last.initializer)
         with tf.device(None), tf.device(self._device):
             self.pairs = self._sent()
 
@@ -97,7 +99,7 @@ class Collection:
             for value, variable in zip(values[:trained], self._state.trained, strict=True)
             if not value.dtype.is_complex
         ]
-        noted = [self._steps.scatter_update(tf.IndexedSlices(self._period.taken(), self._worker)).op]
+        noted = [self.counts.tell(self._worker, self._period.taken())]
         if self._is_chief:
             pairs = zip(self._staged, self._kept, strict=True)
             noted += [staged.assign(self._copies.read(one), read_value=False) for staged, one in pairs]
@@ -111,14 +113,15 @@ class Collection:
         Where no worker has taken a step, it changes nothing: a mean of equal values may have another last bit.
         """
         del counter
-        steps = self._steps.read_value()  # each worker has written its own before it sent the rest
+        steps = self.counts.told()  # each worker has written its own before it sent the rest
         most = tf.reduce_max(steps)
         some_input_has_ended = tf.reduce_any(steps < most)
         pairs = [*means, *((staged.read_value(), one) for staged, one in zip(self._staged, self._kept, strict=True))]
         assigned = [_assigned(variable, value, most > 0) for value, variable in pairs]
         assigned.append(self._is_last.assign(some_input_has_ended, read_value=False))
         with tf.control_dependencies(assigned):
-            return self._state.global_step.assign_add(most, read_value=False)
+            raised = self._state.global_step.assign_add(most, read_value=False)
+            return tf.group(self.counts.count(steps), raised)
 
     def end(self, taken: Operation) -> Operation:
         """Return an operation that ends when the mean is there, and lets the worker go on with its copies.

@@ -130,6 +130,7 @@ class _Builder:
             chief_init=self._chief_init(protocol),
             worker_init=self._join(protocol),
             read_barrier=(self._taken,),
+            steps_taken=collection.counts.counted(),
             hold=None,
             ended=protocol.ended | self._is_over,
             limit=StepLimit(period.allowed(), most=collect_every(self._context.config), renew=renew, ends_rounds=True),
@@ -141,7 +142,9 @@ class _Builder:
         """Return an operation with which the chief begins a generation."""
         if protocol.recovery is None:
             raise ValueError("the protocol of sync has no generations")
-        return tf.group(protocol.chief_init, self._generation.assign(protocol.recovery.generation, read_value=False))
+        generation = protocol.recovery.generation
+        present = self._generation.assign(generation, read_value=False)
+        return tf.group(protocol.chief_init, present, self._collection.counts.begin(generation))
 
     def _join(self, protocol: Step) -> Operation:
         """Return an operation with which the worker begins, and begins again in a new generation."""

@@ -8,6 +8,7 @@ from tfps.modes.base import ModeContext
 from tfps.modes.copies import WorkerCopies
 from tfps.modes.local.round import Round
 from tfps.modes.local.state import State
+from tfps.modes.local.step_counts import StepCounts
 from tfps.modes.sync.accumulators import Accumulators, sum_dtype
 from tfps.modes.sync.tokens import shared_variable
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
@@ -25,6 +26,7 @@ class Exchange:
 
     Attributes:
         chief_init: Operation that the chief runs before any worker ends a round.
+        counts: How many steps of each worker are in the variables.
         pairs: What the worker pushes: ``n_i``, ``n_i (w - w_i)`` for each trained variable, and ``n_i w_i`` for each
             averaged one, which may hold Inf. A worker that waits pushes ``n_i = 0`` alone.
     """
@@ -38,9 +40,8 @@ class Exchange:
         self._base = WorkerCopies([*state.exchanged, *state.kept], self._device, "tfps/before")
         with tf.device(state.global_step.device):
             self._total = shared_variable("tfps/weight", dtype=tf.float32)
-            self._steps = shared_variable("tfps/round_steps", [context.cluster.num_workers])
-            self._all_steps = shared_variable("tfps/steps_taken", [context.cluster.num_workers])
-        self.chief_init = self._steps.initializer
+            self.counts = StepCounts("tfps/round", context.cluster.num_workers)
+        self.chief_init = self.counts.clear()
         with tf.device(None), tf.device(self._device):
             self.pairs = self._pushed()
 
@@ -54,7 +55,7 @@ class Exchange:
         ]
         values = [self._copies.read(variable) for variable in self._state.averaged]
         values = [tf.cast(value, sum_dtype(value.dtype)) for value in values]
-        steps = self._steps.scatter_update(tf.IndexedSlices(self._round.taken(), self._worker)).op
+        steps = self.counts.tell(self._worker, self._round.taken())
         with tf.control_dependencies([*checks, steps]):
             sent = [_weighted(tensor, weight) for tensor in (*changes, *values)]
             return [(tf.identity(weight), self._total), *zip(sent, self._state.exchanged, strict=True)]
@@ -82,24 +83,10 @@ class Exchange:
         applied = self._server.apply_gradients([(means[one.ref()], one) for one in self._state.trained])
         averaged = [_assigned(one, means[one.ref()], total) for one in self._state.averaged]
         with tf.control_dependencies([applied, *averaged]):
-            steps = self._steps.read_value()  # each worker has written its own before it pushed
-            counted = self._all_steps.assign_add(steps, read_value=False)
+            steps = self.counts.told()  # each worker has written its own before it pushed
+            counted = self.counts.count(steps)
             raised = self._state.global_step.assign_add(tf.reduce_max(steps), read_value=False)
             return tf.group(counted, raised)
-
-    def steps_taken(self) -> Tensor:
-        """Return how many steps of each worker are in the variables since this run began: int64 [workers]."""
-        return self._all_steps.read_value()
-
-    def reset(self, generation: Tensor) -> Operation:
-        """Return an operation that begins to count the steps, in the first generation of a run."""
-
-        def begin() -> Operation:
-            zeros = tf.zeros(self._all_steps.shape, tf.int64)
-            return tf.group(self._all_steps.assign(zeros, read_value=False))
-
-        with tf.device(self._all_steps.device):
-            return tf.cond(generation > 0, tf.no_op, begin)
 
     def begin(self, after: Sequence[Operation]) -> Operation:
         """Return an operation with which the worker begins after it has joined, or when all take a round again.

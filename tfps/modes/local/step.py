@@ -77,7 +77,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         draw=progress.tickets,
         draw_after=progress.tickets_after(taken),
         chief_init=_first(protocol, exchange),
-        steps_taken=exchange.steps_taken(),
+        steps_taken=exchange.counts.counted(),
         give_back=functools.partial(_end, protocol, renew),
         worker_init=exchange.begin(after=[protocol.worker_init]),
         read_barrier=(),
@@ -91,7 +91,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
 
 def _first(protocol: Step, exchange: Exchange) -> Operation:
     """Return ``Step.chief_init``."""
-    counts = [exchange.reset(protocol.recovery.generation)] if protocol.recovery else []
+    counts = [exchange.counts.begin(protocol.recovery.generation)] if protocol.recovery else []
     return tf.group(protocol.chief_init, *counts)
 
 
