@@ -17,7 +17,7 @@ SHORT = {  # some in the mode in which they are harder
         *("launcher_killed", "one_step", "uneven_data", "exit_zero"),
     ),
     "allreduce": ("no_ps_worker_killed", "no_ps_chief_killed", "no_ps_cut_reset_5s"),
-    "gossip": ("no_ps_worker_killed",),
+    "gossip": ("no_ps_worker_killed", "no_ps_chief_killed"),
     "ssp": ("worker_killed", "ps_killed"),
     "backup": ("worker_killed", "chief_killed"),
     "local": ("worker_killed", "chief_killed", "ps_killed"),

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.processes import TFPS, Process, by_hand, environment, processes, slow, summary
+from support.processes import TFPS, Process, by_hand, environment, load_variable, processes, slow, summary
 
 from tfps.cluster.ports import held_ports
 from tfps.cluster.spec import Cluster, Task
@@ -45,6 +45,27 @@ def test_a_lost_ps_ends_the_workers_with_170(tmp_path: Path) -> None:
         for worker in (tasks["worker/0"], tasks["worker/1"]):
             assert worker.wait(100) == 170, worker.output()
             assert "lost ps/0" in worker.output()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["allreduce", "gossip"])
+def test_a_chief_without_ps_saves_when_a_worker_is_not_replaced(tmp_path: Path, mode: str) -> None:
+    """It has the only copy: the checkpoint is of the last step, or of the last mean, and no step of it is lost."""
+    every = 5 if mode == "gossip" else 1
+    flags = [f"--mode={mode}", *(["--collect_every=5"] if mode == "gossip" else []), "--save_checkpoint_secs=600"]
+    flags += [f"--model={tmp_path / 'mine.py'}", f"--model_dir={tmp_path / 'm'}", "--max_steps=1000000"]
+    (tmp_path / "mine.py").write_text(slow(0.02))
+    with by_hand(tmp_path, 0, 3, *flags, "--steps_to_validate=1") as tasks:
+        tasks["worker/0"].wait_for_step(20, 60)
+        tasks["worker/2"].signal(signal.SIGKILL)
+        assert [tasks[f"worker/{index}"].wait(100) for index in range(2)] == [170, 170]
+        said = tasks["worker/0"].output()
+    assert "lost worker/2" in said, said
+    last = max(int(number) for number in re.findall(r"step=(\d+)", said))
+    step = int(load_variable(tmp_path / "m", "global_step"))
+    assert last - every <= step <= last + every, said
+    assert step % every == 0
+    assert load_variable(tmp_path / "m", "weight") == pytest.approx(-step * (1 + 2 + 4) / 3, rel=1e-5)
 
 
 def test_a_lost_worker_ends_a_sync_job_with_170(tmp_path: Path) -> None:

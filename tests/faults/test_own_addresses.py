@@ -213,6 +213,30 @@ def test_workers_that_reach_the_ps_need_not_reach_each_other(tmp_path: Path, net
     weight_per_step(tmp_path / "m", mode)
 
 
+def test_workers_without_ps_outlive_a_cut_between_two_of_them(tmp_path: Path, net: Net) -> None:
+    """Both reach the chief, so neither is taken for lost: all go on when it is over, and no step is lost."""
+    (tmp_path / "slow.py").write_text(slow(0.05))
+    flags = [f"--worker_hosts=ps0:{PORT},w0:{PORT},w1:{PORT}", f"--model={tmp_path / 'slow.py'}", "--mode=allreduce"]
+    flags += [f"--model_dir={tmp_path / 'm'}", "--steps_to_validate=1", f"--max_steps={STEPS}"]
+    with processes() as started:
+        for index, place in enumerate(PLACES[:3]):
+            me, under = ("--job_name=worker", f"--task_index={index}"), ["ip", "netns", "exec", net.name(place)]
+            started.append(Process(tmp_path / f"{index}.out", *flags, *me, under=under))
+        started[0].wait_for_step(20, 60)
+        net.inside("ps0", "iptables", "-P", "FORWARD", "DROP")
+        time.sleep(60)  # what is not acknowledged for 20 s ends a connection; a lost worker is waited for as long
+        said = [task.output() for task in started]
+        assert [task.poll() for task in started] == [None] * 3, said
+        assert any("do all of them reach each other?" in text for text in said), said
+        net.inside("ps0", "iptables", "-P", "FORWARD", "ACCEPT")
+        started[0].wait_for("all workers continue from step", 60)
+        for task in started:
+            task.signal(signal.SIGTERM)
+        assert [task.wait(100) for task in started] == [143] * 3
+    step = summary(tmp_path / "m")["global_step"]
+    assert load_variable(tmp_path / "m", "weight") == pytest.approx(-7 / 3 * step, rel=1e-5)
+
+
 @pytest.mark.parametrize("how", ["killed", "its place is gone"])
 def test_a_worker_whose_name_moves_is_back_at_once(tmp_path: Path, net: Net, how: str) -> None:
     """As every pod that is started again: sync goes on in 15 s after the start of the new one, and nobody is lost."""

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.runtime.coordination.job_state import JobState, WorkerTotals
 from tfps.runtime.coordination.stragglers import WorkerPace
-from tfps.tf_types import Session
+from tfps.tf_types import Graph, Session
 
 FORGOTTEN = "Session handle is not found"
 EVERY_SECS = 1.0
@@ -25,15 +25,18 @@ class Heartbeat:
     Args:
         state: The job's state.
         progress: Returns the progress of this process; ``None`` if it does not train yet.
+        graph: The graph of ``state``, if it is not the training graph.
 
     Attributes:
+        state: See there.
+        graph: See there.
         before: What lost processes of this worker had reported of their work.
         unreported: How many more steps they had taken.
         forgotten: Whether a PS no longer knows this worker's session.
     """
 
-    def __init__(self, state: JobState, progress: Callable[[], WorkerPace | None]) -> None:
-        self._state, self._progress = state, progress
+    def __init__(self, state: JobState, progress: Callable[[], WorkerPace | None], graph: Graph | None = None) -> None:
+        self.state, self._progress, self.graph = state, progress, graph
         self._beat: Callable[[WorkerPace], None] | None = None
         self._pulse: Callable[[], list[int]] | None = None
         self._pulses: dict[int, tuple[int, float]] = {}  # by worker: its last pulse, and when that arrived here
@@ -41,10 +44,15 @@ class Heartbeat:
         self.before, self.unreported = WorkerTotals(), 0
         self.forgotten = False
 
+    @property
+    def is_used(self) -> bool:
+        """Whether heartbeats are sent."""
+        return self._beat is not None
+
     def use(self, session: Session) -> None:
         """Send heartbeats through this session from now on."""
-        first = self._beat is None
-        self._beat, self._pulse = self._state.heartbeat_writer(session), self._state.pulse(session)
+        first = not self.is_used
+        self._beat, self._pulse = self.state.heartbeat_writer(session), self.state.pulse(session)
         if first:
             threading.Thread(target=self._keep_beating, daemon=True, name="heartbeat").start()
 
@@ -58,7 +66,7 @@ class Heartbeat:
 
     def is_heard(self) -> bool:
         """Return whether the PS have just answered this worker, or it has not started to send heartbeats."""
-        return self._beat is None or time.monotonic() - self._heard < _HEARD_SECS
+        return not self.is_used or time.monotonic() - self._heard < _HEARD_SECS
 
     def _keep_beating(self) -> None:
         last = -1, 0, False

@@ -6,7 +6,7 @@ from tfps.errors import StoppedError, TfpsError
 from tfps.runtime.process import session as sessions
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.training.parameter_server import StateOfChief
-from tfps.tf_types import Graph, Session
+from tfps.tf_types import Graph, Session, Variable
 from tfps.timeouts import PS_GRACE_SECS
 
 
@@ -16,6 +16,7 @@ class Connection:
     Attributes:
         session: The session that trains; ``None`` before the first. A restart of all workers replaces it.
         held: The job's state, if this worker holds it on its server, because there is no PS.
+        spare: In that case, a session for an early end. A new one does not open while another worker is lost.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -25,6 +26,7 @@ class Connection:
         self._training: object = None
         self.session: Session = None
         self.held: StateOfChief | None = None
+        self.spare: Session = None
 
     def set_target(self, target: str, config: object, training: object = None) -> None:
         """Set the address of this worker's server, and the ``tf.compat.v1.ConfigProto`` of its sessions.
@@ -38,6 +40,16 @@ class Connection:
         """Open the session that trains, in place of an earlier one."""
         self.session = self.new_session()
         return self.session
+
+    def keep_spare(self, fetch: Variable) -> None:
+        """Open ``spare`` while no other worker is lost, if this worker holds the state."""
+        if self.held and self.spare is None:
+            self.spare = self.new_session()
+            self.spare.run(fetch)  # only this opens it
+
+    def reopen(self) -> None:
+        """Open the session that trains once more, for an early end."""
+        self.session = self.spare or self.new_session()
 
     def new_session(self, graph: Graph | None = None) -> Session:
         """Return a further session, on the training graph or another one."""

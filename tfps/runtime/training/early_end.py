@@ -1,4 +1,8 @@
-"""The early end of a worker that was asked to stop: save what there is, and sign off as stopped."""
+"""The early end of a worker that was asked to stop: save what there is, and sign off as stopped.
+
+A chief that holds the variables itself, because there is no PS, saves as well when the job has to start again because
+another worker is lost: what it holds ends with its process.
+"""
 
 import contextlib
 import logging
@@ -43,35 +47,47 @@ class EarlyEnd:
         self.totals: Sequence[WorkerTotals] = ()
         self.steps: Sequence[int] = ()
 
-    def sign_off(self) -> None:
-        """Save, and sign off as stopped on the PS, unless an end has started already, or the worker is done."""
+    def is_due(self, error: Exception | None) -> bool:
+        """Return whether the state has to be saved before this task ends with an error."""
+        is_last_copy = self._parts.connection.held is not None
+        return isinstance(error, StoppedError) or (is_last_copy and isinstance(error, PeerLostError))
+
+    def sign_off(self, error: Exception | None) -> None:
+        """Save, and sign off on the PS if the error is that the worker is stopped.
+
+        Do nothing if an end has started already, or the worker is done.
+        """
         if not self._life.begin_end(WorkerState.STOPPING):
             return
         try:
             if self._parts.barrier.interrupted:  # which closes the session
-                self._parts.connection.open()
+                self._parts.connection.reopen()
             if self._parts.chief:
                 self._save(self._parts.chief)
+            if not isinstance(error, StoppedError):
+                return
             self._parts.leave()
             is_at_end = self._parts.has_trained_all(self._loop.progress)
             self._parts.write_phase(Phase.STOPPED_AT_END if is_at_end else Phase.STOPPED, self._loop.progress)
-        except (tf.errors.OpError, TfpsError, RuntimeError) as error:
-            log.info("the state could not be saved: %s", brief(error))
+        except (tf.errors.OpError, TfpsError, RuntimeError) as problem:
+            log.info("the state could not be saved: %s", brief(problem))
         finally:
             self._over.set()
 
     def sign_off_in_time(self) -> None:
         """Do so in the remaining time while the training thread is blocked, or wait for that thread to do it."""
         left_secs = SAVED_WITHIN_SECS - self._stop.waited_secs
-        if self._life.is_done_within(left_secs) or not isinstance(self._stop.error, StoppedError):
+        error = self._stop.error
+        if self._life.is_done_within(left_secs) or not self.is_due(error):
             return
         if self._life.state is not WorkerState.STOPPING:
-            threading.Thread(target=self.sign_off, daemon=True).start()
+            threading.Thread(target=self.sign_off, args=(error,), daemon=True).start()
         if not self._over.wait(SAVED_WITHIN_SECS - self._stop.waited_secs) and self._parts.chief:
             log.info("no time is left to save; newest checkpoint: %s", self._parts.chief.checkpoint or "none")
 
     def _save(self, chief: Chief) -> None:
         session = self._parts.connection.session
+        chief.owner.check()
         self._let_others_stop()
         if not chief.settle_update(session):
             raise PeerLostError("an update is in progress and cannot be finished")

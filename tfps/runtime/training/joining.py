@@ -90,7 +90,7 @@ class Joining:
         self._check_options(session)
         self._wait_until_found(session)
         is_again = self._join_ps(session)
-        self._parts.heartbeat.use(session)
+        self._parts.send_heartbeats(session)
         session.run(self._parts.init.input)
         self._get_values(session, is_again)
         if self._parts.chief:
@@ -197,10 +197,8 @@ class Joining:
         self._barrier.over = are_done or self._barrier.has_ended(session)
         if self._barrier.over:
             self._barrier.settle(session)
-        if not self._barrier.over and self._parts.built.iterator.position:
-            # The input of the others cannot go back in the same process.
-            self._state.abort_job(session)
-            raise PeerLostError("this task restarted: with --data_policy, the job restarts from its last checkpoint.")
+        if not self._barrier.over:
+            _check_can_repeat(self._parts, session, "this task restarted")
         if not self._barrier.over or (self._parts.chief and not are_done):
             self._parts.write_phase(Phase.RUNNING, Progress())
             self._state.request_restart(session)
@@ -227,8 +225,9 @@ class Joining:
 
 def begin(parts: WorkerParts, session: Session) -> None:
     """Start together with the other workers."""
-    parts.heartbeat.use(session)
+    parts.send_heartbeats(session)
     parts.barrier.begin(session)
+    parts.connection.keep_spare(parts.built.global_step)
     if not parts.barrier.over:
         parts.partial.report(session)
         session.run(parts.built.step.worker_init)
@@ -256,6 +255,7 @@ def outlives(parts: WorkerParts, loop: Loop, stop: StopRequest, error: Exception
     try:
         is_over = lambda: barrier.interrupted or barrier.has_ended(session)  # noqa: E731
         if not stop.wait_until(is_over, _patience_secs(error)):
+            _check_can_repeat(parts, session, "another worker is lost")
             log.info("asking all workers to restart: %s", brief(error))
             parts.state.request_restart(session)
             stop.wait_until(is_over)
@@ -273,6 +273,17 @@ def await_end(parts: WorkerParts, loop: Loop) -> None:
     """Wait until training has ended for all: until then, another worker's loss lets all take the last step again."""
     if parts.built.step.calls_workers and not loop.progress.input_ended:
         loop.wait_until(lambda: parts.barrier.has_ended(parts.connection.session))
+
+
+def _check_can_repeat(parts: WorkerParts, session: Session, why: str) -> None:
+    """Check that workers can take a step again in the same process.
+
+    Raises:
+        PeerLostError: If the position in the data counts, and the input cannot go back: the job has to restart.
+    """
+    if parts.built.iterator.position:
+        parts.state.abort_job(session)
+        raise PeerLostError(f"{why}: with --data_policy, the job restarts from its last checkpoint.")
 
 
 def _patience_secs(error: Exception) -> float:

@@ -159,7 +159,10 @@ class PeerMonitor:
 
         Return none if this one's part is missing, too.
         """
-        behind = self._reader.awaited() or [index for index, count in enumerate(self._reader.ahead()) if count <= 0]
+        ahead = self._reader.ahead()
+        behind = self._reader.awaited() or [index for index, count in enumerate(ahead) if count <= 0]
+        if ahead and not behind and not self._cluster.ps:
+            return ["what the other workers send (do all of them reach each other?)"]
         if not behind or self._task.index in behind:
             return []
         beats = self._reader.beats()

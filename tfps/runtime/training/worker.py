@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
-from tfps.errors import PeerLostError, RetryableError, StoppedError, TfpsError
+from tfps.errors import PeerLostError, RetryableError, TfpsError
 from tfps.models.model import Model
 from tfps.modes import registry
 from tfps.runtime.checkpoint.ownership import HeldError
@@ -110,8 +110,9 @@ class Worker:
         try:
             while not self._train_until_done(parts, loop):
                 pass
-        except StoppedError:
-            early_end.sign_off()
+        except TfpsError as error:
+            if early_end.is_due(error):
+                early_end.sign_off(error)
             raise
         log.info("done: %s of this worker", plural(self._steps, "step"))
 

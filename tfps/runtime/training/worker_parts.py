@@ -25,7 +25,7 @@ from tfps.runtime.training.connection import Connection
 from tfps.runtime.training.other_workers import OtherWorkers
 from tfps.runtime.training.peer_monitor import PeerMonitor
 from tfps.runtime.training.worker_progress import Progress
-from tfps.tf_types import Graph, Operation, Tensor
+from tfps.tf_types import Graph, Operation, Session, Tensor
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,16 @@ class WorkerParts:
         position = self.built.iterator.position
         is_read = position is not None and position.is_read(self.connection.session)
         return is_read or self.global_step() >= self.config.max_steps
+
+    def send_heartbeats(self, session: Session) -> None:
+        """Send heartbeats from now on, through this session or one that needs no other worker.
+
+        A session that trains may not open until a cut between two workers is over.
+        """
+        if self.heartbeat.graph is None:
+            self.heartbeat.use(session)
+        elif not self.heartbeat.is_used:
+            self.heartbeat.use(self.connection.new_session(self.heartbeat.graph))
 
     def leave(self) -> None:
         """Let no other worker wait for this one any more: it takes no further step, or none for now."""
@@ -182,8 +192,8 @@ def build(
         init = InitOperations(tables, tf.group(tables, built.iterator.initializer), tf.local_variables_initializer())
         partial = PartialUpdates(built.step, task.index)
         chief = Chief(config, cluster, model, built, connection) if task.is_chief else None
-    heartbeat = Heartbeat(state, pace)
-    reader = _reader(cluster, task, built, connection, state, heartbeat)
+    heartbeat = _heartbeat(cluster, task, built, state, pace)
+    reader = _reader(built, connection, heartbeat)
     monitor = PeerMonitor(config, cluster, task, built.mode, reader, heartbeat.silent_secs)
     return WorkerParts(
         *(config, cluster, task, model, built, init, connection, state, partial, chief),
@@ -199,25 +209,29 @@ def build(
     )
 
 
-def _reader(
-    cluster: Cluster, task: Task, built: TrainGraph, connection: Connection, state: JobState, heartbeat: Heartbeat
-) -> JobStateReader:
-    """Return what reads the job's state, also while another worker is lost.
-
-    A session on a graph that calls other workers would wait for them, so then the reader has a graph of its own.
-    """
-    ahead, awaited = built.step.updates_ahead, built.step.limit.awaited if built.step.limit else None
+def _heartbeat(
+    cluster: Cluster, task: Task, built: TrainGraph, state: JobState, pace: Callable[[], WorkerPace | None]
+) -> Heartbeat:
+    """Return the heartbeat. A session on a graph that calls other workers waits for them, so then it has its own."""
     if not built.step.calls_workers:
-        return JobStateReader(connection.new_session, state, ahead, heartbeat.is_heard, awaited)
+        return Heartbeat(state, pace)
     with tf.Graph().as_default() as graph:
+        return Heartbeat(JobState(cluster, task.index), pace, graph)
+
+
+def _reader(built: TrainGraph, connection: Connection, heartbeat: Heartbeat) -> JobStateReader:
+    """Return what reads the job's state, also while another worker is lost: in the graph of the heartbeat."""
+    graph, ahead, awaited = heartbeat.graph, built.step.updates_ahead, built.step.limit and built.step.limit.awaited
+    if graph is None:
+        return JobStateReader(connection.new_session, heartbeat.state, ahead, heartbeat.is_heard, awaited)
+    with graph.as_default():
         ahead, awaited = _copied(built.graph, [ahead, awaited])
-        state = JobState(cluster, task.index)
-    return JobStateReader(lambda: connection.new_session(graph), state, ahead, heartbeat.is_heard, awaited)
+    return JobStateReader(lambda: connection.new_session(graph), heartbeat.state, ahead, heartbeat.is_heard, awaited)
 
 
 def _copied(graph: Graph, tensors: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     """Return copies of some tensors of another graph, in the default graph."""
     given = [tensor for tensor in tensors if tensor is not None]
     needed = tf.GraphDef(node=[op.node_def for op in ancestors(given)], versions=graph.graph_def_versions)
-    made = iter(tf.import_graph_def(needed, return_elements=[tensor.name for tensor in given], name=""))
+    made = iter(tf.import_graph_def(needed, return_elements=[one.name for one in given], name="training"))
     return [None if tensor is None else next(made) for tensor in tensors]

@@ -99,6 +99,26 @@ def test_who_waits_tells_for_whom_and_since_when(
     assert f"the last was 120{awaited}: see the stacks in the task's log" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("ahead", "awaited"),
+    [
+        ([1, 1, 1], ": waiting for what the other workers send (do all of them reach each other?)"),
+        ([0, 1, 1], ""),  # it has not computed its own part
+    ],
+)
+def test_workers_without_ps_that_all_have_their_parts_wait_for_the_exchange(ahead: list[int], awaited: str) -> None:
+    """None of them is behind: something between two of them is in the way."""
+    with contextlib.ExitStack() as stack:
+        names = [CHIEF, Task("worker", 1), Task("worker", 2)]
+        there = [stack.enter_context(contextlib.closing(Speaker(name))).address for name in names]
+        watched = watch_of(Cluster((), tuple(there)), FakeReader(ahead), stall_timeout_secs=0.1)
+        progress = Progress(steps=7, global_step=120)
+        assert watched.error(progress, True) is None
+        time.sleep(0.3)
+        error = watched.error(progress, True)
+    assert f"the last was 120{awaited}: see the stacks in the task's log" in str(error)
+
+
 def test_a_ps_that_answers_on_its_connections_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """New connections may fail for a reason of this host's own, and training needs none."""
     monkeypatch.setattr(peer_monitor, "_LOST_AFTER_SECS", 0.2)

@@ -111,9 +111,9 @@ def test_a_stop_in_a_restart_of_all_does_not_use_the_session_that_this_closes(is
     parts, loop = mock.MagicMock(), mock.MagicMock()
     old, new = parts.connection.session, mock.MagicMock()
     parts.barrier.interrupted = is_interrupted
-    parts.connection.open.side_effect = lambda: setattr(parts.connection, "session", new)
+    parts.connection.reopen.side_effect = lambda: setattr(parts.connection, "session", new)
     parts.others.any_trains.return_value = False
-    early_end.EarlyEnd(parts, loop, StopRequest(), LifeCycle()).sign_off()
+    early_end.EarlyEnd(parts, loop, StopRequest(), LifeCycle()).sign_off(StoppedError(""))
     parts.chief.save.assert_called_once_with(new if is_interrupted else old)
 
 
