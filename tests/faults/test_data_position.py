@@ -48,6 +48,19 @@ def test_sync_restarts_from_its_checkpoint_when_a_worker_is_killed(tmp_path: Pat
     np.testing.assert_array_equal(load_variable(tmp_path / "m", "table") * 8, np.full(96, 10))
 
 
+@pytest.mark.parametrize("lost", ["worker/1", "worker/0"])
+@pytest.mark.parametrize("mode", ["allreduce", "gossip"])
+def test_a_mode_without_ps_restarts_from_its_checkpoint(tmp_path: Path, mode: str, lost: str) -> None:
+    """An input cannot go back: all workers start again, and 10 epochs have each example 10 times."""
+    flags = ["--collect_every=5"] if mode == "gossip" else []
+    with platform(tmp_path, 0, 2, *_flags(mode, 120), *flags, model=COUNTED) as job:
+        job.tasks[lost if lost == "worker/0" else "worker/0"].wait_for_step(20, 60)
+        job.tasks[lost].signal(KILL)
+        assert set(job.wait(120).values()) == {0}, job.said()
+        assert min(job.starts.values()) > 1, job.starts
+    np.testing.assert_allclose(load_variable(tmp_path / "m", "table") * 8, np.full(96, 10), rtol=1e-5)
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_killed_job_goes_on_at_its_checkpoint(tmp_path: Path, mode: str) -> None:
     """All tasks are killed, some steps after a checkpoint: what the checkpoint has not seen is read again."""

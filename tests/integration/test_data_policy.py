@@ -40,6 +40,7 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSp
 
 
 MODEL = model_of(input_fn, model_fn)
+WITHOUT_PS = [{"mode": "allreduce"}, {"mode": "gossip", "topology": "ring", "collect_every": 5}]
 
 
 def seen(model_dir: Path, share: float) -> Any:
@@ -82,6 +83,16 @@ def test_a_resumed_sync_job_goes_on_in_its_epoch_with_another_number_of_workers(
     train(MODEL, 1, 1, **flags_of("sync", tmp_path, max_steps=17))
     second = (variables_of(tmp_path)["table"] - first / 8) * 4
     np.testing.assert_array_equal(first + second, np.ones(SIZE))
+
+
+@pytest.mark.parametrize("flags", WITHOUT_PS, ids=lambda flags: flags["mode"])
+def test_a_resumed_job_without_ps_goes_on_in_its_epoch(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """7 steps of 2 workers, then 5 of 2 workers: an epoch, with each example once."""
+    train(MODEL, 0, 2, **flags_of(model_dir=tmp_path, max_steps=7, **flags))
+    first = seen(tmp_path, 1 / 8)
+    np.testing.assert_allclose(sorted(first), [0] * 40 + [1] * 56, rtol=1e-5)
+    train(MODEL, 0, 2, **flags_of(model_dir=tmp_path, max_steps=12, **flags))
+    np.testing.assert_allclose(seen(tmp_path, 1 / 8), np.ones(SIZE), rtol=1e-5)
 
 
 @pytest.mark.parametrize("modes", [("async", "sync"), ("sync", "async")])
@@ -135,7 +146,7 @@ def test_a_model_without_examples_is_refused(flag: str) -> None:
     ("flags", "what"),
     [
         ({"backup_workers": 1}, "--data_policy=shard is not for --backup_workers=1"),
-        ({"on_nan": "skip"}, "--data_policy=shard is not for --on_nan=skip"),
+        ({"on_nan": "skip"}, "--data_policy=shard is not for --on_nan=skip in sync"),
     ],
 )
 def test_sync_refuses_what_would_leave_batches_out(flags: dict[str, Any], what: str) -> None:

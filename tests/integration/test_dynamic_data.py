@@ -52,6 +52,7 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> tfps.ModelSp
 
 
 MODEL = model_of(input_of({}), model_fn)
+WITHOUT_PS = [{"mode": "allreduce"}, {"mode": "gossip", "topology": "ring", "collect_every": 5}]
 
 
 def used(model_dir: Path) -> Any:
@@ -119,6 +120,16 @@ def test_a_fast_worker_takes_more(tmp_path: Path, mode: str) -> None:
     np.testing.assert_array_equal(used(tmp_path), np.full(SIZE, 4))
     steps = [summary(tmp_path)["tasks"][f"worker/{index}"]["steps"] for index in range(2)]
     assert steps[0] > steps[1] * (2 if mode == "async" else 0.5), steps
+
+
+@pytest.mark.parametrize("flags", WITHOUT_PS, ids=lambda flags: flags["mode"])
+@pytest.mark.parametrize(("num_workers", "epochs"), [(1, 2), (2, 1), (3, 3)])
+def test_workers_without_ps_take_turns(tmp_path: Path, flags: dict[str, Any], num_workers: int, epochs: int) -> None:
+    """Each step has the next examples of the epochs; the last one has what is left."""
+    train(MODEL, 0, num_workers, **flags_of(model_dir=tmp_path, epochs=epochs, **flags))
+    np.testing.assert_allclose(used(tmp_path), np.full(SIZE, epochs) / num_workers, rtol=1e-5)
+    whole, left = divmod(SIZE * epochs, 4 * num_workers)
+    assert variables_of(tmp_path)["global_step"] == whole + (left >= num_workers)
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -189,10 +200,8 @@ def test_the_job_of_reached_epochs_has_nothing_to_train(tmp_path: Path) -> None:
         ({"data_policy": "dynamic", "mode": "sync", "backup_workers": 1}, "is not for --backup_workers=1"),
         ({"data_policy": "dynamic", "mode": "local", "worker_fraction": 0.5}, "is not for --worker_fraction=0.5"),
         ({"data_policy": "shard", "mode": "local", "on_nan": "skip"}, "is not for --on_nan=skip"),
-        (
-            {"data_policy": "dynamic", "mode": "local", "async_rounds": True, "on_nan": "skip"},
-            "is not for --async_rounds=1 or --on_nan=skip",
-        ),
+        ({"data_policy": "dynamic", "mode": "local", "async_rounds": True}, "is not for --async_rounds=1"),
+        ({"data_policy": "shard", "mode": "allreduce", "on_nan": "skip"}, "is not for --on_nan=skip in allreduce"),
     ],
 )
 def test_what_cannot_be_met_is_refused(flags: dict[str, Any], what: str) -> None:

@@ -1,7 +1,7 @@
 """All-reduce: the workers add up their gradients in a ring, without PS. ``ring.step`` has the operations."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from tfps.config.job_config import JobConfig
@@ -15,6 +15,7 @@ class AllReduceMode(Mode):
     name: ClassVar[str] = "allreduce"
     is_blocking: ClassVar[bool] = True
     trains_on_copies: ClassVar[bool] = True
+    flags: ClassVar[Collection[str]] = ("data_policy",)
     uses_ps: ClassVar[bool] = False
 
     @property

@@ -79,7 +79,6 @@ def _of_data(config: JobConfig) -> Sequence[str]:
     others += ["--async_rounds=1"] if config.async_rounds else []
     others += [f"--worker_fraction={fraction:g}"] if fraction is not None and fraction < 1 else []
     others += [f"--local_epochs={config.local_epochs}"] if config.local_epochs else []
-    others += ["--on_nan=skip"] if config.on_nan == "skip" else []
     if not config.data_policy or not others:
         return []
     why = "workers would take different numbers of batches, and no checkpoint could tell which"

@@ -128,6 +128,9 @@ def _of_data(config: JobConfig, mode: Mode) -> Iterator[str]:
         yield f"{given} is not for {policy}: {why}. Give --data_policy=dynamic."
     if config.epochs and config.on_nan == "skip":
         yield f"{given} is not for --on_nan=skip: the examples of a skipped batch stay unread. Leave one of them out."
+    if config.data_policy and config.on_nan == "skip" and mode.is_blocking:
+        why = "its batches would be left out, and no checkpoint could tell which"
+        yield f"{policy} is not for --on_nan=skip in {mode.name}: {why}. Leave one of them out."
     if config.data_policy == "dynamic" and config.partition:
         yield f"{policy} is not for --partition={config.partition}: no worker has a share. Leave one of them out."
 

@@ -35,10 +35,9 @@ class SyncMode(Mode):
             allows = f"allows at most {num_workers - 1}, so that an update has a gradient"
             fix = f"a job of {plural(num_workers, 'worker')} {allows}: give fewer, or add workers"
             return [f"{given} is too large: {fix}."]
-        if config.data_policy and (spare or config.on_nan == "skip"):
-            other = given if spare else "--on_nan=skip"
+        if config.data_policy and spare:
             why = "batches would be left out, and no checkpoint could tell which"
-            return [f"--data_policy={config.data_policy} is not for {other} in sync: {why}. Leave one of them out."]
+            return [f"--data_policy={config.data_policy} is not for {given}: {why}. Leave one of them out."]
         least = _LEAST.get(config.aggregate or "mean", 1)
         if left < least:
             has = f"an update has {plural(left, 'gradient')}" + (f" with {given}" if spare else "")

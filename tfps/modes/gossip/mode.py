@@ -18,7 +18,7 @@ class GossipMode(Mode):
     name: ClassVar[str] = "gossip"
     is_blocking: ClassVar[bool] = True
     trains_on_copies: ClassVar[bool] = True
-    flags: ClassVar[Collection[str]] = ("topology", "collect_every")
+    flags: ClassVar[Collection[str]] = ("topology", "collect_every", "data_policy")
     uses_ps: ClassVar[bool] = False
 
     def defaults(self, config: JobConfig) -> Mapping[str, object]:
