@@ -129,7 +129,8 @@ def make_dir(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         fix = "give a directory that you can write"
-        raise StorageError(f"--model_dir: {path} cannot be made ({error.strerror}): {fix}.") from None
+        why = "a link to what is not there" if path.is_symlink() and not path.exists() else error.strerror
+        raise StorageError(f"--model_dir: {path} cannot be made ({why}): {fix}.") from None
 
 
 def temporary_directory() -> str:

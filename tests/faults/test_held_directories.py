@@ -127,11 +127,11 @@ def test_a_directory_removed_with_the_only_ps_leaves_nothing_and_it_is_said(tmp_
         [pid] = [one for one in children_of(job.pid) if _is_ps(one)]
         os.kill(pid, signal.SIGKILL)
         shutil.rmtree(tmp_path / "m", ignore_errors=True)
-        job.wait_for("the earlier training of this job is lost", 60)
+        job.wait_for("steps that were taken before are lost", 60)
         job.signal(signal.SIGTERM)
         assert job.wait(100) in (0, 143)
     assert job.output().count("training begins at step 0") == 2
-    assert job.output().count("the earlier training of this job is lost") == 1
+    assert job.output().count("steps that were taken before are lost") == 1
 
 
 def _is_ps(pid: int) -> bool:

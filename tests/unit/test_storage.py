@@ -12,7 +12,7 @@ import pytest
 from support.checkpoints import unreadable
 
 from tfps.errors import CheckpointError, StorageError
-from tfps.storage import JobDirectory, UnreadableError, open_to_append, read_json, write_json
+from tfps.storage import JobDirectory, UnreadableError, make_dir, open_to_append, read_json, write_json
 
 
 def test_json_is_written_whole_and_readable(tmp_path: Path) -> None:
@@ -76,6 +76,13 @@ def test_a_directory_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> N
         write_json(tmp_path / "file" / "m" / "job.json", {})
     with pytest.raises(StorageError, match=r"--model_dir: .*/file cannot be made \(File exists\): give a dir"):
         write_json(tmp_path / "file" / "job.json", {})
+
+
+def test_a_directory_that_is_a_link_to_nothing_is_said_to_be_one(tmp_path: Path) -> None:
+    """Its name exists, so the words of the system would not help."""
+    (tmp_path / "m").symlink_to(tmp_path / "gone")
+    with pytest.raises(StorageError, match=r"m cannot be made \(a link to what is not there\): give a directory"):
+        make_dir(tmp_path / "m")
 
 
 def test_no_file_is_no_json(tmp_path: Path) -> None:

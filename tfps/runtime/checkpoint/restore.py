@@ -51,7 +51,7 @@ def report_no_checkpoint(model_dir: str | None) -> None:
     log.info("no %s: training begins at step 0", f"checkpoint in {model_dir}" if model_dir else "--model_dir")
     if model_dir and HAS_RECORD in os.environ:
         log.warning(
-            "the earlier training of this job is lost: the chief restarted, and --model_dir holds no checkpoint."
+            "the chief restarted, and --model_dir holds no checkpoint: steps that were taken before are lost."
         )
 
 
