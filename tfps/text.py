@@ -4,7 +4,7 @@ import difflib
 import math
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tfps.errors import without_colors
 
@@ -47,6 +47,12 @@ def count(number: float) -> str:
 def plural(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 worker``, ``2 workers``."""
     return f"{count(number)} {noun}" + ("" if number == 1 else "s")
+
+
+def enumerated(names: Sequence[str], conjunction: str) -> str:
+    """Return names as a list in a sentence: ``a``, ``a or b``, ``a, b or c``."""
+    *first, last = names
+    return f"{', '.join(first)} {conjunction} {last}" if first else last
 
 
 def ordinal(number: int) -> str:

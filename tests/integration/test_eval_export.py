@@ -361,7 +361,7 @@ def test_a_checkpoint_without_the_jobs_flags_is_said(
         ([copied], f"{tmp_path}/job.json does not exist: flags that are not given have their defaults\n"),
         ([copied, f"--model_dir={trained}"], ""),
     ):
-        found = evaluate._trained(evaluate.EVAL.flags, [*flags, "--model=linear"])
+        found = evaluate._trained(evaluate.EVAL, [*flags, "--model=linear"])
         assert found.checkpoint == str(tmp_path / "model.ckpt-20")
         assert capsys.readouterr().err == says
 

@@ -9,7 +9,7 @@ from tfps.cli.registry import COMMANDS
 from tfps.config.command_line import FLAGS
 from tfps.modes.registry import MODES
 from tfps.runtime.process import tensorflow_import
-from tfps.text import brief, count, did_you_mean, duration, kind_of, one_line, ordinal, show, utc
+from tfps.text import brief, count, did_you_mean, duration, enumerated, kind_of, one_line, ordinal, show, utc
 
 tensorflow_import.load_v1()
 
@@ -94,6 +94,11 @@ def test_times_are_utc() -> None:
     """They are as ISO 8601 has them, to the second, wherever the machine is."""
     assert utc(0.0) == "1970-01-01T00:00:00Z"
     assert utc(1795474890.9) == "2026-11-23T23:01:30Z"
+
+
+def test_names_are_a_list_in_a_sentence() -> None:
+    """One, two or more."""
+    assert [enumerated("abc"[:n], "or") for n in (1, 2, 3)] == ["a", "a or b", "a, b or c"]
 
 
 def test_show_makes_one_short_plain_line_of_anything() -> None:

@@ -71,7 +71,7 @@ class Check:
 
 def _doctor(argv: Sequence[str]) -> int:
     """Run all checks, the directory's in the background; print them and return the lowest exit code of a problem."""
-    problems = ProblemCollector()
+    problems = ProblemCollector(COMMAND.name)
     job = problems.read(COMMAND.flags, argv).config
     place = problems.of(_place, job)
     check_ports(job, problems)
@@ -288,6 +288,7 @@ def _within(secs: float, directory: "futures.Future[list[Check]]") -> list[Check
 
 
 COMMAND = Command(
+    "doctor",
     _doctor,
     ("cluster", "task", "size", "ports", *JOB, "restarts"),
     "check whether a cluster is ready to train",

@@ -4,7 +4,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar, get_type_hints
 
@@ -36,9 +36,9 @@ class _Trained(NamedTuple):
     checkpoint: str
 
 
-def _trained(flags: Collection[str], argv: Sequence[str]) -> _Trained:
+def _trained(command: Command, argv: Sequence[str]) -> _Trained:
     """Return the job of the directory, or of the checkpoint, that the flags name."""
-    problems = ProblemCollector()
+    problems, flags = ProblemCollector(command.name), command.flags
     parsed = problems.read(flags, argv)
     problems.settle()
     given, options = parsed.config, parsed.options(ResultOptions)
@@ -126,7 +126,7 @@ def _with_checkpoint(trained: _Trained, use: Callable[[str], _Result]) -> _Resul
 
 def _eval(argv: Sequence[str]) -> int:
     """Evaluate a checkpoint on this machine."""
-    trained = _trained(EVAL.flags, argv)
+    trained = _trained(EVAL, argv)
     from tfps.runtime.checkpoint import restore  # noqa: PLC0415  imports TensorFlow
     from tfps.runtime.results import evaluation  # noqa: PLC0415  imports TensorFlow
 
@@ -141,7 +141,7 @@ def _eval(argv: Sequence[str]) -> int:
 
 def _export(argv: Sequence[str]) -> int:
     """Write a SavedModel."""
-    trained = _trained(EXPORT.flags, argv)
+    trained = _trained(EXPORT, argv)
     from tfps.runtime.results import export  # noqa: PLC0415  imports TensorFlow
 
     config, model, place = trained.config, trained.model, trained.options.export_dir
@@ -155,6 +155,7 @@ _OF_JOB = (
 )
 
 EVAL = Command(
+    "eval",
     _eval,
     ("job", "checkpoint"),
     "measure a checkpoint",
@@ -164,6 +165,7 @@ EVAL = Command(
 )
 
 EXPORT = Command(
+    "export",
     _export,
     ("job", "checkpoint", "export"),
     "write a SavedModel",

@@ -20,7 +20,7 @@ _GIVE = f"give the one that tfps submit printed, like {_EXAMPLE}"
 
 def _find(verb: Command, argv: Sequence[str]) -> tuple[SubmittedJob, LogsOptions]:
     """Return the job whose handle is among the arguments, and the flags."""
-    problems = ProblemCollector()
+    problems = ProblemCollector(verb.name)
     handles, flags = split_arguments(argv, verb.flags)
     parsed = problems.read(verb.flags, flags)
     if len(handles) != 1:
@@ -68,6 +68,7 @@ def _what_was_done(before: Status) -> str:
 _HANDLE = "HANDLE is what tfps submit printed."
 
 STATUS = Command(
+    "status",
     _status,
     (),
     "show a submitted job's tasks",
@@ -76,6 +77,7 @@ STATUS = Command(
     "HANDLE",
 )
 LOGS = Command(
+    "logs",
     _logs,
     ("logs",),
     "show the logs of a submitted job",
@@ -84,6 +86,7 @@ LOGS = Command(
     "HANDLE",
 )
 CANCEL = Command(
+    "cancel",
     _cancel,
     (),
     "end a submitted job",

@@ -27,7 +27,7 @@ _PLATFORM = ("platform", "ports", "resources", "cluster")
 
 
 def _submit(argv: Sequence[str]) -> int:
-    problems = ProblemCollector()
+    problems = ProblemCollector(COMMAND.name)
     parsed = problems.read(COMMAND.flags, argv)
     asked, options = registry.sized(parsed.config), parsed.options(SubmitOptions)
     if options.to is None:
@@ -152,6 +152,7 @@ def _name(model: str) -> str:
 
 
 COMMAND = Command(
+    "submit",
     _submit,
     ("platform", "size", "ports", "resources", "cluster", *JOB, "restarts"),
     "submit a job to a platform",

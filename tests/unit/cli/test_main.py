@@ -366,9 +366,20 @@ def test_an_unknown_command(refused: Any, verb: str, hint: str) -> None:
 
 def test_a_flag_of_another_command(refused: Any) -> None:
     """``launch`` makes its own cluster, so the classic flags are not ignored but refused; so are others elsewhere."""
-    assert refused("launch", "--ps_hosts=h:1") == "error: --ps_hosts is not a flag of this command: leave it out.\n"
-    assert refused("launch", "--port_base=9000") == "error: --port_base is not a flag of this command: leave it out.\n"
-    assert refused("eval", "--max_steps=5") == "error: --max_steps is not a flag of this command: leave it out.\n"
+    ends = "is not a flag of tfps launch: leave it out. It is one of tfps run, submit and doctor.\n"
+    assert refused("launch", "--ps_hosts=h:1") == f"error: --ps_hosts {ends}"
+    assert refused("launch", "--port_base=9000") == f"error: --port_base {ends}"
+    whose = "It is one of tfps run, launch, submit, plan and doctor.\n"
+    assert refused("eval", "--max_steps=5") == f"error: --max_steps is not a flag of tfps eval: leave it out. {whose}"
+    assert refused("run", "--export_dir=x").splitlines()[0].endswith("leave it out. It is one of tfps export.")
+
+
+@pytest.mark.parametrize("verb", main.COMMANDS)
+def test_an_unknown_flag_leads_to_the_help_of_its_command(refused: Any, verb: str) -> None:
+    """``--help`` alone is the list of commands, which has no flags."""
+    line = f"error: --zzz is not a known flag. See tfps {verb} --help."
+    assert line in refused(verb, "--zzz").splitlines()
+    assert line.replace(verb, "run") in refused("--zzz").splitlines()
 
 
 @pytest.mark.parametrize("verb", ["run", "doctor"])

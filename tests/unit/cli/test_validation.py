@@ -10,7 +10,7 @@ FLAGS = ["mode", "issync", "runs_in_flight", "num_workers", "aggregate", "backup
 
 def check(*argv: str, num_workers: int | None = None) -> None:
     """Check a command line, and the mode that it gives."""
-    problems = ProblemCollector()
+    problems = ProblemCollector("launch")
     check_mode(problems.read(FLAGS, argv).config, num_workers, problems)
     problems.settle()
 
