@@ -270,7 +270,7 @@ _WITHOUT, _HOSTS = "--num_ps=2, but --mode=allreduce has no PS", "--worker_hosts
         (["doctor", "--ps_hosts=a:1", _HOSTS], "--ps_hosts has 1 ps, but"),
         (["launch", "--wire=bfloat16"], "--wire=bfloat16 is for modes with PS"),
         (["launch", "--backup_workers=1"], "--backup_workers=1 is for --mode=sync"),
-        (["launch", "--data_policy=shard"], "--data_policy=shard is for --mode=async or"),
+        (["launch", "--data_policy=shard"], "--data_policy=shard is for --mode=async, sync, ssp or local, and"),
         (["launch", "--staleness=1"], "--staleness=1 is for --mode=ssp"),
         (["launch", "--runs_in_flight=2"], "--runs_in_flight=2 is for --mode=async"),
     ],

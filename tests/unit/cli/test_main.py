@@ -68,7 +68,11 @@ IDENTITY: Mapping[str, tuple[Mapping[str, str | None], str]] = {
     "count": ({"task_index": "2"}, "--task_index=2 is out of range for job 'worker', which has 2 tasks (0-1)."),
     "fraction": ({"task_index": "1.5"}, "--task_index=1.5 must be a whole number from 0 to 2^63 - 1."),
     "2^63": ({"task_index": str(2**63)}, f"--task_index={2**63} must be a whole number from 0 to 2^63 - 1."),
-    "no ps": ({"ps_hosts": None}, "--ps_hosts is missing: give the parameter servers: --ps_hosts=host:port,host:port."),
+    "no ps": (
+        {"ps_hosts": None},
+        "--ps_hosts is missing: give the parameter servers: --ps_hosts=host:port,host:port; --mode=allreduce or "
+        "--mode=gossip needs none.",
+    ),
     "no workers": ({"worker_hosts": None}, "--worker_hosts is missing: give the workers: --worker_hosts=host:port"),
     "other size": ({"num_workers": "3"}, "--num_workers=3, but --worker_hosts has 2: drop --num_workers or correct"),
     "same address": ({"ps_hosts": "w1:2222"}, "--worker_hosts: w1:2222 is the same address as w1:2222 of --ps_hosts"),
