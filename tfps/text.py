@@ -44,9 +44,9 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def plural(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 worker``, ``2 workers``."""
-    return f"{count(number)} {noun}" + ("" if number == 1 else "s")
+def plural(number: int, noun: str, nouns: str = "") -> str:
+    """Return a number with its noun: ``1 worker``, ``2 workers``; ``nouns`` if the plural is not formed with ``s``."""
+    return f"{count(number)} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
 def enumerated(names: Sequence[str], conjunction: str) -> str:
