@@ -412,6 +412,21 @@ def test_a_checkpoint_of_another_model_is_not_measured(trained: Path) -> None:
             use(JobConfig(), other, newest(trained))
 
 
+def test_the_model_of_the_job_is_named_where_another_one_was_given(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The message about a checkpoint that does not fit ends with the model that ``job.json`` names."""
+    monkeypatch.setattr(evaluate, "with_tensorflow", lambda problems: problems.settle())
+    other = model_of(batches(), linear)
+    for flags, ends in (
+        (["--model=mnist"], rf"another --model_dir\. {trained}/job\.json names --model=linear\.$"),
+        (["--model=linear"], r"another --model_dir\.$"),
+    ):
+        found = evaluate._trained(evaluate.EVAL, [f"--model_dir={trained}", *flags])
+        with pytest.raises(CheckpointError, match=ends):
+            evaluate._with_checkpoint(found, lambda path: evaluation.evaluate_checkpoint(JobConfig(), other, path))
+
+
 # Plain TensorFlow 2, where tfps cannot be imported: loads, predicts, prints.
 SERVE = """
 import json, sys
