@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from tfps.storage import JobDirectory
-from tfps.summary import ChiefReport, JobSummary, Metric, RunPace, WorkersReport
+from tfps.summary import DONE, ChiefReport, JobSummary, Metric, RunPace, WorkersReport
 from tfps.text import count, duration, number, plural
 
 _SHORT_SECS = 10.0  # in a shorter job, chance decides which worker is the slowest
@@ -30,18 +30,27 @@ def final_lines(summary: JobSummary, model_dir: str | None) -> list[str]:
 
 def _headline(summary: JobSummary, chief: ChiefReport) -> str:
     step, rate, resumed = count(summary.global_step), chief.examples_per_sec, chief.resumed_from_step
-    if _had_nothing_to_train(summary, chief):
-        return f"done: nothing to train, step {step} was reached before: raise --max_steps to continue"
+    if limit := _limit_before(summary, chief):
+        return f"done: nothing to train, {limit} to continue"
     first = f"done: step {step} after {duration(chief.seconds or 0)}"
     first += f", {count(rate)} examples/s" if rate else ""
     return first + (f", resumed from step {count(resumed)}" if resumed else "")
 
 
-def _had_nothing_to_train(summary: JobSummary, chief: ChiefReport) -> bool:
-    """Return whether the job was at its end when it began. One that lost a PS there has trained before it resumed."""
+def _limit_before(summary: JobSummary, chief: ChiefReport) -> str:
+    """Return which limit a job had reached when it began, and which flag raises it; empty if it has trained.
+
+    One that lost a PS at its end has trained before it resumed.
+    """
     has_trained = summary.launcher is not None and summary.launcher.first_step_secs is not None
-    is_at_end = summary.max_steps is not None and summary.has_reached(summary.max_steps)
-    return is_at_end and summary.global_step == chief.resumed_from_step and not has_trained
+    if has_trained or summary.global_step != chief.resumed_from_step:
+        return ""
+    step = count(summary.global_step)
+    if summary.max_steps is not None and summary.has_reached(summary.max_steps):
+        return f"step {step} was reached before: raise --max_steps"
+    if summary.epochs is None or summary.status != DONE:
+        return ""
+    return f"each example was read {plural(summary.epochs, 'time')} before, at step {step}: raise --epochs"
 
 
 def _rows(summary: JobSummary, chief: ChiefReport, model_dir: str | None) -> Iterator[tuple[str, str]]:
@@ -65,7 +74,7 @@ def _course(summary: JobSummary, chief: ChiefReport) -> Mapping[str, str]:
         "slowest": slowest(summary),
         "restarts": _restarts(summary),
         "dropped": f"{plural(dropped, 'gradient')} that came too late{_by_worker(summary)}" if dropped else "",
-        "skipped": f"{count(skipped)} {'batch' if skipped == 1 else 'batches'}" if skipped else "",
+        "skipped": plural(skipped, "batch", "batches") if skipped else "",
         "partial": f"{plural(partial, 'update')} of a lost worker, which some variables have and others not"
         if partial
         else "",

@@ -133,6 +133,7 @@ class JobSummary:
         mode: The mode.
         global_step: How many updates the variables have had.
         max_steps: The step at which training ends.
+        epochs: How many times each example is read until training ends; ``None`` if that is no limit.
         partial_updates: How many updates are in some variables and not in others; ``None`` if that is not known.
         checkpoint: The newest checkpoint; ``None`` for none.
         tasks: The result of each task, by its name, like ``worker/0``.
@@ -153,6 +154,7 @@ class JobSummary:
     mode: str | None = None
     global_step: int = 0
     max_steps: int | None = None
+    epochs: int | None = None
     partial_updates: int | None = None
     checkpoint: str | None = None
     tasks: Mapping[str, TaskSummary] = field(default_factory=dict)
@@ -178,7 +180,7 @@ class JobSummary:
         parts = [asdict(part) for part in (self.chief, self.workers, self.launcher) if part]
         known = {name: value for part in (content, *parts) for name, value in part.items()}
         known["tasks"] = {name: task.to_json() for name, task in self.tasks.items()}
-        for name in ("partial_updates", "error"):
+        for name in ("epochs", "partial_updates", "error"):
             if known[name] is None:
                 del known[name]
         return {**{name: known[name] for name in _ORDER if name in known}, **self.others}
@@ -198,6 +200,7 @@ class JobSummary:
             mode=entries.text("mode"),
             global_step=entries.integer("global_step") or 0,
             max_steps=entries.integer("max_steps"),
+            epochs=entries.integer("epochs"),
             partial_updates=entries.integer("partial_updates"),
             checkpoint=entries.text("checkpoint"),
             tasks={name: _task(task) for name, task in entries.objects("tasks").items()},
@@ -282,12 +285,13 @@ def _task(entries: JsonObject) -> TaskSummary:
 
 _PLAIN = (
     *("schema_version", "status", "exit_code", "began", "ended", "model_dir", "model", "mode", "global_step"),
-    *("max_steps", "partial_updates", "checkpoint", "error"),
+    *("max_steps", "epochs", "partial_updates", "checkpoint", "error"),
 )
 # All entries, as they follow each other in the file.
 _ORDER = (
     *("schema_version", "versions", "status", "exit_code", "began", "ended", "hosts", "model_dir", "model", "mode"),
-    *("is_blocking", "global_step", "max_steps", "resumed_from_step", "resumed_from", "seconds", "examples_per_sec"),
-    *("loss", "pace", "gradients_dropped", "batches_skipped", "batch_size", "eval", "steps_per_sec", "behind"),
-    *("staleness", "partial_updates", "checkpoint", "tasks", "error", "recovery_secs", "first_step_secs"),
+    *("is_blocking", "global_step", "max_steps", "epochs", "resumed_from_step", "resumed_from", "seconds"),
+    *("examples_per_sec", "loss", "pace", "gradients_dropped", "batches_skipped", "batch_size", "eval"),
+    *("steps_per_sec", "behind", "staleness", "partial_updates", "checkpoint", "tasks", "error", "recovery_secs"),
+    "first_step_secs",
 )

@@ -4,7 +4,7 @@ import difflib
 import math
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tfps.errors import without_colors
 
@@ -16,9 +16,21 @@ _PUBLIC = {  # the classes that TensorFlow returns, by their names inside: what 
     **{"BaseResourceVariable": "tf.Variable", "Iterator": "iterator"},
 }
 
-_OTHER_NAMES = {  # of flags and platforms, in other programs
+_OTHER_NAMES = {  # of flags, platforms and modes, in other programs and in papers
     **{"lr": "learning_rate", "ps": "num_ps", "num_epochs": "epochs", "train_steps": "max_steps"},
+    **{"clients": "num_workers", "num_clients": "num_workers"},
     **{"k8s": "kubernetes", "sbatch": "slurm", "docker": "compose", "ssh": "hosts"},
+    **{"asp": "async", "hogwild": "async", "bsp": "sync"},
+    **dict.fromkeys(("fedavg", "fedopt", "localsgd", "local_sgd", "diloco"), "local"),
+    **dict.fromkeys(("all_reduce", "horovod", "ring"), "allreduce"),
+    **dict.fromkeys(("d_psgd", "decentralized", "dpsgd"), "gossip"),
+}
+
+_INSTEAD = {  # of what has no single name here: the flag that a command must have, and what to do with it
+    **dict.fromkeys(
+        ("num_rounds", "rounds"),
+        ("sync_every", "The rounds follow from --max_steps and --sync_every or --local_epochs."),
+    ),
 }
 
 
@@ -32,9 +44,15 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def plural(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 worker``, ``2 workers``."""
-    return f"{count(number)} {noun}" + ("" if number == 1 else "s")
+def plural(number: int, noun: str, nouns: str = "") -> str:
+    """Return a number with its noun: ``1 worker``, ``2 workers``; ``nouns`` if the plural is not formed with ``s``."""
+    return f"{count(number)} {noun if number == 1 else nouns or f'{noun}s'}"
+
+
+def enumerated(names: Sequence[str], conjunction: str) -> str:
+    """Return names as a list in a sentence: ``a``, ``a or b``, ``a, b or c``."""
+    *first, last = names
+    return f"{', '.join(first)} {conjunction} {last}" if first else last
 
 
 def ordinal(number: int) -> str:
@@ -84,13 +102,21 @@ def kind_of(value: object) -> str:
     return "None" if value is None else f"{'an' if kind[0] in 'AEIOaeio' else 'a'} {kind}"
 
 
+def other_name(value: str) -> str | None:
+    """Return the name that tfps has for what other programs and papers call ``value``, if there is one."""
+    return _OTHER_NAMES.get(value.lower().replace("-", "_"))
+
+
 def did_you_mean(value: str, known: Iterable[str], prefix: str = "") -> str:
     """Return `` Did you mean X?`` for a near miss of one of ``known``, or another name of it, else an empty string.
 
     Of several, the nearest is one with the same letters, if there is one: two letters change places easily.
     """
     names, given = list(known), value.lower()[:80]
-    other = _OTHER_NAMES.get(given)
+    needed, advice = _INSTEAD.get(given, ("", ""))
+    if needed in names:
+        return f" {advice}"
+    other = other_name(given)
     close = [other] if other in names else difflib.get_close_matches(given, names, n=5, cutoff=0.6)
     nearest = min(close, key=lambda name: sorted(name) != sorted(given), default=None)
     return f" Did you mean {prefix}{nearest}?" if nearest else ""

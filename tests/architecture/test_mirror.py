@@ -54,7 +54,9 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "platforms/test_docker.py": ["launchers/docker/job"],
     "platforms/test_kubectl.py": ["launchers/kubernetes/kubectl", "launchers/kubernetes/launcher"],
     "platforms/test_ray.py": ["launchers/ray/actor", "launchers/ray/cluster", "launchers/ray/job"],
-    "unit/cli/test_doctor.py": ["cli/shared_dir"],
+    "unit/cli/test_doctor.py": [
+        *("cli/diagnosis/check", "cli/diagnosis/directory", "cli/diagnosis/shared_dir", "cli/diagnosis/versions"),
+    ],
     "unit/cli/test_help.py": ["cli/registry"],
     "unit/cli/test_main.py": ["cli/command", "cli/plan", "cli/tables"],
     "unit/cli/test_submit.py": ["cli/jobs", "launchers/common/client"],

@@ -142,6 +142,16 @@ def test_a_model_without_examples_is_refused(flag: str) -> None:
         builder.training(config, Cluster(("a:1",), ("b:1",)), Task("worker", 0), plain)
 
 
+def test_examples_without_classes_cannot_be_divided_by_them() -> None:
+    """It is a mistake of the model or the flag, and the message has the place of ``input_fn``."""
+    plain = model_of(lambda *_: tfps.Examples(SIZE, lambda ids: ({"id": ids}, ids)), model_fn)
+    config = JobConfig(partition="label")
+    with pytest.raises(
+        ModelError, match=r"^--model=.*: .*, line \d+: --partition=label: the examples have no classes: "
+    ):
+        builder.training(config, Cluster(("a:1",), ("b:1",)), Task("worker", 0), plain)
+
+
 @pytest.mark.parametrize(
     ("flags", "what"),
     [

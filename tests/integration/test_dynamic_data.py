@@ -1,5 +1,6 @@
 """Whole jobs with ``--data_policy=dynamic`` and ``--epochs``: how often each example is used in an update."""
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from support.cluster import job, model_of, train, variables_of, wait_until
 from support.processes import summary
 
 import tfps
+from tfps import report
 from tfps.config.job_config import JobConfig
 from tfps.data.position import HEAD, NAME
 from tfps.errors import StoppedError
 from tfps.modes.registry import problems_of
+from tfps.summary import JobSummary
 
 pytestmark = pytest.mark.slow
 
@@ -184,10 +187,12 @@ def test_several_devices_in_a_worker(tmp_path: Path, mode: str) -> None:
 
 
 def test_the_job_of_reached_epochs_has_nothing_to_train(tmp_path: Path) -> None:
-    """A second start changes nothing and ends well."""
+    """A second start changes nothing, ends well, and the report of the job says why."""
     for _ in range(2):
         train(MODEL, 1, 2, **flags_of("async", tmp_path, epochs=1))
         np.testing.assert_array_equal(used(tmp_path), np.ones(SIZE))
+    first, *_ = report.final_lines(JobSummary.from_json(summary(tmp_path)), None)
+    assert re.fullmatch(r"done: nothing to train, each example was read 1 time before, at .*: raise --epochs .*", first)
 
 
 @pytest.mark.parametrize(

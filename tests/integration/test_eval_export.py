@@ -361,7 +361,7 @@ def test_a_checkpoint_without_the_jobs_flags_is_said(
         ([copied], f"{tmp_path}/job.json does not exist: flags that are not given have their defaults\n"),
         ([copied, f"--model_dir={trained}"], ""),
     ):
-        found = evaluate._trained(evaluate.EVAL.flags, [*flags, "--model=linear"])
+        found = evaluate._trained(evaluate.EVAL, [*flags, "--model=linear"])
         assert found.checkpoint == str(tmp_path / "model.ckpt-20")
         assert capsys.readouterr().err == says
 
@@ -410,6 +410,21 @@ def test_a_checkpoint_of_another_model_is_not_measured(trained: Path) -> None:
     for use in (evaluation.evaluate_checkpoint, export.saved_model):
         with pytest.raises(CheckpointError, match="it has no weight"):
             use(JobConfig(), other, newest(trained))
+
+
+def test_the_model_of_the_job_is_named_where_another_one_was_given(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The message about a checkpoint that does not fit ends with the model that ``job.json`` names."""
+    monkeypatch.setattr(evaluate, "with_tensorflow", lambda problems: problems.settle())
+    other = model_of(batches(), linear)
+    for flags, ends in (
+        (["--model=mnist"], rf"another --model_dir\. {trained}/job\.json names --model=linear\.$"),
+        (["--model=linear"], r"another --model_dir\.$"),
+    ):
+        found = evaluate._trained(evaluate.EVAL, [f"--model_dir={trained}", *flags])
+        with pytest.raises(CheckpointError, match=ends):
+            evaluate._with_checkpoint(found, lambda path: evaluation.evaluate_checkpoint(JobConfig(), other, path))
 
 
 # Plain TensorFlow 2, where tfps cannot be imported: loads, predicts, prints.

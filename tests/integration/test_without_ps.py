@@ -157,7 +157,7 @@ def test_all_tasks_of_a_job_by_hand_end_well(tmp_path: Path, path: str) -> None:
     [
         (["launch", "--mode=sync_without_ps", "--num_ps=2"], "--num_ps=2, but --mode=sync_without_ps has no PS"),
         (["plan", "--mode=sync_without_ps", "--num_ps=1"], "--num_ps=1, but --mode=sync_without_ps has no PS"),
-        (["launch", "--mode=sync", "--num_ps=0"], "--num_ps=0, but --mode=sync needs a PS"),
+        (["launch", "--mode=sync", "--num_ps=0"], "a mode without PS: --mode=allreduce or --mode=gossip."),
         (["submit", "--to=slurm", "--dry_run", "--num_ps=0"], "--num_ps=0, but --mode=async needs a PS"),
         (["doctor", "--mode=sync_without_ps", "--ps_hosts=a:1", "--worker_hosts=b:1"], "--ps_hosts has 1 ps, but"),
         (["run", "--mode=sync_without_ps", "--job_name=ps", "--task_index=0", "--worker_hosts=b:1"], "is a ps, but"),
@@ -177,7 +177,7 @@ def test_ps_of_tf_config_are_refused(path: str) -> None:
     place = {"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}
     ended = run_tfps("run", "--mode=sync_without_ps", PYTHONPATH=path, TF_CONFIG=json.dumps(place))
     assert ended.returncode == 2
-    assert "TF_CONFIG cluster.ps has 1 ps, but the job has no PS" in ended.stderr
+    assert "TF_CONFIG cluster.ps has 1 ps, but --mode=sync_without_ps has no PS: " in ended.stderr
 
 
 def _pid_of(task: str, launcher: int) -> int:

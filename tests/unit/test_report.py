@@ -60,6 +60,18 @@ def test_a_job_that_was_at_its_end_had_nothing_to_train() -> None:
     assert final_lines(input_ended, None) == ["done: step 1,400 after 0.3 s, resumed from step 1,400"]
 
 
+@pytest.mark.parametrize(("epochs", "times"), [(1, "1 time"), (2, "2 times")])
+def test_a_job_whose_epochs_were_complete_had_nothing_to_train(epochs: int, times: str) -> None:
+    """It is reported as a job at ``--max_steps`` is, with the flag to raise; a failed one is not."""
+    summary: dict[str, Any] = {"status": "done", "global_step": 126, "max_steps": 2**63 - 1, "epochs": epochs}
+    summary |= {"resumed_from_step": 126, "seconds": 0.0}
+    nothing = f"done: nothing to train, each example was read {times} before, at step 126: raise --epochs to continue"
+    assert final_lines(summary, None) == [nothing]
+    assert final_lines(summary | {"resumed_from_step": 100}, None)[0].startswith("done: step 126 after")
+    assert final_lines(summary | {"status": "failed"}, None)[0].startswith("done: step 126 after")
+    assert final_lines(summary | {"max_steps": 126}, None)[0].endswith("raise --max_steps to continue")
+
+
 def test_a_longer_name_moves_all_values() -> None:
     """They begin in one column."""
     summary = {"eval": {"mean_per_class": 0.5}, "loss": 0.25}

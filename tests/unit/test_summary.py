@@ -75,6 +75,7 @@ _WITHOUT_CHIEF = (
         WHOLE | {"tasks": {"worker/0": {"steps": 0}}},
         WHOLE | {"seconds": 0.0, "examples_per_sec": 0.0, "batch_size": 0.0, "recovery_secs": 0.0},
         WHOLE | {"examples_per_sec": 0},
+        WHOLE | {"epochs": 2},
         WHOLE | {"of a later version": [1, {"x": None}]},
     ],
 )
@@ -92,6 +93,8 @@ def test_what_is_read_is_written_again(content: dict[str, Any], tmp_path: Path) 
 def test_the_entries_keep_their_order() -> None:
     """People find an entry where it has always been."""
     assert list(JobSummary.from_json(WHOLE).to_json()) == list(WHOLE)
+    with_epochs = JobSummary.from_json(WHOLE | {"epochs": 2}).to_json()
+    assert list(with_epochs)[list(with_epochs).index("max_steps") :][:2] == ["max_steps", "epochs"]
 
 
 def test_a_summary_has_types() -> None:

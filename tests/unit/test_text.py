@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+from tfps.cli.registry import COMMANDS
+from tfps.config.command_line import FLAGS
+from tfps.modes.registry import MODES
 from tfps.runtime.process import tensorflow_import
-from tfps.text import brief, count, did_you_mean, duration, kind_of, one_line, ordinal, show, utc
+from tfps.text import brief, count, did_you_mean, duration, enumerated, kind_of, one_line, ordinal, show, utc
 
 tensorflow_import.load_v1()
 
@@ -93,6 +96,11 @@ def test_times_are_utc() -> None:
     assert utc(1795474890.9) == "2026-11-23T23:01:30Z"
 
 
+def test_names_are_a_list_in_a_sentence() -> None:
+    """One, two or more."""
+    assert [enumerated("abc"[:n], "or") for n in (1, 2, 3)] == ["a", "a or b", "a, b or c"]
+
+
 def test_show_makes_one_short_plain_line_of_anything() -> None:
     """A value is shown as it is where that is plain; else quoted, escaped and cut."""
     assert show("a.b/c=$(x)") == "a.b/c=$(x)"
@@ -113,6 +121,29 @@ def test_a_near_miss_gets_a_hint() -> None:
     assert did_you_mean("lr", ("learning_rate", "max_steps"), "--") == " Did you mean --learning_rate?"
     assert did_you_mean("k8s", ("slurm", "kubernetes")) == " Did you mean kubernetes?"
     assert did_you_mean("k8s", ("slurm", "ray")) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "mode"),
+    [
+        *((name, "local") for name in ("fedavg", "FedAvg", "fedopt", "localsgd", "local-sgd", "diloco")),
+        *((name, "allreduce") for name in ("ring", "horovod", "all_reduce", "all-reduce")),
+        *((name, "gossip") for name in ("dpsgd", "d-psgd", "decentralized")),
+        *(("bsp", "sync"), ("hogwild", "async"), ("asp", "async")),
+    ],
+)
+def test_a_mode_is_found_by_its_name_in_papers(value: str, mode: str) -> None:
+    """Whoever knows a method by another name learns what ``--mode`` calls it."""
+    assert did_you_mean(value, MODES) == f" Did you mean {mode}?"
+
+
+def test_rounds_are_not_counted_by_a_flag() -> None:
+    """``--rounds`` is not answered with ``--async_rounds``, which is a boolean; clients are workers."""
+    advice = " The rounds follow from --max_steps and --sync_every or --local_epochs."
+    assert [did_you_mean(name, FLAGS, "--") for name in ("rounds", "num_rounds")] == [advice] * 2
+    assert did_you_mean("rounds", COMMANDS["eval"].flags, "--") == ""
+    assert did_you_mean("clients", FLAGS, "--") == " Did you mean --num_workers?"
+    assert did_you_mean("num_clients", FLAGS, "--") == " Did you mean --num_workers?"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ class Command:
     """One command of ``tfps``.
 
     Attributes:
+        name: Its name on the command line.
         act: Runs the command with the given arguments; returns the exit code.
         groups: The groups of flags that it takes.
         summary: What it does, in a few words.
@@ -35,6 +36,7 @@ class Command:
         has_defaults: Whether ``--help`` shows the defaults of its flags; not if a job's own values take their place.
     """
 
+    name: str
     act: Callable[[Sequence[str]], int]
     groups: Sequence[str]
     summary: str

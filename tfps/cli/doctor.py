@@ -1,25 +1,19 @@
 """``tfps doctor``: check whether this cluster can train. Makes the checks that tasks make, without running one.
 
 A task that has not started yet is no problem: doctor works before the start and for a job that does not form. A host
-whose name does not resolve or that does not answer is a problem, and so is an address with another listener.
+whose name does not resolve or that does not answer is a problem, and so is an address with another listener. If all
+tasks are there, a job runs, and another one cannot start.
 """
 
-import contextlib
 import os
-import platform
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass
-from importlib import metadata
-from pathlib import Path
 from typing import TypeVar
 
-import tfps
-from tfps.cli import shared_dir
 from tfps.cli.command import JOB, Command
-from tfps.cli.shared_dir import Presence, SharedDirProbe
+from tfps.cli.diagnosis import directory, versions
+from tfps.cli.diagnosis.check import NOT_YET, OK, WARNING, WRONG, Check
 from tfps.cli.validation import ProblemCollector, check_job, check_ports
 from tfps.cluster import ports, probe, rendezvous, resolver
 from tfps.cluster.addresses import split
@@ -28,18 +22,11 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ClusterFormError, ConfigError, StorageError
 from tfps.modes import registry
-from tfps.runtime.coordination import compatibility
 from tfps.text import show
 
-OK, NOT_YET, WARNING, WRONG = "ok", "-", "warning", "wrong"
-
-_STAY_SECS = 3.0  # in --model_dir, so that doctors started together find each other
 _DEAD_AFTER_SECS = 5.0  # a name service or file system that takes longer counts as dead
 _TASKS_PER_SEC = 256  # the rate of probes if no task answers
 _ALIKE = 10  # tasks with the same finding that get a line each
-_CLOCK_SECS = 2.0
-_LITTLE_BYTES = 10**9
-_PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly", "tf-nightly-cpu")
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC uses the first that is set
 _PROXY_OF_ADDRESSES = "GRPC_ADDRESS_HTTP_PROXY"
 _FIXES = {
@@ -52,26 +39,9 @@ _REACH = "is the host up, and does every firewall allow the port?"
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Check:
-    """The result of one check.
-
-    Attributes:
-        state: OK, NOT_YET, WARNING or WRONG.
-        what: The subject of the check.
-        finding: The finding, and the fix.
-        code: The exit code of doctor if the state is WRONG.
-    """
-
-    state: str
-    what: str
-    finding: str
-    code: int = 0
-
-
 def _doctor(argv: Sequence[str]) -> int:
     """Run all checks, the directory's in the background; print them and return the lowest exit code of a problem."""
-    problems = ProblemCollector()
+    problems = ProblemCollector(COMMAND.name)
     job = problems.read(COMMAND.flags, argv).config
     place = problems.of(_place, job)
     check_ports(job, problems)
@@ -79,12 +49,13 @@ def _doctor(argv: Sequence[str]) -> int:
     problems.settle()
     assert place is not None
     enough = threading.Event()
-    directory = _in_background(lambda: _directory(job.model_dir, _num_hosts(place[0]), enough))
+    of_directory = _in_background(lambda: directory.checks(job, place[0], enough))
+    patience_secs = directory.STAY_SECS + _DEAD_AFTER_SECS
     try:
-        checks = [_versions(), *_network(*place), _proxies(), *_within(_STAY_SECS + _DEAD_AFTER_SECS, directory)]
+        checks = [versions.check(), *_network(*place), _proxies(), *_within(patience_secs, of_directory)]
     finally:
         enough.set()
-        futures.wait([directory], 1)  # it deletes its file, on Ctrl-C too
+        futures.wait([of_directory], 1)  # it deletes its file, on Ctrl-C too
     _print(checks)
     return min((check.code for check in checks if check.code), default=0)
 
@@ -128,24 +99,6 @@ def _resolve(job: JobConfig) -> tuple[Cluster, Task | None]:
         raise ConfigError([line for line in problems if line in error.problems] or problems) from None
 
 
-def _versions() -> Check:
-    """Check what is installed, without importing it."""
-    here = _installed()
-    installed = f"tfps {here['tfps']}, Python {platform.python_version()} on {here['host']}"
-    if here["TensorFlow"]:
-        return Check(OK, "versions", f"TensorFlow {here['TensorFlow']}, {installed}")
-    fix = "TensorFlow is not installed: pip install tensorflow (or tensorflow-cpu)."
-    return Check(WRONG, "versions", f"{installed}. {fix}", ConfigError.exit_code)
-
-
-def _installed() -> Mapping[str, str]:
-    found = ""
-    for package in reversed(_PACKAGES):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found = metadata.version(package)
-    return {"host": socket.gethostname(), "tfps": tfps.__version__, "TensorFlow": found}
-
-
 def _network(members: Cluster, me: Task | None, flag: str) -> Iterator[Check]:
     """Probe every task's address."""
     tasks = members.tasks()
@@ -159,6 +112,9 @@ def _network(members: Cluster, me: Task | None, flag: str) -> Iterator[Check]:
         yield from checks[:_ALIKE]
         if len(checks) > _ALIKE:
             yield Check(checks[0].state, f"{len(checks) - _ALIKE:,} more", checks[0].finding, checks[0].code)
+    if all(check.state == OK for check in found.values()):
+        fix = "for another job, end that one first, or give other addresses."
+        yield Check(WARNING, "job", f"a job already runs there, with all tasks: {fix}")
     if me and me.job != "evaluator":
         yield _port(members.address(me), flag, found[me])
 
@@ -204,68 +160,6 @@ def _proxies() -> Check:
     return Check(OK, "proxies", finding)
 
 
-def _num_hosts(members: Cluster) -> int:
-    return len({split(members.address(task))[0] for task in members.tasks()})
-
-
-def _directory(model_dir: str | None, num_hosts: int, enough: threading.Event) -> list[Check]:
-    """Check ``--model_dir``, and stay there for some seconds or until ``enough`` is set."""
-    if not model_dir:
-        return [Check(NOT_YET, "model_dir", "not given: the chief makes a new one in runs/, and begins at step 0")]
-    here = _installed()
-    try:
-        with shared_dir.visit(Path(model_dir), here) as visit:
-            others = visit.others()
-            enough.wait(_STAY_SECS)
-            others |= visit.others()
-            return [_room(model_dir, visit), _shared(here, others, num_hosts), _clocks(here["host"], visit, others)]
-    except (OSError, StorageError) as error:
-        return [Check(WRONG, "model_dir", str(error), StorageError.exit_code)]
-
-
-def _room(model_dir: str, visit: SharedDirProbe) -> Check:
-    finding = f"{show(model_dir)} is writable, {visit.free_bytes / 1e9:,.1f} GB free"
-    full = Check(WARNING, "model_dir", f"{finding}: make room for checkpoints.")
-    return full if visit.free_bytes < _LITTLE_BYTES else Check(OK, "model_dir", finding)
-
-
-def _shared(here: Mapping[str, str], others: Mapping[str, Presence], num_hosts: int) -> Check:
-    """Report which other hosts are in the directory, and whether they have the same versions."""
-    if not others:
-        return Check(NOT_YET, "shared", "no other host is there: start doctor on all hosts at the same time")
-    hosts = {card.content.get("host", "?"): card.content for card in others.values()}
-    odd = [f"{what} on {host}: {fix}" for host, there in hosts.items() for what, fix in _unlike(here, there)]
-    if odd:
-        return Check(WRONG, "shared", " ".join(odd), ClusterFormError.exit_code)
-    finding = f"with {rendezvous.first_few(sorted(hosts))}, which have the same versions"
-    if (met := len({here["host"], *hosts})) < num_hosts:
-        rest = f"these are {met} of {num_hosts} hosts: the others use another directory, or do not run doctor now"
-        return Check(WARNING, "shared", f"{finding}; but {rest}")
-    return Check(OK, "shared", finding)
-
-
-def _unlike(here: Mapping[str, str], there: Mapping[str, str]) -> list[tuple[str, str]]:
-    def terms(found: Mapping[str, str]) -> compatibility.Terms:
-        return {"flags": {}, "sizes": {}, "versions": {name: found.get(name, "?") for name in ("tfps", "TensorFlow")}}
-
-    return compatibility.differences(terms(here), terms(there))
-
-
-def _clocks(host: str, visit: SharedDirProbe, others: Mapping[str, Presence]) -> Check:
-    """Compare the clocks of the hosts with the file system's clock."""
-    own = visit.own
-    if own is None:
-        raise StorageError("--model_dir: a file that was just written there cannot be read.")
-    cards = {host: own, **{card.content.get("host", "?"): card for card in others.values()}}
-    wrong = [
-        f"{name} by {card.ahead_secs:+.1f} s" for name, card in cards.items() if abs(card.ahead_secs) > _CLOCK_SECS
-    ]
-    if wrong:
-        finding = f"differ from the file system's: {rendezvous.first_few(wrong)}; set them with NTP."
-        return Check(WARNING, "clocks", finding)
-    return Check(OK, "clocks", f"{abs(own.ahead_secs):.1f} s from the file system's")
-
-
 def _in_background(act: Callable[[], _T]) -> "futures.Future[_T]":
     """Run a function in a thread that does not keep the process alive."""
     future: futures.Future[_T] = futures.Future()
@@ -280,21 +174,22 @@ def _in_background(act: Callable[[], _T]) -> "futures.Future[_T]":
     return future
 
 
-def _within(secs: float, directory: "futures.Future[list[Check]]") -> list[Check]:
-    if futures.wait([directory], secs).done:
-        return directory.result()
+def _within(secs: float, of_directory: "futures.Future[list[Check]]") -> list[Check]:
+    if futures.wait([of_directory], secs).done:
+        return of_directory.result()
     finding = "does not answer: is its file system mounted, and its server up?"
     return [Check(WRONG, "model_dir", finding, StorageError.exit_code)]
 
 
 COMMAND = Command(
+    "doctor",
     _doctor,
     ("cluster", "task", "size", "ports", *JOB, "restarts"),
     "check whether a cluster is ready to train",
     "Takes the flags of run, starts nothing, and answers in seconds. Checks whether each address resolves, and which "
     "task answers there; whether this task's port is free (with --job_name and --task_index); proxies, versions and "
     "clocks; and, if run on all hosts together, whether they share --model_dir. Exits with 0 if it finds no problem, "
-    "2 if TensorFlow is not installed, 74 if --model_dir cannot be written, 171 if a host or a task is wrong; with the "
-    "lowest of these if there are several. A task that has not started is no problem.",
+    "2 if TensorFlow is not installed, 74 if --model_dir cannot be written or another job holds it, 171 if a host or a "
+    "task is wrong; with the lowest of these if there are several. A task that has not started is no problem.",
     "tfps doctor --ps_hosts=h0:2222 --worker_hosts=h1:2222,h2:2222 --model_dir=runs/a",
 )

@@ -4,7 +4,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar, get_type_hints
 
@@ -23,29 +23,40 @@ from tfps.runtime.checkpoint.manifest import INDEX, file_of
 from tfps.runtime.coordination.compatibility import digest
 from tfps.storage import JobDirectory, read_json
 from tfps.summary import Metric
+from tfps.text import show
 
 _Result = TypeVar("_Result")
 
 
 class _Trained(NamedTuple):
-    """A trained job: its config is from ``job.json`` and the flags; ``checkpoint`` is a path without suffix."""
+    """A trained job: its config is from ``job.json`` and the flags.
+
+    Attributes:
+        config: The job.
+        options: The options of the command.
+        model: The model.
+        checkpoint: The path of the checkpoint, without suffix.
+        note: What ``job.json`` says of the model, if it names another one; else empty.
+    """
 
     config: JobConfig
     options: ResultOptions
     model: Model
     checkpoint: str
+    note: str
 
 
-def _trained(flags: Collection[str], argv: Sequence[str]) -> _Trained:
+def _trained(command: Command, argv: Sequence[str]) -> _Trained:
     """Return the job of the directory, or of the checkpoint, that the flags name."""
-    problems = ProblemCollector()
+    problems, flags = ProblemCollector(command.name), command.flags
     parsed = problems.read(flags, argv)
     problems.settle()
     given, options = parsed.config, parsed.options(ResultOptions)
     if not (given.model_dir or options.checkpoint_path):
         raise ConfigError("--model_dir is missing: give the directory of a trained job.")
     directory = JobDirectory(given.model_dir or Path(options.checkpoint_path or "").parent)
-    asked = problems.read(flags, argv, _stored(directory.job).replace(model_dir=str(directory.path))).config
+    stored = _stored(directory.job)
+    asked = problems.read(flags, argv, stored.replace(model_dir=str(directory.path))).config
     path = absolute(select_checkpoint(asked.model_dir, options.checkpoint_path))
     named = asked.model.endswith(".py") and asked.model != given.model  # by job.json, not by the flags
     if named:
@@ -59,7 +70,9 @@ def _trained(flags: Collection[str], argv: Sequence[str]) -> _Trained:
         print(f"{directory.job} does not exist: flags that are not given have their defaults", file=sys.stderr)
     if _differs(directory.job, job.model):
         print(f"{job.model} differs from the file that the job used: it was edited, or is another one", file=sys.stderr)
-    return _Trained(job, found, loader.load(job.model), path)
+    is_other = directory.job.exists() and stored.model != job.model
+    note = f" {directory.job} names --model={show(stored.model)}." if is_other else ""
+    return _Trained(job, found, loader.load(job.model), path, note)
 
 
 def _differs(path: Path, model: str) -> bool:
@@ -114,10 +127,14 @@ def _check_owner(stored: Path, source: Path) -> None:
 
 def _with_checkpoint(trained: _Trained, use: Callable[[str], _Result]) -> _Result:
     """Use a job's checkpoint; if the job still runs and deletes it meanwhile, use the one that is the newest then."""
+    from tfps.runtime.checkpoint.restore import MisfitError  # noqa: PLC0415  imports TensorFlow
+
     path = trained.checkpoint
     while True:
         try:
             return use(path)
+        except MisfitError as error:
+            raise MisfitError(f"{error}{trained.note}") from None
         except CheckpointError:
             if trained.options.checkpoint_path or file_of(path, INDEX).exists():
                 raise
@@ -126,7 +143,7 @@ def _with_checkpoint(trained: _Trained, use: Callable[[str], _Result]) -> _Resul
 
 def _eval(argv: Sequence[str]) -> int:
     """Evaluate a checkpoint on this machine."""
-    trained = _trained(EVAL.flags, argv)
+    trained = _trained(EVAL, argv)
     from tfps.runtime.checkpoint import restore  # noqa: PLC0415  imports TensorFlow
     from tfps.runtime.results import evaluation  # noqa: PLC0415  imports TensorFlow
 
@@ -141,7 +158,7 @@ def _eval(argv: Sequence[str]) -> int:
 
 def _export(argv: Sequence[str]) -> int:
     """Write a SavedModel."""
-    trained = _trained(EXPORT.flags, argv)
+    trained = _trained(EXPORT, argv)
     from tfps.runtime.results import export  # noqa: PLC0415  imports TensorFlow
 
     config, model, place = trained.config, trained.model, trained.options.export_dir
@@ -155,6 +172,7 @@ _OF_JOB = (
 )
 
 EVAL = Command(
+    "eval",
     _eval,
     ("job", "checkpoint"),
     "measure a checkpoint",
@@ -164,6 +182,7 @@ EVAL = Command(
 )
 
 EXPORT = Command(
+    "export",
     _export,
     ("job", "checkpoint", "export"),
     "write a SavedModel",

@@ -1,6 +1,7 @@
-"""``tfps help``: the list of commands and pages, a page, or a command's flags. Does not import TensorFlow.
+"""``tfps help``: the list of commands and pages, a page, a mode, a flag, or a command's flags.
 
-The pages are the Markdown files in ``tfps/docs``, which are part of the package. ``index.md`` gives their order.
+The pages are the Markdown files in ``tfps/docs``, which are part of the package. ``index.md`` gives their order. Does
+not import TensorFlow.
 """
 
 import re
@@ -10,14 +11,18 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from importlib import resources
 
+from tfps.cli import reference
 from tfps.cli.registry import COMMANDS
 from tfps.cli.run import ROLE
 from tfps.config import command_line
 from tfps.errors import ConfigError
 from tfps.models import loader
-from tfps.text import did_you_mean, show
+from tfps.modes.registry import MODES
+from tfps.text import did_you_mean, other_name, show
 
 INDEX = "index"
+MODES_PAGE = "modes"
+HELP_FLAGS = frozenset({"-h", "--help", "-help", "--helpfull"})
 ALIASES: Mapping[str, str] = {"compose": "docker", "hosts": "ssh", "tfjob": "kubeflow"}  # a platform's page, by --to
 _DOCS = resources.files("tfps") / "docs"
 
@@ -26,13 +31,14 @@ def show_help(words: Sequence[str]) -> int:
     """Print the help for ``tfps help WORDS``; returns the exit code.
 
     Raises:
-        ConfigError: If there is no such page or command, or more than one name.
+        ConfigError: If there is no such page, command or flag, or more than one name.
     """
     names = [word for word in words if not word.startswith("-")]
     if len(names) > 1:
         raise ConfigError(f"tfps help takes one name, not {len(names)}: {show(' '.join(names))}.")
     if not names:
-        print(usage() if words else f"{usage()}\n\n{_list_pages()}")
+        flags = [word for word in words if word not in HELP_FLAGS]
+        print("\n\n".join(map(flag_help, flags)) if flags else usage() if words else f"{usage()}\n\n{_list_pages()}")
     elif names[0] in COMMANDS:
         print(command_help(names[0]))
     else:
@@ -62,6 +68,20 @@ def command_help(name: str) -> str:
     return f"tfps {name}: {command.summary}\n\n{details}\n\n  {command.example}\n{flags}"
 
 
+def flag_help(word: str) -> str:
+    """Return what the page of flags says of a flag, and the commands that have it.
+
+    Raises:
+        ConfigError: If there is no such flag.
+    """
+    name = word.lstrip("-").partition("=")[0].replace("-", "_")
+    if name not in command_line.FLAGS:
+        hint = did_you_mean(name, command_line.FLAGS, "--")
+        raise ConfigError(f"--{show(name)} is not a known flag.{hint} Run tfps help flags for a list.")
+    owners = [f"tfps {command}" for command in reference.commands_with(command_line.FLAGS[name].group)]
+    return f"--{name}: {reference.help_text(name)}\nTaken by {', '.join(owners)}."
+
+
 def page_summaries() -> Mapping[str, str]:
     """Return each page's summary by the page's name, in the order of the index, which comes first."""
     listed = re.findall(r"^- \[[^\]]+\]\(([\w-]+)\.md\): (.+)$", _text(INDEX), re.MULTILINE)
@@ -69,7 +89,7 @@ def page_summaries() -> Mapping[str, str]:
 
 
 def read_page(name: str) -> str:
-    """Return a page's text.
+    """Return a page's text; for a mode that has no page of its name, its section of the page of modes.
 
     Raises:
         ConfigError: If there is no page of that name.
@@ -78,9 +98,19 @@ def read_page(name: str) -> str:
     pages = page_summaries()
     if page in pages:
         return _text(page)
-    close = did_you_mean(name, [*pages, *ALIASES, *COMMANDS])
+    mode = other_name(name) or name
+    if mode in MODES.builtin:
+        return _section(MODES_PAGE, mode)
+    close = did_you_mean(name, [*pages, *ALIASES, *COMMANDS, *MODES.builtin])
     shown = show(name)
     raise ConfigError(f"{shown} is neither a page nor a command of tfps.{close} Run tfps help for a list.")
+
+
+def _section(page: str, heading: str) -> str:
+    """Return a section of a page, and where it is from."""
+    body = _text(page).partition(f"\n## {heading}\n")[2].partition("\n## ")[0].strip()
+    source = f"This is the section {heading} of the page {page}: tfps help {page} shows all of it."
+    return f"## {heading}\n\n{body}\n\n{source}\n"
 
 
 def _list_pages() -> str:

@@ -1,6 +1,5 @@
 """``tfps status``, ``logs`` and ``cancel``: commands that take the handle of a submitted job."""
 
-import os
 from collections.abc import Sequence
 
 from tfps.cli.command import Command, split_arguments
@@ -10,6 +9,7 @@ from tfps.cluster.spec import Task
 from tfps.config.command_options import LogsOptions
 from tfps.jobs.handle import FAILED, PENDING, RUNNING, SUCCEEDED, Status, SubmittedJob
 from tfps.launchers.registry import LAUNCHERS
+from tfps.storage import JobDirectory
 from tfps.text import plural, show
 
 _EXAMPLE = "slurm:4711"
@@ -20,18 +20,27 @@ _GIVE = f"give the one that tfps submit printed, like {_EXAMPLE}"
 
 def _find(verb: Command, argv: Sequence[str]) -> tuple[SubmittedJob, LogsOptions]:
     """Return the job whose handle is among the arguments, and the flags."""
-    problems = ProblemCollector()
+    problems = ProblemCollector(verb.name)
     handles, flags = split_arguments(argv, verb.flags)
     parsed = problems.read(verb.flags, flags)
     if len(handles) != 1:
         problem = f"{len(handles)} handles are given" if handles else "the job's handle is missing"
         problems.add(f"{problem}: {_GIVE}.")
     elif handles[0].partition(":")[0] not in LAUNCHERS:
-        local = f" For a job of tfps launch, see {handles[0]}/summary.json and logs."
-        problems.add(f"{show(handles[0])} is not a job handle: {_GIVE}.{local if os.path.isdir(handles[0]) else ''}")
+        problems.add(f"{show(handles[0])} is not a job handle: {_GIVE}.{_of_local_job(handles[0])}")
     problems.settle()
     platform, _, name = handles[0].partition(":")
     return LAUNCHERS.load(platform).find(name), parsed.options(LogsOptions)
+
+
+def _of_local_job(path: str) -> str:
+    """Return where to look instead if the path is the directory of a job of ``tfps launch``, else nothing."""
+    directory = JobDirectory(path)
+    logs = f" Its logs are in {show(str(directory.logs))}." if directory.logs.is_dir() else ""
+    if directory.summary.is_file():
+        return f" A job of tfps launch has none. This one has ended: see {show(str(directory.summary))}.{logs}"
+    ends = "it runs in its terminal, and Ctrl-C there, or SIGTERM to the launcher, ends it"
+    return f" A job of tfps launch has none: {ends}.{logs}" if logs or directory.job.is_file() else ""
 
 
 def _status(argv: Sequence[str]) -> int:
@@ -68,6 +77,7 @@ def _what_was_done(before: Status) -> str:
 _HANDLE = "HANDLE is what tfps submit printed."
 
 STATUS = Command(
+    "status",
     _status,
     (),
     "show a submitted job's tasks",
@@ -76,6 +86,7 @@ STATUS = Command(
     "HANDLE",
 )
 LOGS = Command(
+    "logs",
     _logs,
     ("logs",),
     "show the logs of a submitted job",
@@ -84,6 +95,7 @@ LOGS = Command(
     "HANDLE",
 )
 CANCEL = Command(
+    "cancel",
     _cancel,
     (),
     "end a submitted job",

@@ -29,7 +29,7 @@ MAX_LOCAL_TASKS = 256
 def _launch(argv: Sequence[str]) -> int:
     """Run a whole cluster on this machine."""
     began = time.monotonic()
-    problems = ProblemCollector()
+    problems = ProblemCollector(COMMAND.name)
     job = problems.read(COMMAND.flags, argv).config
     job = registry.sized(job)
     job = job.replace(num_ps=1 if job.num_ps is None else job.num_ps, num_workers=job.num_workers or 2)
@@ -133,6 +133,7 @@ def _last_step(summary: JobSummary) -> int | None:
 
 
 COMMAND = Command(
+    "launch",
     _launch,
     ("size", *JOB, "restarts"),
     "run a whole cluster on this machine",

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import tfps
-from tfps.cli.help import command_help, show_help, usage
+from tfps.cli.help import HELP_FLAGS, command_help, show_help, usage
 from tfps.cli.registry import COMMANDS
 from tfps.cli.validation import print_error
 from tfps.cluster.resolver import RESOLVERS
@@ -72,7 +72,7 @@ def _dispatch(args: Sequence[str]) -> int:
     if name not in COMMANDS:
         meant = did_you_mean(name, COMMANDS)
         raise ConfigError(f"{show(name)} is not a command of tfps.{meant} See tfps --help.")
-    if {"-h", "--help", "-help", "--helpfull"} & set(rest) or (not args and not _in_a_cluster()):
+    if HELP_FLAGS & set(rest) or (not args and not _in_a_cluster()):
         print(usage() if not args or args[0].startswith("-") else command_help(name))
         return 0
     return COMMANDS[name].act(rest)

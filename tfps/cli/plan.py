@@ -11,7 +11,7 @@ from tfps.modes import registry
 
 def _plan(argv: Sequence[str]) -> int:
     """Print where variables go and what a step sends."""
-    problems = ProblemCollector()
+    problems = ProblemCollector(COMMAND.name)
     job = problems.read(COMMAND.flags, argv).config
     job = registry.sized(job)
     job = job.replace(num_ps=1 if job.num_ps is None else job.num_ps, num_workers=job.num_workers or 2)
@@ -27,6 +27,7 @@ def _plan(argv: Sequence[str]) -> int:
 
 
 COMMAND = Command(
+    "plan",
     _plan,
     ("size", "job", "training", "mode", "placement", "performance"),
     "show the placement of variables, without starting",

@@ -29,7 +29,7 @@ def _table(group: str) -> Iterator[str]:
     """Yield the lines of one group: a heading, the commands that take it, a row for each flag."""
     yield f"## {group}"
     yield ""
-    yield f"Taken by {', '.join(f'`tfps {name}`' for name in _commands_with(group))}."
+    yield f"Taken by {', '.join(f'`tfps {name}`' for name in commands_with(group))}."
     yield ""
     yield "| flag | meaning |"
     yield "|---|---|"
@@ -38,7 +38,8 @@ def _table(group: str) -> Iterator[str]:
     yield ""
 
 
-def _commands_with(group: str) -> Iterator[str]:
+def commands_with(group: str) -> Iterator[str]:
+    """Yield the names of the commands that take the flags of a group."""
     return (name for name, command in COMMANDS.items() if group in command.groups)
 
 

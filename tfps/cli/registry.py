@@ -5,15 +5,17 @@ from collections.abc import Mapping
 from tfps.cli import doctor, evaluate, jobs, launch, plan, run, submit
 from tfps.cli.command import Command
 
-COMMANDS: Mapping[str, Command] = {
-    "run": run.COMMAND,
-    "launch": launch.COMMAND,
-    "submit": submit.COMMAND,
-    "status": jobs.STATUS,
-    "logs": jobs.LOGS,
-    "cancel": jobs.CANCEL,
-    "plan": plan.COMMAND,
-    "doctor": doctor.COMMAND,
-    "eval": evaluate.EVAL,
-    "export": evaluate.EXPORT,
-}
+_ALL = (
+    run.COMMAND,
+    launch.COMMAND,
+    submit.COMMAND,
+    jobs.STATUS,
+    jobs.LOGS,
+    jobs.CANCEL,
+    plan.COMMAND,
+    doctor.COMMAND,
+    evaluate.EVAL,
+    evaluate.EXPORT,
+)
+
+COMMANDS: Mapping[str, Command] = {command.name: command for command in _ALL}

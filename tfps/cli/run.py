@@ -36,7 +36,7 @@ _EXIT_HOOKS_SECS = 2.0
 
 def _run(argv: Sequence[str]) -> int:
     """Run one task."""
-    problems = ProblemCollector()
+    problems = ProblemCollector(COMMAND.name)
     job = problems.read(COMMAND.flags, argv).config
     problems.of(static_check.check, job.model)
     check_ports(job, problems)
@@ -179,6 +179,7 @@ def _log_if_any(text: str) -> None:
 
 
 COMMAND = Command(
+    "run",
     _run,
     ("cluster", "task", "size", "ports", *JOB, "restarts"),
     "run one task of a cluster",

@@ -27,7 +27,7 @@ _PLATFORM = ("platform", "ports", "resources", "cluster")
 
 
 def _submit(argv: Sequence[str]) -> int:
-    problems = ProblemCollector()
+    problems = ProblemCollector(COMMAND.name)
     parsed = problems.read(COMMAND.flags, argv)
     asked, options = registry.sized(parsed.config), parsed.options(SubmitOptions)
     if options.to is None:
@@ -52,6 +52,9 @@ def _submit(argv: Sequence[str]) -> int:
         print(f"warning: {asked.model} is copied into the containers alone: {rest}", file=sys.stderr)
     if options.dry_run or plan.is_printed_only:
         print(plan)
+        if not options.dry_run:
+            fix = ": run each line on its host, or give --ssh" if "ssh" in launcher.features else ""
+            print(f"nothing was started, as --to={launcher.name} only prints{fix}.", file=sys.stderr)
         return 0
     return _send(launcher, plan, job)
 
@@ -152,6 +155,7 @@ def _name(model: str) -> str:
 
 
 COMMAND = Command(
+    "submit",
     _submit,
     ("platform", "size", "ports", "resources", "cluster", *JOB, "restarts"),
     "submit a job to a platform",

@@ -6,7 +6,7 @@ from typing import Any, TextIO, TypeVar
 
 from tfps.cluster import resolver
 from tfps.config import command_line
-from tfps.config.command_line import Parsed
+from tfps.config.command_line import Parsed, Usage
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, DataError, PlatformError, StoppedError, TfpsError
 from tfps.models import loader, static_check
@@ -31,15 +31,23 @@ def print_error(error: TfpsError, stream: TextIO) -> int:
 
 
 class ProblemCollector:
-    """Collects the problems that several checks find, so that all are reported together."""
+    """Collects the problems that several checks find, so that all are reported together.
 
-    def __init__(self) -> None:
+    Args:
+        command: The command whose flags are read.
+    """
+
+    def __init__(self, command: str) -> None:
+        self._command = command
         self._errors: list[TfpsError] = []
         self._flags: set[str] = set()
 
     def read(self, flags: Collection[str], argv: Sequence[str], defaults: JobConfig | None = None) -> Parsed:
-        """Parse a command's flags, and collect the problems with them."""
-        parsed = command_line.parse(argv, flags, defaults)
+        """Parse the command's flags, and collect the problems with them."""
+        from tfps.cli.registry import COMMANDS  # noqa: PLC0415  which imports the commands, and they this
+
+        usage = Usage(self._command, {name: command.flags for name, command in COMMANDS.items()})
+        parsed = command_line.parse(argv, flags, defaults, usage)
         self._flags |= set(parsed.problems)
         self._errors += [ConfigError(problem) for problem in parsed.problems.values()]
         return parsed

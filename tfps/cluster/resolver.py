@@ -5,7 +5,7 @@ reported together. Pure and fast: opens no socket, makes no name lookups. Must n
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfps.cluster import tf_config
@@ -15,7 +15,7 @@ from tfps.cluster.slurm.resolver import SlurmResolver
 from tfps.cluster.spec import JOBS, Cluster, Task
 from tfps.cluster.tf_config import TfConfigResolver
 from tfps.errors import ConfigError
-from tfps.text import did_you_mean, show
+from tfps.text import did_you_mean, enumerated, show
 
 RESOLVERS: Sequence[ClusterResolver] = (  # the first that is present is used
     TfConfigResolver(),
@@ -28,6 +28,33 @@ _NEEDED = {  # by flag: its label, how to give it
     "job_name": ("job", "this task's role: --job_name=ps, worker or evaluator"),
     "task_index": ("task index", "this task's index in its role, from 0: --task_index=0"),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class NumPs:
+    """How many PS a job has, and what messages say about that.
+
+    Attributes:
+        count: ``None`` if any number will do, which is 1 in a Slurm step; elsewhere it must match the cluster. With 0,
+            the job has none, and their addresses are not needed.
+        mode: The mode, if it is the reason for 0.
+        modes_without: Returns the modes that need no PS.
+    """
+
+    count: int | None = None
+    mode: str = ""
+    modes_without: Callable[[], Sequence[str]] = tuple
+
+    @property
+    def why_none(self) -> str:
+        """Why the job has no PS."""
+        return f"--mode={self.mode} has no PS" if self.mode else "the job has no PS (--num_ps=0, or its mode)"
+
+    @property
+    def way_out(self) -> str:
+        """The modes in which no PS need be given, as the end of a sentence."""
+        modes = [f"--mode={mode}" for mode in self.modes_without()]
+        return f"; {enumerated(modes, 'or')} needs none" if modes else ""
 
 
 def find_resolver(
@@ -52,7 +79,7 @@ def resolve(
     worker_hosts: str | None,
     job_name: str | None,
     task_index: int | None,
-    num_ps: int | None,
+    num_ps: NumPs,
     num_workers: int | None,
     env: Mapping[str, str],
 ) -> tuple[Cluster, Task]:
@@ -63,8 +90,7 @@ def resolve(
         worker_hosts: The flag's value as given.
         job_name: The flag's value as given.
         task_index: The flag's value.
-        num_ps: The number of parameter servers in a Slurm step (default 1); elsewhere it must match the cluster.
-            With 0, the job has none, and their addresses are not needed.
+        num_ps: The number of parameter servers.
         num_workers: Must match the cluster.
         env: The environment.
 
@@ -72,16 +98,16 @@ def resolve(
         ConfigError: Lists every problem.
     """
     problems: list[str] = []
-    no_ps = num_ps == 0
+    no_ps = num_ps.count == 0
     ps_hosts = None if no_ps and not (ps_hosts or "").strip() else ps_hosts
     flags = _from_flags(ps_hosts, worker_hosts, job_name, task_index, problems)
     resolver = find_resolver(ps_hosts, worker_hosts, env)
     of_resolver: list[str] = []
-    found = resolver.resolve(env, flags, num_ps, of_resolver) if resolver else PartialSpec()
+    found = resolver.resolve(env, flags, num_ps.count, of_resolver) if resolver else PartialSpec()
     merged = _merge(flags, found, resolver, problems)
-    problems += [*of_resolver, *_missing(merged, resolver, env, no_ps)]
+    problems += [*of_resolver, *_missing(merged, resolver, env, num_ps)]
     ps, workers = (_host_list(name, flags, merged, resolver) for name in ("ps_hosts", "worker_hosts"))
-    problems += [*_wrong_sizes((ps, workers), (num_ps, num_workers)), *_repeated((ps, workers))]
+    problems += [*_wrong_sizes((ps, workers), num_ps, num_workers), *_repeated((ps, workers))]
     problems += [*_out_of_range(flags, merged, resolver), *_of_no_ps(merged, num_ps)]
     if problems:
         raise ConfigError(problems)
@@ -126,16 +152,18 @@ def _shown(value: str | int | tuple[str, ...]) -> str:
 
 
 def _missing(
-    merged: PartialSpec, resolver: ClusterResolver | None, env: Mapping[str, str], no_ps: bool
+    merged: PartialSpec, resolver: ClusterResolver | None, env: Mapping[str, str], num_ps: NumPs
 ) -> Iterator[str]:
     """Yield a problem for each value that no source gives, unless its source already has a problem there."""
     if resolver is None and merged == PartialSpec():
-        yield _no_cluster(env, no_ps)
+        yield _no_cluster(env, num_ps.count == 0)
         return
     for name, (_, fix) in _NEEDED.items():
-        if getattr(merged, name) is not None or name in merged.faulty or (no_ps and name == "ps_hosts"):
+        is_ps = name == "ps_hosts"
+        if getattr(merged, name) is not None or name in merged.faulty or (is_ps and num_ps.count == 0):
             continue
-        yield f"{resolver.missing(name)}: add it, or give {fix}." if resolver else f"--{name} is missing: give {fix}."
+        rest = f"{fix}{num_ps.way_out if is_ps else ''}."
+        yield f"{resolver.missing(name)}: add it, or give {rest}" if resolver else f"--{name} is missing: give {rest}"
 
 
 def _no_cluster(env: Mapping[str, str], no_ps: bool) -> str:
@@ -162,11 +190,11 @@ def _host_list(name: str, flags: PartialSpec, merged: PartialSpec, resolver: Clu
     return _HostList("--num_ps" if name == "ps_hosts" else "--num_workers", place, fix, getattr(merged, name) or ())
 
 
-def _wrong_sizes(jobs: Sequence[_HostList], sizes: Iterable[int | None]) -> Iterator[str]:
-    for job, size in zip(jobs, sizes, strict=True):
+def _wrong_sizes(jobs: Sequence[_HostList], num_ps: NumPs, num_workers: int | None) -> Iterator[str]:
+    for job, size in zip(jobs, (num_ps.count, num_workers), strict=True):
         if job.hosts and size == 0:
-            why = "but the job has no PS (--num_ps=0, or its mode)"
-            yield f"{job.place} has {len(job.hosts)} ps, {why}: {job.fix}, or choose a mode with PS."
+            has = f"{job.place} has {len(job.hosts)} ps"
+            yield f"{has}, but {num_ps.why_none}: {job.fix}, or choose a mode with PS."
         elif job.hosts and size not in (None, len(job.hosts)):
             has = f"{job.place} has {len(job.hosts)}"
             yield f"{job.size_flag}={size}, but {has}: drop {job.size_flag} or {job.fix}."
@@ -190,9 +218,9 @@ def _repeated(jobs: Sequence[_HostList]) -> Iterator[str]:
         yield from first_few(lines, job.place)
 
 
-def _of_no_ps(merged: PartialSpec, num_ps: int | None) -> Iterator[str]:
-    if num_ps == 0 and merged.job_name == "ps":
-        yield "This task is a ps, but the job has no PS (--num_ps=0, or its mode): do not start one."
+def _of_no_ps(merged: PartialSpec, num_ps: NumPs) -> Iterator[str]:
+    if num_ps.count == 0 and merged.job_name == "ps":
+        yield f"This task is a ps, but {num_ps.why_none}: do not start one."
 
 
 def _out_of_range(flags: PartialSpec, merged: PartialSpec, resolver: ClusterResolver | None) -> Iterator[str]:

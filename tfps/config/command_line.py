@@ -17,7 +17,7 @@ from tfps.config.command_options import LogsOptions, ResultOptions, SubmitOption
 from tfps.config.converters import INT64_MAX, boolean
 from tfps.config.job_config import JobConfig
 from tfps.config.options import Option, options_of
-from tfps.text import did_you_mean, show
+from tfps.text import did_you_mean, enumerated, show
 
 OptionsT = TypeVar("OptionsT", SubmitOptions, JobConfig, ResultOptions, LogsOptions)
 
@@ -96,7 +96,28 @@ def flags_of(groups: Collection[str]) -> list[str]:
     return [name for name, option in FLAGS.items() if option.group in groups]
 
 
-def parse(argv: Sequence[str], names: Collection[str], defaults: JobConfig | None = None) -> Parsed:
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """What messages say of the command whose flags are parsed.
+
+    Attributes:
+        command: Its name.
+        commands: The flags of each command, by its name.
+    """
+
+    command: str = "COMMAND"
+    commands: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
+
+    def of_other_commands(self, flag: str) -> str:
+        """Return the problem of a flag that only other commands have."""
+        owners = [name for name, names in self.commands.items() if flag in names]
+        whose = f" It is one of tfps {enumerated(owners, 'and')}." if owners else ""
+        return f"--{flag} is not a flag of tfps {self.command}: leave it out.{whose}"
+
+
+def parse(
+    argv: Sequence[str], names: Collection[str], defaults: JobConfig | None = None, usage: Usage | None = None
+) -> Parsed:
     """Parse a command line. Raises nothing: the result contains the problems.
 
     Args:
@@ -104,11 +125,12 @@ def parse(argv: Sequence[str], names: Collection[str], defaults: JobConfig | Non
             takes ``-`` or ``_``; a boolean may stand alone.
         names: The flags that this command has.
         defaults: The values of unset flags; ``JobConfig()`` by default.
+        usage: The command, for messages.
     """
     values = flags.FlagValues()
     for name in names:
         flags.DEFINE(_Parser(name), name, None, "", flag_values=values)
-    known, problems = _normal(argv, names)
+    known, problems = _normal(argv, names, usage or Usage())
     values(["tfps", *known])
     given = {name: values[name].value for name in names if values[name].present}
     problems |= {name: value.problem for name, value in given.items() if isinstance(value, _Invalid)}
@@ -133,7 +155,7 @@ def _with_mode(config: JobConfig) -> JobConfig:
     return config.replace(mode="sync" if config.issync else "async", issync=None)
 
 
-def _normal(argv: Sequence[str], names: Collection[str]) -> tuple[list[str], dict[str, str]]:
+def _normal(argv: Sequence[str], names: Collection[str], usage: Usage) -> tuple[list[str], dict[str, str]]:
     """Return the flags of a command as ``--name=value``, and the problems of the rest by flag or argument."""
     known: list[str] = []
     problems: dict[str, str] = {}
@@ -143,7 +165,7 @@ def _normal(argv: Sequence[str], names: Collection[str]) -> tuple[list[str], dic
             problems[name] = f"--{name} is given twice, {show(seen[name])} and {show(arg)}: give it once."
         seen |= {name: arg} if name in names else {}
         if name not in names:
-            problems[arg] = _unknown(arg, name, names)
+            problems[arg] = _unknown(arg, name, names, usage)
         elif value is None and FLAGS[name].convert is not boolean:
             problems[name] = f"--{name} has no value: write --{name}=VALUE."
         else:
@@ -163,12 +185,13 @@ def _read(argv: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
         yield arg, match[1].replace("-", "_") if match else "", value
 
 
-def _unknown(arg: str, name: str, names: Collection[str]) -> str:
+def _unknown(arg: str, name: str, names: Collection[str], usage: Usage) -> str:
     if not name:
         return f"{show(arg)} is not a flag: write --flag=value."
     if name in FLAGS:
-        return f"--{name} is not a flag of this command: leave it out."
-    return f"--{show(name)} is not a known flag.{did_you_mean(name, names, '--')} See --help."
+        return usage.of_other_commands(name)
+    hint = did_you_mean(name, names, "--")
+    return f"--{show(name)} is not a known flag.{hint} See tfps {usage.command} --help."
 
 
 def describe(

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfps.data.examples import Examples
-from tfps.errors import DataError
+from tfps.errors import DataError, ModelError
 from tfps.text import plural
 
 Indices = npt.NDArray[np.int64]
@@ -39,7 +39,8 @@ class Order:
         shares: By worker, the indices of its examples. They are disjoint, and together are all.
 
     Raises:
-        DataError: If a worker would have no example, or the examples have no classes to divide by.
+        DataError: If a worker would have no example.
+        ModelError: If the examples have no classes to divide by, or not one for each.
     """
 
     def __init__(self, examples: Examples, seed: int, workers: int, partition: str = "even") -> None:
@@ -56,10 +57,11 @@ class Order:
     def _by_class(self, ids: Indices, classes: object, parts: int) -> list[Indices]:
         """Sort by class, cut in equal parts, and deal two random parts to each worker."""
         if classes is None:
-            raise DataError("--partition=label: the examples have no classes: give tfps.Examples(classes=...).")
+            raise ModelError("--partition=label: the examples have no classes: give tfps.Examples(classes=...).")
         given = np.asarray(classes)
         if given.shape != ids.shape:
-            raise DataError(f"--partition=label: {given.shape} classes for {len(ids):,} examples: give one for each.")
+            shown = plural(len(given), "class", "classes") if given.ndim == 1 else f"classes of shape {given.shape}"
+            raise ModelError(f"--partition=label: {shown} for {plural(len(ids), 'example')}: give one for each.")
         cut = np.array_split(ids[np.argsort(given[ids], kind="stable")], parts)
         dealt = self._sorted(np.arange(parts, dtype=np.int64), _SHARES)
         return [np.concatenate([cut[part] for part in pair]) for pair in dealt.reshape(-1, _CLASSES_PER_WORKER)]

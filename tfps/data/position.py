@@ -141,7 +141,7 @@ class Position:
             raise PeerLostError(f"--epochs={epochs}: {plural(unread, 'example')} unread at step {step}: {why}.")
         if not has_trained:
             log.info("nothing to train: --epochs=%d is reached; raise it to continue", epochs)
-        log.info("--epochs=%d: each example has been read so often, at step %d", epochs, step)
+        log.info("--epochs=%d: each example has been read %s, at step %d", epochs, plural(epochs, "time"), step)
 
     def _counts(self, value: Indices, step: int) -> Indices:
         """Return how often each example has been read by the updates in the variables."""

@@ -48,10 +48,10 @@ def of(
 
     Raises:
         DataError: If a worker would have no example.
-        ModelError: If a flag asks for what only ``Examples`` can do.
+        ModelError: If a flag asks for what only ``Examples``, or those with classes, can do.
     """
     if isinstance(given, Examples) and mode == "train":
-        dataset = Stream(given, params, workers, worker, in_step).dataset()
+        dataset = _stream(given, params, workers, worker, in_step, where).dataset()
         batch = tf.data.get_output_types(dataset)[0]
         if not (isinstance(batch, tuple) and len(batch) == 2):
             raise ModelError(f"{where}: read of tfps.Examples returned {batch}; it must return (features, labels).")
@@ -65,6 +65,16 @@ def of(
             "tfps.Examples(size, read) for training (`tfps help models`), or leave the flag out."
         )
     return given
+
+
+def _stream(
+    examples: Examples, params: Mapping[str, Any], workers: int, worker: int, in_step: bool, where: str
+) -> "Stream":
+    """Return the stream of a worker; a ``ModelError`` names the place of the model's ``input_fn``."""
+    try:
+        return Stream(examples, params, workers, worker, in_step)
+    except ModelError as error:
+        raise ModelError(f"{where}: {error}") from None
 
 
 class Stream:

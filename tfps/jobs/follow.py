@@ -247,4 +247,5 @@ def _without_chief(config: JobConfig, view: JobView) -> JobSummary:
         mode=config.mode,
         global_step=view.step,
         max_steps=config.max_steps,
+        epochs=config.epochs,
     )

@@ -3,11 +3,12 @@
 import functools
 from collections.abc import Iterator, Sequence
 
+from tfps.cluster.resolver import NumPs
 from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.errors import ConfigError
 from tfps.modes.base import Mode
 from tfps.plugins import Registry
-from tfps.text import show
+from tfps.text import enumerated, show
 
 MODES: Registry[Mode] = Registry(
     Mode,
@@ -80,9 +81,9 @@ def sized(config: JobConfig) -> JobConfig:
     return config.replace(num_ps=0) if config.num_ps is None and not uses_ps(config) else config
 
 
-def num_ps_of(config: JobConfig) -> int | None:
+def num_ps_of(config: JobConfig) -> NumPs:
     """Return the number of PS that a given cluster must have: 0 in a mode without PS; ``None`` if any will do."""
-    return (config.num_ps or None) if uses_ps(config) else 0
+    return NumPs((config.num_ps or None) if uses_ps(config) else 0, config.mode, _without_ps)
 
 
 def uses_ps(config: JobConfig) -> bool:
@@ -93,12 +94,18 @@ def uses_ps(config: JobConfig) -> bool:
         return True
 
 
+def _without_ps() -> Sequence[str]:
+    """Return the modes of tfps that have no PS."""
+    return [name for name in MODES.builtin if not _load(name).uses_ps]
+
+
 def _of_ps(config: JobConfig, mode: Mode) -> Iterator[str]:
     """Yield an error for PS in a mode without, and the other way round."""
     if config.num_ps and not mode.uses_ps:
         yield f"--num_ps={config.num_ps}, but --mode={mode.name} has no PS: leave it out, or choose another mode."
     if config.num_ps == 0 and mode.uses_ps:
-        yield f"--num_ps=0, but --mode={mode.name} needs a PS: give 1 or more, or choose a mode without PS."
+        modes = enumerated([f"--mode={name}" for name in _without_ps()], "or")
+        yield f"--num_ps=0, but --mode={mode.name} needs a PS: give 1 or more, or choose a mode without PS: {modes}."
 
 
 def _of_other_modes(config: JobConfig, mode: Mode) -> Iterator[str]:
@@ -107,9 +114,10 @@ def _of_other_modes(config: JobConfig, mode: Mode) -> Iterator[str]:
         value = getattr(config, name)
         if option.group != "mode" or name in ("mode", "issync", *mode.flags) or value == option.default:
             continue
-        users = " or ".join(f"--mode={other}" for other in MODES.builtin if name in _load(other).flags)
-        given = f"--{name}={_text(value)}"
-        yield f"{given} is for {users}, and this job has --mode={mode.name}: give {users}, or leave it out."
+        users = [other for other in MODES.builtin if name in _load(other).flags]
+        given, listed = f"--{name}={_text(value)}", f"--mode={enumerated(users, 'or')}"
+        fix = f"give {listed}" if len(users) == 1 else "give one of these"
+        yield f"{given} is for {listed}, and this job has --mode={mode.name}: {fix}, or leave it out."
 
 
 def _text(value: object) -> str:

@@ -33,7 +33,7 @@ class SyncMode(Mode):
         given, left = f"--backup_workers={spare}", num_workers - spare
         if left < 1:
             allows = f"allows at most {num_workers - 1}, so that an update has a gradient"
-            fix = f"a job of {plural(num_workers, 'worker')} {allows}: give fewer, or add workers"
+            fix = f"a job of {plural(num_workers, 'worker')} {allows}: give fewer, or --num_workers={spare + 1} or more"
             return [f"{given} is too large: {fix}."]
         if config.data_policy and spare:
             why = "batches would be left out, and no checkpoint could tell which"
@@ -41,7 +41,8 @@ class SyncMode(Mode):
         least = _LEAST.get(config.aggregate or "mean", 1)
         if left < least:
             has = f"an update has {plural(left, 'gradient')}" + (f" with {given}" if spare else "")
-            return [f"--aggregate={config.aggregate} needs {least} gradients or more, and {has}: add workers."]
+            fix = f"add workers, --num_workers={least + spare} or more"
+            return [f"--aggregate={config.aggregate} needs {least} gradients or more, and {has}: {fix}."]
         return []
 
     def build_step(self, optimizer: Optimizer, loss: Tensor, global_step: Variable, context: ModeContext) -> Step:

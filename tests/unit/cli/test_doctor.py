@@ -19,10 +19,13 @@ from support.listeners import Speaker, blackhole, patient_probes, web_server
 from support.processes import REPO, Process, processes, run_tfps
 
 import tfps
-from tfps.cli import doctor, main, shared_dir
+from tfps.cli import doctor, main
+from tfps.cli.diagnosis import check, directory, shared_dir, versions
 from tfps.cluster import probe
 from tfps.cluster.ports import held_ports
-from tfps.cluster.spec import Task, hosts_flags
+from tfps.cluster.spec import Cluster, Task, hosts_flags
+from tfps.runtime.checkpoint import lock_holder
+from tfps.runtime.checkpoint.ownership import Ownership
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +33,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be outside any cluster and without proxies; stay in directories for a moment only, and wait for slow answers."""
     for name in [n for n in os.environ if n == "TF_CONFIG" or n.startswith("SLURM_") or n.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
-    for name, secs in (("_STAY_SECS", 0.3), ("_DEAD_AFTER_SECS", 20.0), ("_CLOCK_SECS", 30.0)):
-        monkeypatch.setattr(doctor, name, secs)
+    for module, name, secs in ((directory, "STAY_SECS", 0.3), (doctor, "_DEAD_AFTER_SECS", 20.0)):
+        monkeypatch.setattr(module, name, secs)
+    monkeypatch.setattr(directory, "_CLOCK_SECS", 30.0)
     patient_probes(monkeypatch)
 
 
@@ -64,9 +68,9 @@ def examine(capsys: pytest.CaptureFixture[str]) -> Any:
         assert empty == ""
         for line in lines:
             state, what, text = re.split(r" {2,}", line, maxsplit=2)
-            assert state in (doctor.OK, doctor.NOT_YET, doctor.WARNING, doctor.WRONG)
+            assert state in (check.OK, check.NOT_YET, check.WARNING, check.WRONG)
             findings[what] = state, text
-        assert (findings.code != 0) == any(state == doctor.WRONG for state, _ in findings.values())
+        assert (findings.code != 0) == any(state == check.WRONG for state, _ in findings.values())
         return findings
 
     return run
@@ -98,12 +102,57 @@ def test_before_the_start_nothing_is_in_the_way(examine: Any) -> None:
 def test_tasks_that_run_say_who_they_are(examine: Any) -> None:
     """Real servers at their addresses are ok; so is the port of a task that runs already."""
     cluster = cluster_of(2, 2)
-    findings = examine(*hosts_flags(cluster), "--job_name=worker", "--task_index=1")
+    with nobody() as (_, free):
+        later = Cluster(cluster.ps, (*cluster.workers, free))
+        findings = examine(*hosts_flags(later), "--job_name=worker", "--task_index=1")
     assert findings.code == 0
+    assert "job" not in findings
     for task in cluster.tasks():
         assert findings[f"{task} {cluster.address(task)}"] == ("ok", "running as the expected task")
     port = cluster.workers[1].rpartition(":")[2]
     assert findings["port"] == ("ok", f"{port} is in use by this task, which already runs")
+
+
+def test_a_job_that_runs_there_is_told(examine: Any) -> None:
+    """Where all tasks are, the addresses are not free for another job; one that runs well is no error."""
+    findings = examine(*hosts_flags(cluster_of(1, 2)))
+    assert findings.code == 0
+    fix = "for another job, end that one first, or give other addresses."
+    assert findings["job"] == ("warning", f"a job already runs there, with all tasks: {fix}")
+    assert findings.last.startswith("not ready to train")
+
+
+@pytest.mark.parametrize("place", ["here", "elsewhere"])
+def test_a_directory_that_another_job_holds_is_74(
+    examine: Any, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """A holder that lives is named, on this machine or another one; with ``--force`` as a warning."""
+    owner = Ownership(str(tmp_path), Cluster(("a:1",), ("b:1",)))
+    with monkeypatch.context() as patched:
+        if place == "elsewhere":
+            patched.setattr(lock_holder, "machine", lambda: "another boot")
+        owner.claim()
+    try:
+        findings = examine(*flags, f"--model_dir={tmp_path}")
+        assert findings.code == 74
+        state, said = findings["holder"]
+        assert (state, said.partition(" on host ")[0]) == ("wrong", f"held by the chief with process id {os.getpid()}")
+        assert "of the job at a:1, b:1, since" in said
+        assert said.endswith("--force takes it over and ends that job.")
+        findings = examine(*flags, f"--model_dir={tmp_path}", "--force")
+        assert (findings.code, findings["holder"][0]) == (0, "warning")
+    finally:
+        owner.release()
+    assert "holder" not in examine(*flags, f"--model_dir={tmp_path}")
+
+
+def test_a_directory_whose_holder_was_killed_is_free(examine: Any, flags: list[str], tmp_path: Path) -> None:
+    """What it left behind is no holder: a job takes such a directory."""
+    (tmp_path / ".chief").write_text("{}")
+    old = time.time() - 100
+    os.utime(tmp_path / ".chief", (old, old))
+    findings = examine(*flags, f"--model_dir={tmp_path}")
+    assert (findings.code, "holder" in findings) == (0, False)
 
 
 def test_what_is_at_the_wrong_place_is_171(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +277,7 @@ def test_proxies(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_tensorflow_is_2(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where TensorFlow is not installed, no task can start: as ``tfps run`` says it."""
-    monkeypatch.setattr(doctor, "_PACKAGES", ("no-such-package",))
+    monkeypatch.setattr(versions, "_PACKAGES", ("no-such-package",))
     with nobody() as (ps, worker):
         findings = examine(f"--ps_hosts={ps}", f"--worker_hosts={worker}")
     assert findings.code == 2
@@ -250,7 +299,7 @@ def test_a_directory_is_tried_and_left_as_it_was(examine: Any, flags: list[str],
         findings = examine(*flags, f"--model_dir={tmp_path / name}")
         assert findings.code == 0
         assert re.fullmatch(rf"{tmp_path / name} is writable, [\d,.]+ GB free", findings["model_dir"][1])
-        assert findings["shared"][0] == "-"
+        assert findings["shared"] == ("ok", "all tasks are on this machine")
         assert findings["clocks"][0] == "ok"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["job.json", "there"]
 
@@ -277,13 +326,13 @@ def test_little_room_is_a_warning(
     assert findings.code == 0
 
 
-def leave_card(directory: Path, host: str, ahead_secs: float = 0.0, age_secs: float = 0.0, **versions: str) -> Path:
+def leave_card(place: Path, host: str, ahead_secs: float = 0.0, age_secs: float = 0.0, **others: str) -> Path:
     """Leave a card as a doctor on another host does."""
-    with shared_dir.visit(directory, {**doctor._installed(), "host": host, **versions}) as visit:
-        card = directory / f"copy-{host}"
+    with shared_dir.visit(place, {**versions.installed(), "host": host, **others}) as visit:
+        card = place / f"copy-{host}"
         shutil.copy(visit._path, card)
     content = json.loads(card.read_text())
-    name = directory / f".tfps-doctor-{host}.json"
+    name = place / f".tfps-doctor-{host}.json"
     now = time.time() - age_secs
     name.write_text(json.dumps({**content, "clock": now + ahead_secs}))
     os.utime(name, (now, now))
@@ -314,6 +363,12 @@ def test_those_who_share_the_directory_are_named(
         ".tfps-doctor-h2.json",
         ".tfps-doctor-old.json",
     ]
+
+
+def test_several_hosts_are_to_be_met(examine: Any, tmp_path: Path) -> None:
+    """Where tasks are on other hosts, and no other doctor is there, the line says how to find out."""
+    findings = examine("--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.2:1", f"--model_dir={tmp_path}")
+    assert findings["shared"] == ("-", "no other host is there: start doctor on all hosts at the same time")
 
 
 def test_hosts_that_are_not_met_are_missed(examine: Any, tmp_path: Path) -> None:
@@ -370,7 +425,8 @@ def test_real_doctors_meet_in_a_directory(tmp_path: Path) -> None:
     """
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("raise SystemExit('imported')\n")
-    stay = "from tfps.cli import doctor\ndoctor._STAY_SECS = 20.0\n"  # a busy machine starts one of them later
+    # A busy machine starts one of them later.
+    stay = "from tfps.cli.diagnosis import directory\ndirectory.STAY_SECS = 20.0\n"
     (tmp_path / "sitecustomize.py").write_text(stay)
     model_dir = tmp_path / "m"
     with nobody() as (ps, worker), processes() as started:

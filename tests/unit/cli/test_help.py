@@ -13,6 +13,7 @@ from tfps.cli import help as help_command
 from tfps.cli import main
 from tfps.cli.registry import COMMANDS
 from tfps.launchers.registry import LAUNCHERS
+from tfps.modes.registry import MODES
 
 DOCS = REPO / "tfps" / "docs"
 
@@ -43,6 +44,42 @@ def test_no_page_has_the_name_of_a_command() -> None:
 def test_every_platform_has_a_page(platform: str) -> None:
     """What ``--to`` takes can be given to ``tfps help``."""
     assert help_command.read_page(platform).startswith("# ")
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES.builtin if mode != "local"])
+def test_every_mode_leads_to_its_section(mode: str) -> None:
+    """What ``--mode`` takes can be given to ``tfps help``, which says from which page the text is."""
+    first, *rest = help_command.read_page(mode).splitlines()
+    assert first == f"## {mode}"
+    assert rest.pop() == f"This is the section {mode} of the page modes: tfps help modes shows all of it."
+    assert len("\n".join(rest)) > 200
+    assert "\n".join(rest).strip() in (DOCS / "modes.md").read_text()
+    assert not [line for line in rest if line.startswith("## ")]
+
+
+def test_the_mode_local_is_found() -> None:
+    """``local`` is the page of this machine, which says where the mode is; the mode's other names lead to it."""
+    assert "`tfps help modes`" in help_command.read_page("local").partition("\n\n")[2].partition("\n\n")[0]
+    assert help_command.read_page("fedavg").startswith("## local\n")
+
+
+@pytest.mark.parametrize("word", ["--staleness", "--staleness=3", "-staleness"])
+def test_a_flag_has_its_line(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    """``tfps help --FLAG`` shows what the page of flags says, and which commands take it."""
+    assert main.main(["help", word]) == 0
+    line, owners = capsys.readouterr().out.splitlines()
+    assert line.startswith("--staleness: ssp: how many steps")
+    assert f"| `--staleness` | {line.partition(': ')[2]} |" in (DOCS / "flags.md").read_text()
+    assert owners == "Taken by tfps run, tfps launch, tfps submit, tfps plan, tfps doctor."
+
+
+def test_a_flag_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is exit code 2, with the nearest flag; ``--help`` itself is the list of commands."""
+    assert main.main(["help", "--stalenes"]) == 2
+    said = "error: --stalenes is not a known flag. Did you mean --staleness? Run tfps help flags for a list.\n"
+    assert capsys.readouterr() == ("", said)
+    assert main.main(["help", "--help"]) == 0
+    assert capsys.readouterr().out.rstrip() == help_command.usage()
 
 
 def test_a_page_that_is_piped_is_plain(tmp_path: Path) -> None:

@@ -68,7 +68,11 @@ IDENTITY: Mapping[str, tuple[Mapping[str, str | None], str]] = {
     "count": ({"task_index": "2"}, "--task_index=2 is out of range for job 'worker', which has 2 tasks (0-1)."),
     "fraction": ({"task_index": "1.5"}, "--task_index=1.5 must be a whole number from 0 to 2^63 - 1."),
     "2^63": ({"task_index": str(2**63)}, f"--task_index={2**63} must be a whole number from 0 to 2^63 - 1."),
-    "no ps": ({"ps_hosts": None}, "--ps_hosts is missing: give the parameter servers: --ps_hosts=host:port,host:port."),
+    "no ps": (
+        {"ps_hosts": None},
+        "--ps_hosts is missing: give the parameter servers: --ps_hosts=host:port,host:port; --mode=allreduce or "
+        "--mode=gossip needs none.",
+    ),
     "no workers": ({"worker_hosts": None}, "--worker_hosts is missing: give the workers: --worker_hosts=host:port"),
     "other size": ({"num_workers": "3"}, "--num_workers=3, but --worker_hosts has 2: drop --num_workers or correct"),
     "same address": ({"ps_hosts": "w1:2222"}, "--worker_hosts: w1:2222 is the same address as w1:2222 of --ps_hosts"),
@@ -366,9 +370,20 @@ def test_an_unknown_command(refused: Any, verb: str, hint: str) -> None:
 
 def test_a_flag_of_another_command(refused: Any) -> None:
     """``launch`` makes its own cluster, so the classic flags are not ignored but refused; so are others elsewhere."""
-    assert refused("launch", "--ps_hosts=h:1") == "error: --ps_hosts is not a flag of this command: leave it out.\n"
-    assert refused("launch", "--port_base=9000") == "error: --port_base is not a flag of this command: leave it out.\n"
-    assert refused("eval", "--max_steps=5") == "error: --max_steps is not a flag of this command: leave it out.\n"
+    ends = "is not a flag of tfps launch: leave it out. It is one of tfps run, submit and doctor.\n"
+    assert refused("launch", "--ps_hosts=h:1") == f"error: --ps_hosts {ends}"
+    assert refused("launch", "--port_base=9000") == f"error: --port_base {ends}"
+    whose = "It is one of tfps run, launch, submit, plan and doctor.\n"
+    assert refused("eval", "--max_steps=5") == f"error: --max_steps is not a flag of tfps eval: leave it out. {whose}"
+    assert refused("run", "--export_dir=x").splitlines()[0].endswith("leave it out. It is one of tfps export.")
+
+
+@pytest.mark.parametrize("verb", main.COMMANDS)
+def test_an_unknown_flag_leads_to_the_help_of_its_command(refused: Any, verb: str) -> None:
+    """``--help`` alone is the list of commands, which has no flags."""
+    line = f"error: --zzz is not a known flag. See tfps {verb} --help."
+    assert line in refused(verb, "--zzz").splitlines()
+    assert line.replace(verb, "run") in refused("--zzz").splitlines()
 
 
 @pytest.mark.parametrize("verb", ["run", "doctor"])

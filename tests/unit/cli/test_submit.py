@@ -104,6 +104,25 @@ def test_handles_that_are_none(verb: str, capsys: pytest.CaptureFixture[str]) ->
         assert out == ""
 
 
+@pytest.mark.parametrize("verb", ["status", "logs", "cancel"])
+def test_the_directory_of_a_local_job_is_no_handle(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The answer says how such a job is watched and ended, and names only what is there."""
+
+    def said() -> str:
+        assert main.main([verb, str(tmp_path)]) == 2
+        return capsys.readouterr().err.partition(" like slurm:4711.")[2].strip()
+
+    assert said() == ""
+    (tmp_path / "logs").mkdir()
+    ends = "it runs in its terminal, and Ctrl-C there, or SIGTERM to the launcher, ends it."
+    logs = f"Its logs are in {tmp_path}/logs."
+    assert said() == f"A job of tfps launch has none: {ends} {logs}"
+    (tmp_path / "summary.json").write_text("{}")
+    assert said() == f"A job of tfps launch has none. This one has ended: see {tmp_path}/summary.json. {logs}"
+
+
 @pytest.mark.parametrize(
     ("model", "name"),
     [("mnist", "mnist"), ("My_Model.py", "my-model"), ("9lives.py", "job-9lives"), ("a.b.c", "c"), ("é.py", "job")],
@@ -119,6 +138,16 @@ def test_a_job_has_a_name_that_every_platform_takes(tmp_path: Path, model: str, 
     assert submit._name(model) != made
     FLAGS["name"].convert(submit._name(model))
     FLAGS["name"].convert(submit._name(f"{'9lives-' * 9}.py"))
+
+
+def test_a_plan_that_is_only_printed_says_that_nothing_was_started(capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines alone look like those of ``--dry_run``, which asks for no more."""
+    says = "nothing was started, as --to=hosts only prints: run each line on its host, or give --ssh.\n"
+    for flags, said in (([], says), (["--dry_run"], "")):
+        assert main.main(["submit", "--to=hosts", *HOSTS, "--name=mine", *flags]) == 0
+        out, err = capsys.readouterr()
+        assert out.count("python -m tfps run") == 3
+        assert err == said
 
 
 def test_relative_paths_hold_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

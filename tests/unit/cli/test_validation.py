@@ -10,7 +10,7 @@ FLAGS = ["mode", "issync", "runs_in_flight", "num_workers", "aggregate", "backup
 
 def check(*argv: str, num_workers: int | None = None) -> None:
     """Check a command line, and the mode that it gives."""
-    problems = ProblemCollector()
+    problems = ProblemCollector("launch")
     check_mode(problems.read(FLAGS, argv).config, num_workers, problems)
     problems.settle()
 
@@ -29,9 +29,12 @@ def test_an_unknown_number_of_workers_is_the_only_problem() -> None:
     with pytest.raises(ConfigError, match=r"^--num_workers="):
         check("--mode=sync", "--aggregate=krum", "--num_workers=abc", num_workers=2)
     check("--mode=sync", "--aggregate=krum")
-    with pytest.raises(ConfigError, match=r"^--aggregate=krum needs 5 gradients or more, and .* has 2 gradients: "):
+    too_few = (
+        r"^--aggregate=krum needs 5 gradients or more, and .* has 2 gradients: add workers, --num_workers=5 or more"
+    )
+    with pytest.raises(ConfigError, match=too_few):
         check("--mode=sync", "--aggregate=krum", num_workers=2)
-    too_many = r"^--backup_workers=2 is too large: a job of 2 workers allows at most 1, so that .*: give fewer, or add"
+    too_many = r"^--backup_workers=2 is too large: a job of 2 workers allows .*: give fewer, or --num_workers=3 or more"
     with pytest.raises(ConfigError, match=too_many):
         check("--mode=sync", "--backup_workers=2", num_workers=2)
     with pytest.raises(ConfigError, match=r"^--aggregate=sum is for --mode=sync, and this job has --mode=async: "):

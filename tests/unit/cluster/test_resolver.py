@@ -43,8 +43,9 @@ SLURM_HET = {  # recorded: srun -n2 -w n3 A : -n4 -N2 -w n[1-2] B, rank 4
 
 def resolve(env: Mapping[str, str] | None = None, /, **flags: Any) -> tuple[Cluster, Task]:
     """Call ``cluster.resolve`` with these flags only."""
-    names = ("ps_hosts", "worker_hosts", "job_name", "task_index", "num_ps", "num_workers")
-    return resolver.resolve(**{name: flags.get(name) for name in names}, env=env or {})
+    names = ("ps_hosts", "worker_hosts", "job_name", "task_index", "num_workers")
+    given = {name: flags.get(name) for name in names}
+    return resolver.resolve(**given, num_ps=resolver.NumPs(flags.get("num_ps")), env=env or {})
 
 
 def refusal(env: Mapping[str, str] | None = None, /, **flags: Any) -> list[str]:
@@ -694,3 +695,21 @@ def test_ps_of_a_job_without_are_refused(given: dict[str, Any], problem: str) ->
     with pytest.raises(ConfigError) as raised:
         resolve(worker_hosts="a:1,b:1", task_index=0, num_ps=0, **given)
     assert [line.startswith(problem) for line in raised.value.problems] == [True]
+
+
+def test_a_mode_is_named_as_the_reason_to_have_no_ps() -> None:
+    """So are the modes without PS where PS are missing, whether flags or the environment give the rest."""
+    none = resolver.NumPs(0, "gossip")
+    job: tuple[Any, ...] = ("a:1,b:1", "worker", 0)
+    with pytest.raises(
+        ConfigError, match=r"^--ps_hosts has 1 ps, but --mode=gossip has no PS: correct --ps_hosts, or "
+    ):
+        resolver.resolve("p:1", *job, none, None, {})
+    with pytest.raises(ConfigError, match=r"^This task is a ps, but --mode=gossip has no PS: do not start one\.$"):
+        resolver.resolve(None, "a:1,b:1", "ps", 0, none, None, {})
+    some = resolver.NumPs(None, "async", lambda: ["allreduce", "gossip"])
+    with pytest.raises(ConfigError, match=r"host:port; --mode=allreduce or --mode=gossip needs none\.$"):
+        resolver.resolve(None, *job, some, None, {})
+    env = tf_config(cluster={"worker": ["a:1", "b:1"]}, task=task("worker", 1))
+    with pytest.raises(ConfigError, match=r"^TF_CONFIG .*; --mode=allreduce or --mode=gossip needs none\.$"):
+        resolver.resolve(None, None, None, None, some, None, env)

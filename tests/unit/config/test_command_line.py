@@ -284,14 +284,14 @@ def test_a_choice_is_one_of_its_table() -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--max_step=5"], "--max_step is not a known flag. Did you mean --max_steps? See --help."),
-        (["--Max-Steps", "5"], "--Max_Steps is not a known flag. Did you mean --max_steps? See --help."),
-        (["--noissync"], "--noissync is not a known flag. Did you mean --issync? See --help."),
-        (["--zzz"], "--zzz is not a known flag. See --help."),
-        (["--zzz", "value"], "--zzz is not a known flag. See --help."),
-        (["-x"], "--x is not a known flag. See --help."),
-        (["--flagfile=/no/such"], "--flagfile is not a known flag. See --help."),
-        (["--undefok=zzz"], "--undefok is not a known flag. See --help."),
+        (["--max_step=5"], "--max_step is not a known flag. Did you mean --max_steps? See tfps COMMAND --help."),
+        (["--Max-Steps", "5"], "--Max_Steps is not a known flag. Did you mean --max_steps? See tfps COMMAND --help."),
+        (["--noissync"], "--noissync is not a known flag. Did you mean --issync? See tfps COMMAND --help."),
+        (["--zzz"], "--zzz is not a known flag. See tfps COMMAND --help."),
+        (["--zzz", "value"], "--zzz is not a known flag. See tfps COMMAND --help."),
+        (["-x"], "--x is not a known flag. See tfps COMMAND --help."),
+        (["--flagfile=/no/such"], "--flagfile is not a known flag. See tfps COMMAND --help."),
+        (["--undefok=zzz"], "--undefok is not a known flag. See tfps COMMAND --help."),
         (["train.py"], "train.py is not a flag: write --flag=value."),
         (["a\nb"], r"'a\nb' is not a flag: write --flag=value."),
         ([""], "'' is not a flag: write --flag=value."),
@@ -312,7 +312,7 @@ def test_what_is_no_flag_is_refused(argv: list[str], says: str) -> None:
 @pytest.mark.parametrize("argv", [["--export_dir=x"], ["--export-dir", "x"], ["--export_dir"]])
 def test_a_flag_of_another_command_is_told_apart(argv: list[str]) -> None:
     """A flag that exists, but not here, is not called unknown."""
-    assert refusal(*argv, names=("model",)) == "--export_dir is not a flag of this command: leave it out."
+    assert refusal(*argv, names=("model",)) == "--export_dir is not a flag of tfps COMMAND: leave it out."
 
 
 def test_all_problems_are_reported_at_once() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from tfps.data.examples import Examples
 from tfps.data.order import Order
-from tfps.errors import DataError
+from tfps.errors import DataError, ModelError
 
 SIZE = 103
 FIRST, SECOND = [[3, 5, 4, 0], [5, 0, 4, 3]], [2, 1, 6, 7]  # of 8 examples, by epoch
@@ -76,12 +76,14 @@ def test_the_counts_are_what_the_workers_have_read(seed: int) -> None:
 
 
 def test_what_cannot_be_divided_is_refused() -> None:
-    """Too few examples, no classes, and classes of other examples."""
-    for classes, workers, partition, what in (
-        (None, SIZE + 1, "even", "use fewer workers"),
-        (None, 2, "label", r"give tfps\.Examples\(classes=\.\.\.\)"),
-        ([1], 2, "label", "give one for each"),
-        (np.zeros(SIZE), 60, "label", "use fewer workers"),
+    """Too few examples are data; no classes, and classes of other examples, are a mistake of the model."""
+    for classes, workers, partition, kind, what in (
+        (None, SIZE + 1, "even", DataError, "use fewer workers"),
+        (None, 2, "label", ModelError, r"give tfps\.Examples\(classes=\.\.\.\)"),
+        ([1], 2, "label", ModelError, "label: 1 class for 103 examples: give one for each"),
+        (np.zeros(5000), 2, "label", ModelError, "label: 5,000 classes for 103 examples: give one for each"),
+        (np.zeros([SIZE, 2]), 2, "label", ModelError, r"label: classes of shape \(103, 2\) for 103 examples: give one"),
+        (np.zeros(SIZE), 60, "label", DataError, "use fewer workers"),
     ):
-        with pytest.raises(DataError, match=what):
+        with pytest.raises(kind, match=what):
             Order(examples(classes), 1, workers, partition)

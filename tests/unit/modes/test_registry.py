@@ -49,6 +49,24 @@ def test_each_flag_of_a_mode_is_told(name: str) -> None:
     assert told == " ".join([name, *(f"--{flag}=7" for flag in mode.flags)])
 
 
+def test_what_is_for_several_modes_names_them_once() -> None:
+    """The modes of a flag are one list; a single one is repeated as what to give."""
+    [several] = registry.problems_of(JobConfig(mode="gossip", data_policy="shard"), 2)
+    modes = "--mode=async, sync, ssp or local"
+    assert several == (
+        f"--data_policy=shard is for {modes}, and this job has --mode=gossip: give one of these, or leave it out."
+    )
+    [single] = registry.problems_of(JobConfig(mode="gossip", staleness=1), 2)
+    assert single.endswith("this job has --mode=gossip: give --mode=ssp, or leave it out.")
+
+
+def test_without_ps_the_modes_that_need_none_are_named() -> None:
+    """They are those of the table that say so."""
+    [problem] = registry.problems_of(JobConfig(num_ps=0), 2)
+    assert problem.endswith("or choose a mode without PS: --mode=allreduce or --mode=gossip.")
+    assert registry.num_ps_of(JobConfig()).modes_without() == ["allreduce", "gossip"]
+
+
 def test_a_default_that_another_flag_replaces_is_not_told() -> None:
     """The length of a round is that of ``--local_epochs``."""
     assert "--sync_every=10 (default)" in registry.described(JobConfig(mode="local"))

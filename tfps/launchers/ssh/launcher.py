@@ -82,7 +82,7 @@ class HostsLauncher(Launcher[Plan]):
         needed = [flag for flag in given if flag != "ps_hosts" or config.num_ps != 0]
         if missing := [flag for flag in needed if given[flag] is None]:
             raise ConfigError([f"--{flag} is missing: give --{flag}=host:port,host:port." for flag in missing])
-        sizes = config.num_ps, config.num_workers
+        sizes = resolver.NumPs(config.num_ps), config.num_workers
         members, _ = resolver.resolve(config.ps_hosts, config.worker_hosts, "worker", 0, *sizes, {})
         hosts = {task: members.address(task).rpartition(":")[0].strip("[]") for task in members.tasks()}
         sized = replace(

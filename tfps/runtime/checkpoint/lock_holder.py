@@ -142,14 +142,25 @@ def this_process(holder: Holder) -> Holder:
 
 def is_dead(model_dir: str, seen: Seen) -> bool:
     """Return whether a holder is dead; wait until that is known."""
-    # On this machine, a holder lives if its process does, and it holds this directory and not one it was copied from.
     if (known := is_here(seen.holder)) is not None:
-        return not (known and seen.holder.inode in (0, place_of(model_dir)[1]) and not _orphan_ends(seen.holder))
+        return not (known and _is_of(model_dir, seen.holder) and not _orphan_ends(seen.holder))
     silent_secs = max(file_clock.now(model_dir) - seen.renewed, 0.0)
     # One look is not enough: its machine may have been suspended until now, or a clock been set forward.
     wait_secs = max(_DEAD_AFTER_SECS - silent_secs, _LOOK_AGAIN_SECS)
     log.warning("waiting up to %.0f s to check whether %s still holds %s", wait_secs, seen.holder, model_dir)
     return is_silent(model_dir, seen, wait_secs)
+
+
+def is_known_to_live(model_dir: str, seen: Seen) -> bool:
+    """Return whether a holder lives and holds this directory; wait for one on another machine to renew its claim."""
+    if (known := is_here(seen.holder)) is not None:
+        return known and _is_of(model_dir, seen.holder)
+    return not is_silent(model_dir, seen, _LOOK_AGAIN_SECS)
+
+
+def _is_of(model_dir: str, holder: Holder) -> bool:
+    """Return whether a holder holds this directory, and not one from which it was copied."""
+    return holder.inode in (0, place_of(model_dir)[1])
 
 
 def _orphan_ends(holder: Holder) -> bool:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import tensorflow.compat.v1 as tf
 
+from tfps.cluster.rendezvous import first_few
 from tfps.config.launch_protocol import HAS_RECORD
 from tfps.errors import CheckpointError
 from tfps.runtime.checkpoint.directory import step_in
@@ -24,6 +25,10 @@ _SHOWN = 3  # differences that an error names
 _UNREADABLE = (tf.errors.OpError, ValueError, IndexError)  # IndexError: a file that was cut short
 
 log = logging.getLogger(__name__)
+
+
+class MisfitError(CheckpointError):
+    """The variables of a checkpoint differ from the model's."""
 
 
 class Restorer(Protocol):
@@ -50,9 +55,7 @@ def report_no_checkpoint(model_dir: str | None) -> None:
     """Log that training begins at step 0, and a warning if an earlier process of this task has trained."""
     log.info("no %s: training begins at step 0", f"checkpoint in {model_dir}" if model_dir else "--model_dir")
     if model_dir and HAS_RECORD in os.environ:
-        log.warning(
-            "the chief restarted, and --model_dir holds no checkpoint: steps that were taken before are lost."
-        )
+        log.warning("the chief restarted, and --model_dir holds no checkpoint: steps that were taken before are lost.")
 
 
 def check_name(path: str, step: int) -> None:
@@ -84,7 +87,8 @@ def restore(session: Session, path: str, saver: Restorer) -> None:
     """Give the saved variables of a graph the values of a checkpoint.
 
     Raises:
-        CheckpointError: If it is damaged, or its variables or shapes differ from the model's.
+        CheckpointError: If it is damaged.
+        MisfitError: If its variables, shapes or types differ from the model's.
     """
     if why := restore_or_damage(session, path, saver):
         raise CheckpointError(f"checkpoint {path} is damaged: {why}. Give another one with --checkpoint_path.")
@@ -94,22 +98,22 @@ def restore_or_damage(session: Session, path: str, saver: Restorer) -> str | Non
     """Restore a checkpoint; return why that is impossible if it is damaged.
 
     Raises:
-        CheckpointError: If its variables, shapes or types differ from the model's.
+        MisfitError: If its variables, shapes or types differ from the model's.
     """
     try:
         with _no_pattern(path) as plain:
-            misfits = _misfits(session.graph, plain)
-            if not misfits:
+            misfit = _misfit(session.graph, plain)
+            if not misfit:
                 saver.restore(session, plain)
     except (tf.errors.InvalidArgumentError, ValueError) as error:
-        misfits = [message_of(error)]
+        misfit = message_of(error).rstrip(".")
     except LOST:
         raise
     except (tf.errors.OpError, OSError) as error:
         return message_of(error).rstrip(".")
-    if misfits:
-        raise CheckpointError(
-            f"checkpoint {path} does not fit the model: {' '.join(misfits[:_SHOWN])} "
+    if misfit:
+        raise MisfitError(
+            f"checkpoint {path} does not fit the model: {misfit}. "
             "Give the flags it was trained with, or another --model_dir."
         )
     return None
@@ -129,24 +133,24 @@ def shapes_in(path: str) -> Mapping[str, Sequence[int]]:
         raise CheckpointError(f"checkpoint {path} cannot be read: {message_of(error)}") from None
 
 
-def _misfits(graph: Graph, path: str) -> list[str]:
-    """Return how a graph's variables differ from a checkpoint's.
+def _misfit(graph: Graph, path: str) -> str:
+    """Return how a graph's variables differ from a checkpoint's; empty if they do not.
 
     TensorFlow restores another shape without error, and its error of another type names no variable.
     """
     reader = tf.train.load_checkpoint(path)
     saved, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    found = []
+    missing, other = [], []
     for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
         split = variable._get_save_slice_info()
         name, shape = (split.full_name, split.full_shape) if split else (variable.op.name, variable.shape)
         if name not in saved:
-            found.append(f"it has no {name}.")
+            missing.append(name)
         elif not tf.TensorShape(shape).is_compatible_with(saved[name]):  # the model may leave a size open
-            found.append(f"{name} has shape {saved[name]} in it, {tf.TensorShape(shape).as_list()} in the model.")
+            other.append(f"{name} has shape {saved[name]} in it, {tf.TensorShape(shape).as_list()} in the model")
         elif types[name] != variable.dtype.base_dtype:
-            found.append(f"{name} has type {types[name].name} in it, {variable.dtype.base_dtype.name} in the model.")
-    return found
+            other.append(f"{name} has type {types[name].name} in it, {variable.dtype.base_dtype.name} in the model")
+    return "; ".join([*([f"it has no {first_few(missing, _SHOWN)}"] if missing else []), *other[:_SHOWN]])
 
 
 def message_of(error: Exception) -> str:

@@ -122,6 +122,7 @@ def _summary(
         mode=config.mode,
         global_step=progress.global_step or found_step,
         max_steps=config.max_steps,
+        epochs=config.epochs,
         partial_updates=observed.partial_updates,
         checkpoint=checkpoint,
         tasks={f"worker/{index}": _task(taken, index, observed) for index, taken in sorted(steps.items())},

@@ -4,6 +4,7 @@ import pytest
 from support.slurm_steps import RECORDED, tasks
 
 from tfps.cluster import resolver
+from tfps.cluster.resolver import NumPs
 from tfps.cluster.slurm import nodes
 from tfps.cluster.slurm.nodes import Machine
 from tfps.cluster.slurm.resolver import SlurmResolver
@@ -17,7 +18,7 @@ def test_workers_may_be_the_first_component() -> None:
     found = []
     for rank, env in enumerate(tasks(variables, ran_on.split())):
         job_name = "worker" if rank == 0 else "ps"
-        found.append(resolver.resolve(None, None, job_name, None, None, None, env))
+        found.append(resolver.resolve(None, None, job_name, None, NumPs(), None, env))
     expected = Cluster(("n1:8888", "n1:8889", "n1:8890", "n3:8888"), ("n2:8888",))
     assert [members for members, _ in found] == [expected] * 5
     assert [str(task) for _, task in found] == ["worker/0", "ps/0", "ps/1", "ps/2", "ps/3"]
@@ -28,16 +29,16 @@ def test_parameter_servers_are_the_first_component() -> None:
     variables, ran_on = RECORDED["sbatch: -n1 -w n2, hetjob -n4 -N2 -w n[1,3]; srun --het-group=0,1"]
     envs = list(tasks(variables, ran_on.split()))
     expected = Cluster(("n2:8888",), ("n1:8888", "n1:8889", "n1:8890", "n3:8888"))
-    for sizes in ((None, None), (1, 4)):
+    for sizes in ((NumPs(), None), (NumPs(1), 4)):
         assert {resolver.resolve(None, None, None, None, *sizes, env)[0] for env in envs} == {expected}
     with pytest.raises(ConfigError, match=r"--num_ps=4, but Slurm's step has 1: "):
-        resolver.resolve(None, None, None, None, 4, 1, envs[0])
+        resolver.resolve(None, None, None, None, NumPs(4), 1, envs[0])
 
 
 def test_all_tasks_are_workers_without_ps() -> None:
     """So it is in a step of two components, too."""
     variables, ran_on = RECORDED["sbatch: -n1 -w n2, hetjob -n4 -N2 -w n[1,3]; srun --het-group=0,1"]
-    found = [resolver.resolve(None, None, None, None, 0, None, env) for env in tasks(variables, ran_on.split())]
+    found = [resolver.resolve(None, None, None, None, NumPs(0), None, env) for env in tasks(variables, ran_on.split())]
     assert {members.ps for members, _ in found} == {()}
     assert [str(task) for _, task in found] == [f"worker/{rank}" for rank in range(5)]
 

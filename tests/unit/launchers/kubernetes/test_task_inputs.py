@@ -10,7 +10,7 @@ from support.kubernetes_jobs import FULL, PLATFORMS, changed, kind_of, plan_of, 
 from support.processes import POWERS
 
 from tfps.cli import main
-from tfps.cluster.resolver import resolve
+from tfps.cluster.resolver import NumPs, resolve
 from tfps.cluster.spec import Task
 from tfps.errors import ConfigError
 from tfps.launchers.kubernetes import task_inputs
@@ -72,7 +72,7 @@ def test_tfps_takes_the_hosts(platform: str) -> None:
     given = {"TF_CONFIG": task_inputs.tf_config(FULL, "team.svc", Task("worker", 2))}
     env = {} if "ps_hosts" in data else given
     task = ("worker", 2) if "ps_hosts" in data else (None, None)
-    members, me = resolve(data.get("ps_hosts"), data.get("worker_hosts"), *task, None, None, env)
+    members, me = resolve(data.get("ps_hosts"), data.get("worker_hosts"), *task, NumPs(), None, env)
     assert (members.num_ps, members.num_workers, str(me)) == (2, 3, "worker/2")
 
 

@@ -26,6 +26,21 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path: Path, shape: tuple[int
         restore.restore(other.session, str(other.checkpoints.newest), other.saver)
 
 
+def test_missing_variables_are_one_list(tmp_path: Path) -> None:
+    """Each is named once, up to a few, before what else differs."""
+    Training(tmp_path).save(7)
+    with tf.Graph().as_default(), tf.Session() as session:
+        for name in ("weight", *"abcdef"):
+            tf.get_variable(name, [5])
+        with pytest.raises(restore.MisfitError) as caught:
+            restore.restore(session, str(tmp_path / "model.ckpt-7"), tf.train.Saver())
+    said = str(caught.value).partition("the model: ")[2]
+    assert said == (
+        "it has no a, b, c and 3 more; weight has shape [4] in it, [5] in the model. "
+        "Give the flags it was trained with, or another --model_dir."
+    )
+
+
 def test_a_variable_of_another_type_is_named(tmp_path: Path) -> None:
     """TensorFlow's own error names no variable."""
     Training(tmp_path).save(7)

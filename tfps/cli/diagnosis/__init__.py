@@ -1,0 +1,1 @@
+"""What ``tfps doctor`` checks on this machine."""
