@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from tfps.storage import JobDirectory
-from tfps.summary import ChiefReport, JobSummary, Metric, RunPace, WorkersReport
+from tfps.summary import ChiefReport, JobSummary, Metric, RunPace, TaskSummary, WorkersReport
 from tfps.text import count, duration, number, plural
 
 _SHORT_SECS = 10.0  # in a shorter job, chance decides which worker is the slowest
@@ -48,13 +48,21 @@ def _rows(summary: JobSummary, chief: ChiefReport, model_dir: str | None) -> Ite
     """Yield the names and texts of the report; a text may be empty."""
     if summary.launcher and summary.launcher.first_step_secs is not None:
         yield "first step", f"{duration(summary.launcher.first_step_secs)} after the start of the command"
-    yield "training loss", "" if chief.loss is None else f"{chief.loss:.4g} (chief)"
+    yield "training loss", _loss(summary, chief)
     yield "pace", describe_pace(chief.pace) if chief.pace else ""
     yield from ((f"eval {name}", _metric(value)) for name, value in chief.eval.items())
     yield from _course(summary, chief).items()
     if model_dir:
         yield "checkpoint", summary.checkpoint or "none"
         yield "logs", str(JobDirectory(model_dir).logs)
+
+
+def _loss(summary: JobSummary, chief: ChiefReport) -> str:
+    """Return the chief's last loss, or why there is none in a job that has trained; empty if that is not known."""
+    own = summary.tasks.get("worker/0", TaskSummary())
+    if chief.loss is None and own.steps == 0 and any(task.steps for task in summary.tasks.values()):
+        return "none: it is that of the chief, worker/0, which took no step"
+    return "" if chief.loss is None else f"{chief.loss:.4g} (chief)"
 
 
 def _course(summary: JobSummary, chief: ChiefReport) -> Mapping[str, str]:

@@ -48,6 +48,15 @@ def test_the_final_report() -> None:
     ]
 
 
+def test_the_report_says_why_there_is_no_training_loss() -> None:
+    """The chief has taken no step, and others have; if it is not known who has, the line is left out."""
+    steps = {"worker/0": {"steps": 0}, "worker/1": {"steps": 7}}
+    none = "  training loss  none: it is that of the chief, worker/0, which took no step"
+    assert final_lines({"global_step": 7, "tasks": steps}, None)[1:] == [none]
+    for tasks in ({}, {"worker/0": {}, "worker/1": {"steps": 7}}, {"worker/0": {"steps": 0}}):
+        assert final_lines({"global_step": 7, "tasks": tasks}, None)[1:] == []
+
+
 def test_a_job_that_was_at_its_end_had_nothing_to_train() -> None:
     """The report says so, without a time and a pace, which no step had."""
     summary: dict[str, Any] = {"global_step": 1400, "max_steps": 1400, "resumed_from_step": 1400, "seconds": 0.3}

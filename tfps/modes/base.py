@@ -250,6 +250,11 @@ class Mode(abc.ABC):
         del config
         return 0
 
+    def why_idle(self, config: JobConfig, num_workers: int, num_idle: int) -> str:
+        """Return why some workers may have taken no step of a job that has ended, to follow "took no step:"."""
+        del config, num_workers
+        return f"no batch was left for {'it' if num_idle == 1 else 'them'}, or the others were faster"
+
     def validate(self, config: JobConfig, num_workers: int) -> Sequence[str]:
         """Return the problems of a job's options in this mode, one message each: flag, value, and how to fix it."""
         del config, num_workers

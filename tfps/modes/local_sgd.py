@@ -38,6 +38,13 @@ class LocalMode(Mode):
         """Return the number of workers that train in a round."""
         return workers_per_round(config, num_workers)
 
+    def why_idle(self, config: JobConfig, num_workers: int, num_idle: int) -> str:
+        """Return that some workers were not drawn, where rounds have a sample of them."""
+        if workers_per_round(config, num_workers) == num_workers:
+            return super().why_idle(config, num_workers, num_idle)
+        who = "it was" if num_idle == 1 else "they were"
+        return f"{who} not drawn for a round (--worker_fraction={config.worker_fraction:g})"
+
     def validate(self, config: JobConfig, num_workers: int) -> Sequence[str]:
         """Return an error for an optimizer of the PS that lacks a rate, or for a momentum that it does not use."""
         del num_workers

@@ -187,7 +187,8 @@ class Worker:
         loop.progress.global_step, metrics = chief.complete(session)
         steps = chief.steps_taken(session) or parts.steps_of_workers(chief.resumed_from_step, loop.progress)
         if step > chief.resumed_from_step:
-            parts.others.report_idle(steps)
+            why_idle = functools.partial(parts.built.mode.why_idle, self._config, self._cluster.num_workers)
+            parts.others.report_idle(steps, why_idle)
         totals = parts.totals_of_workers(loop.progress)
         observed = summary_writer.observations(session, totals, chief, parts.barrier.stragglers)
         observed = replace(observed, metrics=metrics)
