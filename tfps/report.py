@@ -16,7 +16,7 @@ _SLOW, _BEHIND = 0.8, 0.2  # the thresholds from which a worker is reported as s
 def describe_pace(pace: RunPace) -> str:
     """Return a description of how steps run."""
     steps = f"{pace.steps_per_run} steps a run" if pace.steps_per_run > 1 else "1 step a run"
-    several = f", {pace.runs_in_flight} in flight: gradients may be staler"
+    several = f", {pace.runs_in_flight} runs in flight"
     return steps + (several if pace.runs_in_flight > 1 else "")
 
 

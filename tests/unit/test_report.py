@@ -19,11 +19,11 @@ def final_lines(summary: dict[str, Any], model_dir: str | None) -> list[str]:
     [
         (1, 1, "1 step a run"),
         (8, 1, "8 steps a run"),
-        (8, 2, "8 steps a run, 2 in flight: gradients may be staler"),
+        (8, 2, "8 steps a run, 2 runs in flight"),
     ],
 )
 def test_the_report_tells_the_pace(steps: int, runs: int, reported: str) -> None:
-    """How many steps a run took, how many runs were under way, and what that did to the gradients."""
+    """How many steps a run took, and how many runs were in flight: facts, and no warning."""
     tasks: dict[str, object] = {name: {} for name in ("ps/0", "worker/0", "worker/1")}
     summary = {"pace": {"steps_per_run": steps, "runs_in_flight": runs}, "tasks": tasks}
     assert final_lines(summary, None)[1:] == [f"  pace           {reported}"]
