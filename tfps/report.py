@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from tfps.storage import JobDirectory
-from tfps.summary import ChiefReport, JobSummary, Metric, RunPace, TaskSummary, WorkersReport
+from tfps.summary import ChiefReport, JobSummary, Metric, RoundCount, RunPace, TaskSummary, WorkersReport
 from tfps.text import count, duration, number, plural
 
 _SHORT_SECS = 10.0  # in a shorter job, chance decides which worker is the slowest
@@ -50,6 +50,7 @@ def _rows(summary: JobSummary, chief: ChiefReport, model_dir: str | None) -> Ite
         yield "first step", f"{duration(summary.launcher.first_step_secs)} after the start of the command"
     yield "training loss", _loss(summary, chief)
     yield "pace", describe_pace(chief.pace) if chief.pace else ""
+    yield "rounds", _rounds(chief.rounds, summary.global_step - chief.resumed_from_step) if chief.rounds else ""
     yield from ((f"eval {name}", _metric(value)) for name, value in chief.eval.items())
     yield from _course(summary, chief).items()
     if model_dir:
@@ -63,6 +64,14 @@ def _loss(summary: JobSummary, chief: ChiefReport) -> str:
     if chief.loss is None and own.steps == 0 and any(task.steps for task in summary.tasks.values()):
         return "none: it is that of the chief, worker/0, which took no step"
     return "" if chief.loss is None else f"{chief.loss:.4g} (chief)"
+
+
+def _rounds(rounds: RoundCount, steps: int) -> str:
+    """Return how many rounds a run of some steps has made, and how long they were."""
+    is_exact = rounds.made * rounds.most_steps == steps
+    length = f"{'' if is_exact else 'at most '}{plural(rounds.most_steps, 'step')}"
+    fewer = f", {count(rounds.fewest_steps)} of the worker with the fewest"
+    return f"{count(rounds.made)} of {length}" + (fewer if rounds.fewest_steps < rounds.most_steps else "")
 
 
 def _course(summary: JobSummary, chief: ChiefReport) -> Mapping[str, str]:

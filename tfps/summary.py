@@ -31,6 +31,15 @@ class RunPace:
 
 
 @dataclass(frozen=True)
+class RoundCount:
+    """The rounds of a run: how many it has made, and the fewest and the most steps of a worker in a full one."""
+
+    made: int
+    fewest_steps: int
+    most_steps: int
+
+
+@dataclass(frozen=True)
 class ChiefReport:
     """The entries that only the chief knows.
 
@@ -44,6 +53,7 @@ class ChiefReport:
         examples_per_sec: Examples per second of training, over all workers.
         loss: The chief's last training loss.
         pace: The pace of the chief's steps; ``None`` if it has taken none.
+        rounds: The rounds of this run; ``None`` if the mode has none, or the job has not come to its end.
         gradients_dropped: How many gradients came too late; ``None`` if none can, or that is not known.
         batches_skipped: How many batches led to no step, because their loss or gradient was not finite.
         batch_size: The mean number of examples in a step of a worker.
@@ -59,6 +69,7 @@ class ChiefReport:
     examples_per_sec: float = 0
     loss: float | None = None
     pace: RunPace | None = None
+    rounds: RoundCount | None = None
     gradients_dropped: int | None = None
     batches_skipped: int = 0
     batch_size: float = 0
@@ -245,11 +256,17 @@ def _chief(entries: JsonObject) -> ChiefReport | None:
         examples_per_sec=entries.number("examples_per_sec", 0),
         loss=entries.number("loss"),
         pace=RunPace(steps_per_run, runs_in_flight) if steps_per_run and runs_in_flight else None,
+        rounds=_rounds(JsonObject(entries.content.get("rounds"))),
         gradients_dropped=entries.integer("gradients_dropped"),
         batches_skipped=entries.integer("batches_skipped") or 0,
         batch_size=entries.number("batch_size", 0),
         eval={name: _metric(value) for name, value in metrics if isinstance(value, (int, float, list, type(None)))},
     )
+
+
+def _rounds(entries: JsonObject) -> RoundCount | None:
+    made, fewest, most = (entries.integer(name) for name in ("made", "fewest_steps", "most_steps"))
+    return None if made is None or fewest is None or most is None else RoundCount(made, fewest, most)
 
 
 def _metric(value: object) -> Metric:
@@ -288,6 +305,6 @@ _PLAIN = (
 _ORDER = (
     *("schema_version", "versions", "status", "exit_code", "began", "ended", "hosts", "model_dir", "model", "mode"),
     *("is_blocking", "global_step", "max_steps", "resumed_from_step", "resumed_from", "seconds", "examples_per_sec"),
-    *("loss", "pace", "gradients_dropped", "batches_skipped", "batch_size", "eval", "steps_per_sec", "behind"),
-    *("staleness", "partial_updates", "checkpoint", "tasks", "error", "recovery_secs", "first_step_secs"),
+    *("loss", "pace", "rounds", "gradients_dropped", "batches_skipped", "batch_size", "eval", "steps_per_sec"),
+    *("behind", "staleness", "partial_updates", "checkpoint", "tasks", "error", "recovery_secs", "first_step_secs"),
 )

@@ -29,6 +29,22 @@ def test_the_report_tells_the_pace(steps: int, runs: int, reported: str) -> None
     assert final_lines(summary, None)[1:] == [f"  pace           {reported}"]
 
 
+@pytest.mark.parametrize(
+    ("rounds", "steps", "reported"),
+    [
+        ((20, 16, 16), 320, "20 of 16 steps"),
+        ((21, 16, 16), 330, "21 of at most 16 steps"),
+        ((1, 1, 1), 1, "1 of 1 step"),
+        ((4, 12, 16), 64, "4 of 16 steps, 12 of the worker with the fewest"),
+    ],
+)
+def test_the_report_tells_the_rounds(rounds: tuple[int, int, int], steps: int, reported: str) -> None:
+    """How many this run has made, and of how many steps; the last one may be shorter."""
+    made = dict(zip(("made", "fewest_steps", "most_steps"), rounds, strict=True))
+    summary = {"global_step": 7 + steps, "resumed_from_step": 7, "rounds": made}
+    assert final_lines(summary, None)[1:] == [f"  rounds         {reported}"]
+
+
 def test_the_final_report() -> None:
     """A job's last words: steps, time, speed, loss, metrics, and where its files are."""
     summary: dict[str, Any] = {"global_step": 1000, "seconds": 61.2, "examples_per_sec": 12345.6, "loss": 0.04567}

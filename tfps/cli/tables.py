@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfps.cluster.spec import Cluster
+from tfps.config.converters import INT64_MAX
 from tfps.config.devices import requested
 from tfps.config.job_config import JobConfig
 from tfps.modes import registry
@@ -27,6 +28,8 @@ def print_plan(config: JobConfig, cluster: Cluster, plan: "Plan") -> None:
     each = f" of {asked.count} {asked.kind}s" if (asked.count or 1) > 1 else ""
     workers = f"{plural(cluster.num_workers, 'worker')}{each}"
     title = f"{config.model} on {cluster.num_ps} ps and {workers}, --mode={registry.described(config)}\n"
+    if plan.rounds:
+        title += plan.rounds.described(None if config.max_steps == INT64_MAX else config.max_steps) + "\n"
     console.print(title, markup=False, soft_wrap=True)
     holder = "ps" if cluster.ps else "chief"
     console.print(_variables(plan, holder))

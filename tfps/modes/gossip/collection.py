@@ -81,6 +81,7 @@ class Collection:
         with tf.device(state.global_step.device):
             self._steps = shared_variable("tfps/gossip/steps", [context.cluster.num_workers])
             self._is_last = shared_variable("tfps/gossip/is_last", dtype=tf.bool)
+            self._made = shared_variable("tfps/gossip/rounds_made")
             self._staged = [
                 shared_variable(f"tfps/gossip/staged_{index}", one.shape.as_list(), one.dtype.base_dtype)
                 for index, one in enumerate(self._kept)
@@ -117,8 +118,18 @@ class Collection:
         pairs = [*means, *((staged.read_value(), one) for staged, one in zip(self._staged, self._kept, strict=True))]
         assigned = [_assigned(variable, value, most > 0) for value, variable in pairs]
         assigned.append(self._is_last.assign(some_input_has_ended, read_value=False))
+        assigned.append(self._made.assign_add(tf.cast(most > 0, tf.int64), read_value=False))
         with tf.control_dependencies(assigned):
             return self._state.global_step.assign_add(most, read_value=False)
+
+    def rounds_made(self) -> Tensor:
+        """Return how many means with steps before them this run has taken: int64 scalar."""
+        return self._made.read_value()
+
+    def reset(self, generation: Tensor) -> Operation:
+        """Return an operation that begins to count the means, in the first generation of a run."""
+        with tf.device(self._made.device):
+            return tf.cond(generation > 0, tf.no_op, lambda: self._made.initializer)
 
     def end(self, taken: Operation) -> Operation:
         """Return an operation that ends when the mean is there, and lets the worker go on with its copies.

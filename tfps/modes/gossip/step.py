@@ -134,6 +134,7 @@ class _Builder:
             ended=protocol.ended | self._is_over,
             limit=StepLimit(period.allowed(), most=collect_every(self._context.config), renew=renew, ends_rounds=True),
             copies=self._copies,
+            rounds_made=collection.rounds_made(),
             calls_workers=self._neighbors,
         )
 
@@ -141,7 +142,9 @@ class _Builder:
         """Return an operation with which the chief begins a generation."""
         if protocol.recovery is None:
             raise ValueError("the protocol of sync has no generations")
-        return tf.group(protocol.chief_init, self._generation.assign(protocol.recovery.generation, read_value=False))
+        generation = protocol.recovery.generation
+        begun = self._generation.assign(generation, read_value=False)
+        return tf.group(protocol.chief_init, begun, self._collection.reset(generation))
 
     def _join(self, protocol: Step) -> Operation:
         """Return an operation with which the worker begins, and begins again in a new generation."""

@@ -118,6 +118,7 @@ class _Exchange:
             staleness=self._staleness.read_value(),
             any_worker_can_finish=True,
             steps_taken=self._grants.taken.read_value(),
+            rounds_made=self._rounds.read_value(),
             moments=self._moments,
             partial=async_step.partial_of(self._moments, total, first, self._worker, device),
             limit=StepLimit(

@@ -40,6 +40,7 @@ class Exchange:
             self._total = shared_variable("tfps/weight", dtype=tf.float32)
             self._steps = shared_variable("tfps/round_steps", [context.cluster.num_workers])
             self._all_steps = shared_variable("tfps/steps_taken", [context.cluster.num_workers])
+            self._made = shared_variable("tfps/rounds_made")
         self.chief_init = self._steps.initializer
         with tf.device(None), tf.device(self._device):
             self.pairs = self._pushed()
@@ -84,19 +85,25 @@ class Exchange:
         with tf.control_dependencies([applied, *averaged]):
             steps = self._steps.read_value()  # each worker has written its own before it pushed
             counted = self._all_steps.assign_add(steps, read_value=False)
-            raised = self._state.global_step.assign_add(tf.reduce_max(steps), read_value=False)
-            return tf.group(counted, raised)
+            most = tf.reduce_max(steps)
+            raised = self._state.global_step.assign_add(most, read_value=False)
+            made = self._made.assign_add(tf.cast(most > 0, tf.int64), read_value=False)
+            return tf.group(counted, raised, made)
 
     def steps_taken(self) -> Tensor:
         """Return how many steps of each worker are in the variables since this run began: int64 [workers]."""
         return self._all_steps.read_value()
 
+    def rounds_made(self) -> Tensor:
+        """Return how many rounds are in the variables since this run began: int64 scalar."""
+        return self._made.read_value()
+
     def reset(self, generation: Tensor) -> Operation:
-        """Return an operation that begins to count the steps, in the first generation of a run."""
+        """Return an operation that begins to count the steps and rounds, in the first generation of a run."""
 
         def begin() -> Operation:
             zeros = tf.zeros(self._all_steps.shape, tf.int64)
-            return tf.group(self._all_steps.assign(zeros, read_value=False))
+            return tf.group(self._all_steps.assign(zeros, read_value=False), self._made.initializer)
 
         with tf.device(self._all_steps.device):
             return tf.cond(generation > 0, tf.no_op, begin)

@@ -78,6 +78,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         draw_after=progress.tickets_after(taken),
         chief_init=_first(protocol, exchange),
         steps_taken=exchange.steps_taken(),
+        rounds_made=exchange.rounds_made(),
         give_back=functools.partial(_end, protocol, renew),
         worker_init=exchange.begin(after=[protocol.worker_init]),
         read_barrier=(),

@@ -104,7 +104,8 @@ class Worker:
         self._loop = loop
         self._early_end = early_end
         workers, here = plural(self._cluster.num_workers, "worker"), devices.described(self._config)
-        mode = registry.described(self._config)
+        mode, rounds = registry.described(self._config), parts.built.rounds
+        here += f", rounds of {plural(rounds.steps[self.task.index], 'step')}" if rounds else ""
         log.info("training: mode %s, %s, %d ps%s", mode, workers, self._cluster.num_ps, here)
         parts.barrier.listen()
         try:
