@@ -55,7 +55,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "platforms/test_ray.py": ["launchers/ray/actor", "launchers/ray/cluster", "launchers/ray/job"],
     "unit/cli/test_doctor.py": ["cli/shared_dir"],
     "unit/cli/test_help.py": ["cli/registry"],
-    "unit/cli/test_main.py": ["cli/command", "cli/plan", "cli/tables"],
+    "unit/cli/test_main.py": ["cli/command", "cli/plan"],
     "unit/cli/test_submit.py": ["cli/jobs", "launchers/common/client"],
     "unit/cluster/test_rendezvous.py": ["cluster/addresses", "cluster/ports"],
     "unit/cluster/test_resolver.py": ["cluster/cluster_resolver", "cluster/tf_config"],

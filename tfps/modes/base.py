@@ -104,6 +104,7 @@ class Step:
             then.
         copies: ``copies.WorkerCopies``: the step works on copies of variables on the worker. ``None`` where it works on
             the PS.
+        kept_slots: The optimizer's own variables, where each worker keeps its own values and does not send them.
         calls_workers: The indices of the other workers whose servers a run calls. It fails if one is lost, and then
             this one waits until all restart together. What such a step sends is not packed.
         end: Adds an operation that ends the step when the given ones have ended: the mode's part, and the model's own
@@ -142,6 +143,7 @@ class Step:
     leave: Operation | None = None
     rejoin: Operation | None = None
     copies: Any = None
+    kept_slots: Sequence[Variable] = ()
     calls_workers: Sequence[int] = ()
     end: Callable[[Sequence[Operation]], Operation] | None = None
     before_save: Operation | None = None

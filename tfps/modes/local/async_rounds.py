@@ -127,6 +127,7 @@ class _Exchange:
             leave=self._grants.withdraw([self._worker]),
             rejoin=self._begin([]),
             copies=self._copies,
+            kept_slots=self._state.slots,
             before_save=self._stored() if self._is_chief else None,
         )
 

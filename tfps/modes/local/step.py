@@ -86,6 +86,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         ended=protocol.ended | is_over,
         limit=StepLimit(progress.allowed(), most=progress.steps, renew=renew, ends_rounds=True),
         copies=own.copies,
+        kept_slots=own.state.slots,
         before_save=exchange.stored(counter) if context.task.is_chief else None,
     )
 
